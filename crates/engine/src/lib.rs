@@ -1,1 +1,4 @@
 //! engine
+
+pub mod exec;
+pub mod request;

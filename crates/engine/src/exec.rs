@@ -1,0 +1,188 @@
+//! The engine's view of a device: launch a step, poll for its result. The real one replays device
+//! graphs; the simulator has one that lies on schedule.
+
+use crate::request::Token;
+
+/// A running sequence's place on the device, `0..max_seats`. State that outlives a step (length,
+/// last token, page table, sampling parameters) lives there, not on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Seat(pub u32);
+
+/// A fixed-size block of the KV region. Page 0 is the scratch page: pad rows write there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Page(pub u32);
+
+/// The page no request ever owns.
+pub const SCRATCH_PAGE: Page = Page(0);
+
+/// Which runner a step goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepKind {
+    /// One token per row; tokens and positions are already on the device.
+    Decode,
+    /// Prompt chunks, with decode rows beside them or not.
+    Prefill,
+}
+
+/// One step: which seats run, and what changed since the last one. In steady decode every list but
+/// `rows` is empty and `rows` equals the previous step's, so nothing is sent at all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// Counts launches from 1; results carry it back.
+    pub number: u64,
+    /// Rows in device order; for a prefill step decode rows come first.
+    pub rows: Vec<Row>,
+    /// Seats (re)initialised before this step runs.
+    pub joins: Vec<Join>,
+    /// Page-table entries written before this step runs.
+    pub pages: Vec<PageEntry>,
+    /// Whole-page copies made before this step runs (copy-on-write).
+    pub copies: Vec<(Page, Page)>,
+    /// Allowed-token masks for rows of this step: (row index, one bit per token).
+    pub masks: Vec<(u32, Vec<u32>)>,
+}
+
+/// One sequence of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Whose state.
+    pub seat: Seat,
+    /// Prompt tokens fed now; empty for a decode row, whose token is on the device.
+    pub tokens: Vec<Token>,
+    /// Tokens already in the pages before this step (the position of the first one fed).
+    pub start: u32,
+    /// Whether a token is sampled after the last one fed (false for all but the last prompt chunk).
+    pub sample: bool,
+}
+
+/// (Re)initialises a seat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Join {
+    /// Which.
+    pub seat: Seat,
+    /// Tokens already in its pages.
+    pub len: u32,
+    /// The token a decode row feeds first (the last prompt token is fed by prefill, so this is only
+    /// read when a seat resumes directly into decode).
+    pub last_token: Token,
+    /// How its tokens are chosen.
+    pub params: SeatParams,
+}
+
+/// Sampling parameters as the device keeps them, one record per seat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeatParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub min_p: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
+    /// 0 is off.
+    pub frequency_penalty: f32,
+    /// 0 is off.
+    pub presence_penalty: f32,
+    /// The counter RNG's key; the counter is the position of the sampled token.
+    pub seed: u64,
+    /// Alternatives to report; `None` reports no log-probabilities.
+    pub logprobs: Option<u32>,
+    /// Added to single logits.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// Stop tokens are forbidden until the sequence has this many tokens in all.
+    pub min_len: u32,
+    /// The device raises `finished` on these.
+    pub stop_tokens: Vec<Token>,
+    /// Tokens that count for the penalties when the seat starts (the prompt, and after a
+    /// preemption the answer so far); empty unless a penalty is on.
+    pub seen: Vec<(Token, bool)>,
+}
+
+/// One page-table entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageEntry {
+    /// Whose table.
+    pub seat: Seat,
+    /// Which entry: position / page size.
+    pub index: u32,
+    /// The page.
+    pub page: Page,
+}
+
+/// What a finished step produced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// The step's number.
+    pub number: u64,
+    /// One per row of the step, in its order.
+    pub rows: Vec<RowResult>,
+}
+
+/// What a row produced.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowResult {
+    /// The sampled token, if the row asked for one.
+    pub token: Option<Token>,
+    /// The device's own opinion that this token is one of the stop tokens.
+    pub stopped: bool,
+    /// When the seat asked for log-probabilities: of the token, and the alternatives best first.
+    pub logprob: Option<(f32, Vec<(Token, f32)>)>,
+}
+
+/// Why a device could not do a step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExecError {
+    /// Nothing was changed on the device; the same step may be launched again.
+    #[error("the step was not launched: {0}")]
+    NotLaunched(String),
+    /// Device state is lost; every seat must be filled again.
+    #[error("the device lost its state: {0}")]
+    StateLost(String),
+    /// No graph covers the step and fallback is forbidden.
+    #[error("no recorded graph covers the step: {0}")]
+    NotCovered(String),
+}
+
+/// What the graphs cover, so that the scheduler never forms a step that cannot replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    /// Most rows of a decode step.
+    pub decode_rows: u32,
+    /// Most tokens of a prefill step.
+    pub prefill_tokens: u32,
+    /// Most rows of a prefill step.
+    pub prefill_rows: u32,
+}
+
+/// Fixed sizes of a device that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Seats that exist.
+    pub seats: u32,
+    /// Pages that exist, the scratch page included.
+    pub pages: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// Entries of a seat's page table: the context limit in pages.
+    pub pages_per_seat: u32,
+    /// Vocabulary size.
+    pub vocab: u32,
+}
+
+/// A device that runs steps in order. At most [`Executor::DEPTH`] steps are in flight.
+pub trait Executor {
+    /// How far launches may run ahead of results.
+    const DEPTH: usize = 2;
+    /// Fixed sizes.
+    fn geometry(&self) -> Geometry;
+    /// What can replay.
+    fn coverage(&self) -> Coverage;
+    /// Starts a step. Decode rows may name a token that an earlier step in flight is still
+    /// computing: the device feeds it to itself.
+    fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
+    /// The next finished step, in launch order, or `None` when it is not there yet. `block` waits.
+    fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError>;
+}

@@ -1,0 +1,225 @@
+//! What a caller asks for and what comes back: plain types shared by the offline API, the server
+//! and the simulator. Nothing here knows about devices, pages or threads.
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Names a request for its whole life. The caller chooses it; the engine refuses a second live use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RequestId(pub u64);
+
+/// A vocabulary index.
+pub type Token = u32;
+
+/// Time as the caller tells it, in microseconds from any fixed origin. The engine owns no clock.
+pub type Micros = u64;
+
+/// One request: `choices` independent continuations of one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Chosen by the caller, unique among live requests.
+    pub id: RequestId,
+    /// The prompt; at least one token.
+    pub prompt: Arc<[Token]>,
+    /// How to continue it.
+    pub sampling: Sampling,
+    /// How many continuations; 1 unless asked. They share the prompt's pages.
+    pub choices: u32,
+    /// Larger goes first; equal priorities are served in order of arrival.
+    pub priority: i32,
+    /// Past this time the request ends with [`Finish::Deadline`].
+    pub deadline: Option<Micros>,
+    /// Requests with different salts never share cached pages.
+    pub tenant: u64,
+    /// Ask for log-probabilities of the prompt tokens too.
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// How the next token is chosen and when to stop. `Default` is greedy with no limit but the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set with at least this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Divide (or multiply, if negative) the logits of tokens already seen; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtract this for each earlier occurrence in the answer; 0 is off.
+    pub frequency_penalty: f32,
+    /// Subtract this once if the token occurred in the answer; 0 is off.
+    pub presence_penalty: f32,
+    /// Added to the logits of single tokens.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// Same seed, same text, whatever else is in the batch.
+    pub seed: u64,
+    /// Log-probabilities of the chosen token and this many alternatives (at most 20).
+    pub logprobs: Option<u32>,
+    /// At most this many new tokens.
+    pub max_tokens: u32,
+    /// No stop before this many.
+    pub min_tokens: u32,
+    /// Token ids that end the answer (not part of the text).
+    pub stop_tokens: Vec<Token>,
+    /// Go on past stop tokens of the model (those in `stop_tokens` were put there by the caller).
+    pub ignore_eos: bool,
+    /// Only tokens that fit this may be chosen.
+    pub grammar: Option<Grammar>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            logprobs: None,
+            max_tokens: u32::MAX,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            grammar: None,
+        }
+    }
+}
+
+/// A constraint on the text of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grammar {
+    /// Any JSON value that satisfies this schema (the schema as JSON text).
+    JsonSchema(String),
+    /// Any JSON object.
+    JsonObject,
+    /// A regular expression over the whole answer.
+    Regex(String),
+    /// A Lark grammar.
+    Lark(String),
+}
+
+/// What happens to the engine from outside, in the order it happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A new request.
+    Submit(Box<Request>),
+    /// The caller lost interest; pages come back within two steps.
+    Cancel(RequestId),
+}
+
+/// What the engine says to the outside, in the order it happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// A request was refused before it was accepted; nothing else follows for it.
+    Rejected {
+        /// Which.
+        id: RequestId,
+        /// Why.
+        reason: Reject,
+    },
+    /// The prompt has been processed.
+    Prefilled {
+        /// Which.
+        id: RequestId,
+        /// Prompt tokens in all.
+        prompt_tokens: u32,
+        /// Of these, found in the prefix tree.
+        cached_tokens: u32,
+        /// One entry per prompt token after the first, when asked for.
+        prompt_logprobs: Vec<TokenLogprob>,
+    },
+    /// One more token of an answer.
+    Token {
+        /// Which.
+        id: RequestId,
+        /// Which continuation, from 0.
+        choice: u32,
+        /// The token. A stop token is not reported here; see [`Finish::Stop`].
+        token: Token,
+        /// When asked for.
+        logprob: Option<TokenLogprob>,
+    },
+    /// A continuation ended; exactly one per continuation of an accepted request.
+    Finished {
+        /// Which.
+        id: RequestId,
+        /// Which continuation, from 0.
+        choice: u32,
+        /// How.
+        finish: Finish,
+    },
+}
+
+/// The log-probability of a token and of the likeliest alternatives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: Token,
+    /// Its natural-log probability.
+    pub logprob: f32,
+    /// The likeliest tokens, best first.
+    pub top: Vec<(Token, f32)>,
+}
+
+/// How an accepted continuation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// A stop token (which one) or, for a grammar, its end (`None`).
+    Stop(Option<Token>),
+    /// `max_tokens` or the context limit.
+    Length,
+    /// The caller cancelled.
+    Cancelled,
+    /// The deadline passed.
+    Deadline,
+    /// The device failed and the step could not be repeated.
+    Failed(String),
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// Nothing to continue.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// Longer than the context, or than the pages that exist.
+    #[error("the prompt has {found} tokens; at most {allowed} fit")]
+    TooLong {
+        /// Tokens in the prompt.
+        found: u64,
+        /// The most that fits.
+        allowed: u64,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {0} is not in the vocabulary")]
+    UnknownToken(Token),
+    /// The waiting list is full.
+    #[error("{waiting} requests are waiting already")]
+    QueueFull {
+        /// How many wait.
+        waiting: u64,
+    },
+    /// The id is in use.
+    #[error("request id {0} is in use")]
+    DuplicateId(u64),
+    /// A sampling field outside its range.
+    #[error("{field}: {problem}")]
+    BadParameter {
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The recorded graphs do not cover it and fallback is forbidden.
+    #[error("not covered by any recorded graph: {0}")]
+    NotCovered(String),
+}
