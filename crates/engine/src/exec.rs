@@ -42,7 +42,26 @@ pub struct Step {
     pub masks: Vec<(u32, Vec<u32>)>,
 }
 
+impl Step {
+    /// Which runner the step goes through: prefill as soon as one row feeds prompt tokens.
+    pub fn kind(&self) -> StepKind {
+        if self.rows.iter().all(|row| row.tokens.is_empty()) {
+            StepKind::Decode
+        } else {
+            StepKind::Prefill
+        }
+    }
+
+    /// Tokens the step feeds: one per decode row, the chunk for the others.
+    pub fn tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.tokens.len().max(1)).sum()
+    }
+}
+
 /// One sequence of a step.
+///
+/// What a step says about seats, pages and copies concerns only seats that have a row in it, so a
+/// step that never runs takes nothing else down with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Whose state.
@@ -53,9 +72,23 @@ pub struct Row {
     pub start: u32,
     /// Whether a token is sampled after the last one fed (false for all but the last prompt chunk).
     pub sample: bool,
+    /// Log-probabilities of prompt tokens, when the request asked for them.
+    pub score: Option<Score>,
 }
 
-/// (Re)initialises a seat.
+/// Asks a prefill row what the model thought of the prompt it was fed. Only an executor that says
+/// [`Executor::scores_prompts`] ever sees one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// `targets[i]` is the prompt token that follows `tokens[i]`; the last chunk has one fewer than
+    /// it feeds, because what follows the prompt is sampled.
+    pub targets: Vec<Token>,
+    /// Alternatives to report for each.
+    pub top: u32,
+}
+
+/// (Re)initialises a seat. Its page table is empty after this: the same step carries an entry for
+/// every page the row needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Join {
     /// Which.
@@ -63,7 +96,8 @@ pub struct Join {
     /// Tokens already in its pages.
     pub len: u32,
     /// The token a decode row feeds first (the last prompt token is fed by prefill, so this is only
-    /// read when a seat resumes directly into decode).
+    /// read when a seat goes directly into decode: a prompt of which all but the last token was
+    /// cached, a second choice of the same prompt, or a sequence that comes back).
     pub last_token: Token,
     /// How its tokens are chosen.
     pub params: SeatParams,
@@ -97,7 +131,9 @@ pub struct SeatParams {
     /// The device raises `finished` on these.
     pub stop_tokens: Vec<Token>,
     /// Tokens that count for the penalties when the seat starts (the prompt, and after a
-    /// preemption the answer so far); empty unless a penalty is on.
+    /// preemption the answer so far); empty unless a penalty is on. `true` marks tokens of the
+    /// answer: the frequency and presence penalties count only those. Tokens fed by prefill are not
+    /// counted again; each sampled token is.
     pub seen: Vec<(Token, bool)>,
 }
 
@@ -130,6 +166,8 @@ pub struct RowResult {
     pub stopped: bool,
     /// When the seat asked for log-probabilities: of the token, and the alternatives best first.
     pub logprob: Option<(f32, Vec<(Token, f32)>)>,
+    /// One per target of the row's [`Score`]: its log-probability, and the alternatives best first.
+    pub scores: Vec<(f32, Vec<(Token, f32)>)>,
 }
 
 /// Why a device could not do a step.
@@ -180,6 +218,10 @@ pub trait Executor {
     fn geometry(&self) -> Geometry;
     /// What can replay.
     fn coverage(&self) -> Coverage;
+    /// Whether rows may carry a [`Score`].
+    fn scores_prompts(&self) -> bool {
+        false
+    }
     /// Starts a step. Decode rows may name a token that an earlier step in flight is still
     /// computing: the device feeds it to itself.
     fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
