@@ -1,1 +1,24 @@
-//! device
+//! The ground everything stands on: an arena of static memory, ops as plain data, and two devices
+//! that run, record and replay them with the same refusals.
+pub mod arena;
+mod capture;
+pub mod cuda;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod graph;
+pub mod op;
+pub mod ops;
+pub mod span;
+pub mod step;
+pub mod tensor;
+
+pub use arena::{Arena, ClosedArena, OpenArena, Report};
+pub use device::{Device, DeviceKind, Recording};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use graph::{Graph, Item, Node, RecordOptions};
+pub use op::Op;
+pub use span::{ALIGN, ArenaId, Region, Span};
+pub use step::{StepLimits, StepState};
+pub use tensor::Tensor;

@@ -1,0 +1,183 @@
+//! Static memory. An arena is laid out while *open*, becomes memory when *sealed* by a device, and
+//! is *closed* at the end; each is a type, so what must not happen in a state cannot be written.
+//!
+//! An open arena is plain data: laying out a 70 GB model needs no memory and no device.
+
+use crate::{ALIGN, ArenaId, Error, Region, Result, Span};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// An arena that is still being laid out.
+#[derive(Debug)]
+pub struct OpenArena {
+    id: ArenaId,
+    sizes: [u64; 5],
+    named: Vec<Named>,
+}
+
+/// A line of the report: how much a name takes in a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The region.
+    pub region: Region,
+    /// What it is for.
+    pub name: String,
+    /// Bytes, alignment included.
+    pub bytes: u64,
+}
+
+/// Exact sizes per region and per name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// In order of allocation; equal names of a region are summed.
+    pub named: Vec<Named>,
+}
+
+impl Report {
+    /// Bytes of a region.
+    pub fn region(&self, region: Region) -> u64 {
+        self.named.iter().filter(|n| n.region == region).map(|n| n.bytes).sum()
+    }
+
+    /// Bytes of everything on the device (host-mapped memory is not on it).
+    pub fn device_total(&self) -> u64 {
+        self.named.iter().filter(|n| n.region != Region::HostMapped).map(|n| n.bytes).sum()
+    }
+}
+
+impl Default for OpenArena {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenArena {
+    /// An empty arena with an id of its own.
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
+        OpenArena { id, sizes: [0; 5], named: Vec::new() }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ArenaId {
+        self.id
+    }
+
+    /// Takes `bytes` of a region for `name`, aligned to [`ALIGN`].
+    pub fn alloc(&mut self, region: Region, name: &str, bytes: u64) -> Span {
+        let size = &mut self.sizes[region as usize];
+        let offset = *size;
+        let taken = bytes.next_multiple_of(ALIGN);
+        *size += taken;
+        match self.named.iter_mut().find(|n| n.region == region && n.name == name) {
+            Some(line) => line.bytes += taken,
+            None => self.named.push(Named { region, name: name.to_owned(), bytes: taken }),
+        }
+        Span { arena: self.id, region, offset, len: bytes }
+    }
+
+    /// Bytes of a region so far.
+    pub fn size(&self, region: Region) -> u64 {
+        self.sizes[region as usize]
+    }
+
+    /// Sizes so far.
+    pub fn report(&self) -> Report {
+        Report { named: self.named.clone() }
+    }
+}
+
+/// The memory behind a sealed arena; devices implement it.
+pub(crate) trait Memory: Send + Sync + std::fmt::Debug {
+    /// The address ops use for byte 0 of a region.
+    fn base(&self, region: Region) -> u64;
+    /// The address the host may use for byte 0 of a region, if it may at all.
+    fn host_base(&self, region: Region) -> Option<*mut u8>;
+}
+
+#[derive(Debug)]
+pub(crate) struct ArenaInner {
+    pub(crate) id: ArenaId,
+    pub(crate) sizes: [u64; 5],
+    pub(crate) memory: Box<dyn Memory>,
+    report: Report,
+    closed: AtomicBool,
+}
+
+impl ArenaInner {
+    /// Checks that a span may be used here.
+    pub(crate) fn check(&self, op: &str, span: Span) -> Result<()> {
+        if span.arena != self.id {
+            return Err(Error::ForeignSpan { op: op.into(), found: span.arena, expected: self.id });
+        }
+        let size = self.sizes[span.region as usize];
+        match span.offset.checked_add(span.len) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(Error::OutsideArena {
+                op: op.into(),
+                region: span.region,
+                offset: span.offset,
+                len: span.len,
+                size,
+            }),
+        }
+    }
+
+    /// Refuses when closed.
+    pub(crate) fn check_open(&self, what: &str) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed { what: what.into() });
+        }
+        Ok(())
+    }
+
+    /// The address ops use for a span that was checked.
+    pub(crate) fn address(&self, span: Span) -> u64 {
+        self.memory.base(span.region) + span.offset
+    }
+}
+
+/// A sealed arena: memory that can be used but no longer laid out. Graphs keep it alive.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    pub(crate) inner: Arc<ArenaInner>,
+}
+
+impl Arena {
+    pub(crate) fn new(open: OpenArena, memory: Box<dyn Memory>) -> Arena {
+        let OpenArena { id, sizes, named } = open;
+        let report = Report { named };
+        let closed = AtomicBool::new(false);
+        Arena { inner: Arc::new(ArenaInner { id, sizes, memory, report, closed }) }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ArenaId {
+        self.inner.id
+    }
+
+    /// Exact sizes.
+    pub fn report(&self) -> &Report {
+        &self.inner.report
+    }
+
+    /// Bytes of a region.
+    pub fn size(&self, region: Region) -> u64 {
+        self.inner.sizes[region as usize]
+    }
+
+    /// Ends the arena: graphs recorded over it refuse to replay. Its memory goes when the last graph
+    /// that points into it does.
+    pub fn close(self) -> ClosedArena {
+        self.inner.closed.store(true, Ordering::Release);
+        ClosedArena { report: self.inner.report.clone() }
+    }
+}
+
+/// What is left of a closed arena: its report.
+#[derive(Debug)]
+pub struct ClosedArena {
+    /// What it held.
+    pub report: Report,
+}

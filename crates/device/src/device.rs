@@ -1,0 +1,213 @@
+//! A device: what runs, records and replays ops. Chosen at run time; the CPU is always there.
+
+use crate::arena::{ArenaInner, Memory};
+use crate::capture::CaptureState;
+use crate::error::Forbidden;
+use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
+use crate::{Arena, OpenArena, Region, Result, Span};
+use std::sync::Arc;
+
+/// What a device must be able to do; one implementation per kind of device. Checks of state, spans
+/// and contracts happen before a driver is called, so drivers hold no policy.
+pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
+    /// The device's capture state.
+    fn capture(&self) -> &CaptureState;
+    /// What it is, in one line.
+    fn describe(&self) -> String;
+    /// Which kind.
+    fn kind(&self) -> DeviceKind;
+    /// Bytes that could still be allocated.
+    fn memory_free(&self) -> Result<u64>;
+    /// One allocation per region.
+    fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
+    /// Host → device, done when it returns.
+    fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()>;
+    /// Device → host, after everything launched so far.
+    fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()>;
+    /// Gets everything ready that the items need (compiles kernels); so that running allocates nothing.
+    fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()>;
+    /// Runs one op now, in order with everything launched before.
+    fn run(&self, arena: &Arena, node: &Node, options: RecordOptions) -> Result<()>;
+    /// Makes a replayable thing.
+    fn record(
+        &self,
+        arena: &Arena,
+        name: &str,
+        items: &[Item],
+        options: RecordOptions,
+    ) -> Result<Box<dyn Recorded>>;
+    /// Waits until everything launched is done.
+    fn sync(&self) -> Result<()>;
+}
+
+/// The kinds of device there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// This machine's processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// A device that is ready.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) driver: Arc<dyn Driver>,
+}
+
+impl Device {
+    /// What it is, in one line.
+    pub fn describe(&self) -> String {
+        self.driver.describe()
+    }
+
+    /// Which kind.
+    pub fn kind(&self) -> DeviceKind {
+        self.driver.kind()
+    }
+
+    /// Bytes that could still be allocated.
+    pub fn memory_free(&self) -> Result<u64> {
+        self.driver.memory_free()
+    }
+
+    /// Turns a layout into memory. Nothing can be added afterwards: the layout is gone.
+    pub fn seal(&self, open: OpenArena) -> Result<Arena> {
+        self.driver.capture().allow(Forbidden::Allocation)?;
+        let memory = self.driver.allocate(Region::ALL.map(|region| open.size(region)))?;
+        Ok(Arena::new(open, memory))
+    }
+
+    /// Writes host bytes into a span.
+    pub fn write(&self, arena: &Arena, to: Span, bytes: &[u8]) -> Result<()> {
+        self.driver.capture().allow(Forbidden::HostWrite)?;
+        arena.inner.check_open("write")?;
+        arena.inner.check("write", to)?;
+        assert_eq!(bytes.len() as u64, to.len, "write of a different length");
+        self.driver.write(&arena.inner, to, bytes)
+    }
+
+    /// Reads a span, after everything launched so far.
+    pub fn read(&self, arena: &Arena, from: Span) -> Result<Vec<u8>> {
+        self.driver.capture().allow(Forbidden::HostRead)?;
+        arena.inner.check_open("read")?;
+        arena.inner.check("read", from)?;
+        let mut bytes = vec![0; from.len as usize];
+        self.driver.read(&arena.inner, from, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Waits until everything launched is done.
+    pub fn sync(&self) -> Result<()> {
+        self.driver.capture().allow(Forbidden::HostSync)?;
+        self.driver.sync()
+    }
+
+    /// Compiles what the items need, so that running and recording them does not stall.
+    pub fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()> {
+        self.driver.prepare(items, options)
+    }
+
+    /// Runs one op now.
+    pub fn run(&self, arena: &Arena, node: &Node) -> Result<()> {
+        self.driver.capture().allow(Forbidden::EagerRun)?;
+        arena.inner.check_open(&node.name)?;
+        check_node(arena, node)?;
+        self.driver.run(arena, node, RecordOptions::default())
+    }
+
+    /// Starts a recording.
+    pub fn record(&self, arena: &Arena, name: &str, options: RecordOptions) -> Result<Recording> {
+        arena.inner.check_open(name)?;
+        self.driver.capture().begin(name)?;
+        Ok(Recording {
+            device: self.clone(),
+            arena: arena.clone(),
+            name: name.into(),
+            options,
+            items: Vec::new(),
+            segments: Vec::new(),
+        })
+    }
+}
+
+fn check_node(arena: &Arena, node: &Node) -> Result<()> {
+    node.op.check()?;
+    let mut outcome = Ok(());
+    node.op.visit_spans(&mut |span, _access| {
+        if outcome.is_ok() {
+            outcome = arena.inner.check(&node.name, span);
+        }
+    });
+    outcome
+}
+
+fn check_items(arena: &Arena, items: &[Item]) -> Result<()> {
+    for item in items {
+        match item {
+            Item::Node(node) => check_node(arena, node)?,
+            Item::If { cond, body } | Item::While { cond, body } => {
+                arena.inner.check("condition", *cond)?;
+                check_items(arena, body)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An open recording. Dropping it abandons what was recorded.
+#[derive(Debug)]
+pub struct Recording {
+    device: Device,
+    arena: Arena,
+    name: String,
+    options: RecordOptions,
+    items: Vec<Item>,
+    segments: Vec<Graph>,
+}
+
+impl Recording {
+    /// Adds an item; its spans and contract are checked now.
+    pub fn push(&mut self, item: Item) -> Result<()> {
+        check_items(&self.arena, std::slice::from_ref(&item))?;
+        self.items.push(item);
+        Ok(())
+    }
+
+    /// Ends the current segment: until [`Recording::resume`], ops run eagerly and the host may look.
+    pub fn pause(&mut self) -> Result<()> {
+        self.device.driver.capture().pause()?;
+        self.close_segment()
+    }
+
+    /// Starts the next segment.
+    pub fn resume(&mut self) -> Result<()> {
+        self.device.driver.capture().resume()
+    }
+
+    /// Ends the recording: one graph per segment, in order.
+    pub fn finish(mut self) -> Result<Vec<Graph>> {
+        self.close_segment()?;
+        Ok(std::mem::take(&mut self.segments))
+    }
+
+    fn close_segment(&mut self) -> Result<()> {
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let items = std::mem::take(&mut self.items);
+        let name = format!("{}#{}", self.name, self.segments.len());
+        let driver = &self.device.driver;
+        driver.prepare(&items, self.options)?;
+        let recorded = driver.record(&self.arena, &name, &items, self.options)?;
+        let (arena, driver) = (self.arena.clone(), driver.clone());
+        self.segments.push(Graph { name, items, arena, driver, recorded });
+        Ok(())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.device.driver.capture().end();
+    }
+}

@@ -1,0 +1,87 @@
+//! Element types the ops know, quantised blocks included.
+
+use serde::{Deserialize, Serialize};
+
+/// How an element, or a block of elements, is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Unsigned 32-bit; token ids, positions, lengths, page numbers.
+    U32,
+    /// Bytes.
+    U8,
+    /// 32 elements: f16 scale, then 4-bit values; w = d·(q − 8).
+    Q4_0,
+    /// 32 elements: f16 scale and minimum, then 4-bit values; w = d·q + m.
+    Q4_1,
+    /// 32 elements: f16 scale, fifth bits, 4-bit values; w = d·(q − 16).
+    Q5_0,
+    /// 32 elements: f16 scale and minimum, fifth bits, 4-bit values; w = d·q + m.
+    Q5_1,
+    /// 32 elements: f16 scale, signed bytes; w = d·q.
+    Q8_0,
+    /// 256 elements, 2 bits, 16 sub-blocks with 4-bit scales and minima.
+    Q2K,
+    /// 256 elements, 3 bits, 16 sub-blocks with 6-bit scales.
+    Q3K,
+    /// 256 elements, 4 bits, 8 sub-blocks with 6-bit scales and minima.
+    Q4K,
+    /// 256 elements, 5 bits, 8 sub-blocks with 6-bit scales and minima.
+    Q5K,
+    /// 256 elements, 6 bits, 16 sub-blocks with 8-bit scales.
+    Q6K,
+    /// The CPU's own packing of any 4-bit type: see `cpu::pack`.
+    P4,
+    /// The CPU's own packing of any type of up to 8 bits: see `cpu::pack`.
+    P8,
+}
+
+impl DType {
+    /// Elements per block; 1 for plain types.
+    pub const fn block_elems(self) -> usize {
+        match self {
+            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::U8 => 1,
+            DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 32,
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => 256,
+            // 16 rows × 32 columns are packed together; per row this is what 32 columns take.
+            DType::P4 | DType::P8 => 32,
+        }
+    }
+
+    /// Bytes per block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::U8 => 1,
+            DType::Q4_0 => 18,
+            DType::Q4_1 => 20,
+            DType::Q5_0 => 22,
+            DType::Q5_1 => 24,
+            DType::Q8_0 => 34,
+            DType::Q2K => 84,
+            DType::Q3K => 110,
+            DType::Q4K => 144,
+            DType::Q5K => 176,
+            DType::Q6K => 210,
+            DType::P4 => 16 + 8,
+            DType::P8 => 32 + 8,
+        }
+    }
+
+    /// Whether elements are stored alone, so that any of them can be addressed.
+    pub const fn is_plain(self) -> bool {
+        self.block_elems() == 1
+    }
+
+    /// Bytes of `elems` consecutive elements; `elems` must be whole blocks.
+    pub const fn bytes(self, elems: usize) -> usize {
+        elems / self.block_elems() * self.block_bytes()
+    }
+}

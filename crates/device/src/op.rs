@@ -1,0 +1,226 @@
+//! Ops as plain data. An op names spans and shapes; it holds no pointer, no closure and no device.
+//! Running it is the business of a device; planning, printing, checking and diffing it is not.
+
+use crate::{DType, Span, StepState, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// One operation. Each variant's contract stands in the file of the same name under `ops/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Op {
+    /// Applies the mail and derives the step's tables.
+    Prologue(Prologue),
+    /// Gathers embedding rows.
+    Embed(Embed),
+    /// Normalises rows.
+    RmsNorm(RmsNorm),
+    /// Multiplies by a weight matrix, with prologue and epilogues.
+    Linear(Linear),
+    /// Normalises and rotates q and k, writes k and v to their pages.
+    RopeKv(RopeKv),
+    /// Attends over pages.
+    Attention(Attention),
+    /// Gathers rows by index.
+    Gather(Gather),
+    /// Chooses tokens, advances the seats, publishes to the ring.
+    Sample(Sample),
+    /// Copies bytes.
+    Copy(Copy),
+    /// Fills with a repeated word.
+    Fill(Fill),
+}
+
+/// RMS normalisation of the input of another op: y = x / sqrt(mean(x²) + eps) · weight.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Norm {
+    /// One element per column.
+    pub weight: Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// See `ops/prologue.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prologue {
+    /// The state it advances.
+    pub state: StepState,
+    /// Rows of the bucket; rows past the live ones become pad rows.
+    pub rows: u32,
+    /// Tokens of the bucket.
+    pub tokens: u32,
+}
+
+/// See `ops/embed.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Embed {
+    /// Token ids, u32, one per row of `out`.
+    pub ids: Tensor,
+    /// vocab × width; any dtype.
+    pub table: Tensor,
+    /// tokens × width.
+    pub out: Tensor,
+}
+
+/// See `ops/rms_norm.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RmsNorm {
+    /// Input.
+    pub x: Tensor,
+    /// Weight and epsilon.
+    pub norm: Norm,
+    /// Output; may be `x`.
+    pub y: Tensor,
+}
+
+/// What happens to a product before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Epilogue {
+    /// y = p
+    Store,
+    /// y = residual + p; the residual may be y itself.
+    Residual(Tensor),
+    /// Weight rows alternate gate and up: y[i] = silu(p[2i]) · p[2i + 1].
+    SiluMul,
+}
+
+/// See `ops/linear.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Linear {
+    /// rows × k activations.
+    pub x: Tensor,
+    /// n × k weights.
+    pub w: Tensor,
+    /// n elements added to each row's product.
+    pub bias: Option<Tensor>,
+    /// Applied to `x` first.
+    pub norm: Option<Norm>,
+    /// Applied last.
+    pub epilogue: Epilogue,
+    /// rows × n, or rows × n/2 for [`Epilogue::SiluMul`].
+    pub y: Tensor,
+    /// Rows past this device-side count need not be computed (a u32 in a `counts` tensor).
+    pub live: Option<Span>,
+    /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide.
+    pub variant: Option<String>,
+}
+
+/// How q and k are prepared and where k and v go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeKv {
+    /// tokens × (q_heads + 2·kv_heads)·head_dim, heads in the order q, k, v. q is rewritten in place.
+    pub qkv: Tensor,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Normalises each q head before rotation.
+    pub q_norm: Option<Norm>,
+    /// Normalises each k head before rotation.
+    pub k_norm: Option<Norm>,
+    /// max_position × head_dim, f32: cosines of the head_dim/2 frequencies, then their sines.
+    /// Rotation pairs element i with i + head_dim/2.
+    pub rope: Tensor,
+    /// Per-token tables and pages.
+    pub state: StepState,
+    /// Where k and v go.
+    pub kv: KvLayer,
+}
+
+/// One layer's pages: `[page][k, v][kv_head][token in page][head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KvLayer {
+    /// The layer's part of the KV region.
+    pub span: Span,
+    /// F32, F16 or BF16.
+    pub dtype: DType,
+    /// Pages, the scratch page included.
+    pub pages: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// KV heads.
+    pub heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+}
+
+impl KvLayer {
+    /// Elements of one page: both k and v, all heads.
+    pub const fn page_elems(&self) -> u64 {
+        2 * self.heads as u64 * self.page_size as u64 * self.head_dim as u64
+    }
+
+    /// Bytes of one page of this layer.
+    pub const fn page_bytes(&self) -> u64 {
+        self.page_elems() * self.dtype.block_bytes() as u64
+    }
+}
+
+/// See `ops/attention.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// tokens × (q_heads + 2·kv_heads)·head_dim; only the q part is read, unless `rope` is set.
+    pub qkv: Tensor,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Pages, this step's tokens included (or written by the fused `rope`).
+    pub kv: KvLayer,
+    /// Rows, lengths and page tables.
+    pub state: StepState,
+    /// tokens × q_heads·head_dim.
+    pub out: Tensor,
+    /// Multiplies q·k; usually head_dim^-0.5.
+    pub scale: f32,
+    /// A token sees at most this many tokens back, itself included.
+    pub window: Option<u32>,
+    /// Rows of the bucket.
+    pub rows: u32,
+    /// Every row has exactly one token (decode); lets kernels use a fixed grid of rows.
+    pub single: bool,
+    /// The fused form: do this to qkv first. Only with `single`.
+    pub rope: Option<Box<RopeKv>>,
+    /// Partial results of splits; devices say how much they need.
+    pub scratch: Option<Span>,
+    /// Which kernel; `None` lets the device's rule decide.
+    pub variant: Option<String>,
+}
+
+/// See `ops/gather.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gather {
+    /// u32 indices, one per row of `y`.
+    pub index: Tensor,
+    /// Source rows.
+    pub x: Tensor,
+    /// y[i] = x[index[i]].
+    pub y: Tensor,
+}
+
+/// See `ops/sample.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// rows × vocab, f32 or bf16; may be overwritten.
+    pub logits: Tensor,
+    /// Parameters, flags, and what is advanced.
+    pub state: StepState,
+    /// Scratch for partial results; devices say how much they need.
+    pub scratch: Option<Span>,
+    /// Rows of the bucket.
+    pub rows: u32,
+}
+
+/// Copies `from` to `to`; equal lengths, no overlap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Copy {
+    /// Source.
+    pub from: Span,
+    /// Destination.
+    pub to: Span,
+}
+
+/// Fills a span with a repeated 32-bit word.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fill {
+    /// Destination; a multiple of 4 bytes.
+    pub to: Span,
+    /// The word.
+    pub word: u32,
+}

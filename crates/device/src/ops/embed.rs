@@ -1,0 +1,28 @@
+//! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0: a wrong
+//! token must not become a wild read.
+
+use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use crate::op::Embed;
+use crate::{DType, Result};
+
+impl Contract for Embed {
+    const NAME: &'static str = "embed";
+
+    fn check(&self) -> Result<()> {
+        require_fit(&self.ids, Self::NAME, "ids")?;
+        require_fit(&self.table, Self::NAME, "table")?;
+        require_fit(&self.out, Self::NAME, "out")?;
+        require_float(&self.out, Self::NAME, "out")?;
+        require(self.ids.dtype == DType::U32, Self::NAME, || "ids are not u32".into())?;
+        require(self.ids.cols >= self.out.rows, Self::NAME, || "fewer ids than rows".into())?;
+        require(self.table.cols == self.out.cols, Self::NAME, || {
+            format!("table has {} columns, out has {}", self.table.cols, self.out.cols)
+        })
+    }
+
+    fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        visit(self.ids.span, Access::Read);
+        visit(self.table.span, Access::Read);
+        visit(self.out.span, Access::Write);
+    }
+}

@@ -1,0 +1,61 @@
+//! Ends a step. For each live row with the `SAMPLE` flag, from its row of logits l (f32):
+//!
+//! 1. repetition: for tokens marked seen, l = l > 0 ? l / r : l · r; then l −= frequency · count;
+//!    l −= presence if count > 0 (count: occurrences in the answer).
+//! 2. biases are added; while seat_len + q_len < MIN_LEN the stop tokens are forbidden (−∞); tokens
+//!    outside the row's mask are forbidden.
+//! 3. Greedy (temperature 0): the largest l, the lowest index among equals.
+//!    Otherwise l /= temperature, then top-k, top-p (smallest set of the likeliest tokens whose
+//!    probability reaches p, ties in index order), min-p, in this order, and one draw by the inverse of
+//!    the cumulative distribution in index order with
+//!    u = Philox4x32-10(key = seed, counter = (seat_len + q_len, 0, 0, 0)): u = (x0 >> 8)·2⁻²⁴ + 2⁻²⁵.
+//! 4. Log-probabilities, if asked for, are of the distribution after step 2 at temperature 1, the
+//!    alternatives best first, ties in index order.
+//!
+//! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
+//! counted in `seen` if the seat is penalised. Last, the ring entry (launch n mod ENTRIES) is written:
+//! rows, per row token, flags and log-probabilities; its launch number after everything else, so that a
+//! host that sees n sees the whole entry.
+
+use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use crate::Result;
+use crate::op::Sample;
+
+impl Contract for Sample {
+    const NAME: &'static str = "sample";
+
+    fn check(&self) -> Result<()> {
+        require_fit(&self.logits, Self::NAME, "logits")?;
+        require_float(&self.logits, Self::NAME, "logits")?;
+        require(self.logits.cols == self.state.limits.vocab, Self::NAME, || {
+            format!(
+                "logits have {} columns, vocab is {}",
+                self.logits.cols, self.state.limits.vocab
+            )
+        })?;
+        require(
+            self.logits.rows == self.rows && self.rows <= self.state.limits.rows,
+            Self::NAME,
+            || format!("{} rows of logits for a bucket of {}", self.logits.rows, self.rows),
+        )
+    }
+
+    fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        let s = &self.state;
+        visit(self.logits.span, Access::Update);
+        for table in [&s.params, &s.biases, &s.counts, &s.row_seat, &s.row_flags, &s.row_q_len] {
+            visit(table.span, Access::Read);
+        }
+        for bank in s.mail {
+            visit(bank, Access::Read);
+        }
+        for table in [Some(&s.seat_len), Some(&s.seat_token), s.seen.as_ref()].into_iter().flatten()
+        {
+            visit(table.span, Access::Update);
+        }
+        if let Some(scratch) = self.scratch {
+            visit(scratch, Access::Write);
+        }
+        visit(s.ring, Access::Write);
+    }
+}

@@ -1,0 +1,325 @@
+//! The state of generation on the device, and the two ways it crosses to the host: the mail bank the
+//! host fills before a launch, and the ring entry the sampler publishes after it.
+//!
+//! Everything a step needs lives here. In steady decode the host sends nothing: the prologue takes
+//! tokens, positions and page tables from the seats, and the sampler writes the next token back.
+//! All tables are `u32` words (floats by their bits), so that host, CPU ops and CUDA kernels share
+//! one layout; the word offsets below are the only definition, and kernels get them as macros.
+
+use crate::{DType, Region, Span, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// Words of a seat's parameter record.
+pub const PARAM_WORDS: u32 = 64;
+/// Word offsets inside a parameter record.
+pub mod param {
+    /// f32; 0 is greedy.
+    pub const TEMPERATURE: u32 = 0;
+    /// 0 keeps all.
+    pub const TOP_K: u32 = 1;
+    /// f32; 1 keeps all.
+    pub const TOP_P: u32 = 2;
+    /// f32; 0 keeps all.
+    pub const MIN_P: u32 = 3;
+    /// f32; 1 is off.
+    pub const REPETITION: u32 = 4;
+    /// f32; 0 is off.
+    pub const FREQUENCY: u32 = 5;
+    /// f32; 0 is off.
+    pub const PRESENCE: u32 = 6;
+    /// 0: no log-probabilities; n + 1: with n alternatives.
+    pub const LOGPROBS: u32 = 7;
+    /// Low word of the seed.
+    pub const SEED_LO: u32 = 8;
+    /// High word of the seed.
+    pub const SEED_HI: u32 = 9;
+    /// Stop tokens are forbidden while the sequence is shorter than this.
+    pub const MIN_LEN: u32 = 10;
+    /// Number of stop tokens.
+    pub const STOPS: u32 = 11;
+    /// First of [`super::MAX_STOPS`] stop tokens.
+    pub const STOP: u32 = 12;
+    /// Number of entries in the seat's bias table.
+    pub const BIASES: u32 = 28;
+    /// Non-zero when any of the three penalties is on.
+    pub const PENALISED: u32 = 29;
+}
+/// Stop tokens a seat can hold.
+pub const MAX_STOPS: u32 = 16;
+/// Logit biases a seat can hold (token, f32 pairs).
+pub const MAX_BIASES: u32 = 320;
+/// Alternatives a log-probability report can hold.
+pub const MAX_TOP: u32 = 20;
+
+/// Word offsets in the header of a mail bank. A bank belongs to launch `n` when its `LAUNCH` words
+/// equal `n`; otherwise there is no mail and everything stays as it was.
+pub mod mail {
+    /// Low word of the launch number this bank is for.
+    pub const LAUNCH_LO: u32 = 0;
+    /// High word.
+    pub const LAUNCH_HI: u32 = 1;
+    /// Rows of the step; rewritten only when [`ROWS_CHANGED`] is set.
+    pub const ROWS: u32 = 2;
+    /// Non-zero when the row list (seat, q_len, flags) is given.
+    pub const ROWS_CHANGED: u32 = 3;
+    /// Prompt tokens given.
+    pub const TOKENS: u32 = 4;
+    /// Seats initialised.
+    pub const JOINS: u32 = 5;
+    /// Page-table entries given.
+    pub const PAGES: u32 = 6;
+    /// Logit biases given ({seat, index, token, f32}).
+    pub const BIASES: u32 = 7;
+    /// Tokens counted for penalties ({seat, token, 1 if part of the answer}).
+    pub const SEEN: u32 = 8;
+    /// Non-zero when the mask area of this bank is used; the row flag says by which rows.
+    pub const MASKS: u32 = 9;
+    /// Words of the header.
+    pub const HEADER_WORDS: u32 = 16;
+}
+
+/// Flags of a row in the mail's row list.
+pub mod row {
+    /// A token is sampled after this row's last token.
+    pub const SAMPLE: u32 = 1;
+    /// The row's tokens are in the mail; otherwise it is a decode row fed by its seat.
+    pub const PROMPT: u32 = 2;
+    /// The row has an allowed-token mask in the mail.
+    pub const MASKED: u32 = 4;
+}
+
+/// Words of a join record: seat, len, last token, 0, then the parameters.
+pub const JOIN_WORDS: u32 = 4 + PARAM_WORDS;
+
+/// Word offsets in the `counts` tensor, written by the prologue for every other op of the step.
+pub mod count {
+    /// Low word of the launch number, counted by the device itself.
+    pub const LAUNCH_LO: u32 = 0;
+    /// High word.
+    pub const LAUNCH_HI: u32 = 1;
+    /// Live rows.
+    pub const ROWS: u32 = 2;
+    /// Live tokens.
+    pub const TOKENS: u32 = 3;
+    /// The longest kv_len of the step.
+    pub const MAX_KV: u32 = 4;
+    /// KV tokens per attention split (a multiple of the page size), the same for every layer.
+    pub const SPLIT: u32 = 5;
+    /// Words.
+    pub const WORDS: u32 = 16;
+}
+
+/// Offsets in a ring entry, in words: a header, then arrays of one element per row.
+pub mod ring {
+    /// Entries of the ring.
+    pub const ENTRIES: u32 = 8;
+    /// Launch number, written last with release order: low word.
+    pub const LAUNCH_LO: u32 = 0;
+    /// High word.
+    pub const LAUNCH_HI: u32 = 1;
+    /// Live rows.
+    pub const ROWS: u32 = 2;
+    /// Words of the header.
+    pub const HEADER_WORDS: u32 = 16;
+    /// Words per row: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
+    pub const ROW_WORDS: u32 = 4 + 2 * super::MAX_TOP;
+    /// Flag: a token was sampled.
+    pub const SAMPLED: u32 = 1;
+    /// Flag: it is a stop token of the seat.
+    pub const STOPPED: u32 = 2;
+    /// Flag: log-probabilities are given.
+    pub const LOGPROBS: u32 = 4;
+}
+
+/// The sizes everything here follows from; one place, so that no two slots can disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StepLimits {
+    /// Seats for requests; one more exists for pad rows (index `seats`), whose pages are scratch.
+    pub seats: u32,
+    /// Most rows of a step.
+    pub rows: u32,
+    /// Most tokens of a step.
+    pub tokens: u32,
+    /// Page-table entries per seat.
+    pub pages_per_seat: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// Vocabulary.
+    pub vocab: u32,
+    /// Whether penalty counts are kept (seats × vocab × 2 bytes).
+    pub penalties: bool,
+}
+
+/// Where each table lies. Seat tables have `seats + 1` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StepState {
+    /// The sizes.
+    pub limits: StepLimits,
+    /// Per seat: tokens in its pages.
+    pub seat_len: Tensor,
+    /// Per seat: the token a decode row feeds.
+    pub seat_token: Tensor,
+    /// Per seat: its pages; entries never written are the scratch page, 0.
+    pub page_table: Tensor,
+    /// Per seat: [`PARAM_WORDS`] words.
+    pub params: Tensor,
+    /// Per seat: [`MAX_BIASES`] (token, f32) pairs.
+    pub biases: Tensor,
+    /// Per seat and token: occurrences for the penalties; u32, low half the answer's, bit 31 set if in
+    /// the prompt or answer. Only with `limits.penalties`.
+    pub seen: Option<Tensor>,
+    /// [`count`] words.
+    pub counts: Tensor,
+    /// Per row: its seat (pad rows: `seats`).
+    pub row_seat: Tensor,
+    /// Per row: [`row`] flags (pad rows: 0).
+    pub row_flags: Tensor,
+    /// Per row: tokens it feeds (kept between decode steps; the row list of the last mail).
+    pub row_q_len: Tensor,
+    /// Per row and one more: its first token's index in the step (pad rows: the live token count).
+    pub q_start: Tensor,
+    /// Per row: KV length after this step's tokens (pad rows: 0).
+    pub kv_len: Tensor,
+    /// Per row: index of its last token (pad rows: 0); what the head gathers.
+    pub last_index: Tensor,
+    /// Per token: id (pad tokens: 0).
+    pub token: Tensor,
+    /// Per token: position (pad tokens: 0).
+    pub position: Tensor,
+    /// Per token: page × page size + offset where its K and V go (pad tokens: inside the scratch page).
+    pub kv_slot: Tensor,
+    /// Per token: its row (pad tokens: `rows` limit).
+    pub token_row: Tensor,
+    /// Two mail banks, host-mapped.
+    pub mail: [Span; 2],
+    /// [`ring::ENTRIES`] entries, host-mapped.
+    pub ring: Span,
+}
+
+/// Word offsets of a mail bank's areas, derived from the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MailLayout {
+    /// Per row: seat, q_len, flags.
+    pub rows: u32,
+    /// Prompt tokens.
+    pub tokens: u32,
+    /// Join records.
+    pub joins: u32,
+    /// Page entries: seat, index, page.
+    pub pages: u32,
+    /// Page entries that fit.
+    pub pages_cap: u32,
+    /// Bias entries: seat, index, token, f32.
+    pub biases: u32,
+    /// Bias entries that fit.
+    pub biases_cap: u32,
+    /// Seen entries: seat, token, in answer.
+    pub seen: u32,
+    /// Seen entries that fit.
+    pub seen_cap: u32,
+    /// Masks: one row of `mask_words` per row of the step.
+    pub masks: u32,
+    /// Words of a mask.
+    pub mask_words: u32,
+    /// Words in all.
+    pub words: u32,
+}
+
+impl StepLimits {
+    /// Where things lie in a mail bank.
+    pub fn mail_layout(&self) -> MailLayout {
+        let pages_cap =
+            self.rows.max(self.tokens / self.page_size + self.rows) + 2 * self.pages_per_seat;
+        let biases_cap = 2 * MAX_BIASES;
+        let seen_cap = if self.penalties { self.pages_per_seat * self.page_size } else { 0 };
+        let mask_words = self.vocab.div_ceil(32);
+        let rows = mail::HEADER_WORDS;
+        let tokens = rows + 3 * self.rows;
+        let joins = tokens + self.tokens;
+        let pages = joins + self.rows * JOIN_WORDS;
+        let biases = pages + 3 * pages_cap;
+        let seen = biases + 4 * biases_cap;
+        let masks = (seen + 3 * seen_cap).next_multiple_of(64);
+        let words = masks + self.rows * mask_words;
+        MailLayout {
+            rows,
+            tokens,
+            joins,
+            pages,
+            pages_cap,
+            biases,
+            biases_cap,
+            seen,
+            seen_cap,
+            masks,
+            mask_words,
+            words,
+        }
+    }
+
+    /// Words of one ring entry.
+    pub fn ring_entry_words(&self) -> u32 {
+        ring::HEADER_WORDS + self.rows * ring::ROW_WORDS
+    }
+}
+
+impl StepState {
+    /// Lays the state out; `alloc` gives a span of a region for a name and a length in bytes.
+    pub fn lay_out(
+        limits: StepLimits,
+        mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
+    ) -> StepState {
+        let mut words = |name, rows: u32, cols: u32| {
+            let span = alloc(Region::State, name, u64::from(rows) * u64::from(cols) * 4);
+            Tensor::dense(span, DType::U32, rows, cols)
+        };
+        let seats = limits.seats + 1;
+        let state = (
+            words("seat_len", 1, seats),
+            words("seat_token", 1, seats),
+            words("page_table", seats, limits.pages_per_seat),
+            words("params", seats, PARAM_WORDS),
+            words("biases", seats, 2 * MAX_BIASES),
+            limits.penalties.then(|| words("seen", seats, limits.vocab)),
+        );
+        let counts = words("counts", 1, count::WORDS);
+        let row_seat = words("row_seat", 1, limits.rows);
+        let row_flags = words("row_flags", 1, limits.rows);
+        let row_q_len = words("row_q_len", 1, limits.rows);
+        let q_start = words("q_start", 1, limits.rows + 1);
+        let kv_len = words("kv_len", 1, limits.rows);
+        let last_index = words("last_index", 1, limits.rows);
+        let token = words("token", 1, limits.tokens);
+        let position = words("position", 1, limits.tokens);
+        let kv_slot = words("kv_slot", 1, limits.tokens);
+        let token_row = words("token_row", 1, limits.tokens);
+        let bank = u64::from(limits.mail_layout().words) * 4;
+        let mail =
+            [alloc(Region::HostMapped, "mail", bank), alloc(Region::HostMapped, "mail", bank)];
+        let entries = u64::from(ring::ENTRIES * limits.ring_entry_words()) * 4;
+        let ring = alloc(Region::HostMapped, "ring", entries);
+        let (seat_len, seat_token, page_table, params, biases, seen) = state;
+        StepState {
+            limits,
+            seat_len,
+            seat_token,
+            page_table,
+            params,
+            biases,
+            seen,
+            counts,
+            row_seat,
+            row_flags,
+            row_q_len,
+            q_start,
+            kv_len,
+            last_index,
+            token,
+            position,
+            kv_slot,
+            token_row,
+            mail,
+            ring,
+        }
+    }
+}
