@@ -28,6 +28,8 @@ pub enum Op {
     Copy(Copy),
     /// Fills with a repeated word.
     Fill(Fill),
+    /// Fills with numbers drawn from a seed.
+    Noise(Noise),
 }
 
 /// RMS normalisation of the input of another op: y = x / sqrt(mean(x²) + eps) · weight.
@@ -223,4 +225,17 @@ pub struct Fill {
     pub to: Span,
     /// The word.
     pub word: u32,
+}
+
+/// See `ops/noise.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Noise {
+    /// Destination.
+    pub to: Tensor,
+    /// Same seed, same numbers, on every device.
+    pub seed: u64,
+    /// Centre of the range.
+    pub mean: f32,
+    /// Half the width of the range.
+    pub scale: f32,
 }

@@ -8,6 +8,7 @@ mod embed;
 mod fill;
 mod gather;
 mod linear;
+mod noise;
 mod prologue;
 mod rms_norm;
 mod rope_kv;
@@ -53,6 +54,7 @@ macro_rules! for_each_op {
             Op::Sample($op) => $body,
             Op::Copy($op) => $body,
             Op::Fill($op) => $body,
+            Op::Noise($op) => $body,
         }
     };
 }
