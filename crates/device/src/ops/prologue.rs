@@ -10,10 +10,12 @@
 //! 3. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
 //!    counts.TOKENS, per row kv_len = seat_len + q_len, last_index = q_start + q_len − 1, per token
 //!    token_row, position = seat_len + j, kv_slot = page_table[seat][position / page_size] · page_size
-//!    + position % page_size, token = the mail's prompt token for `PROMPT` rows, else seat_token.
+//!    + position % page_size, token = the mail's next prompt token for `PROMPT` rows (the mail holds
+//!    the tokens of its `PROMPT` rows one after the other, in row order), else seat_token.
 //!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
 //!
+//! Rows past the live ones are made pad rows in every step, so a bucket never sees a stale row.
 //! Row lists never exceed the bucket and q_len never exceeds the tokens of the bucket: the runner
 //! guarantees it; the op clamps rather than writing outside its tables.
 

@@ -6,11 +6,14 @@
 //!    outside the row's mask are forbidden.
 //! 3. Greedy (temperature 0): the largest l, the lowest index among equals.
 //!    Otherwise l /= temperature, then top-k, top-p (smallest set of the likeliest tokens whose
-//!    probability reaches p, ties in index order), min-p, in this order, and one draw by the inverse of
-//!    the cumulative distribution in index order with
+//!    probability reaches p), min-p (at least min_p times the likeliest), in this order, each over the
+//!    distribution that the one before left, renormalised; ties in index order, lower first. Then one
+//!    draw by the inverse of the cumulative distribution in index order: the first token whose
+//!    cumulative sum exceeds u · total, with
 //!    u = Philox4x32-10(key = seed, counter = (seat_len + q_len, 0, 0, 0)): u = (x0 >> 8)·2⁻²⁴ + 2⁻²⁵.
 //! 4. Log-probabilities, if asked for, are of the distribution after step 2 at temperature 1, the
-//!    alternatives best first, ties in index order.
+//!    alternatives best first, ties in index order. A mask is a bit per token, set if allowed; row r's
+//!    lies at `masks + r · mask_words` of the launch's bank.
 //!
 //! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
 //! counted in `seen` if the seat is penalised. Last, the ring entry (launch n mod ENTRIES) is written:
