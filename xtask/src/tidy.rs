@@ -1,0 +1,109 @@
+//! The rules of the source tree, checked over every file git knows.
+
+mod direction;
+mod source;
+mod text;
+
+use anyhow::{Context, Result, bail};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One broken rule, at a place an editor can jump to.
+#[derive(Debug, PartialEq, Eq)]
+struct Problem {
+    path: String,
+    /// From 1; 0 when the whole file is meant.
+    line: usize,
+    what: String,
+}
+
+impl Problem {
+    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.into(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.what),
+            line => write!(f, "{}:{line}: {}", self.path, self.what),
+        }
+    }
+}
+
+/// Checks the tree this was built from; prints every problem, fails if there is one.
+pub(crate) fn run() -> Result<()> {
+    let root = workspace_root();
+    let files = tracked_files(&root)?;
+    let problems = check_tree(&root, &files)?;
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    match problems.len() {
+        0 => println!("tidy: {} files, nothing to say", files.len()),
+        n => bail!("tidy: {n} problem{}", if n == 1 { "" } else { "s" }),
+    }
+    Ok(())
+}
+
+fn check_tree(root: &Path, files: &[String]) -> Result<Vec<Problem>> {
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .manifest_path(root.join("Cargo.toml"))
+        .no_deps()
+        .other_options(vec!["--offline".into()])
+        .exec()
+        .context("cargo metadata")?;
+    let mut problems = direction::check(&direction::edges(&metadata));
+    for path in files {
+        problems.extend(source::check_path(path));
+        let bytes = std::fs::read(root.join(path)).with_context(|| path.clone())?;
+        if let Ok(text) = String::from_utf8(bytes) {
+            problems.extend(source::check_text(path, &text));
+        }
+    }
+    Ok(problems)
+}
+
+fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask sits in the root").to_owned()
+}
+
+/// Files git tracks or would track, as paths from the root with forward slashes.
+fn tracked_files(root: &Path) -> Result<Vec<String>> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .context("git ls-files")?;
+    if !output.status.success() {
+        bail!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let listed = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
+    let mut files: Vec<String> = listed
+        .split_terminator('\0')
+        .filter(|path| root.join(path).is_file())
+        .map(str::to_owned)
+        .collect();
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_tree_is_tidy() {
+        let root = workspace_root();
+        let files = match tracked_files(&root) {
+            Ok(files) => files,
+            Err(error) => return eprintln!("skipped: not a git checkout ({error:#})"),
+        };
+        let problems = check_tree(&root, &files).unwrap();
+        let list: Vec<String> = problems.iter().map(Problem::to_string).collect();
+        assert!(list.is_empty(), "\n{}", list.join("\n"));
+    }
+}

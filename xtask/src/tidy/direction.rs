@@ -1,0 +1,129 @@
+//! Which crate may know which: the table of `docs/ARCHITECTURE.md`, held against `cargo metadata`.
+
+use super::Problem;
+use cargo_metadata::Metadata;
+
+/// What each member of the workspace may depend on inside it.
+const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("device", &[]),
+    ("formats", &[]),
+    ("graph", &["device"]),
+    ("engine", &["graph", "device", "formats"]),
+    ("server", &["engine", "formats"]),
+    ("dacapo", &["device", "graph", "formats", "engine", "server"]),
+    ("sim", &["engine"]),
+    ("xtask", &[]),
+];
+
+/// Outside crates that only some members may use, and why.
+const ONLY_IN: &[(&str, &[&str], &str)] = &[
+    ("tokio", &["server"], "the server is the only part that is asynchronous"),
+    ("axum", &["server"], "the server is the only part that knows HTTP"),
+    ("hyper", &["server"], "the server is the only part that knows HTTP"),
+    ("anyhow", &["dacapo", "sim", "xtask"], "libraries have error enums"),
+    ("ureq", &["dacapo"], "only the binary downloads"),
+    ("clap", &["dacapo", "sim", "xtask"], "only programs have flags"),
+    ("cudarc", &["device"], "the device layer is the only part that knows CUDA"),
+    ("libloading", &["device"], "the device layer is the only part that loads libraries"),
+    ("tokenizers", &["formats"], "formats reads tokenizers"),
+    ("minijinja", &["formats"], "formats renders templates"),
+];
+
+/// One dependency: who, on whom, and whether only its tests do.
+#[derive(Clone, Debug)]
+pub(super) struct Edge {
+    pub(super) from: String,
+    pub(super) manifest: String,
+    pub(super) to: String,
+    pub(super) only_tests: bool,
+}
+
+/// Every direct dependency of every member of the workspace.
+pub(super) fn edges(metadata: &Metadata) -> Vec<Edge> {
+    let root = &metadata.workspace_root;
+    let mut edges = Vec::new();
+    for package in metadata.workspace_packages() {
+        let manifest = package.manifest_path.strip_prefix(root).unwrap_or(&package.manifest_path);
+        for dependency in &package.dependencies {
+            edges.push(Edge {
+                from: package.name.to_string(),
+                manifest: manifest.to_string(),
+                to: dependency.name.clone(),
+                only_tests: dependency.kind == cargo_metadata::DependencyKind::Development,
+            });
+        }
+    }
+    edges
+}
+
+/// Every edge that the tables do not allow.
+pub(super) fn check(edges: &[Edge]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for edge in edges {
+        let mut complain = |why: String| {
+            let what = format!("{} must not depend on {}: {why}", edge.from, edge.to);
+            problems.push(Problem::new(&edge.manifest, 0, what));
+        };
+        let Some((_, known)) = MAY_KNOW.iter().find(|(name, _)| *name == edge.from) else {
+            complain("it has no line in the table of xtask/src/tidy/direction.rs".into());
+            continue;
+        };
+        let inside = MAY_KNOW.iter().any(|(name, _)| *name == edge.to);
+        if inside && !known.contains(&edge.to.as_str()) {
+            complain(format!("it may know only {known:?}"));
+        }
+        for (outside, members, why) in ONLY_IN {
+            // Tests may hold a part against something that the part itself must not know.
+            if *outside == edge.to && !edge.only_tests && !members.contains(&edge.from.as_str()) {
+                complain((*why).into());
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge(from: &str, to: &str) -> Edge {
+        let manifest = format!("crates/{from}/Cargo.toml");
+        Edge { from: from.into(), manifest, to: to.into(), only_tests: false }
+    }
+
+    #[test]
+    fn the_designed_direction_passes() {
+        let good =
+            [("graph", "device"), ("engine", "graph"), ("server", "tokio"), ("dacapo", "anyhow")];
+        assert_eq!(check(&good.map(|(from, to)| edge(from, to))), []);
+    }
+
+    #[test]
+    fn planted_edges_are_found() {
+        let bad = [
+            ("device", "graph"),
+            ("device", "formats"),
+            ("formats", "device"),
+            ("graph", "engine"),
+            ("engine", "server"),
+            ("server", "device"),
+            ("dacapo", "sim"),
+            ("engine", "tokio"),
+            ("graph", "anyhow"),
+            ("dacapo", "tokio"),
+            ("newcomer", "serde"),
+        ];
+        for (from, to) in bad {
+            let found = check(&[edge(from, to)]);
+            assert_eq!(found.len(), 1, "{from} → {to}");
+            assert!(found[0].what.starts_with(&format!("{from} must not depend on {to}")));
+        }
+    }
+
+    #[test]
+    fn tests_may_use_what_the_code_may_not_but_not_turn_the_direction() {
+        let tests = |from, to| Edge { only_tests: true, ..edge(from, to) };
+        assert_eq!(check(&[tests("formats", "clap")]), []);
+        assert_eq!(check(&[tests("device", "graph")]).len(), 1);
+    }
+}
