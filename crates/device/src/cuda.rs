@@ -2,3 +2,4 @@
 //! plans can be explained, counted and compiled on a machine without a GPU; only `driver` talks to one.
 
 pub mod launch;
+pub mod lower;

@@ -103,6 +103,8 @@ pub struct Linear {
     pub y: Tensor,
     /// Rows past this device-side count need not be computed (a u32 in a `counts` tensor).
     pub live: Option<Span>,
+    /// Room for partial sums and prepared inputs; see [`crate::cuda::lower::scratch_bytes`].
+    pub scratch: Option<Span>,
     /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide.
     pub variant: Option<String>,
 }

@@ -64,6 +64,9 @@ impl Contract for Linear {
         if let Some(live) = self.live {
             visit(live, Access::Read);
         }
+        if let Some(scratch) = self.scratch {
+            visit(scratch, Access::Write);
+        }
         visit(self.y.span, Access::Write);
     }
 }
