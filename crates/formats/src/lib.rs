@@ -1,1 +1,40 @@
-//! formats
+//! Hostile bytes in, checked values out.
+//!
+//! A model arrives as files somebody else wrote: safetensors or GGUF weights, a `config.json`, a
+//! tokenizer, a chat template. This crate turns them into plain values and promises three things:
+//!
+//! - every size is compared with the file's length, and with a named cap in [`limits`], before
+//!   anything is allocated for it;
+//! - every refusal is one line that says file, offset, field, what was found and what is allowed
+//!   ([`Error`]);
+//! - there is no `unsafe` and no memory map. Weights are read with positioned reads straight into
+//!   memory the caller owns, so a file that shrinks under us is an error and never a signal.
+//!
+//! ```no_run
+//! use formats::{checkpoint::Checkpoint, config::ModelConfig, tokenizer::Tokenizer};
+//!
+//! # fn main() -> Result<(), formats::Error> {
+//! let checkpoint = Checkpoint::open("SmolLM2-135M-Instruct.Q4_1.gguf".as_ref())?;
+//! let config = ModelConfig::of(&checkpoint)?;
+//! let tokenizer = Tokenizer::of(&checkpoint)?;
+//! let ids = tokenizer.encode("The capital of France is", true)?;
+//! # let _ = (config, ids); Ok(())
+//! # }
+//! ```
+
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+pub mod dtype;
+mod error;
+pub mod gguf;
+pub mod limits;
+pub mod quant;
+pub mod safetensors;
+pub mod tensor_names;
+pub mod tokenizer;
+
+pub use error::Error;
+
+/// The result of every fallible call in this crate.
+pub type Result<T> = std::result::Result<T, Error>;

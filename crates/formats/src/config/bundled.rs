@@ -1,0 +1,33 @@
+//! Published shapes, kept as the `config.json` files they come from.
+
+use super::ModelConfig;
+use crate::{Error, Result};
+use std::path::Path;
+
+macro_rules! bundled {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("bundled/", $name, ".json")))),*]
+    };
+}
+
+const FILES: &[(&str, &str)] = bundled![
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-32b",
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+];
+
+pub(super) fn names() -> impl ExactSizeIterator<Item = &'static str> {
+    FILES.iter().map(|(name, _)| *name)
+}
+
+pub(super) fn read(name: &str) -> Result<ModelConfig> {
+    let Some((name, json)) = FILES.iter().find(|(known, _)| *known == name) else {
+        let known = names().collect::<Vec<_>>().join(", ");
+        return Err(Error::missing(Path::new(name), format!("bundled config; there are: {known}")));
+    };
+    ModelConfig::from_hf(Path::new(name), json.as_bytes(), None)
+}

@@ -1,0 +1,75 @@
+//! Every cap on what a file may claim, in one place.
+//!
+//! A cap is set well above the largest published model that we know of and well below what would
+//! hurt: with all of them at their maximum at once, parsing stays under 512 MB of memory.
+
+/// Metadata plus tensor table of one GGUF file. A 256 k vocabulary with merges takes about 16 MiB.
+pub const GGUF_HEADER_BYTES: u64 = 64 << 20;
+/// Key-value pairs in one GGUF file. Real files have 20 to 60.
+pub const GGUF_KEYS: u64 = 4_096;
+/// Bytes in one GGUF key; the specification says 65 535, real keys stay under 100.
+pub const GGUF_KEY_BYTES: u64 = 1_024;
+/// Bytes in one GGUF string value. Chat templates, the longest, reach about 100 KiB.
+pub const GGUF_STRING_BYTES: u64 = 4 << 20;
+/// Elements in all arrays of one GGUF file together: a string element costs 24 bytes of memory for
+/// 8 bytes of file, so this cap is what bounds memory.
+pub const GGUF_ARRAY_ELEMENTS: u64 = 4 << 20;
+/// Largest alignment of GGUF tensor data; the default is 32 and nobody needs more than a huge page.
+pub const GGUF_ALIGNMENT: u64 = 2 << 20;
+/// Files one split GGUF checkpoint may have.
+pub const GGUF_SPLITS: u64 = 1_024;
+
+/// JSON header of one safetensors file. A 1 000-tensor shard takes about 100 KiB.
+pub const SAFETENSORS_HEADER_BYTES: u64 = 32 << 20;
+/// The `model.safetensors.index.json` file: one line per tensor of the whole model.
+pub const INDEX_BYTES: u64 = 32 << 20;
+/// Files one sharded checkpoint may have. Real ones stay under 200.
+pub const SHARDS: usize = 1_024;
+
+/// Tensors in one checkpoint. The largest dense models have about 2 000, experts reach 100 k.
+pub const TENSORS: u64 = 1 << 18;
+/// Bytes in one tensor name.
+pub const TENSOR_NAME_BYTES: u64 = 512;
+/// Dimensions of one tensor; GGUF allows 4.
+pub const TENSOR_DIMS: usize = 8;
+/// Dimensions of one GGUF tensor.
+pub const GGUF_TENSOR_DIMS: u32 = 4;
+
+/// `config.json`, `generation_config.json` and `tokenizer_config.json`. The last may embed a chat
+/// template and a thousand added tokens.
+pub const CONFIG_BYTES: u64 = 8 << 20;
+/// Decoder layers; the deepest published dense decoder has 126.
+pub const LAYERS: u64 = 1_024;
+/// Width of any one matrix side named by a config (hidden, intermediate, heads × head size).
+pub const WIDTH: u64 = 1 << 20;
+/// Tokens in a vocabulary; the largest published has 262 144.
+pub const VOCAB: u64 = 1 << 21;
+/// Attention heads.
+pub const HEADS: u64 = 4_096;
+/// Elements of one attention head.
+pub const HEAD_DIM: u64 = 1_024;
+/// Longest context a config may name.
+pub const POSITIONS: u64 = 1 << 30;
+/// End-of-sequence ids a config may list.
+pub const EOS_IDS: usize = 64;
+
+/// `tokenizer.json`. The largest published is about 35 MB.
+pub const TOKENIZER_BYTES: u64 = 64 << 20;
+/// Bytes in one token's text.
+pub const TOKEN_BYTES: usize = 4_096;
+/// Bytes of text one call may tokenize: over a million
+/// tokens, and the pipeline holds about 50 bytes for each.
+pub const ENCODE_BYTES: usize = 8 << 20;
+
+/// Source of one chat template. The longest published is about 60 KB.
+pub const TEMPLATE_BYTES: usize = 1 << 20;
+/// Text one chat template may render: what one call may tokenize.
+pub const RENDERED_BYTES: usize = 8 << 20;
+/// Instructions one rendering may execute. The longest published templates use about 100 per
+/// message and 1 000 per tool.
+pub const TEMPLATE_FUEL: u64 = 20_000_000;
+/// Nesting in one rendering: a loop costs 1, a call of a macro about 10. Schemas are rendered by
+/// recursive macros, a few levels deep.
+pub const TEMPLATE_DEPTH: usize = 256;
+/// Nesting of messages and tools handed to a template.
+pub const MESSAGE_DEPTH: usize = 64;

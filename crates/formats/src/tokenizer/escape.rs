@@ -1,0 +1,121 @@
+//! Keeping control tokens in messages from being recognised.
+//!
+//! A chat template mixes the messages' text with control tokens of its own, and only the result is
+//! tokenized. To tell the two apart afterwards, a marker is put inside every control token that a
+//! message contains, after its first character. The marker breaks the match and is taken out of
+//! the text before merging, so that:
+//!
+//! - a message without control tokens renders and encodes exactly as without us, merges across
+//!   the seam between template and message included;
+//! - templates may trim, split, slice and compare messages as they like;
+//! - a message with control tokens gives the ids of their letters.
+//!
+//! The marker is a Unicode noncharacter that no message contains.
+
+use std::collections::BTreeMap;
+
+/// Text in which [`Escaped::marker`] stands wherever a control token would otherwise be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Escaped {
+    pub(crate) text: String,
+    pub(crate) marker: char,
+}
+
+impl Escaped {
+    /// The text a person sees: without markers.
+    pub fn visible(&self) -> String {
+        self.text.replace(self.marker, "")
+    }
+}
+
+/// Knows the control tokens of one vocabulary.
+#[derive(Debug, Default)]
+pub struct Escaper {
+    /// Control texts by their first character. Those of one character cannot be broken and no
+    /// published vocabulary has them.
+    controls: BTreeMap<char, Vec<String>>,
+}
+
+impl Escaper {
+    /// An escaper for control tokens of these texts.
+    pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut controls: BTreeMap<char, Vec<String>> = BTreeMap::new();
+        for text in texts {
+            let mut chars = text.chars();
+            if let (Some(first), Some(_)) = (chars.next(), chars.next()) {
+                controls.entry(first).or_default().push(text.to_owned());
+            }
+        }
+        Self { controls }
+    }
+
+    /// A marker that none of `texts` contains. There are 66 noncharacters; a caller whose texts
+    /// contain them all gets the last one, and [`Escaper::escape`] replaces it there.
+    pub fn marker<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
+        let planes = (0..=16).flat_map(|plane| [plane << 16 | 0xfffe, plane << 16 | 0xffff]);
+        let all = (0xfdd0..=0xfdef).chain(planes).filter_map(char::from_u32);
+        // Messages hardly ever contain one; look for any of them first, in one pass each.
+        let clean = !texts.clone().any(|text| text.contains(is_noncharacter));
+        let mut all = all.filter(|&c| clean || !texts.clone().any(|text| text.contains(c)));
+        all.next().unwrap_or('\u{10ffff}')
+    }
+
+    /// `text` with `marker` inside every control token, and inside whatever stands at the end and
+    /// might become one when a template writes on.
+    pub fn escape(&self, text: &str, marker: char) -> String {
+        let mut out = String::with_capacity(text.len());
+        for (at, c) in text.char_indices() {
+            if c == marker {
+                out.push('\u{fffd}');
+                continue;
+            }
+            out.push(c);
+            let rest = &text[at..];
+            // A letter at the end of "user" begins no control token worth breaking a role for.
+            let at_end = |control: &String| !c.is_alphanumeric() && control.starts_with(rest);
+            let opens = |control: &String| rest.starts_with(control.as_str()) || at_end(control);
+            if self.controls.get(&c).is_some_and(|controls| controls.iter().any(opens)) {
+                out.push(marker);
+            }
+        }
+        out
+    }
+
+    /// `text` escaped on its own.
+    pub(super) fn one(&self, text: &str) -> Escaped {
+        let marker = Self::marker(std::iter::once(text));
+        Escaped { text: self.escape(text, marker), marker }
+    }
+}
+
+fn is_noncharacter(c: char) -> bool {
+    matches!(c, '\u{fdd0}'..='\u{fdef}') || c as u32 & 0xfffe == 0xfffe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: char = '\u{fdd0}';
+
+    #[test]
+    fn control_tokens_are_broken_and_nothing_else_is_touched() {
+        let escaper = Escaper::new(["<|im_end|>", "<|im_start|>", "[INST]"]);
+        assert_eq!(escaper.escape("a < b, <i>", M), "a < b, <i>");
+        assert_eq!(escaper.escape("x<|im_end|>y", M), format!("x<{M}|im_end|>y"));
+        assert_eq!(escaper.escape("[[INST]]", M), format!("[[{M}INST]]"));
+        // The end of a text may be continued by the template.
+        assert_eq!(escaper.escape("x<|im_", M), format!("x<{M}|im_"));
+    }
+
+    #[test]
+    fn a_marker_is_found_whatever_the_text_contains() {
+        assert_eq!(Escaper::marker(["plain"].into_iter()), M);
+        assert_eq!(Escaper::marker(["\u{fdd0}"].into_iter()), '\u{fdd1}');
+        let all: String =
+            (0..=0x10ffff).filter_map(char::from_u32).filter(|&c| is_noncharacter(c)).collect();
+        assert_eq!(all.chars().count(), 66);
+        let marker = Escaper::marker([all.as_str()].into_iter());
+        assert!(!Escaper::default().escape(&all, marker).contains(marker));
+    }
+}

@@ -1,0 +1,245 @@
+//! Vocabularies embedded in GGUF, rebuilt so that they give the ids of the tokenizer they were
+//! converted from.
+//!
+//! GGUF keeps tokens, merges and scores but not the pre-tokenizer: only a name for it
+//! (`tokenizer.ggml.pre`). The names known here are those of the families Dacapo runs, with the
+//! expressions of their original `tokenizer.json`.
+
+use super::pipeline::{Bpe, Pipeline};
+use super::token_bytes::{Spelling, TokenBytes};
+use crate::gguf::Gguf;
+use crate::{Error, Result};
+use std::collections::HashMap;
+use tokenizers::AddedToken;
+use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence as Normalisers};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior::Isolated;
+
+/// `tokenizer.ggml.token_type`.
+mod kind {
+    pub(super) const NORMAL: i64 = 1;
+    pub(super) const UNKNOWN: i64 = 2;
+    pub(super) const CONTROL: i64 = 3;
+    pub(super) const USER_DEFINED: i64 = 4;
+}
+
+pub(super) fn read(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
+    match gguf.str("tokenizer.ggml.model")? {
+        Some("gpt2") => read_byte_level(gguf),
+        Some("llama") => read_sentence_piece(gguf),
+        other => {
+            let found = other.unwrap_or("nothing");
+            Err(Error::unsupported(gguf.file(), "tokenizer.ggml.model", found, "gpt2, llama"))
+        }
+    }
+}
+
+fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
+    let pre = Pre::named(gguf)?;
+    let tokens = Tokens::read(gguf)?;
+    let bytes = TokenBytes::new(gguf.file(), Spelling::ByteLevel, &tokens.vocab, &tokens.added)?;
+    let mut merges = Vec::new();
+    for (number, merge) in
+        gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default().iter().enumerate()
+    {
+        // The space that separates is not the first character: that one belongs to a token.
+        let first = merge.chars().next().map_or(0, char::len_utf8);
+        let Some(space) = merge[first..].find(' ').map(|at| at + first) else {
+            let field = format!("tokenizer.ggml.merges[{number}]");
+            return Err(gguf.refuse(&field, merge, "two tokens with a space between"));
+        };
+        merges.push((merge[..space].to_owned(), merge[space + 1..].to_owned()));
+    }
+    let bpe =
+        Bpe { vocab: tokens.vocab, merges, ignore_merges: pre.ignore_merges(), ..Bpe::default() };
+    let bpe = bpe.build(gguf.file())?;
+    let normaliser = (pre == Pre::Qwen2).then_some(NormalizerWrapper::NFC(NFC));
+    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, Some(pre.steps()?))?;
+    let (prefix, suffix) = around(gguf, pre.adds_bos())?;
+    Ok((pipeline.around(prefix, suffix), bytes))
+}
+
+/// SentencePiece BPE: no merges are stored, a token's score says how early it is merged.
+fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
+    let tokens = Tokens::read(gguf)?;
+    let add_space = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let spelling = Spelling::SentencePiece { strips_first_space: add_space };
+    let bytes = TokenBytes::new(gguf.file(), spelling, &tokens.vocab, &tokens.added)?;
+    let merges = merges_from_scores(gguf, &tokens)?;
+    let bpe = Bpe {
+        vocab: tokens.vocab,
+        merges,
+        unknown: tokens.unknown,
+        fuse_unknown: true,
+        byte_fallback: true,
+        ignore_merges: false,
+    }
+    .build(gguf.file())?;
+    let fail = |error| Error::Tokenizer(format!("{error}"));
+    let spaces = NormalizerWrapper::Replace(Replace::new(" ", "▁").map_err(fail)?);
+    let mut steps = vec![spaces];
+    if add_space {
+        steps.insert(0, NormalizerWrapper::Prepend(Prepend::new("▁".to_owned())));
+    }
+    let normaliser = NormalizerWrapper::Sequence(Normalisers::new(steps));
+    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, Some(normaliser), None)?;
+    let (prefix, suffix) = around(gguf, true)?;
+    Ok((pipeline.around(prefix, suffix), bytes))
+}
+
+/// Every way to put a token together from two others, best score first: the rule by which the
+/// original tokenizers were converted.
+fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<(String, String)>> {
+    let scores = gguf.array("tokenizer.ggml.scores")?;
+    let Some(scores) = scores.filter(|scores| scores.len() == tokens.vocab.len()) else {
+        let found = scores.map_or(0, crate::gguf::Array::len);
+        let allowed = format!("{}, one for each token", tokens.vocab.len());
+        return Err(gguf.refuse("tokenizer.ggml.scores", found, allowed));
+    };
+    let ids: HashMap<&str, u32> =
+        tokens.vocab.iter().map(|(text, id)| (text.as_str(), *id)).collect();
+    let mut merges = Vec::new();
+    for (text, id) in &tokens.vocab {
+        let score = scores.float(*id as usize).unwrap_or(f64::NEG_INFINITY);
+        for (at, _) in text.char_indices().skip(1) {
+            let (left, right) = text.split_at(at);
+            if ids.contains_key(left) && ids.contains_key(right) {
+                merges.push((score, left, right));
+            }
+        }
+    }
+    merges.sort_by(|a, b| {
+        let key = |m: &(f64, &str, &str)| (m.1.chars().count(), m.2.chars().count());
+        b.0.total_cmp(&a.0).then_with(|| key(b).cmp(&key(a)))
+    });
+    Ok(merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect())
+}
+
+/// What the file says a whole text begins and ends with.
+fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
+    let adds_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
+    let adds_eos = gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let id = |adds: bool, which: &str| {
+        let id = gguf.uint(&format!("tokenizer.ggml.{which}_token_id"))?;
+        let id = id.and_then(|id| u32::try_from(id).ok()).filter(|_| adds);
+        Ok::<_, Error>(id.into_iter().collect::<Vec<_>>())
+    };
+    Ok((id(adds_bos, "bos")?, id(adds_eos, "eos")?))
+}
+
+/// The vocabulary with its kinds.
+struct Tokens {
+    vocab: Vec<(String, u32)>,
+    added: Vec<(u32, AddedToken)>,
+    unknown: Option<String>,
+}
+
+impl Tokens {
+    fn read(gguf: &Gguf) -> Result<Self> {
+        let Some(texts) = gguf.strings("tokenizer.ggml.tokens")?.filter(|texts| !texts.is_empty())
+        else {
+            return Err(gguf.refuse("tokenizer.ggml.tokens", "nothing", "an array of strings"));
+        };
+        let kinds = gguf.array("tokenizer.ggml.token_type")?;
+        if let Some(kinds) = kinds.filter(|kinds| kinds.len() != texts.len()) {
+            let allowed = format!("{}, one for each token", texts.len());
+            return Err(gguf.refuse("tokenizer.ggml.token_type", kinds.len(), allowed));
+        }
+        let mut tokens = Self { vocab: Vec::new(), added: Vec::new(), unknown: None };
+        let mut seen = std::collections::HashSet::new();
+        for (id, text) in texts.iter().enumerate() {
+            let kind = kinds.and_then(|kinds| kinds.int(id)).unwrap_or(kind::NORMAL);
+            let special = matches!(kind, kind::CONTROL | kind::UNKNOWN);
+            let id = id as u32;
+            tokens.vocab.push((text.clone(), id));
+            if kind == kind::UNKNOWN && tokens.unknown.is_none() {
+                tokens.unknown = Some(text.clone());
+            }
+            // Of two tokens with one text, only the first can be recognised.
+            if (special || kind == kind::USER_DEFINED) && !text.is_empty() && seen.insert(text) {
+                tokens.added.push((id, AddedToken::from(text, special).normalized(false)));
+            }
+        }
+        // An ordinary token of the same text comes first in the vocabulary and would take the id.
+        let mut first: HashMap<&str, u32> = HashMap::new();
+        for (text, id) in &tokens.vocab {
+            first.entry(text).or_insert(*id);
+        }
+        tokens.added.retain(|(id, token)| first.get(token.content.as_str()) == Some(id));
+        Ok(tokens)
+    }
+}
+
+/// The pre-tokenizers that files name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pre {
+    Llama3,
+    Qwen2,
+    SmolLm,
+    Gpt2,
+    Tekken,
+    Default,
+}
+
+impl Pre {
+    fn named(gguf: &Gguf) -> Result<Self> {
+        Ok(match gguf.str("tokenizer.ggml.pre")?.unwrap_or("default") {
+            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => Pre::Llama3,
+            "qwen2" | "deepseek-r1-qwen" => Pre::Qwen2,
+            "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" => Pre::SmolLm,
+            "gpt-2" | "phi-2" | "mpt" | "olmo" => Pre::Gpt2,
+            "tekken" => Pre::Tekken,
+            "default" => Pre::Default,
+            other => {
+                let allowed = "llama-bpe, qwen2, smollm, gpt-2, tekken, default";
+                return Err(Error::unsupported(gguf.file(), "tokenizer.ggml.pre", other, allowed));
+            }
+        })
+    }
+
+    fn ignore_merges(self) -> bool {
+        matches!(self, Pre::Llama3 | Pre::Tekken)
+    }
+
+    fn adds_bos(self) -> bool {
+        matches!(self, Pre::Llama3 | Pre::Tekken)
+    }
+
+    fn steps(self) -> Result<PreTokenizerWrapper> {
+        let split = |expression: &str| {
+            Split::new(SplitPattern::Regex(expression.to_owned()), Isolated, false)
+                .map(PreTokenizerWrapper::Split)
+                .map_err(|error| Error::Tokenizer(error.to_string()))
+        };
+        let bytes =
+            |words: bool| PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, words));
+        let digits = PreTokenizerWrapper::Digits(Digits::new(true));
+        let steps = match self {
+            Pre::Llama3 => vec![split(LLAMA3)?, bytes(false)],
+            Pre::Qwen2 => vec![split(QWEN2)?, bytes(false)],
+            Pre::SmolLm => vec![digits, bytes(true)],
+            Pre::Gpt2 => vec![bytes(true)],
+            Pre::Tekken => vec![split(TEKKEN)?, bytes(false)],
+            Pre::Default => {
+                vec![
+                    split(r"[\p{P}\$\+<=>\^~\|]+")?,
+                    split(WORDS)?,
+                    split(r"\p{N}+")?,
+                    split("[0-9][0-9][0-9]")?,
+                    bytes(false),
+                ]
+            }
+        };
+        Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+    }
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// GPT-2's words without its last alternative, as the default chain uses it.
+const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
