@@ -1,0 +1,242 @@
+//! Program + target + key → [`Plan`]. Each pass is a function over plain data in a file of its own:
+//!
+//! | pass | does |
+//! |---|---|
+//! | [`fold`] | add and silu·mul become epilogues of linears, the prologue is put in front; always |
+//! | [`fuse`] | norms move into linears, rope into attention, where the target has such kernels |
+//! | [`order`] | a stable topological order; gathers that change nothing disappear |
+//! | [`choose`] | kernel variants and the scratch they need, for this bucket |
+//! | [`place`] | offsets in the workspace by liveness over the whole plan, breaks included |
+//! | [`mark`] | where `breakable` breaks and `piecewise` splits |
+//! | [`bind`] | offsets and names become spans and ops |
+//!
+//! Everything up to `place` needs no memory: [`workspace_bytes`] stops there, so that the KV region can
+//! take exactly what is left.
+//!
+//! Add and silu·mul fold always, rather than being optional like the other two: no device has, or
+//! needs, a kernel for them alone, and a plan with one would be slower everywhere. What is left to
+//! compare as *fused against unfused* is what has a kernel either way.
+
+pub mod bind;
+pub mod choose;
+pub mod fold;
+pub mod fuse;
+pub mod mark;
+pub mod order;
+pub mod place;
+pub mod stage;
+
+use crate::program::{Program, ProgramError};
+use crate::{Phase, Plan, ShapeKey};
+use device::cuda::launch::Target;
+use device::op::KvLayer;
+use device::{Span, StepLimits, StepState, Tensor};
+use serde::{Deserialize, Serialize};
+use stage::Stage;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a plan is made for. Plain data: a plan for a GPU can be made without one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompileTarget {
+    /// The device.
+    pub device: TargetDevice,
+    /// What to fuse; `None` takes what suits the device and the key.
+    pub fusion: Option<fuse::Fusion>,
+    /// Op names `breakable` breaks at.
+    pub breaks: BTreeSet<String>,
+    /// Op names `piecewise` splits at.
+    pub splits: BTreeSet<String>,
+}
+
+/// The device of a [`CompileTarget`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetDevice {
+    /// This machine's processor.
+    Cpu,
+    /// An NVIDIA GPU with these numbers.
+    Cuda(Target),
+}
+
+impl CompileTarget {
+    /// The processor.
+    pub fn cpu() -> CompileTarget {
+        Self::for_device(TargetDevice::Cpu)
+    }
+
+    /// A GPU with these numbers.
+    pub fn cuda(target: Target) -> CompileTarget {
+        Self::for_device(TargetDevice::Cuda(target))
+    }
+
+    /// A target with the usual marks: breaks and splits at attention.
+    pub fn for_device(device: TargetDevice) -> CompileTarget {
+        let at: BTreeSet<String> = ["attention".to_owned()].into();
+        CompileTarget { device, fusion: None, breaks: at.clone(), splits: at }
+    }
+
+    /// In one word, for listings.
+    pub fn name(&self) -> String {
+        match &self.device {
+            TargetDevice::Cpu => "cpu".into(),
+            TargetDevice::Cuda(target) => format!("{}x{}", target.arch(), target.sms),
+        }
+    }
+}
+
+/// Where the parts of an arena lie that a plan points into.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bindings {
+    /// Every weight of the program, by name.
+    pub weights: BTreeMap<String, Tensor>,
+    /// Positions × head_dim, f32: cosines, then sines.
+    pub rope: Tensor,
+    /// The step's tables.
+    pub state: StepState,
+    /// One per layer.
+    pub kv: Vec<KvLayer>,
+    /// At least [`workspace_bytes`] of the largest key.
+    pub workspace: Span,
+}
+
+/// Why no plan could be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// The program itself is broken.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The program does not run in this phase.
+    #[error("`{program}` has no {phase} phase")]
+    Phase {
+        /// The program.
+        program: String,
+        /// The phase.
+        phase: Phase,
+    },
+    /// An add or silu·mul that no linear can take as its epilogue.
+    #[error("`{step}` cannot become the epilogue of a linear: {why}")]
+    NoEpilogue {
+        /// The step.
+        step: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A value changed in place is read by more than one step.
+    #[error("`{value}` is rewritten in place but read by {readers} steps")]
+    SharedInPlace {
+        /// The value.
+        value: String,
+        /// How many read it.
+        readers: usize,
+    },
+    /// Steps that wait for each other.
+    #[error("steps wait for each other: {steps}")]
+    Cycle {
+        /// Their names.
+        steps: String,
+    },
+    /// A key larger than the state's limits.
+    #[error("{key} exceeds the limits of {rows} rows and {tokens} tokens")]
+    Limits {
+        /// The key.
+        key: String,
+        /// Most rows.
+        rows: u32,
+        /// Most tokens.
+        tokens: u32,
+    },
+    /// A weight, page set or table that is not bound as the program needs it.
+    #[error("{what}: {problem}")]
+    Binding {
+        /// What.
+        what: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The workspace is too small for this key.
+    #[error("{key} needs {needed} bytes of workspace; {available} are bound")]
+    Workspace {
+        /// The key.
+        key: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes bound.
+        available: u64,
+    },
+    /// An op the device refuses.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+/// A program scheduled for a key, before it has memory: what runs, in which order, at which offsets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// What runs.
+    pub stages: Vec<Stage>,
+    /// Where values and scratch lie in the workspace.
+    pub placement: place::Placement,
+}
+
+/// All passes that need no memory.
+pub fn schedule(
+    program: &Program,
+    target: &CompileTarget,
+    limits: &StepLimits,
+    key: &ShapeKey,
+) -> Result<Schedule, CompileError> {
+    program.check()?;
+    if !program.phases.contains(&key.phase) {
+        return Err(CompileError::Phase { program: program.name.clone(), phase: key.phase });
+    }
+    if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens {
+        let (rows, tokens) = (limits.rows, limits.tokens);
+        return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
+    }
+    let stages = fold::fold(program)?;
+    let fusion = target.fusion.unwrap_or_else(|| fuse::Fusion::suited(&target.device, key));
+    let stages = fuse::fuse(program, stages, fusion);
+    let stages = order::drop_idle_gathers(stages, key);
+    let stages = order::order(stages)?;
+    let scratch = choose::scratch(program, target, limits, key, &stages)?;
+    let placement = place::place(program, key, &stages, &scratch)?;
+    Ok(Schedule { stages, placement })
+}
+
+/// Bytes of workspace a key needs, exactly. Pure: no memory, no device.
+pub fn workspace_bytes(
+    program: &Program,
+    target: &CompileTarget,
+    limits: &StepLimits,
+    key: &ShapeKey,
+) -> Result<u64, CompileError> {
+    Ok(schedule(program, target, limits, key)?.placement.bytes)
+}
+
+/// The plan of a program for a key: every op with its spans, ready to run or record.
+pub fn compile(
+    program: &Program,
+    target: &CompileTarget,
+    key: &ShapeKey,
+    bindings: &Bindings,
+) -> Result<Plan, CompileError> {
+    let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
+    let nodes = bind::bind(program, key, bindings, &stages, &placement)?;
+    for node in &nodes {
+        node.op.check()?;
+    }
+    let marks = mark::mark(target, &stages);
+    let values = bind::placed_values(program, key, bindings, &placement);
+    let plan = Plan {
+        program: program.name.clone(),
+        target: target.name(),
+        key: key.clone(),
+        workspace: placement.bytes,
+        scratch: bind::placed_scratch(bindings, &placement),
+        nodes,
+        breaks: marks.breaks,
+        splits: marks.splits,
+        values,
+    };
+    debug_assert_eq!(plan.check(), vec![], "the placement pass broke its own promise");
+    Ok(plan)
+}

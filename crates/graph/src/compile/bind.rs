@@ -1,0 +1,192 @@
+//! Stages and offsets become ops and spans.
+
+use super::place::{Buffer, Placement};
+use super::stage::{Fold, Kind, Rope, Stage};
+use super::{Bindings, CompileError};
+use crate::plan::PlacedValue;
+use crate::program::{Dim, NormRef, Program, ValueId, WeightId};
+use crate::{Phase, ShapeKey};
+use device::op::{self, Epilogue, KvLayer, Norm};
+use device::step::count;
+use device::{Node, Op, Span, Tensor};
+
+/// One node per stage.
+pub fn bind(
+    program: &Program,
+    key: &ShapeKey,
+    bindings: &Bindings,
+    stages: &[Stage],
+    placement: &Placement,
+) -> Result<Vec<Node>, CompileError> {
+    if placement.bytes > bindings.workspace.len {
+        let (needed, available) = (placement.bytes, bindings.workspace.len);
+        return Err(CompileError::Workspace { key: key.to_string(), needed, available });
+    }
+    let binder = Binder { program, key, bindings, placement };
+    let node = |(index, stage): (usize, &Stage)| {
+        let op = binder.op(index, stage)?;
+        Ok(Node { op, name: stage.name.clone(), layer: stage.layer })
+    };
+    stages.iter().enumerate().map(node).collect()
+}
+
+/// Every value with its span and life.
+pub fn placed_values(
+    program: &Program,
+    key: &ShapeKey,
+    bindings: &Bindings,
+    placement: &Placement,
+) -> Vec<PlacedValue> {
+    let mut values = Vec::new();
+    for buffer in &placement.buffers {
+        for &id in &buffer.values {
+            let value = program.value(id);
+            values.push(PlacedValue {
+                name: value.name.clone(),
+                dtype: value.dtype,
+                rows: value.rows.size(key),
+                cols: value.cols,
+                span: span_of(bindings, buffer),
+                first: buffer.first,
+                last: buffer.last,
+            });
+        }
+    }
+    values
+}
+
+/// The spans that are only scratch, with the node they belong to.
+pub fn placed_scratch(bindings: &Bindings, placement: &Placement) -> Vec<(usize, Span)> {
+    let scratch = placement.buffers.iter().filter_map(|b| b.scratch_of.map(|stage| (stage, b)));
+    scratch.map(|(stage, buffer)| (stage, span_of(bindings, buffer))).collect()
+}
+
+fn span_of(bindings: &Bindings, buffer: &Buffer) -> Span {
+    bindings.workspace.part(buffer.offset, buffer.len)
+}
+
+struct Binder<'a> {
+    program: &'a Program,
+    key: &'a ShapeKey,
+    bindings: &'a Bindings,
+    placement: &'a Placement,
+}
+
+impl Binder<'_> {
+    fn op(&self, index: usize, stage: &Stage) -> Result<Op, CompileError> {
+        let state = self.bindings.state;
+        Ok(match &stage.kind {
+            Kind::Prologue => {
+                let (rows, tokens) = (self.key.rows, self.key.tokens);
+                Op::Prologue(op::Prologue { state, rows, tokens })
+            }
+            Kind::Embed { table, out } => Op::Embed(op::Embed {
+                ids: state.token,
+                table: self.weight(*table)?,
+                out: self.value(*out),
+            }),
+            Kind::RmsNorm { x, norm, out } => {
+                let (x, y, norm) = (self.value(*x), self.value(*out), self.norm(*norm)?);
+                Op::RmsNorm(op::RmsNorm { x, norm, y })
+            }
+            Kind::Linear { x, w, bias, norm, fold, out } => Op::Linear(op::Linear {
+                x: self.value(*x),
+                w: self.weight(*w)?,
+                bias: bias.map(|bias| self.weight(bias)).transpose()?,
+                norm: norm.map(|norm| self.norm(norm)).transpose()?,
+                epilogue: match fold {
+                    Fold::Store => Epilogue::Store,
+                    Fold::Residual(residual) => Epilogue::Residual(self.value(*residual)),
+                    Fold::SiluMul => Epilogue::SiluMul,
+                },
+                y: self.value(*out),
+                live: Some(self.live(*x)),
+                variant: self.key.variant.clone(),
+            }),
+            Kind::RopeKv(rope) => Op::RopeKv(self.rope(rope)?),
+            Kind::Attention { qkv, rope, scale, window, kv, out } => Op::Attention(op::Attention {
+                qkv: self.value(*qkv),
+                q_heads: self.program.shape.q_heads,
+                kv: self.kv(*kv)?,
+                state,
+                out: self.value(*out),
+                scale: *scale,
+                window: *window,
+                rows: self.key.rows,
+                single: self.key.phase == Phase::Decode,
+                rope: rope.map(|rope| self.rope(&rope).map(Box::new)).transpose()?,
+                scratch: self.scratch(index),
+                variant: self.key.variant.clone(),
+            }),
+            Kind::Gather { x, out } => Op::Gather(op::Gather {
+                index: state.last_index,
+                x: self.value(*x),
+                y: self.value(*out),
+            }),
+            Kind::Sample { logits } => Op::Sample(op::Sample {
+                logits: self.value(*logits),
+                state,
+                scratch: self.scratch(index),
+                rows: self.key.rows,
+            }),
+        })
+    }
+
+    fn value(&self, id: ValueId) -> Tensor {
+        let buffer = self.placement.of(id).expect("every value that is read has a buffer");
+        let value = self.program.value(id);
+        let span = span_of(self.bindings, buffer);
+        Tensor::dense(span, value.dtype, value.rows.size(self.key), value.cols)
+    }
+
+    fn weight(&self, id: WeightId) -> Result<Tensor, CompileError> {
+        let weight = self.program.weight(id);
+        let problem = match self.bindings.weights.get(&weight.name) {
+            Some(bound) if (bound.rows, bound.cols) == (weight.rows, weight.cols) => {
+                return Ok(*bound);
+            }
+            Some(bound) => format!(
+                "bound as {}×{}, needed as {}×{}",
+                bound.rows, bound.cols, weight.rows, weight.cols
+            ),
+            None => "not bound".into(),
+        };
+        Err(CompileError::Binding { what: format!("weight `{}`", weight.name), problem })
+    }
+
+    fn norm(&self, norm: NormRef) -> Result<Norm, CompileError> {
+        Ok(Norm { weight: self.weight(norm.weight)?, eps: norm.eps })
+    }
+
+    fn rope(&self, rope: &Rope) -> Result<op::RopeKv, CompileError> {
+        Ok(op::RopeKv {
+            qkv: self.value(rope.qkv),
+            q_heads: self.program.shape.q_heads,
+            q_norm: rope.q_norm.map(|norm| self.norm(norm)).transpose()?,
+            k_norm: rope.k_norm.map(|norm| self.norm(norm)).transpose()?,
+            rope: self.bindings.rope,
+            state: self.bindings.state,
+            kv: self.kv(rope.kv)?,
+        })
+    }
+
+    fn kv(&self, layer: u32) -> Result<KvLayer, CompileError> {
+        self.bindings.kv.get(layer as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("KV layer {layer}"),
+            problem: "not bound".into(),
+        })
+    }
+
+    /// The count of live rows of `x`, on the device: rows past it need no work.
+    fn live(&self, x: ValueId) -> Span {
+        let word = match self.program.value(x).rows {
+            Dim::Rows => count::ROWS,
+            _ => count::TOKENS,
+        };
+        self.bindings.state.counts.span.part(u64::from(word) * 4, 4)
+    }
+
+    fn scratch(&self, stage: usize) -> Option<Span> {
+        self.placement.scratch(stage).map(|buffer| span_of(self.bindings, buffer))
+    }
+}

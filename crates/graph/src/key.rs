@@ -1,0 +1,102 @@
+//! What tells one recorded graph from another.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The two kinds of step. A phase has its own runner, buckets and backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// One token per row, fed by the device to itself.
+    Decode,
+    /// Prompt chunks, with decode rows beside them or not.
+    Prefill,
+}
+
+impl Phase {
+    /// Both, in the order of every listing.
+    pub const ALL: [Phase; 2] = [Phase::Decode, Phase::Prefill];
+
+    /// The name in flags, metrics and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Decode => "decode",
+            Phase::Prefill => "prefill",
+        }
+    }
+
+    /// What a bucket of this phase counts.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Phase::Decode => "sequences",
+            Phase::Prefill => "tokens",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Every choice the host makes before a step: two steps with equal keys may share a graph, two with
+/// different keys may not. A choice that is not in the key would be baked into whichever step was
+/// recorded first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ShapeKey {
+    /// Which runner.
+    pub phase: Phase,
+    /// Tokens, padded to the bucket.
+    pub tokens: u32,
+    /// Rows (sequences), padded to the bucket.
+    pub rows: u32,
+    /// A kernel variant that was asked for by name; `None` leaves it to the target's rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Reserved for adapters: a graph with one is not a graph without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Reserved for draft lengths of speculative decoding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<u32>,
+}
+
+impl ShapeKey {
+    /// A decode step of `rows` sequences.
+    pub const fn decode(rows: u32) -> ShapeKey {
+        Self::new(Phase::Decode, rows, rows)
+    }
+
+    /// A prefill step of `tokens` tokens in at most `rows` rows.
+    pub const fn prefill(tokens: u32, rows: u32) -> ShapeKey {
+        Self::new(Phase::Prefill, tokens, rows)
+    }
+
+    const fn new(phase: Phase, tokens: u32, rows: u32) -> ShapeKey {
+        ShapeKey { phase, tokens, rows, variant: None, adapter: None, draft: None }
+    }
+
+    /// The key's size in the unit of its phase.
+    pub const fn bucket(&self) -> u32 {
+        match self.phase {
+            Phase::Decode => self.rows,
+            Phase::Prefill => self.tokens,
+        }
+    }
+}
+
+impl fmt::Display for ShapeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.phase {
+            Phase::Decode => write!(f, "decode/{}", self.rows)?,
+            Phase::Prefill => write!(f, "prefill/{}x{}", self.tokens, self.rows)?,
+        }
+        for (label, text) in [("variant", &self.variant), ("adapter", &self.adapter)] {
+            if let Some(text) = text {
+                write!(f, "/{label}={text}")?;
+            }
+        }
+        self.draft.map_or(Ok(()), |draft| write!(f, "/draft={draft}"))
+    }
+}

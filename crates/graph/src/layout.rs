@@ -1,0 +1,93 @@
+//! Lays a model out in an open arena: weights, tables, workspace, pages. The result is plain data; it
+//! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
+
+use crate::ShapeKey;
+use crate::compile::{Bindings, CompileError, CompileTarget, workspace_bytes};
+use crate::program::Program;
+use device::op::KvLayer;
+use device::{ALIGN, DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
+
+/// A model laid out up to the KV region, which takes what is left.
+#[derive(Debug)]
+pub struct Layout {
+    /// Not sealed yet.
+    pub arena: OpenArena,
+    /// Complete but for `kv`.
+    pub bindings: Bindings,
+}
+
+impl Layout {
+    /// Takes space for weights, rope table, step state and a workspace that serves every key of
+    /// `keys` (the largest one's bytes: buckets share it).
+    pub fn new(
+        program: &Program,
+        target: &CompileTarget,
+        limits: StepLimits,
+        keys: &[ShapeKey],
+    ) -> Result<Layout, CompileError> {
+        let mut arena = OpenArena::new();
+        let mut workspace = 0;
+        for key in keys {
+            workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
+        }
+        let mut weights = std::collections::BTreeMap::new();
+        for weight in &program.weights {
+            let span = arena.alloc(Region::Weights, "weights", weight.bytes());
+            let tensor = Tensor::dense(span, weight.dtype, weight.rows, weight.cols);
+            weights.insert(weight.name.clone(), tensor);
+        }
+        let shape = &program.shape;
+        let rope_bytes = u64::from(shape.max_positions) * u64::from(shape.head_dim) * 4;
+        let rope = arena.alloc(Region::Weights, "rope", rope_bytes);
+        let rope = Tensor::dense(rope, DType::F32, shape.max_positions, shape.head_dim);
+        let state =
+            StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
+        let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
+        let bindings = Bindings { weights, rope, state, kv: Vec::new(), workspace };
+        Ok(Layout { arena, bindings })
+    }
+
+    /// Adds `pages` pages per layer, the scratch page included.
+    pub fn add_pages(&mut self, program: &Program, pages: u32) {
+        let template = kv_layer(program, self.bindings.state.limits.page_size, pages);
+        for _ in 0..program.shape.layers {
+            let bytes = template.page_bytes() * u64::from(pages);
+            let span = self.arena.alloc(Region::Kv, "pages", bytes);
+            self.bindings.kv.push(KvLayer { span, ..template });
+        }
+    }
+}
+
+/// How many pages fit `bytes`, the scratch page included. Exact: alignment of each layer counted.
+pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
+    let layers = u64::from(program.shape.layers);
+    let page = kv_layer(program, page_size, 0).page_bytes();
+    let per_layer = bytes / layers / ALIGN * ALIGN;
+    u32::try_from(per_layer / page).unwrap_or(u32::MAX)
+}
+
+fn kv_layer(program: &Program, page_size: u32, pages: u32) -> KvLayer {
+    let shape = &program.shape;
+    let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
+    KvLayer {
+        span: nowhere,
+        dtype: shape.kv_dtype,
+        pages,
+        page_size,
+        heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+    }
+}
+
+/// The rope table's contents: for each position the cosines of `head_dim / 2` frequencies, then their
+/// sines. `inv_freq` is the model's, so that scaled variants need nothing here.
+pub fn rope_table(max_positions: u32, inv_freq: &[f32]) -> Vec<f32> {
+    let mut table = Vec::with_capacity(max_positions as usize * inv_freq.len() * 2);
+    for position in 0..max_positions {
+        // f64: at position 40,000 an f32 angle is off by 0.002 rad.
+        let angle = |&freq: &f32| f64::from(position) * f64::from(freq);
+        table.extend(inv_freq.iter().map(|freq| angle(freq).cos() as f32));
+        table.extend(inv_freq.iter().map(|freq| angle(freq).sin() as f32));
+    }
+    table
+}

@@ -1,0 +1,259 @@
+//! Writes a program down the way a paper does: values in, values out, layers by name.
+
+use super::{
+    Dim, Mark, ModelShape, NormRef, Program, ProgramError, ProgramOp, Step, Value, ValueId,
+    WeightId, WeightRef,
+};
+use crate::Phase;
+use device::DType;
+
+/// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
+/// returns, so that a model's code stays free of `?`.
+///
+/// ```
+/// use graph::program::{ModelShape, ProgramBuilder, WeightRef};
+/// use device::DType::F32;
+/// let shape = ModelShape {
+///     hidden: 64, q_heads: 4, kv_heads: 2, head_dim: 16, vocab: 96, layers: 1,
+///     max_positions: 128, act_dtype: F32, kv_dtype: F32,
+/// };
+/// let mut b = ProgramBuilder::new("tiny", shape);
+/// let w = |name: &str, rows, cols| WeightRef::matrix(name, F32, rows, cols);
+/// let norm = |name: &str| WeightRef::vector(name, F32, 64);
+/// let mut x = b.embed("embed", w("embed", 96, 64));
+/// for l in 0..1 {
+///     x = b.layer(l, |b| {
+///         let h = b.rms_norm("norm", x, norm("0.norm"), 1e-6);
+///         let qkv = b.linear("qkv", h, w("0.qkv", shape.qkv_cols(), 64), None);
+///         let qkv = b.rope_kv("rope", qkv, None, None);
+///         let a = b.attention("attn", qkv, 0.25, None);
+///         let o = b.linear("o", a, w("0.o", 64, 64), None);
+///         let x = b.add("attn_out", x, o);
+///         let h = b.rms_norm("mlp_norm", x, norm("0.mlp_norm"), 1e-6);
+///         let g = b.linear("gate_up", h, w("0.gate_up", 256, 64).gate_up(), None);
+///         let m = b.silu_mul("act", g);
+///         let d = b.linear("down", m, w("0.down", 64, 128), None);
+///         b.add("mlp_out", x, d)
+///     });
+/// }
+/// let last = b.gather_last("last", x);
+/// let h = b.rms_norm("norm", last, norm("norm"), 1e-6);
+/// let logits = b.logits("head", h, w("embed", 96, 64));
+/// b.sample("sample", logits);
+/// let program = b.finish().unwrap();
+/// assert_eq!(program.weights.len(), 8, "the tied head is bound once");
+/// ```
+#[derive(Debug)]
+pub struct ProgramBuilder {
+    program: Program,
+    layer: Option<u32>,
+    error: Option<ProgramError>,
+}
+
+impl ProgramBuilder {
+    /// An empty program for both phases.
+    pub fn new(name: impl Into<String>, shape: ModelShape) -> ProgramBuilder {
+        let program = Program {
+            name: name.into(),
+            shape,
+            phases: Phase::ALL.to_vec(),
+            weights: Vec::new(),
+            values: Vec::new(),
+            steps: Vec::new(),
+        };
+        ProgramBuilder { program, layer: None, error: None }
+    }
+
+    /// The model's numbers.
+    pub fn shape(&self) -> ModelShape {
+        self.program.shape
+    }
+
+    /// Restricts the program to some phases.
+    pub fn phases(&mut self, phases: &[Phase]) {
+        self.program.phases = phases.to_vec();
+    }
+
+    /// Everything built inside belongs to layer `index`.
+    pub fn layer<R>(&mut self, index: u32, build: impl FnOnce(&mut Self) -> R) -> R {
+        let outer = self.layer.replace(index);
+        let result = build(self);
+        self.layer = outer;
+        result
+    }
+
+    /// The step's tokens through `table` (vocab × hidden).
+    pub fn embed(&mut self, name: &str, table: WeightRef) -> ValueId {
+        let cols = table.cols;
+        let table = self.weight(table);
+        let dtype = self.program.shape.act_dtype;
+        self.make(name, Dim::Tokens, cols, dtype, |out| ProgramOp::Embed { table, out })
+    }
+
+    /// RMS normalisation of each row of `x`.
+    pub fn rms_norm(&mut self, name: &str, x: ValueId, weight: WeightRef, eps: f32) -> ValueId {
+        let norm = self.norm(weight, eps);
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |out| ProgramOp::RmsNorm { x, norm, out })
+    }
+
+    /// `x · wᵀ + bias`, stored in `x`'s dtype.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        w: WeightRef,
+        bias: Option<WeightRef>,
+    ) -> ValueId {
+        let dtype = self.program.value(x).dtype;
+        self.linear_as(name, x, w, bias, dtype)
+    }
+
+    /// The head: `x · wᵀ` stored in f32, because two logits that differ only past bf16 are not equal.
+    pub fn logits(&mut self, name: &str, x: ValueId, w: WeightRef) -> ValueId {
+        self.linear_as(name, x, w, None, DType::F32)
+    }
+
+    /// `x · wᵀ + bias`, stored as `dtype`.
+    pub fn linear_as(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        w: WeightRef,
+        bias: Option<WeightRef>,
+        dtype: DType,
+    ) -> ValueId {
+        let (rows, cols) = (self.program.value(x).rows, w.rows);
+        let w = self.weight(w);
+        let bias = bias.map(|bias| self.weight(bias));
+        self.make(name, rows, cols, dtype, |out| ProgramOp::Linear { x, w, bias, out })
+    }
+
+    /// `a + b`; `b` comes from a linear.
+    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(a);
+        self.make(name, rows, cols, dtype, |out| ProgramOp::Add { a, b, out })
+    }
+
+    /// `silu(gate) · up` over alternating columns of `x`, which comes from a linear.
+    pub fn silu_mul(&mut self, name: &str, x: ValueId) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols / 2, dtype, |out| ProgramOp::SiluMul { x, out })
+    }
+
+    /// Rotates q and k by position (after their norms, given as weight and epsilon) and writes k and
+    /// v to the layer's pages.
+    pub fn rope_kv(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        q_norm: Option<(WeightRef, f32)>,
+        k_norm: Option<(WeightRef, f32)>,
+    ) -> ValueId {
+        let q_norm = q_norm.map(|(weight, eps)| self.norm(weight, eps));
+        let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
+        let kv = self.kv_layer(name);
+        let Value { rows, cols, dtype, .. } = *self.program.value(qkv);
+        self.make(name, rows, cols, dtype, |out| ProgramOp::RopeKv { qkv, q_norm, k_norm, kv, out })
+    }
+
+    /// Causal attention of what [`ProgramBuilder::rope_kv`] made.
+    pub fn attention(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        scale: f32,
+        window: Option<u32>,
+    ) -> ValueId {
+        let kv = self.kv_layer(name);
+        let Value { rows, dtype, .. } = *self.program.value(qkv);
+        let cols = self.program.shape.q_cols();
+        self.make(name, rows, cols, dtype, |out| ProgramOp::Attention {
+            qkv,
+            scale,
+            window,
+            kv,
+            out,
+        })
+    }
+
+    /// The last token of each row.
+    pub fn gather_last(&mut self, name: &str, x: ValueId) -> ValueId {
+        let Value { cols, dtype, .. } = *self.program.value(x);
+        self.make(name, Dim::Rows, cols, dtype, |out| ProgramOp::GatherLast { x, out })
+    }
+
+    /// Chooses tokens from `logits`; ends the program.
+    pub fn sample(&mut self, name: &str, logits: ValueId) {
+        self.push(name, ProgramOp::Sample { logits });
+    }
+
+    /// Marks the step that made `value`.
+    pub fn mark(&mut self, value: ValueId, mark: Mark) {
+        if let Some(step) = self.program.steps.iter_mut().find(|s| s.op.out() == Some(value)) {
+            step.mark = Some(mark);
+        }
+    }
+
+    /// The program, checked as a whole.
+    pub fn finish(self) -> Result<Program, ProgramError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        self.program.check()?;
+        Ok(self.program)
+    }
+
+    fn norm(&mut self, weight: WeightRef, eps: f32) -> NormRef {
+        NormRef { weight: self.weight(weight), eps }
+    }
+
+    /// The id of a weight; the same name always means the same weight.
+    fn weight(&mut self, weight: WeightRef) -> WeightId {
+        let known = self.program.weights.iter().position(|w| w.name == weight.name);
+        if let Some(index) = known {
+            if self.program.weights[index] != weight {
+                self.fail(ProgramError::WeightTwice { name: weight.name });
+            }
+            return WeightId(index as u32);
+        }
+        self.program.weights.push(weight);
+        WeightId(self.program.weights.len() as u32 - 1)
+    }
+
+    fn kv_layer(&mut self, name: &str) -> u32 {
+        if self.layer.is_none() {
+            self.fail(ProgramError::OutsideLayer { step: name.to_owned() });
+        }
+        self.layer.unwrap_or(0)
+    }
+
+    fn make(
+        &mut self,
+        name: &str,
+        rows: Dim,
+        cols: u32,
+        dtype: DType,
+        op: impl FnOnce(ValueId) -> ProgramOp,
+    ) -> ValueId {
+        let out = ValueId(self.program.values.len() as u32);
+        let full = match self.layer {
+            Some(layer) => format!("{layer}.{name}"),
+            None => name.to_owned(),
+        };
+        if self.program.values.iter().any(|value| value.name == full) {
+            self.fail(ProgramError::NameTwice { name: full.clone() });
+        }
+        self.program.values.push(Value { name: full, rows, cols, dtype });
+        self.push(name, op(out));
+        out
+    }
+
+    fn push(&mut self, name: &str, op: ProgramOp) {
+        self.program.steps.push(Step { op, name: name.into(), layer: self.layer, mark: None });
+    }
+
+    fn fail(&mut self, error: ProgramError) {
+        self.error.get_or_insert(error);
+    }
+}
