@@ -1,22 +1,149 @@
-//! From an op to launches: a pure function over plain data.
+//! From an op to launches: a pure function over plain data. Each op's part is `ops/<op>/cuda.rs`.
 //!
 //! Scratch: the caller reserves **one span in [`crate::Region::State`]**, as long as the largest
 //! [`scratch_bytes`] of all ops of all its graphs, zero at the start, and gives it to every op as
 //! `scratch`. Nothing in it outlives an op, but its first [`SEMAPHORE_BYTES`] count arrivals of blocks
 //! and are zero again when an op ends; that is why it must not share memory with other values.
 
-use super::launch::{Lowered, Target};
-use crate::{Error, Op, Result};
+use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
+use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Bytes at the front of a scratch span that are zero between ops.
 pub const SEMAPHORE_BYTES: u64 = 64 << 10;
 
 /// What an op becomes on `target`, in order.
-pub fn lower(op: &Op, _target: &Target) -> Result<Vec<Lowered>> {
-    Err(Error::Contract { op: op.name().into(), problem: "has no CUDA kernel yet".into() })
+pub fn lower(op: &Op, target: &Target) -> Result<Vec<Lowered>> {
+    match op {
+        Op::Prologue(op) => op.lower(target),
+        Op::Embed(op) => op.lower(target),
+        Op::RmsNorm(op) => op.lower(target),
+        Op::Linear(op) => op.lower(target),
+        Op::RopeKv(op) => op.lower(target),
+        Op::Attention(op) => op.lower(target),
+        Op::Gather(op) => op.lower(target),
+        Op::Sample(op) => op.lower(target),
+        Op::Noise(op) => op.lower(target),
+        Op::Copy(op) => Ok(vec![Lowered::Copy { from: op.from, to: op.to }]),
+        Op::Fill(op) => Ok(vec![Lowered::Fill { to: op.to, word: op.word }]),
+    }
 }
 
 /// Bytes of scratch the op needs on `target`; 0 for most.
-pub fn scratch_bytes(_op: &Op, _target: &Target) -> u64 {
-    0
+pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
+    match op {
+        Op::Linear(op) => op.scratch_bytes(target),
+        Op::Attention(op) => op.scratch_bytes(target),
+        Op::Sample(op) => op.scratch_bytes(target),
+        _ => 0,
+    }
+}
+
+/// A launch in the making: what varies is given, the rest has the usual value.
+pub(crate) struct Kernel(Launch);
+
+impl Kernel {
+    /// A kernel of `kernels/<source>.cu`; it waits for its predecessor where the GPU can.
+    pub(crate) fn new(target: &Target, source: &str, entry: &str) -> Kernel {
+        let kernel = KernelKey { source: source.into(), entry: entry.into(), defines: Vec::new() };
+        Kernel(Launch {
+            kernel,
+            grid: [1, 1, 1],
+            block: [256, 1, 1],
+            cluster: [1, 1, 1],
+            shared: 0,
+            args: Vec::new(),
+            waits: target.capability.0 >= 9,
+        })
+    }
+
+    /// A shape constant.
+    pub(crate) fn define(mut self, name: &str, value: impl std::fmt::Display) -> Kernel {
+        self.0.kernel.defines.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// Several shape constants.
+    pub(crate) fn defines(self, pairs: &[(&str, u32)]) -> Kernel {
+        pairs.iter().fold(self, |kernel, (name, value)| kernel.define(name, value))
+    }
+
+    /// Blocks.
+    pub(crate) fn grid(mut self, x: u32, y: u32, z: u32) -> Kernel {
+        self.0.grid = [x, y, z];
+        self
+    }
+
+    /// Threads per block.
+    pub(crate) fn threads(mut self, threads: u32) -> Kernel {
+        self.0.block = [threads, 1, 1];
+        self
+    }
+
+    /// Dynamic shared memory.
+    pub(crate) fn shared(mut self, bytes: u32) -> Kernel {
+        self.0.shared = bytes;
+        self
+    }
+
+    /// The next arguments are these addresses.
+    pub(crate) fn spans(mut self, spans: &[Span]) -> Kernel {
+        self.0.args.extend(spans.iter().map(|span| Arg::Address(*span)));
+        self
+    }
+
+    /// The next arguments are the addresses of these tensors.
+    pub(crate) fn tensors(self, tensors: &[&Tensor]) -> Kernel {
+        tensors.iter().fold(self, |kernel, tensor| kernel.arg(Arg::Address(tensor.span)))
+    }
+
+    /// The next argument is an address, or null.
+    pub(crate) fn optional(self, span: Option<Span>) -> Kernel {
+        self.arg(span.map_or(Arg::Null, Arg::Address))
+    }
+
+    /// The next arguments are these integers.
+    pub(crate) fn ints(mut self, values: &[u32]) -> Kernel {
+        self.0.args.extend(values.iter().map(|value| Arg::U32(*value)));
+        self
+    }
+
+    /// The next argument.
+    pub(crate) fn arg(mut self, arg: Arg) -> Kernel {
+        self.0.args.push(arg);
+        self
+    }
+
+    /// Done.
+    pub(crate) fn lowered(self) -> Lowered {
+        Lowered::Launch(self.0)
+    }
+}
+
+/// The number a kernel knows a format by (`prelude.cuh`).
+pub(crate) fn code(dtype: DType, op: &str) -> Result<u32> {
+    Ok(match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::Q4_0 => 10,
+        DType::Q4_1 => 11,
+        DType::Q5_0 => 12,
+        DType::Q5_1 => 13,
+        DType::Q8_0 => 14,
+        DType::Q2K => 20,
+        DType::Q3K => 21,
+        DType::Q4K => 22,
+        DType::Q5K => 23,
+        DType::Q6K => 24,
+        DType::U32 | DType::U8 | DType::P4 | DType::P8 => {
+            let problem = format!("{dtype:?} is not a format of the CUDA kernels");
+            return Err(Error::Contract { op: op.into(), problem });
+        }
+    })
+}
+
+/// Whether every row of a tensor starts at a multiple of 16 bytes and holds whole groups of eight.
+pub(crate) fn aligned(tensor: &Tensor) -> bool {
+    let whole = tensor.cols.is_multiple_of(8) && tensor.stride.is_multiple_of(8);
+    whole && tensor.span.offset.is_multiple_of(16)
 }

@@ -7,6 +7,8 @@
 //! With `single` every live row has exactly one token and row r's token index is r. Pad rows have
 //! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
 use crate::Result;
 use crate::op::Attention;

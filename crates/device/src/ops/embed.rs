@@ -1,6 +1,8 @@
 //! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0: a wrong
 //! token must not become a wild read.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
 use crate::op::Embed;
 use crate::{DType, Result};

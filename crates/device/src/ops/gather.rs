@@ -1,6 +1,8 @@
 //! `y[i] = x[index[i]]`: the last token of each row before the head. Equal dtypes; an index past `x`
 //! reads row 0.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit};
 use crate::op::Gather;
 use crate::{DType, Result};

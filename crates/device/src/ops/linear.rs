@@ -5,6 +5,8 @@
 //! storing. For `SiluMul` the rows of `w` alternate gate and up, so `y` has n/2 columns.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
 use crate::Result;
 use crate::op::{Epilogue, Linear};

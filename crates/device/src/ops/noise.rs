@@ -5,6 +5,8 @@
 //! `mean + scale · u` is one f32 multiplication, one f32 addition, then a rounding to nearest even to the
 //! dtype: every device gives the same bits. Only F32, F16 and BF16.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require_fit, require_float};
 use crate::Result;
 use crate::op::Noise;

@@ -19,6 +19,8 @@
 //! Row lists never exceed the bucket and q_len never exceeds the tokens of the bucket: the runner
 //! guarantees it; the op clamps rather than writing outside its tables.
 
+pub(crate) mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
 use crate::op::Prologue;

@@ -1,5 +1,7 @@
 //! `y = x / sqrt(mean(x²) + eps) · weight` for each row; the mean and the scaling in f32.
 
+pub(crate) mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
 use crate::Result;
 use crate::op::RmsNorm;

@@ -6,6 +6,8 @@
 //! All in f32, rounded once when storing. A pad token's slot lies in the scratch page (page 0), so it
 //! may be written like any other; it never touches a live page.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
 use crate::op::RopeKv;
 use crate::{DType, Result};

@@ -20,6 +20,8 @@
 //! rows, per row token, flags and log-probabilities; its launch number after everything else, so that a
 //! host that sees n sees the whole entry.
 
+mod cuda;
+
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
 use crate::Result;
 use crate::op::Sample;

@@ -1,0 +1,65 @@
+// Attention for any formats: a block of four warps per token and query head. q is already rotated and
+// this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), SINGLE;
+// types XT (q), KT (pages), YT.
+#include "prelude.cuh"
+
+#define PER ((D + 31) / 32)
+
+extern "C" __global__ void __launch_bounds__(128)
+attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
+              const u32* page_table, const u32* token_row, u32 rows, u32 pages_per_seat, u32 q_stride,
+              u32 out_stride, float scale) {
+    __shared__ float merged[4][D];
+    __shared__ float maxima[4], totals[4];
+    const u32 t = blockIdx.x, h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 head = h / (HQ / HKV);
+    wait_for_predecessor();
+    let_successor_start();
+    const u32 row = SINGLE ? t : token_row[t];
+    if (row >= rows) return;
+    const u32 length = kv_len[row];
+    if (length == 0) {
+        if (SINGLE)
+            for (u32 i = threadIdx.x; i < D; i += 128) store1<YT>(out, (u64)t * out_stride + h * D + i, 0.0f);
+        return;
+    }
+    const u32 last = SINGLE ? length - 1 : length - (q_start[row + 1] - q_start[row]) + (t - q_start[row]);
+    const u32 begin = WINDOW && last + 1 > WINDOW ? last + 1 - WINDOW : 0;
+    const u32* pages = page_table + (u64)row_seat[row] * pages_per_seat;
+    float q[PER], sums[PER], maximum = -INFINITY, total = 0.0f;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = lane + 32 * c;
+        q[c] = i < D ? load1<XT>(qkv, (u64)t * q_stride + h * D + i) * scale : 0.0f;
+        sums[c] = 0.0f;
+    }
+    for (u32 p = begin + warp; p <= last; p += 4) {
+        const u64 k = ((u64)pages[p / PAGE] * 2 * HKV + head) * (PAGE * D) + p % PAGE * D;
+        const u64 v = k + (u64)HKV * PAGE * D;
+        float score = 0.0f;
+#pragma unroll
+        for (int c = 0; c < PER; c++)
+            if (lane + 32 * c < D) score += q[c] * load1<KT>(kv, k + lane + 32 * c);
+        score = warp_sum(score);
+        const float top = fmaxf(maximum, score), keep = expf(maximum - top), weight = expf(score - top);
+        total = total * keep + weight;
+#pragma unroll
+        for (int c = 0; c < PER; c++)
+            if (lane + 32 * c < D) sums[c] = sums[c] * keep + weight * load1<KT>(kv, v + lane + 32 * c);
+        maximum = top;
+    }
+#pragma unroll
+    for (int c = 0; c < PER; c++)
+        if (lane + 32 * c < D) merged[warp][lane + 32 * c] = sums[c];
+    if (lane == 0) maxima[warp] = maximum, totals[warp] = total;
+    __syncthreads();
+    float top = maxima[0];
+    for (int w = 1; w < 4; w++) top = fmaxf(top, maxima[w]);
+    total = 0.0f;
+    for (int w = 0; w < 4; w++) total += totals[w] * expf(maxima[w] - top);
+    for (u32 i = threadIdx.x; i < D; i += 128) {
+        float v = 0.0f;
+        for (int w = 0; w < 4; w++) v += merged[w][i] * expf(maxima[w] - top);
+        store1<YT>(out, (u64)t * out_stride + h * D + i, v / total);
+    }
+}

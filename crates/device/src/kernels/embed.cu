@@ -1,0 +1,28 @@
+// out[t] = table[ids[t]]; a block per token. XT: table's type, YT: out's.
+#include "quant.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+embed(const u32* ids, const void* table, void* out, u32 vocab, u32 width, u32 table_stride, u32 out_stride) {
+    wait_for_predecessor();
+    let_successor_start();
+    const u32 t = blockIdx.x;
+    u32 id = ids[t];
+    if (id >= vocab) id = 0;
+    const u8* row = weight_row<XT>(table, id, table_stride);
+    const u64 to = (u64)t * out_stride;
+    for (u32 i = threadIdx.x * 8; i < width; i += 256 * 8) {
+        if (ALIGNED) {
+            float v[8];
+            weights8<XT>(row, i, v);
+            store8<YT>(out, to + i, v);
+        } else {
+#if XT <= BF16
+            for (u32 e = i; e < width && e < i + 8; e++) store1<YT>(out, to + e, load1<XT>(row, e));
+#else
+            float v[8];
+            weights8<XT>(row, i, v);
+            for (u32 e = 0; e < 8; e++) store1<YT>(out, to + i + e, v[e]);
+#endif
+        }
+    }
+}

@@ -1,0 +1,208 @@
+// What every kernel here stands on: number formats by bit operations, dependent launch, reductions,
+// asynchronous copies and matrix instructions. No CUDA header is needed.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The values of the dtype macros (XT, WT, …).
+#define F32 0
+#define F16 1
+#define BF16 2
+#define Q4_0 10
+#define Q4_1 11
+#define Q5_0 12
+#define Q5_1 13
+#define Q8_0 14
+#define Q2K 20
+#define Q3K 21
+#define Q4K 22
+#define Q5K 23
+#define Q6K 24
+
+#define DEVICE __device__ __forceinline__
+#define FULL 0xffffffffu
+#define INFINITY __int_as_float(0x7f800000)
+
+// ---- dependent launch -------------------------------------------------------------------------
+// Nothing that an earlier kernel wrote may be read before `wait_for_predecessor`, in any thread; the
+// clobber keeps the compiler from hoisting loads. No activation pointer is `__restrict__` for the same
+// reason. `let_successor_start` gives no visibility; it is called after the wait, so that when a kernel
+// starts early, everything before its predecessor is complete.
+
+DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+DEVICE void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---- number formats ---------------------------------------------------------------------------
+
+DEVICE float bf16_to_float(u16 v) { return __uint_as_float((u32)v << 16); }
+DEVICE u16 float_to_bf16(float v) {
+    u16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+    return r;
+}
+DEVICE u32 pack_bf16(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+DEVICE float f16_to_float(u16 v) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v));
+    return r;
+}
+DEVICE u16 float_to_f16(float v) {
+    u16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(v));
+    return r;
+}
+DEVICE u32 pack_f16(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+template <int T> DEVICE u32 pack2(float lo, float hi) {
+    return T == F16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
+}
+template <int T> DEVICE float low_half(u32 v) {
+    return T == F16 ? f16_to_float((u16)v) : __uint_as_float(v << 16);
+}
+template <int T> DEVICE float high_half(u32 v) {
+    return T == F16 ? f16_to_float((u16)(v >> 16)) : __uint_as_float(v & 0xffff0000u);
+}
+
+// One element of a plain type.
+template <int T> DEVICE float load1(const void* p, u64 i) {
+    if (T == F32) return ((const float*)p)[i];
+    if (T == F16) return f16_to_float(((const u16*)p)[i]);
+    return bf16_to_float(((const u16*)p)[i]);
+}
+template <int T> DEVICE void store1(void* p, u64 i, float v) {
+    if (T == F32) ((float*)p)[i] = v;
+    else if (T == F16) ((u16*)p)[i] = float_to_f16(v);
+    else ((u16*)p)[i] = float_to_bf16(v);
+}
+// What a value becomes when it is stored and read again.
+template <int T> DEVICE float rounded(float v) {
+    if (T == F32) return v;
+    if (T == F16) return f16_to_float(float_to_f16(v));
+    return bf16_to_float(float_to_bf16(v));
+}
+
+// Eight elements from 16-byte aligned memory (32 bytes for F32).
+template <int T> DEVICE void load8(const void* p, u64 i, float (&out)[8]) {
+    if (T == F32) {
+        const float4* q = (const float4*)((const float*)p + i);
+        float4 a = q[0], b = q[1];
+        out[0] = a.x; out[1] = a.y; out[2] = a.z; out[3] = a.w;
+        out[4] = b.x; out[5] = b.y; out[6] = b.z; out[7] = b.w;
+    } else {
+        uint4 a = *(const uint4*)((const u16*)p + i);
+        out[0] = low_half<T>(a.x); out[1] = high_half<T>(a.x);
+        out[2] = low_half<T>(a.y); out[3] = high_half<T>(a.y);
+        out[4] = low_half<T>(a.z); out[5] = high_half<T>(a.z);
+        out[6] = low_half<T>(a.w); out[7] = high_half<T>(a.w);
+    }
+}
+template <int T> DEVICE void store8(void* p, u64 i, const float (&v)[8]) {
+    if (T == F32) {
+        float4* q = (float4*)((float*)p + i);
+        q[0] = make_float4(v[0], v[1], v[2], v[3]);
+        q[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *(uint4*)((u16*)p + i) = make_uint4(pack2<T>(v[0], v[1]), pack2<T>(v[2], v[3]),
+                                            pack2<T>(v[4], v[5]), pack2<T>(v[6], v[7]));
+    }
+}
+
+// ---- reductions -------------------------------------------------------------------------------
+
+DEVICE float warp_sum(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(FULL, v, o);
+    return v;
+}
+DEVICE float warp_max(float v) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL, v, o));
+    return v;
+}
+
+// ---- asynchronous copies ----------------------------------------------------------------------
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+DEVICE void copy16_async(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+// Copies 16 bytes, or writes zeros when `live` is false.
+DEVICE void copy16_async_or_zero(u32 to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(live ? 16 : 0)
+                 : "memory");
+}
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- matrix instructions ----------------------------------------------------------------------
+
+// c[16×8] += a[16×16] · b[16×8]; lane = 4·g + j holds rows g, g+8 of a and c, column g of b.
+template <int T>
+DEVICE void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (T == F16)
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+            "{%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEVICE void load_matrices_transposed(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+DEVICE u32 transpose_8x8(u32 v) {
+    u32 r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+// ---- ordered memory ---------------------------------------------------------------------------
+
+DEVICE u64 load_acquire_system(const u64* p) {
+    u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE void store_release_system(u64* p, u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+DEVICE u32 add_acquire_release(u32* p, u32 v) {
+    u32 r;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(r)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return r;
+}

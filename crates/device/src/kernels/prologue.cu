@@ -1,0 +1,181 @@
+// Starts a step: applies the mail, derives the step's tables. One block.
+// The layout of records comes as macros: see `cuda.rs` beside the op.
+#include "prelude.cuh"
+
+#define THREADS 1024
+
+// Exclusive sum of one value per thread; the total in `total`.
+DEVICE u32 scan(u32 v, u32* shared, u32& total) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 sum = v;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        const u32 other = __shfl_up_sync(FULL, sum, o);
+        if (lane >= o) sum += other;
+    }
+    if (lane == 31) shared[warp] = sum;
+    __syncthreads();
+    u32 before = 0;
+    total = 0;
+    for (u32 w = 0; w < THREADS / 32; w++) {
+        if (w < warp) before += shared[w];
+        total += shared[w];
+    }
+    __syncthreads();
+    return before + sum - v;
+}
+
+DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
+                       u32* biases, u32* seen, u32* counts, u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket) {
+    const u32 tid = threadIdx.x;
+    const u32 joins = min(mail[MAIL_JOINS], ROWS_LIMIT), pages = min(mail[MAIL_PAGES], PAGES_CAP);
+    const u32 bias_count = min(mail[MAIL_BIASES], BIASES_CAP), seen_count = min(mail[MAIL_SEEN], SEEN_CAP);
+    for (u32 j = 0; j < joins; j++) {
+        const volatile u32* join = mail + AREA_JOINS + j * JOIN_WORDS;
+        const u32 seat = join[0];
+        if (seat > SEATS) continue;
+        if (tid == 0) {
+            seat_len[seat] = join[1];
+            seat_token[seat] = join[2];
+        }
+        for (u32 i = tid; i < PARAM_WORDS; i += THREADS) params[seat * PARAM_WORDS + i] = join[4 + i];
+        for (u32 i = tid; i < PAGES_PER_SEAT; i += THREADS) page_table[(u64)seat * PAGES_PER_SEAT + i] = 0;
+        if (seen && join[4 + PARAM_PENALISED])
+            for (u32 i = tid; i < VOCAB; i += THREADS) seen[(u64)seat * VOCAB + i] = 0;
+    }
+    __syncthreads();
+    for (u32 i = tid; i < pages; i += THREADS) {
+        const volatile u32* entry = mail + AREA_PAGES + 3 * i;
+        if (entry[0] <= SEATS && entry[1] < PAGES_PER_SEAT)
+            page_table[(u64)entry[0] * PAGES_PER_SEAT + entry[1]] = entry[2];
+    }
+    for (u32 i = tid; i < bias_count; i += THREADS) {
+        const volatile u32* entry = mail + AREA_BIASES + 4 * i;
+        if (entry[0] <= SEATS && entry[1] < MAX_BIASES) {
+            u32* to = biases + ((u64)entry[0] * MAX_BIASES + entry[1]) * 2;
+            to[0] = entry[2];
+            to[1] = entry[3];
+        }
+    }
+    if (seen)
+        for (u32 i = tid; i < seen_count; i += THREADS) {
+            const volatile u32* entry = mail + AREA_SEEN + 3 * i;
+            if (entry[0] > SEATS || entry[1] >= VOCAB) continue;
+            u32* to = seen + (u64)entry[0] * VOCAB + entry[1];
+            atomicOr(to, 0x80000000u);
+            if (entry[2]) atomicAdd(to, 1);
+        }
+    if (mail[MAIL_ROWS_CHANGED]) {
+        const u32 rows = min(mail[MAIL_ROWS], bucket);
+        for (u32 r = tid; r < rows; r += THREADS) {
+            const volatile u32* entry = mail + AREA_ROWS + 3 * r;
+            row_seat[r] = min(entry[0], SEATS);
+            row_q_len[r] = entry[1];
+            row_flags[r] = entry[2];
+        }
+        if (tid == 0) counts[COUNT_ROWS] = rows;
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* biases, u32* seen, u32* counts,
+         u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
+         u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, u32 bucket_rows,
+         u32 bucket_tokens) {
+    __shared__ u32 shared[THREADS / 32];
+    __shared__ u64 shared_launch[2];
+    // Rows as they stand in this step: first token, KV length before it, seat, place in the mail's tokens.
+    __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
+    const u32 tid = threadIdx.x;
+    wait_for_predecessor();
+    let_successor_start();
+    if (tid == 0) {
+        const u64 launch = ((u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO]) + 1;
+        counts[COUNT_LAUNCH_LO] = (u32)launch;
+        counts[COUNT_LAUNCH_HI] = (u32)(launch >> 32);
+        shared_launch[0] = launch;
+        shared_launch[1] = load_acquire_system((const u64*)(launch & 1 ? mail1 : mail0));
+    }
+    __syncthreads();
+    const bool mailed = shared_launch[0] == shared_launch[1];
+    const volatile u32* mail = shared_launch[0] & 1 ? mail1 : mail0;
+    if (mailed) {
+        __threadfence_system();
+        apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
+                   row_q_len, bucket_rows);
+    }
+    const u32 rows = min(counts[COUNT_ROWS], bucket_rows);
+
+    // Rows, THREADS at a time.
+    u32 tokens = 0, prompt_tokens = 0, longest = 0;
+    for (u32 base = 0; base < bucket_rows; base += THREADS) {
+        const u32 r = base + tid;
+        u32 q_len = 0, flags = 0, seat = SEATS;
+        if (r < rows) q_len = row_q_len[r], flags = row_flags[r], seat = row_seat[r];
+        if (q_len > bucket_tokens) q_len = bucket_tokens;
+        u32 total, prompt_total;
+        const u32 start = tokens + scan(q_len, shared, total);
+        const u32 prompt = prompt_tokens + scan(flags & ROW_PROMPT ? q_len : 0, shared, prompt_total);
+        if (r < bucket_rows) {
+            const u32 clamped = min(start, bucket_tokens), length = seat_len[seat];
+            if (start + q_len > bucket_tokens) q_len = bucket_tokens - clamped;
+            starts[r] = clamped;
+            seats[r] = seat;
+            lengths[r] = length;
+            prompts[r] = mailed && flags & ROW_PROMPT ? prompt : FULL;
+            q_start[r] = clamped;
+            if (r < rows) {
+                kv_len[r] = length + q_len;
+                last_index[r] = clamped + q_len - (q_len ? 1 : 0);
+                longest = max(longest, length + q_len);
+            } else {
+                row_seat[r] = SEATS;
+                row_flags[r] = 0;
+                row_q_len[r] = 0;
+                kv_len[r] = 0;
+                last_index[r] = 0;
+            }
+        }
+        tokens += total;
+        prompt_tokens += prompt_total;
+    }
+    tokens = min(tokens, bucket_tokens);
+    if (tid == 0) starts[bucket_rows] = tokens;
+    for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
+#pragma unroll
+    for (int o = 16; o; o >>= 1) longest = max(longest, __shfl_xor_sync(FULL, longest, o));
+    if (tid % 32 == 0) shared[tid / 32] = longest;
+    __syncthreads();
+    if (tid == 0) {
+        for (u32 w = 0; w < THREADS / 32; w++) longest = max(longest, shared[w]);
+        counts[COUNT_ROWS] = rows;
+        counts[COUNT_TOKENS] = tokens;
+        counts[COUNT_MAX_KV] = longest;
+        // The attention kernels of this device split by their own grid; this is their upper bound.
+        const u32 split = (longest + 15) / 16;
+        counts[COUNT_SPLIT] = max((split + PAGE - 1) / PAGE * PAGE, PAGE);
+    }
+    for (u32 t = tid; t < bucket_tokens; t += THREADS) {
+        if (t >= tokens) {
+            token[t] = 0;
+            position[t] = 0;
+            kv_slot[t] = t % PAGE;
+            token_row[t] = ROWS_LIMIT;
+            continue;
+        }
+        // The last row that starts at or before t and is not empty: the last start ≤ t.
+        u32 low = 0, high = rows;
+        while (high - low > 1) {
+            const u32 middle = (low + high) / 2;
+            if (starts[middle] <= t) low = middle;
+            else high = middle;
+        }
+        const u32 j = t - starts[low], at = lengths[low] + j, seat = seats[low];
+        const u32 page = at / PAGE < PAGES_PER_SEAT ? page_table[(u64)seat * PAGES_PER_SEAT + at / PAGE] : 0;
+        token[t] = prompts[low] != FULL ? mail[AREA_TOKENS + min(prompts[low] + j, TOKENS_LIMIT - 1)] : seat_token[seat];
+        position[t] = at;
+        kv_slot[t] = page * PAGE + at % PAGE;
+        token_row[t] = low;
+    }
+}

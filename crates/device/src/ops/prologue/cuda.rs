@@ -1,0 +1,94 @@
+//! `kernels/prologue.cu`: one block, with every record's layout as macros.
+
+use crate::Result;
+use crate::cuda::launch::{Lowered, Target};
+use crate::cuda::lower::Kernel;
+use crate::op::Prologue;
+use crate::step::{
+    JOIN_WORDS, MAX_BIASES, MAX_STOPS, MAX_TOP, PARAM_WORDS, StepLimits, count, mail, param, ring,
+    row,
+};
+
+/// The layout of the step's records, for the kernels that read them.
+pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
+    let areas = limits.mail_layout();
+    vec![
+        ("SEATS", limits.seats),
+        ("ROWS_LIMIT", limits.rows),
+        ("TOKENS_LIMIT", limits.tokens),
+        ("PAGES_PER_SEAT", limits.pages_per_seat),
+        ("PAGE", limits.page_size),
+        ("VOCAB", limits.vocab),
+        ("JOIN_WORDS", JOIN_WORDS),
+        ("MAX_BIASES", MAX_BIASES),
+        ("MAX_STOPS", MAX_STOPS),
+        ("MAX_TOP", MAX_TOP),
+        ("PARAM_WORDS", PARAM_WORDS),
+        ("PARAM_TEMPERATURE", param::TEMPERATURE),
+        ("PARAM_TOP_K", param::TOP_K),
+        ("PARAM_TOP_P", param::TOP_P),
+        ("PARAM_MIN_P", param::MIN_P),
+        ("PARAM_REPETITION", param::REPETITION),
+        ("PARAM_FREQUENCY", param::FREQUENCY),
+        ("PARAM_PRESENCE", param::PRESENCE),
+        ("PARAM_LOGPROBS", param::LOGPROBS),
+        ("PARAM_SEED_LO", param::SEED_LO),
+        ("PARAM_SEED_HI", param::SEED_HI),
+        ("PARAM_MIN_LEN", param::MIN_LEN),
+        ("PARAM_STOPS", param::STOPS),
+        ("PARAM_STOP", param::STOP),
+        ("PARAM_BIASES", param::BIASES),
+        ("PARAM_PENALISED", param::PENALISED),
+        ("MAIL_ROWS", mail::ROWS),
+        ("MAIL_ROWS_CHANGED", mail::ROWS_CHANGED),
+        ("MAIL_JOINS", mail::JOINS),
+        ("MAIL_PAGES", mail::PAGES),
+        ("MAIL_BIASES", mail::BIASES),
+        ("MAIL_SEEN", mail::SEEN),
+        ("ROW_SAMPLE", row::SAMPLE),
+        ("ROW_PROMPT", row::PROMPT),
+        ("ROW_MASKED", row::MASKED),
+        ("COUNT_LAUNCH_LO", count::LAUNCH_LO),
+        ("COUNT_LAUNCH_HI", count::LAUNCH_HI),
+        ("COUNT_ROWS", count::ROWS),
+        ("COUNT_TOKENS", count::TOKENS),
+        ("COUNT_MAX_KV", count::MAX_KV),
+        ("COUNT_SPLIT", count::SPLIT),
+        ("AREA_ROWS", areas.rows),
+        ("AREA_TOKENS", areas.tokens),
+        ("AREA_JOINS", areas.joins),
+        ("AREA_PAGES", areas.pages),
+        ("PAGES_CAP", areas.pages_cap),
+        ("AREA_BIASES", areas.biases),
+        ("BIASES_CAP", areas.biases_cap),
+        ("AREA_SEEN", areas.seen),
+        ("SEEN_CAP", areas.seen_cap),
+        ("AREA_MASKS", areas.masks),
+        ("MASK_WORDS", areas.mask_words),
+        ("RING_ENTRIES", ring::ENTRIES),
+        ("RING_ENTRY_WORDS", limits.ring_entry_words()),
+        ("RING_HEADER_WORDS", ring::HEADER_WORDS),
+        ("RING_ROW_WORDS", ring::ROW_WORDS),
+        ("RING_ROWS", ring::ROWS),
+        ("RING_SAMPLED", ring::SAMPLED),
+        ("RING_STOPPED", ring::STOPPED),
+        ("RING_LOGPROBS", ring::LOGPROBS),
+    ]
+}
+
+impl Prologue {
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let s = &self.state;
+        let tables = [&s.seat_len, &s.seat_token, &s.page_table, &s.params, &s.biases];
+        let kernel = Kernel::new(target, "prologue", "prologue")
+            .defines(&layout(&s.limits))
+            .threads(1024)
+            .tensors(&tables)
+            .optional(s.seen.map(|seen| seen.span))
+            .tensors(&[&s.counts, &s.row_seat, &s.row_flags, &s.row_q_len, &s.q_start, &s.kv_len])
+            .tensors(&[&s.last_index, &s.token, &s.position, &s.kv_slot, &s.token_row])
+            .spans(&s.mail)
+            .ints(&[self.rows, self.tokens]);
+        Ok(vec![kernel.lowered()])
+    }
+}

@@ -1,0 +1,44 @@
+//! `kernels/sample.cu`: several blocks share a row; the last one finishes it.
+
+use crate::cuda::launch::{Arg, Lowered, Target};
+use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::op::Sample;
+use crate::ops::prologue::cuda::layout;
+use crate::{Error, Result};
+
+impl Sample {
+    /// Blocks per row: enough to use the whole GPU at small batches.
+    fn parts(&self, target: &Target) -> u32 {
+        let useful = self.logits.cols.div_ceil(4096);
+        (2 * target.sms / self.rows.max(1)).clamp(1, useful.clamp(1, 64))
+    }
+
+    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+        SEMAPHORE_BYTES + u64::from(self.rows) * u64::from(self.parts(target)) * 8
+    }
+
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let s = &self.state;
+        let Some(scratch) = self.scratch.filter(|s| s.len >= self.scratch_bytes(target)) else {
+            let problem = format!("needs {} bytes of scratch", self.scratch_bytes(target));
+            return Err(Error::Contract { op: "sample".into(), problem });
+        };
+        let parts = self.parts(target);
+        let kernel = Kernel::new(target, "sample", "sample")
+            .defines(&layout(&s.limits))
+            .define("XT", code(self.logits.dtype, "sample")?)
+            .define("PARTS", parts)
+            .define("ALIGNED", u32::from(aligned(&self.logits)))
+            .grid(parts, self.rows, 1)
+            .threads(512)
+            .shared(s.limits.mail_layout().mask_words * 4)
+            .tensors(&[&self.logits, &s.seat_len, &s.seat_token, &s.params, &s.biases])
+            .optional(s.seen.map(|seen| seen.span))
+            .tensors(&[&s.counts, &s.row_seat, &s.row_flags, &s.row_q_len])
+            .spans(&s.mail)
+            .spans(&[s.ring, scratch.part(0, SEMAPHORE_BYTES)])
+            .arg(Arg::Address(scratch.part(SEMAPHORE_BYTES, scratch.len - SEMAPHORE_BYTES)))
+            .ints(&[self.logits.stride]);
+        Ok(vec![kernel.lowered()])
+    }
+}

@@ -1,0 +1,97 @@
+"""Compiles kernels with NVRTC and prints what each takes.
+
+compile.py KEYS.json [--arch sm_90a,sm_80,sm_100a] [--out FOLDER] [--only TEXT]
+KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, as `kernel_keys` prints it.
+"""
+import argparse, ctypes, glob, json, os, re, sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KERNELS = os.environ.get("DACAPO_KERNELS", os.path.join(HERE, "../../crates/device/src/kernels"))
+
+
+def find_nvrtc():
+    if "NVRTC" in os.environ:
+        return os.environ["NVRTC"]
+    for folder in sys.path + ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"]:
+        for pattern in ("nvidia/cu13/lib/libnvrtc.so.1?", "nvidia/cuda_nvrtc/lib/libnvrtc.so.1?", "libnvrtc.so.1?"):
+            found = sorted(glob.glob(os.path.join(folder, pattern)))
+            if found:
+                return found[-1]
+    return "libnvrtc.so.13"
+
+
+class Nvrtc:
+    def __init__(self):
+        path = find_nvrtc()
+        # The compiler opens its builtins by bare name: having them loaded is enough.
+        for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so*")):
+            ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+    def compile(self, key, arch):
+        """(cubin, log); raises with the compiler's words."""
+        texts = {os.path.basename(p): open(p, "rb").read() for p in glob.glob(KERNELS + "/*.cu*")}
+        name = key["source"] + ".cu"
+        headers = [n for n in texts if n.endswith(".cuh")]
+        prog = ctypes.c_void_p()
+        arr = lambda xs: (ctypes.c_char_p * len(xs))(*xs)
+        self.check(self.lib.nvrtcCreateProgram(ctypes.byref(prog), texts[name], name.encode(), len(headers),
+                                               arr([texts[h] for h in headers]), arr([h.encode() for h in headers])))
+        options = ["--gpu-architecture=" + arch, "--std=c++17", "--generate-line-info", "--ptxas-options=-v"]
+        options += ["--define-macro=%s=%s" % (n, v) for n, v in key["defines"]]
+        code = self.lib.nvrtcCompileProgram(prog, len(options), arr([o.encode() for o in options]))
+        size = ctypes.c_size_t()
+        self.lib.nvrtcGetProgramLogSize(prog, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        self.lib.nvrtcGetProgramLog(prog, log)
+        log = log.value.decode()
+        if code:
+            raise RuntimeError("%s for %s:\n%s" % (name, arch, log))
+        self.check(self.lib.nvrtcGetCUBINSize(prog, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        self.check(self.lib.nvrtcGetCUBIN(prog, cubin))
+        self.lib.nvrtcDestroyProgram(ctypes.byref(prog))
+        return cubin.raw, log
+
+    def check(self, code):
+        if code:
+            raise RuntimeError("NVRTC error %d" % code)
+
+
+def usage(log, entry):
+    part = log[log.find("Compiling entry function '%s'" % entry):]
+    get = lambda p: int((re.search(p, part) or [0, 0])[1])
+    return dict(registers=get(r"Used (\d+) registers"), stack=get(r"(\d+) bytes stack"), spills=get(r"(\d+) bytes spill stores"),
+                shared=get(r"(\d+) bytes smem"))
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("keys")
+    a.add_argument("--arch", default="sm_90a")
+    a.add_argument("--out")
+    a.add_argument("--only", default="")
+    a = a.parse_args()
+    nvrtc, seen, bad = Nvrtc(), set(), 0
+    for key in json.load(open(a.keys)):
+        text = json.dumps(key)
+        if text in seen or a.only not in text:
+            continue
+        seen.add(text)
+        for arch in a.arch.split(","):
+            label = "%-18s %-8s %s" % (key["entry"], arch, " ".join("%s=%s" % tuple(d) for d in key["defines"])[:150])
+            try:
+                cubin, log = nvrtc.compile(key, arch)
+            except RuntimeError as e:
+                print(label, "FAILED\n", e)
+                bad += 1
+                continue
+            print(label, usage(log, key["entry"]), " ".join(l for l in log.splitlines() if "warning" in l)[:200])
+            if a.out:
+                os.makedirs(a.out, exist_ok=True)
+                open(os.path.join(a.out, "%s-%d-%s.cubin" % (key["entry"], len(seen), arch)), "wb").write(cubin)
+    sys.exit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()
