@@ -176,7 +176,8 @@ pub enum ExecError {
     /// Nothing was changed on the device; the same step may be launched again.
     #[error("the step was not launched: {0}")]
     NotLaunched(String),
-    /// Device state is lost; every seat must be filled again.
+    /// Device state is lost; every seat must be filled again. Nothing is in flight any more: no step
+    /// launched before this is reported.
     #[error("the device lost its state: {0}")]
     StateLost(String),
     /// No graph covers the step and fallback is forbidden.

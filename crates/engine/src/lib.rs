@@ -1,4 +1,19 @@
-//! engine
+//! Many requests at once on one device, none lost, none wrong.
+//!
+//! [`engine::Engine`] is a step function: events in, outputs out. It owns no clock, no thread and
+//! no socket, so a run can be repeated from its inputs; `testing/sim` does that ten thousand times
+//! with a device that fails on schedule. What a caller says and hears is in [`request`]; what the
+//! engine asks of a device is in [`exec`].
 
+pub mod engine;
 pub mod exec;
+pub mod grammar;
+pub mod pages;
+pub mod plant;
 pub mod request;
+pub mod sampling;
+pub mod sched;
+mod sequence;
+
+pub use engine::Engine;
+pub use sched::{EngineConfig, EngineStats};

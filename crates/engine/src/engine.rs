@@ -1,0 +1,136 @@
+//! The engine: a scheduler and a device, driven by a caller that owns the clock.
+
+use crate::exec::{ExecError, Executor, Page};
+use crate::pages::PageCounts;
+use crate::request::{Event, Micros, Output, Token};
+use crate::sched::{EngineConfig, EngineStats, Holding, Scheduler};
+use std::sync::Arc;
+
+/// Many requests on one device.
+///
+/// A function of what it is told: the same executor results, events and times give the same
+/// outputs. Every accepted continuation ends with exactly one [`Output::Finished`].
+pub struct Engine<X: Executor> {
+    executor: X,
+    sched: Scheduler,
+}
+
+impl<X: Executor> Engine<X> {
+    /// An engine over a device that is ready.
+    pub fn new(executor: X, mut config: EngineConfig) -> Self {
+        config.depth = config.depth.clamp(1, X::DEPTH.max(1));
+        let sched = Scheduler::new(
+            executor.geometry(),
+            executor.coverage(),
+            executor.scores_prompts(),
+            config,
+        );
+        Self { executor, sched }
+    }
+
+    /// Takes what happened, applies finished steps, launches new ones. Never waits.
+    pub fn step(&mut self, now: Micros, events: Vec<Event>) -> Vec<Output> {
+        self.advance(now, events, false)
+    }
+
+    /// As [`Engine::step`], but when there is nothing to say yet and work is in flight, waits for
+    /// the device once, so that a thread that has nothing else to do need not spin.
+    pub fn step_wait(&mut self, now: Micros, events: Vec<Event>) -> Vec<Output> {
+        self.advance(now, events, true)
+    }
+
+    fn advance(&mut self, now: Micros, events: Vec<Event>, wait: bool) -> Vec<Output> {
+        self.take_results(false);
+        for event in events {
+            self.sched.event(event);
+        }
+        self.sched.time(now);
+        self.launch();
+        if wait && self.sched.out.is_empty() && self.sched.in_flight() > 0 {
+            self.take_results(true);
+            self.launch();
+        }
+        self.sched.check();
+        std::mem::take(&mut self.sched.out)
+    }
+
+    fn take_results(&mut self, mut wait: bool) {
+        while self.sched.in_flight() > 0 {
+            match self.executor.poll(std::mem::take(&mut wait)) {
+                Ok(Some(result)) => {
+                    if let Err(why) = self.sched.apply(result) {
+                        // That result is in; the steps behind it will still report.
+                        let unreported = self.sched.in_flight() - 1;
+                        self.sched.restart(&why, unreported);
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => self.sched.restart(&error.to_string(), 0),
+            }
+        }
+    }
+
+    fn launch(&mut self) {
+        while self.sched.in_flight() < self.sched.depth() {
+            if !self.sched.stalled && !self.sched.form() {
+                return;
+            }
+            match self.executor.launch(&self.sched.step) {
+                Ok(()) => self.sched.launched(),
+                Err(ExecError::NotLaunched(why)) => {
+                    if !self.sched.not_launched() {
+                        let unreported = self.sched.in_flight();
+                        self.sched.restart(&why, unreported);
+                    }
+                    return;
+                }
+                Err(ExecError::NotCovered(why)) => self.sched.refuse(&why),
+                Err(ExecError::StateLost(why)) => {
+                    self.sched.restart(&why, 0);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether nothing lives, nothing is in flight and nothing is held.
+    pub fn is_idle(&self) -> bool {
+        self.sched.is_idle()
+    }
+
+    /// Where it stands.
+    pub fn stats(&self) -> EngineStats {
+        self.sched.stats()
+    }
+
+    /// Pages by state.
+    pub fn pages(&self) -> PageCounts {
+        self.sched.stats().pages
+    }
+
+    /// The device.
+    pub fn executor(&self) -> &X {
+        &self.executor
+    }
+
+    /// The device; launching or polling behind the engine's back breaks its promises.
+    pub fn executor_mut(&mut self) -> &mut X {
+        &mut self.executor
+    }
+
+    /// Recounts every book from scratch; an error says what does not add up. For tests: it costs
+    /// far more than a step.
+    pub fn audit(&self) -> Result<(), String> {
+        self.sched.audit()
+    }
+
+    /// What every living sequence holds. For tests.
+    pub fn holdings(&self) -> Vec<Holding> {
+        self.sched.holdings()
+    }
+
+    /// Every cached page: the position of its first token, and its tokens. For tests.
+    pub fn cached_pages(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
+        self.sched.cached()
+    }
+}

@@ -1,0 +1,214 @@
+//! KV pages: who holds which, and which may be reused.
+//!
+//! [`Pool`] is the only way to a page. It joins the [`ledger`], which counts holders, with the
+//! [`tree`], which finds a page by the tokens that are in it.
+
+pub(crate) mod ledger;
+pub(crate) mod tree;
+
+use crate::exec::Page;
+use crate::plant::{Plant, planted};
+use crate::request::Token;
+use ledger::Ledger;
+pub use ledger::PageCounts;
+use std::sync::Arc;
+use tree::{Found, Node, Tree};
+
+/// All pages of a device but the scratch page, with or without a prefix tree over them.
+pub(crate) struct Pool {
+    ledger: Ledger,
+    tree: Tree,
+    page_size: u32,
+    cache: bool,
+    /// Grows whenever a page may have become available, so that a refused admission need not be
+    /// tried again before anything changed.
+    epoch: u64,
+}
+
+/// Where a sequence publishes next: below this node of the tree. Holds the node's page, so that the
+/// path to it cannot be evicted; goes back through [`Pool::close`].
+#[derive(Debug, Default)]
+pub(crate) struct Cursor(Option<Node>);
+
+/// What the tree knows of a prompt. The pages and the cursor are held for the caller.
+#[derive(Debug, Default)]
+pub(crate) struct Match {
+    pub(crate) pages: Vec<Page>,
+    pub(crate) cursor: Cursor,
+}
+
+impl Pool {
+    pub(crate) fn new(pages: u32, page_size: u32, cache: bool) -> Self {
+        Self { ledger: Ledger::new(pages), tree: Tree::default(), page_size, cache, epoch: 0 }
+    }
+
+    /// A page for one holder: a free one, else the least recently used page nobody reads.
+    pub(crate) fn take(&mut self) -> Option<Page> {
+        if self.ledger.free() == 0 && !self.evict() {
+            return None;
+        }
+        self.ledger.take()
+    }
+
+    /// Makes at least `pages` free by eviction, or says that it cannot. Nothing is evicted when it
+    /// is clear beforehand that it would not be enough.
+    pub(crate) fn ensure(&mut self, pages: u32) -> bool {
+        if self.ledger.free() + self.tree.unread() < pages {
+            return false;
+        }
+        while self.ledger.free() < pages {
+            if !self.evict() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn evict(&mut self) -> bool {
+        let Some(page) = self.tree.evict() else { return false };
+        self.ledger.withdraw(page);
+        true
+    }
+
+    /// One more holder.
+    pub(crate) fn share(&mut self, page: Page) {
+        if self.ledger.share(page) == 1
+            && let Some(node) = self.ledger.node(page)
+        {
+            self.tree.pin(node);
+        }
+    }
+
+    /// One holder fewer; without holders the page is free, or waits in the tree for the next.
+    pub(crate) fn give(&mut self, page: Page) {
+        if self.ledger.give(page) == 0 {
+            self.epoch += 1;
+            if let Some(node) = self.ledger.node(page) {
+                self.tree.unpin(node);
+            }
+        }
+    }
+
+    /// Whether its only holder may write into it.
+    pub(crate) fn writable(&self, page: Page) -> bool {
+        self.ledger.refs(page) == 1 && self.ledger.node(page).is_none()
+    }
+
+    /// The longest cached prefix of `tokens`, at most `most` pages of it.
+    pub(crate) fn find(&mut self, tenant: u64, tokens: &[Token], most: u32) -> Match {
+        let mut found = Match::default();
+        if !self.cache {
+            return found;
+        }
+        let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
+        let mut at = self.tree.root(tenant);
+        for chunk in tokens.chunks_exact(self.page_size as usize).take(most as usize) {
+            let Some(next) = at.and_then(|node| self.tree.child(node, chunk)) else { break };
+            let page = self.tree.page(next);
+            self.share(page);
+            self.tree.touch(next);
+            found.pages.push(page);
+            at = Some(next);
+        }
+        if let Some(&page) = found.pages.last() {
+            self.share(page);
+            found.cursor = Cursor(at);
+        }
+        found
+    }
+
+    /// Offers a full page whose content is confirmed, and moves the cursor below it. When the tree
+    /// has a page with the same tokens already, that one stays and this one remains private.
+    pub(crate) fn publish(
+        &mut self,
+        cursor: &mut Cursor,
+        tenant: u64,
+        tokens: &[Token],
+        page: Page,
+    ) {
+        if !self.cache {
+            return;
+        }
+        let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
+        let parent = cursor.0.unwrap_or_else(|| self.tree.root_or_new(tenant));
+        let node = match self.tree.child(parent, tokens) {
+            Some(node) => {
+                self.tree.touch(node);
+                node
+            }
+            // A page can be in the tree once; a planted bug may try a second time.
+            None if self.ledger.node(page).is_some() => return,
+            None => {
+                let node = self.tree.insert(parent, tokens, page);
+                self.ledger.publish(page, node);
+                node
+            }
+        };
+        self.share(self.tree.page(node));
+        self.close(std::mem::replace(cursor, Cursor(Some(node))));
+    }
+
+    /// The cursor of a second sequence with the same path.
+    pub(crate) fn fork(&mut self, cursor: &Cursor) -> Cursor {
+        if let Some(node) = cursor.0 {
+            self.share(self.tree.page(node));
+        }
+        Cursor(cursor.0)
+    }
+
+    /// Gives back what a cursor holds.
+    pub(crate) fn close(&mut self, cursor: Cursor) {
+        if let Some(node) = cursor.0 {
+            self.give(self.tree.page(node));
+        }
+    }
+
+    /// Forgets everything: the device's memory holds nothing any more.
+    pub(crate) fn reset(&mut self) {
+        let pages = self.ledger.counts().total;
+        self.ledger = Ledger::new(pages);
+        self.epoch += 1;
+        let old = std::mem::take(&mut self.tree);
+        if planted(Plant::KeepTree) {
+            for Found { tenant, depth, tokens, .. } in old.walk() {
+                if depth == 0
+                    && let Some(page) = self.ledger.take()
+                {
+                    let root = self.tree.root_or_new(tenant);
+                    let node = self.tree.insert(root, &tokens, page);
+                    self.ledger.publish(page, node);
+                    self.give(page);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(crate) fn counts(&self) -> PageCounts {
+        self.ledger.counts()
+    }
+
+    pub(crate) fn refs(&self, page: Page) -> u32 {
+        self.ledger.refs(page)
+    }
+
+    /// The page a cursor holds.
+    pub(crate) fn cursor_page(&self, cursor: &Cursor) -> Option<Page> {
+        cursor.0.map(|node| self.tree.page(node))
+    }
+
+    /// Every cached page: the position of its first token, and its tokens.
+    pub(crate) fn cached(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
+        let page = |found: Found| (found.page, found.depth * self.page_size, found.tokens);
+        self.tree.walk().into_iter().map(page).collect()
+    }
+
+    /// Whether the books balance, page by page.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        self.ledger.audit()?;
+        self.tree.audit(|page| self.ledger.refs(page))
+    }
+}

@@ -1,0 +1,165 @@
+//! Who holds which page. Every page is in exactly one state: *free*, *held* (by sequences only),
+//! *published* (in the prefix tree, read by sequences or not) or *scratch*.
+
+use super::tree::Node;
+use crate::exec::{Page, SCRATCH_PAGE};
+
+/// Pages by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// All pages, the scratch page included.
+    pub total: u32,
+    /// Nobody's.
+    pub free: u32,
+    /// Held by sequences and not in the prefix tree.
+    pub held: u32,
+    /// In the prefix tree, whether a sequence reads them or not.
+    pub published: u32,
+    /// Of the published ones, those no sequence reads.
+    pub unread: u32,
+}
+
+impl PageCounts {
+    /// Whether every page, the scratch page included, is in exactly one state.
+    pub fn balances(&self) -> bool {
+        self.free + self.held + self.published + 1 == self.total && self.unread <= self.published
+    }
+}
+
+pub(crate) struct Ledger {
+    free: Vec<Page>,
+    refs: Vec<u32>,
+    nodes: Vec<Option<Node>>,
+    held: u32,
+    published: u32,
+    unread: u32,
+}
+
+impl Ledger {
+    pub(crate) fn new(pages: u32) -> Self {
+        assert!(pages >= 2, "a pool needs the scratch page and one more");
+        Self {
+            free: (1..pages).rev().map(Page).collect(),
+            refs: vec![0; pages as usize],
+            nodes: vec![None; pages as usize],
+            held: 0,
+            published: 0,
+            unread: 0,
+        }
+    }
+
+    pub(crate) fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    pub(crate) fn refs(&self, page: Page) -> u32 {
+        self.refs[page.0 as usize]
+    }
+
+    pub(crate) fn node(&self, page: Page) -> Option<Node> {
+        self.nodes[page.0 as usize]
+    }
+
+    /// free → held.
+    pub(crate) fn take(&mut self) -> Option<Page> {
+        let page = self.free.pop()?;
+        self.refs[page.0 as usize] += 1;
+        self.held += 1;
+        Some(page)
+    }
+
+    /// One more holder of a page that is held or published; says how many there are.
+    pub(crate) fn share(&mut self, page: Page) -> u32 {
+        assert_ne!(page, SCRATCH_PAGE, "nobody holds the scratch page");
+        let refs = &mut self.refs[page.0 as usize];
+        *refs += 1;
+        if *refs == 1 {
+            assert!(self.nodes[page.0 as usize].is_some(), "{page:?} was shared while free");
+            self.unread -= 1;
+        }
+        *refs
+    }
+
+    /// One holder fewer; says how many are left. held → free with the last one.
+    pub(crate) fn give(&mut self, page: Page) -> u32 {
+        let refs = &mut self.refs[page.0 as usize];
+        assert!(*refs > 0, "{page:?} was given back more often than taken");
+        *refs -= 1;
+        let left = *refs;
+        if left == 0 {
+            if self.nodes[page.0 as usize].is_some() {
+                self.unread += 1;
+            } else {
+                self.held -= 1;
+                self.free.push(page);
+            }
+        }
+        left
+    }
+
+    /// held → published.
+    pub(crate) fn publish(&mut self, page: Page, node: Node) {
+        let slot = &mut self.nodes[page.0 as usize];
+        assert!(slot.is_none(), "{page:?} is published already");
+        assert!(self.refs[page.0 as usize] > 0, "{page:?} was published while free");
+        *slot = Some(node);
+        self.held -= 1;
+        self.published += 1;
+    }
+
+    /// published and unread → free.
+    pub(crate) fn withdraw(&mut self, page: Page) {
+        let node = self.nodes[page.0 as usize].take();
+        assert!(node.is_some(), "{page:?} was not published");
+        self.published -= 1;
+        if self.refs[page.0 as usize] == 0 {
+            self.unread -= 1;
+        }
+        self.free.push(page);
+    }
+
+    pub(crate) fn counts(&self) -> PageCounts {
+        PageCounts {
+            total: self.refs.len() as u32,
+            free: self.free(),
+            held: self.held,
+            published: self.published,
+            unread: self.unread,
+        }
+    }
+
+    /// Recounts every page from scratch.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        let mut free = vec![false; self.refs.len()];
+        for page in &self.free {
+            if std::mem::replace(&mut free[page.0 as usize], true) {
+                return Err(format!("{page:?} is free twice"));
+            }
+        }
+        let (mut held, mut published, mut unread) = (0, 0, 0);
+        for (index, &is_free) in free.iter().enumerate() {
+            let (refs, node) = (self.refs[index], self.nodes[index]);
+            match (is_free, node) {
+                (true, Some(_)) => return Err(format!("page {index} is free and published")),
+                (true, None) if refs > 0 => return Err(format!("page {index} is free and held")),
+                (true, None) => {}
+                (false, Some(_)) => {
+                    published += 1;
+                    unread += u32::from(refs == 0);
+                }
+                (false, None) if index == SCRATCH_PAGE.0 as usize => {
+                    if refs > 0 {
+                        return Err("the scratch page is held".into());
+                    }
+                }
+                (false, None) if refs == 0 => return Err(format!("page {index} leaked")),
+                (false, None) => held += 1,
+            }
+        }
+        let recount = PageCounts { held, published, unread, ..self.counts() };
+        if recount != self.counts() || !recount.balances() {
+            return Err(format!("the ledger says {:?}, the pages say {recount:?}", self.counts()));
+        }
+        Ok(())
+    }
+}

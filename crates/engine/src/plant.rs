@@ -1,0 +1,91 @@
+//! Bugs that can be planted to prove that the simulator's checkers see them.
+//!
+//! The feature `plant` is enabled by the simulator alone. Without it [`planted`] is the constant
+//! `false` and the compiler removes every planted branch.
+
+macro_rules! plants {
+    ($($name:ident => $text:literal,)*) => {
+        /// One planted bug; the text says what goes wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Plant {
+            $(#[doc = $text] $name,)*
+        }
+
+        impl Plant {
+            /// Every plant, in order.
+            pub const ALL: &'static [Plant] = &[$(Plant::$name,)*];
+
+            /// Its name on the command line.
+            pub fn name(self) -> &'static str {
+                match self { $(Plant::$name => stringify!($name),)* }
+            }
+
+            /// What goes wrong.
+            pub fn what(self) -> &'static str {
+                match self { $(Plant::$name => $text.trim_ascii_start(),)* }
+            }
+        }
+    };
+}
+
+plants! {
+    LeakOnCancel => "a cancelled sequence keeps its last page",
+    DoubleRelease => "a finished sequence gives its last page back twice",
+    FreeInFlight => "pages are freed while a step in flight still writes them",
+    PublishUnconfirmed => "pages are published before the step that wrote them is confirmed",
+    PublishPartial => "a page is published one token before it is full",
+    PublishDiscarded => "the extra step of a finished row is published",
+    ShareTail => "a shared page is written without a copy",
+    LoseCopy => "a page is replaced by a copy that is never made",
+    MatchWholePrompt => "a fully cached prompt leaves no token to feed",
+    IgnoreTenant => "tenants share cached pages",
+    EvictReferenced => "eviction takes a page that a sequence still reads",
+    StaleSeat => "a seat's new owner does not initialise it",
+    LosePageEntry => "a page-table entry is not sent to the device",
+    LoseRequeued => "a preempted sequence is not queued again",
+    ForgetAnswer => "a preempted sequence comes back without its last token",
+    ForgetSeen => "a preempted sequence's answer no longer counts for its penalties",
+    FinishTwice => "a sequence announces its end twice",
+    TokenAfterEnd => "the extra step of a finished row emits its token",
+    NoPatience => "a request may be overtaken without bound",
+    OverBudget => "a prefill step exceeds what the graphs cover",
+    IgnoreCancel => "a cancel during prefill is ignored",
+    IgnoreDeadline => "deadlines are ignored",
+    OneTooMany => "an answer gets one token more than asked for",
+    KeepTree => "cached pages survive the loss of the device's state",
+    KeepSeats => "seats survive the loss of the device's state",
+    DropUnlaunched => "a step that was not launched is forgotten instead of repeated",
+    SameSeed => "every choice of a request draws the same numbers",
+    TrustResult => "a malformed result is accepted",
+    StarvePrefill => "prefill waits until no row decodes",
+    HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
+}
+
+#[cfg(feature = "plant")]
+mod active {
+    use super::Plant;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Plant>> = const { Cell::new(None) };
+    }
+
+    /// Plants one bug, or none, for engines that run on this thread.
+    pub fn plant(which: Option<Plant>) {
+        ACTIVE.set(which);
+    }
+
+    pub(crate) fn planted(which: Plant) -> bool {
+        ACTIVE.get() == Some(which)
+    }
+}
+
+#[cfg(feature = "plant")]
+pub use active::plant;
+#[cfg(feature = "plant")]
+pub(crate) use active::planted;
+
+#[cfg(not(feature = "plant"))]
+pub(crate) const fn planted(_: Plant) -> bool {
+    false
+}

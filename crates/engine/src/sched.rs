@@ -1,0 +1,400 @@
+//! The scheduler: every decision about requests, seats and pages, with no device in sight.
+//!
+//! It forms steps ([`form`]), takes their results ([`apply`]), and starts over when a device loses
+//! its state ([`recover`]). All of it is a function of the events and results it was given.
+//!
+//! **Fairness.** A waiting request is overtaken by at most [`EngineConfig::patience`] requests that
+//! arrived later; then it is *due*, goes before all others, and cannot be preempted by them.
+//! Admission takes requests strictly in order of service, so nothing small slips past something
+//! large. A seated sequence gets its row in every step that has room for it; decode rows go first,
+//! and when they leave no room for prompts the two take turns.
+
+mod accept;
+mod admit;
+mod apply;
+mod audit;
+mod form;
+mod queue;
+mod recover;
+
+pub use audit::Holding;
+
+use crate::exec::{Coverage, Geometry, Step};
+use crate::grammar::Vocabulary;
+use crate::pages::{PageCounts, Pool};
+use crate::plant::{Plant, planted};
+use crate::request::{Event, Finish, Micros, Output, RequestId, Token};
+use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
+use queue::Queue;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// What does not follow from the device.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most tokens of a step that feeds prompts, decode rows included; the device's coverage limits
+    /// it further. Smaller keeps decode smooth, larger finishes prompts sooner.
+    pub step_tokens: u32,
+    /// Most requests that wait; more are refused.
+    pub max_waiting: u32,
+    /// Most tokens of a sequence, prompt included; the device's page table limits it further.
+    pub max_len: u32,
+    /// Whether pages are shared between requests with equal prefixes.
+    pub prefix_cache: bool,
+    /// How often a waiting request may be overtaken by later ones.
+    pub patience: u32,
+    /// Steps launched ahead of results; the executor's depth limits it further.
+    pub depth: usize,
+    /// How often a step that was not launched is tried again before the device is started over.
+    pub launch_retries: u32,
+    /// How often the device is started over without a single step confirmed in between before
+    /// everything fails.
+    pub restarts: u32,
+    /// The model's own stop tokens.
+    pub eos: Vec<Token>,
+    /// What grammars are built over; without it they are refused.
+    pub vocabulary: Option<Arc<Vocabulary>>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            step_tokens: 2048,
+            max_waiting: 4096,
+            max_len: u32::MAX,
+            prefix_cache: true,
+            patience: 64,
+            depth: 2,
+            launch_retries: 8,
+            restarts: 3,
+            eos: Vec::new(),
+            vocabulary: None,
+        }
+    }
+}
+
+/// Where the engine stands, for metrics and tests. Counters only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences that wait for a seat.
+    pub waiting: u32,
+    /// Sequences on a seat.
+    pub running: u32,
+    /// Steps launched and not yet confirmed.
+    pub in_flight: u32,
+    /// Pages by state.
+    pub pages: PageCounts,
+    /// Requests accepted.
+    pub accepted: u64,
+    /// Requests refused.
+    pub rejected: u64,
+    /// Continuations ended, whatever the reason.
+    pub finished: u64,
+    /// Prompt tokens of sequences that were seated, again after a preemption.
+    pub prompt_tokens: u64,
+    /// Of these, found in the prefix tree.
+    pub cached_tokens: u64,
+    /// Tokens emitted.
+    pub tokens: u64,
+    /// Sequences sent back to the queue because pages or seats ran out.
+    pub preemptions: u64,
+    /// Decode steps launched.
+    pub decode_steps: u64,
+    /// Steps launched that fed prompts.
+    pub prefill_steps: u64,
+    /// Rows whose result was discarded because their sequence had ended.
+    pub discarded_rows: u64,
+    /// Rows that a grammar kept from being launched ahead.
+    pub held_back_rows: u64,
+    /// Page copies for sequences that shared a page.
+    pub copies: u64,
+    /// Steps that were not launched and tried again.
+    pub retries: u64,
+    /// Times the device's state was lost.
+    pub restarts: u64,
+    /// Results where the device and the engine disagreed whether a token stops.
+    pub stop_disagreements: u64,
+    /// The most often any request was overtaken by later ones.
+    pub most_overtaken: u32,
+}
+
+/// One accepted request with continuations that have not ended.
+struct Live {
+    sequences: Vec<Key>,
+    deadline: Option<Micros>,
+}
+
+/// A step on its way.
+#[derive(Default)]
+struct Flight {
+    number: u64,
+    rows: Vec<FlightRow>,
+}
+
+#[derive(Clone, Copy)]
+struct FlightRow {
+    key: Key,
+    /// One past the last position it feeds.
+    end: u32,
+    sample: bool,
+    targets: u32,
+}
+
+pub(crate) struct Scheduler {
+    config: EngineConfig,
+    geometry: Geometry,
+    coverage: Coverage,
+    scores_prompts: bool,
+    pool: Pool,
+    sequences: Sequences,
+    live: BTreeMap<RequestId, Live>,
+    deadlines: BTreeSet<(Micros, RequestId)>,
+    queue: Queue,
+    arrivals: u64,
+    /// Who sits where.
+    seats: Vec<Option<Key>>,
+    /// Most seats in use at once: no more than a decode step covers.
+    seat_limit: u32,
+    seated: u32,
+    /// Seats kept for choices that have not split off.
+    reserved: u32,
+    /// Sequences that are leaving.
+    leaving: u32,
+    /// The head of the queue and the pool's state when it was last refused.
+    refused: Option<(Key, u64)>,
+    /// The step being formed; while it is stalled it must be launched before another is formed.
+    pub(crate) step: Step,
+    forming: Flight,
+    pub(crate) stalled: bool,
+    tries: u32,
+    flights: VecDeque<Flight>,
+    spare: Vec<Vec<FlightRow>>,
+    numbered: u64,
+    /// Results up to this number belong to a device state that is gone.
+    void: u64,
+    /// Such steps that the device has still to report.
+    ghosts: usize,
+    /// Restarts since the last confirmed step.
+    strikes: u32,
+    /// The last step fed no prompt although some were waiting for room.
+    prompts_turn: bool,
+    ready: Vec<Key>,
+    prompts: Vec<Key>,
+    stats: EngineStats,
+    pub(crate) out: Vec<Output>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(
+        geometry: Geometry,
+        coverage: Coverage,
+        scores_prompts: bool,
+        config: EngineConfig,
+    ) -> Self {
+        let seat_limit = geometry.seats.min(coverage.decode_rows);
+        Self {
+            pool: Pool::new(geometry.pages, geometry.page_size, config.prefix_cache),
+            config,
+            geometry,
+            coverage,
+            scores_prompts,
+            sequences: Sequences::default(),
+            live: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            queue: Queue::default(),
+            arrivals: 0,
+            seats: vec![None; geometry.seats as usize],
+            seat_limit,
+            seated: 0,
+            reserved: 0,
+            leaving: 0,
+            refused: None,
+            step: Step::default(),
+            forming: Flight::default(),
+            stalled: false,
+            tries: 0,
+            flights: VecDeque::new(),
+            spare: Vec::new(),
+            numbered: 0,
+            void: 0,
+            ghosts: 0,
+            strikes: 0,
+            prompts_turn: false,
+            ready: Vec::new(),
+            prompts: Vec::new(),
+            stats: EngineStats::default(),
+            out: Vec::new(),
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        match event {
+            Event::Submit(request) => self.submit(*request),
+            Event::Cancel(id) => {
+                if planted(Plant::IgnoreCancel) && self.is_prefilling(id) {
+                    return;
+                }
+                self.end_request(id, &Finish::Cancelled);
+            }
+        }
+    }
+
+    /// Ends what has run out of time.
+    pub(crate) fn time(&mut self, now: Micros) {
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline < now
+            && !planted(Plant::IgnoreDeadline)
+        {
+            self.end_request(id, &Finish::Deadline);
+        }
+    }
+
+    /// Ends every continuation of a request that has not ended. An unknown id is one that ended
+    /// already: a caller cannot know that it came too late.
+    fn end_request(&mut self, id: RequestId, finish: &Finish) {
+        let Some(live) = self.live.get(&id) else { return };
+        for key in live.sequences.clone() {
+            self.end(key, finish.clone());
+        }
+    }
+
+    /// The one place where a continuation ends: says so, and gives up what it holds as soon as no
+    /// step in flight can touch it.
+    fn end(&mut self, key: Key, finish: Finish) {
+        let (id, choice, unforked) = {
+            let sequence = &self.sequences[key];
+            (sequence.spec.id, sequence.choice, sequence.unforked)
+        };
+        // Choices that never split off end with the one they would have split from.
+        for choice in choice..=choice + unforked {
+            self.stats.finished += 1;
+            self.out.push(Output::Finished { id, choice, finish: finish.clone() });
+            if planted(Plant::FinishTwice) && self.stats.finished.is_multiple_of(7) {
+                self.out.push(Output::Finished { id, choice, finish: finish.clone() });
+            }
+        }
+        let live = self.live.get_mut(&id).expect("an ended request has no sequences");
+        live.sequences.retain(|&other| other != key);
+        if live.sequences.is_empty() {
+            if let Some(deadline) = live.deadline {
+                self.deadlines.remove(&(deadline, id));
+            }
+            self.live.remove(&id);
+        }
+        let sequence = &mut self.sequences[key];
+        let rank = sequence.rank();
+        match &mut sequence.place {
+            Place::Waiting => {
+                self.queue.remove(rank);
+                self.sequences.remove(key);
+            }
+            Place::Seated(at) => {
+                if at.leaving.is_none() {
+                    self.leaving += 1;
+                }
+                at.leaving = Some(Leaving::Ended);
+                if planted(Plant::LeakOnCancel) && finish == Finish::Cancelled {
+                    at.table.pop();
+                }
+                if planted(Plant::HoldAfterCancel) && finish == Finish::Cancelled {
+                    at.flying += 1;
+                }
+                if planted(Plant::DoubleRelease)
+                    && let Some(&page) = at.table.last()
+                {
+                    at.table.push(page);
+                }
+                if at.flying == 0 || planted(Plant::FreeInFlight) {
+                    self.vacate(key);
+                }
+            }
+        }
+    }
+
+    /// Gives back seat and pages of a sequence that is leaving, and lets it wait again or go.
+    fn vacate(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        let Place::Seated(at) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
+            return;
+        };
+        self.refused = None;
+        self.leaving -= 1;
+        self.seated -= 1;
+        self.reserved -= sequence.unforked;
+        self.seats[at.seat.0 as usize] = None;
+        // The end of a sequence is worth less to the next one than its beginning.
+        for &page in at.table.iter().rev() {
+            self.pool.give(page);
+        }
+        if let Some((source, _)) = at.copy {
+            self.pool.give(source);
+        }
+        self.pool.close(at.cursor);
+        match at.leaving {
+            Some(Leaving::ToQueue) => self.wait_again(key),
+            _ => drop(self.sequences.remove(key)),
+        }
+    }
+
+    /// Vacates a leaving sequence unless a row of it is in flight. It may be gone already.
+    fn vacate_if_done(&mut self, key: Key) {
+        let at = self.sequences.get(key).and_then(Sequence::seated);
+        if at.is_some_and(|at| at.leaving.is_some() && at.flying == 0) {
+            self.vacate(key);
+        }
+    }
+
+    fn wait_again(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        if !sequence.announced {
+            sequence.scores.clear();
+        }
+        if planted(Plant::ForgetAnswer) && sequence.answer_len() > 0 {
+            sequence.tokens.pop();
+        }
+        if planted(Plant::LoseRequeued) && sequence.answer_len() == 3 {
+            return;
+        }
+        self.queue.push(sequence.rank(), sequence.arrival, key);
+    }
+
+    fn is_prefilling(&self, id: RequestId) -> bool {
+        self.live.get(&id).is_some_and(|live| {
+            live.sequences.iter().any(|&key| {
+                let sequence = &self.sequences[key];
+                sequence.seated().is_some_and(|at| at.fed < sequence.spec.prompt_len)
+            })
+        })
+    }
+
+    /// Steps launched and not yet confirmed.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.flights.len() + self.ghosts
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.config.depth
+    }
+
+    /// Nothing lives, nothing flies, nothing is held.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.live.is_empty() && self.in_flight() == 0 && !self.stalled && self.sequences.is_empty()
+    }
+
+    pub(crate) fn stats(&self) -> EngineStats {
+        EngineStats {
+            waiting: self.queue.len() as u32,
+            running: self.seated,
+            in_flight: self.in_flight() as u32,
+            pages: self.pool.counts(),
+            ..self.stats
+        }
+    }
+
+    /// What must hold after every step. Cheap, and therefore never switched off.
+    pub(crate) fn check(&self) {
+        let pages = self.pool.counts();
+        assert!(pages.balances(), "the page ledger does not balance: {pages:?}");
+        assert!(self.seated + self.reserved <= self.seat_limit, "more seats in use than covered");
+    }
+}

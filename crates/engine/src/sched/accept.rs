@@ -1,0 +1,122 @@
+//! What is accepted, and what is refused with a reason.
+
+use super::{Live, Scheduler};
+use crate::request::{Finish, Output, Reject, Request, Token};
+use crate::sampling;
+use crate::sequence::{Place, Sequence, Spec};
+use std::sync::Arc;
+
+impl Scheduler {
+    pub(super) fn submit(&mut self, request: Request) {
+        let id = request.id;
+        match self.accept(request) {
+            Ok(()) => self.stats.accepted += 1,
+            Err(reason) => {
+                self.stats.rejected += 1;
+                self.out.push(Output::Rejected { id, reason });
+            }
+        }
+    }
+
+    /// The most tokens a sequence can ever have: what fits one page table and the pages that exist.
+    pub(super) fn longest(&self) -> u32 {
+        let pages = self.geometry.pages_per_seat.min(self.geometry.pages - 1);
+        self.config.max_len.min(pages.saturating_mul(self.geometry.page_size))
+    }
+
+    fn accept(&mut self, request: Request) -> Result<(), Reject> {
+        self.admissible(&request)?;
+        let Request { id, prompt, sampling, choices, priority, deadline, tenant, prompt_logprobs } =
+            request;
+        let matcher = match (&sampling.grammar, &self.config.vocabulary) {
+            (None, _) => None,
+            (Some(grammar), Some(vocabulary)) => Some(Box::new(vocabulary.matcher(grammar)?)),
+            (Some(_), None) => {
+                let problem = "this engine has no vocabulary to build it over".to_owned();
+                return Err(Reject::BadParameter { field: "grammar", problem });
+            }
+        };
+        let prompt_len = prompt.len() as u32;
+        let spec = Spec {
+            id,
+            prompt_len,
+            stops: sampling::stops(&sampling, &self.config.eos),
+            max_len: prompt_len.saturating_add(sampling.max_tokens).min(self.longest()),
+            sampling,
+            priority,
+            tenant,
+            prompt_logprobs,
+        };
+        self.arrivals += 1;
+        let sequence = Sequence {
+            spec: Arc::new(spec),
+            choice: 0,
+            arrival: self.arrivals,
+            tokens: prompt.to_vec(),
+            unforked: choices - 1,
+            overtaken: 0,
+            due: false,
+            announced: false,
+            cached: 0,
+            scores: Vec::new(),
+            matcher,
+            place: Place::Waiting,
+        };
+        let (rank, arrival) = (sequence.rank(), sequence.arrival);
+        let nothing_to_do = sequence.goal() == 0;
+        let key = self.sequences.insert(sequence);
+        self.queue.push(rank, arrival, key);
+        self.live.insert(id, Live { sequences: vec![key], deadline });
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, id));
+        }
+        if nothing_to_do {
+            // One prompt token and no answer wanted: there is nothing to compute.
+            self.announce(key);
+            self.end(key, Finish::Length);
+        }
+        Ok(())
+    }
+
+    fn admissible(&self, request: &Request) -> Result<(), Reject> {
+        let bad =
+            |field, problem: &str| Err(Reject::BadParameter { field, problem: problem.into() });
+        if self.live.contains_key(&request.id) {
+            return Err(Reject::DuplicateId(request.id.0));
+        }
+        let waiting = self.queue.len() as u64;
+        if waiting >= u64::from(self.config.max_waiting) {
+            return Err(Reject::QueueFull { waiting });
+        }
+        if request.prompt.is_empty() {
+            return Err(Reject::EmptyPrompt);
+        }
+        // One token of an answer has to fit as well.
+        let (found, allowed) = (request.prompt.len() as u64, u64::from(self.longest()) - 1);
+        if found > allowed {
+            return Err(Reject::TooLong { found, allowed });
+        }
+        let unknown = |token: &&Token| **token >= self.geometry.vocab;
+        if let Some(&token) = request.prompt.iter().find(unknown) {
+            return Err(Reject::UnknownToken(token));
+        }
+        sampling::validate(&request.sampling, self.geometry.vocab)?;
+        if request.choices == 0 {
+            return bad("choices", "at least one");
+        }
+        if request.choices > self.seat_limit {
+            let problem = format!("at most {} run at once", self.seat_limit);
+            return Err(Reject::BadParameter { field: "choices", problem });
+        }
+        if self.coverage.prefill_tokens == 0 || self.coverage.prefill_rows == 0 {
+            return Err(Reject::NotCovered("no graph feeds prompts".into()));
+        }
+        match request.prompt_logprobs {
+            Some(_) if !self.scores_prompts => {
+                bad("prompt_logprobs", "this device does not report them")
+            }
+            Some(count) if count > sampling::MAX_LOGPROBS => bad("prompt_logprobs", "at most 20"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Seats and pages for those who wait, and who has to go when they run out.
+
+use super::Scheduler;
+use crate::exec::Seat;
+use crate::pages::Match;
+use crate::plant::{Plant, planted};
+use crate::sequence::{Key, Leaving, Place, Seated};
+
+impl Scheduler {
+    /// Seats as many as seats and pages allow, strictly in order of service.
+    pub(super) fn admit(&mut self) {
+        while let Some(key) = self.queue.first() {
+            // Nothing came back since the last refusal: it would be refused again.
+            if self.refused == Some((key, self.pool.epoch())) {
+                return;
+            }
+            if !self.seat(key) {
+                if self.make_room(key) {
+                    continue;
+                }
+                self.refused = Some((key, self.pool.epoch()));
+                return;
+            }
+        }
+    }
+
+    /// Pages that admission leaves for those who run: roughly one each, so that a newcomer is not
+    /// thrown out again at once.
+    fn spare_pages(&self) -> u32 {
+        self.seated.min(self.geometry.pages / 16)
+    }
+
+    fn seats_needed(&self, key: Key) -> u32 {
+        1 + self.sequences[key].unforked
+    }
+
+    fn pages_needed(&self, key: Key) -> u32 {
+        self.sequences[key].len().div_ceil(self.geometry.page_size)
+    }
+
+    fn seat(&mut self, key: Key) -> bool {
+        if self.seated + self.reserved + self.seats_needed(key) > self.seat_limit {
+            return false;
+        }
+        let found = self.find_cached(key);
+        let need = self.pages_needed(key) - found.pages.len() as u32;
+        if !self.pool.ensure(need + self.spare_pages()) {
+            for &page in found.pages.iter().rev() {
+                self.pool.give(page);
+            }
+            self.pool.close(found.cursor);
+            return false;
+        }
+        let Match { pages: mut table, cursor } = found;
+        let cached = table.len() as u32;
+        table.extend((0..need).map(|_| self.pool.take().expect("ensured above")));
+        let index = self.seats.iter().position(Option::is_none).expect("counted above");
+        self.seats[index] = Some(key);
+        self.seated += 1;
+        self.reserved += self.sequences[key].unforked;
+
+        let fed = cached * self.geometry.page_size;
+        let sequence = &mut self.sequences[key];
+        self.queue.remove(sequence.rank());
+        sequence.place = Place::Seated(Seated {
+            seat: Seat(index as u32),
+            table,
+            sent: 0,
+            copy: None,
+            joined: false,
+            primed: false,
+            fed,
+            confirmed: fed,
+            flying: 0,
+            sampling: 0,
+            passed: 0,
+            cursor,
+            published: cached,
+            leaving: None,
+        });
+        if !sequence.announced {
+            sequence.cached = fed.min(sequence.spec.prompt_len);
+        }
+        self.stats.prompt_tokens += u64::from(sequence.len());
+        self.stats.cached_tokens += u64::from(fed);
+        self.overtake(key);
+        true
+    }
+
+    /// The cached prefix, short of the last token: that one must be fed so that there are logits to
+    /// sample from. Prompt tokens whose log-probabilities are wanted have to be fed too.
+    fn find_cached(&mut self, key: Key) -> Match {
+        let sequence = &self.sequences[key];
+        if sequence.scoring() {
+            return Match::default();
+        }
+        let keep = if planted(Plant::MatchWholePrompt) { 0 } else { 1 };
+        let most = (sequence.goal() - keep) / self.geometry.page_size;
+        self.pool.find(sequence.spec.tenant, &sequence.tokens, most)
+    }
+
+    /// Counts the newcomer against everybody who arrived before it and still waits.
+    fn overtake(&mut self, key: Key) {
+        for waiting in self.queue.before(self.sequences[key].arrival) {
+            let sequence = &mut self.sequences[waiting];
+            sequence.overtaken += 1;
+            self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.overtaken);
+            if sequence.overtaken >= self.config.patience
+                && !sequence.due
+                && !planted(Plant::NoPatience)
+            {
+                self.queue.remove(sequence.rank());
+                sequence.due = true;
+                self.queue.push(sequence.rank(), sequence.arrival, waiting);
+            }
+        }
+    }
+
+    /// Sends one sequence of strictly lower priority back to the queue, if sending all of them back
+    /// would be enough for this one. True when that freed something at once.
+    fn make_room(&mut self, key: Key) -> bool {
+        if self.leaving > 0 {
+            return false;
+        }
+        let priority = self.sequences[key].spec.priority;
+        let lower = |other: &Key| {
+            let sequence = &self.sequences[*other];
+            !sequence.due && sequence.spec.priority < priority
+        };
+        let (mut seats, mut pages) = (0, 0);
+        for other in self.seats.iter().flatten().filter(|other| lower(other)) {
+            let sequence = &self.sequences[*other];
+            seats += 1 + sequence.unforked;
+            pages += sequence.seated().map_or(0, |at| at.table.len() as u32);
+        }
+        let counts = self.pool.counts();
+        let enough = seats > 0
+            && self.seated + self.reserved + self.seats_needed(key) <= self.seat_limit + seats
+            && pages + counts.free + counts.unread >= self.pages_needed(key) + self.spare_pages();
+        let victim = self.seats.iter().flatten().copied().filter(|other| lower(other));
+        match victim.max_by_key(|&other| self.sequences[other].rank()) {
+            Some(victim) if enough => self.preempt(victim),
+            _ => false,
+        }
+    }
+
+    /// Sends the last in order of service back to the queue. True when that freed pages at once,
+    /// false when it has to wait for steps in flight or nobody is left.
+    pub(super) fn preempt_last(&mut self) -> bool {
+        let victim = self.seats.iter().flatten().copied();
+        match victim.max_by_key(|&key| self.sequences[key].rank()) {
+            Some(victim) => self.preempt(victim),
+            None => false,
+        }
+    }
+
+    fn preempt(&mut self, key: Key) -> bool {
+        self.stats.preemptions += 1;
+        self.leaving += 1;
+        let at = self.sequences[key].seated_mut().expect("only the seated are preempted");
+        assert!(at.leaving.is_none(), "one sequence leaves once");
+        at.leaving = Some(Leaving::ToQueue);
+        let at_once = at.flying == 0;
+        if at_once {
+            self.vacate(key);
+        }
+        at_once
+    }
+}

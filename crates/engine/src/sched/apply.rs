@@ -1,0 +1,199 @@
+//! Takes the results of steps, in launch order.
+
+use super::{Flight, FlightRow, Scheduler};
+use crate::exec::{RowResult, StepResult};
+use crate::plant::{Plant, planted};
+use crate::request::{Finish, Output, Token, TokenLogprob};
+use crate::sequence::{Key, Leaving, Sequence};
+
+impl Scheduler {
+    /// Takes one result. An error says that it cannot be true: then nothing the device holds can be
+    /// trusted.
+    pub(crate) fn apply(&mut self, result: StepResult) -> Result<(), String> {
+        if result.number <= self.void {
+            self.ghosts = self.ghosts.saturating_sub(1);
+            return Ok(());
+        }
+        let Some(flight) = self.flights.front() else {
+            return Err(format!("step {} is not in flight", result.number));
+        };
+        if !planted(Plant::TrustResult) {
+            self.believable(flight, &result)?;
+        }
+        let Flight { mut rows, .. } = self.flights.pop_front().expect("looked at above");
+        self.strikes = 0;
+        for (&row, result) in rows.iter().zip(result.rows) {
+            self.apply_row(row, result);
+        }
+        rows.clear();
+        self.spare.push(rows);
+        Ok(())
+    }
+
+    fn believable(&self, flight: &Flight, result: &StepResult) -> Result<(), String> {
+        let (number, rows) = (flight.number, flight.rows.len());
+        if result.number != number {
+            return Err(format!("step {} came back instead of {number}", result.number));
+        }
+        if result.rows.len() != rows {
+            return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
+        }
+        for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
+            let known = found.token.is_none_or(|token| token < self.geometry.vocab);
+            if found.token.is_some() != row.sample
+                || !known
+                || found.scores.len() != row.targets as usize
+            {
+                return Err(format!("row {index} of step {number} is not what was asked for"));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_row(&mut self, row: FlightRow, result: RowResult) {
+        let FlightRow { key, end, sample, .. } = row;
+        let page_size = self.geometry.page_size;
+        let Some(at) = self.sequences.get_mut(key).and_then(Sequence::seated_mut) else { return };
+        at.flying -= 1;
+        at.sampling -= u32::from(sample);
+        if at.leaving == Some(Leaving::Ended) {
+            self.stats.discarded_rows += 1;
+            self.discard(key, end, &result);
+        } else {
+            at.confirmed = end;
+            if at.confirmed / page_size > at.published {
+                self.publish(key);
+            }
+            self.confirm(key, sample, result);
+        }
+        self.vacate_if_done(key);
+    }
+
+    /// The extra step of a row that ended: nothing of it is kept.
+    fn discard(&mut self, key: Key, end: u32, result: &RowResult) {
+        if planted(Plant::PublishDiscarded) {
+            let sequence = &mut self.sequences[key];
+            if let Some(token) = result.token {
+                sequence.tokens.push(token);
+            }
+            if let Some(at) = sequence.seated_mut() {
+                at.confirmed = end;
+            }
+            if sequence.len() >= end {
+                self.publish(key);
+            }
+        }
+        if planted(Plant::TokenAfterEnd)
+            && let Some(token) = result.token
+        {
+            let (id, choice) = (self.sequences[key].spec.id, self.sequences[key].choice);
+            self.out.push(Output::Token { id, choice, token, logprob: None });
+        }
+    }
+
+    /// Offers every page that is full and confirmed to the tree.
+    fn publish(&mut self, key: Key) {
+        if !self.config.prefix_cache {
+            return;
+        }
+        let page_size = self.geometry.page_size;
+        let sequence = &mut self.sequences[key];
+        let tenant = sequence.spec.tenant;
+        let crate::sequence::Place::Seated(at) = &mut sequence.place else { return };
+        let mut full = at.confirmed / page_size;
+        if planted(Plant::PublishUnconfirmed) {
+            full = at.fed.min(sequence.tokens.len() as u32) / page_size;
+        }
+        if planted(Plant::PublishPartial) {
+            full = (at.confirmed + 1).min(sequence.tokens.len() as u32) / page_size;
+        }
+        while at.published < full {
+            let from = (at.published * page_size) as usize;
+            let tokens = &sequence.tokens[from..from + page_size as usize];
+            let page = at.table[at.published as usize];
+            self.pool.publish(&mut at.cursor, tenant, tokens, page);
+            at.published += 1;
+        }
+    }
+
+    fn confirm(&mut self, key: Key, sample: bool, result: RowResult) {
+        let RowResult { token, stopped, logprob, scores } = result;
+        let sequence = &mut self.sequences[key];
+        if sequence.scoring() {
+            let first = sequence.scores.len() + 1;
+            let targets = &sequence.tokens[first..first + scores.len()];
+            let scored = targets.iter().zip(scores);
+            sequence.scores.extend(scored.map(|(&token, (logprob, top))| TokenLogprob {
+                token,
+                logprob,
+                top,
+            }));
+        }
+        if !sequence.announced
+            && sequence.seated().is_some_and(|at| at.confirmed >= sequence.goal())
+        {
+            self.announce(key);
+            if !self.sequences[key].wants_answer() {
+                self.end(key, Finish::Length);
+                return;
+            }
+        }
+        if let Some(token) = token.filter(|_| sample) {
+            self.token(key, token, stopped, logprob);
+        }
+    }
+
+    /// Says that the prompt is done, once per request.
+    pub(super) fn announce(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        sequence.announced = true;
+        self.out.push(Output::Prefilled {
+            id: sequence.spec.id,
+            prompt_tokens: sequence.spec.prompt_len,
+            cached_tokens: sequence.cached,
+            prompt_logprobs: std::mem::take(&mut sequence.scores),
+        });
+    }
+
+    fn token(
+        &mut self,
+        key: Key,
+        token: Token,
+        stopped: bool,
+        logprob: Option<(f32, Vec<(Token, f32)>)>,
+    ) {
+        let sequence = &mut self.sequences[key];
+        let spec = &sequence.spec;
+        let stops = spec.stops.binary_search(&token).is_ok();
+        self.stats.stop_disagreements += u64::from(stops != stopped);
+        let enough = sequence.answer_len() >= spec.sampling.min_tokens;
+        let ends = sequence.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
+        if (stops && enough) || ends {
+            self.end(key, Finish::Stop(Some(token)));
+            return;
+        }
+        let mut finish = None;
+        if let Some(matcher) = &mut sequence.matcher {
+            match matcher.accept(token) {
+                Ok(true) => finish = Some(Finish::Stop(None)),
+                Ok(false) => {}
+                Err(error) => {
+                    self.end(key, Finish::Failed(format!("grammar: {error}")));
+                    return;
+                }
+            }
+        }
+        sequence.tokens.push(token);
+        let logprob = logprob.map(|(logprob, top)| TokenLogprob { token, logprob, top });
+        let (id, choice) = (sequence.spec.id, sequence.choice);
+        self.out.push(Output::Token { id, choice, token, logprob });
+        self.stats.tokens += 1;
+        let extra = u32::from(planted(Plant::OneTooMany));
+        if finish.is_none() && sequence.len() >= sequence.spec.max_len + extra {
+            finish = Some(Finish::Length);
+        }
+        if let Some(finish) = finish {
+            self.end(key, finish);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The books, recounted from scratch: for tests and the simulator.
+
+use super::Scheduler;
+use crate::exec::{Page, Seat};
+use crate::request::{RequestId, Token};
+use std::sync::Arc;
+
+/// What one sequence holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Whose.
+    pub id: RequestId,
+    /// Which continuation.
+    pub choice: u32,
+    /// Its pages in order of position; empty while it waits.
+    pub pages: Vec<Page>,
+    /// Its seat; none while it waits.
+    pub seat: Option<Seat>,
+    /// Known tokens that no launched step has fed.
+    pub unfed: u32,
+    /// Whether its end was announced and it only waits for steps in flight.
+    pub ended: bool,
+}
+
+impl Scheduler {
+    /// Recounts holders, seats and states; an error says what does not add up.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        self.pool.audit()?;
+        let pages = self.pool.counts().total as usize;
+        let mut holders = vec![0u32; pages];
+        let (mut seated, mut reserved, mut leaving, mut waiting) = (0, 0, 0, 0);
+        for sequence in self.sequences.iter() {
+            let Some(at) = sequence.seated() else {
+                waiting += 1;
+                continue;
+            };
+            seated += 1;
+            reserved += sequence.unforked;
+            leaving += u32::from(at.leaving.is_some());
+            let copied = at.copy.iter().map(|(page, _)| page);
+            for page in at.table.iter().chain(copied) {
+                holders[page.0 as usize] += 1;
+            }
+            if let Some(page) = self.pool.cursor_page(&at.cursor) {
+                holders[page.0 as usize] += 1;
+            }
+            if at.confirmed > at.fed || at.published * self.geometry.page_size > at.fed {
+                return Err(format!("{:?} published more than it fed", sequence.spec.id));
+            }
+        }
+        for (index, &held) in holders.iter().enumerate() {
+            let refs = self.pool.refs(Page(index as u32));
+            if refs != held {
+                return Err(format!("page {index} has {held} holders, the ledger says {refs}"));
+            }
+        }
+        if (seated, reserved, leaving) != (self.seated, self.reserved, self.leaving) {
+            return Err(format!("{seated} seated, {reserved} reserved, {leaving} leaving: not so"));
+        }
+        if waiting != self.queue.len() {
+            return Err(format!("{waiting} sequences wait, the queue has {}", self.queue.len()));
+        }
+        Ok(())
+    }
+
+    /// What every living sequence holds.
+    pub(crate) fn holdings(&self) -> Vec<Holding> {
+        let holding = |sequence: &crate::sequence::Sequence| Holding {
+            id: sequence.spec.id,
+            choice: sequence.choice,
+            pages: sequence.seated().map(|at| at.table.clone()).unwrap_or_default(),
+            seat: sequence.seated().map(|at| at.seat),
+            unfed: sequence.seated().map_or(0, |at| sequence.goal().saturating_sub(at.fed)),
+            ended: sequence
+                .seated()
+                .is_some_and(|at| at.leaving == Some(crate::sequence::Leaving::Ended)),
+        };
+        self.sequences.iter().map(holding).collect()
+    }
+
+    /// Every cached page: the position of its first token, and its tokens.
+    pub(crate) fn cached(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
+        self.pool.cached()
+    }
+}

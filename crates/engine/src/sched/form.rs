@@ -1,0 +1,346 @@
+//! Forms the next step: pages for those who decode, seats for those who wait, then rows.
+
+use super::{Flight, FlightRow, Scheduler};
+use crate::exec::{Join, PageEntry, Row, Score, StepKind};
+use crate::plant::{Plant, planted};
+use crate::request::{Finish, Token};
+use crate::sampling;
+use crate::sequence::{Key, Place, Seated, Sequence, Work};
+use std::sync::Arc;
+
+impl Scheduler {
+    /// Fills `step` and says whether there is anything to launch. From here on the step counts as
+    /// launched; it is either launched, tried again, or taken back by a restart.
+    pub(crate) fn form(&mut self) -> bool {
+        self.step.rows.clear();
+        self.step.joins.clear();
+        self.step.pages.clear();
+        self.step.copies.clear();
+        self.step.masks.clear();
+        self.forming = Flight { number: 0, rows: self.spare.pop().unwrap_or_default() };
+        self.forming.rows.clear();
+
+        let starved = self.provide_all();
+        // A newcomer must not take the page somebody else was just sent away for.
+        if !starved {
+            self.admit();
+        }
+        self.gather();
+        self.add_rows();
+        if self.step.rows.is_empty() {
+            self.spare.push(std::mem::take(&mut self.forming.rows));
+            return false;
+        }
+        self.numbered += 1;
+        self.step.number = self.numbered;
+        self.forming.number = self.numbered;
+        self.stalled = true;
+        self.tries = 0;
+        self.fork_all();
+        true
+    }
+
+    /// The formed step is on its way.
+    pub(crate) fn launched(&mut self) {
+        self.stalled = false;
+        match self.step.kind() {
+            StepKind::Decode => self.stats.decode_steps += 1,
+            StepKind::Prefill => self.stats.prefill_steps += 1,
+        }
+        let flight = std::mem::take(&mut self.forming);
+        self.flights.push_back(flight);
+    }
+
+    /// Gives every sequence that could decode the page it writes next; when pages run out, sends
+    /// the last in order of service away. True when somebody still has to wait.
+    fn provide_all(&mut self) -> bool {
+        loop {
+            let mut starved = false;
+            for seat in 0..self.seats.len() {
+                let Some(key) = self.seats[seat] else { continue };
+                if self.sequences[key].work() != Work::Decode {
+                    continue;
+                }
+                starved |= !self.provide(key);
+            }
+            // One at a time: those who are leaving will give back more.
+            if !starved || self.leaving > 0 || !self.preempt_last() {
+                return starved;
+            }
+        }
+    }
+
+    /// Makes the page at the next position this sequence's own.
+    fn provide(&mut self, key: Key) -> bool {
+        let at = self.sequences[key].seated_mut().expect("only the seated have work");
+        let index = at.fed / self.geometry.page_size;
+        match at.table.get(index as usize) {
+            Some(&page) => {
+                if self.pool.writable(page) || planted(Plant::ShareTail) {
+                    return true;
+                }
+                let Some(copy) = self.pool.take() else { return false };
+                at.table[index as usize] = copy;
+                at.sent = at.sent.min(index);
+                if planted(Plant::LoseCopy) {
+                    self.pool.give(page);
+                } else {
+                    // The source stays held until the step that copies it has been formed.
+                    at.copy = Some((page, index));
+                }
+                true
+            }
+            None => {
+                let Some(page) = self.pool.take() else { return false };
+                at.table.push(page);
+                true
+            }
+        }
+    }
+
+    /// Finds who has a row in this step: `ready` for decode, `prompts` in order of service.
+    fn gather(&mut self) {
+        self.ready.clear();
+        self.prompts.clear();
+        for &key in self.seats.iter().flatten() {
+            let sequence = &self.sequences[key];
+            match sequence.work() {
+                Work::Decode if self.can_write(sequence) => self.ready.push(key),
+                Work::Prompt { .. } => self.prompts.push(key),
+                _ => {
+                    let flying = sequence.seated().is_some_and(|at| at.sampling > 0);
+                    self.stats.held_back_rows += u64::from(sequence.matcher.is_some() && flying);
+                }
+            }
+        }
+        self.prompts.sort_by_key(|&key| self.sequences[key].rank());
+        if planted(Plant::StarvePrefill) && !self.ready.is_empty() {
+            self.prompts.clear();
+        }
+    }
+
+    fn can_write(&self, sequence: &Sequence) -> bool {
+        let Some(at) = sequence.seated() else { return false };
+        let index = (at.fed / self.geometry.page_size) as usize;
+        at.table
+            .get(index)
+            .is_some_and(|&page| self.pool.writable(page) || planted(Plant::ShareTail))
+    }
+
+    fn add_rows(&mut self) {
+        let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).max(1);
+        let decoding = self.ready.len() as u32;
+        let room = decoding < budget && decoding < self.coverage.prefill_rows;
+        let mixed = !self.prompts.is_empty() && room;
+        // Without room for both they take turns.
+        let prompts_only =
+            !self.prompts.is_empty() && !room && (self.prompts_turn || decoding == 0);
+        self.prompts_turn = !self.prompts.is_empty() && !room && !prompts_only;
+
+        let (mut tokens, mut rows) = (budget, self.coverage.prefill_rows);
+        if !prompts_only {
+            for index in 0..self.ready.len() {
+                self.add_decode(self.ready[index]);
+            }
+            tokens = tokens.saturating_sub(decoding);
+            rows = rows.saturating_sub(decoding);
+        }
+        if mixed || prompts_only {
+            for index in 0..self.prompts.len() {
+                if tokens == 0 || rows == 0 {
+                    self.pass_over(index);
+                    break;
+                }
+                let fed = self.add_prompt(self.prompts[index], tokens);
+                tokens -= fed.min(tokens);
+                rows -= 1;
+            }
+        }
+    }
+
+    /// Prompts that got no row in this step; one passed over too often becomes due.
+    fn pass_over(&mut self, from: usize) {
+        for index in from..self.prompts.len() {
+            let patience = self.config.patience;
+            let sequence = &mut self.sequences[self.prompts[index]];
+            let Some(at) = sequence.seated_mut() else { continue };
+            at.passed += 1;
+            let late = at.passed > patience;
+            sequence.due |= late;
+        }
+    }
+
+    fn add_decode(&mut self, key: Key) {
+        self.assign_ahead(key);
+        let Some(start) = self.prepare(key, true) else { return };
+        let sequence = &mut self.sequences[key];
+        let at = sequence.seated_mut().expect("only the seated have rows");
+        at.fed += 1;
+        at.flying += 1;
+        at.sampling += 1;
+        at.primed = true;
+        let seat = at.seat;
+        self.forming.rows.push(FlightRow { key, end: start + 1, sample: true, targets: 0 });
+        self.step.rows.push(Row { seat, tokens: Vec::new(), start, sample: true, score: None });
+    }
+
+    /// Adds a prompt chunk of at most `most` tokens; says how many.
+    fn add_prompt(&mut self, key: Key, most: u32) -> u32 {
+        let Work::Prompt { end: goal } = self.sequences[key].work() else { return 0 };
+        let fed = self.sequences[key].seated().map_or(0, |at| at.fed);
+        let most = if planted(Plant::OverBudget) { most + 3 } else { most };
+        let end = goal.min(fed.saturating_add(most));
+        let sample = end == goal && self.sequences[key].wants_answer();
+        let Some(start) = self.prepare(key, sample) else { return 0 };
+        let sequence = &mut self.sequences[key];
+        let score = sequence.score(start, end);
+        let tokens = sequence.tokens[start as usize..end as usize].to_vec();
+        let at = sequence.seated_mut().expect("only the seated have rows");
+        at.fed = end;
+        at.passed = 0;
+        at.flying += 1;
+        at.sampling += u32::from(sample);
+        at.primed = sample;
+        let seat = at.seat;
+        let targets = score.as_ref().map_or(0, |score| score.targets.len() as u32);
+        self.forming.rows.push(FlightRow { key, end, sample, targets });
+        self.step.rows.push(Row { seat, tokens, start, sample, score });
+        end - start
+    }
+
+    /// Everything the device has to know before a row of this sequence: its mask, its seat, its
+    /// pages, its copy. Says where the row starts, or nothing when the sequence just ended.
+    fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
+        let sequence = &mut self.sequences[key];
+        if sample && let Some(matcher) = &mut sequence.matcher {
+            match matcher.mask() {
+                Ok(mask) => self.step.masks.push((self.step.rows.len() as u32, mask)),
+                Err(error) => {
+                    self.end(key, Finish::Failed(format!("grammar: {error}")));
+                    return None;
+                }
+            }
+        }
+        let sequence = &mut self.sequences[key];
+        let (seat, fed, mut joined) = {
+            let at = sequence.seated()?;
+            (at.seat, at.fed, at.joined)
+        };
+        joined |= planted(Plant::StaleSeat) && self.numbered > 20 && seat.0 == 0;
+        if !joined {
+            self.step.joins.push(Join {
+                seat,
+                len: fed,
+                last_token: sequence.tokens[fed as usize],
+                params: sampling::seat_params(sequence),
+            });
+        }
+        let at = sequence.seated_mut()?;
+        at.joined = true;
+        if planted(Plant::LosePageEntry) && at.sent == 2 {
+            at.sent = 3;
+        }
+        for index in at.sent..at.table.len() as u32 {
+            self.step.pages.push(PageEntry { seat, index, page: at.table[index as usize] });
+        }
+        at.sent = at.table.len() as u32;
+        if let Some((source, index)) = at.copy.take() {
+            self.step.copies.push((source, at.table[index as usize]));
+            self.stats.copies += 1;
+            // Given back after all rows are in: until then nobody can be given the source.
+        }
+        Some(fed)
+    }
+
+    /// Pages for the rows after this one, as far as steps are launched ahead, so that the next
+    /// launch need not look for any. Only what is there: nobody is sent away for it.
+    fn assign_ahead(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        let last = sequence.spec.max_len.saturating_sub(2);
+        let Some(at) = sequence.seated_mut() else { return };
+        let reach = (at.fed + self.config.depth as u32).min(last);
+        if reach / self.geometry.page_size >= at.table.len() as u32
+            && let Some(page) = self.pool.take()
+        {
+            at.table.push(page);
+        }
+    }
+
+    /// Gives copied pages back, then splits the choices off whose prompt was just launched: they
+    /// share its pages and feed the last prompt token again, each with its own seed.
+    fn fork_all(&mut self) {
+        for index in 0..self.step.copies.len() {
+            self.pool.give(self.step.copies[index].0);
+        }
+        for index in 0..self.forming.rows.len() {
+            let FlightRow { key, sample, .. } = self.forming.rows[index];
+            if sample && self.sequences[key].unforked > 0 {
+                let count = std::mem::take(&mut self.sequences[key].unforked);
+                let first = self.sequences[key].choice + 1;
+                for choice in first..first + count {
+                    self.fork(key, choice);
+                }
+            }
+        }
+    }
+
+    fn fork(&mut self, parent: Key, choice: u32) {
+        let index = self.seats.iter().position(Option::is_none).expect("a seat was reserved");
+        let sequence = &self.sequences[parent];
+        let Some(at) = sequence.seated() else { return };
+        let fed = sequence.len() - 1;
+        let pages = fed.div_ceil(self.geometry.page_size) as usize;
+        let table = at.table[..pages].to_vec();
+        for &page in &table {
+            self.pool.share(page);
+        }
+        let cursor = self.pool.fork(&at.cursor);
+        let published = at.published;
+        let fork = Sequence {
+            spec: Arc::clone(&sequence.spec),
+            choice,
+            arrival: sequence.arrival,
+            tokens: sequence.tokens.clone(),
+            unforked: 0,
+            overtaken: 0,
+            due: sequence.due,
+            // Said once, by the sequence it splits from.
+            announced: true,
+            cached: sequence.cached,
+            scores: Vec::new(),
+            matcher: sequence.matcher.clone(),
+            place: Place::Seated(Seated {
+                seat: crate::exec::Seat(index as u32),
+                table,
+                sent: 0,
+                copy: None,
+                joined: false,
+                primed: false,
+                fed,
+                confirmed: 0,
+                flying: 0,
+                sampling: 0,
+                passed: 0,
+                cursor,
+                published,
+                leaving: None,
+            }),
+        };
+        let id = fork.spec.id;
+        let key = self.sequences.insert(fork);
+        self.seats[index] = Some(key);
+        self.seated += 1;
+        self.reserved -= 1;
+        self.live.get_mut(&id).expect("its parent lives").sequences.push(key);
+    }
+}
+
+impl Sequence {
+    /// The prompt tokens a chunk is asked to score, if any.
+    fn score(&self, start: u32, end: u32) -> Option<Score> {
+        let top = self.spec.prompt_logprobs.filter(|_| !self.announced)?;
+        let last = (end + 1).min(self.spec.prompt_len);
+        let targets: &[Token] = self.tokens.get(start as usize + 1..last as usize)?;
+        Some(Score { targets: targets.to_vec(), top })
+    }
+}

@@ -1,0 +1,123 @@
+//! What happens when a device fails.
+
+use super::Scheduler;
+use crate::plant::{Plant, planted};
+use crate::request::{Finish, RequestId};
+use crate::sequence::{Key, Leaving, Place};
+
+impl Scheduler {
+    /// The formed step was not launched. False when it was tried often enough.
+    pub(crate) fn not_launched(&mut self) -> bool {
+        self.tries += 1;
+        self.stats.retries += 1;
+        if planted(Plant::DropUnlaunched) {
+            self.launched();
+            if let Some(flight) = self.flights.pop_back() {
+                for row in flight.rows {
+                    if let Some(at) = self.sequences[row.key].seated_mut() {
+                        at.flying -= 1;
+                        at.sampling -= u32::from(row.sample);
+                    }
+                }
+            }
+            return true;
+        }
+        self.tries <= self.config.launch_retries
+    }
+
+    /// The formed step can never run: its requests fail, whole, because choices that split off in
+    /// it share pages it would have filled.
+    pub(crate) fn refuse(&mut self, why: &str) {
+        self.stalled = false;
+        let rows = std::mem::take(&mut self.forming.rows);
+        for row in &rows {
+            if let Some(at) = self.sequences[row.key].seated_mut() {
+                at.flying -= 1;
+                at.sampling -= u32::from(row.sample);
+            }
+        }
+        let ids: Vec<RequestId> = rows.iter().map(|row| self.sequences[row.key].spec.id).collect();
+        for id in ids {
+            self.end_request(id, &Finish::Failed(why.to_owned()));
+        }
+        // Those that had ended already were waiting for this row alone.
+        for row in &rows {
+            self.vacate_if_done(row.key);
+        }
+    }
+
+    /// The device holds nothing any more. Everybody waits again with the tokens confirmed so far;
+    /// what was in flight is computed again. After too many restarts without a confirmed step
+    /// everything fails. `unreported` steps are still running on the device.
+    pub(crate) fn restart(&mut self, why: &str, unreported: usize) {
+        self.stats.restarts += 1;
+        self.strikes += 1;
+        self.void = self.numbered;
+        self.stalled = false;
+        self.forming.rows.clear();
+        self.flights.clear();
+        self.ghosts = unreported;
+        for seat in 0..self.seats.len() {
+            let Some(key) = self.seats[seat] else { continue };
+            if planted(Plant::KeepSeats) && self.keep_seat(key) {
+                continue;
+            }
+            self.seats[seat] = None;
+            self.unseat(key);
+        }
+        if !planted(Plant::KeepSeats) {
+            self.seated = 0;
+            self.reserved = 0;
+            self.leaving = 0;
+            self.pool.reset();
+        }
+        self.refused = None;
+        self.rejoin_forks();
+        if self.strikes > self.config.restarts {
+            self.strikes = 0;
+            let all: Vec<RequestId> = self.live.keys().copied().collect();
+            for id in all {
+                self.end_request(id, &Finish::Failed(why.to_owned()));
+            }
+        }
+    }
+
+    fn unseat(&mut self, key: Key) {
+        let place = std::mem::replace(&mut self.sequences[key].place, Place::Waiting);
+        let Place::Seated(at) = place else { return };
+        if at.leaving == Some(Leaving::Ended) {
+            self.sequences.remove(key);
+        } else {
+            self.wait_again(key);
+        }
+    }
+
+    /// Choices whose prompt was never confirmed have nothing of their own yet: they split off again
+    /// when it is, so that nobody hears of an answer before hearing of the prompt.
+    fn rejoin_forks(&mut self) {
+        for live in self.live.values_mut() {
+            let parent = live.sequences[0];
+            if live.sequences.len() == 1 || self.sequences[parent].announced {
+                continue;
+            }
+            for key in live.sequences.drain(1..) {
+                let fork = self.sequences.remove(key);
+                self.queue.remove(fork.rank());
+                self.sequences[parent].unforked += 1;
+            }
+        }
+    }
+
+    /// The planted bug: believe that the device still has what was confirmed.
+    fn keep_seat(&mut self, key: Key) -> bool {
+        let sequence = &mut self.sequences[key];
+        let Place::Seated(at) = &mut sequence.place else { return false };
+        (at.flying, at.sampling) = (0, 0);
+        at.fed = at.confirmed;
+        at.primed = at.fed + 1 == sequence.tokens.len() as u32;
+        if at.leaving.is_some() {
+            self.vacate(key);
+        }
+        true
+    }
+}

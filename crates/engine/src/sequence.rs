@@ -1,0 +1,242 @@
+//! One continuation of a request, and where it stands.
+//!
+//! A sequence is *waiting* (it holds nothing), or *seated* (it has a seat and pages). A seated one
+//! may be *leaving*: no more steps are launched for it, and when the last one in flight is back its
+//! seat and pages are given up. Nothing changes hands while a step in flight can write it.
+
+use crate::exec::{Page, Seat};
+use crate::grammar::Matcher;
+use crate::pages::Cursor;
+use crate::request::{RequestId, Sampling, Token, TokenLogprob};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+/// What all continuations of a request share.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    pub(crate) id: RequestId,
+    pub(crate) prompt_len: u32,
+    pub(crate) sampling: Sampling,
+    /// Sorted: the caller's, and the model's own unless they are ignored.
+    pub(crate) stops: Vec<Token>,
+    pub(crate) priority: i32,
+    pub(crate) tenant: u64,
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// The most tokens a sequence may have, prompt included.
+    pub(crate) max_len: u32,
+}
+
+/// One continuation.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) choice: u32,
+    /// Requests in order of arrival.
+    pub(crate) arrival: u64,
+    /// The prompt and the answer so far: everything a device confirmed.
+    pub(crate) tokens: Vec<Token>,
+    /// Choices that will split off once the prompt is launched.
+    pub(crate) unforked: u32,
+    /// Later requests that were seated while this one waited.
+    pub(crate) overtaken: u32,
+    /// Overtaken often enough to go before everybody else.
+    pub(crate) due: bool,
+    /// [`crate::request::Output::Prefilled`] was said.
+    pub(crate) announced: bool,
+    /// Prompt tokens found in the tree when it was first seated.
+    pub(crate) cached: u32,
+    pub(crate) scores: Vec<TokenLogprob>,
+    pub(crate) matcher: Option<Box<Matcher>>,
+    pub(crate) place: Place,
+}
+
+/// Where a sequence is.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Waiting,
+    Seated(Seated),
+}
+
+/// A seat and what comes with it.
+#[derive(Debug)]
+pub(crate) struct Seated {
+    pub(crate) seat: Seat,
+    /// Pages in order of position.
+    pub(crate) table: Vec<Page>,
+    /// Entries of the table the device has.
+    pub(crate) sent: u32,
+    /// A page to copy into the one at this index before the next row runs.
+    pub(crate) copy: Option<(Page, u32)>,
+    /// The device knows the seat.
+    pub(crate) joined: bool,
+    /// The device holds the token that the next decode row feeds.
+    pub(crate) primed: bool,
+    /// Tokens fed by launched steps.
+    pub(crate) fed: u32,
+    /// Of these, by confirmed ones.
+    pub(crate) confirmed: u32,
+    /// Rows in flight.
+    pub(crate) flying: u32,
+    /// Of these, the ones that sample a token.
+    pub(crate) sampling: u32,
+    /// Steps since its last row that fed other prompts instead.
+    pub(crate) passed: u32,
+    pub(crate) cursor: Cursor,
+    /// Pages offered to the tree.
+    pub(crate) published: u32,
+    pub(crate) leaving: Option<Leaving>,
+}
+
+/// Why a seated sequence gets no more rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Preempted: it will wait again.
+    ToQueue,
+    /// Its end was announced.
+    Ended,
+}
+
+/// What a seated sequence could do in the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Nothing until a result comes back.
+    Nothing,
+    /// Feed the token that the device holds.
+    Decode,
+    /// Feed known tokens up to here.
+    Prompt {
+        /// One past the last position to feed.
+        end: u32,
+    },
+}
+
+/// Order of service; the smallest goes first and is preempted last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    not_due: bool,
+    priority: Reverse<i32>,
+    arrival: u64,
+    choice: u32,
+}
+
+impl Sequence {
+    pub(crate) fn rank(&self) -> Rank {
+        Rank {
+            not_due: !self.due,
+            // Among those that waited too long only the order of arrival counts.
+            priority: Reverse(if self.due { 0 } else { self.spec.priority }),
+            arrival: self.arrival,
+            choice: self.choice,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub(crate) fn answer_len(&self) -> u32 {
+        self.len() - self.spec.prompt_len
+    }
+
+    pub(crate) fn seated(&self) -> Option<&Seated> {
+        match &self.place {
+            Place::Seated(seated) => Some(seated),
+            Place::Waiting => None,
+        }
+    }
+
+    pub(crate) fn seated_mut(&mut self) -> Option<&mut Seated> {
+        match &mut self.place {
+            Place::Seated(seated) => Some(seated),
+            Place::Waiting => None,
+        }
+    }
+
+    /// Known tokens that have to be fed before anything else can happen. A request for no tokens at
+    /// all never needs the logits of its last one.
+    pub(crate) fn goal(&self) -> u32 {
+        if self.wants_answer() { self.len() } else { self.len() - 1 }
+    }
+
+    pub(crate) fn wants_answer(&self) -> bool {
+        self.spec.max_len > self.spec.prompt_len
+    }
+
+    /// Whether prompt tokens are still to be scored.
+    pub(crate) fn scoring(&self) -> bool {
+        self.spec.prompt_logprobs.is_some() && !self.announced
+    }
+
+    pub(crate) fn work(&self) -> Work {
+        let Some(at) = self.seated() else { return Work::Nothing };
+        if at.leaving.is_some() {
+            return Work::Nothing;
+        }
+        let goal = self.goal();
+        let last = self.len() + at.sampling - 1;
+        if at.fed == last && self.wants_answer() && (at.primed || !at.joined) {
+            // The token after the last one has to be wanted, and with a grammar its mask depends on
+            // a token that is still being computed: such a row cannot run ahead.
+            let full = self.len() + at.sampling >= self.spec.max_len;
+            let blind = self.matcher.is_some() && at.sampling > 0;
+            return if full || blind { Work::Nothing } else { Work::Decode };
+        }
+        if at.fed < goal { Work::Prompt { end: goal } } else { Work::Nothing }
+    }
+}
+
+/// Names a sequence while it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(u32);
+
+/// All living sequences.
+#[derive(Default)]
+pub(crate) struct Sequences {
+    slots: Vec<Option<Sequence>>,
+    vacant: Vec<Key>,
+}
+
+impl Sequences {
+    pub(crate) fn insert(&mut self, sequence: Sequence) -> Key {
+        if let Some(key) = self.vacant.pop() {
+            self.slots[key.0 as usize] = Some(sequence);
+            return key;
+        }
+        self.slots.push(Some(sequence));
+        Key(self.slots.len() as u32 - 1)
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Sequence {
+        self.vacant.push(key);
+        self.slots[key.0 as usize].take().expect("a key names a living sequence")
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&Sequence> {
+        self.slots[key.0 as usize].as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Sequence> {
+        self.slots[key.0 as usize].as_mut()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.len() == self.vacant.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.slots.iter().flatten()
+    }
+}
+
+impl std::ops::Index<Key> for Sequences {
+    type Output = Sequence;
+    fn index(&self, key: Key) -> &Sequence {
+        self.slots[key.0 as usize].as_ref().expect("a key names a living sequence")
+    }
+}
+
+impl std::ops::IndexMut<Key> for Sequences {
+    fn index_mut(&mut self, key: Key) -> &mut Sequence {
+        self.slots[key.0 as usize].as_mut().expect("a key names a living sequence")
+    }
+}
