@@ -5,7 +5,7 @@
 //! | [`fold`] | add and silu·mul become epilogues of linears, the prologue is put in front; always |
 //! | [`fuse`] | norms move into linears, rope into attention, where the target has such kernels |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
-//! | [`choose`] | kernel variants and the scratch they need, for this bucket |
+//! | [`choose`] | which kernel runs an op in this bucket, and the scratch it needs |
 //! | [`place`] | offsets in the workspace by liveness over the whole plan, breaks included |
 //! | [`mark`] | where `breakable` breaks and `piecewise` splits |
 //! | [`bind`] | offsets and names become spans and ops |
@@ -97,6 +97,9 @@ pub struct Bindings {
     pub kv: Vec<KvLayer>,
     /// At least [`workspace_bytes`] of the largest key.
     pub workspace: Span,
+    /// At least [`scratch_bytes`] of every key, in the state region and zero before the first step;
+    /// `None` where no kernel wants any.
+    pub scratch: Option<Span>,
 }
 
 /// Why no plan could be made.
@@ -197,8 +200,7 @@ pub fn schedule(
     let stages = fuse::fuse(program, stages, fusion);
     let stages = order::drop_idle_gathers(stages, key);
     let stages = order::order(stages)?;
-    let scratch = choose::scratch(program, target, limits, key, &stages)?;
-    let placement = place::place(program, key, &stages, &scratch)?;
+    let placement = place::place(program, key, &stages)?;
     Ok(Schedule { stages, placement })
 }
 
@@ -212,6 +214,21 @@ pub fn workspace_bytes(
     Ok(schedule(program, target, limits, key)?.placement.bytes)
 }
 
+/// Bytes of scratch a key needs, exactly. Pure: no memory, no device.
+pub fn scratch_bytes(
+    program: &Program,
+    target: &CompileTarget,
+    limits: &StepLimits,
+    key: &ShapeKey,
+) -> Result<u64, CompileError> {
+    let TargetDevice::Cuda(_) = &target.device else { return Ok(0) };
+    let Schedule { stages, placement } = schedule(program, target, limits, key)?;
+    // Kernels are asked about bound ops; a layout that never becomes memory binds them.
+    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
+    let nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
+}
+
 /// The plan of a program for a key: every op with its spans, ready to run or record.
 pub fn compile(
     program: &Program,
@@ -220,7 +237,8 @@ pub fn compile(
     bindings: &Bindings,
 ) -> Result<Plan, CompileError> {
     let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
-    let nodes = bind::bind(program, key, bindings, &stages, &placement)?;
+    let mut nodes = bind::bind(program, key, bindings, &stages, &placement)?;
+    choose::choose(target, key, bindings, &mut nodes)?;
     for node in &nodes {
         node.op.check()?;
     }
@@ -231,7 +249,6 @@ pub fn compile(
         target: target.name(),
         key: key.clone(),
         workspace: placement.bytes,
-        scratch: bind::placed_scratch(bindings, &placement),
         nodes,
         breaks: marks.breaks,
         splits: marks.splits,

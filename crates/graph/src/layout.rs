@@ -2,7 +2,7 @@
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
 use crate::ShapeKey;
-use crate::compile::{Bindings, CompileError, CompileTarget, workspace_bytes};
+use crate::compile::{Bindings, CompileError, CompileTarget, scratch_bytes, workspace_bytes};
 use crate::program::Program;
 use device::op::KvLayer;
 use device::{ALIGN, DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -25,11 +25,23 @@ impl Layout {
         limits: StepLimits,
         keys: &[ShapeKey],
     ) -> Result<Layout, CompileError> {
-        let mut arena = OpenArena::new();
-        let mut workspace = 0;
+        let (mut workspace, mut scratch) = (0, 0);
         for key in keys {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
+            scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
         }
+        Ok(Self::with_sizes(program, limits, workspace, scratch))
+    }
+
+    /// A layout with one page per layer that nobody will seal: what a kernel is asked about.
+    pub(crate) fn imagined(program: &Program, limits: StepLimits, workspace: u64) -> Layout {
+        let mut layout = Self::with_sizes(program, limits, workspace, 0);
+        layout.add_pages(program, 1);
+        layout
+    }
+
+    fn with_sizes(program: &Program, limits: StepLimits, workspace: u64, scratch: u64) -> Layout {
+        let mut arena = OpenArena::new();
         let mut weights = std::collections::BTreeMap::new();
         for weight in &program.weights {
             let span = arena.alloc(Region::Weights, "weights", weight.bytes());
@@ -43,8 +55,9 @@ impl Layout {
         let state =
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
-        let bindings = Bindings { weights, rope, state, kv: Vec::new(), workspace };
-        Ok(Layout { arena, bindings })
+        let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
+        let bindings = Bindings { weights, rope, state, kv: Vec::new(), workspace, scratch };
+        Layout { arena, bindings }
     }
 
     /// Adds `pages` pages per layer, the scratch page included.

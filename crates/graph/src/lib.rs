@@ -11,6 +11,8 @@ pub mod layout;
 pub mod plan;
 pub mod program;
 
-pub use compile::{Bindings, CompileError, CompileTarget, TargetDevice, compile, workspace_bytes};
+pub use compile::{
+    Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
+};
 pub use key::{Phase, ShapeKey};
 pub use plan::Plan;

@@ -32,8 +32,6 @@ pub struct Plan {
     pub splits: Vec<usize>,
     /// Where values lie and when they live.
     pub values: Vec<PlacedValue>,
-    /// Spans that are only scratch, with the node they belong to.
-    pub scratch: Vec<(usize, Span)>,
 }
 
 /// A value with its place and life.

@@ -10,7 +10,7 @@ use device::op::{self, Epilogue, KvLayer, Norm};
 use device::step::count;
 use device::{Node, Op, Span, Tensor};
 
-/// One node per stage.
+/// One node per stage, without scratch and variants: those are chosen next.
 pub fn bind(
     program: &Program,
     key: &ShapeKey,
@@ -23,11 +23,11 @@ pub fn bind(
         return Err(CompileError::Workspace { key: key.to_string(), needed, available });
     }
     let binder = Binder { program, key, bindings, placement };
-    let node = |(index, stage): (usize, &Stage)| {
-        let op = binder.op(index, stage)?;
+    let node = |stage: &Stage| {
+        let op = binder.op(stage)?;
         Ok(Node { op, name: stage.name.clone(), layer: stage.layer })
     };
-    stages.iter().enumerate().map(node).collect()
+    stages.iter().map(node).collect()
 }
 
 /// Every value with its span and life.
@@ -55,12 +55,6 @@ pub fn placed_values(
     values
 }
 
-/// The spans that are only scratch, with the node they belong to.
-pub fn placed_scratch(bindings: &Bindings, placement: &Placement) -> Vec<(usize, Span)> {
-    let scratch = placement.buffers.iter().filter_map(|b| b.scratch_of.map(|stage| (stage, b)));
-    scratch.map(|(stage, buffer)| (stage, span_of(bindings, buffer))).collect()
-}
-
 fn span_of(bindings: &Bindings, buffer: &Buffer) -> Span {
     bindings.workspace.part(buffer.offset, buffer.len)
 }
@@ -73,7 +67,7 @@ struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    fn op(&self, index: usize, stage: &Stage) -> Result<Op, CompileError> {
+    fn op(&self, stage: &Stage) -> Result<Op, CompileError> {
         let state = self.bindings.state;
         Ok(match &stage.kind {
             Kind::Prologue => {
@@ -101,7 +95,8 @@ impl Binder<'_> {
                 },
                 y: self.value(*out),
                 live: Some(self.live(*x)),
-                variant: self.key.variant.clone(),
+                scratch: None,
+                variant: None,
             }),
             Kind::RopeKv(rope) => Op::RopeKv(self.rope(rope)?),
             Kind::Attention { qkv, rope, scale, window, kv, out } => Op::Attention(op::Attention {
@@ -115,8 +110,8 @@ impl Binder<'_> {
                 rows: self.key.rows,
                 single: self.key.phase == Phase::Decode,
                 rope: rope.map(|rope| self.rope(&rope).map(Box::new)).transpose()?,
-                scratch: self.scratch(index),
-                variant: self.key.variant.clone(),
+                scratch: None,
+                variant: None,
             }),
             Kind::Gather { x, out } => Op::Gather(op::Gather {
                 index: state.last_index,
@@ -126,7 +121,7 @@ impl Binder<'_> {
             Kind::Sample { logits } => Op::Sample(op::Sample {
                 logits: self.value(*logits),
                 state,
-                scratch: self.scratch(index),
+                scratch: None,
                 rows: self.key.rows,
             }),
         })
@@ -184,9 +179,5 @@ impl Binder<'_> {
             _ => count::TOKENS,
         };
         self.bindings.state.counts.span.part(u64::from(word) * 4, 4)
-    }
-
-    fn scratch(&self, stage: usize) -> Option<Span> {
-        self.placement.scratch(stage).map(|buffer| span_of(self.bindings, buffer))
     }
 }

@@ -1,18 +1,55 @@
-//! What a bucket's kernels need beyond their operands.
+//! Which kernel runs an op in this bucket, and the scratch it needs.
+//!
+//! A device has a rule of its own for the kernel, by shape; a key that names a variant overrides it.
+//! Scratch is one span for all ops of all graphs: nothing in it outlives an op.
 
-use super::stage::Stage;
-use super::{CompileError, CompileTarget};
+use super::{Bindings, CompileError, CompileTarget, TargetDevice};
 use crate::ShapeKey;
-use crate::program::Program;
-use device::StepLimits;
+use device::cuda::lower;
+use device::{Node, Op, Span};
 
-/// Bytes of scratch per stage, as the target's kernels ask for it.
-pub fn scratch(
-    _program: &Program,
-    _target: &CompileTarget,
-    _limits: &StepLimits,
-    _key: &ShapeKey,
-    stages: &[Stage],
-) -> Result<Vec<u64>, CompileError> {
-    Ok(vec![0; stages.len()])
+/// Sets variants and scratch.
+pub fn choose(
+    target: &CompileTarget,
+    key: &ShapeKey,
+    bindings: &Bindings,
+    nodes: &mut [Node],
+) -> Result<(), CompileError> {
+    for node in nodes {
+        if let Op::Linear(device::op::Linear { variant, .. })
+        | Op::Attention(device::op::Attention { variant, .. }) = &mut node.op
+        {
+            variant.clone_from(&key.variant);
+        }
+        let needed = scratch_bytes(target, &node.op);
+        if needed == 0 {
+            continue;
+        }
+        let span = bindings.scratch.filter(|span| span.len >= needed).ok_or_else(|| {
+            let available = bindings.scratch.map_or(0, |span| span.len);
+            CompileError::Binding {
+                what: format!("scratch for `{}`", node.name),
+                problem: format!("{needed} bytes are needed, {available} are bound"),
+            }
+        })?;
+        give_scratch(&mut node.op, span);
+    }
+    Ok(())
+}
+
+fn give_scratch(op: &mut Op, span: Span) {
+    match op {
+        Op::Linear(op) => op.scratch = Some(span),
+        Op::Attention(op) => op.scratch = Some(span),
+        Op::Sample(op) => op.scratch = Some(span),
+        _ => {}
+    }
+}
+
+/// What the target's kernels ask for.
+pub fn scratch_bytes(target: &CompileTarget, op: &Op) -> u64 {
+    match &target.device {
+        TargetDevice::Cpu => 0,
+        TargetDevice::Cuda(target) => lower::scratch_bytes(op, target),
+    }
 }

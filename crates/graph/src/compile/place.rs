@@ -16,8 +16,6 @@ use device::ALIGN;
 pub struct Buffer {
     /// The values it holds, one after the other (in-place ops hand it on).
     pub values: Vec<ValueId>,
-    /// The stage whose scratch it is, for scratch.
-    pub scratch_of: Option<usize>,
     /// First byte.
     pub offset: u64,
     /// Bytes.
@@ -42,11 +40,6 @@ impl Placement {
     pub fn of(&self, value: ValueId) -> Option<&Buffer> {
         self.buffers.iter().find(|buffer| buffer.values.contains(&value))
     }
-
-    /// The scratch of a stage.
-    pub fn scratch(&self, stage: usize) -> Option<&Buffer> {
-        self.buffers.iter().find(|buffer| buffer.scratch_of == Some(stage))
-    }
 }
 
 /// See the module's words.
@@ -54,14 +47,8 @@ pub fn place(
     program: &Program,
     key: &ShapeKey,
     stages: &[Stage],
-    scratch: &[u64],
 ) -> Result<Placement, CompileError> {
     let mut buffers = buffers(program, key, stages)?;
-    for (stage, &len) in scratch.iter().enumerate().filter(|(_, len)| **len > 0) {
-        let scratch_of = Some(stage);
-        let (first, last) = (stage, stage);
-        buffers.push(Buffer { values: vec![], scratch_of, offset: 0, len, first, last });
-    }
     pack(&mut buffers);
     let bytes = buffers.iter().map(|b| (b.offset + b.len).next_multiple_of(ALIGN)).max();
     buffers.sort_by_key(|buffer| (buffer.first, buffer.offset));
@@ -90,8 +77,7 @@ fn buffers(
                 let elems = value.rows.size(key) as usize * value.cols as usize;
                 let len = value.dtype.bytes(elems) as u64;
                 let values = vec![out];
-                let (first, offset, scratch_of) = (index, 0, None);
-                buffers.push(Buffer { values, scratch_of, offset, len, first, last });
+                buffers.push(Buffer { values, offset: 0, len, first: index, last });
             }
         }
     }

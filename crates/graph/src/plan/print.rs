@@ -80,6 +80,7 @@ pub fn describe(op: &Op) -> String {
         Op::Sample(op) => format!("sample {}", shape(&op.logits)),
         Op::Copy(op) => format!("copy {}", bytes(op.from.len)),
         Op::Fill(op) => format!("fill {} with {:#x}", bytes(op.to.len), op.word),
+        Op::Noise(op) => format!("noise {} seed {}", shape(&op.to), op.seed),
     }
 }
 
