@@ -36,9 +36,9 @@ pub enum DType {
     Q5K,
     /// 256 elements, 6 bits, 16 sub-blocks with 8-bit scales.
     Q6K,
-    /// The CPU's own packing of any 4-bit type: see `cpu::pack`.
+    /// The CPU's own packing of 4-bit types: see `cpu::pack`.
     P4,
-    /// The CPU's own packing of any type of up to 8 bits: see `cpu::pack`.
+    /// The CPU's own packing of 5- to 8-bit types: see `cpu::pack`.
     P8,
 }
 
@@ -70,8 +70,8 @@ impl DType {
             DType::Q4K => 144,
             DType::Q5K => 176,
             DType::Q6K => 210,
-            DType::P4 => 16 + 8,
-            DType::P8 => 32 + 8,
+            DType::P4 => 16 + 4,
+            DType::P8 => 32 + 4,
         }
     }
 

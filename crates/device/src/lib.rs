@@ -2,6 +2,7 @@
 //! that run, record and replay them with the same refusals.
 pub mod arena;
 mod capture;
+pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod dtype;

@@ -14,6 +14,9 @@ mod rms_norm;
 mod rope_kv;
 mod sample;
 
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::Step;
 use crate::op::Norm;
 use crate::{DType, Error, Op, Result, Span, StepState, Tensor};
 
@@ -76,6 +79,16 @@ impl Op {
     /// Names every span the op touches.
     pub fn visit_spans(&self, visit: SpanVisitor<'_>) {
         for_each_op!(self, op => op.visit_spans(visit));
+    }
+
+    /// Runs the exact scalar reference. The op was checked, its spans too.
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        for_each_op!(self, op => op.reference(memory));
+    }
+
+    /// Lowers the op for this processor.
+    pub(crate) fn prepare_cpu(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+        for_each_op!(self, op => op.prepare(memory, features))
     }
 }
 

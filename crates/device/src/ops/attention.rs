@@ -11,7 +11,12 @@ mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
 use crate::Result;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::tables::Tables;
+use crate::cpu::view::Matrix;
 use crate::op::Attention;
+
+mod fast;
 
 impl Contract for Attention {
     const NAME: &'static str = "attention";
@@ -59,5 +64,71 @@ impl Contract for Attention {
             visit(scratch, Access::Write);
         }
         visit(self.out.span, Access::Write);
+    }
+}
+
+impl Attention {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        if let Some(rope) = &self.rope {
+            rope.reference(memory);
+        }
+        let tables = Tables::new(memory, &self.state);
+        let out = Matrix::new(memory, &self.out);
+        for row in 0..self.rows as usize {
+            let kv_len = tables.kv_len.get(row) as usize;
+            let tokens = if self.single {
+                row..row + 1
+            } else {
+                tables.q_start.get(row) as usize..tables.q_start.get(row + 1) as usize
+            };
+            for token in tokens.clone() {
+                if kv_len == 0 {
+                    (0..out.cols).for_each(|col| out.set(token, col, 0.0));
+                    continue;
+                }
+                let position = kv_len - (tokens.end - token);
+                let seat = tables.row_seat.get(row) as usize;
+                (0..self.q_heads as usize).for_each(|head| {
+                    self.reference_head(memory, &tables, seat, token, position, head)
+                });
+            }
+        }
+    }
+
+    fn reference_head(
+        &self,
+        memory: &CpuMemory,
+        tables: &Tables,
+        seat: usize,
+        token: usize,
+        position: usize,
+        head: usize,
+    ) {
+        let (qkv, out) = (Matrix::new(memory, &self.qkv), Matrix::new(memory, &self.out));
+        let dim = self.kv.head_dim as usize;
+        let size = self.kv.page_size as usize;
+        let kv_head = head / (self.q_heads / self.kv.heads) as usize;
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+        let slot = |p: usize| tables.page(seat, p) * size + p % size;
+        let score = |p: usize| {
+            let dot: f64 = (0..dim)
+                .map(|i| {
+                    let k = self.kv.get(memory, slot(p), 0, kv_head, i);
+                    f64::from(qkv.get(token, head * dim + i)) * f64::from(k)
+                })
+                .sum();
+            f64::from(self.scale) * dot
+        };
+        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for i in 0..dim {
+            let sum: f64 = (first..=position)
+                .zip(&weights)
+                .map(|(p, weight)| weight * f64::from(self.kv.get(memory, slot(p), 1, kv_head, i)))
+                .sum();
+            out.set(token, head * dim + i, (sum / total) as f32);
+        }
     }
 }

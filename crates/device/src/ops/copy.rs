@@ -2,6 +2,9 @@
 
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::{Serial, Step};
 use crate::op::Copy;
 
 impl Contract for Copy {
@@ -15,5 +18,17 @@ impl Contract for Copy {
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         visit(self.from, Access::Read);
         visit(self.to, Access::Write);
+    }
+}
+
+impl Copy {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+        Serial::boxed(self.clone(), memory, Copy::reference)
+    }
+
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let (from, to) = (memory.address(self.from), memory.address(self.to));
+        // SAFETY: both spans were checked against the arena and do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.from.len as usize) };
     }
 }

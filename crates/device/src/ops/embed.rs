@@ -4,8 +4,12 @@
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::view::{Matrix, Words};
 use crate::op::Embed;
 use crate::{DType, Result};
+
+mod fast;
 
 impl Contract for Embed {
     const NAME: &'static str = "embed";
@@ -26,5 +30,20 @@ impl Contract for Embed {
         visit(self.ids.span, Access::Read);
         visit(self.table.span, Access::Read);
         visit(self.out.span, Access::Write);
+    }
+}
+
+impl Embed {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let ids = Words::new(memory, &self.ids);
+        let (table, out) = (Matrix::new(memory, &self.table), Matrix::new(memory, &self.out));
+        let mut values = vec![0.0; table.cols];
+        for token in 0..out.rows {
+            let id = ids.get(token) as usize;
+            table.read_row(if id < table.rows { id } else { 0 }, &mut values);
+            for (col, value) in values.iter().enumerate() {
+                out.set(token, col, *value);
+            }
+        }
     }
 }

@@ -2,6 +2,10 @@
 
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::{Serial, Step};
+use crate::cpu::view::Words;
 use crate::op::Fill;
 
 impl Contract for Fill {
@@ -13,5 +17,16 @@ impl Contract for Fill {
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         visit(self.to, Access::Write);
+    }
+}
+
+impl Fill {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+        Serial::boxed(self.clone(), memory, Fill::reference)
+    }
+
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let words = Words::of_span(memory, self.to);
+        (0..words.len()).for_each(|index| words.set(index, self.word));
     }
 }

@@ -4,6 +4,10 @@
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit};
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::{Serial, Step};
+use crate::cpu::view::{Matrix, Words};
 use crate::op::Gather;
 use crate::{DType, Result};
 
@@ -26,5 +30,23 @@ impl Contract for Gather {
         visit(self.index.span, Access::Read);
         visit(self.x.span, Access::Read);
         visit(self.y.span, Access::Write);
+    }
+}
+
+impl Gather {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+        Serial::boxed(self.clone(), memory, Gather::reference)
+    }
+
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let index = Words::new(memory, &self.index);
+        let (x, y) = (Matrix::new(memory, &self.x), Matrix::new(memory, &self.y));
+        let bytes = x.dtype.bytes(x.cols);
+        for row in 0..y.rows {
+            let from = index.get(row) as usize;
+            let from = if from < x.rows { from } else { 0 };
+            // SAFETY: both rows lie inside their tensors; `copy` because a row may be its own source.
+            unsafe { std::ptr::copy(x.at(from, 0), y.at(row, 0), bytes) };
+        }
     }
 }

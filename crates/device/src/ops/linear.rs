@@ -3,13 +3,25 @@
 //! The norm, when present, is applied to each row of `x` in f32 and rounded to `x`'s dtype before
 //! the product. Products are summed in f32; the epilogue works on the f32 sum and rounds once, when
 //! storing. For `SiluMul` the rows of `w` alternate gate and up, so `y` has n/2 columns.
+//! Packed weights (`P4`, `P8`) are multiplied with x quantised to 8 bits per 32 columns, as
+//! `cpu::pack::quantise` does; sums within a block are then exact integers.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
 
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
-use crate::Result;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::pack;
+use crate::cpu::view::{Matrix, Words, round_to};
 use crate::op::{Epilogue, Linear};
+use crate::{DType, Result};
+
+mod acts;
+mod fast;
+mod finish;
+mod packed;
+mod plain;
+mod vnni;
 
 impl Contract for Linear {
     const NAME: &'static str = "linear";
@@ -30,6 +42,13 @@ impl Contract for Linear {
         require(self.y.rows == self.x.rows && self.y.cols == n, Self::NAME, || {
             format!("y is {}×{}, not {}×{n}", self.y.rows, self.y.cols, self.x.rows)
         })?;
+        if matches!(self.w.dtype, DType::P4 | DType::P8) {
+            let dense = self.w.stride == self.w.cols;
+            let whole = pack::whole(self.w.rows as usize, self.w.cols as usize);
+            require(dense && whole, Self::NAME, || {
+                format!("packed w of {}×{} is not whole blocks", self.w.rows, self.w.cols)
+            })?;
+        }
         if let Some(norm) = &self.norm {
             require_norm(norm, self.x.cols, Self::NAME)?;
         }
@@ -70,5 +89,88 @@ impl Contract for Linear {
             visit(scratch, Access::Write);
         }
         visit(self.y.span, Access::Write);
+    }
+}
+
+impl Linear {
+    /// Rows that must be computed now.
+    pub(crate) fn live_rows(&self, memory: &CpuMemory) -> usize {
+        let rows = self.x.rows as usize;
+        self.live.map_or(rows, |live| rows.min(Words::of_span(memory, live).get(0) as usize))
+    }
+
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let x = Matrix::new(memory, &self.x);
+        let input = |row: usize| {
+            let mut values = vec![0.0; x.cols];
+            x.read_row(row, &mut values);
+            if let Some(norm) = &self.norm {
+                norm.apply(memory, &mut values);
+                values.iter_mut().for_each(|value| *value = round_to(self.x.dtype, *value));
+            }
+            values
+        };
+        let inputs: Vec<Vec<f32>> = (0..self.live_rows(memory)).map(input).collect();
+        let mut products = vec![vec![0.0f32; self.w.rows as usize]; inputs.len()];
+        match self.w.dtype {
+            DType::P4 | DType::P8 => self.reference_packed(memory, &inputs, &mut products),
+            _ => self.reference_plain(memory, &inputs, &mut products),
+        }
+        for (row, products) in products.iter_mut().enumerate() {
+            if let Some(bias) = &self.bias {
+                let bias = Matrix::new(memory, bias);
+                products.iter_mut().enumerate().for_each(|(n, p)| *p += bias.get(0, n));
+            }
+            self.reference_store(memory, row, products);
+        }
+    }
+
+    fn reference_plain(&self, memory: &CpuMemory, inputs: &[Vec<f32>], products: &mut [Vec<f32>]) {
+        let w = Matrix::new(memory, &self.w);
+        let mut weights = vec![0.0; w.cols];
+        for n in 0..w.rows {
+            w.read_row(n, &mut weights);
+            for (x, products) in inputs.iter().zip(&mut *products) {
+                let terms = x.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                products[n] = terms.sum::<f64>() as f32;
+            }
+        }
+    }
+
+    fn reference_packed(&self, memory: &CpuMemory, inputs: &[Vec<f32>], products: &mut [Vec<f32>]) {
+        let (w, dtype) = (Matrix::new(memory, &self.w), self.w.dtype);
+        // SAFETY: a packed matrix is dense, so it takes exactly these bytes of its span.
+        let packed = unsafe { std::slice::from_raw_parts(w.start(), dtype.bytes(w.rows * w.cols)) };
+        for (x, products) in inputs.iter().zip(products) {
+            let x: Vec<_> = x.chunks_exact(pack::COLS).map(pack::quantise).collect();
+            for (n, product) in products.iter_mut().enumerate() {
+                let terms = x.iter().enumerate().map(|(at, x)| {
+                    let block = pack::block(dtype, packed, w.cols, n, at);
+                    let values =
+                        (0..pack::COLS).map(|c| pack::element(dtype, block, n % pack::ROWS, c));
+                    let dot: i32 = values.zip(x.q).map(|((_, _, w), x)| w * i32::from(x)).sum();
+                    let (d, m, _) = pack::element(dtype, block, n % pack::ROWS, 0);
+                    f64::from(d) * f64::from(x.d) * f64::from(dot) + f64::from(m) * f64::from(x.s)
+                });
+                *product = terms.sum::<f64>() as f32;
+            }
+        }
+    }
+
+    fn reference_store(&self, memory: &CpuMemory, row: usize, products: &[f32]) {
+        let y = Matrix::new(memory, &self.y);
+        for col in 0..y.cols {
+            let value = match &self.epilogue {
+                Epilogue::Store => products[col],
+                Epilogue::Residual(residual) => {
+                    Matrix::new(memory, residual).get(row, col) + products[col]
+                }
+                Epilogue::SiluMul => {
+                    let (gate, up) = (products[2 * col], products[2 * col + 1]);
+                    gate / (1.0 + (-gate).exp()) * up
+                }
+            };
+            y.set(row, col, value);
+        }
     }
 }

@@ -9,7 +9,11 @@ mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require_fit, require_float};
 use crate::Result;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::view::Matrix;
 use crate::op::Noise;
+
+mod fast;
 
 impl Contract for Noise {
     const NAME: &'static str = "noise";
@@ -21,5 +25,27 @@ impl Contract for Noise {
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         visit(self.to.span, Access::Write);
+    }
+}
+
+impl Noise {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let to = Matrix::new(memory, &self.to);
+        for row in 0..to.rows {
+            for col in 0..to.cols {
+                to.set(row, col, self.value((row * to.cols + col) as u64));
+            }
+        }
+    }
+
+    /// Element `index`, before the rounding to the dtype.
+    pub(crate) fn value(&self, index: u64) -> f32 {
+        let step = index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let z = self.seed.wrapping_add(step);
+        let z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let hash = z ^ z >> 31;
+        let u = (hash >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        self.mean + self.scale * u
     }
 }

@@ -23,7 +23,13 @@ pub(crate) mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::{Serial, Step};
+use crate::cpu::tables::Tables;
+use crate::cpu::view::Words;
 use crate::op::Prologue;
+use crate::step::{JOIN_WORDS, MAX_BIASES, PARAM_WORDS, count, mail, param, row};
 
 impl Contract for Prologue {
     const NAME: &'static str = "prologue";
@@ -67,5 +73,137 @@ impl Contract for Prologue {
         for bank in s.mail {
             visit(bank, Access::Read);
         }
+    }
+}
+
+impl Prologue {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+        Serial::boxed(self.clone(), memory, Prologue::reference)
+    }
+
+    /// Both the reference and what the CPU runs: a few words per row and token.
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let tables = Tables::new(memory, &self.state);
+        let launch = tables.launch() + 1;
+        tables.counts.set(count::LAUNCH_LO as usize, launch as u32);
+        tables.counts.set(count::LAUNCH_HI as usize, (launch >> 32) as u32);
+        let mail = tables.mail_for(launch);
+        if let Some(bank) = &mail {
+            self.apply(&tables, bank);
+        }
+        self.derive(&tables, mail.as_ref());
+    }
+
+    fn apply(&self, tables: &Tables, bank: &Words) {
+        let (limits, layout) = (tables.limits, tables.limits.mail_layout());
+        let given = |word: u32, cap: u32| bank.get(word as usize).min(cap) as usize;
+        let entry = |area: u32, words: u32, i: usize, word: usize| {
+            bank.get(area as usize + i * words as usize + word)
+        };
+        let per_seat = limits.pages_per_seat as usize;
+        for i in 0..given(mail::JOINS, limits.rows) {
+            let word = |word: usize| entry(layout.joins, JOIN_WORDS, i, word);
+            let seat = word(0) as usize;
+            if seat >= limits.seats as usize {
+                continue;
+            }
+            tables.seat_len.set(seat, word(1));
+            tables.seat_token.set(seat, word(2));
+            let params = PARAM_WORDS as usize;
+            (0..params).for_each(|p| tables.params.set(seat * params + p, word(4 + p)));
+            (0..per_seat).for_each(|p| tables.page_table.set(seat * per_seat + p, 0));
+            if let Some(seen) = &tables.seen
+                && word(4 + param::PENALISED as usize) != 0
+            {
+                let vocab = limits.vocab as usize;
+                (0..vocab).for_each(|token| seen.set(seat * vocab + token, 0));
+            }
+        }
+        for i in 0..given(mail::PAGES, layout.pages_cap) {
+            let [seat, index, page] = [0, 1, 2].map(|word| entry(layout.pages, 3, i, word));
+            if seat < limits.seats && index < limits.pages_per_seat {
+                tables.page_table.set(seat as usize * per_seat + index as usize, page);
+            }
+        }
+        for i in 0..given(mail::BIASES, layout.biases_cap) {
+            let [seat, index, token, bias] =
+                [0, 1, 2, 3].map(|word| entry(layout.biases, 4, i, word));
+            if seat < limits.seats && index < MAX_BIASES {
+                let at = 2 * (seat * MAX_BIASES + index) as usize;
+                tables.biases.set(at, token);
+                tables.biases.set(at + 1, bias);
+            }
+        }
+        for i in 0..given(mail::SEEN, layout.seen_cap) {
+            let [seat, token, answer] = [0, 1, 2].map(|word| entry(layout.seen, 3, i, word));
+            if seat < limits.seats && token < limits.vocab {
+                tables.mark_seen(seat as usize, token, answer != 0);
+            }
+        }
+        if bank.get(mail::ROWS_CHANGED as usize) != 0 {
+            let rows = given(mail::ROWS, self.rows);
+            for i in 0..rows {
+                let [seat, q_len, flags] = [0, 1, 2].map(|word| entry(layout.rows, 3, i, word));
+                tables.row_seat.set(i, seat.min(limits.seats));
+                tables.row_q_len.set(i, q_len);
+                tables.row_flags.set(i, flags);
+            }
+            tables.counts.set(count::ROWS as usize, rows as u32);
+        }
+    }
+
+    fn derive(&self, tables: &Tables, bank: Option<&Words>) {
+        let limits = tables.limits;
+        let (rows, tokens) = (self.rows as usize, self.tokens as usize);
+        let live = (tables.counts.get(count::ROWS as usize) as usize).min(rows);
+        let size = limits.page_size as usize;
+        let prompt_at = limits.mail_layout().tokens as usize;
+        let prompts = bank.map_or(0, |bank| bank.get(mail::TOKENS as usize).min(limits.tokens));
+        let (mut prompt, mut start, mut max_kv) = (0, 0, 0);
+        for r in 0..live {
+            let seat = tables.row_seat.get(r) as usize;
+            let len = tables.seat_len.get(seat) as usize;
+            let q_len = (tables.row_q_len.get(r) as usize).min(tokens - start);
+            tables.q_start.set(r, start as u32);
+            tables.kv_len.set(r, (len + q_len) as u32);
+            tables.last_index.set(r, (start + q_len).saturating_sub(1) as u32);
+            max_kv = max_kv.max(len + q_len);
+            for j in 0..q_len {
+                let (token, position) = (start + j, len + j);
+                let from_mail = tables.row_flags.get(r) & row::PROMPT != 0 && prompt < prompts;
+                let id = match bank {
+                    Some(bank) if from_mail => {
+                        prompt += 1;
+                        bank.get(prompt_at + prompt as usize - 1)
+                    }
+                    _ => tables.seat_token.get(seat),
+                };
+                tables.token.set(token, id);
+                tables.position.set(token, position as u32);
+                let slot = tables.page(seat, position) * size + position % size;
+                tables.kv_slot.set(token, slot as u32);
+                tables.token_row.set(token, r as u32);
+            }
+            start += q_len;
+        }
+        for r in live..rows {
+            tables.row_seat.set(r, limits.seats);
+            tables.row_q_len.set(r, 0);
+            tables.row_flags.set(r, 0);
+            tables.kv_len.set(r, 0);
+            tables.last_index.set(r, 0);
+        }
+        (live..=rows).for_each(|r| tables.q_start.set(r, start as u32));
+        for token in start..tokens {
+            tables.token.set(token, 0);
+            tables.position.set(token, 0);
+            tables.kv_slot.set(token, (token % size) as u32);
+            tables.token_row.set(token, limits.rows);
+        }
+        tables.counts.set(count::TOKENS as usize, start as u32);
+        tables.counts.set(count::MAX_KV as usize, max_kv as u32);
+        // The CPU cuts attention by head and row: one split takes all.
+        let split = max_kv.next_multiple_of(size).max(size);
+        tables.counts.set(count::SPLIT as usize, split as u32);
     }
 }

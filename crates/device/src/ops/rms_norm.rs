@@ -4,7 +4,13 @@ pub(crate) mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
 use crate::Result;
-use crate::op::RmsNorm;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::view::Matrix;
+use crate::op::{Norm, RmsNorm};
+
+mod fast;
+
+pub(crate) use fast::NormStep;
 
 impl Contract for RmsNorm {
     const NAME: &'static str = "rms_norm";
@@ -24,5 +30,32 @@ impl Contract for RmsNorm {
         visit(self.x.span, Access::Read);
         visit(self.norm.weight.span, Access::Read);
         visit(self.y.span, Access::Write);
+    }
+}
+
+impl RmsNorm {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let (x, y) = (Matrix::new(memory, &self.x), Matrix::new(memory, &self.y));
+        let mut values = vec![0.0; x.cols];
+        for row in 0..x.rows {
+            x.read_row(row, &mut values);
+            self.norm.apply(memory, &mut values);
+            for (col, value) in values.iter().enumerate() {
+                y.set(row, col, *value);
+            }
+        }
+    }
+}
+
+impl Norm {
+    /// Normalises a row in place: the reference every op with a norm uses.
+    pub(crate) fn apply(&self, memory: &CpuMemory, values: &mut [f32]) {
+        let weight = Matrix::new(memory, &self.weight);
+        let squares: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        let mean = (squares / values.len() as f64) as f32;
+        let scale = 1.0 / (mean + self.eps).sqrt();
+        for (col, value) in values.iter_mut().enumerate() {
+            *value = *value * scale * weight.get(0, col);
+        }
     }
 }

@@ -9,8 +9,16 @@
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
-use crate::op::RopeKv;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::tables::Tables;
+use crate::cpu::view::{Matrix, load, store};
+use crate::op::{KvLayer, RopeKv};
+use crate::step::count;
 use crate::{DType, Result};
+
+mod fast;
+
+pub(crate) use fast::RopeKvStep;
 
 impl Contract for RopeKv {
     const NAME: &'static str = "rope_kv";
@@ -47,5 +55,82 @@ impl Contract for RopeKv {
         visit(self.rope.span, Access::Read);
         super::visit_step_tables(&self.state, visit);
         visit(self.kv.span, Access::Update);
+    }
+}
+
+impl RopeKv {
+    /// Live tokens only: what a pad token would write, nobody reads.
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let tables = Tables::new(memory, &self.state);
+        let tokens = tables.counts.get(count::TOKENS as usize) as usize;
+        (0..tokens.min(self.qkv.rows as usize))
+            .for_each(|t| self.reference_token(memory, &tables, t));
+    }
+
+    fn reference_token(&self, memory: &CpuMemory, tables: &Tables, token: usize) {
+        let (qkv, rope) = (Matrix::new(memory, &self.qkv), Matrix::new(memory, &self.rope));
+        let dim = self.kv.head_dim as usize;
+        let (q_heads, kv_heads) = (self.q_heads as usize, self.kv.heads as usize);
+        let position = (tables.position.get(token) as usize).min(rope.rows - 1);
+        let slot = tables.kv_slot.get(token) as usize;
+        let mut head = vec![0.0; dim];
+        for index in 0..q_heads + 2 * kv_heads {
+            for (i, value) in head.iter_mut().enumerate() {
+                *value = qkv.get(token, index * dim + i);
+            }
+            let norm = if index < q_heads { &self.q_norm } else { &self.k_norm };
+            if index < q_heads + kv_heads {
+                if let Some(norm) = norm {
+                    norm.apply(memory, &mut head);
+                }
+                for i in 0..dim / 2 {
+                    let (cos, sin) = (rope.get(position, i), rope.get(position, dim / 2 + i));
+                    let (a, b) = (head[i], head[i + dim / 2]);
+                    head[i] = a * cos - b * sin;
+                    head[i + dim / 2] = b * cos + a * sin;
+                }
+            }
+            for (i, value) in head.iter().enumerate() {
+                if index < q_heads {
+                    qkv.set(token, index * dim + i, *value);
+                } else {
+                    let (part, kv_head) =
+                        ((index - q_heads) / kv_heads, (index - q_heads) % kv_heads);
+                    self.kv.set(memory, slot, part, kv_head, i, *value);
+                }
+            }
+        }
+    }
+}
+
+impl KvLayer {
+    /// The first element's index of a slot's head; `part` 0 is k, 1 is v.
+    #[track_caller]
+    pub(crate) fn index(&self, slot: usize, part: usize, head: usize) -> usize {
+        let (size, dim) = (self.page_size as usize, self.head_dim as usize);
+        let (page, offset) = (slot / size, slot % size);
+        let heads = self.heads as usize;
+        assert!(page < self.pages as usize && part < 2 && head < heads, "slot {slot} of {self:?}");
+        (((page * 2 + part) * heads + head) * size + offset) * dim
+    }
+
+    fn set(&self, memory: &CpuMemory, slot: usize, part: usize, head: usize, i: usize, value: f32) {
+        let at = (self.index(slot, part, head) + i) * self.dtype.block_bytes();
+        // SAFETY: `index` checked the slot against the pages, which fit the span.
+        unsafe { store(self.dtype, memory.address(self.span).add(at), value) }
+    }
+
+    /// An element of a slot's k (`part` 0) or v (1).
+    pub(crate) fn get(
+        &self,
+        memory: &CpuMemory,
+        slot: usize,
+        part: usize,
+        head: usize,
+        i: usize,
+    ) -> f32 {
+        let at = (self.index(slot, part, head) + i) * self.dtype.block_bytes();
+        // SAFETY: as for `set`.
+        unsafe { load(self.dtype, memory.address(self.span).add(at)) }
     }
 }

@@ -24,7 +24,14 @@ mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
 use crate::Result;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::view::Matrix;
 use crate::op::Sample;
+
+mod fast;
+mod row;
+
+use row::{Choice, SampledRow, StepEnd};
 
 impl Contract for Sample {
     const NAME: &'static str = "sample";
@@ -63,4 +70,68 @@ impl Contract for Sample {
         }
         visit(s.ring, Access::Write);
     }
+}
+
+impl Sample {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let end = StepEnd::new(memory, &self.state, self.rows);
+        let logits = Matrix::new(memory, &self.logits);
+        let mut values = vec![0.0; logits.cols];
+        for r in 0..end.live {
+            let choice = end.row(r).map(|row| {
+                logits.read_row(r, &mut values);
+                row.adjust(&mut values);
+                choose(&row, &values)
+            });
+            end.store(r, choice.as_ref());
+        }
+        end.publish();
+    }
+}
+
+/// Steps 3 and 4 by full sorts: obviously right, and slow.
+fn choose(row: &SampledRow<'_>, logits: &[f32]) -> Choice {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    let token = if row.temperature == 0.0 { order[0] } else { draw(row, logits, &order) };
+    let mut choice = Choice { token: token as u32, ..Choice::default() };
+    if row.logprobs > 0 {
+        let max = f64::from(logits[order[0]]);
+        let total: f64 = logits.iter().map(|l| (f64::from(*l) - max).exp()).sum();
+        let logprob = |token: usize| (f64::from(logits[token]) - max - total.ln()) as f32;
+        choice.logprob = logprob(token);
+        for (top, token) in choice.top.iter_mut().zip(order).take(row.alternatives()) {
+            *top = (token as u32, logprob(token));
+        }
+    }
+    choice
+}
+
+fn draw(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> usize {
+    let scaled = |token: usize| logits[token] / row.temperature;
+    let max = scaled(order[0]);
+    let weight = |token: usize| f64::from(scaled(token) - max).exp();
+    let keep = if row.top_k == 0 { order.len() } else { (row.top_k as usize).min(order.len()) };
+    let mut kept: Vec<usize> = order[..keep].to_vec();
+    if row.top_p < 1.0 {
+        let total: f64 = kept.iter().map(|token| weight(*token)).sum();
+        let mut sum = 0.0;
+        let reached = kept.iter().position(|token| {
+            sum += weight(*token);
+            sum >= f64::from(row.top_p) * total
+        });
+        kept.truncate(reached.map_or(kept.len(), |last| last + 1));
+    }
+    if row.min_p > 0.0 {
+        kept.retain(|token| weight(*token) >= f64::from(row.min_p));
+    }
+    kept.sort_unstable();
+    let total: f64 = kept.iter().map(|token| weight(*token)).sum();
+    let mut sum = 0.0;
+    let chosen = kept.iter().find(|token| {
+        sum += weight(**token);
+        sum > f64::from(row.uniform) * total
+    });
+    // Rounding may leave the last sum a hair below the total.
+    *chosen.or(kept.last()).unwrap_or(&order[0])
 }

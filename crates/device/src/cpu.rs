@@ -1,0 +1,29 @@
+//! The CPU as a device: the default where there is no GPU, and the reference for every op.
+//!
+//! Recording lowers each op once to a [`step::Step`]: addresses resolved, kernel chosen for this
+//! processor. Replaying walks the steps with a small pinned pool and allocates nothing.
+
+mod driver;
+pub(crate) mod features;
+pub(crate) mod memory;
+pub mod pack;
+pub(crate) mod pool;
+pub(crate) mod quant;
+pub(crate) mod simd;
+pub(crate) mod step;
+pub(crate) mod tables;
+pub(crate) mod view;
+
+use crate::{Device, Result};
+use std::sync::Arc;
+
+/// Opens the CPU with `threads` threads (all this process may use, if `None`). With `reference` every
+/// op runs its scalar reference on the calling thread: slow, and what fast paths are compared with.
+pub fn open(threads: Option<usize>, reference: bool) -> Result<Device> {
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, reference)) })
+}
+
+/// What this processor offers that the fast paths use, in one line.
+pub fn describe_features() -> String {
+    features::Features::detect().to_string()
+}

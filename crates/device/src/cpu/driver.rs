@@ -1,0 +1,291 @@
+//! The CPU's driver: arenas of plain memory, recordings as lists of prepared steps.
+
+use super::features::Features;
+use super::memory::{self, CpuMemory, Mapping, Regions};
+use super::pool::Pool;
+use super::step::{Scratch, Step, Team};
+use crate::arena::{ArenaInner, Memory};
+use crate::capture::CaptureState;
+use crate::device::{DeviceKind, Driver};
+use crate::graph::{Item, Node, RecordOptions, Recorded};
+use crate::{Arena, Error, Region, Result, Span};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The processor as a device.
+#[derive(Debug)]
+pub(super) struct CpuDriver {
+    capture: CaptureState,
+    features: Features,
+    /// Every op runs its scalar reference.
+    reference: bool,
+    executor: Arc<Mutex<Executor>>,
+}
+
+/// What runs steps. One caller at a time.
+struct Executor {
+    pool: Pool,
+    scratch: Mapping,
+    size: Scratch,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("pool", &self.pool).field("size", &self.size).finish()
+    }
+}
+
+impl Executor {
+    /// Makes room for the scratch of a step. Never during a replay.
+    fn reserve(&mut self, need: Scratch) -> Result<()> {
+        let size = self.size.max(need.rounded());
+        let bytes = size.shared + size.own * self.pool.threads();
+        if bytes > self.scratch.len() {
+            self.scratch = Mapping::new(bytes).ok_or(Error::OutOfMemory {
+                region: Region::Workspace,
+                needed: bytes as u64,
+                available: memory::available(),
+            })?;
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    fn play(&self, program: &[Instruction]) {
+        let team = Team { pool: &self.pool, scratch: self.scratch.start(), size: self.size };
+        let _awake = self.pool.awake();
+        play(program, &team);
+    }
+}
+
+fn play(program: &[Instruction], team: &Team<'_>) {
+    for instruction in program {
+        match instruction {
+            Instruction::Step(step) => step.run(team),
+            Instruction::If(cond, body) => {
+                if cond.holds() {
+                    play(body, team);
+                }
+            }
+            Instruction::While(cond, body) => {
+                while cond.holds() {
+                    play(body, team);
+                }
+            }
+        }
+    }
+}
+
+/// A recording, lowered.
+enum Instruction {
+    Step(Box<dyn Step>),
+    If(Cond, Vec<Instruction>),
+    While(Cond, Vec<Instruction>),
+}
+
+/// A word in the arena.
+struct Cond(*const u32);
+
+// SAFETY: an address in an arena the recording keeps; only the replaying thread reads it.
+unsafe impl Send for Cond {}
+// SAFETY: as above.
+unsafe impl Sync for Cond {}
+
+impl Cond {
+    fn holds(&self) -> bool {
+        // SAFETY: a checked, aligned word of the arena; volatile, because steps write it through
+        // other pointers.
+        unsafe { self.0.read_volatile() != 0 }
+    }
+}
+
+impl CpuDriver {
+    pub(super) fn new(threads: Option<usize>, reference: bool) -> CpuDriver {
+        let pool = Pool::new(if reference { Some(1) } else { threads });
+        let scratch = Mapping::new(0).expect("an empty mapping");
+        let executor = Executor { pool, scratch, size: Scratch::default() };
+        CpuDriver {
+            capture: CaptureState::default(),
+            features: Features::detect(),
+            reference,
+            executor: Arc::new(Mutex::new(executor)),
+        }
+    }
+
+    fn executor(&self) -> MutexGuard<'_, Executor> {
+        lock(&self.executor)
+    }
+
+    fn lower_node(&self, memory: CpuMemory, node: &Node) -> Box<dyn Step> {
+        if self.reference {
+            Box::new(Reference { op: node.op.clone(), memory })
+        } else {
+            node.op.prepare_cpu(&memory, &self.features)
+        }
+    }
+
+    fn lower(&self, memory: CpuMemory, items: &[Item], need: &mut Scratch) -> Vec<Instruction> {
+        let lower = |item: &Item| match item {
+            Item::Node(node) => {
+                let step = self.lower_node(memory, node);
+                *need = need.max(step.scratch());
+                Instruction::Step(step)
+            }
+            Item::If { cond, body } => {
+                let cond = Cond(memory.address(*cond).cast());
+                Instruction::If(cond, self.lower(memory, body, need))
+            }
+            Item::While { cond, body } => {
+                let cond = Cond(memory.address(*cond).cast());
+                Instruction::While(cond, self.lower(memory, body, need))
+            }
+        };
+        items.iter().map(lower).collect()
+    }
+}
+
+fn lock(executor: &Mutex<Executor>) -> MutexGuard<'_, Executor> {
+    // A replay that panicked leaves no half-changed executor behind: it only reads it.
+    executor.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// An op's scalar reference as a step.
+struct Reference {
+    op: crate::Op,
+    memory: CpuMemory,
+}
+
+impl Step for Reference {
+    fn run(&self, _team: &Team<'_>) {
+        self.op.reference(&self.memory);
+    }
+}
+
+impl Driver for CpuDriver {
+    fn capture(&self) -> &CaptureState {
+        &self.capture
+    }
+
+    fn describe(&self) -> String {
+        let threads = self.executor().pool.threads();
+        let how =
+            if self.reference { "scalar references".into() } else { self.features.to_string() };
+        format!("CPU, {threads} thread{}, {how}", if threads == 1 { "" } else { "s" })
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn memory_free(&self) -> Result<u64> {
+        Ok(memory::available())
+    }
+
+    fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>> {
+        Ok(Box::new(Regions::new(sizes, memory::available())?))
+    }
+
+    fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()> {
+        let _executor = self.executor();
+        // SAFETY: the span was checked and has this length; no replay runs while the lock is held.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                arena.address(to) as *mut u8,
+                bytes.len(),
+            );
+        }
+        Ok(())
+    }
+
+    fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()> {
+        let _executor = self.executor();
+        // SAFETY: as for `write`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                arena.address(from) as *const u8,
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            );
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, _items: &[Item], _options: RecordOptions) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, arena: &Arena, node: &Node, _options: RecordOptions) -> Result<()> {
+        let step = self.lower_node(CpuMemory::of(&arena.inner), node);
+        let mut executor = self.executor();
+        executor.reserve(step.scratch())?;
+        executor.play(&[Instruction::Step(step)]);
+        Ok(())
+    }
+
+    fn record(
+        &self,
+        arena: &Arena,
+        name: &str,
+        items: &[Item],
+        _options: RecordOptions,
+    ) -> Result<Box<dyn Recorded>> {
+        let mut need = Scratch::default();
+        let program = self.lower(CpuMemory::of(&arena.inner), items, &mut need);
+        self.executor().reserve(need)?;
+        let (executor, arena) = (self.executor.clone(), arena.clone());
+        Ok(Box::new(CpuRecording { name: name.into(), program, executor, _arena: arena }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        drop(self.executor());
+        Ok(())
+    }
+}
+
+/// Prepared steps, and what they point into.
+struct CpuRecording {
+    name: String,
+    program: Vec<Instruction>,
+    executor: Arc<Mutex<Executor>>,
+    _arena: Arena,
+}
+
+impl std::fmt::Debug for CpuRecording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CpuRecording({}, {} steps)", self.name, count(&self.program))
+    }
+}
+
+fn count(program: &[Instruction]) -> usize {
+    let nodes = |instruction: &Instruction| match instruction {
+        Instruction::Step(_) => 1,
+        Instruction::If(_, body) | Instruction::While(_, body) => 1 + count(body),
+    };
+    program.iter().map(nodes).sum()
+}
+
+fn bytes(program: &[Instruction]) -> usize {
+    let size = |instruction: &Instruction| {
+        size_of::<Instruction>()
+            + match instruction {
+                Instruction::Step(step) => size_of_val(&**step),
+                Instruction::If(_, body) | Instruction::While(_, body) => bytes(body),
+            }
+    };
+    program.iter().map(size).sum()
+}
+
+impl Recorded for CpuRecording {
+    fn replay(&self) -> Result<()> {
+        lock(&self.executor).play(&self.program);
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        bytes(&self.program) as u64
+    }
+
+    fn device_nodes(&self) -> usize {
+        count(&self.program)
+    }
+}

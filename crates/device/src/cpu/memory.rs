@@ -1,0 +1,141 @@
+//! Memory of a CPU arena: one mapping per region, zeroed by the system when first touched.
+
+use crate::arena::{ArenaInner, Memory};
+use crate::{Error, Region, Result, Span};
+
+/// Regions start at a huge page, so that the system can back them with huge pages throughout.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A private anonymous mapping, aligned to a huge page.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    raw: *mut libc::c_void,
+    raw_len: usize,
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; who may touch which bytes when is decided
+// by the device, which runs one replay at a time.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared `Mapping` only gives out its address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` zeroed bytes; nothing for 0.
+    pub(crate) fn new(len: usize) -> Option<Mapping> {
+        if len == 0 {
+            let dangling = HUGE_PAGE as *mut u8;
+            return Some(Mapping { raw: std::ptr::null_mut(), raw_len: 0, start: dangling, len });
+        }
+        let raw_len = len.checked_next_multiple_of(HUGE_PAGE)?.checked_add(HUGE_PAGE)?;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                raw_len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return None;
+        }
+        let start = raw.cast::<u8>().wrapping_add(raw.align_offset(HUGE_PAGE));
+        // SAFETY: `start..start + len` lies inside the mapping; the advice may be refused harmlessly.
+        unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
+        Some(Mapping { raw, raw_len, start, len })
+    }
+
+    /// First byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.raw_len != 0 {
+            // SAFETY: exactly what `new` mapped, and nothing points into it any more: graphs and
+            // arenas hold the mapping itself.
+            unsafe { libc::munmap(self.raw, self.raw_len) };
+        }
+    }
+}
+
+/// The memory of a sealed arena.
+#[derive(Debug)]
+pub(crate) struct Regions([Mapping; 5]);
+
+impl Regions {
+    /// Maps every region.
+    pub(crate) fn new(sizes: [u64; 5], available: u64) -> Result<Regions> {
+        let total: u64 = sizes.iter().sum();
+        let refused = |region: Region| Error::OutOfMemory {
+            region,
+            needed: sizes[region as usize],
+            available,
+        };
+        if total > available {
+            let largest = Region::ALL.into_iter().max_by_key(|region| sizes[*region as usize]);
+            return Err(refused(largest.unwrap_or(Region::Weights)));
+        }
+        let map = |region: Region| {
+            let size = usize::try_from(sizes[region as usize]).ok();
+            size.and_then(Mapping::new).ok_or_else(|| refused(region))
+        };
+        let [weights, state, workspace, kv, mapped] = Region::ALL.map(map);
+        Ok(Regions([weights?, state?, workspace?, kv?, mapped?]))
+    }
+}
+
+impl Memory for Regions {
+    fn base(&self, region: Region) -> u64 {
+        self.0[region as usize].start() as u64
+    }
+
+    fn host_base(&self, region: Region) -> Option<*mut u8> {
+        Some(self.0[region as usize].start())
+    }
+}
+
+/// The addresses of a CPU arena's regions; what ops resolve their spans with. Whoever holds one also
+/// holds the arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuMemory {
+    bases: [u64; 5],
+}
+
+impl CpuMemory {
+    /// Of a sealed CPU arena.
+    pub(crate) fn of(arena: &ArenaInner) -> CpuMemory {
+        CpuMemory { bases: Region::ALL.map(|region| arena.memory.base(region)) }
+    }
+
+    /// The address of a span that was checked against its arena.
+    pub(crate) fn address(&self, span: Span) -> *mut u8 {
+        (self.bases[span.region as usize] + span.offset) as *mut u8
+    }
+}
+
+/// Bytes of memory the system says are available.
+pub(crate) fn available() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.map_or(u64::MAX / 4, |kib| kib * 1024).min(cgroup_left().unwrap_or(u64::MAX))
+}
+
+fn cgroup_left() -> Option<u64> {
+    let word = |name: &str| -> Option<u64> {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
+    };
+    Some(word("memory.max")?.saturating_sub(word("memory.current")?))
+}

@@ -1,0 +1,98 @@
+//! An op lowered for this processor, and what it runs with.
+
+use super::memory::CpuMemory;
+use super::pool::Pool;
+
+/// An op with everything decided: addresses, kernel, how work is cut. Running it allocates nothing.
+pub(crate) trait Step: Send + Sync {
+    /// Scratch it needs.
+    fn scratch(&self) -> Scratch {
+        Scratch::default()
+    }
+
+    /// Runs on the calling thread, and on the pool where it asks for it.
+    fn run(&self, team: &Team<'_>);
+}
+
+/// Bytes of scratch a step needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scratch {
+    /// Seen by all workers.
+    pub(crate) shared: usize,
+    /// For each worker alone.
+    pub(crate) own: usize,
+}
+
+impl Scratch {
+    /// Enough for either.
+    pub(crate) fn max(self, other: Scratch) -> Scratch {
+        Scratch { shared: self.shared.max(other.shared), own: self.own.max(other.own) }
+    }
+
+    /// Both rounded up to whole cache lines.
+    pub(crate) fn rounded(self) -> Scratch {
+        Scratch { shared: self.shared.next_multiple_of(4096), own: self.own.next_multiple_of(4096) }
+    }
+}
+
+/// The threads and the scratch a step runs with.
+pub(crate) struct Team<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) scratch: *mut u8,
+    pub(crate) size: Scratch,
+}
+
+// SAFETY: the scratch is plain memory; steps give each chunk its own part of it.
+unsafe impl Sync for Team<'_> {}
+
+impl Team<'_> {
+    /// How many threads run chunks.
+    pub(crate) fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `work(chunk, worker)` for every chunk, on all threads; returns when all are done.
+    pub(crate) fn parallel(&self, chunks: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+        self.pool.run(chunks, work);
+    }
+
+    /// Scratch all workers see, of the size the step asked for.
+    pub(crate) fn shared(&self) -> *mut u8 {
+        self.scratch
+    }
+
+    /// A worker's own scratch.
+    pub(crate) fn own(&self, worker: usize) -> *mut u8 {
+        self.scratch.wrapping_add(self.size.shared + worker * self.size.own)
+    }
+}
+
+/// An op that runs as its reference does, on the calling thread: too small to cut.
+pub(crate) struct Serial<O> {
+    op: O,
+    memory: CpuMemory,
+    run: fn(&O, &CpuMemory),
+}
+
+impl<O: Send + Sync + 'static> Serial<O> {
+    /// `run(op, memory)` as a step; it must not allocate.
+    pub(crate) fn boxed(op: O, memory: &CpuMemory, run: fn(&O, &CpuMemory)) -> Box<dyn Step> {
+        Box::new(Serial { op, memory: *memory, run })
+    }
+}
+
+impl<O: Send + Sync> Step for Serial<O> {
+    fn run(&self, _team: &Team<'_>) {
+        (self.run)(&self.op, &self.memory);
+    }
+}
+
+/// How many chunks to cut `items` into: a few per thread, so that a slow thread does less.
+pub(crate) fn chunks(items: usize, threads: usize) -> usize {
+    if threads == 1 { 1.min(items) } else { items.min(4 * threads) }
+}
+
+/// The items of a chunk.
+pub(crate) fn part(items: usize, chunks: usize, chunk: usize) -> std::ops::Range<usize> {
+    chunk * items / chunks..(chunk + 1) * items / chunks
+}

@@ -1,0 +1,87 @@
+//! The step state's tables as views, resolved once.
+
+use super::memory::CpuMemory;
+use super::view::Words;
+use crate::step::{StepLimits, StepState, count};
+
+/// Views of every table of a [`StepState`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    pub(crate) limits: StepLimits,
+    pub(crate) seat_len: Words,
+    pub(crate) seat_token: Words,
+    pub(crate) page_table: Words,
+    pub(crate) params: Words,
+    pub(crate) biases: Words,
+    pub(crate) seen: Option<Words>,
+    pub(crate) counts: Words,
+    pub(crate) row_seat: Words,
+    pub(crate) row_flags: Words,
+    pub(crate) row_q_len: Words,
+    pub(crate) q_start: Words,
+    pub(crate) kv_len: Words,
+    pub(crate) last_index: Words,
+    pub(crate) token: Words,
+    pub(crate) position: Words,
+    pub(crate) kv_slot: Words,
+    pub(crate) token_row: Words,
+    pub(crate) mail: [Words; 2],
+    pub(crate) ring: Words,
+}
+
+impl Tables {
+    /// Resolves the addresses of a state.
+    pub(crate) fn new(memory: &CpuMemory, state: &StepState) -> Tables {
+        let words = |tensor| Words::new(memory, tensor);
+        Tables {
+            limits: state.limits,
+            seat_len: words(&state.seat_len),
+            seat_token: words(&state.seat_token),
+            page_table: words(&state.page_table),
+            params: words(&state.params),
+            biases: words(&state.biases),
+            seen: state.seen.as_ref().map(words),
+            counts: words(&state.counts),
+            row_seat: words(&state.row_seat),
+            row_flags: words(&state.row_flags),
+            row_q_len: words(&state.row_q_len),
+            q_start: words(&state.q_start),
+            kv_len: words(&state.kv_len),
+            last_index: words(&state.last_index),
+            token: words(&state.token),
+            position: words(&state.position),
+            kv_slot: words(&state.kv_slot),
+            token_row: words(&state.token_row),
+            mail: state.mail.map(|bank| Words::of_span(memory, bank)),
+            ring: Words::of_span(memory, state.ring),
+        }
+    }
+
+    /// The number of the launch under way.
+    pub(crate) fn launch(&self) -> u64 {
+        let half = |word: u32| u64::from(self.counts.get(word as usize));
+        half(count::LAUNCH_LO) | half(count::LAUNCH_HI) << 32
+    }
+
+    /// The bank of launch `n`, if it carries mail for it.
+    pub(crate) fn mail_for(&self, launch: u64) -> Option<Words> {
+        let bank = self.mail[(launch % 2) as usize];
+        (bank.load_u64(0) == launch).then_some(bank)
+    }
+
+    /// A seat's page for a position; the scratch page past the end of its table.
+    pub(crate) fn page(&self, seat: usize, position: usize) -> usize {
+        let index = position / self.limits.page_size as usize;
+        let per_seat = self.limits.pages_per_seat as usize;
+        if index < per_seat { self.page_table.get(seat * per_seat + index) as usize } else { 0 }
+    }
+
+    /// Marks a token as seen by a penalised seat; `answer` also counts it.
+    pub(crate) fn mark_seen(&self, seat: usize, token: u32, answer: bool) {
+        if let Some(seen) = &self.seen {
+            let at = seat * self.limits.vocab as usize + token as usize;
+            let count = (seen.get(at) & 0xffff) + u32::from(answer);
+            seen.set(at, 1 << 31 | count.min(0xffff));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Typed views of arena memory for ops: floats of any dtype, and words.
+
+use super::memory::CpuMemory;
+use super::{pack, quant};
+use crate::{DType, Span, Tensor};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// A matrix in memory, read and written as f32 whatever its dtype. Indices are checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix {
+    ptr: *mut u8,
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) stride: usize,
+}
+
+// SAFETY: a view is an address and a shape; the device orders the accesses made through it.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+impl Matrix {
+    /// Of a tensor whose fit was checked.
+    pub(crate) fn new(memory: &CpuMemory, tensor: &Tensor) -> Matrix {
+        Matrix {
+            ptr: memory.address(tensor.span),
+            dtype: tensor.dtype,
+            rows: tensor.rows as usize,
+            cols: tensor.cols as usize,
+            stride: tensor.stride as usize,
+        }
+    }
+
+    /// The address of an element of a plain dtype.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn at(&self, row: usize, col: usize) -> *mut u8 {
+        assert!(row < self.rows && col < self.cols, "({row}, {col}) of {self:?}");
+        self.ptr.wrapping_add((row * self.stride + col) * self.dtype.block_bytes())
+    }
+
+    /// The start of the matrix.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// An element of a float dtype.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn get(&self, row: usize, col: usize) -> f32 {
+        // SAFETY: `at` checked the index against the shape, which fits the span; spans and rows are
+        // aligned to the element.
+        unsafe { load(self.dtype, self.at(row, col)) }
+    }
+
+    /// Rounds to the dtype and stores.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn set(&self, row: usize, col: usize, value: f32) {
+        // SAFETY: as for `get`.
+        unsafe { store(self.dtype, self.at(row, col), value) }
+    }
+
+    /// A whole row as f32, quantised dtypes included.
+    #[track_caller]
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols);
+        match self.dtype {
+            DType::F32 | DType::F16 | DType::BF16 => {
+                for (col, value) in out.iter_mut().enumerate() {
+                    *value = self.get(row, col);
+                }
+            }
+            DType::P4 | DType::P8 => {
+                let bytes = self.dtype.bytes(self.rows * self.cols);
+                // SAFETY: a packed matrix is dense, so it takes exactly these bytes of its span.
+                let packed = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
+                pack::read_row(self.dtype, packed, self.cols, row, out);
+            }
+            _ => {
+                let len = self.dtype.bytes(self.cols);
+                let start = self.dtype.bytes(row * self.stride);
+                // SAFETY: rows are whole blocks and the shape fits the span.
+                let blocks = unsafe { std::slice::from_raw_parts(self.ptr.add(start), len) };
+                quant::dequantise(self.dtype, blocks, out);
+            }
+        }
+    }
+}
+
+/// Reads a float.
+///
+/// # Safety
+/// `ptr` is a readable, aligned element of `dtype`.
+#[inline]
+pub(crate) unsafe fn load(dtype: DType, ptr: *const u8) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => *ptr.cast::<f32>(),
+            DType::F16 => (*ptr.cast::<f16>()).to_f32(),
+            DType::BF16 => (*ptr.cast::<bf16>()).to_f32(),
+            other => unreachable!("{other:?} is not a float"),
+        }
+    }
+}
+
+/// Rounds and writes a float.
+///
+/// # Safety
+/// `ptr` is a writable, aligned element of `dtype`.
+#[inline]
+pub(crate) unsafe fn store(dtype: DType, ptr: *mut u8, value: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => *ptr.cast::<f32>() = value,
+            DType::F16 => *ptr.cast::<f16>() = f16::from_f32(value),
+            DType::BF16 => *ptr.cast::<bf16>() = bf16::from_f32(value),
+            other => unreachable!("{other:?} is not a float"),
+        }
+    }
+}
+
+/// A value as it reads back after being stored in `dtype`.
+pub(crate) fn round_to(dtype: DType, value: f32) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// A table of u32 words. Indices are checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    ptr: *mut u32,
+    len: usize,
+}
+
+// SAFETY: a view is an address and a length; the device orders the accesses made through it.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Of a dense u32 tensor.
+    pub(crate) fn new(memory: &CpuMemory, tensor: &Tensor) -> Words {
+        Words::of_span(memory, tensor.span)
+    }
+
+    /// Of a span.
+    pub(crate) fn of_span(memory: &CpuMemory, span: Span) -> Words {
+        Words { ptr: memory.address(span).cast(), len: span.len as usize / 4 }
+    }
+
+    /// Words there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A word.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn get(&self, index: usize) -> u32 {
+        assert!(index < self.len, "word {index} of {}", self.len);
+        // SAFETY: inside the span; spans are aligned.
+        unsafe { *self.ptr.add(index) }
+    }
+
+    /// A word as a float.
+    #[track_caller]
+    pub(crate) fn float(&self, index: usize) -> f32 {
+        f32::from_bits(self.get(index))
+    }
+
+    /// Stores a word.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn set(&self, index: usize, word: u32) {
+        assert!(index < self.len, "word {index} of {}", self.len);
+        // SAFETY: inside the span; spans are aligned.
+        unsafe { *self.ptr.add(index) = word }
+    }
+
+    /// Two words as the one 64-bit number that host and device exchange, with acquire order.
+    #[track_caller]
+    pub(crate) fn load_u64(&self, index: usize) -> u64 {
+        self.atomic(index).load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Publishes a 64-bit number: whoever reads it sees everything written before.
+    #[track_caller]
+    pub(crate) fn publish_u64(&self, index: usize, value: u64) {
+        self.atomic(index).store(value, std::sync::atomic::Ordering::Release);
+    }
+
+    #[track_caller]
+    fn atomic(&self, index: usize) -> &std::sync::atomic::AtomicU64 {
+        assert!(index + 1 < self.len && index.is_multiple_of(2));
+        // SAFETY: inside the span, 8-byte aligned because spans are and the index is even; the host
+        // side accesses these two words atomically or not at all during a launch.
+        unsafe { std::sync::atomic::AtomicU64::from_ptr(self.ptr.add(index).cast()) }
+    }
+}
+
+/// Reads `out.len()` floats of a plain dtype.
+///
+/// # Safety
+/// `ptr` is the first of that many readable, aligned elements.
+pub(crate) unsafe fn load_floats(dtype: DType, ptr: *const u8, out: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => std::ptr::copy_nonoverlapping(ptr.cast(), out.as_mut_ptr(), out.len()),
+            DType::F16 => {
+                std::slice::from_raw_parts(ptr.cast::<f16>(), out.len()).convert_to_f32_slice(out)
+            }
+            DType::BF16 => {
+                let from = std::slice::from_raw_parts(ptr.cast::<u16>(), out.len());
+                for (out, bits) in out.iter_mut().zip(from) {
+                    *out = f32::from_bits(u32::from(*bits) << 16);
+                }
+            }
+            other => unreachable!("{other:?} is not a float"),
+        }
+    }
+}
+
+/// Rounds and writes floats of a plain dtype.
+///
+/// # Safety
+/// `ptr` is the first of that many writable, aligned elements.
+pub(crate) unsafe fn store_floats(dtype: DType, ptr: *mut u8, values: &[f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => std::ptr::copy_nonoverlapping(values.as_ptr(), ptr.cast(), values.len()),
+            DType::F16 => std::slice::from_raw_parts_mut(ptr.cast::<f16>(), values.len())
+                .convert_from_f32_slice(values),
+            DType::BF16 => {
+                let to = std::slice::from_raw_parts_mut(ptr.cast::<bf16>(), values.len());
+                for (to, value) in to.iter_mut().zip(values) {
+                    *to = bf16::from_f32(*value);
+                }
+            }
+            other => unreachable!("{other:?} is not a float"),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Activations quantised to 8 bits per 32 columns, as packed weights are multiplied with.
+
+use crate::cpu::pack::{self, COLS};
+use crate::cpu::simd::{Level, levels};
+use half::f16;
+
+/// Rows of quantised activations in scratch: values, and per block of 32 columns the scale, the scaled
+/// sum, and −128 times the integer sum (what makes unsigned weights signed).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acts {
+    pub(super) q: *mut i8,
+    pub(super) d: *mut f32,
+    pub(super) s: *mut f32,
+    pub(super) z: *mut i32,
+    pub(super) cols: usize,
+}
+
+// SAFETY: chunks write different rows, and all are written before any is read.
+unsafe impl Sync for Acts {}
+
+impl Acts {
+    /// Bytes for `rows` rows.
+    pub(super) fn bytes(rows: usize, cols: usize) -> usize {
+        Self::values(rows, cols) + 3 * Self::scales(rows, cols)
+    }
+
+    /// Rows are padded to whole tiles of 16, so that a tile load stays inside.
+    fn values(rows: usize, cols: usize) -> usize {
+        (rows.next_multiple_of(16) * cols).next_multiple_of(64)
+    }
+
+    fn scales(rows: usize, cols: usize) -> usize {
+        (rows.next_multiple_of(16) * (cols / COLS) * 4).next_multiple_of(64)
+    }
+
+    /// Lays the arrays out at `at`, which has [`Acts::bytes`].
+    pub(super) fn new(at: *mut u8, rows: usize, cols: usize) -> Acts {
+        let (values, scales) = (Self::values(rows, cols), Self::scales(rows, cols));
+        Acts {
+            q: at.cast(),
+            d: at.wrapping_add(values).cast(),
+            s: at.wrapping_add(values + scales).cast(),
+            z: at.wrapping_add(values + 2 * scales).cast(),
+            cols,
+        }
+    }
+
+    /// Blocks per row.
+    pub(super) fn blocks(&self) -> usize {
+        self.cols / COLS
+    }
+
+    /// Quantises a row.
+    ///
+    /// # Safety
+    /// `row` is one of the rows laid out, and nobody else touches it now.
+    pub(super) unsafe fn store(&self, level: Level, row: usize, values: &[f32]) {
+        let at = row * self.blocks();
+        // SAFETY: the caller's promise; the level was detected.
+        unsafe {
+            quantise_row(
+                level,
+                values,
+                self.q.add(row * self.cols),
+                self.d.add(at),
+                self.s.add(at),
+                self.z.add(at),
+            );
+        }
+    }
+}
+
+/// As [`pack::quantise`], in a form that becomes vectors.
+#[inline(always)]
+unsafe fn quantise_body<const FMA: bool>(
+    values: &[f32],
+    q: *mut i8,
+    d: *mut f32,
+    s: *mut f32,
+    z: *mut i32,
+) {
+    const MAGIC: f32 = 12_582_912.0;
+    for (block, x) in values.chunks_exact(pack::COLS).enumerate() {
+        let mut lanes = [0.0f32; 16];
+        for i in 0..16 {
+            let (a, b) = (x[i].abs(), x[i + 16].abs());
+            lanes[i] = if a > b { a } else { b };
+        }
+        let mut half = 8;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+            }
+            half /= 2;
+        }
+        let amax = lanes[0];
+        let inverse = if amax == 0.0 { 0.0 } else { 127.0 / amax };
+        let mut ints = [0i32; pack::COLS];
+        for i in 0..pack::COLS {
+            // The sum's low mantissa bits are the value rounded to nearest even, in two's complement.
+            ints[i] = (x[i] * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
+        }
+        let sum: i32 = ints.iter().sum();
+        let scale = amax / 127.0;
+        // SAFETY: the caller gave room for every block.
+        unsafe {
+            for (i, int) in ints.iter().enumerate() {
+                *q.add(block * pack::COLS + i) = *int as i8;
+            }
+            *d.add(block) = f16::from_f32(scale).to_f32();
+            *s.add(block) = scale * sum as f32;
+            *z.add(block) = -128 * sum;
+        }
+    }
+}
+
+levels! {
+    /// Quantises a row into its place.
+    fn quantise_row(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, z: *mut i32) = quantise_body;
+}

@@ -1,0 +1,182 @@
+//! The product in two phases: rows of x are normalised (and quantised, for packed weights) into
+//! scratch, then the rows of w are cut among the threads; each chunk reads its weights once.
+
+use super::acts::Acts;
+use super::finish::Finish;
+use super::{packed, plain};
+use crate::DType;
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::pack;
+use crate::cpu::simd::Level;
+use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::view::{Matrix, Words, load_floats, round_to};
+use crate::op::Linear;
+use crate::ops::rms_norm::NormStep;
+
+/// Rows of x up to which one thread prepares them all.
+const FEW: usize = 4;
+
+struct LinearStep {
+    x: Matrix,
+    w: Matrix,
+    norm: Option<NormStep>,
+    live: Option<Words>,
+    finish: Finish,
+    kernel: Kernel,
+    level: Level,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kernel {
+    /// Rows of w as f32 (converted as they come), dot products in f32.
+    Plain,
+    /// Packed weights, integer dot products.
+    Packed(packed::Kind),
+}
+
+impl Linear {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+        let level = Level::of(features);
+        let kernel = match self.w.dtype {
+            DType::P4 | DType::P8 => Kernel::Packed(packed::Kind::of(features)),
+            _ => Kernel::Plain,
+        };
+        Box::new(LinearStep {
+            x: Matrix::new(memory, &self.x),
+            w: Matrix::new(memory, &self.w),
+            norm: self.norm.as_ref().map(|norm| norm.resolve(memory, level)),
+            live: self.live.map(|live| Words::of_span(memory, live)),
+            finish: Finish::new(self, memory, level),
+            kernel,
+            level,
+        })
+    }
+}
+
+impl LinearStep {
+    /// Row `row` of x as the product takes it.
+    fn input(&self, row: usize, values: &mut [f32], scratch: &mut [f32]) {
+        // SAFETY: a row of x.
+        unsafe { load_floats(self.x.dtype, self.x.at(row, 0), values) };
+        if let Some(norm) = &self.norm {
+            norm.apply(values, scratch);
+            if self.x.dtype != DType::F32 {
+                values.iter_mut().for_each(|value| *value = round_to(self.x.dtype, *value));
+            }
+        }
+    }
+
+    fn prepare_rows(&self, team: &Team<'_>, rows: usize, store: &(dyn Fn(usize, &[f32]) + Sync)) {
+        let cols = self.x.cols;
+        let chunks = if rows <= FEW { 1 } else { chunks(rows, team.threads()) };
+        team.parallel(chunks, &|chunk, worker| {
+            // SAFETY: this worker's own scratch, of the size asked for.
+            let own =
+                unsafe { std::slice::from_raw_parts_mut(team.own(worker).cast::<f32>(), 2 * cols) };
+            let (values, scratch) = own.split_at_mut(cols);
+            for row in part(rows, chunks, chunk) {
+                self.input(row, values, scratch);
+                store(row, values);
+            }
+        });
+    }
+
+    fn run_plain(&self, team: &Team<'_>, rows: usize) {
+        let cols = self.x.cols;
+        let inputs = team.shared().cast::<f32>();
+        let at = SharedInputs(inputs);
+        self.prepare_rows(team, rows, &|row, values| {
+            // SAFETY: row `row` of the shared scratch, written by this chunk alone.
+            unsafe {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), at.row(row, cols), cols);
+            }
+        });
+        let units = self.w.rows.div_ceil(plain::ROWS);
+        let chunks = cut(units, self.w.dtype.bytes(plain::ROWS * cols), rows, team.threads());
+        team.parallel(chunks, &|chunk, worker| {
+            let task = plain::Task {
+                w: &self.w,
+                inputs: at.row(0, cols),
+                rows,
+                finish: &self.finish,
+                level: self.level,
+            };
+            for unit in part(units, chunks, chunk) {
+                // SAFETY: rows of w, inputs prepared above, this worker's scratch.
+                unsafe { task.run(unit * plain::ROWS, team.own(worker).cast()) };
+            }
+        });
+    }
+
+    fn run_packed(&self, team: &Team<'_>, rows: usize, kind: packed::Kind) {
+        let acts = Acts::new(team.shared(), self.x.rows, self.x.cols);
+        self.prepare_rows(team, rows, &|row, values| {
+            // SAFETY: row `row` of the shared scratch, written by this chunk alone.
+            unsafe { acts.store(self.level, row, values) };
+        });
+        let units = self.w.rows / pack::ROWS;
+        let bytes = self.w.dtype.bytes(pack::ROWS * self.x.cols);
+        let chunks = cut(units, bytes, rows, team.threads());
+        team.parallel(chunks, &|chunk, worker| {
+            let task = packed::Task {
+                dtype: self.w.dtype,
+                w: self.w.start(),
+                acts: &acts,
+                rows,
+                finish: &self.finish,
+                own: team.own(worker),
+            };
+            // SAFETY: groups of w, rows prepared above; the kind was detected.
+            unsafe { task.run(kind, part(units, chunks, chunk)) };
+        });
+    }
+}
+
+/// How many chunks: bytes decide for few rows (bandwidth), work for many.
+fn cut(units: usize, unit_bytes: usize, rows: usize, threads: usize) -> usize {
+    if threads == 1 {
+        return 1.min(units);
+    }
+    let bytes = units * unit_bytes;
+    let target = (bytes / (8 * threads)).clamp(48 << 10, 256 << 10);
+    let by_bytes = (bytes * rows.min(32)).div_ceil(target);
+    by_bytes.clamp(threads, 64 * threads).min(units).max(1)
+}
+
+/// The shared inputs of a plain product.
+struct SharedInputs(*mut f32);
+
+// SAFETY: chunks write different rows, and all are written before any is read.
+unsafe impl Sync for SharedInputs {}
+
+impl SharedInputs {
+    fn row(&self, row: usize, cols: usize) -> *mut f32 {
+        self.0.wrapping_add(row * cols)
+    }
+}
+
+impl Step for LinearStep {
+    fn scratch(&self) -> Scratch {
+        let (rows, cols) = (self.x.rows, self.x.cols);
+        let floats = |count: usize| count * size_of::<f32>();
+        match self.kernel {
+            Kernel::Plain => {
+                Scratch { shared: floats(rows * cols), own: floats(cols * plain::ROWS.max(2)) }
+            }
+            Kernel::Packed(_) => Scratch {
+                shared: Acts::bytes(rows, cols),
+                own: floats(2 * cols).max(packed::own_bytes(cols)),
+            },
+        }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let rows = self.live.map_or(self.x.rows, |live| self.x.rows.min(live.get(0) as usize));
+        match self.kernel {
+            _ if rows == 0 => {}
+            Kernel::Plain => self.run_plain(team, rows),
+            Kernel::Packed(kind) => self.run_packed(team, rows, kind),
+        }
+    }
+}

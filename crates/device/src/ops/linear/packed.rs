@@ -1,0 +1,125 @@
+//! Packed weights: integer dot products of 16 rows at a time.
+
+use super::acts::Acts;
+use super::finish::Finish;
+use super::vnni;
+use crate::DType;
+use crate::cpu::features::Features;
+use crate::cpu::pack::{self, COLS, ROWS};
+use crate::cpu::quant::half_at;
+
+/// Which instructions do the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// AVX-512 dot products of bytes.
+    Vnni,
+    /// Whatever the compiler makes of plain loops.
+    Portable,
+}
+
+impl Kind {
+    /// The best the processor has.
+    pub(super) fn of(features: &Features) -> Kind {
+        if features.vnni && features.avx2 { Kind::Vnni } else { Kind::Portable }
+    }
+}
+
+/// Bytes of scratch a worker needs.
+pub(super) fn own_bytes(_cols: usize) -> usize {
+    0
+}
+
+/// A product's second phase.
+pub(super) struct Task<'a> {
+    pub(super) dtype: DType,
+    pub(super) w: *const u8,
+    pub(super) acts: &'a Acts,
+    pub(super) rows: usize,
+    pub(super) finish: &'a Finish,
+    /// The worker's scratch of [`own_bytes`].
+    #[allow(dead_code)]
+    pub(super) own: *mut u8,
+}
+
+impl Task<'_> {
+    /// Bytes of 16 rows of w.
+    pub(super) fn group_bytes(&self) -> usize {
+        self.acts.blocks() * pack::block_bytes(self.dtype)
+    }
+
+    /// Groups of 16 rows of w for every row of activations.
+    ///
+    /// # Safety
+    /// The groups lie in w, the activations are prepared, the processor has `kind`, and nobody else
+    /// computes these groups.
+    pub(super) unsafe fn run(&self, kind: Kind, groups: std::ops::Range<usize>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match kind {
+                #[cfg(target_arch = "x86_64")]
+                Kind::Vnni => vnni::run(self, groups),
+                _ => self.portable(groups),
+            }
+        }
+    }
+
+    unsafe fn portable(&self, groups: std::ops::Range<usize>) {
+        let bytes = self.group_bytes();
+        for group in groups {
+            // SAFETY: a group of w.
+            let weights = unsafe { std::slice::from_raw_parts(self.w.add(group * bytes), bytes) };
+            for row in 0..self.rows {
+                let mut products = [0.0f32; ROWS];
+                let blocks = weights.chunks_exact(pack::block_bytes(self.dtype));
+                for (at, block) in blocks.enumerate() {
+                    // SAFETY: a row that was prepared.
+                    let (q, d, s, z) = unsafe {
+                        let index = row * self.acts.blocks() + at;
+                        (
+                            &*self
+                                .acts
+                                .q
+                                .add(row * self.acts.cols + at * COLS)
+                                .cast::<[i8; COLS]>(),
+                            *self.acts.d.add(index),
+                            *self.acts.s.add(index),
+                            *self.acts.z.add(index),
+                        )
+                    };
+                    let dots = match self.dtype {
+                        DType::P4 => dots_p4(&block[pack::SCALES..], q),
+                        _ => dots_p8(&block[pack::SCALES..], q, z),
+                    };
+                    for r in 0..ROWS {
+                        let scale = half_at(block, 2 * r) * d;
+                        let min = half_at(block, 2 * ROWS + 2 * r);
+                        products[r] += scale * dots[r] as f32 + min * s;
+                    }
+                }
+                self.finish.row(row, group * ROWS, &mut products);
+            }
+        }
+    }
+}
+
+fn dots_p4(lines: &[u8], q: &[i8; COLS]) -> [i32; ROWS] {
+    let mut dots = [0i32; ROWS];
+    for (g, line) in lines.chunks_exact(64).enumerate() {
+        for (i, byte) in line.iter().enumerate() {
+            let (low, high) = (i32::from(byte & 15), i32::from(byte >> 4));
+            let c = 4 * g + i % 4;
+            dots[i / 4] += low * i32::from(q[c]) + high * i32::from(q[16 + c]);
+        }
+    }
+    dots
+}
+
+fn dots_p8(lines: &[u8], q: &[i8; COLS], z: i32) -> [i32; ROWS] {
+    let mut dots = [z; ROWS];
+    for (g, line) in lines.chunks_exact(64).enumerate() {
+        for (i, byte) in line.iter().enumerate() {
+            dots[i / 4] += i32::from(*byte) * i32::from(q[4 * g + i % 4]);
+        }
+    }
+    dots
+}

@@ -1,0 +1,94 @@
+//! AVX-512 VNNI: a line of a packed block is 16 rows × 4 columns, multiplied with 4 broadcast
+//! activations in one instruction. Weights are unpacked once for up to 8 rows of activations.
+#![cfg(target_arch = "x86_64")]
+
+use super::packed::Task;
+use crate::DType;
+use crate::cpu::pack::{self, COLS, ROWS, SCALES};
+use std::arch::x86_64::*;
+
+/// Bytes ahead of the current block that are asked for.
+const AHEAD: usize = 2560;
+
+/// Groups of 16 weight rows for every row of activations.
+///
+/// # Safety
+/// As [`Task::run`]; the processor has AVX-512 VNNI.
+pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match task.dtype {
+            DType::P4 => run_dtype::<false>(task, groups),
+            _ => run_dtype::<true>(task, groups),
+        }
+    }
+}
+
+unsafe fn run_dtype<const P8: bool>(task: &Task<'_>, groups: std::ops::Range<usize>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for group in groups {
+            let mut row = 0;
+            while row < task.rows {
+                row += match task.rows - row {
+                    8.. => tile::<8, P8>(task, group, row),
+                    4.. => tile::<4, P8>(task, group, row),
+                    2.. => tile::<2, P8>(task, group, row),
+                    _ => tile::<1, P8>(task, group, row),
+                };
+            }
+        }
+    }
+}
+
+/// One group for `M` rows of activations from `row` on; returns `M`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, row: usize) -> usize {
+    let acts = task.acts;
+    let bytes = pack::block_bytes(if P8 { DType::P8 } else { DType::P4 });
+    let low = _mm512_set1_epi8(15);
+    let mut acc = [_mm512_setzero_ps(); M];
+    // SAFETY: the group lies in w and the rows in the activations; prefetches may point anywhere.
+    unsafe {
+        let mut block = task.w.add(group * task.group_bytes());
+        for at in 0..acts.blocks() {
+            for line in 0..bytes / 64 {
+                _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + 64 * line).cast());
+            }
+            let d = _mm512_cvtph_ps(_mm256_loadu_si256(block.cast()));
+            let m = _mm512_cvtph_ps(_mm256_loadu_si256(block.add(2 * ROWS).cast()));
+            let mut lines = [_mm512_setzero_si512(); 8];
+            for g in 0..if P8 { 8 } else { 4 } {
+                let line = _mm512_loadu_si512(block.add(SCALES + 64 * g).cast());
+                if P8 {
+                    lines[g] = line;
+                } else {
+                    lines[g] = _mm512_and_si512(line, low);
+                    lines[g + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(line), low);
+                }
+            }
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let index = (row + i) * acts.blocks() + at;
+                let q = acts.q.add((row + i) * acts.cols + at * COLS).cast::<i32>();
+                let start = if P8 { *acts.z.add(index) } else { 0 };
+                let mut dots = [_mm512_set1_epi32(start), _mm512_setzero_si512()];
+                for (g, line) in lines.iter().enumerate() {
+                    let four = _mm512_set1_epi32(q.add(g).read_unaligned());
+                    dots[g % 2] = _mm512_dpbusd_epi32(dots[g % 2], *line, four);
+                }
+                let dots = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
+                let scale = _mm512_mul_ps(d, _mm512_set1_ps(*acts.d.add(index)));
+                *acc = _mm512_fmadd_ps(dots, scale, *acc);
+                *acc = _mm512_fmadd_ps(m, _mm512_set1_ps(*acts.s.add(index)), *acc);
+            }
+            block = block.add(bytes);
+        }
+    }
+    for (i, acc) in acc.into_iter().enumerate() {
+        let mut products = [0.0f32; ROWS];
+        // SAFETY: 16 floats.
+        unsafe { _mm512_storeu_ps(products.as_mut_ptr(), acc) };
+        task.finish.row(row + i, group * ROWS, &mut products);
+    }
+    M
+}

@@ -1,0 +1,34 @@
+//! Rows of noise, cut among the threads.
+
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::step::{Step, Team, part};
+use crate::cpu::view::Matrix;
+use crate::op::Noise;
+
+/// Elements per chunk: large enough to hide the handing out.
+const CHUNK: usize = 1 << 16;
+
+struct NoiseStep {
+    op: Noise,
+    to: Matrix,
+}
+
+impl Noise {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+        Box::new(NoiseStep { op: self.clone(), to: Matrix::new(memory, &self.to) })
+    }
+}
+
+impl Step for NoiseStep {
+    fn run(&self, team: &Team<'_>) {
+        let (rows, cols) = (self.to.rows, self.to.cols);
+        let elems = rows * cols;
+        let chunks = elems.div_ceil(CHUNK);
+        team.parallel(chunks, &|chunk, _| {
+            for index in part(elems, chunks, chunk) {
+                self.to.set(index / cols, index % cols, self.op.value(index as u64));
+            }
+        });
+    }
+}

@@ -1,0 +1,123 @@
+//! Tokens cut among the threads; heads of a token in f32 scratch.
+
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::simd::{Level, fma, levels};
+use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::tables::Tables;
+use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::op::{KvLayer, RopeKv};
+use crate::ops::rms_norm::NormStep;
+use crate::step::count;
+
+/// The op with its addresses resolved.
+pub(crate) struct RopeKvStep {
+    qkv: Matrix,
+    q_heads: usize,
+    q_norm: Option<NormStep>,
+    k_norm: Option<NormStep>,
+    rope: Matrix,
+    tables: Tables,
+    kv: KvLayer,
+    pages: *mut u8,
+    level: Level,
+}
+
+// SAFETY: addresses in an arena that the recording keeps; tokens are cut so that no two chunks touch
+// the same row or slot.
+unsafe impl Send for RopeKvStep {}
+// SAFETY: as above.
+unsafe impl Sync for RopeKvStep {}
+
+impl RopeKv {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+        Box::new(self.resolve(memory, features))
+    }
+
+    /// The step itself, for attention that rotates first.
+    pub(crate) fn resolve(&self, memory: &CpuMemory, features: &Features) -> RopeKvStep {
+        let level = Level::of(features);
+        RopeKvStep {
+            qkv: Matrix::new(memory, &self.qkv),
+            q_heads: self.q_heads as usize,
+            q_norm: self.q_norm.as_ref().map(|norm| norm.resolve(memory, level)),
+            k_norm: self.k_norm.as_ref().map(|norm| norm.resolve(memory, level)),
+            rope: Matrix::new(memory, &self.rope),
+            tables: Tables::new(memory, &self.state),
+            kv: self.kv,
+            pages: memory.address(self.kv.span),
+            level,
+        }
+    }
+}
+
+#[inline(always)]
+fn rotate_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
+    let (low, high) = head.split_at_mut(table.len() / 2);
+    let (cos, sin) = table.split_at(table.len() / 2);
+    for i in 0..low.len() {
+        let (a, b) = (low[i], high[i]);
+        low[i] = fma::<FMA>(a, cos[i], -(b * sin[i]));
+        high[i] = fma::<FMA>(b, cos[i], a * sin[i]);
+    }
+}
+
+levels! {
+    /// Rotates a head by a row of the table.
+    fn rotate(head: &mut [f32], table: &[f32]) = rotate_body;
+}
+
+impl RopeKvStep {
+    /// Does one token's heads; `own` is a worker's scratch of [`RopeKvStep::own_scratch`] bytes.
+    fn token(&self, token: usize, own: *mut u8) {
+        let dim = self.kv.head_dim as usize;
+        // SAFETY: the scratch holds two heads.
+        let (head, norm_scratch) =
+            unsafe { std::slice::from_raw_parts_mut(own.cast::<f32>(), 2 * dim).split_at_mut(dim) };
+        let kv_heads = self.kv.heads as usize;
+        let position = (self.tables.position.get(token) as usize).min(self.rope.rows - 1);
+        let slot = self.tables.kv_slot.get(token) as usize;
+        // SAFETY: a row of the table, dim floats.
+        let table = unsafe {
+            std::slice::from_raw_parts(self.rope.at(position, 0).cast::<f32>().cast_const(), dim)
+        };
+        for index in 0..self.q_heads + 2 * kv_heads {
+            let at = self.qkv.at(token, index * dim);
+            // SAFETY: a head of this token's row, which this chunk alone touches.
+            unsafe { load_floats(self.qkv.dtype, at, head) };
+            let is_q = index < self.q_heads;
+            if index < self.q_heads + kv_heads {
+                if let Some(norm) = if is_q { &self.q_norm } else { &self.k_norm } {
+                    norm.apply(head, norm_scratch);
+                }
+                // SAFETY: the level was detected; lengths match.
+                unsafe { rotate(self.level, head, table) };
+            }
+            if is_q {
+                // SAFETY: as for the load.
+                unsafe { store_floats(self.qkv.dtype, at, head) };
+            } else {
+                let kv = index - self.q_heads;
+                let to = self.kv.index(slot, kv / kv_heads, kv % kv_heads);
+                let to = self.pages.wrapping_add(to * self.kv.dtype.block_bytes());
+                // SAFETY: `index` checked the slot; live tokens have slots of their own.
+                unsafe { store_floats(self.kv.dtype, to, head) };
+            }
+        }
+    }
+}
+
+impl Step for RopeKvStep {
+    fn scratch(&self) -> Scratch {
+        Scratch { shared: 0, own: 2 * self.kv.head_dim as usize * size_of::<f32>() }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let live = self.tables.counts.get(count::TOKENS as usize) as usize;
+        let tokens = live.min(self.qkv.rows);
+        let chunks = if tokens < 4 { 1 } else { chunks(tokens, team.threads()) };
+        team.parallel(chunks, &|chunk, worker| {
+            part(tokens, chunks, chunk).for_each(|token| self.token(token, team.own(worker)));
+        });
+    }
+}

@@ -1,0 +1,258 @@
+//! Rows cut among the threads.
+
+use super::row::{Choice, SampledRow, StepEnd};
+use crate::StepState;
+use crate::cpu::features::Features;
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::simd::{LANES, Level, exp, levels};
+use crate::cpu::step::{Scratch, Step, Team};
+use crate::cpu::view::{Matrix, load_floats};
+use crate::op::Sample;
+
+struct SampleStep {
+    logits: Matrix,
+    state: StepState,
+    memory: CpuMemory,
+    rows: u32,
+    level: Level,
+}
+
+impl Sample {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+        Box::new(SampleStep {
+            logits: Matrix::new(memory, &self.logits),
+            state: self.state,
+            memory: *memory,
+            rows: self.rows,
+            level: Level::of(features),
+        })
+    }
+}
+
+impl Step for SampleStep {
+    fn scratch(&self) -> Scratch {
+        // A row's logits (if they are not f32 already) and candidate tokens.
+        Scratch { shared: 0, own: self.logits.cols * (size_of::<f32>() + size_of::<u32>()) }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let end = StepEnd::new(&self.memory, &self.state, self.rows);
+        team.parallel(end.live, &|r, worker| {
+            let choice = end.row(r).map(|row| self.sample(r, &row, team.own(worker)));
+            end.store(r, choice.as_ref());
+        });
+        end.publish();
+    }
+}
+
+impl SampleStep {
+    fn sample(&self, r: usize, row: &SampledRow<'_>, own: *mut u8) -> Choice {
+        let vocab = self.logits.cols;
+        let at = self.logits.at(r, 0);
+        let in_place = self.logits.dtype == crate::DType::F32;
+        // SAFETY: the row's own logits, which the op may overwrite, or this worker's scratch.
+        let (logits, candidates) = unsafe {
+            let start = if in_place { at.cast::<f32>() } else { own.cast::<f32>() };
+            let candidates = own.cast::<u32>().add(vocab);
+            (
+                std::slice::from_raw_parts_mut(start, vocab),
+                std::slice::from_raw_parts_mut(candidates, vocab),
+            )
+        };
+        if !in_place {
+            // SAFETY: a row of logits.
+            unsafe { load_floats(self.logits.dtype, at, logits) };
+        }
+        row.adjust(logits);
+        choose(self.level, row, logits, candidates)
+    }
+}
+
+fn choose(level: Level, row: &SampledRow<'_>, logits: &[f32], candidates: &mut [u32]) -> Choice {
+    // SAFETY: the level was detected.
+    let max = unsafe { largest(level, logits) };
+    let token = if row.temperature == 0.0 {
+        logits.iter().position(|l| *l == max).unwrap_or(0) as u32
+    } else {
+        draw(level, row, logits, max, candidates)
+    };
+    let mut choice = Choice { token, ..Choice::default() };
+    if row.logprobs > 0 {
+        // SAFETY: the level was detected.
+        let total = unsafe { sum_exp(level, logits, 1.0, max) };
+        let logprob = |l: f32| (f64::from(l) - f64::from(max) - total.ln()) as f32;
+        choice.logprob = logprob(logits[token as usize]);
+        let count = row.alternatives().min(logits.len());
+        best(logits, &mut choice.top[..count]);
+        choice.top[..count].iter_mut().for_each(|top| top.1 = logprob(top.1));
+    }
+    choice
+}
+
+/// The best tokens and their logits, best first, ties in index order.
+fn best(logits: &[f32], top: &mut [(u32, f32)]) {
+    let mut found = 0;
+    for (token, l) in logits.iter().enumerate() {
+        if found == top.len() && top.last().is_none_or(|last| last.1.total_cmp(l).is_ge()) {
+            continue;
+        }
+        found = (found + 1).min(top.len());
+        let mut at = found - 1;
+        while at > 0 && top[at - 1].1.total_cmp(l).is_lt() {
+            top[at] = top[at - 1];
+            at -= 1;
+        }
+        top[at] = (token as u32, *l);
+    }
+}
+
+/// Tokens this far below the likeliest (after temperature) are looked at only if they must be: each has
+/// less than 2·10⁻⁹ of its probability.
+const REACH: f32 = 20.0;
+
+fn draw(
+    level: Level,
+    row: &SampledRow<'_>,
+    logits: &[f32],
+    max: f32,
+    candidates: &mut [u32],
+) -> u32 {
+    let top = max / row.temperature;
+    let scaled = |token: u32| logits[token as usize] / row.temperature;
+    let weight = |token: u32| f64::from(scaled(token) - top).exp();
+    let keep = if row.top_k == 0 { logits.len() } else { (row.top_k as usize).min(logits.len()) };
+    let filtered = keep < logits.len() || row.top_p < 1.0 || row.min_p > 0.0;
+    if !filtered {
+        return walk(level, row, logits, max);
+    }
+    let mut count = gather(logits, row.temperature, top - REACH, candidates);
+    let reaches_k = keep == logits.len() || count >= keep;
+    // SAFETY: the level was detected.
+    let total = || unsafe { sum_exp(level, logits, row.temperature, max) };
+    let reaches_p = keep < logits.len() || row.top_p >= 1.0 || {
+        let sum: f64 = candidates[..count].iter().map(|token| weight(*token)).sum();
+        sum >= f64::from(row.top_p) * total()
+    };
+    let reaches_min = row.min_p > 2.1e-9 || row.min_p == 0.0;
+    let narrowed = keep < logits.len() || row.top_p < 1.0 || row.min_p > 2.1e-9;
+    if !(reaches_k && reaches_p && reaches_min && narrowed) {
+        count = gather(logits, row.temperature, f32::NEG_INFINITY, candidates);
+    }
+    let mut kept = &mut candidates[..count];
+    let order = |a: &u32, b: &u32| {
+        let (x, y) = (logits[*a as usize], logits[*b as usize]);
+        y.total_cmp(&x).then(a.cmp(b))
+    };
+    if keep < kept.len() {
+        kept.select_nth_unstable_by(keep - 1, order);
+        kept = &mut kept[..keep];
+    }
+    if row.top_p < 1.0 {
+        kept.sort_unstable_by(order);
+        let all: f64 = if keep < logits.len() {
+            kept.iter().map(|token| weight(*token)).sum()
+        } else {
+            total()
+        };
+        let mut sum = 0.0;
+        let reached = kept.iter().position(|token| {
+            sum += weight(*token);
+            sum >= f64::from(row.top_p) * all
+        });
+        let keep = reached.map_or(kept.len(), |last| last + 1);
+        kept = &mut kept[..keep];
+    }
+    kept.sort_unstable();
+    let allowed = |token: &&u32| weight(**token) >= f64::from(row.min_p);
+    let total: f64 = kept.iter().filter(allowed).map(|token| weight(*token)).sum();
+    let mut sum = 0.0;
+    let chosen = kept.iter().filter(allowed).find(|token| {
+        sum += weight(**token);
+        sum > f64::from(row.uniform) * total
+    });
+    *chosen.or_else(|| kept.iter().rfind(|token| allowed(token))).unwrap_or(&0)
+}
+
+/// The tokens at or above a scaled logit, in index order; returns how many.
+fn gather(logits: &[f32], temperature: f32, least: f32, candidates: &mut [u32]) -> usize {
+    let mut count = 0;
+    for (token, l) in logits.iter().enumerate() {
+        candidates[count] = token as u32;
+        count += usize::from(l / temperature >= least);
+        if count == candidates.len() {
+            break;
+        }
+    }
+    count
+}
+
+/// A draw from the whole distribution: block sums first, then within the block.
+fn walk(level: Level, row: &SampledRow<'_>, logits: &[f32], max: f32) -> u32 {
+    const BLOCK: usize = 1024;
+    // SAFETY: the level was detected.
+    let sum_of = |part: &[f32]| unsafe { sum_exp(level, part, row.temperature, max) };
+    let total: f64 = logits.chunks(BLOCK).map(sum_of).sum();
+    let goal = f64::from(row.uniform) * total;
+    let (mut sum, mut last) = (0.0, 0);
+    for (block, part) in logits.chunks(BLOCK).enumerate() {
+        let here = sum_of(part);
+        if sum + here <= goal {
+            sum += here;
+            continue;
+        }
+        for (i, l) in part.iter().enumerate() {
+            let weight = f64::from(*l / row.temperature - max / row.temperature).exp();
+            sum += weight;
+            if weight > 0.0 {
+                last = block * BLOCK + i;
+            }
+            if sum > goal {
+                return last as u32;
+            }
+        }
+    }
+    last as u32
+}
+
+#[inline(always)]
+fn largest_body<const FMA: bool>(logits: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 4 * LANES];
+    let parts = logits.chunks_exact(4 * LANES);
+    let rest = parts.remainder();
+    for part in parts {
+        for i in 0..4 * LANES {
+            lanes[i] = if part[i] > lanes[i] { part[i] } else { lanes[i] };
+        }
+    }
+    let largest = |max: f32, l: &f32| if *l > max { *l } else { max };
+    rest.iter().fold(lanes.iter().fold(f32::NEG_INFINITY, largest), largest)
+}
+
+#[inline(always)]
+fn sum_exp_body<const FMA: bool>(logits: &[f32], temperature: f32, max: f32) -> f64 {
+    let top = max / temperature;
+    // Below this, `exp` no longer falls: those tokens count as nothing, as they would in f64 sums.
+    let weight = |l: f32| {
+        let x = l / temperature - top;
+        if x > -87.0 { exp::<FMA>(x) } else { 0.0 }
+    };
+    let mut lanes = [0.0f32; LANES];
+    let parts = logits.chunks_exact(LANES);
+    let rest: f32 = parts.remainder().iter().map(|l| weight(*l)).sum();
+    for part in parts {
+        for i in 0..LANES {
+            lanes[i] += weight(part[i]);
+        }
+    }
+    lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + f64::from(rest)
+}
+
+levels! {
+    /// The largest logit.
+    fn largest(logits: &[f32]) -> f32 = largest_body;
+}
+
+levels! {
+    /// Σ e^((l − max) / temperature).
+    fn sum_exp(logits: &[f32], temperature: f32, max: f32) -> f64 = sum_exp_body;
+}
