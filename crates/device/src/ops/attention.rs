@@ -27,7 +27,7 @@ impl Contract for Attention {
         require_float(&self.qkv, Self::NAME, "qkv")?;
         require_float(&self.out, Self::NAME, "out")?;
         let dim = self.kv.head_dim;
-        require(self.q_heads % self.kv.heads == 0, Self::NAME, || {
+        require(self.q_heads.is_multiple_of(self.kv.heads), Self::NAME, || {
             format!("{} query heads over {} kv heads", self.q_heads, self.kv.heads)
         })?;
         require(self.qkv.cols >= self.q_heads * dim, Self::NAME, || "qkv lacks q columns".into())?;

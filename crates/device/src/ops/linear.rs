@@ -63,7 +63,7 @@ impl Contract for Linear {
                     "residual and y differ in shape".into()
                 })
             }
-            Epilogue::SiluMul => require(self.w.rows % 2 == 0, Self::NAME, || {
+            Epilogue::SiluMul => require(self.w.rows.is_multiple_of(2), Self::NAME, || {
                 "gate and up rows are not paired".into()
             }),
             Epilogue::Store => Ok(()),

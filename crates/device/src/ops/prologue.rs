@@ -9,9 +9,10 @@
 //!    Without mail everything stays: the row list of the last step is this step's.
 //! 3. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
 //!    counts.TOKENS, per row kv_len = seat_len + q_len, last_index = q_start + q_len − 1, per token
-//!    token_row, position = seat_len + j, kv_slot = page_table[seat][position / page_size] · page_size
-//!    + position % page_size, token = the mail's next prompt token for `PROMPT` rows (the mail holds
-//!    the tokens of its `PROMPT` rows one after the other, in row order), else seat_token.
+//!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
+//!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
+//!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
+//!    seat_token.
 //!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
 //!

@@ -15,11 +15,11 @@ impl Attention {
             Some(rope) => rope.lower(target)?,
             None => Vec::new(),
         };
-        launches.push(self.reference(target)?);
+        launches.push(self.reference_launch(target)?);
         Ok(launches)
     }
 
-    fn reference(&self, target: &Target) -> Result<Lowered> {
+    fn reference_launch(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
         let kernel = Kernel::new(target, "attention_ref", "attention_ref")
             .defines(&[

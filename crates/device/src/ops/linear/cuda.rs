@@ -11,10 +11,10 @@ impl Linear {
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
-        Ok(vec![self.reference(target)?])
+        Ok(vec![self.reference_launch(target)?])
     }
 
-    fn reference(&self, target: &Target) -> Result<Lowered> {
+    fn reference_launch(&self, target: &Target) -> Result<Lowered> {
         let plain = |dtype| code(dtype, "linear");
         let (epilogue, residual) = match self.epilogue {
             Epilogue::Store => (0, None),
