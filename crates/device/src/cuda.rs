@@ -1,5 +1,18 @@
 //! The CUDA device. Lowering an op to launches is a pure function over plain data (`lower`), so that
 //! plans can be explained, counted and compiled on a machine without a GPU; only `driver` talks to one.
 
+mod api;
+pub mod cache;
+pub mod compile;
+mod context;
+pub(crate) mod driver;
+mod gemm;
+mod kernel;
 pub mod launch;
+pub mod library;
 pub mod lower;
+mod memory;
+pub(crate) mod record;
+pub mod source;
+
+pub use context::{Gpu, gpus};

@@ -2,6 +2,7 @@
 
 use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
+use crate::cuda::{driver::Cuda, launch::Target};
 use crate::error::Forbidden;
 use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
 use crate::{Arena, OpenArena, Region, Result, Span};
@@ -16,9 +17,17 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn describe(&self) -> String;
     /// Which kind.
     fn kind(&self) -> DeviceKind;
+    /// What lowering needs to know, if the device is a GPU.
+    fn target(&self) -> Option<Target> {
+        None
+    }
+    /// The CUDA driver, if it is one; for measurements that ops cannot express.
+    fn as_cuda(&self) -> Option<&Cuda> {
+        None
+    }
     /// Bytes that could still be allocated.
     fn memory_free(&self) -> Result<u64>;
-    /// One allocation per region.
+    /// One allocation per region, zeroed.
     fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
     /// Host → device, done when it returns.
     fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()>;
@@ -66,12 +75,17 @@ impl Device {
         self.driver.kind()
     }
 
+    /// What lowering needs to know of the GPU; `None` for the CPU.
+    pub fn target(&self) -> Option<Target> {
+        self.driver.target()
+    }
+
     /// Bytes that could still be allocated.
     pub fn memory_free(&self) -> Result<u64> {
         self.driver.memory_free()
     }
 
-    /// Turns a layout into memory. Nothing can be added afterwards: the layout is gone.
+    /// Turns a layout into memory, all zero. Nothing can be added afterwards: the layout is gone.
     pub fn seal(&self, open: OpenArena) -> Result<Arena> {
         self.driver.capture().allow(Forbidden::Allocation)?;
         let memory = self.driver.allocate(Region::ALL.map(|region| open.size(region)))?;

@@ -78,6 +78,32 @@ pub enum Error {
         /// The kernel.
         kernel: String,
     },
+    /// A mail bank whose last launch has not been confirmed.
+    #[error("mail for launch {launch}: launch {last} is not confirmed (last confirmed: {confirmed})", last = launch - 2)]
+    MailBusy {
+        /// The launch the mail is for.
+        launch: u64,
+        /// The last launch whose ring entry was read.
+        confirmed: u64,
+    },
+    /// More mail than a bank holds.
+    #[error("mail: {area} holds {limit} entries, {asked} are given")]
+    MailFull {
+        /// Which area.
+        area: &'static str,
+        /// What fits.
+        limit: u32,
+        /// What was given.
+        asked: u32,
+    },
+    /// The ring went round before its entry was read.
+    #[error("ring: launch {expected} was overwritten by launch {found} before it was read")]
+    RingOverrun {
+        /// The launch to be read.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
     /// A library that is needed was not found.
     #[error("{library} not found; looked in: {looked}. {fix}")]
     MissingLibrary {

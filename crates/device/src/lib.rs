@@ -2,12 +2,14 @@
 //! that run, record and replay them with the same refusals.
 pub mod arena;
 mod capture;
+mod choice;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod graph;
+pub mod mail;
 pub mod op;
 pub mod ops;
 pub mod span;
@@ -15,6 +17,7 @@ pub mod step;
 pub mod tensor;
 
 pub use arena::{Arena, ClosedArena, OpenArena, Report};
+pub use choice::DeviceChoice;
 pub use device::{Device, DeviceKind, Recording};
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -1,0 +1,102 @@
+//! Which device to use, asked for in one word and answered with the reason.
+
+use crate::cuda::{compile::Compiler, driver::Cuda, library};
+use crate::device::Device;
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// What `--device` may say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU if everything it needs is there, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// GPU `N`, or an error that says what is missing.
+    Cuda(u32),
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(DeviceChoice::Auto),
+            "cpu" => Ok(DeviceChoice::Cpu),
+            "cuda" => Ok(DeviceChoice::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .filter(|ordinal| ordinal.bytes().all(|b| b.is_ascii_digit()))
+                .and_then(|ordinal| ordinal.parse().ok())
+                .map(DeviceChoice::Cuda)
+                .ok_or_else(|| Error::NoDevice {
+                    asked: text.into(),
+                    reason: "a device is auto, cpu, cuda or cuda:N".into(),
+                }),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl Device {
+    /// Opens the device asked for, and says in one line which it is and why.
+    pub fn open(choice: DeviceChoice) -> Result<(Device, String)> {
+        let (device, why) = match choice {
+            DeviceChoice::Cpu => (cpu()?, "asked for".to_owned()),
+            DeviceChoice::Cuda(ordinal) => (cuda(ordinal)?, "asked for".to_owned()),
+            DeviceChoice::Auto => match cuda(0) {
+                Ok(device) => (device, "driver, NVRTC and cuBLASLt are there".to_owned()),
+                Err(Error::MissingLibrary { library, .. }) => {
+                    (cpu()?, format!("no GPU: {library} not found"))
+                }
+                Err(problem) => (cpu()?, format!("no GPU: {problem}")),
+            },
+        };
+        let line = format!("{} ({why})", device.describe());
+        Ok((device, line))
+    }
+}
+
+fn cpu() -> Result<Device> {
+    Err(Error::NoDevice { asked: "cpu".into(), reason: "not built yet".into() })
+}
+
+fn cuda(ordinal: u32) -> Result<Device> {
+    // Each is looked for before anything is opened, so that the first thing missing is what is named.
+    library::driver()?;
+    Compiler::find()?;
+    library::cublas_lt()?;
+    Ok(Device { driver: Arc::new(Cuda::open(ordinal)?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_and_written_alike() {
+        for (text, choice) in [
+            ("auto", DeviceChoice::Auto),
+            ("cpu", DeviceChoice::Cpu),
+            ("cuda:0", DeviceChoice::Cuda(0)),
+            ("cuda:7", DeviceChoice::Cuda(7)),
+        ] {
+            assert_eq!(text.parse(), Ok(choice));
+            assert_eq!(choice.to_string(), text);
+        }
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "CPU"] {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
+        }
+    }
+}

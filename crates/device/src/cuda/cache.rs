@@ -1,0 +1,192 @@
+//! Cubins on disk, under a hash of everything that decides them: sources, options, compiler and
+//! architecture. An entry carries a checksum and appears whole (written aside, then renamed), so
+//! processes may share the folder, and an entry that is not whole is compiled again.
+
+use super::compile::{Compiled, Compiler};
+use super::launch::KernelKey;
+use super::source;
+use crate::{Error, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+const MAGIC: &[u8; 8] = b"dacapok1";
+/// Magic, flags, checksum.
+const HEAD: usize = 8 + 1 + 32;
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+/// Where a kernel came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The folder had it.
+    Disk,
+    /// It was compiled now.
+    Compiled,
+}
+
+impl Cache {
+    /// A cache in this folder, which is made when the first entry is written.
+    pub fn new(folder: impl Into<PathBuf>) -> Cache {
+        Cache { folder: folder.into() }
+    }
+
+    /// The user's cache: `$DACAPO_CACHE`, else `$XDG_CACHE_HOME/dacapo/kernels`, else `~/.cache/…`.
+    pub fn of_user() -> Cache {
+        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let folder = var("DACAPO_CACHE").unwrap_or_else(|| {
+            let base = var("XDG_CACHE_HOME")
+                .or_else(|| var("HOME").map(|home| home.join(".cache")))
+                .unwrap_or_else(std::env::temp_dir);
+            base.join("dacapo").join("kernels")
+        });
+        Cache { folder }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Entries and their bytes.
+    pub fn size(&self) -> (usize, u64) {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries
+            .filter(|entry| entry.path().extension().is_some_and(|e| e == "cubin"))
+            .filter_map(|entry| entry.metadata().ok())
+            .fold((0, 0), |(count, bytes), meta| (count + 1, bytes + meta.len()))
+    }
+
+    /// The file of a key.
+    pub fn path(&self, compiler: &Compiler, key: &KernelKey, arch: &str) -> Result<PathBuf> {
+        let mut hash = blake3::Hasher::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        let (major, minor) = compiler.found().version;
+        part(format!("nvrtc {major}.{minor}").as_bytes());
+        part(key.entry.as_bytes());
+        for option in Compiler::options(key, arch) {
+            part(option.as_bytes());
+        }
+        for (name, text) in source::closure(&key.source)? {
+            part(name.as_bytes());
+            part(text.as_bytes());
+        }
+        Ok(self.folder.join(format!("{}-{}.cubin", key.source, hash.finalize().to_hex())))
+    }
+
+    /// A kernel from disk, or compiled and stored. A cache that cannot be written is not an error: the
+    /// kernel is there, only the next start compiles again.
+    pub fn get(
+        &self,
+        compiler: &Compiler,
+        key: &KernelKey,
+        arch: &str,
+    ) -> Result<(Compiled, Origin)> {
+        let path = self.path(compiler, key, arch)?;
+        if let Some(compiled) = read(&path) {
+            return Ok((compiled, Origin::Disk));
+        }
+        let compiled = compiler.compile(key, arch)?;
+        if let Err(problem) = self.write(&path, &compiled) {
+            static SAID: AtomicU64 = AtomicU64::new(0);
+            if SAID.fetch_add(1, Ordering::Relaxed) == 0 {
+                eprintln!("dacapo: kernel cache not written: {problem}");
+            }
+        }
+        Ok((compiled, Origin::Compiled))
+    }
+
+    /// Many kernels, as many at a time as there are processors, with a progress bar on a terminal.
+    pub fn get_all(
+        &self,
+        compiler: &Compiler,
+        keys: &[KernelKey],
+        arch: &str,
+    ) -> Result<Vec<(Compiled, Origin)>> {
+        let bar = ProgressBar::new(keys.len() as u64).with_message("kernels");
+        // Reading a warm cache takes milliseconds: a bar would only flicker.
+        if keys.len() < 2 || !std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        if let Ok(style) = ProgressStyle::with_template("{msg} {bar:32} {pos}/{len} {elapsed}") {
+            bar.set_style(style);
+        }
+        let next = AtomicUsize::new(0);
+        let results = Mutex::new(vec![None; keys.len()]);
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(keys.len());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(key) = keys.get(index) else { break };
+                        let result = self.get(compiler, key, arch);
+                        results.lock().expect("no holder panics")[index] = Some(result);
+                        bar.inc(1);
+                    }
+                });
+            }
+        });
+        bar.finish_and_clear();
+        let results = results.into_inner().expect("no holder panics");
+        results.into_iter().map(|result| result.expect("every index was taken")).collect()
+    }
+
+    fn write(&self, path: &Path, compiled: &Compiled) -> Result<()> {
+        let failed = |path: &Path| {
+            let path = path.display().to_string();
+            move |problem: std::io::Error| Error::Io { path, problem: problem.to_string() }
+        };
+        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder))?;
+        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        let unique = UNIQUE.fetch_add(1, Ordering::Relaxed);
+        let aside = path.with_extension(format!("{}-{unique}.part", std::process::id()));
+        let written = (|| {
+            let mut file = std::fs::File::create(&aside)?;
+            file.write_all(&encode(compiled))?;
+            file.sync_all()?;
+            std::fs::rename(&aside, path)
+        })();
+        written.map_err(|problem| {
+            // The half-written file is of no use to anyone; its own removal may fail the same way.
+            let _ = std::fs::remove_file(&aside);
+            failed(path)(problem)
+        })
+    }
+}
+
+fn encode(compiled: &Compiled) -> Vec<u8> {
+    let flags = [u8::from(compiled.waits)];
+    let mut bytes = Vec::with_capacity(HEAD + compiled.cubin.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&flags);
+    bytes.extend_from_slice(checksum(&flags, &compiled.cubin).as_bytes());
+    bytes.extend_from_slice(&compiled.cubin);
+    bytes
+}
+
+/// A whole entry, or nothing.
+fn read(path: &Path) -> Option<Compiled> {
+    let bytes = std::fs::read(path).ok()?;
+    let (head, cubin) = bytes.split_at_checked(HEAD)?;
+    let (magic, rest) = head.split_at(8);
+    let (flags, sum) = rest.split_at(1);
+    let whole = magic == MAGIC && sum == checksum(flags, cubin).as_bytes();
+    whole.then(|| Compiled { cubin: cubin.to_vec(), waits: flags[0] != 0, log: String::new() })
+}
+
+fn checksum(flags: &[u8], cubin: &[u8]) -> blake3::Hash {
+    let mut hash = blake3::Hasher::new();
+    hash.update(flags);
+    hash.update(cubin);
+    hash.finalize()
+}

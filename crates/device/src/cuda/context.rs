@@ -1,0 +1,203 @@
+//! A GPU's primary context and the one stream everything runs on.
+
+use super::api::DriverApi;
+use super::launch::Target;
+use super::library;
+use crate::{Error, Result};
+use cudarc::driver::sys;
+use std::cell::Cell;
+use std::ffi::{CStr, c_int};
+use std::sync::Arc;
+use sys::CUdevice_attribute as Attribute;
+
+/// A GPU as found, before anything is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its number, as in `cuda:N`.
+    pub ordinal: u32,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// What lowering needs to know.
+    pub target: Target,
+}
+
+/// The GPUs the driver sees.
+pub fn gpus() -> Result<Vec<Gpu>> {
+    let api = &library::driver()?.api;
+    let mut count = 0;
+    // SAFETY: writes one int.
+    unsafe { api.cuDeviceGetCount(&mut count) }?;
+    (0..count as u32).map(|ordinal| gpu(api, ordinal).map(|(gpu, _)| gpu)).collect()
+}
+
+fn gpu(api: &DriverApi, ordinal: u32) -> Result<(Gpu, sys::CUdevice)> {
+    let mut device = 0;
+    // SAFETY: writes one handle.
+    unsafe { api.cuDeviceGet(&mut device, ordinal as c_int) }?;
+    let mut name = [0 as std::ffi::c_char; 128];
+    // SAFETY: the buffer has the length given.
+    unsafe { api.cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) }?;
+    // SAFETY: the driver ends the name with NUL within the buffer.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let mut memory = 0;
+    // SAFETY: writes one size.
+    unsafe { api.cuDeviceTotalMem_v2(&mut memory, device) }?;
+    let read = |which| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: writes one int.
+        unsafe { api.cuDeviceGetAttribute(&mut value, which, device) }?;
+        Ok(value as u32)
+    };
+    let target = Target {
+        capability: (
+            read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sms: read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_per_block: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        l2: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
+    };
+    Ok((Gpu { ordinal, name, memory: memory as u64, target }, device))
+}
+
+/// An open GPU.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) api: &'static DriverApi,
+    pub(crate) gpu: Gpu,
+    pub(crate) raw: sys::CUcontext,
+    pub(crate) stream: Stream,
+}
+
+// SAFETY: driver handles may be used from any thread; `bind` makes the context current first.
+unsafe impl Send for Context {}
+// SAFETY: the driver's calls on contexts and streams are thread-safe.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens GPU `ordinal`. Its primary context stays until the process ends, so that a thread's
+    /// binding to it never dangles.
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Context>> {
+        let api = &library::driver()?.api;
+        let count = gpus()?.len();
+        if ordinal as usize >= count {
+            return Err(Error::NoDevice {
+                asked: format!("cuda:{ordinal}"),
+                reason: format!("the driver sees {count} GPU(s)"),
+            });
+        }
+        let (gpu, device) = gpu(api, ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the device handle is the driver's own.
+        unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
+        bind(api, raw)?;
+        let stream = Stream::new(api)?;
+        Ok(Arc::new(Context { api, gpu, raw, stream }))
+    }
+
+    /// Makes the context current on this thread; every path into the driver starts here.
+    pub(crate) fn bind(&self) -> Result<&'static DriverApi> {
+        bind(self.api, self.raw)?;
+        Ok(self.api)
+    }
+
+    /// Waits for everything launched.
+    pub(crate) fn sync(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as the context.
+        unsafe { self.bind()?.cuStreamSynchronize(self.stream.raw) }
+    }
+
+    /// Bytes of device memory that are free.
+    pub(crate) fn memory_free(&self) -> Result<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two sizes.
+        unsafe { self.bind()?.cuMemGetInfo_v2(&mut free, &mut total) }?;
+        Ok(free as u64)
+    }
+}
+
+fn bind(api: &DriverApi, context: sys::CUcontext) -> Result<()> {
+    thread_local! {
+        static BOUND: Cell<usize> = const { Cell::new(0) };
+    }
+    if BOUND.get() != context as usize {
+        // SAFETY: primary contexts are never released here, so the handle is valid.
+        unsafe { api.cuCtxSetCurrent(context) }?;
+        BOUND.set(context as usize);
+    }
+    Ok(())
+}
+
+/// A stream that does not wait for the default stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    api: &'static DriverApi,
+    pub(crate) raw: sys::CUstream,
+}
+
+impl Stream {
+    /// A stream of the context that is current.
+    pub(crate) fn new(api: &'static DriverApi) -> Result<Stream> {
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current.
+        unsafe { api.cuStreamCreate(&mut raw, flags) }?;
+        Ok(Stream { api, raw })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; its context is never released.
+        report(unsafe { self.api.cuStreamDestroy_v2(self.raw) });
+    }
+}
+
+/// A point in a stream's work that can be waited for and timed.
+#[derive(Debug)]
+pub(crate) struct Event {
+    api: &'static DriverApi,
+    raw: sys::CUevent,
+}
+
+// SAFETY: driver handles may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event of the context that is current.
+    pub(crate) fn new(api: &'static DriverApi) -> Result<Event> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a context is current.
+        unsafe { api.cuEventCreate(&mut raw, 0) }?;
+        Ok(Event { api, raw })
+    }
+
+    /// Marks everything in the stream so far.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both belong to the current context.
+        unsafe { self.api.cuEventRecord(self.raw, stream.raw) }
+    }
+
+    /// Waits for what was marked.
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        unsafe { self.api.cuEventSynchronize(self.raw) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        report(unsafe { self.api.cuEventDestroy_v2(self.raw) });
+    }
+}
+
+/// What a drop can do with a failure: say it.
+pub(crate) fn report(outcome: Result<()>) {
+    if let Err(problem) = outcome {
+        eprintln!("dacapo: while releasing: {problem}");
+    }
+}

@@ -1,0 +1,255 @@
+//! Matrix products through cuBLASLt. The algorithm for a shape is chosen once and kept, so that the
+//! same shape runs the same code in every graph; the workspace is the plan's, so that nothing is
+//! allocated.
+
+use super::api::LtApi;
+use super::context::{Context, Stream, report};
+use super::launch::Gemm;
+use super::library;
+use crate::arena::ArenaInner;
+use crate::{DType, Error, Result, Tensor};
+use cudarc::cublaslt::sys as lt;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+/// Everything an algorithm choice depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    /// rows, n, k and the four strides.
+    sizes: [u32; 7],
+    dtypes: [DType; 4],
+    residual: bool,
+    workspace: u64,
+}
+
+/// The library, opened for one context.
+#[derive(Debug)]
+pub(crate) struct Products {
+    context: Arc<Context>,
+    api: &'static LtApi,
+    handle: lt::cublasLtHandle_t,
+    chosen: Mutex<HashMap<Shape, lt::cublasLtMatmulAlgo_t>>,
+}
+
+// SAFETY: a cuBLASLt handle may be used from several threads.
+unsafe impl Send for Products {}
+// SAFETY: as above.
+unsafe impl Sync for Products {}
+
+impl Products {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Products> {
+        let api = &library::cublas_lt()?.api;
+        context.bind()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a context is current.
+        unsafe { api.cublasLtCreate(&mut handle) }?;
+        Ok(Products { context: context.clone(), api, handle, chosen: Mutex::default() })
+    }
+
+    /// Chooses the algorithm, so that running finds it.
+    pub(crate) fn prepare(&self, gemm: &Gemm) -> Result<()> {
+        self.context.bind()?;
+        let shape = shape(gemm);
+        let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !chosen.contains_key(&shape) {
+            let algo = self.choose(&Layouts::new(self.api, gemm)?, gemm)?;
+            chosen.insert(shape, algo);
+        }
+        Ok(())
+    }
+
+    fn choose(&self, layouts: &Layouts, gemm: &Gemm) -> Result<lt::cublasLtMatmulAlgo_t> {
+        let workspace = workspace(gemm) as usize;
+        let preference = Owned::new(
+            LtApi::cublasLtMatmulPreferenceDestroy,
+            self.api,
+            // SAFETY: writes one handle.
+            |handle| unsafe { self.api.cublasLtMatmulPreferenceCreate(handle) },
+        )?;
+        let which =
+            lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let value = std::ptr::from_ref(&workspace).cast();
+        // SAFETY: the attribute is a size_t.
+        unsafe {
+            self.api.cublasLtMatmulPreferenceSetAttribute(
+                preference.raw,
+                which,
+                value,
+                size_of::<usize>(),
+            )
+        }?;
+        // SAFETY: plain data for the library to fill; all zeroes is a valid value of each field.
+        let mut result: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut given = 0;
+        // SAFETY: all handles live; room for the one result asked for.
+        unsafe {
+            self.api.cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                layouts.desc.raw,
+                layouts.w.raw,
+                layouts.x.raw,
+                layouts.c.raw,
+                layouts.y.raw,
+                preference.raw,
+                1,
+                &mut result,
+                &mut given,
+            )
+        }?;
+        if given == 0 {
+            let problem = format!("cuBLASLt has no algorithm for {:?}", shape(gemm));
+            return Err(Error::Contract { op: "gemm".into(), problem });
+        }
+        Ok(result.algo)
+    }
+
+    /// Runs or records a product that was prepared.
+    pub(crate) fn launch(&self, stream: &Stream, arena: &ArenaInner, gemm: &Gemm) -> Result<()> {
+        self.context.bind()?;
+        let algo = {
+            let chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            chosen.get(&shape(gemm)).copied()
+        };
+        let algo = algo.ok_or_else(|| Error::Contract {
+            op: "gemm".into(),
+            problem: "launched before it was prepared".into(),
+        })?;
+        let layouts = Layouts::new(self.api, gemm)?;
+        let address = |tensor: &Tensor| -> Result<*mut c_void> {
+            arena.check("gemm", tensor.span)?;
+            Ok(arena.address(tensor.span) as *mut c_void)
+        };
+        let (x, w, y) = (address(&gemm.x)?, address(&gemm.w)?, address(&gemm.y)?);
+        let c = gemm.residual.as_ref().map_or(Ok(y), address)?;
+        let scratch = match gemm.workspace {
+            Some(span) => {
+                arena.check("gemm workspace", span)?;
+                arena.address(span) as *mut c_void
+            }
+            None => std::ptr::null_mut(),
+        };
+        let (alpha, beta) = (1.0f32, if gemm.residual.is_some() { 1.0f32 } else { 0.0 });
+        // SAFETY: layouts describe the tensors, which were checked against the arena; the algorithm was
+        // chosen for this shape and workspace.
+        unsafe {
+            self.api.cublasLtMatmul(
+                self.handle,
+                layouts.desc.raw,
+                std::ptr::from_ref(&alpha).cast(),
+                w,
+                layouts.w.raw,
+                x,
+                layouts.x.raw,
+                std::ptr::from_ref(&beta).cast(),
+                c,
+                layouts.c.raw,
+                y,
+                layouts.y.raw,
+                &algo,
+                scratch,
+                workspace(gemm) as usize,
+                stream.raw,
+            )
+        }
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        report(self.context.bind().map(|_| ()));
+        // SAFETY: created once, destroyed once.
+        report(unsafe { self.api.cublasLtDestroy(self.handle) });
+    }
+}
+
+fn workspace(gemm: &Gemm) -> u64 {
+    gemm.workspace.map_or(0, |span| span.len)
+}
+
+fn shape(gemm: &Gemm) -> Shape {
+    let Gemm { x, w, residual, y, .. } = gemm;
+    let c = residual.as_ref().unwrap_or(y);
+    Shape {
+        sizes: [x.rows, w.rows, x.cols, x.stride, w.stride, c.stride, y.stride],
+        dtypes: [x.dtype, w.dtype, c.dtype, y.dtype],
+        residual: residual.is_some(),
+        workspace: workspace(gemm),
+    }
+}
+
+/// A library object that is destroyed with its owner.
+struct Owned<'a, T: Copy> {
+    api: &'a LtApi,
+    raw: *mut T,
+    destroy: unsafe fn(&LtApi, *mut T) -> Result<()>,
+}
+
+impl<'a, T: Copy> Owned<'a, T> {
+    fn new(
+        destroy: unsafe fn(&LtApi, *mut T) -> Result<()>,
+        api: &'a LtApi,
+        create: impl FnOnce(*mut *mut T) -> Result<()>,
+    ) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        create(&mut raw)?;
+        Ok(Owned { api, raw, destroy })
+    }
+}
+
+impl<T: Copy> Drop for Owned<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        report(unsafe { (self.destroy)(self.api, self.raw) });
+    }
+}
+
+/// The product as cuBLASLt sees it. It thinks in columns, so row-major `y = x·wᵀ` is its
+/// `yᵀ = w·xᵀ`: `w` transposed is its first operand, and rows are its columns.
+struct Layouts<'a> {
+    desc: Owned<'a, lt::cublasLtMatmulDescOpaque_t>,
+    w: Owned<'a, lt::cublasLtMatrixLayoutOpaque_t>,
+    x: Owned<'a, lt::cublasLtMatrixLayoutOpaque_t>,
+    c: Owned<'a, lt::cublasLtMatrixLayoutOpaque_t>,
+    y: Owned<'a, lt::cublasLtMatrixLayoutOpaque_t>,
+}
+
+impl<'a> Layouts<'a> {
+    fn new(api: &'a LtApi, gemm: &Gemm) -> Result<Layouts<'a>> {
+        let compute = lt::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let scale = lt::cudaDataType_t::CUDA_R_32F;
+        let desc = Owned::new(LtApi::cublasLtMatmulDescDestroy, api, |handle| {
+            // SAFETY: writes one handle.
+            unsafe { api.cublasLtMatmulDescCreate(handle, compute, scale) }
+        })?;
+        let transposed: u32 = 1; // CUBLAS_OP_T, which the bindings of this library leave out.
+        let which = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        let value = std::ptr::from_ref(&transposed).cast();
+        // SAFETY: the attribute is a 32-bit enum.
+        unsafe { api.cublasLtMatmulDescSetAttribute(desc.raw, which, value, 4) }?;
+        let layout = |tensor: &Tensor| {
+            let dtype = dtype(tensor.dtype)?;
+            let (rows, cols) = (tensor.cols.into(), tensor.rows.into());
+            Owned::new(LtApi::cublasLtMatrixLayoutDestroy, api, |handle| {
+                // SAFETY: writes one handle.
+                unsafe {
+                    api.cublasLtMatrixLayoutCreate(handle, dtype, rows, cols, tensor.stride.into())
+                }
+            })
+        };
+        let c = layout(gemm.residual.as_ref().unwrap_or(&gemm.y))?;
+        Ok(Layouts { desc, w: layout(&gemm.w)?, x: layout(&gemm.x)?, c, y: layout(&gemm.y)? })
+    }
+}
+
+fn dtype(dtype: DType) -> Result<lt::cudaDataType> {
+    match dtype {
+        DType::F32 => Ok(lt::cudaDataType::CUDA_R_32F),
+        DType::F16 => Ok(lt::cudaDataType::CUDA_R_16F),
+        DType::BF16 => Ok(lt::cudaDataType::CUDA_R_16BF),
+        other => {
+            let problem = format!("{other:?} operands; f32, f16 or bf16 are needed");
+            Err(Error::Contract { op: "gemm".into(), problem })
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! An arena's memory on a GPU, and the way bytes get in and out.
+
+use super::context::{Context, Event, report};
+use crate::arena::{ArenaInner, Memory};
+use crate::{Error, Region, Result, Span};
+use cudarc::driver::sys;
+use std::sync::{Arc, Mutex};
+
+/// One allocation per region, zeroed.
+#[derive(Debug)]
+pub(crate) struct CudaMemory {
+    context: Arc<Context>,
+    bases: [u64; 5],
+    host: Pinned,
+}
+
+impl CudaMemory {
+    /// Allocates and zeroes.
+    pub(crate) fn new(context: &Arc<Context>, sizes: [u64; 5]) -> Result<CudaMemory> {
+        let host = Pinned::new(context, sizes[Region::HostMapped as usize] as usize)
+            .map_err(|problem| out_of_memory(context, Region::HostMapped, sizes, problem))?;
+        let mut memory = CudaMemory { context: context.clone(), bases: [0; 5], host };
+        let api = context.bind()?;
+        for region in Region::ALL {
+            let bytes = sizes[region as usize] as usize;
+            if region == Region::HostMapped || bytes == 0 {
+                continue;
+            }
+            let base = &mut memory.bases[region as usize];
+            // SAFETY: the context is current; `memory` frees what was allocated even on failure.
+            unsafe { api.cuMemAlloc_v2(base, bytes) }
+                .map_err(|problem| out_of_memory(context, region, sizes, problem))?;
+            // SAFETY: exactly the allocation above; arena sizes are whole words.
+            unsafe { api.cuMemsetD32Async(*base, 0, bytes / 4, context.stream.raw) }?;
+        }
+        memory.bases[Region::HostMapped as usize] = memory.host.device;
+        context.sync()?;
+        Ok(memory)
+    }
+}
+
+fn out_of_memory(context: &Context, region: Region, sizes: [u64; 5], problem: Error) -> Error {
+    match (&problem, context.memory_free()) {
+        (Error::Driver { code, .. }, Ok(available)) if code.starts_with("2 ") => {
+            Error::OutOfMemory { region, needed: sizes[region as usize], available }
+        }
+        _ => problem,
+    }
+}
+
+impl Memory for CudaMemory {
+    fn base(&self, region: Region) -> u64 {
+        self.bases[region as usize]
+    }
+
+    fn host_base(&self, region: Region) -> Option<*mut u8> {
+        (region == Region::HostMapped).then_some(self.host.host)
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        // Work that still uses the memory must end first: the host half is freed without waiting.
+        report(self.context.sync());
+        for region in Region::ALL {
+            let base = self.bases[region as usize];
+            if region != Region::HostMapped && base != 0 {
+                // SAFETY: allocated once by `new`, freed once.
+                report(unsafe { self.context.api.cuMemFree_v2(base) });
+            }
+        }
+    }
+}
+
+/// Pinned host memory the GPU can address, zeroed.
+#[derive(Debug)]
+struct Pinned {
+    context: Arc<Context>,
+    host: *mut u8,
+    device: u64,
+}
+
+// SAFETY: plain memory; who may touch it when is the owner's business.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; access goes through raw pointers with their own discipline.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
+        let api = context.bind()?;
+        let mut pinned = Pinned { context: context.clone(), host: std::ptr::null_mut(), device: 0 };
+        if bytes == 0 {
+            return Ok(pinned);
+        }
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        let mut host = std::ptr::null_mut();
+        // SAFETY: the context is current; the result is owned by `pinned`.
+        unsafe { api.cuMemHostAlloc(&mut host, bytes, flags) }?;
+        pinned.host = host.cast();
+        // SAFETY: exactly the allocation above.
+        unsafe { std::ptr::write_bytes(pinned.host, 0, bytes) };
+        // SAFETY: the memory was allocated as mapped.
+        unsafe { api.cuMemHostGetDevicePointer_v2(&mut pinned.device, host, 0) }?;
+        Ok(pinned)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.host.is_null() {
+            report(self.context.bind().map(|_| ()));
+            // SAFETY: allocated once, freed once.
+            report(unsafe { self.context.api.cuMemFreeHost(self.host.cast()) });
+        }
+    }
+}
+
+const CHUNK: usize = 8 << 20;
+
+/// Two pinned chunks: one is filled while the other is on its way.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    chunks: Mutex<Option<[(Pinned, Event); 2]>>,
+}
+
+impl Staging {
+    /// Takes no memory before it is used.
+    pub(crate) fn new() -> Staging {
+        Staging { chunks: Mutex::new(None) }
+    }
+
+    fn with<T>(
+        &self,
+        context: &Arc<Context>,
+        f: impl FnOnce(&[(Pinned, Event); 2]) -> Result<T>,
+    ) -> Result<T> {
+        let mut chunks = self.chunks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if chunks.is_none() {
+            let api = context.bind()?;
+            let chunk = || Ok((Pinned::new(context, CHUNK)?, Event::new(api)?));
+            *chunks = Some([chunk()?, chunk()?]);
+        }
+        f(chunks.as_ref().expect("made above"))
+    }
+
+    /// Host → device in stream order; done when it returns.
+    pub(crate) fn write(
+        &self,
+        context: &Arc<Context>,
+        arena: &ArenaInner,
+        to: Span,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let api = context.bind()?;
+        if let Some(base) = arena.memory.host_base(to.region) {
+            context.sync()?;
+            // SAFETY: the span was checked against the region; the stream is idle, so no kernel reads it.
+            let target = unsafe { base.add(to.offset as usize) };
+            // SAFETY: as above; `bytes` is ordinary host memory of the same length.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+            return Ok(());
+        }
+        let address = arena.address(to);
+        self.with(context, |chunks| {
+            for (index, part) in bytes.chunks(CHUNK).enumerate() {
+                let (pinned, free) = &chunks[index % 2];
+                // An event that was never recorded counts as done.
+                free.wait()?;
+                // SAFETY: the chunk holds CHUNK bytes, and its last copy is done.
+                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), pinned.host, part.len()) };
+                let target = address + (index * CHUNK) as u64;
+                let (from, stream) = (pinned.host.cast(), context.stream.raw);
+                // SAFETY: the span was checked; the chunk stays until the event below is done.
+                unsafe { api.cuMemcpyHtoDAsync_v2(target, from, part.len(), stream) }?;
+                free.record(&context.stream)?;
+            }
+            context.sync()
+        })
+    }
+
+    /// Device → host, after everything launched.
+    pub(crate) fn read(
+        &self,
+        context: &Arc<Context>,
+        arena: &ArenaInner,
+        from: Span,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let api = context.bind()?;
+        if let Some(base) = arena.memory.host_base(from.region) {
+            context.sync()?;
+            // SAFETY: the span was checked against the region.
+            let source = unsafe { base.add(from.offset as usize) };
+            // SAFETY: as above; the stream is idle, so no kernel writes it.
+            unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+            return Ok(());
+        }
+        let address = arena.address(from);
+        self.with(context, |chunks| {
+            let fetch = |index: usize, len: usize| {
+                let (pinned, done) = &chunks[index % 2];
+                let source = address + (index * CHUNK) as u64;
+                let (to, stream) = (pinned.host.cast(), context.stream.raw);
+                // SAFETY: the span was checked; the chunk holds CHUNK bytes.
+                unsafe { api.cuMemcpyDtoHAsync_v2(to, source, len, stream) }?;
+                done.record(&context.stream)
+            };
+            let mut parts = bytes.chunks_mut(CHUNK).enumerate().peekable();
+            if let Some((_, first)) = parts.peek() {
+                fetch(0, first.len())?;
+            }
+            while let Some((index, part)) = parts.next() {
+                if let Some((next, following)) = parts.peek() {
+                    fetch(*next, following.len())?;
+                }
+                let (pinned, done) = &chunks[index % 2];
+                done.wait()?;
+                // SAFETY: the copy into the chunk is done and the next one uses the other chunk.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(pinned.host, part.as_mut_ptr(), part.len());
+                }
+            }
+            Ok(())
+        })
+    }
+}

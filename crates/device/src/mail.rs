@@ -1,0 +1,389 @@
+//! The host's half of the two ways across: mail for the next launch goes out through two banks, what
+//! a launch produced comes back through a ring. Both lie in memory that host and device address; no
+//! copy is launched and no event is waited for.
+//!
+//! A bank is written only when its last launch is confirmed, so the device never reads a bank that is
+//! being written. A ring entry carries its launch number, written last and checked before and after
+//! the entry is copied, so an entry is seen whole or not at all. Word offsets are those of
+//! [`crate::step`].
+
+use crate::arena::ArenaInner;
+use crate::step::{
+    JOIN_WORDS, MailLayout, PARAM_WORDS, StepLimits, StepState, mail as header, ring,
+};
+use crate::{Arena, Error, Result, Span};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// 32-bit words that host and device share.
+pub trait Words {
+    /// Reads a word.
+    fn get(&self, index: u32, order: Ordering) -> u32;
+    /// Writes a word.
+    fn set(&self, index: u32, value: u32, order: Ordering);
+    /// Orders what was read before against what is read after.
+    fn fence(&self, order: Ordering);
+}
+
+/// A span of an arena's host-mapped region. Keeps the arena alive.
+#[derive(Debug)]
+pub struct Mapped {
+    base: *const AtomicU32,
+    words: u32,
+    _arena: Arc<ArenaInner>,
+}
+
+// SAFETY: all access is atomic.
+unsafe impl Send for Mapped {}
+
+impl Mapped {
+    fn new(arena: &Arena, span: Span) -> Result<Mapped> {
+        arena.inner.check("mail", span)?;
+        arena.inner.check_open("mail")?;
+        let base = arena.inner.memory.host_base(span.region).ok_or_else(|| Error::Contract {
+            op: "mail".into(),
+            problem: format!("the host cannot address {}", span.region.name()),
+        })?;
+        // SAFETY: the span was checked to lie inside the region.
+        let base = unsafe { base.add(span.offset as usize) };
+        assert!(base.cast::<AtomicU32>().is_aligned(), "spans are aligned to 256 bytes");
+        Ok(Mapped {
+            base: base.cast_const().cast(),
+            words: (span.len / 4) as u32,
+            _arena: arena.inner.clone(),
+        })
+    }
+
+    fn word(&self, index: u32) -> &AtomicU32 {
+        assert!(index < self.words, "word {index} of {}", self.words);
+        // SAFETY: inside the span, aligned, alive with the arena, and only accessed atomically.
+        unsafe { &*self.base.add(index as usize) }
+    }
+}
+
+impl Words for Mapped {
+    fn get(&self, index: u32, order: Ordering) -> u32 {
+        self.word(index).load(order)
+    }
+
+    fn set(&self, index: u32, value: u32, order: Ordering) {
+        self.word(index).store(value, order);
+    }
+
+    fn fence(&self, order: Ordering) {
+        std::sync::atomic::fence(order);
+    }
+}
+
+/// The writer of mail.
+#[derive(Debug)]
+pub struct MailBank<W = Mapped> {
+    limits: StepLimits,
+    layout: MailLayout,
+    banks: [W; 2],
+}
+
+impl MailBank<Mapped> {
+    /// The banks of a step state.
+    pub fn new(arena: &Arena, state: &StepState) -> Result<Self> {
+        let [even, odd] = state.mail;
+        Ok(Self::over(state.limits, [Mapped::new(arena, even)?, Mapped::new(arena, odd)?]))
+    }
+}
+
+impl<W: Words> MailBank<W> {
+    /// Banks over any shared words.
+    pub fn over(limits: StepLimits, banks: [W; 2]) -> Self {
+        MailBank { limits, layout: limits.mail_layout(), banks }
+    }
+
+    /// Opens the bank for `launch` (from 1). Refused until launch − 2, the bank's last reader, is
+    /// confirmed: `confirmed` is [`RingReader::confirmed`].
+    pub fn open(&mut self, launch: u64, confirmed: u64) -> Result<Letter<'_, W>> {
+        if launch > confirmed + 2 {
+            return Err(Error::MailBusy { launch, confirmed });
+        }
+        let bank = &self.banks[(launch % 2) as usize];
+        for word in header::ROWS..header::HEADER_WORDS {
+            bank.set(word, 0, Ordering::Relaxed);
+        }
+        Ok(Letter {
+            bank,
+            limits: &self.limits,
+            layout: &self.layout,
+            launch,
+            counts: Counts::default(),
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    tokens: u32,
+    joins: u32,
+    pages: u32,
+    biases: u32,
+    seen: u32,
+}
+
+/// A row of a step, as the mail gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MailRow {
+    /// Its seat.
+    pub seat: u32,
+    /// Tokens it feeds.
+    pub q_len: u32,
+    /// [`crate::step::row`] flags.
+    pub flags: u32,
+}
+
+/// Mail being written. Nothing of it counts until [`Letter::send`].
+#[derive(Debug)]
+pub struct Letter<'a, W = Mapped> {
+    bank: &'a W,
+    limits: &'a StepLimits,
+    layout: &'a MailLayout,
+    launch: u64,
+    counts: Counts,
+}
+
+fn fits(area: &'static str, asked: usize, limit: u32) -> Result<u32> {
+    match u32::try_from(asked) {
+        Ok(asked) if asked <= limit => Ok(asked),
+        asked => Err(Error::MailFull { area, limit, asked: asked.unwrap_or(u32::MAX) }),
+    }
+}
+
+impl<W: Words> Letter<'_, W> {
+    /// The launch it is for.
+    pub fn launch(&self) -> u64 {
+        self.launch
+    }
+
+    fn put(&self, at: u32, words: &[u32]) {
+        for (index, word) in words.iter().enumerate() {
+            self.bank.set(at + index as u32, *word, Ordering::Relaxed);
+        }
+    }
+
+    fn count(&self, word: u32, value: u32) {
+        self.bank.set(word, value, Ordering::Relaxed);
+    }
+
+    /// Replaces the row list.
+    pub fn rows(&mut self, rows: &[MailRow]) -> Result<()> {
+        let count = fits("rows", rows.len(), self.limits.rows)?;
+        for (index, row) in rows.iter().enumerate() {
+            self.put(self.layout.rows + 3 * index as u32, &[row.seat, row.q_len, row.flags]);
+        }
+        self.count(header::ROWS, count);
+        self.count(header::ROWS_CHANGED, 1);
+        Ok(())
+    }
+
+    /// Adds prompt tokens: those of the `PROMPT` rows one after the other, in row order.
+    pub fn tokens(&mut self, tokens: &[u32]) -> Result<()> {
+        let held = self.counts.tokens;
+        let count = fits("tokens", held as usize + tokens.len(), self.limits.tokens)?;
+        self.put(self.layout.tokens + held, tokens);
+        self.counts.tokens = count;
+        self.count(header::TOKENS, count);
+        Ok(())
+    }
+
+    /// Gives a seat to a sequence that has `len` tokens in its pages and feeds `token` next.
+    pub fn join(
+        &mut self,
+        seat: u32,
+        len: u32,
+        token: u32,
+        params: &[u32; PARAM_WORDS as usize],
+    ) -> Result<()> {
+        let index = self.counts.joins;
+        let count = fits("joins", index as usize + 1, self.limits.rows)?;
+        let at = self.layout.joins + index * JOIN_WORDS;
+        self.put(at, &[seat, len, token, 0]);
+        self.put(at + 4, params);
+        self.counts.joins = count;
+        self.count(header::JOINS, count);
+        Ok(())
+    }
+
+    /// Sets an entry of a seat's page table.
+    pub fn page(&mut self, seat: u32, index: u32, page: u32) -> Result<()> {
+        let held = self.counts.pages;
+        let count = fits("pages", held as usize + 1, self.layout.pages_cap)?;
+        self.put(self.layout.pages + 3 * held, &[seat, index, page]);
+        self.counts.pages = count;
+        self.count(header::PAGES, count);
+        Ok(())
+    }
+
+    /// Sets an entry of a seat's bias table.
+    pub fn bias(&mut self, seat: u32, index: u32, token: u32, bias: f32) -> Result<()> {
+        let held = self.counts.biases;
+        let count = fits("biases", held as usize + 1, self.layout.biases_cap)?;
+        self.put(self.layout.biases + 4 * held, &[seat, index, token, bias.to_bits()]);
+        self.counts.biases = count;
+        self.count(header::BIASES, count);
+        Ok(())
+    }
+
+    /// Counts a token for a seat's penalties.
+    pub fn seen(&mut self, seat: u32, token: u32, in_answer: bool) -> Result<()> {
+        let held = self.counts.seen;
+        let count = fits("seen", held as usize + 1, self.layout.seen_cap)?;
+        self.put(self.layout.seen + 3 * held, &[seat, token, in_answer.into()]);
+        self.counts.seen = count;
+        self.count(header::SEEN, count);
+        Ok(())
+    }
+
+    /// Sets the allowed tokens of a row, one bit per token; its row flag must say `MASKED`.
+    pub fn mask(&mut self, row: u32, bits: &[u32]) -> Result<()> {
+        fits("masks", row as usize + 1, self.limits.rows)?;
+        fits("mask words", bits.len(), self.layout.mask_words)?;
+        let at = self.layout.masks + row * self.layout.mask_words;
+        self.put(at, bits);
+        // A shorter mask forbids what it does not mention.
+        for word in bits.len() as u32..self.layout.mask_words {
+            self.count(at + word, 0);
+        }
+        self.count(header::MASKS, 1);
+        Ok(())
+    }
+
+    /// Publishes it. The launch number is the last thing written, and ordered behind the rest.
+    pub fn send(self) {
+        self.bank.set(header::LAUNCH_HI, (self.launch >> 32) as u32, Ordering::Relaxed);
+        self.bank.set(header::LAUNCH_LO, self.launch as u32, Ordering::Release);
+    }
+}
+
+/// The reader of the ring.
+#[derive(Debug)]
+pub struct RingReader<W = Mapped> {
+    entry_words: u32,
+    max_rows: u32,
+    ring: W,
+    confirmed: u64,
+    copy: Vec<u32>,
+}
+
+/// What a launch published: a copy that the device no longer changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// The launch.
+    pub launch: u64,
+    /// Live rows.
+    pub rows: u32,
+    words: &'a [u32],
+}
+
+/// A row of an entry.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryRow<'a> {
+    /// The token, if [`ring::SAMPLED`].
+    pub token: u32,
+    /// [`ring`] flags.
+    pub flags: u32,
+    /// The token's log-probability, if [`ring::LOGPROBS`].
+    pub logprob: f32,
+    top: &'a [u32],
+}
+
+impl EntryRow<'_> {
+    /// The likeliest tokens and their log-probabilities, best first, if [`ring::LOGPROBS`].
+    pub fn top(&self) -> impl Iterator<Item = (u32, f32)> {
+        self.top.chunks_exact(2).map(|pair| (pair[0], f32::from_bits(pair[1])))
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Row `index`.
+    pub fn row(&self, index: u32) -> EntryRow<'a> {
+        assert!(index < self.rows);
+        let at = (index * ring::ROW_WORDS) as usize;
+        let words = &self.words[at..at + ring::ROW_WORDS as usize];
+        let scored = words[1] & ring::LOGPROBS != 0;
+        EntryRow {
+            token: words[0],
+            flags: words[1],
+            logprob: f32::from_bits(words[2]),
+            top: if scored { &words[4..] } else { &[] },
+        }
+    }
+}
+
+impl RingReader<Mapped> {
+    /// The ring of a step state.
+    pub fn new(arena: &Arena, state: &StepState) -> Result<Self> {
+        Ok(Self::over(state.limits, Mapped::new(arena, state.ring)?))
+    }
+}
+
+impl<W: Words> RingReader<W> {
+    /// A ring over any shared words.
+    pub fn over(limits: StepLimits, ring: W) -> Self {
+        let entry_words = limits.ring_entry_words();
+        let copy = vec![0; (limits.rows * ring::ROW_WORDS) as usize];
+        RingReader { entry_words, max_rows: limits.rows, ring, confirmed: 0, copy }
+    }
+
+    /// The last launch whose entry was read.
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// Whether `launch` may start: its entry must not be one that was not read yet.
+    pub fn may_start(&self, launch: u64) -> bool {
+        launch <= self.confirmed + u64::from(ring::ENTRIES)
+    }
+
+    /// The next launch's entry, if it is there.
+    pub fn poll(&mut self) -> Result<Option<Entry<'_>>> {
+        let launch = self.confirmed + 1;
+        let at = (launch % u64::from(ring::ENTRIES)) as u32 * self.entry_words;
+        let found = self.number(at, Ordering::Acquire);
+        if found < launch {
+            return Ok(None);
+        }
+        let rows = self.ring.get(at + ring::ROWS, Ordering::Relaxed).min(self.max_rows);
+        for row in 0..rows {
+            self.copy_row(at + ring::HEADER_WORDS, row);
+        }
+        self.ring.fence(Ordering::Acquire);
+        let after = self.number(at, Ordering::Relaxed);
+        if found != launch || after != launch {
+            return Err(Error::RingOverrun { expected: launch, found: after.max(found) });
+        }
+        self.confirmed = launch;
+        Ok(Some(Entry { launch, rows, words: &self.copy }))
+    }
+
+    fn number(&self, at: u32, order: Ordering) -> u64 {
+        let low = self.ring.get(at + ring::LAUNCH_LO, order);
+        let high = self.ring.get(at + ring::LAUNCH_HI, Ordering::Relaxed);
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    fn copy_row(&mut self, from: u32, row: u32) {
+        let at = row * ring::ROW_WORDS;
+        let mut copy = |word: u32| {
+            let value = self.ring.get(from + at + word, Ordering::Relaxed);
+            self.copy[(at + word) as usize] = value;
+            value
+        };
+        copy(0);
+        let flags = copy(1);
+        copy(2);
+        if flags & ring::LOGPROBS != 0 {
+            (4..ring::ROW_WORDS).for_each(|word| {
+                copy(word);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
