@@ -16,6 +16,7 @@ pub struct Node {
 }
 
 /// An element of a recording.
+#[expect(clippy::large_enum_variant, reason = "nearly every item is a node")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Item {

@@ -9,7 +9,7 @@ use super::library;
 use crate::arena::ArenaInner;
 use crate::{DType, Error, Result, Tensor};
 use cudarc::cublaslt::sys as lt;
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map::Entry};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
@@ -52,9 +52,8 @@ impl Products {
         self.context.bind()?;
         let shape = shape(gemm);
         let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !chosen.contains_key(&shape) {
-            let algo = self.choose(&Layouts::new(self.api, gemm)?, gemm)?;
-            chosen.insert(shape, algo);
+        if let Entry::Vacant(entry) = chosen.entry(shape) {
+            entry.insert(self.choose(&Layouts::new(self.api, gemm)?, gemm)?);
         }
         Ok(())
     }
