@@ -1,0 +1,206 @@
+//! One content from the hub to the disk: resumed where it broke off, believed only when its
+//! checksum is right.
+
+use super::cache::RepoCache;
+use super::hub::{Hub, RemoteFile};
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::ProgressBar;
+use ring::digest;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// Attempts in a row that may bring nothing before the download is given up.
+const MAX_EMPTY_ATTEMPTS: u32 = 4;
+/// Whole downloads whose checksum may be wrong before the file is given up.
+const MAX_WRONG: u32 = 2;
+/// Waited after the first empty attempt; doubled after each.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Puts a file's content into the cache, unless it is there. The bar moves by what arrives.
+pub(crate) fn fetch(
+    hub: &Hub,
+    cache: &RepoCache,
+    file: &RemoteFile,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let blob = cache.blob(&file.tag);
+    let _lock = cache.lock(&file.tag)?;
+    if fs::metadata(&blob).is_ok_and(|found| found.len() == file.size) {
+        bar.inc(file.size);
+        return Ok(());
+    }
+    let partial = cache.partial(&file.tag);
+    let mut wrong = 0;
+    loop {
+        gather(hub, file, &partial, bar)?;
+        match verify(&partial, &file.tag) {
+            Ok(()) => break,
+            Err(error) => {
+                wrong += 1;
+                fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
+                if wrong == MAX_WRONG {
+                    return Err(error.context(format!("{}: downloaded twice", file.url)));
+                }
+                bar.set_position(bar.position().saturating_sub(file.size));
+            }
+        }
+    }
+    fs::rename(&partial, &blob).with_context(|| blob.display().to_string())
+}
+
+/// Fills the partial file to its full size, over as many connections as it takes.
+fn gather(hub: &Hub, file: &RemoteFile, partial: &Path, bar: &ProgressBar) -> Result<()> {
+    let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+    if length(partial) > file.size {
+        fs::remove_file(partial).with_context(|| partial.display().to_string())?;
+    }
+    bar.inc(length(partial));
+    let mut empty = 0;
+    loop {
+        let before = length(partial);
+        if before == file.size && partial.exists() {
+            return Ok(());
+        }
+        let error = match attempt(hub, file, partial, before, bar) {
+            Ok(()) => continue,
+            Err(Stop::Never(error)) => return Err(error),
+            Err(Stop::Again(error)) => error,
+        };
+        empty = if length(partial) > before { 0 } else { empty + 1 };
+        if empty == MAX_EMPTY_ATTEMPTS {
+            return Err(error.context(format!("{}: gave up at byte {before}", file.url)));
+        }
+        if empty > 0 {
+            std::thread::sleep(FIRST_PAUSE * (1 << (empty - 1)));
+        }
+    }
+}
+
+/// Why an attempt ended early.
+enum Stop {
+    /// Another attempt may do better.
+    Again(anyhow::Error),
+    /// It will not.
+    Never(anyhow::Error),
+}
+
+fn attempt(
+    hub: &Hub,
+    file: &RemoteFile,
+    partial: &Path,
+    mut offset: u64,
+    bar: &ProgressBar,
+) -> Result<(), Stop> {
+    let mut answer = hub.open(file, offset).map_err(Stop::Again)?;
+    let status = answer.status();
+    if status.is_server_error() || status.as_u16() == 429 {
+        return Err(Stop::Again(anyhow!("the hub answers {status}")));
+    }
+    hub.check_status(&file.name, status).map_err(Stop::Never)?;
+    if offset > 0 && !resumes_at(&answer, offset) {
+        // The server sends the file from its beginning, so ours starts over too.
+        bar.set_position(bar.position().saturating_sub(offset));
+        offset = 0;
+    }
+    let disk =
+        |error: std::io::Error| Stop::Never(anyhow!(error).context(partial.display().to_string()));
+    let mut out = File::options()
+        .create(true)
+        .write(true)
+        .truncate(offset == 0)
+        .append(offset > 0)
+        .open(partial)
+        .map_err(disk)?;
+    let mut body = answer.body_mut().as_reader();
+    let mut buffer = vec![0; 256 << 10];
+    while offset < file.size {
+        let count = body.read(&mut buffer).map_err(|error| Stop::Again(anyhow!(error)))?;
+        if count == 0 {
+            let (have, size) = (offset, file.size);
+            return Err(Stop::Again(anyhow!("the connection ended at byte {have} of {size}")));
+        }
+        let take = count.min((file.size - offset) as usize);
+        out.write_all(&buffer[..take]).map_err(disk)?;
+        offset += take as u64;
+        bar.inc(take as u64);
+        if take < count {
+            return Err(Stop::Never(too_long(file)));
+        }
+    }
+    // Past the promised size there must be nothing; a broken connection there does no harm.
+    match body.read(&mut buffer[..1]) {
+        Ok(1..) => Err(Stop::Never(too_long(file))),
+        _ => Ok(()),
+    }
+}
+
+fn too_long(file: &RemoteFile) -> anyhow::Error {
+    anyhow!("{}: the hub said {} bytes and sends more", file.url, file.size)
+}
+
+/// Whether the answer continues exactly where the partial file ends.
+fn resumes_at(answer: &ureq::http::Response<ureq::Body>, offset: u64) -> bool {
+    let range = answer.headers().get("content-range").and_then(|value| value.to_str().ok());
+    answer.status().as_u16() == 206
+        && range
+            .and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.parse().ok())
+            .is_some_and(|start: u64| start == offset)
+}
+
+/// Holds a file against its tag: 64 hex digits are its SHA-256, 40 are git's hash of a blob. Other
+/// tags (from hubs that are not git) say nothing about the content; its size was checked.
+fn verify(path: &Path, tag: &str) -> Result<()> {
+    let found = match tag.len() {
+        _ if !tag.bytes().all(|b| b.is_ascii_hexdigit()) => return Ok(()),
+        64 => sha256(path)?,
+        40 => {
+            let size = fs::metadata(path)?.len();
+            let start = format!("blob {size}\0");
+            hash(path, &digest::SHA1_FOR_LEGACY_USE_ONLY, start.as_bytes())?
+        }
+        _ => return Ok(()),
+    };
+    if !found.eq_ignore_ascii_case(tag) {
+        bail!("checksum {found}, but the hub promised {tag}");
+    }
+    Ok(())
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+pub(crate) fn sha256(path: &Path) -> Result<String> {
+    hash(path, &digest::SHA256, b"")
+}
+
+fn hash(path: &Path, algorithm: &'static digest::Algorithm, start: &[u8]) -> Result<String> {
+    let mut file = File::open(path).with_context(|| path.display().to_string())?;
+    let mut context = digest::Context::new(algorithm);
+    context.update(start);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).with_context(|| path.display().to_string())? {
+            0 => break,
+            count => context.update(&buffer[..count]),
+        }
+    }
+    Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_sha256sum_and_git() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), b"hello\n").unwrap();
+        let sha = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
+        assert_eq!(sha256(file.path()).unwrap(), sha);
+        verify(file.path(), sha).unwrap();
+        verify(file.path(), "ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
+        verify(file.path(), "opaque-tag").unwrap();
+        let wrong = verify(file.path(), &sha.replace('5', "6")).unwrap_err().to_string();
+        assert!(wrong.starts_with("checksum 5891b5"), "{wrong}");
+    }
+}

@@ -1,0 +1,224 @@
+//! Talks to a model hub: which commit a revision is, which files it has, and where each one lies.
+
+use super::cache::is_commit;
+use super::env::HubEnv;
+use super::name::{HubId, is_inside};
+use crate::exit::bad_input;
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+use std::time::Duration;
+use ureq::Agent;
+use ureq::http::{HeaderMap, Response, StatusCode};
+
+/// The longest that asking "are you there?" may take.
+const PROBE: Duration = Duration::from_secs(3);
+/// A hub that says nothing for this long is treated as a broken connection.
+const SILENCE: Duration = Duration::from_secs(30);
+/// More files than any repository that can be run.
+const MAX_FILES: usize = 10_000;
+/// The largest answer to a question about a repository.
+const MAX_ANSWER: u64 = 16 << 20;
+/// Redirects followed before a file's own headers.
+const MAX_HOPS: usize = 5;
+
+/// A hub, and how to ask it.
+pub(crate) struct Hub {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// What a revision is at this moment.
+#[derive(Debug)]
+pub(crate) struct Revision {
+    pub(crate) commit: String,
+    pub(crate) files: Vec<String>,
+}
+
+/// A file of a commit.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteFile {
+    pub(crate) name: String,
+    /// The content's name in the cache: its SHA-256, or its git hash when it is small.
+    pub(crate) tag: String,
+    pub(crate) size: u64,
+    pub(crate) url: String,
+}
+
+#[derive(Deserialize)]
+struct ModelInfo {
+    sha: Option<String>,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl Hub {
+    /// A hub as the environment describes it; proxies are taken from the environment too.
+    pub(crate) fn new(env: &HubEnv) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
+            .user_agent(concat!("dacapo/", env!("CARGO_PKG_VERSION")))
+            // A checksum is of the bytes as they are, so nobody may compress them on the way.
+            .accept_encoding("identity")
+            .timeout_connect(Some(Duration::from_secs(10)))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .build();
+        let token = env.token.clone();
+        Self { agent: config.new_agent(), endpoint: env.endpoint.clone(), token }
+    }
+
+    /// Whether the hub answers at all, asked for at most three seconds.
+    pub(crate) fn probe(&self) -> Result<()> {
+        let url = format!("{}/api/models?limit=1", self.endpoint);
+        let request = self.agent.head(&url).config().timeout_global(Some(PROBE)).build();
+        let answer =
+            request.call().with_context(|| format!("{} does not answer", self.endpoint))?;
+        if answer.status().is_server_error() {
+            bail!("{} answers {}", self.endpoint, answer.status());
+        }
+        Ok(())
+    }
+
+    /// Which commit a revision is, and what is in it.
+    pub(crate) fn revision(&self, id: &HubId) -> Result<Revision> {
+        let revision = id.revision.replace('/', "%2F");
+        let url = format!("{}/api/models/{}/revision/{revision}", self.endpoint, id.repo);
+        let mut request = self.agent.get(&url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let mut answer = request.call().with_context(|| format!("asking {}", self.endpoint))?;
+        self.check_status(&id.to_string(), answer.status())?;
+        let body = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
+        let body = body.with_context(|| format!("{url}: reading the list of files"))?;
+        let info: ModelInfo = serde_json::from_slice(&body)
+            .with_context(|| format!("{url}: not an answer of a model hub"))?;
+        let commit = info.sha.filter(|sha| is_commit(sha));
+        let commit = commit.ok_or_else(|| anyhow!("{url}: no commit in the answer"))?;
+        let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
+        if files.len() > MAX_FILES {
+            bail!("{id}: {} files; at most {MAX_FILES} are believed", files.len());
+        }
+        if let Some(bad) = files.iter().find(|file| !is_inside(file)) {
+            bail!("{id}: the hub lists a file named {bad:?}, which leads out of the cache");
+        }
+        Ok(Revision { commit, files })
+    }
+
+    /// What a file is: its checksum and size stand in the hub's own headers, which are gone after
+    /// the redirect to wherever the bytes are stored.
+    pub(crate) fn file(&self, id: &HubId, commit: &str, name: &str) -> Result<RemoteFile> {
+        let path = name.split('/').map(escape).collect::<Vec<_>>().join("/");
+        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, id.repo);
+        let mut at = url.clone();
+        for _ in 0..MAX_HOPS {
+            let answer = self.head(&at)?;
+            let headers = answer.headers();
+            let text = |key: &str| headers.get(key).and_then(|value| value.to_str().ok());
+            let tag = text("x-linked-etag").or(text("etag")).and_then(clean_tag);
+            if let Some(next) = text("location").filter(|_| answer.status().is_redirection()) {
+                // A redirect inside the hub (a renamed repository) is not the file yet.
+                if next.starts_with('/') && text("x-linked-etag").is_none() {
+                    at = format!("{}{next}", self.endpoint);
+                    continue;
+                }
+            } else {
+                self.check_status(&format!("{id}: {name}"), answer.status())?;
+            }
+            let tag = tag.ok_or_else(|| anyhow!("{url}: no usable checksum in the answer"))?;
+            let size = size(headers).ok_or_else(|| anyhow!("{url}: no size in the answer"))?;
+            return Ok(RemoteFile { name: name.to_owned(), tag, size, url });
+        }
+        bail!("{url}: more than {MAX_HOPS} redirects")
+    }
+
+    /// Starts reading a file from `offset`.
+    pub(crate) fn open(&self, file: &RemoteFile, offset: u64) -> Result<Response<ureq::Body>> {
+        let mut request = self.agent.get(&file.url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if offset > 0 {
+            request = request.header("range", format!("bytes={offset}-"));
+        }
+        Ok(request.call()?)
+    }
+
+    fn head(&self, url: &str) -> Result<Response<ureq::Body>> {
+        let mut request = self.agent.head(url).config().max_redirects(0).build();
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        request.call().with_context(|| format!("asking for {url}"))
+    }
+
+    /// Turns a refusal into words that say what to do.
+    pub(crate) fn check_status(&self, what: &str, status: StatusCode) -> Result<()> {
+        let token = match self.token {
+            Some(_) => "the token in HF_TOKEN does not open it",
+            None => "it needs a token: set HF_TOKEN",
+        };
+        match status.as_u16() {
+            200..=299 => Ok(()),
+            401 | 403 => {
+                Err(bad_input(format!("{what}: not open to everyone, or not there; {token}")))
+            }
+            404 => Err(bad_input(format!("{what}: not on {}", self.endpoint))),
+            429 => bail!("{what}: the hub is limiting requests; try again later"),
+            code => bail!("{what}: the hub answers {code}"),
+        }
+    }
+}
+
+/// The size of the linked content, or of the file itself.
+fn size(headers: &HeaderMap) -> Option<u64> {
+    let number = |key: &str| headers.get(key)?.to_str().ok()?.trim().parse().ok();
+    number("x-linked-size").or_else(|| number("content-length"))
+}
+
+/// An entity tag as a file name: quotes and the weak mark gone, nothing but letters and digits.
+fn clean_tag(raw: &str) -> Option<String> {
+    let tag = raw.trim().trim_start_matches("W/").trim_matches('"');
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (!tag.is_empty() && tag.len() <= 128 && tag.chars().all(plain)).then(|| tag.to_owned())
+}
+
+/// Percent-encodes one part of a path.
+fn escape(part: &str) -> String {
+    let mut escaped = String::new();
+    for byte in part.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' | b'~' => {
+                escaped.push(byte as char);
+            }
+            other => escaped.push_str(&format!("%{other:02X}")),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_become_safe_names() {
+        assert_eq!(clean_tag("\"abc\"").as_deref(), Some("abc"));
+        assert_eq!(clean_tag("W/\"abc\"").as_deref(), Some("abc"));
+        for bad in ["\"../x\"", "", "\"\"", "a b", "a/b"] {
+            assert_eq!(clean_tag(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn paths_are_escaped() {
+        assert_eq!(escape("a b#c.gguf"), "a%20b%23c.gguf");
+    }
+}
