@@ -47,7 +47,7 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
         if cause.is::<Interrupted>() {
             return INTERRUPTED;
         }
-        if cause.is::<BadInput>() {
+        if cause.is::<BadInput>() || cause.is::<formats::Error>() {
             return BAD_INPUT;
         }
     }
