@@ -152,6 +152,8 @@ fn environment(clock: fn() -> SystemTime) -> Environment<'static> {
     env.set_fuel(Some(limits::TEMPLATE_FUEL));
     env.set_recursion_limit(limits::TEMPLATE_DEPTH);
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    // Iterating over none is nothing here but an error in Python, where none is not iterable.
+    env.add_test("iterable", |value: &Jinja| !value.is_none() && value.try_iter().is_ok());
     env.add_filter("tojson", json::tojson);
     env.add_function("raise_exception", |message: String| -> std::result::Result<Jinja, _> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))

@@ -1,0 +1,52 @@
+//! Published chat templates render what `transformers` renders.
+
+use formats::chat::ChatTemplate;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+fn frozen() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_721_997_296) // 2024-07-26 12:34:56
+}
+
+fn data(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/templates").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn render(template: &ChatTemplate, inputs: &Map<String, Value>) -> formats::Result<String> {
+    let mut extra = inputs.clone();
+    let messages = extra.remove("messages").unwrap();
+    let tools = extra.remove("tools");
+    let prompt = extra.remove("add_generation_prompt") == Some(Value::Bool(true));
+    template.render(&messages, tools.as_ref(), prompt, &extra)
+}
+
+fn specials() -> BTreeMap<String, String> {
+    [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.into(), v.into())).into()
+}
+
+#[test]
+fn published_templates_agree_with_transformers() {
+    let scenarios: BTreeMap<String, Map<String, Value>> =
+        serde_json::from_str(&data("scenarios.json")).unwrap();
+    let expected: BTreeMap<String, BTreeMap<String, Option<String>>> =
+        serde_json::from_str(&data("expected.json")).unwrap();
+    assert!(expected.len() >= 20);
+    let mut wrong = Vec::new();
+    for (name, texts) in &expected {
+        let source = data(&format!("{name}.jinja"));
+        let template = ChatTemplate::with_clock(&source, specials(), frozen)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (scenario, expected) in texts {
+            let found = render(&template, &scenarios[scenario]);
+            match (&found, expected) {
+                (Ok(found), Some(expected)) if found == expected => {}
+                (Err(_), None) => {}
+                _ => wrong.push(format!("{name}, {scenario}:\n{found:?}\n{expected:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n\n"));
+}

