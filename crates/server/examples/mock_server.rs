@@ -1,0 +1,45 @@
+//! A server over the mock: everything is real but the model. For client tests, load and a look at
+//! the page without weights.
+//!
+//!     cargo run --release -p server --example mock_server -- 127.0.0.1:8000
+//!
+//! Environment: `KEY` (API key), `STEP_US` (how long a step takes), `SEATS`, `INFLIGHT`,
+//! `PANIC_EVERY` (steps), `TRACE` (file), `LOG` (a tracing filter).
+
+use server::answer::{Reasoning, ToolFormat};
+use server::mock::{Mock, MockConfig, demo, echo};
+use server::text::bytes::ByteText;
+use server::{Model, ServerConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn main() {
+    let filter = std::env::var("LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let mut config = ServerConfig::default();
+    if let Some(listen) = std::env::args().nth(1) {
+        config.listen = listen.parse().expect("an address such as 127.0.0.1:8000");
+    }
+    config.api_keys.extend(std::env::var("KEY"));
+    config.trace = std::env::var("TRACE").ok().map(Into::into);
+    config.limits.inflight = number("INFLIGHT", config.limits.inflight);
+    let panic_every = number("PANIC_EVERY", 0);
+    let mock = MockConfig {
+        oracle: if std::env::var("ECHO").is_ok() { echo() } else { demo() },
+        step_time: Duration::from_micros(number("STEP_US", 10_000)),
+        seats: number("SEATS", 256),
+        embedding: 64,
+        panic_every: (panic_every > 0).then_some(panic_every),
+        ..MockConfig::default()
+    };
+    let mut model = Model::new("mock", mock.context, Arc::new(ByteText));
+    model.tools = ToolFormat::Hermes;
+    model.reasoning = Reasoning::detect("</think>");
+    let factory = Box::new(move || Ok(Box::new(Mock::new(mock.clone())) as _));
+    let exit = server::serve(config, factory, model).expect("the server starts");
+    eprintln!("{exit:?}");
+}

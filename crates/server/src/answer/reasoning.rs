@@ -1,0 +1,150 @@
+//! Models that think aloud before they answer put it between two marks.
+
+use super::{Delta, partial_at};
+
+/// The marks around what a model thinks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reasoning {
+    /// Begins it.
+    pub open: String,
+    /// Ends it.
+    pub close: String,
+}
+
+impl Reasoning {
+    /// The marks that a chat template's own text shows its model to use, if any.
+    pub fn detect(template: &str) -> Option<Self> {
+        [("<think>", "</think>"), ("<reasoning>", "</reasoning>")]
+            .into_iter()
+            .find(|(_, close)| template.contains(close))
+            .map(|(open, close)| Self { open: open.into(), close: close.into() })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Before,
+    Inside { started: bool },
+    After { started: bool },
+}
+
+/// Tells thinking from answer in a stream.
+#[derive(Clone, Debug)]
+pub struct ReasoningSplit {
+    marks: Reasoning,
+    place: Where,
+    held: String,
+}
+
+impl ReasoningSplit {
+    /// `opened`: the prompt ended with the opening mark already.
+    pub fn new(marks: Reasoning, opened: bool) -> Self {
+        let place = if opened { Where::Inside { started: false } } else { Where::Before };
+        Self { marks, place, held: String::new() }
+    }
+
+    /// Whether the model is thinking now.
+    pub fn inside(&self) -> bool {
+        matches!(self.place, Where::Inside { .. })
+    }
+
+    /// Takes text of the answer; gives thinking to `out` and returns what is answer.
+    pub fn push(&mut self, text: &str, out: &mut Vec<Delta>) -> String {
+        self.held.push_str(text);
+        if self.place == Where::Before {
+            let begun = self.held.trim_start();
+            if let Some(rest) = begun.strip_prefix(self.marks.open.as_str()) {
+                self.held = rest.to_string();
+                self.place = Where::Inside { started: false };
+            } else if self.marks.open.starts_with(begun) {
+                return String::new();
+            } else {
+                self.place = Where::After { started: true };
+            }
+        }
+        if let Where::Inside { mut started } = self.place {
+            match self.held.find(self.marks.close.as_str()) {
+                Some(at) => {
+                    let rest = self.held.split_off(at + self.marks.close.len());
+                    self.held.truncate(at);
+                    self.think(&mut started, out);
+                    self.held = rest;
+                    self.place = Where::After { started: false };
+                }
+                None => {
+                    let rest = self.held.split_off(partial_at(&self.held, &self.marks.close));
+                    self.think(&mut started, out);
+                    self.held = rest;
+                    self.place = Where::Inside { started };
+                }
+            }
+        }
+        match self.place {
+            Where::After { started: true } => std::mem::take(&mut self.held),
+            Where::After { started: false } => {
+                // The blank lines between thinking and answer belong to neither.
+                let answer = self.held.trim_start().to_string();
+                self.held.clear();
+                self.place = Where::After { started: !answer.is_empty() };
+                answer
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// The answer is over: what was held back is what it looked like so far.
+    pub fn flush(&mut self, out: &mut Vec<Delta>) -> String {
+        match self.place {
+            Where::Inside { mut started } => {
+                self.think(&mut started, out);
+                String::new()
+            }
+            _ => std::mem::take(&mut self.held),
+        }
+    }
+
+    fn think(&mut self, started: &mut bool, out: &mut Vec<Delta>) {
+        let text = if *started { self.held.as_str() } else { self.held.trim_start() };
+        if !text.is_empty() {
+            out.push(Delta::Reasoning(text.into()));
+            *started = true;
+        }
+        self.held.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str, opened: bool, size: usize) -> (String, String) {
+        let marks = Reasoning::detect("x</think>").unwrap();
+        let mut split = ReasoningSplit::new(marks, opened);
+        let (mut out, mut answer) = (Vec::new(), String::new());
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(size) {
+            answer += &split.push(&piece.iter().collect::<String>(), &mut out);
+        }
+        answer += &split.flush(&mut out);
+        let thought = out.into_iter().map(|d| match d {
+            Delta::Reasoning(text) => text,
+            other => panic!("{other:?}"),
+        });
+        (thought.collect(), answer)
+    }
+
+    #[test]
+    fn thinking_is_told_from_the_answer_in_any_pieces() {
+        for size in 1..20 {
+            let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
+            let both = "\n<think>\nwhy <not>?</think>\n\nBecause </think>.";
+            assert_eq!(split(both, false, size), pair("why <not>?", "Because </think>."));
+            assert_eq!(split("why</think>\nYes", true, size), pair("why", "Yes"));
+            assert_eq!(split("No <think>thinking</think>", false, size).0, "");
+            assert_eq!(split("<think>never ends", false, size), pair("never ends", ""));
+            assert_eq!(split("<thin ice", false, size), pair("", "<thin ice"));
+            assert_eq!(split("<thin", false, size), pair("", "<thin"));
+            assert_eq!(split("  hi", false, size), pair("", "  hi"));
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! All continuations of one call, from the engine's replies to pieces that a route can write.
+
+use super::{Choice, ChoiceSetup, Delta};
+use crate::error::ApiError;
+use crate::link::{Call, Reply};
+use crate::text::TextModel;
+use engine::request::{Finish, Output, Reject, TokenLogprob};
+use std::task::{Context, Poll};
+
+/// Tokens counted for a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompts.
+    pub prompt: u64,
+    /// Of these, found in the prefix tree.
+    pub cached: u64,
+    /// Of the answers.
+    pub completion: u64,
+    /// Of these, thinking.
+    pub reasoning: u64,
+}
+
+/// One piece of a call's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// A prompt has been processed.
+    Prompt {
+        /// Which request of the call.
+        position: usize,
+        /// When asked for.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// More of a choice, with the log-probabilities of the tokens that made it.
+    Delta {
+        /// Which choice of the call.
+        index: usize,
+        /// More of it.
+        delta: Delta,
+        /// When asked for.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// A choice is over.
+    End {
+        /// Which choice of the call.
+        index: usize,
+        /// OpenAI's `finish_reason`.
+        reason: &'static str,
+        /// Of tokens that made no text.
+        logprobs: Vec<TokenLogprob>,
+    },
+}
+
+/// How the requests of a call map to choices.
+pub struct RunSetup {
+    /// Continuations of each request of the call, in order.
+    pub choices: Vec<u32>,
+    /// The text's way.
+    pub choice: ChoiceSetup,
+}
+
+struct Slot {
+    choice: Choice,
+    position: usize,
+    logprobs: Vec<TokenLogprob>,
+    called_tool: bool,
+    over: bool,
+}
+
+/// A call in progress.
+pub struct Run {
+    call: Call,
+    slots: Vec<Slot>,
+    /// Per request, the first of its choices.
+    firsts: Vec<usize>,
+    open: usize,
+    deltas: Vec<Delta>,
+    /// Tokens so far.
+    pub usage: Usage,
+}
+
+impl Run {
+    /// Follows a call.
+    pub fn new(call: Call, text: &dyn TextModel, setup: RunSetup) -> Self {
+        let (mut slots, mut firsts) = (Vec::new(), Vec::new());
+        for (position, choices) in setup.choices.iter().enumerate() {
+            firsts.push(slots.len());
+            for _ in 0..*choices {
+                slots.push(Slot {
+                    choice: Choice::new(text, setup.choice.clone()),
+                    position,
+                    logprobs: Vec::new(),
+                    called_tool: false,
+                    over: false,
+                });
+            }
+        }
+        let open = slots.len();
+        Self { call, slots, firsts, open, deltas: Vec::new(), usage: Usage::default() }
+    }
+
+    /// Whether every choice is over.
+    pub fn is_over(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Waits for one reply and takes it.
+    pub async fn next(&mut self, sink: &mut impl FnMut(Piece)) -> Result<(), ApiError> {
+        match self.call.next().await {
+            Some(reply) => self.take(reply, sink),
+            None => Err(fell_behind()),
+        }
+    }
+
+    /// Takes what replies there are.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        inbox: &mut Vec<Reply>,
+        sink: &mut impl FnMut(Piece),
+    ) -> Poll<Result<(), ApiError>> {
+        match self.call.poll_many(cx, inbox) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(0) => Poll::Ready(Err(fell_behind())),
+            Poll::Ready(_) => {
+                for reply in inbox.drain(..) {
+                    self.take(reply, sink)?;
+                }
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    fn take(&mut self, reply: Reply, sink: &mut impl FnMut(Piece)) -> Result<(), ApiError> {
+        match reply {
+            Reply::Lost { why, .. } => Err(ApiError::unavailable(why)),
+            Reply::Output(Output::Rejected { reason, .. }) => Err(rejected(reason)),
+            Reply::Output(Output::Prefilled {
+                id,
+                prompt_tokens,
+                cached_tokens,
+                prompt_logprobs,
+            }) => {
+                self.usage.prompt += u64::from(prompt_tokens);
+                self.usage.cached += u64::from(cached_tokens);
+                let position = self.call.position(id);
+                sink(Piece::Prompt { position, logprobs: prompt_logprobs });
+                Ok(())
+            }
+            Reply::Output(Output::Token { id, choice, token, logprob }) => {
+                let index = self.firsts[self.call.position(id)] + choice as usize;
+                let slot = &mut self.slots[index];
+                if slot.over {
+                    return Ok(());
+                }
+                self.usage.completion += 1;
+                slot.logprobs.extend(logprob);
+                let stopped = slot.choice.push(token, &mut self.deltas);
+                self.give(index, sink);
+                if stopped {
+                    // What was held back was the stop string: its tokens are nobody's.
+                    self.slots[index].logprobs.clear();
+                    self.call.cancel(self.slots[index].position);
+                    self.end(index, "stop", sink);
+                }
+                Ok(())
+            }
+            Reply::Output(Output::Finished { id, choice, finish }) => {
+                let index = self.firsts[self.call.position(id)] + choice as usize;
+                if self.slots[index].over {
+                    return Ok(());
+                }
+                let reason = match finish {
+                    Finish::Stop(_) => "stop",
+                    Finish::Length | Finish::Deadline => "length",
+                    Finish::Cancelled => {
+                        return Err(ApiError::unavailable("the request was cancelled"));
+                    }
+                    Finish::Failed(why) => {
+                        return Err(ApiError::internal(format!("the device failed: {why}")));
+                    }
+                };
+                let stopped = self.slots[index].choice.finish(&mut self.deltas);
+                self.give(index, sink);
+                self.end(index, if stopped { "stop" } else { reason }, sink);
+                Ok(())
+            }
+        }
+    }
+
+    fn give(&mut self, index: usize, sink: &mut impl FnMut(Piece)) {
+        let slot = &mut self.slots[index];
+        for delta in self.deltas.drain(..) {
+            slot.called_tool |= matches!(delta, Delta::ToolStart { .. });
+            let logprobs = std::mem::take(&mut slot.logprobs);
+            sink(Piece::Delta { index, delta, logprobs });
+        }
+    }
+
+    fn end(&mut self, index: usize, reason: &'static str, sink: &mut impl FnMut(Piece)) {
+        let slot = &mut self.slots[index];
+        slot.over = true;
+        self.open -= 1;
+        self.usage.reasoning += u64::from(slot.choice.reasoning_tokens);
+        let reason = if slot.called_tool && reason == "stop" { "tool_calls" } else { reason };
+        let logprobs = std::mem::take(&mut slot.logprobs);
+        sink(Piece::End { index, reason, logprobs });
+        if self.open == 0 {
+            self.call.done();
+        }
+    }
+}
+
+fn fell_behind() -> ApiError {
+    let mut e = ApiError::internal("this stream's reader fell too far behind and lost it");
+    e.code = Some("slow_reader");
+    e
+}
+
+fn rejected(reason: Reject) -> ApiError {
+    match reason {
+        Reject::TooLong { found, allowed } => ApiError::too_long("prompt", found, allowed),
+        Reject::QueueFull { waiting } => ApiError::busy(waiting),
+        Reject::BadParameter { field, .. } => ApiError::invalid(field, reason.to_string()),
+        Reject::EmptyPrompt | Reject::UnknownToken(_) => {
+            ApiError::invalid("prompt", reason.to_string())
+        }
+        Reject::NotCovered(_) => ApiError::invalid("", reason.to_string()),
+        Reject::DuplicateId(_) => ApiError::internal(reason.to_string()),
+    }
+}

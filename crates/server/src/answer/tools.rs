@@ -1,0 +1,333 @@
+//! Tool calls, which every family of models writes in its own way.
+
+use super::pythonic;
+use super::{Delta, partial_at};
+use serde_json::Value;
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// How a model writes its tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// Qwen and Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, text around it.
+    Hermes,
+    /// Llama 3: the whole answer is `{"name": …, "parameters": {…}}`, several divided by `;`, or
+    /// a Python list of calls, `[f(a=1), g(b="x")]`.
+    Llama,
+    /// The model has not learnt any.
+    None,
+}
+
+impl ToolFormat {
+    /// The format that a chat template's own text shows its model to use.
+    pub fn detect(template: &str) -> Self {
+        if template.contains(OPEN) {
+            Self::Hermes
+        } else if template.contains("python_tag") || template.contains("\"parameters\": ") {
+            Self::Llama
+        } else {
+            Self::None
+        }
+    }
+}
+
+/// Tells tool calls from text in a stream. A call is given out whole, once its end has been seen:
+/// half of a call is of no use to anyone, and this way a malformed one is still readable as text.
+#[derive(Clone, Debug)]
+pub enum ToolSplit {
+    /// No tools: all is text.
+    Off,
+    /// Calls between marks.
+    Hermes {
+        /// Text held back, or the inside of a call.
+        held: String,
+        /// Whether the opening mark has been seen.
+        inside: bool,
+        /// White space that is given out only if text follows it.
+        space: String,
+    },
+    /// The whole answer is calls, or it is text.
+    Llama {
+        /// Everything so far, while that is undecided or it looks like calls.
+        held: String,
+        /// Decided: it is text.
+        text: bool,
+        /// Names that may be called.
+        names: Vec<String>,
+    },
+    /// A grammar made the answer the arguments of this function.
+    Named {
+        /// The function.
+        name: String,
+        /// Whether its start was given out.
+        started: bool,
+    },
+    /// A grammar made the answer a JSON list of calls.
+    List {
+        /// Everything so far.
+        held: String,
+    },
+}
+
+impl ToolSplit {
+    /// A splitter for a model's own way to write calls, of these functions.
+    pub fn new(format: ToolFormat, names: Vec<String>) -> Self {
+        match format {
+            ToolFormat::Hermes => {
+                Self::Hermes { held: String::new(), inside: false, space: String::new() }
+            }
+            ToolFormat::Llama => Self::Llama { held: String::new(), text: false, names },
+            ToolFormat::None => Self::Off,
+        }
+    }
+
+    /// Takes text and gives out what is certain.
+    pub fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
+        if text.is_empty() {
+            return;
+        }
+        match self {
+            Self::Off => out.push(Delta::Text(text.into())),
+            Self::Hermes { held, inside, space } => {
+                held.push_str(text);
+                hermes(held, inside, space, out);
+            }
+            Self::Llama { text: true, .. } => out.push(Delta::Text(text.into())),
+            Self::Llama { held, text: is_text, .. } => {
+                held.push_str(text);
+                let begun = held.trim_start();
+                let undecided = begun.is_empty()
+                    || begun.starts_with(['{', '['])
+                    || begun.starts_with(PYTHON_TAG)
+                    || PYTHON_TAG.starts_with(begun);
+                if !undecided {
+                    *is_text = true;
+                    out.push(Delta::Text(std::mem::take(held)));
+                }
+            }
+            Self::Named { name, started } => {
+                if !*started {
+                    out.push(Delta::ToolStart { name: name.clone() });
+                    *started = true;
+                }
+                out.push(Delta::ToolArguments(text.into()));
+            }
+            Self::List { held } => held.push_str(text),
+        }
+    }
+
+    /// The answer is over.
+    pub fn flush(&mut self, out: &mut Vec<Delta>) {
+        match self {
+            Self::Off | Self::Named { .. } => {}
+            Self::Hermes { held, inside, space } => {
+                let call = if *inside { parse_call(held) } else { None };
+                match call {
+                    Some(call) => give(call, out),
+                    None => {
+                        let mark = if *inside { OPEN } else { "" };
+                        let rest = format!("{space}{mark}{held}");
+                        if !rest.trim().is_empty() {
+                            out.push(Delta::Text(rest));
+                        }
+                    }
+                }
+                held.clear();
+                *inside = false;
+            }
+            Self::Llama { held, names, .. } => {
+                let whole = std::mem::take(held);
+                match parse_llama(&whole, names) {
+                    Some(calls) => calls.into_iter().for_each(|call| give(call, out)),
+                    None if whole.is_empty() => {}
+                    None => out.push(Delta::Text(whole)),
+                }
+            }
+            Self::List { held } => {
+                let whole = std::mem::take(held);
+                let list = serde_json::from_str::<Vec<Value>>(&whole).ok();
+                let calls: Option<Vec<_>> = list.and_then(|l| l.iter().map(call_of).collect());
+                match calls {
+                    Some(calls) => calls.into_iter().for_each(|call| give(call, out)),
+                    None if whole.is_empty() => {}
+                    None => out.push(Delta::Text(whole)),
+                }
+            }
+        }
+    }
+}
+
+fn hermes(held: &mut String, inside: &mut bool, space: &mut String, out: &mut Vec<Delta>) {
+    loop {
+        if *inside {
+            let Some(at) = held.find(CLOSE) else { return };
+            match parse_call(&held[..at]) {
+                Some(call) => {
+                    give(call, out);
+                    space.clear();
+                }
+                None => {
+                    let raw = format!("{space}{OPEN}{}{CLOSE}", &held[..at]);
+                    space.clear();
+                    out.push(Delta::Text(raw));
+                }
+            }
+            held.drain(..at + CLOSE.len());
+            *inside = false;
+        } else {
+            let (end, opens) = match held.find(OPEN) {
+                Some(at) => (at, true),
+                None => (partial_at(held, OPEN), false),
+            };
+            let text = &held[..end];
+            let kept = text.trim_end().len();
+            if kept > 0 {
+                out.push(Delta::Text(format!("{space}{}", &text[..kept])));
+                space.clear();
+            }
+            space.push_str(&text[kept..]);
+            held.drain(..end + if opens { OPEN.len() } else { 0 });
+            *inside = opens;
+            if !opens {
+                return;
+            }
+        }
+    }
+}
+
+/// A call: the function's name and its arguments as JSON text.
+pub(super) type ToolCall = (String, String);
+
+fn give((name, arguments): ToolCall, out: &mut Vec<Delta>) {
+    out.push(Delta::ToolStart { name });
+    out.push(Delta::ToolArguments(arguments));
+}
+
+fn parse_call(text: &str) -> Option<ToolCall> {
+    call_of(&serde_json::from_str(text.trim()).ok()?)
+}
+
+/// Reads `{"name": …, "arguments" or "parameters": …}`.
+fn call_of(value: &Value) -> Option<ToolCall> {
+    let name = value.get("name")?.as_str()?;
+    let arguments = value.get("arguments").or_else(|| value.get("parameters"));
+    let arguments = match arguments {
+        None | Some(Value::Null) => "{}".into(),
+        // Some models quote their arguments: the text is JSON already.
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    Some((name.into(), arguments))
+}
+
+fn parse_llama(text: &str, names: &[String]) -> Option<Vec<ToolCall>> {
+    let text = text.trim();
+    let text = text.strip_prefix(PYTHON_TAG).unwrap_or(text).trim();
+    let calls = json_calls(text).or_else(|| pythonic::parse(text))?;
+    let known = calls.iter().all(|(name, _)| names.contains(name));
+    (known && !calls.is_empty()).then_some(calls)
+}
+
+fn json_calls(text: &str) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        match values.next()?.ok()? {
+            Value::Array(list) => {
+                for value in &list {
+                    calls.push(call_of(value)?);
+                }
+            }
+            value => calls.push(call_of(&value)?),
+        }
+        rest = rest[values.byte_offset()..].trim_start_matches([';', ' ', '\n', '\t', '\r']);
+    }
+    Some(calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(mut split: ToolSplit, text: &str, size: usize) -> (String, Vec<(String, String)>) {
+        let mut out = Vec::new();
+        let chars: Vec<char> = text.chars().collect();
+        for piece in chars.chunks(size) {
+            split.push(&piece.iter().collect::<String>(), &mut out);
+        }
+        split.flush(&mut out);
+        let (mut text, mut calls) = (String::new(), Vec::<(String, String)>::new());
+        for delta in out {
+            match delta {
+                Delta::Text(more) => text += &more,
+                Delta::ToolStart { name } => calls.push((name, String::new())),
+                Delta::ToolArguments(more) => calls.last_mut().unwrap().1 += &more,
+                Delta::Reasoning(_) => panic!("no thinking here"),
+            }
+        }
+        (text, calls)
+    }
+
+    fn calls(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|(n, a)| ((*n).into(), (*a).into())).collect()
+    }
+
+    #[test]
+    fn hermes_calls_in_any_pieces() {
+        let make = || ToolSplit::new(ToolFormat::Hermes, vec![]);
+        let two = "Let me see. \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n\
+                   </tool_call>\n<tool_call>{\"name\":\"g\"}</tool_call>\n";
+        let broken = "<tool_call>\n{\"name\": </tool_call> done";
+        let open = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
+        for size in 1..40 {
+            assert_eq!(
+                split(make(), two, size),
+                ("Let me see.".into(), calls(&[("f", "{\"a\":1}"), ("g", "{}")]))
+            );
+            assert_eq!(split(make(), broken, size), (broken.into(), vec![]));
+            assert_eq!(split(make(), open, size), (String::new(), calls(&[("f", "{}")])));
+            assert_eq!(split(make(), "a < b  <tool", size), ("a < b  <tool".into(), vec![]));
+        }
+    }
+
+    #[test]
+    fn llama_calls_in_any_pieces() {
+        let make = || ToolSplit::new(ToolFormat::Llama, vec!["f".into(), "g".into()]);
+        let json = "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\":\"g\"}";
+        for size in 1..40 {
+            assert_eq!(
+                split(make(), json, size),
+                (String::new(), calls(&[("f", "{\"a\":1}"), ("g", "{}")]))
+            );
+            assert_eq!(
+                split(make(), "[f(a=1, b='x'), g()]", size),
+                (String::new(), calls(&[("f", "{\"a\":1,\"b\":\"x\"}"), ("g", "{}")]))
+            );
+            for text in ["{\"name\": \"other\"}", "[1, 2]", "{ broken", "Hello {\"name\"", "<|py"] {
+                assert_eq!(split(make(), text, size), (text.into(), vec![]));
+            }
+        }
+    }
+
+    #[test]
+    fn forced_calls() {
+        for size in [1, 7, 100] {
+            let named = ToolSplit::Named { name: "f".into(), started: false };
+            let found = split(named, "{\"a\": 1}", size);
+            assert_eq!(found, (String::new(), calls(&[("f", "{\"a\": 1}")])));
+            let list = ToolSplit::List { held: String::new() };
+            let text = "[{\"name\": \"f\", \"parameters\": {\"a\": 1}}]";
+            assert_eq!(split(list, text, size), (String::new(), calls(&[("f", "{\"a\":1}")])));
+        }
+    }
+
+    #[test]
+    fn templates_tell_their_format() {
+        assert_eq!(ToolFormat::detect("... <tool_call> ..."), ToolFormat::Hermes);
+        assert_eq!(ToolFormat::detect("... <|python_tag|> ..."), ToolFormat::Llama);
+        assert_eq!(ToolFormat::detect("{{ messages }}"), ToolFormat::None);
+    }
+}

@@ -1,0 +1,178 @@
+//! Types that can say what they look like: the OpenAPI document is made from the same lines that
+//! serde reads, so the two cannot drift apart.
+
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Named schemas, collected while describing.
+#[derive(Default)]
+pub(crate) struct Schemas(pub Map<String, Value>);
+
+/// A type that knows its JSON schema.
+pub(crate) trait Describe {
+    /// Whether a field of this type may be left out.
+    const OPTIONAL: bool = false;
+    /// The schema, or a reference to one put into `all`.
+    fn describe(all: &mut Schemas) -> Value;
+}
+
+macro_rules! plain {
+    ($($ty:ty => $schema:expr;)*) => {
+        $(impl Describe for $ty {
+            fn describe(_: &mut Schemas) -> Value {
+                $schema
+            }
+        })*
+    };
+}
+
+plain! {
+    String => json!({"type": "string"});
+    &'static str => json!({"type": "string"});
+    bool => json!({"type": "boolean"});
+    f32 => json!({"type": "number"});
+    f64 => json!({"type": "number"});
+    u32 => json!({"type": "integer", "minimum": 0, "maximum": u32::MAX});
+    u64 => json!({"type": "integer", "minimum": 0});
+    i64 => json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+    Value => json!({});
+    Map<String, Value> => json!({"type": "object"});
+}
+
+impl<T: Describe> Describe for Option<T> {
+    const OPTIONAL: bool = true;
+    fn describe(all: &mut Schemas) -> Value {
+        json!({"anyOf": [T::describe(all), {"type": "null"}]})
+    }
+}
+
+impl<T: Describe> Describe for Vec<T> {
+    fn describe(all: &mut Schemas) -> Value {
+        json!({"type": "array", "items": T::describe(all)})
+    }
+}
+
+impl<T: Describe> Describe for BTreeMap<String, T> {
+    fn describe(all: &mut Schemas) -> Value {
+        json!({"type": "object", "additionalProperties": T::describe(all)})
+    }
+}
+
+/// Adds what the type itself cannot say (bounds, allowed values) to a schema, inside the
+/// "or null" of an optional field.
+pub(crate) fn refine(mut schema: Value, more: Value, doc: &str) -> Value {
+    let inner = match schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        Some(any) if any.last() == Some(&json!({"type": "null"})) => &mut any[0],
+        _ => &mut schema,
+    };
+    if let (Some(into), Value::Object(more)) = (inner.as_object_mut(), more) {
+        into.extend(more);
+    }
+    if let Some(into) = schema.as_object_mut() {
+        into.insert("description".into(), doc.trim().into());
+    }
+    schema
+}
+
+/// Defines a struct for serde and its [`Describe`] from the same lines. A field may end with
+/// `= {JSON}`: bounds and allowed values for the document, checked by the route's `validate`.
+macro_rules! api_type {
+    (
+        $(#[doc = $doc:literal])+
+        pub struct $name:ident {
+            $(
+                $(#[doc = $fdoc:literal])+
+                $(#[serde($($serde:tt)*)])?
+                pub $field:ident : $ty:ty $(= $more:tt)?,
+            )*
+        }
+    ) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+        pub struct $name {
+            $($(#[doc = $fdoc])+ $(#[serde($($serde)*)])? pub $field: $ty,)*
+        }
+
+        impl $crate::describe::Describe for $name {
+            fn describe(all: &mut $crate::describe::Schemas) -> serde_json::Value {
+                if !all.0.contains_key(stringify!($name)) {
+                    all.0.insert(stringify!($name).into(), serde_json::Value::Null);
+                    let mut fields = serde_json::Map::new();
+                    let mut required: Vec<&str> = Vec::new();
+                    $({
+                        let name = $crate::describe::json_name(
+                            stringify!($field),
+                            concat!($(stringify!($($serde)*))?),
+                        );
+                        let schema = <$ty as $crate::describe::Describe>::describe(all);
+                        #[allow(unused_mut, unused_assignments)]
+                        let mut more = serde_json::Value::Null;
+                        $(more = serde_json::json!($more);)?
+                        let doc = concat!($($fdoc),+);
+                        fields.insert(name.into(), $crate::describe::refine(schema, more, doc));
+                        if !<$ty as $crate::describe::Describe>::OPTIONAL {
+                            required.push(name);
+                        }
+                    })*
+                    let doc = concat!($($doc),+).trim();
+                    let mut schema = serde_json::json!({
+                        "type": "object", "description": doc, "properties": fields,
+                    });
+                    if !required.is_empty() {
+                        schema["required"] = serde_json::json!(required);
+                    }
+                    all.0.insert(stringify!($name).into(), schema);
+                }
+                serde_json::json!({
+                    "$ref": concat!("#/components/schemas/", stringify!($name))
+                })
+            }
+        }
+    };
+}
+pub(crate) use api_type;
+
+/// The name a field has in JSON: its own, or what its serde attribute renames it to.
+pub(crate) fn json_name(field: &'static str, serde: &'static str) -> &'static str {
+    match serde.split_once("rename = \"").and_then(|(_, rest)| rest.split_once('"')) {
+        Some((name, _)) => name,
+        None => field,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    api_type! {
+        /// A sample.
+        pub struct Sample {
+            /// How warm.
+            pub temperature: Option<f32> = {"minimum": 0, "maximum": 2},
+            /// The kind.
+            #[serde(rename = "type")]
+            pub kind: String = {"enum": ["a", "b"]},
+        }
+    }
+
+    #[test]
+    fn a_struct_describes_itself() {
+        let mut all = Schemas::default();
+        assert_eq!(Sample::describe(&mut all), json!({"$ref": "#/components/schemas/Sample"}));
+        assert_eq!(
+            all.0["Sample"],
+            json!({
+                "type": "object",
+                "description": "A sample.",
+                "properties": {
+                    "temperature": {
+                        "anyOf": [{"type": "number", "minimum": 0, "maximum": 2}, {"type": "null"}],
+                        "description": "How warm.",
+                    },
+                    "type": {"type": "string", "enum": ["a", "b"], "description": "The kind."},
+                },
+                "required": ["type"],
+            })
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! HTTP: the table of routes, the way in (keys, request ids, counting) and the sockets below.
+
+pub mod auth;
+mod body;
+pub mod conn;
+mod health;
+pub mod sse;
+
+pub(crate) use body::read_json;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::openai::{chat, completions, embeddings, models, new_id, tokenize};
+use crate::{live, openapi, page};
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// All routes over one state.
+pub fn router(app: Arc<App>) -> Router {
+    let routes = Router::new()
+        .route("/v1/chat/completions", post(chat::handler::handle))
+        .route("/v1/completions", post(completions::handler::handle))
+        .route("/v1/embeddings", post(embeddings::handler::handle))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
+        .route("/tokenize", post(tokenize::handler::tokenize))
+        .route("/detokenize", post(tokenize::handler::detokenize))
+        .route("/health", get(health::ready))
+        .route("/health/live", get(health::live))
+        .route("/health/ready", get(health::ready))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi::serve))
+        .route("/live", get(live::stream))
+        .route("/live/graph", get(live::graph))
+        .route("/live/plan", get(live::plan))
+        .route("/", get(page::index))
+        .route("/{file}", get(page::file))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method);
+    routes.layer(from_fn_with_state(app.clone(), way_in)).with_state(app)
+}
+
+async fn no_route(uri: Uri) -> ApiError {
+    ApiError::no_route(uri.path())
+}
+
+async fn no_method(method: Method) -> ApiError {
+    ApiError::method(method.as_str())
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let text = app.metrics.text(&app.link, app.ready().is_ok());
+    let text = text.map_err(|_| ApiError::internal("the metrics could not be written"))?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// Every request passes here: it gets an id, shows its key, and is counted and logged.
+async fn way_in(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = request_id(&request);
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_string());
+    let route = route.unwrap_or_else(|| "none".into());
+    let open = route.starts_with("/health");
+    let mut response = match app.keys.check(request.headers()) {
+        Err(e) if !open => auth::refuse(&request, e),
+        _ => next.run(request).await,
+    };
+    let status = response.status().as_u16();
+    app.metrics.answered(&route, status);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    if status >= 500 {
+        tracing::warn!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+    } else if open || route == "/metrics" {
+        tracing::debug!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+    } else {
+        tracing::info!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+    }
+    let headers = response.headers_mut();
+    headers.insert("x-request-id", id);
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// The caller's own id if it is short and plain, else a new one.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get("x-request-id").filter(|id| {
+        let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(plain)
+    });
+    match given {
+        Some(id) => id.clone(),
+        None => HeaderValue::try_from(new_id("req")).unwrap_or(HeaderValue::from_static("req")),
+    }
+}

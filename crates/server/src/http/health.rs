@@ -1,0 +1,22 @@
+//! For those who watch from outside.
+
+use crate::app::App;
+use crate::error::ApiError;
+use axum::Json;
+use axum::extract::State;
+use axum::response::IntoResponse;
+use serde_json::json;
+use std::sync::Arc;
+
+/// The process answers.
+pub(super) async fn live() -> impl IntoResponse {
+    Json(json!({"status": "live"}))
+}
+
+/// New requests are taken.
+pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    match app.ready() {
+        Ok(()) => Ok(Json(json!({"status": "ready", "model": app.model.name}))),
+        Err(why) => Err(ApiError::unavailable(why)),
+    }
+}

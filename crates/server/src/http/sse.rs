@@ -1,0 +1,131 @@
+//! Answers as server-sent events. The body itself follows the engine: no task, no copy and no
+//! buffer stands between a token and its socket, and a reader that is gone drops the body, which
+//! drops the call, which cancels the request.
+
+use crate::answer::{Piece, Run, Usage};
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::link::Reply;
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::Frame;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+
+/// How long a stream's headers wait for the engine's first word, so that a refusal can still be
+/// told by its status.
+const FIRST_WORD: Duration = Duration::from_millis(1000);
+
+/// How one route writes its events.
+pub trait Events: Send + Unpin + 'static {
+    /// Writes a piece as whole events.
+    fn piece(&mut self, piece: Piece, out: &mut Vec<u8>);
+    /// Writes what comes after the last piece and before `[DONE]`.
+    fn end(&mut self, usage: Usage, out: &mut Vec<u8>);
+}
+
+/// Answers with a stream.
+pub(crate) async fn respond(
+    mut run: Run,
+    mut events: impl Events,
+    limits: &Limits,
+) -> Result<Response, ApiError> {
+    let mut out = Vec::new();
+    let mut sink = |piece| events.piece(piece, &mut out);
+    let first = tokio::time::timeout(FIRST_WORD, run.next(&mut sink)).await;
+    match first {
+        Ok(first) => first?,
+        Err(_) => out.extend_from_slice(b": waiting\n\n"),
+    }
+    let ping = Duration::from_millis(limits.ping_ms);
+    let body = EventBody {
+        run,
+        events,
+        out,
+        inbox: Vec::new(),
+        over: false,
+        ping,
+        silence: Box::pin(tokio::time::sleep(ping)),
+    };
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+struct EventBody<E> {
+    run: Run,
+    events: E,
+    out: Vec<u8>,
+    inbox: Vec<Reply>,
+    over: bool,
+    ping: Duration,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl<E: Events> EventBody<E> {
+    /// Writes what there is; pending when there is nothing.
+    fn follow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Self { run, events, out, inbox, .. } = self;
+        if !run.is_over() {
+            match run.poll(cx, inbox, &mut |piece| events.piece(piece, out)) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    write_error(&error, out);
+                    self.over = true;
+                    return Poll::Ready(());
+                }
+            }
+        }
+        if self.run.is_over() {
+            self.events.end(self.run.usage, &mut self.out);
+            self.out.extend_from_slice(b"data: [DONE]\n\n");
+            self.over = true;
+        }
+        Poll::Ready(())
+    }
+}
+
+/// The last events of a stream that failed.
+fn write_error(error: &ApiError, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"data: ");
+    // Writing to a Vec cannot fail.
+    let _ = serde_json::to_writer(&mut *out, &error.body());
+    out.extend_from_slice(b"\n\ndata: [DONE]\n\n");
+}
+
+impl<E: Events> http_body::Body for EventBody<E> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        // Replies can carry no text (half a character): go on until there is some, or none left.
+        while !this.over && this.out.is_empty() && this.follow(cx).is_ready() {}
+        if this.out.is_empty() {
+            if this.over {
+                return Poll::Ready(None);
+            }
+            match this.silence.as_mut().poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(()) => this.out.extend_from_slice(b": ping\n\n"),
+            }
+            let next = Instant::now() + this.ping;
+            this.silence.as_mut().reset(next);
+        }
+        let bytes = Bytes::from(std::mem::take(&mut this.out));
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+}

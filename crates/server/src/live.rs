@@ -1,0 +1,143 @@
+//! What the page sees of the engine while it runs.
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::link::{GraphInfo, StepRecord};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::Frame;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+
+const EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Serialize)]
+struct View<'a> {
+    ready: Result<(), &'static str>,
+    now_us: u64,
+    inflight: u64,
+    tokens: u64,
+    prompt_tokens: u64,
+    #[serde(flatten)]
+    snapshot: &'a crate::link::Snapshot,
+    steps: &'a [StepRecord],
+}
+
+/// `/live`: the state, four times a second, with the steps that are new.
+pub(crate) async fn stream(State(app): State<Arc<App>>) -> Response {
+    let body = LiveBody { app, last: None, next: Box::pin(tokio::time::sleep(Duration::ZERO)) };
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+struct LiveBody {
+    app: Arc<App>,
+    /// The last step that was told.
+    last: Option<u64>,
+    next: Pin<Box<Sleep>>,
+}
+
+impl LiveBody {
+    fn event(&mut self) -> Bytes {
+        let app = &self.app;
+        let snapshot = app.link.snapshot();
+        let newest = snapshot.steps.last().map_or(0, |record| record.step);
+        // A lower number than before: the engine was started again and counts anew.
+        let last = self.last.filter(|last| *last <= newest).unwrap_or(0);
+        let from = snapshot.steps.partition_point(|record| record.step <= last);
+        self.last = Some(newest);
+        let view = View {
+            ready: app.ready(),
+            now_us: app.link.now(),
+            inflight: app.link.inflight(),
+            tokens: app.metrics.generated_tokens.get(),
+            prompt_tokens: app.metrics.prompt_tokens.get(),
+            snapshot: &snapshot,
+            steps: &snapshot.steps[from..],
+        };
+        let mut out = b"data: ".to_vec();
+        // Writing to a Vec cannot fail.
+        let _ = serde_json::to_writer(&mut out, &view);
+        out.extend_from_slice(b"\n\n");
+        out.into()
+    }
+}
+
+impl http_body::Body for LiveBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.app.draining.load(std::sync::atomic::Ordering::Relaxed) {
+            // A watcher must not hold up the end.
+            return Poll::Ready(None);
+        }
+        match self.next.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => {
+                self.next.as_mut().reset(Instant::now() + EVERY);
+                let event = self.event();
+                Poll::Ready(Some(Ok(Frame::data(event))))
+            }
+        }
+    }
+}
+
+/// `/live/graph`: what is fixed: the model, the resolved graph configuration, the buckets.
+pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
+    let snapshot = app.link.snapshot();
+    let GraphInfo { about, config, plans } = &*snapshot.graph;
+    let buckets: Vec<_> = plans.iter().map(|plan| plan.bucket.as_str()).collect();
+    Json(json!({
+        "model": app.model.name,
+        "context": app.model.context,
+        "thinks": app.model.reasoning.is_some(),
+        "about": about,
+        "config": config,
+        "buckets": buckets,
+    }))
+}
+
+/// Which plan.
+#[derive(Deserialize)]
+pub(crate) struct Bucket {
+    bucket: String,
+}
+
+/// `/live/plan?bucket=NAME`: the Plan of a bucket as a picture.
+pub(crate) async fn plan(
+    State(app): State<Arc<App>>,
+    query: Result<Query<Bucket>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Ok(Query(Bucket { bucket })) = query else {
+        return Err(ApiError::invalid("bucket", "say which bucket: /live/plan?bucket=NAME"));
+    };
+    let snapshot = app.link.snapshot();
+    let plan = snapshot.graph.plans.iter().find(|plan| plan.bucket == bucket);
+    let Some(plan) = plan else {
+        return Err(ApiError::no_route(&format!("/live/plan?bucket={bucket}")));
+    };
+    // A picture is only ever shown, never run.
+    let policy = "default-src 'none'; style-src 'unsafe-inline'";
+    let headers =
+        [(header::CONTENT_TYPE, "image/svg+xml"), (header::CONTENT_SECURITY_POLICY, policy)];
+    Ok((headers, plan.svg.clone()).into_response())
+}

@@ -1,0 +1,176 @@
+//! What `/metrics` tells, in Prometheus' form.
+
+use crate::link::{Link, Phase, Run, StepRecord};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+
+/// A set of labels: names fixed by the metric, values by what happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Labels(Vec<(&'static str, String)>);
+
+impl EncodeLabelSet for Labels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.encode(encoder)
+    }
+}
+
+macro_rules! metrics {
+    ($($(#[doc = $doc:literal])+ $name:ident : $ty:ty = $make:expr, $text:literal;)*) => {
+        /// Everything that is counted. Counters only grow; gauges are set when they are read.
+        pub struct Metrics {
+            registry: Registry,
+            $($(#[doc = $doc])+ pub $name: $ty,)*
+        }
+
+        impl Default for Metrics {
+            fn default() -> Self {
+                let mut registry = Registry::with_prefix("dacapo");
+                $(
+                    let $name: $ty = $make;
+                    // The suffix of counters and the unit are the encoder's to add.
+                    let shown = $text;
+                    let help = concat!($($doc),+).trim().trim_end_matches('.');
+                    match shown.strip_suffix("_seconds") {
+                        Some(base) => {
+                            registry.register_with_unit(base, help, Unit::Seconds, $name.clone());
+                        }
+                        None => registry.register(shown, help, $name.clone()),
+                    }
+                )*
+                Self { registry, $($name,)* }
+            }
+        }
+    };
+}
+
+fn times(buckets: &[f64]) -> Histogram {
+    Histogram::new(buckets.iter().copied())
+}
+
+const FIRST: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const BETWEEN: [f64; 13] =
+    [0.0005, 0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+const WHOLE: [f64; 12] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+metrics! {
+    /// HTTP requests answered, by route and status.
+    http_requests: Family<Labels, Counter> = Family::default(), "http_requests";
+    /// Continuations ended, by how.
+    requests_finished: Family<Labels, Counter> = Family::default(), "requests_finished";
+    /// Calls refused because as many were in flight as may be.
+    requests_refused: Counter = Counter::default(), "requests_refused";
+    /// Streams given up because their reader fell too far behind.
+    slow_readers: Counter = Counter::default(), "slow_readers";
+    /// Prompt tokens processed.
+    prompt_tokens: Counter = Counter::default(), "prompt_tokens";
+    /// Prompt tokens found in the prefix tree.
+    cached_tokens: Counter = Counter::default(), "prompt_tokens_cached";
+    /// Tokens generated.
+    generated_tokens: Counter = Counter::default(), "generated_tokens";
+    /// From submission to the first token.
+    first_token_seconds: Histogram = times(&FIRST), "time_to_first_token_seconds";
+    /// From one token of an answer to the next.
+    inter_token_seconds: Histogram = times(&BETWEEN), "inter_token_seconds";
+    /// From submission to the end of the answer.
+    request_seconds: Histogram = times(&WHOLE), "request_seconds";
+    /// Times the engine failed and was started again.
+    engine_restarts: Counter = Counter::default(), "engine_restarts";
+    /// Whether the engine takes requests.
+    ready: Gauge = Gauge::default(), "ready";
+    /// Requests taken and not finished.
+    inflight: Gauge = Gauge::default(), "requests_in_flight";
+    /// Requests waiting to be admitted.
+    queue: Gauge = Gauge::default(), "requests_waiting";
+    /// Sequences that have a seat.
+    running: Gauge = Gauge::default(), "sequences_running";
+    /// Seats that exist.
+    seats: Gauge = Gauge::default(), "seats";
+    /// KV pages, by state.
+    pages: Family<Labels, Gauge> = Family::default(), "kv_pages";
+    /// Prompt tokens looked up in the prefix tree.
+    prefix_looked_up: Gauge = Gauge::default(), "prefix_tokens_looked_up";
+    /// Prompt tokens found in the prefix tree, as the engine counts them.
+    prefix_found: Gauge = Gauge::default(), "prefix_tokens_found";
+    /// Sequences that lost their pages to others.
+    preemptions: Gauge = Gauge::default(), "preemptions";
+    /// Steps that replayed a device graph, by phase and bucket.
+    steps_replayed: Family<Labels, Counter> = Family::default(), "graph_steps_replayed";
+    /// Steps that ran op by op, by phase and reason.
+    steps_eager: Family<Labels, Counter> = Family::default(), "graph_steps_eager";
+    /// Rows that were somebody's, by phase.
+    rows_live: Family<Labels, Counter> = Family::default(), "graph_rows_live";
+    /// Rows that were nobody's, by phase.
+    rows_padded: Family<Labels, Counter> = Family::default(), "graph_rows_padded";
+    /// Host time of steps in microseconds, by phase.
+    host_us: Family<Labels, Counter> = Family::default(), "step_host_microseconds";
+    /// Device time of steps in microseconds, by phase: its rate is the share the device is busy.
+    device_us: Family<Labels, Counter> = Family::default(), "step_device_microseconds";
+}
+
+impl Metrics {
+    /// A continuation ended.
+    pub fn finished(&self, how: &str) {
+        self.requests_finished.get_or_create(&Labels(vec![("finish", how.into())])).inc();
+    }
+
+    /// An HTTP request was answered.
+    pub fn answered(&self, route: &str, status: u16) {
+        let labels = Labels(vec![("route", route.into()), ("status", status.to_string())]);
+        self.http_requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts one step.
+    pub fn step(&self, record: &StepRecord) {
+        let phase = ("phase", record.phase.as_str().to_string());
+        match &record.run {
+            Run::Replayed => {
+                let bucket = match record.phase {
+                    Phase::Decode => record.bucket_rows.to_string(),
+                    Phase::Prefill => record.bucket_tokens.to_string(),
+                };
+                let labels = Labels(vec![phase.clone(), ("bucket", bucket)]);
+                self.steps_replayed.get_or_create(&labels).inc();
+            }
+            Run::Eager(reason) => {
+                let labels = Labels(vec![phase.clone(), ("reason", reason.clone())]);
+                self.steps_eager.get_or_create(&labels).inc();
+            }
+        }
+        let phase = Labels(vec![phase]);
+        self.rows_live.get_or_create(&phase).inc_by(u64::from(record.live_rows));
+        self.rows_padded.get_or_create(&phase).inc_by(u64::from(record.padded_rows));
+        self.host_us.get_or_create(&phase).inc_by(u64::from(record.host_us));
+        self.device_us.get_or_create(&phase).inc_by(u64::from(record.device_us));
+    }
+
+    /// The text of `/metrics`, gauges read from `link`.
+    pub fn text(&self, link: &Link, ready: bool) -> Result<String, fmt::Error> {
+        let snapshot = link.snapshot();
+        self.ready.set(i64::from(ready));
+        self.inflight.set(link.inflight() as i64);
+        self.queue.set(snapshot.queue as i64);
+        self.running.set(snapshot.running as i64);
+        self.seats.set(snapshot.seats as i64);
+        for (state, count) in [
+            ("used", snapshot.pages.used),
+            ("cached", snapshot.pages.cached),
+            ("free", snapshot.pages.free),
+        ] {
+            let labels = Labels(vec![("state", state.into())]);
+            self.pages.get_or_create(&labels).set(count as i64);
+        }
+        self.prefix_looked_up.set(snapshot.prefix.looked_up as i64);
+        self.prefix_found.set(snapshot.prefix.found as i64);
+        self.preemptions.set(snapshot.preemptions as i64);
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

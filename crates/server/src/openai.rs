@@ -1,0 +1,34 @@
+//! The OpenAI API. Every route is a folder of `types` (what is on the wire), `validate` (what is
+//! allowed), `convert` (what the engine is asked) and `handler` (what happens).
+
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
+pub mod models;
+pub mod sampling;
+pub mod tokenize;
+pub mod usage;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number nobody can guess; not for secrets.
+pub(crate) fn random() -> u64 {
+    // The standard library seeds every such hasher from the operating system.
+    RandomState::new().build_hasher().finish()
+}
+
+/// A new name such as `chatcmpl-…`, never given twice.
+pub(crate) fn new_id(kind: &str) -> String {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let process = PROCESS.get_or_init(random);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{kind}-{process:016x}{count:08x}")
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_secs())
+}

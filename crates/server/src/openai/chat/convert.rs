@@ -1,0 +1,220 @@
+//! From a chat request to what the engine and the answer's splitters are asked.
+
+use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
+use crate::answer::{ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
+use crate::app::{App, Model};
+use crate::error::ApiError;
+use crate::text::{Chat, TextError};
+use engine::request::{Grammar, Request, RequestId};
+use serde_json::{Map, Value, json};
+
+/// A request ready to be submitted.
+pub struct Prepared {
+    /// For the engine.
+    pub requests: Vec<Request>,
+    /// For the way back.
+    pub setup: RunSetup,
+}
+
+/// Renders, tokenizes and translates a validated request.
+pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiError> {
+    let model = &app.model;
+    let force = force(request);
+    let (text, prompt) = tokenize(app, chat(request, model, force.is_some())).await?;
+    let room = model.room("messages", prompt.len())?;
+    let shared = request.shared();
+    let mut sampling = shared.convert(model);
+    let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
+    sampling.max_tokens = most.min(room);
+    sampling.logprobs =
+        (request.logprobs == Some(true)).then_some(request.top_logprobs.unwrap_or(0));
+    sampling.grammar = grammar(request, force.as_ref());
+    let opened = |open: &str| text.trim_end().ends_with(open);
+    let free = sampling.grammar.is_none();
+    let reasoning = model.reasoning.clone().filter(|_| free);
+    let choice = ChoiceSetup {
+        stops: shared.stops(),
+        reasoning: reasoning.map(|marks| {
+            let opened = opened(&marks.open);
+            (marks, opened)
+        }),
+        tools: tool_split(request, model, force),
+    };
+    let base = Request {
+        id: RequestId(0),
+        prompt: prompt.into(),
+        sampling,
+        choices: request.n.unwrap_or(1),
+        priority: shared.priority.unwrap_or(0) as i32,
+        deadline: None,
+        tenant: 0,
+        prompt_logprobs: None,
+    };
+    let requests = spread(base, !choice.stops.is_empty());
+    let choices = requests.iter().map(|r| r.choices).collect();
+    Ok(Prepared { requests, setup: RunSetup { choices, choice } })
+}
+
+/// Continuations that may stop at different places on the server's word are requests of their
+/// own: the engine cancels whole requests.
+pub(crate) fn spread(base: Request, apart: bool) -> Vec<Request> {
+    if !apart || base.choices == 1 {
+        return vec![base];
+    }
+    let one = |i: u32| {
+        let mut request = base.clone();
+        request.choices = 1;
+        request.sampling.seed = base.sampling.seed.wrapping_add(u64::from(i));
+        request
+    };
+    (0..base.choices).map(one).collect()
+}
+
+/// What a grammar forces the answer to be.
+enum Force<'a> {
+    /// Arguments of this function.
+    Named(&'a Tool),
+    /// A list of calls.
+    Any(&'a [Tool]),
+}
+
+fn force(request: &ChatRequest) -> Option<Force<'_>> {
+    let tools = request.tools.as_deref()?;
+    match request.tool_choice.as_ref()? {
+        ToolChoice::Word(word) if word == "required" => Some(Force::Any(tools)),
+        ToolChoice::Word(_) => None,
+        ToolChoice::Named(named) => {
+            tools.iter().find(|t| t.function.name == named.function.name).map(Force::Named)
+        }
+    }
+}
+
+fn parameters(tool: &Tool) -> Value {
+    match &tool.function.parameters {
+        Some(schema) => Value::Object(schema.clone()),
+        None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+    }
+}
+
+fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> {
+    match force {
+        Some(Force::Named(tool)) => {
+            return Some(Grammar::JsonSchema(parameters(tool).to_string()));
+        }
+        Some(Force::Any(tools)) => {
+            let call = |tool: &Tool| {
+                json!({
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": tool.function.name},
+                        "parameters": parameters(tool),
+                    },
+                    "required": ["name", "parameters"],
+                    "additionalProperties": false,
+                })
+            };
+            let any: Vec<_> = tools.iter().map(call).collect();
+            let mut list = json!({"type": "array", "minItems": 1, "items": {"anyOf": any}});
+            if request.parallel_tool_calls == Some(false) {
+                list["maxItems"] = 1.into();
+            }
+            return Some(Grammar::JsonSchema(list.to_string()));
+        }
+        None => {}
+    }
+    let format = request.response_format.as_ref()?;
+    match format.kind.as_str() {
+        "json_object" => Some(Grammar::JsonObject),
+        "json_schema" => {
+            let schema = format.json_schema.as_ref()?.schema.clone()?;
+            Some(Grammar::JsonSchema(Value::Object(schema).to_string()))
+        }
+        _ => None,
+    }
+}
+
+fn offered(request: &ChatRequest) -> Option<&[Tool]> {
+    let none = matches!(&request.tool_choice, Some(ToolChoice::Word(word)) if word == "none");
+    request.tools.as_deref().filter(|tools| !tools.is_empty() && !none)
+}
+
+fn tool_split(request: &ChatRequest, model: &Model, force: Option<Force<'_>>) -> ToolSplit {
+    match force {
+        Some(Force::Named(tool)) => {
+            ToolSplit::Named { name: tool.function.name.clone(), started: false }
+        }
+        Some(Force::Any(_)) => ToolSplit::List { held: String::new() },
+        None => match offered(request) {
+            Some(tools) if model.tools != ToolFormat::None => {
+                let names = tools.iter().map(|t| t.function.name.clone()).collect();
+                ToolSplit::new(model.tools, names)
+            }
+            _ => ToolSplit::Off,
+        },
+    }
+}
+
+fn chat(request: &ChatRequest, model: &Model, forced: bool) -> Chat {
+    let mut extra = request.chat_template_kwargs.clone().unwrap_or_default();
+    let constrained =
+        forced || request.response_format.as_ref().is_some_and(|format| format.kind != "text");
+    if constrained && model.reasoning.is_some() {
+        // A grammar holds from the first token on: there is no room to think in.
+        extra.entry("enable_thinking").or_insert(Value::Bool(false));
+    }
+    Chat {
+        messages: request.messages.iter().map(template_message).collect(),
+        tools: offered(request).map_or(Value::Null, |tools| json!(tools)),
+        generation_prompt: true,
+        extra,
+    }
+}
+
+/// A message as templates expect it: plain text content, arguments as objects.
+pub(crate) fn template_message(message: &Message) -> Value {
+    let mut out = Map::new();
+    let role = if message.role == "developer" { "system" } else { message.role.as_str() };
+    out.insert("role".into(), role.into());
+    let content = match &message.content {
+        None => String::new(),
+        Some(Content::Text(text)) => text.clone(),
+        Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
+    };
+    out.insert("content".into(), content.into());
+    if let Some(name) = &message.name {
+        out.insert("name".into(), name.clone().into());
+    }
+    if let Some(thought) = &message.reasoning_content {
+        out.insert("reasoning_content".into(), thought.clone().into());
+    }
+    if let Some(id) = &message.tool_call_id {
+        out.insert("tool_call_id".into(), id.clone().into());
+    }
+    if let Some(calls) = &message.tool_calls {
+        let call = |call: &super::types::ToolCall| {
+            let text = &call.function.arguments;
+            let arguments = serde_json::from_str::<Map<String, Value>>(text)
+                .map_or_else(|_| text.clone().into(), Value::Object);
+            json!({
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": arguments},
+            })
+        };
+        out.insert("tool_calls".into(), calls.iter().map(call).collect());
+    }
+    Value::Object(out)
+}
+
+async fn tokenize(app: &App, chat: Chat) -> Result<(String, Vec<u32>), ApiError> {
+    let text = app.model.text.clone();
+    let size: usize = chat.messages.as_array().map_or(0, |messages| {
+        messages.iter().filter_map(|m| m["content"].as_str()).map(str::len).sum()
+    });
+    let work = move || -> Result<_, TextError> {
+        let prompt = text.render(&chat)?;
+        let tokens = text.encode(&prompt, false)?;
+        Ok((prompt, tokens))
+    };
+    app.compute(size, work).await?.map_err(|e| ApiError::invalid("messages", e.to_string()))
+}

@@ -1,0 +1,141 @@
+//! What happens when a chat request comes in.
+
+use super::convert::{Prepared, convert};
+use super::stream::ChatEvents;
+use super::types::{
+    AnswerMessage, ChatChoice, ChatLogprob, ChatLogprobs, ChatRequest, ChatResponse, FunctionCall,
+    ToolCall, TopLogprob,
+};
+use super::validate::validate;
+use crate::answer::{Delta, Piece, Run};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::read_json;
+use crate::http::sse;
+use crate::openai::{new_id, unix_time};
+use crate::text::TextModel;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use engine::request::{Token, TokenLogprob};
+use std::sync::Arc;
+
+/// Answers one chat request, whole or as a stream.
+pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    app.check_room()?;
+    let request: ChatRequest = read_json(&app, request).await?;
+    validate(&request, &app.model, &app.limits)?;
+    let Prepared { requests, setup } = convert(&app, &request).await?;
+    let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
+    let call = app.submit(requests)?;
+    let run = Run::new(call, &*app.model.text, setup);
+    if request.stream == Some(true) {
+        let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
+        let asked = request.logprobs == Some(true);
+        let events = ChatEvents::new(&app, count, usage, asked);
+        return sse::respond(run, events, &app.limits).await;
+    }
+    whole(&app, run, count, request.logprobs == Some(true)).await
+}
+
+async fn whole(
+    app: &App,
+    mut run: Run,
+    count: usize,
+    logprobs: bool,
+) -> Result<Response, ApiError> {
+    let empty = || ChatChoice {
+        index: 0,
+        message: AnswerMessage {
+            role: "assistant".into(),
+            content: None,
+            reasoning_content: None,
+            refusal: None,
+            tool_calls: None,
+        },
+        logprobs: logprobs.then(|| ChatLogprobs { content: Vec::new() }),
+        finish_reason: None,
+    };
+    let mut choices: Vec<ChatChoice> = (0..count).map(|_| empty()).collect();
+    let text = &*app.model.text;
+    while !run.is_over() {
+        run.next(&mut |piece| match piece {
+            Piece::Prompt { .. } => {}
+            Piece::Delta { index, delta, logprobs } => {
+                note(&mut choices[index], logprobs, text);
+                append(&mut choices[index].message, delta);
+            }
+            Piece::End { index, reason, logprobs } => {
+                note(&mut choices[index], logprobs, text);
+                choices[index].finish_reason = Some(reason.into());
+            }
+        })
+        .await?;
+    }
+    for (choice, index) in choices.iter_mut().zip(0..) {
+        choice.index = index;
+        if choice.message.tool_calls.is_none() {
+            choice.message.content.get_or_insert_default();
+        }
+    }
+    let response = ChatResponse {
+        id: new_id("chatcmpl"),
+        object: "chat.completion".into(),
+        created: unix_time(),
+        model: app.model.name.clone(),
+        choices,
+        usage: run.usage.into(),
+    };
+    Ok(axum::Json(response).into_response())
+}
+
+fn append(message: &mut AnswerMessage, delta: Delta) {
+    match delta {
+        Delta::Text(text) => message.content.get_or_insert_default().push_str(&text),
+        Delta::Reasoning(text) => {
+            message.reasoning_content.get_or_insert_default().push_str(&text);
+        }
+        Delta::ToolStart { name } => {
+            message.tool_calls.get_or_insert_default().push(ToolCall {
+                id: new_id("call"),
+                kind: "function".into(),
+                function: FunctionCall { name, arguments: String::new() },
+            });
+        }
+        Delta::ToolArguments(text) => {
+            if let Some(call) = message.tool_calls.get_or_insert_default().last_mut() {
+                call.function.arguments.push_str(&text);
+            }
+        }
+    }
+}
+
+fn note(choice: &mut ChatChoice, list: Vec<TokenLogprob>, text: &dyn TextModel) {
+    if let Some(logprobs) = &mut choice.logprobs {
+        logprobs.content.extend(list.iter().map(|l| chat_logprob(l, text)));
+    }
+}
+
+/// A token's log-probability in chat's shape.
+pub(super) fn chat_logprob(entry: &TokenLogprob, text: &dyn TextModel) -> ChatLogprob {
+    let (token, bytes) = shown(entry.token, text);
+    let top = |(token, logprob): &(Token, f32)| {
+        let (token, bytes) = shown(*token, text);
+        TopLogprob { token, logprob: finite(*logprob), bytes }
+    };
+    ChatLogprob {
+        token,
+        logprob: finite(entry.logprob),
+        bytes,
+        top_logprobs: entry.top.iter().map(top).collect(),
+    }
+}
+
+fn shown(token: Token, text: &dyn TextModel) -> (String, Vec<u32>) {
+    let bytes = text.token_bytes(token).unwrap_or_default();
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes.into_iter().map(u32::from).collect())
+}
+
+/// JSON has no infinities; OpenAI writes an impossible token as -9999.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { -9999.0 }
+}

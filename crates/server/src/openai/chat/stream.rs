@@ -1,0 +1,135 @@
+//! Chat as server-sent events. A token is an event, so its JSON is written by hand around the
+//! parts that never change; the tests read every event back into its type.
+
+use super::handler::chat_logprob;
+use super::types::ChatLogprobs;
+use crate::answer::{Delta, Piece, Usage};
+use crate::app::App;
+use crate::http::sse::Events;
+use crate::openai::usage::UsageBody;
+use crate::openai::{new_id, unix_time};
+use crate::text::TextModel;
+use engine::request::TokenLogprob;
+use std::io::Write;
+use std::sync::Arc;
+
+/// Writes chat chunks.
+pub(super) struct ChatEvents {
+    /// `data: {…,"choices":[`, the same for all.
+    head: String,
+    /// After the choices.
+    tail: &'static str,
+    text: Arc<dyn TextModel>,
+    usage: bool,
+    logprobs: bool,
+    /// Per choice: whether it has begun, and how many tools it has called.
+    choices: Vec<(bool, u32)>,
+}
+
+impl ChatEvents {
+    pub(super) fn new(app: &App, choices: usize, usage: bool, logprobs: bool) -> Self {
+        let head = format!(
+            "data: {{\"id\":\"{}\",\"object\":\"chat.completion.chunk\",\"created\":{},\
+             \"model\":{},\"choices\":[",
+            new_id("chatcmpl"),
+            unix_time(),
+            serde_json::Value::from(app.model.name.as_str()),
+        );
+        let tail = if usage { "],\"usage\":null}\n\n" } else { "]}\n\n" };
+        let text = app.model.text.clone();
+        Self { head, tail, text, usage, logprobs, choices: vec![(false, 0); choices] }
+    }
+
+    fn open(&self, index: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.head.as_bytes());
+        // Writing to a Vec cannot fail.
+        let _ = write!(out, "{{\"index\":{index},\"delta\":{{");
+    }
+
+    fn close(&self, list: &[TokenLogprob], reason: Option<&str>, out: &mut Vec<u8>) {
+        out.push(b'}');
+        if self.logprobs {
+            let content = list.iter().map(|l| chat_logprob(l, &*self.text)).collect();
+            out.extend_from_slice(b",\"logprobs\":");
+            let _ = serde_json::to_writer(&mut *out, &ChatLogprobs { content });
+        }
+        match reason {
+            None => out.extend_from_slice(b",\"finish_reason\":null}"),
+            Some(reason) => {
+                let _ = write!(out, ",\"finish_reason\":\"{reason}\"}}");
+            }
+        }
+        out.extend_from_slice(self.tail.as_bytes());
+    }
+
+    fn begin(&mut self, index: usize, out: &mut Vec<u8>) {
+        if !self.choices[index].0 {
+            self.choices[index].0 = true;
+            self.open(index, out);
+            out.extend_from_slice(b"\"role\":\"assistant\",\"content\":\"\"");
+            self.close(&[], None, out);
+        }
+    }
+}
+
+fn string(text: &str, out: &mut Vec<u8>) {
+    let _ = serde_json::to_writer(&mut *out, text);
+}
+
+impl Events for ChatEvents {
+    fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
+        match piece {
+            Piece::Prompt { .. } => {}
+            Piece::Delta { index, delta, logprobs } => {
+                self.begin(index, out);
+                self.open(index, out);
+                match delta {
+                    Delta::Text(text) => {
+                        out.extend_from_slice(b"\"content\":");
+                        string(&text, out);
+                    }
+                    Delta::Reasoning(text) => {
+                        out.extend_from_slice(b"\"reasoning_content\":");
+                        string(&text, out);
+                    }
+                    Delta::ToolStart { name } => {
+                        let call = self.choices[index].1;
+                        self.choices[index].1 += 1;
+                        let _ = write!(
+                            out,
+                            "\"tool_calls\":[{{\"index\":{call},\"id\":\"{}\",\
+                             \"type\":\"function\",\"function\":{{\"name\":",
+                            new_id("call"),
+                        );
+                        string(&name, out);
+                        out.extend_from_slice(b",\"arguments\":\"\"}}]");
+                    }
+                    Delta::ToolArguments(text) => {
+                        let call = self.choices[index].1.saturating_sub(1);
+                        let _ = write!(
+                            out,
+                            "\"tool_calls\":[{{\"index\":{call},\"function\":{{\"arguments\":"
+                        );
+                        string(&text, out);
+                        out.extend_from_slice(b"}}]");
+                    }
+                }
+                self.close(&logprobs, None, out);
+            }
+            Piece::End { index, reason, logprobs } => {
+                self.begin(index, out);
+                self.open(index, out);
+                self.close(&logprobs, Some(reason), out);
+            }
+        }
+    }
+
+    fn end(&mut self, usage: Usage, out: &mut Vec<u8>) {
+        if self.usage {
+            out.extend_from_slice(self.head.as_bytes());
+            out.extend_from_slice(b"],\"usage\":");
+            let _ = serde_json::to_writer(&mut *out, &UsageBody::from(usage));
+            out.extend_from_slice(b"}\n\n");
+        }
+    }
+}

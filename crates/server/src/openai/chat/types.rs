@@ -1,0 +1,359 @@
+//! What chat looks like on the wire.
+
+use crate::describe::{Describe, Schemas, api_type};
+use crate::openai::sampling::generation_type;
+use crate::openai::usage::UsageBody;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+generation_type! {
+    /// A conversation to be continued.
+    pub struct ChatRequest {
+        /// The conversation so far.
+        pub messages: Vec<Message> = {"minItems": 1},
+        /// The model; if given, the one that is served.
+        pub model: Option<String>,
+        /// The most tokens to generate; the newer name of `max_tokens`.
+        pub max_completion_tokens: Option<u32> = {"minimum": 1},
+        /// Whether to report the log-probabilities of the answer's tokens.
+        pub logprobs: Option<bool>,
+        /// How many alternatives to report for each of them.
+        pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": 20},
+        /// The form of the answer.
+        pub response_format: Option<ResponseFormat>,
+        /// Functions the model may call.
+        pub tools: Option<Vec<Tool>> = {"maxItems": 128},
+        /// Whether it may, must, or must not call one.
+        pub tool_choice: Option<ToolChoice>,
+        /// Whether it may call several at once.
+        pub parallel_tool_calls: Option<bool>,
+        /// Variables for the chat template, such as `enable_thinking`. An extension.
+        pub chat_template_kwargs: Option<Map<String, Value>>,
+    }
+}
+
+api_type! {
+    /// One message of a conversation.
+    pub struct Message {
+        /// Who speaks.
+        pub role: String = {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        /// What is said: text, or a list of text parts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub content: Option<Content>,
+        /// The speaker's name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub name: Option<String>,
+        /// Functions the assistant called.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tool_calls: Option<Vec<ToolCall>>,
+        /// Which call a tool's message answers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tool_call_id: Option<String>,
+        /// What the assistant thought before it answered.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub reasoning_content: Option<String>,
+    }
+}
+
+/// What a message says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of content parts")]
+pub enum Content {
+    /// Text.
+    Text(String),
+    /// Text in parts.
+    Parts(Vec<Part>),
+}
+
+impl Describe for Content {
+    fn describe(all: &mut Schemas) -> Value {
+        json!({"anyOf": [{"type": "string"}, {"type": "array", "items": Part::describe(all)}]})
+    }
+}
+
+api_type! {
+    /// A part of a message.
+    pub struct Part {
+        /// The kind of part.
+        #[serde(rename = "type")]
+        pub kind: String = {"enum": ["text"]},
+        /// The text.
+        pub text: String,
+    }
+}
+
+api_type! {
+    /// A function call of the assistant.
+    pub struct ToolCall {
+        /// Its name, to be repeated by the message that answers it.
+        pub id: String,
+        /// Always `function`.
+        #[serde(rename = "type")]
+        pub kind: String = {"enum": ["function"]},
+        /// The call.
+        pub function: FunctionCall,
+    }
+}
+
+api_type! {
+    /// Which function, and with what.
+    pub struct FunctionCall {
+        /// The function.
+        pub name: String,
+        /// Its arguments, as JSON text.
+        pub arguments: String,
+    }
+}
+
+api_type! {
+    /// A function that the model may call.
+    pub struct Tool {
+        /// Always `function`.
+        #[serde(rename = "type")]
+        pub kind: String = {"enum": ["function"]},
+        /// The function.
+        pub function: Function,
+    }
+}
+
+api_type! {
+    /// A function's description.
+    pub struct Function {
+        /// Its name.
+        pub name: String = {"minLength": 1, "maxLength": 64},
+        /// What it does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub description: Option<String>,
+        /// The JSON schema of its arguments.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub parameters: Option<Map<String, Value>>,
+        /// Whether the arguments must satisfy the schema.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub strict: Option<bool>,
+    }
+}
+
+/// Whether the model may, must, or must not call a function.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a named function")]
+pub enum ToolChoice {
+    /// `none`, `auto` or `required`.
+    Word(String),
+    /// This one.
+    Named(NamedTool),
+}
+
+impl Describe for ToolChoice {
+    fn describe(all: &mut Schemas) -> Value {
+        let words = json!({"type": "string", "enum": ["none", "auto", "required"]});
+        json!({"anyOf": [words, NamedTool::describe(all)]})
+    }
+}
+
+api_type! {
+    /// The function that must be called; one of `tools`.
+    pub struct NamedTool {
+        /// Always `function`.
+        #[serde(rename = "type")]
+        pub kind: String = {"enum": ["function"]},
+        /// Its name.
+        pub function: NamedFunction,
+    }
+}
+
+api_type! {
+    /// A function by name.
+    pub struct NamedFunction {
+        /// The name.
+        pub name: String,
+    }
+}
+
+api_type! {
+    /// The form of the answer.
+    pub struct ResponseFormat {
+        /// Free text, any JSON object, or JSON that satisfies a schema.
+        #[serde(rename = "type")]
+        pub kind: String = {"enum": ["text", "json_object", "json_schema"]},
+        /// The schema, for `json_schema`.
+        pub json_schema: Option<JsonSchema>,
+    }
+}
+
+api_type! {
+    /// A schema with a name.
+    pub struct JsonSchema {
+        /// Its name.
+        pub name: Option<String>,
+        /// What it is for.
+        pub description: Option<String>,
+        /// The schema.
+        pub schema: Option<Map<String, Value>>,
+        /// Always so here.
+        pub strict: Option<bool>,
+    }
+}
+
+api_type! {
+    /// The answers.
+    pub struct ChatResponse {
+        /// This answer's name.
+        pub id: String,
+        /// Always `chat.completion`.
+        pub object: String,
+        /// When it was made, in seconds since 1970.
+        pub created: u64,
+        /// The model.
+        pub model: String,
+        /// One for each of `n`.
+        pub choices: Vec<ChatChoice>,
+        /// Tokens that it cost.
+        pub usage: UsageBody,
+    }
+}
+
+api_type! {
+    /// One answer.
+    pub struct ChatChoice {
+        /// Which of `n`.
+        pub index: u32,
+        /// The answer.
+        pub message: AnswerMessage,
+        /// When asked for.
+        pub logprobs: Option<ChatLogprobs>,
+        /// `stop`, `length` or `tool_calls`.
+        pub finish_reason: Option<String>,
+    }
+}
+
+api_type! {
+    /// What the assistant says.
+    pub struct AnswerMessage {
+        /// Always `assistant`.
+        pub role: String,
+        /// The text; null when it only calls functions.
+        pub content: Option<String>,
+        /// What it thought first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub reasoning_content: Option<String>,
+        /// Never: kept for clients that look for it.
+        pub refusal: Option<String>,
+        /// Functions it calls.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tool_calls: Option<Vec<ToolCall>>,
+    }
+}
+
+api_type! {
+    /// Log-probabilities of an answer.
+    pub struct ChatLogprobs {
+        /// One for each token.
+        pub content: Vec<ChatLogprob>,
+    }
+}
+
+api_type! {
+    /// A token's log-probability.
+    pub struct ChatLogprob {
+        /// The token as text.
+        pub token: String,
+        /// Its natural-log probability.
+        pub logprob: f32,
+        /// The token's bytes.
+        pub bytes: Vec<u32>,
+        /// The likeliest tokens here.
+        pub top_logprobs: Vec<TopLogprob>,
+    }
+}
+
+api_type! {
+    /// An alternative to a token.
+    pub struct TopLogprob {
+        /// The token as text.
+        pub token: String,
+        /// Its natural-log probability.
+        pub logprob: f32,
+        /// The token's bytes.
+        pub bytes: Vec<u32>,
+    }
+}
+
+api_type! {
+    /// One event of a stream.
+    pub struct ChatChunk {
+        /// The answer's name, the same in every chunk.
+        pub id: String,
+        /// Always `chat.completion.chunk`.
+        pub object: String,
+        /// When the answer was begun, in seconds since 1970.
+        pub created: u64,
+        /// The model.
+        pub model: String,
+        /// What is new; empty in the chunk with the usage.
+        pub choices: Vec<ChunkChoice>,
+        /// In the last chunk, when asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub usage: Option<UsageBody>,
+    }
+}
+
+api_type! {
+    /// What is new in one answer.
+    pub struct ChunkChoice {
+        /// Which of `n`.
+        pub index: u32,
+        /// What is new.
+        pub delta: ChunkDelta,
+        /// When asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub logprobs: Option<ChatLogprobs>,
+        /// In the answer's last chunk.
+        pub finish_reason: Option<String>,
+    }
+}
+
+api_type! {
+    /// More of an answer.
+    pub struct ChunkDelta {
+        /// In the first chunk: `assistant`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub role: Option<String>,
+        /// More text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub content: Option<String>,
+        /// More thinking.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub reasoning_content: Option<String>,
+        /// More of function calls.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub tool_calls: Option<Vec<ToolDelta>>,
+    }
+}
+
+api_type! {
+    /// More of a function call.
+    pub struct ToolDelta {
+        /// Which call of the answer.
+        pub index: u32,
+        /// In its first chunk.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub id: Option<String>,
+        /// In its first chunk: `function`.
+        #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+        pub kind: Option<String>,
+        /// The name in the first chunk, more of the arguments in all.
+        pub function: FunctionDelta,
+    }
+}
+
+api_type! {
+    /// More of a function call.
+    pub struct FunctionDelta {
+        /// In the first chunk.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub name: Option<String>,
+        /// More JSON text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub arguments: Option<String>,
+    }
+}

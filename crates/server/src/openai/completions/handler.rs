@@ -1,0 +1,196 @@
+//! What happens when a completion request comes in.
+
+use super::convert::{Prepared, convert};
+use super::stream::CompletionEvents;
+use super::types::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse};
+use super::validate::validate;
+use crate::answer::{Delta, Piece, Run};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::{read_json, sse};
+use crate::openai::chat::handler::finite;
+use crate::openai::{new_id, unix_time};
+use crate::text::TextModel;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use engine::request::{Token, TokenLogprob};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Answers one completion request, whole or as a stream.
+pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    app.check_room()?;
+    let request: CompletionRequest = read_json(&app, request).await?;
+    validate(&request, &app.model, &app.limits)?;
+    let Prepared { requests, setup, prompts } = convert(&app, &request).await?;
+    let firsts = starts(&setup.choices);
+    let call = app.submit(requests)?;
+    let mut run = Run::new(call, &*app.model.text, setup);
+    let writer = Writer {
+        text: app.model.text.clone(),
+        prompts,
+        firsts,
+        echo: request.echo == Some(true),
+        logprobs: request.logprobs.is_some(),
+        offsets: Vec::new(),
+    };
+    let mut writer = writer.ready();
+    if request.stream == Some(true) {
+        let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
+        let events = CompletionEvents::new(&app, writer, usage);
+        return sse::respond(run, events, &app.limits).await;
+    }
+    let mut choices: Vec<CompletionChoice> =
+        (0..writer.prompts.len()).map(|index| writer.empty(index)).collect();
+    while !run.is_over() {
+        run.next(&mut |piece| {
+            writer.write(piece, &mut |more| {
+                let choice = &mut choices[more.index as usize];
+                choice.text.push_str(&more.text);
+                if let (Some(into), Some(more)) = (&mut choice.logprobs, more.logprobs) {
+                    into.append(more);
+                }
+                choice.finish_reason = more.finish_reason;
+            });
+        })
+        .await?;
+    }
+    let response = CompletionResponse {
+        id: new_id("cmpl"),
+        object: "text_completion".into(),
+        created: unix_time(),
+        model: app.model.name.clone(),
+        choices,
+        usage: Some(run.usage.into()),
+    };
+    Ok(axum::Json(response).into_response())
+}
+
+fn starts(choices: &[u32]) -> Vec<std::ops::Range<usize>> {
+    let mut next = 0;
+    let range = |count: &u32| {
+        let first = next;
+        next += *count as usize;
+        first..next
+    };
+    choices.iter().map(range).collect()
+}
+
+/// Makes choices (whole or in pieces) of what a run says.
+pub(super) struct Writer {
+    text: Arc<dyn TextModel>,
+    /// Per choice, its prompt.
+    prompts: Vec<Arc<[Token]>>,
+    /// Per request, its choices.
+    firsts: Vec<std::ops::Range<usize>>,
+    echo: bool,
+    logprobs: bool,
+    /// Per choice, characters so far.
+    offsets: Vec<u64>,
+}
+
+impl Writer {
+    fn ready(mut self) -> Self {
+        self.offsets = vec![0; self.prompts.len()];
+        self
+    }
+
+    fn empty(&self, index: usize) -> CompletionChoice {
+        CompletionChoice {
+            index: index as u32,
+            text: String::new(),
+            logprobs: self.logprobs.then(CompletionLogprobs::default),
+            finish_reason: None,
+        }
+    }
+
+    /// Gives out what a piece adds to choices.
+    pub(super) fn write(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
+        match piece {
+            Piece::Prompt { position, logprobs } if self.echo => {
+                for index in self.firsts[position].clone() {
+                    let mut choice = self.empty(index);
+                    let prompt = self.prompts[index].clone();
+                    choice.text = self.text.decode(&prompt);
+                    if let Some(into) = &mut choice.logprobs {
+                        let first = prompt.first().copied().unwrap_or(0);
+                        self.offsets[index] += into.push_first(first, &*self.text);
+                        self.note(into, index, &logprobs);
+                    }
+                    self.offsets[index] = choice.text.chars().count() as u64;
+                    sink(choice);
+                }
+            }
+            Piece::Prompt { .. } => {}
+            Piece::Delta { index, delta, logprobs } => {
+                let mut choice = self.empty(index);
+                if let Some(into) = &mut choice.logprobs {
+                    self.note(into, index, &logprobs);
+                }
+                if let Delta::Text(text) = delta {
+                    choice.text = text;
+                }
+                sink(choice);
+            }
+            Piece::End { index, reason, logprobs } => {
+                let mut choice = self.empty(index);
+                if let Some(into) = &mut choice.logprobs {
+                    self.note(into, index, &logprobs);
+                }
+                choice.finish_reason = Some(reason.into());
+                sink(choice);
+            }
+        }
+    }
+
+    fn note(&mut self, into: &mut CompletionLogprobs, index: usize, list: &[TokenLogprob]) {
+        for entry in list {
+            let text = shown(entry.token, &*self.text);
+            into.text_offset.push(self.offsets[index]);
+            self.offsets[index] += text.chars().count() as u64;
+            into.tokens.push(text);
+            into.token_logprobs.push(Some(finite(entry.logprob)));
+            let top: Map<String, Value> = entry
+                .top
+                .iter()
+                .map(|(token, p)| (shown(*token, &*self.text), finite(*p).into()))
+                .collect();
+            into.top_logprobs.push(Some(top));
+        }
+    }
+}
+
+fn shown(token: Token, text: &dyn TextModel) -> String {
+    String::from_utf8_lossy(&text.token_bytes(token).unwrap_or_default()).into_owned()
+}
+
+impl Default for CompletionLogprobs {
+    fn default() -> Self {
+        Self {
+            tokens: Vec::new(),
+            token_logprobs: Vec::new(),
+            top_logprobs: Vec::new(),
+            text_offset: Vec::new(),
+        }
+    }
+}
+
+impl CompletionLogprobs {
+    fn append(&mut self, mut more: Self) {
+        self.tokens.append(&mut more.tokens);
+        self.token_logprobs.append(&mut more.token_logprobs);
+        self.top_logprobs.append(&mut more.top_logprobs);
+        self.text_offset.append(&mut more.text_offset);
+    }
+
+    /// A prompt's first token, which nothing precedes; its length in characters.
+    fn push_first(&mut self, token: Token, text: &dyn TextModel) -> u64 {
+        let text = shown(token, text);
+        let chars = text.chars().count() as u64;
+        self.tokens.push(text);
+        self.token_logprobs.push(None);
+        self.top_logprobs.push(None);
+        self.text_offset.push(0);
+        chars
+    }
+}

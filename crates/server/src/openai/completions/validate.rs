@@ -1,0 +1,60 @@
+//! What a completion request may contain.
+
+use super::types::{CompletionRequest, Prompt};
+use crate::app::Model;
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::openai::sampling::at_most;
+
+/// Checks every field; the error names the first that is wrong.
+pub fn validate(
+    request: &CompletionRequest,
+    model: &Model,
+    limits: &Limits,
+) -> Result<(), ApiError> {
+    model.check_name(request.model.as_deref())?;
+    request.shared().validate(limits, model.text.vocab())?;
+    if request.logprobs.is_some_and(|top| u64::from(top) > limits.top_logprobs) {
+        let text = format!("logprobs must be between 0 and {}", limits.top_logprobs);
+        return Err(ApiError::invalid("logprobs", text));
+    }
+    if request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::invalid("suffix", "this model cannot fill in the middle"));
+    }
+    prompt("prompt", &request.prompt, model, limits)
+}
+
+/// Checks prompts given as text or as token ids.
+pub(crate) fn prompt(
+    name: &str,
+    prompt: &Prompt,
+    model: &Model,
+    limits: &Limits,
+) -> Result<(), ApiError> {
+    let count = match prompt {
+        Prompt::Text(_) | Prompt::Tokens(_) => 1,
+        Prompt::Texts(list) => list.len(),
+        Prompt::TokenLists(list) => list.len(),
+    };
+    let empty = match prompt {
+        Prompt::Text(text) => text.is_empty(),
+        Prompt::Tokens(tokens) => tokens.is_empty(),
+        Prompt::Texts(list) => list.is_empty() || list.iter().any(String::is_empty),
+        Prompt::TokenLists(list) => list.is_empty() || list.iter().any(Vec::is_empty),
+    };
+    if empty {
+        return Err(ApiError::invalid(name, format!("{name} must not be empty")));
+    }
+    at_most(name, "entries", count, limits.batch)?;
+    let lists = match prompt {
+        Prompt::Tokens(tokens) => std::slice::from_ref(tokens),
+        Prompt::TokenLists(lists) => lists.as_slice(),
+        _ => &[],
+    };
+    match lists.iter().flatten().find(|token| **token >= model.text.vocab()) {
+        Some(token) => {
+            Err(ApiError::invalid(name, format!("{token} is not a token id of this model")))
+        }
+        None => Ok(()),
+    }
+}

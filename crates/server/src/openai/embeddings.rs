@@ -1,0 +1,6 @@
+//! `/v1/embeddings`.
+
+pub mod convert;
+pub mod handler;
+pub mod types;
+pub mod validate;

@@ -1,0 +1,64 @@
+//! From an embedding request to what the engine is asked, and back.
+
+use super::types::{EmbeddingRequest, Vector};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::link::Pooling;
+use crate::openai::completions::convert::tokenize;
+use engine::request::Token;
+
+/// How token vectors become one: the mean, unless asked.
+pub fn pooling(request: &EmbeddingRequest) -> Pooling {
+    match request.pooling.as_deref() {
+        Some("last") => Pooling::Last,
+        _ => Pooling::Mean,
+    }
+}
+
+/// The inputs as tokens, each within the context.
+pub async fn inputs(app: &App, request: &EmbeddingRequest) -> Result<Vec<Vec<Token>>, ApiError> {
+    let inputs = tokenize(app, "input", request.input.clone()).await?;
+    for input in &inputs {
+        app.model.room("input", input.len())?;
+    }
+    Ok(inputs)
+}
+
+/// A vector in the form that was asked for.
+pub fn vector(request: &EmbeddingRequest, vector: Vec<f32>) -> Vector {
+    match request.encoding_format.as_deref() {
+        Some("base64") => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Vector::Base64(base64(&bytes))
+        }
+        _ => Vector::Float(vector),
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let at = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for i in 0..4 {
+            if i <= three.len() {
+                let six = (bits >> (18 - 6 * i)) & 63;
+                out.push(char::from(LETTERS[six as usize]));
+            } else {
+                out.push('=');
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn base64_as_everyone_writes_it() {
+        for (plain, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v")] {
+            assert_eq!(super::base64(plain.as_bytes()), text);
+        }
+    }
+}

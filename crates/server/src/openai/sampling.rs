@@ -1,0 +1,255 @@
+//! The fields that chat and completions share: how tokens are chosen and when to stop.
+
+use crate::app::Model;
+use crate::config::Limits;
+use crate::describe::{Describe, Schemas, api_type};
+use crate::error::ApiError;
+use engine::request::{Sampling, Token};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// One stop string or several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum Stop {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl Describe for Stop {
+    fn describe(_: &mut Schemas) -> Value {
+        json!({"anyOf": [
+            {"type": "string", "maxLength": 64},
+            {"type": "array", "items": {"type": "string", "maxLength": 64}, "maxItems": 16},
+        ]})
+    }
+}
+
+api_type! {
+    /// How a stream behaves.
+    pub struct StreamOptions {
+        /// Send one more chunk at the end, with the usage.
+        pub include_usage: Option<bool>,
+    }
+}
+
+/// Defines a request type with the shared fields after its own.
+macro_rules! generation_type {
+    ($(#[doc = $doc:literal])+ pub struct $name:ident { $($own:tt)* }) => {
+        $crate::describe::api_type! {
+            $(#[doc = $doc])+
+            pub struct $name {
+                $($own)*
+                /// The most tokens to generate.
+                pub max_tokens: Option<u32> = {"minimum": 1},
+                /// 0 always takes the likeliest token; larger is more varied.
+                pub temperature: Option<f32> = {"minimum": 0, "maximum": 2},
+                /// Keep the smallest set of tokens with at least this probability.
+                pub top_p: Option<f32> = {"exclusiveMinimum": 0, "maximum": 1},
+                /// Keep this many of the likeliest tokens; 0 or -1 keeps all. An extension.
+                pub top_k: Option<i64> = {"minimum": -1, "maximum": 1_000_000},
+                /// Drop tokens less likely than this share of the likeliest. An extension.
+                pub min_p: Option<f32> = {"minimum": 0, "maximum": 1},
+                /// Divide the logits of tokens seen before; 1 is off. An extension.
+                pub repetition_penalty: Option<f32> = {"exclusiveMinimum": 0, "maximum": 10},
+                /// Subtracted for each earlier occurrence in the answer.
+                pub frequency_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
+                /// Subtracted once for a token that occurred in the answer.
+                pub presence_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
+                /// Added to the logits of single tokens, by their ids.
+                pub logit_bias: Option<std::collections::BTreeMap<String, f32>> = {
+                    "propertyNames": {"pattern": "^[0-9]+$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                },
+                /// Same seed, same text.
+                pub seed: Option<i64>,
+                /// How many answers.
+                pub n: Option<u32> = {"minimum": 1, "maximum": 32},
+                /// Strings that end the answer and are not part of it.
+                pub stop: Option<$crate::openai::sampling::Stop>,
+                /// Token ids that end the answer. An extension.
+                pub stop_token_ids: Option<Vec<u32>> = {
+                    "maxItems": 64,
+                },
+                /// No stop before this many tokens. An extension.
+                pub min_tokens: Option<u32>,
+                /// Go on past the model's own end of answer. An extension.
+                pub ignore_eos: Option<bool>,
+                /// Send the answer as it is made, as server-sent events.
+                pub stream: Option<bool>,
+                /// How the stream behaves.
+                pub stream_options: Option<$crate::openai::sampling::StreamOptions>,
+                /// Larger goes first. An extension.
+                pub priority: Option<i64> = {"minimum": -1_000_000, "maximum": 1_000_000},
+                /// Who is asking; kept for nobody.
+                pub user: Option<String>,
+            }
+        }
+
+        impl $name {
+            /// The shared fields.
+            pub(crate) fn shared(&self) -> $crate::openai::sampling::Shared<'_> {
+                $crate::openai::sampling::Shared {
+                    max_tokens: self.max_tokens,
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    repetition_penalty: self.repetition_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    presence_penalty: self.presence_penalty,
+                    logit_bias: self.logit_bias.as_ref(),
+                    seed: self.seed,
+                    n: self.n,
+                    stop: self.stop.as_ref(),
+                    stop_token_ids: self.stop_token_ids.as_deref(),
+                    min_tokens: self.min_tokens,
+                    ignore_eos: self.ignore_eos,
+                    stream: self.stream,
+                    stream_options: self.stream_options.as_ref(),
+                    priority: self.priority,
+                }
+            }
+        }
+    };
+}
+pub(crate) use generation_type;
+
+/// The shared fields of a request.
+pub(crate) struct Shared<'a> {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<&'a BTreeMap<String, f32>>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) n: Option<u32>,
+    pub(crate) stop: Option<&'a Stop>,
+    pub(crate) stop_token_ids: Option<&'a [u32]>,
+    pub(crate) min_tokens: Option<u32>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<&'a StreamOptions>,
+    pub(crate) priority: Option<i64>,
+}
+
+fn between(name: &str, value: Option<f32>, least: f32, most: f32) -> Result<(), ApiError> {
+    match value {
+        Some(v) if !(v >= least && v <= most) => {
+            let text = format!("{name} must be between {least} and {most}; this is {v}");
+            Err(ApiError::invalid(name, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// At most so many of something.
+pub(crate) fn at_most(name: &str, what: &str, found: usize, limit: u64) -> Result<(), ApiError> {
+    if found as u64 > limit {
+        let text = format!("{name} has {found} {what}; at most {limit} are allowed");
+        return Err(ApiError::invalid(name, text));
+    }
+    Ok(())
+}
+
+impl Shared<'_> {
+    /// Checks every field; the error names the first that is wrong.
+    pub(crate) fn validate(&self, limits: &Limits, vocab: u32) -> Result<(), ApiError> {
+        between("temperature", self.temperature, 0.0, 2.0)?;
+        between("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
+        between("min_p", self.min_p, 0.0, 1.0)?;
+        between("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 10.0)?;
+        between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        if self.max_tokens == Some(0) {
+            return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
+        }
+        if self.top_k.is_some_and(|k| !(-1..=1_000_000).contains(&k)) {
+            return Err(ApiError::invalid("top_k", "top_k must be between -1 and 1000000"));
+        }
+        if self.n.is_some_and(|n| n == 0 || u64::from(n) > limits.choices) {
+            let text = format!("n must be between 1 and {}", limits.choices);
+            return Err(ApiError::invalid("n", text));
+        }
+        if self.priority.is_some_and(|p| !(-1_000_000..=1_000_000).contains(&p)) {
+            let text = "priority must be between -1000000 and 1000000";
+            return Err(ApiError::invalid("priority", text));
+        }
+        if self.stream_options.is_some() && self.stream != Some(true) {
+            let text = "stream_options is only allowed with stream: true";
+            return Err(ApiError::invalid("stream_options", text));
+        }
+        at_most(
+            "logit_bias",
+            "entries",
+            self.logit_bias.map_or(0, BTreeMap::len),
+            limits.logit_bias,
+        )?;
+        for (token, bias) in self.logit_bias.into_iter().flatten() {
+            let name = format!("logit_bias.{token}");
+            if token.parse::<Token>().map_or(true, |token| token >= vocab) {
+                let text = format!("{token:?} is not a token id of this model");
+                return Err(ApiError::invalid(name, text));
+            }
+            between(&name, Some(*bias), -100.0, 100.0)?;
+        }
+        at_most("stop_token_ids", "entries", self.stop_token_ids.map_or(0, <[u32]>::len), 64)?;
+        if let Some(bad) = self.stop_token_ids.into_iter().flatten().find(|t| **t >= vocab) {
+            let text = format!("{bad} is not a token id of this model");
+            return Err(ApiError::invalid("stop_token_ids", text));
+        }
+        let stops = self.stops();
+        at_most("stop", "strings", stops.len(), limits.stops)?;
+        if stops.iter().any(|stop| stop.len() as u64 > limits.stop_bytes) {
+            let text = format!("a stop string may have {} bytes at most", limits.stop_bytes);
+            return Err(ApiError::invalid("stop", text));
+        }
+        Ok(())
+    }
+
+    /// The stop strings.
+    pub(crate) fn stops(&self) -> Vec<String> {
+        match self.stop {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop.clone()],
+            Some(Stop::Many(stops)) => stops.clone(),
+        }
+    }
+
+    /// What the engine is asked, over the model's own defaults.
+    pub(crate) fn convert(&self, model: &Model) -> Sampling {
+        let base = &model.defaults;
+        let ignore_eos = self.ignore_eos.unwrap_or(false);
+        let mut stop_tokens = self.stop_token_ids.map(<[u32]>::to_vec).unwrap_or_default();
+        if !ignore_eos {
+            stop_tokens.extend(model.text.stop_tokens());
+        }
+        Sampling {
+            temperature: self.temperature.unwrap_or(base.temperature),
+            top_k: self.top_k.map_or(base.top_k, |k| k.max(0) as u32),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            logit_bias: self
+                .logit_bias
+                .into_iter()
+                .flatten()
+                .filter_map(|(token, bias)| Some((token.parse().ok()?, *bias)))
+                .collect(),
+            seed: self.seed.map_or_else(super::random, |seed| seed as u64),
+            min_tokens: self.min_tokens.unwrap_or(0),
+            stop_tokens,
+            ignore_eos,
+            ..Sampling::default()
+        }
+    }
+}

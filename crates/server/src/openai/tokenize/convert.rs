@@ -1,0 +1,22 @@
+//! Texts to tokens.
+
+use super::types::TokenizeRequest;
+use crate::openai::chat::convert::template_message;
+use crate::text::{Chat, TextError, TextModel};
+use engine::request::Token;
+use serde_json::{Map, Value, json};
+
+/// The tokens of a validated request.
+pub fn tokens(request: &TokenizeRequest, text: &dyn TextModel) -> Result<Vec<Token>, TextError> {
+    if let Some(prompt) = &request.prompt {
+        return text.encode(prompt, request.add_special_tokens.unwrap_or(true));
+    }
+    let messages = request.messages.as_deref().unwrap_or_default();
+    let chat = Chat {
+        messages: messages.iter().map(template_message).collect(),
+        tools: request.tools.as_ref().map_or(Value::Null, |tools| json!(tools)),
+        generation_prompt: request.add_generation_prompt.unwrap_or(true),
+        extra: Map::new(),
+    };
+    text.encode(&text.render(&chat)?, false)
+}

@@ -1,0 +1,29 @@
+//! What may be tokenized.
+
+use super::types::{DetokenizeRequest, TokenizeRequest};
+use crate::app::Model;
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::openai::chat;
+
+/// Text or messages, not both, and messages as chat would have them.
+pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
+    model.check_name(request.model.as_deref())?;
+    match (&request.prompt, &request.messages) {
+        (Some(_), None) => Ok(()),
+        (None, Some(messages)) => chat::validate::conversation(messages, limits),
+        _ => Err(ApiError::invalid("prompt", "give either prompt or messages")),
+    }
+}
+
+/// Token ids of this model.
+pub fn detokenize(request: &DetokenizeRequest, model: &Model) -> Result<(), ApiError> {
+    model.check_name(request.model.as_deref())?;
+    match request.tokens.iter().find(|token| **token >= model.text.vocab()) {
+        None => Ok(()),
+        Some(token) => {
+            let text = format!("{token} is not a token id of this model");
+            Err(ApiError::invalid("tokens", text))
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The OpenAPI document, made from the types that serde reads and writes.
+
+use crate::describe::{Describe, Schemas};
+use crate::error::ErrorResponse;
+use crate::openai::chat::types::{ChatChunk, ChatRequest, ChatResponse};
+use crate::openai::completions::types::{CompletionRequest, CompletionResponse};
+use crate::openai::embeddings::types::{EmbeddingRequest, EmbeddingResponse};
+use crate::openai::models::{ModelCard, ModelList};
+use crate::openai::tokenize::types::{
+    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse,
+};
+use axum::Json;
+use serde_json::{Map, Value, json};
+
+/// `/openapi.json`.
+pub(crate) async fn serve() -> Json<Value> {
+    Json(document())
+}
+
+struct Route {
+    path: &'static str,
+    method: &'static str,
+    about: &'static str,
+    request: Option<fn(&mut Schemas) -> Value>,
+    response: fn(&mut Schemas) -> Value,
+    /// The events' schema, where the answer may be a stream.
+    events: Option<fn(&mut Schemas) -> Value>,
+}
+
+fn post(
+    path: &'static str,
+    about: &'static str,
+    request: fn(&mut Schemas) -> Value,
+    response: fn(&mut Schemas) -> Value,
+) -> Route {
+    Route { path, method: "post", about, request: Some(request), response, events: None }
+}
+
+fn get(path: &'static str, about: &'static str, response: fn(&mut Schemas) -> Value) -> Route {
+    Route { path, method: "get", about, request: None, response, events: None }
+}
+
+fn status(_: &mut Schemas) -> Value {
+    json!({"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]})
+}
+
+fn routes() -> Vec<Route> {
+    let chat = post(
+        "/v1/chat/completions",
+        "Continue a conversation",
+        ChatRequest::describe,
+        ChatResponse::describe,
+    );
+    let completions = post(
+        "/v1/completions",
+        "Continue a text",
+        CompletionRequest::describe,
+        CompletionResponse::describe,
+    );
+    vec![
+        Route { events: Some(ChatChunk::describe), ..chat },
+        Route { events: Some(CompletionResponse::describe), ..completions },
+        post(
+            "/v1/embeddings",
+            "Make vectors of texts",
+            EmbeddingRequest::describe,
+            EmbeddingResponse::describe,
+        ),
+        get("/v1/models", "List the model that is served", ModelList::describe),
+        get("/v1/models/{name}", "The model by name", ModelCard::describe),
+        post(
+            "/tokenize",
+            "Text or a conversation to tokens",
+            TokenizeRequest::describe,
+            TokenizeResponse::describe,
+        ),
+        post(
+            "/detokenize",
+            "Tokens to text",
+            DetokenizeRequest::describe,
+            DetokenizeResponse::describe,
+        ),
+        get("/health/live", "Whether the process answers", status),
+        get("/health/ready", "Whether new requests are taken", status),
+    ]
+}
+
+const ERRORS: [(&str, &str); 11] = [
+    ("400", "A field is missing or wrong"),
+    ("401", "No key, or a wrong one"),
+    ("404", "No such model or address"),
+    ("405", "The address takes another method"),
+    ("408", "The body did not arrive in time"),
+    ("413", "The body is too large"),
+    ("415", "The body is not JSON"),
+    ("429", "Full; come back after Retry-After"),
+    ("500", "The engine failed on this request"),
+    ("501", "The loaded model cannot do this"),
+    ("503", "The engine is not there, or the server is shutting down"),
+];
+
+fn operation(route: &Route, all: &mut Schemas) -> Value {
+    let json_of = |schema: Value| json!({"application/json": {"schema": schema}});
+    let mut content = json_of((route.response)(all));
+    if let Some(events) = route.events {
+        let about = format!(
+            "Events `data: {{…}}` of {}, then `data: [DONE]`",
+            events(all)["$ref"].as_str().unwrap_or("the chunk")
+        );
+        content["text/event-stream"] = json!({"schema": {"type": "string", "description": about}});
+    }
+    let mut responses = Map::new();
+    responses.insert("200".into(), json!({"description": "Success", "content": content}));
+    for (status, about) in ERRORS {
+        let content = json_of(ErrorResponse::describe(all));
+        responses.insert(status.into(), json!({"description": about, "content": content}));
+    }
+    let mut operation = json!({"summary": route.about, "responses": responses});
+    if let Some(request) = route.request {
+        operation["requestBody"] = json!({"required": true, "content": json_of(request(all))});
+    }
+    if route.path.contains("{name}") {
+        operation["parameters"] = json!([{
+            "name": "name", "in": "path", "required": true, "schema": {"type": "string"},
+        }]);
+    }
+    if route.path.starts_with("/health") {
+        operation["security"] = json!([]);
+    }
+    operation
+}
+
+/// The whole document.
+pub fn document() -> Value {
+    let mut all = Schemas::default();
+    let mut paths = Map::new();
+    for route in routes() {
+        let mut path = Map::new();
+        path.insert(route.method.into(), operation(&route, &mut all));
+        paths.insert(route.path.into(), path.into());
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Dacapo",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "An OpenAI-compatible API over a model that runs as device graphs.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": all.0,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    })
+}

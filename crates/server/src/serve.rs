@@ -1,0 +1,129 @@
+//! From a configuration to a server that runs, and to its end.
+
+use crate::app::{App, Model};
+use crate::config::ServerConfig;
+use crate::http::auth::Keys;
+use crate::http::conn::{self, Exit};
+use crate::http::router;
+use crate::link::{self, Factory, Link};
+use crate::metrics::Metrics;
+use crate::trace::TraceWriter;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::net::TcpListener;
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address could not be taken.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, io::Error),
+    /// The trace file could not be made.
+    #[error("cannot write the trace: {0}")]
+    Trace(io::Error),
+    /// The threads could not be started.
+    #[error("cannot start the server's threads: {0}")]
+    Threads(io::Error),
+}
+
+/// A server that listens but does not answer yet.
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<App>,
+    engine: JoinHandle<()>,
+}
+
+impl Server {
+    /// Takes the address and starts the engine's thread. Must run inside a tokio runtime.
+    pub async fn bind(
+        config: &ServerConfig,
+        backend: Factory,
+        model: Model,
+    ) -> Result<Self, ServeError> {
+        let trace = match &config.trace {
+            Some(path) => Some(TraceWriter::create(path).map_err(ServeError::Trace)?),
+            None => None,
+        };
+        let listener = TcpListener::bind(config.listen).await;
+        let listener = listener.map_err(|e| ServeError::Listen(config.listen, e))?;
+        let metrics = Arc::new(Metrics::default());
+        let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
+        let keys = Keys::new(&config.api_keys);
+        let app = Arc::new(App::new(model, link, config.limits.clone(), metrics, keys));
+        Ok(Self { listener, app, engine })
+    }
+
+    /// Where it listens: the port that was chosen, if none was asked for.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The way to the engine.
+    pub fn link(&self) -> Link {
+        self.app.link.clone()
+    }
+
+    /// Answers until `stop` resolves, then drains and ends the engine's thread.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Exit {
+        let Self { listener, app, engine } = self;
+        let exit = conn::serve(listener, app.clone(), router(app.clone()), stop).await;
+        app.link.stop();
+        // A backend that hangs must not keep the process: wait as long as for the last events.
+        let ended = tokio::task::spawn_blocking(move || engine.join());
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
+        exit
+    }
+}
+
+/// Runs a server until SIGTERM or Ctrl-C, then drains. Blocks; brings its own runtime. A second
+/// signal while draining ends the process at once.
+pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exit, ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.threads)
+        .enable_all()
+        .thread_name("http")
+        .build()
+        .map_err(ServeError::Threads)?;
+    let exit = runtime.block_on(async {
+        let name = model.name.clone();
+        let server = Server::bind(&config, backend, model).await?;
+        if let Ok(address) = server.address() {
+            tracing::info!(%address, model = name, keys = config.api_keys.len(), "listening");
+            if config.api_keys.is_empty() && !address.ip().is_loopback() {
+                tracing::warn!("anyone who reaches this address may use it: no API key is set");
+            }
+        }
+        Ok(server.run(stop_signal()).await)
+    });
+    // Threads stuck in a backend are left behind; the process is about to end.
+    runtime.shutdown_background();
+    exit
+}
+
+/// Resolves at the first SIGTERM or Ctrl-C; a second one ends the process.
+async fn stop_signal() {
+    one_signal().await;
+    tokio::spawn(async {
+        one_signal().await;
+        tracing::warn!("a second signal: not waiting any longer");
+        std::process::exit(130);
+    });
+}
+
+async fn one_signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut term) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -1,0 +1,84 @@
+//! Bytes in any pieces in, whole characters out.
+
+/// Collects bytes and gives them back as text, never splitting a character. Bytes that can no
+/// longer become one turn into U+FFFD, exactly as [`String::from_utf8_lossy`] would have it.
+#[derive(Clone, Debug, Default)]
+pub struct Utf8Stream {
+    /// The start of a character whose rest has not come: at most three bytes.
+    held: Vec<u8>,
+}
+
+impl Utf8Stream {
+    /// Appends to `out` what is now certain.
+    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
+        if self.held.is_empty()
+            && let Ok(text) = std::str::from_utf8(bytes)
+        {
+            out.push_str(text);
+            return;
+        }
+        self.held.extend_from_slice(bytes);
+        let mut rest = self.held.as_slice();
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(text) => {
+                    out.push_str(text);
+                    rest = &[];
+                    break;
+                }
+                Err(e) => {
+                    let (good, bad) = rest.split_at(e.valid_up_to());
+                    out.push_str(&String::from_utf8_lossy(good));
+                    rest = bad;
+                    match e.error_len() {
+                        Some(n) => {
+                            out.push(char::REPLACEMENT_CHARACTER);
+                            rest = &rest[n..];
+                        }
+                        None => break,
+                    }
+                }
+            }
+        }
+        let keep = self.held.len() - rest.len();
+        self.held.drain(..keep);
+    }
+
+    /// The stream is over: what is held is a broken character.
+    pub fn flush(&mut self, out: &mut String) {
+        if !self.held.is_empty() {
+            self.held.clear();
+            out.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_make_the_same_text_as_the_whole(
+            bytes in prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..64),
+                any::<String>().prop_map(String::into_bytes),
+            ],
+            cuts in proptest::collection::vec(1usize..5, 0..64),
+        ) {
+            let mut stream = Utf8Stream::default();
+            let mut out = String::new();
+            let mut rest = bytes.as_slice();
+            for cut in cuts {
+                let (head, tail) = rest.split_at(cut.min(rest.len()));
+                stream.push(head, &mut out);
+                prop_assert!(stream.held.len() < 4);
+                rest = tail;
+            }
+            stream.push(rest, &mut out);
+            stream.flush(&mut out);
+            prop_assert_eq!(out, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A server on a free port, and a client to ask it.
+
+use serde_json::Value;
+use server::answer::{Reasoning, ToolFormat};
+use server::link::{Factory, Link};
+use server::load::SseParser;
+use server::load::client::{ClientError, Connection, Head, Target};
+use server::mock::{Mock, MockConfig};
+use server::text::bytes::ByteText;
+use server::{Exit, Model, Server, ServerConfig};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A running server. Dropping it leaves the server to the runtime's end.
+pub struct Bed {
+    pub target: Target,
+    pub link: Link,
+    stop: Option<oneshot::Sender<()>>,
+    ended: JoinHandle<Exit>,
+}
+
+pub fn model() -> Model {
+    let mut model = Model::new("mock", 8192, Arc::new(ByteText));
+    model.aliases = vec!["other-name".into()];
+    model.tools = ToolFormat::Hermes;
+    model.reasoning = Reasoning::detect("</think>");
+    model
+}
+
+pub fn config() -> ServerConfig {
+    ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() }
+}
+
+/// A mock that is made anew after each panic.
+pub fn again(mock: MockConfig) -> Factory {
+    Box::new(move || Ok(Box::new(Mock::new(mock.clone()))))
+}
+
+impl Bed {
+    pub async fn new(mock: MockConfig) -> Self {
+        Self::with(config(), mock, model()).await
+    }
+
+    pub async fn with(config: ServerConfig, mock: MockConfig, model: Model) -> Self {
+        Self::over(config, again(mock), model).await
+    }
+
+    pub async fn over(config: ServerConfig, backend: Factory, model: Model) -> Self {
+        let server = Server::bind(&config, backend, model).await.unwrap();
+        let url = format!("http://{}", server.address().unwrap());
+        let target = Target::parse(&url, config.api_keys.first().cloned()).unwrap();
+        let link = server.link();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let ended = tokio::spawn(server.run(async {
+            let _ = stopped.await;
+        }));
+        let bed = Self { target, link, stop: Some(stop), ended };
+        bed.until("the engine is there", || bed.link.health().as_str() != "the engine is starting")
+            .await;
+        bed
+    }
+
+    pub async fn connect(&self) -> Connection {
+        Connection::open(&self.target).await.unwrap()
+    }
+
+    pub async fn get(&self, path: &str) -> (Head, Vec<u8>) {
+        let mut wire = self.connect().await;
+        let head = wire.request("GET", path, &[], b"").await.unwrap();
+        let body = wire.body().await.unwrap();
+        (head, body)
+    }
+
+    pub async fn try_post(&self, path: &str, body: &[u8]) -> Result<(Head, Vec<u8>), ClientError> {
+        let mut wire = Connection::open(&self.target).await?;
+        let head = wire.request("POST", path, &[], body).await?;
+        let body = wire.body().await?;
+        Ok((head, body))
+    }
+
+    /// Posts JSON; the status and the JSON that came back.
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.post_text(path, &body.to_string()).await
+    }
+
+    pub async fn post_text(&self, path: &str, body: &str) -> (u16, Value) {
+        let (head, body) = self.try_post(path, body.as_bytes()).await.unwrap();
+        let value = serde_json::from_slice(&body)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&body)));
+        (head.status, value)
+    }
+
+    /// Posts JSON and expects a success.
+    pub async fn ok(&self, path: &str, body: &Value) -> Value {
+        let (status, value) = self.post(path, body).await;
+        assert_eq!(status, 200, "{value}");
+        value
+    }
+
+    /// Posts JSON and expects an error; its body.
+    pub async fn error(&self, path: &str, body: &Value, status: u16) -> Value {
+        let (found, value) = self.post(path, body).await;
+        assert_eq!(found, status, "{body} → {value}");
+        let error = value["error"].clone();
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{value}");
+        assert!(error["type"].is_string(), "{value}");
+        error
+    }
+
+    /// Posts JSON and reads the answer as events; each event's data.
+    pub async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
+        let mut wire = self.connect().await;
+        let head = wire.request("POST", path, &[], body.to_string().as_bytes()).await.unwrap();
+        assert_eq!(head.status, 200);
+        assert_eq!(head.header("content-type"), Some("text/event-stream"));
+        read_events(&mut wire).await
+    }
+
+    pub async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
+        for _ in 0..500 {
+            if is() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("not within five seconds: {what}");
+    }
+
+    /// Asks the server to stop and waits for its end.
+    pub async fn stop(mut self) -> Exit {
+        drop(self.stop.take());
+        self.ended.await.unwrap()
+    }
+
+    /// Asks the server to stop and goes on.
+    pub fn ask_to_stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    pub async fn ended(self) -> Exit {
+        self.ended.await.unwrap()
+    }
+}
+
+pub async fn read_events(wire: &mut Connection) -> Vec<String> {
+    let (mut parser, mut events) = (SseParser::default(), Vec::new());
+    loop {
+        let more = wire
+            .read(&mut |bytes| {
+                assert!(std::str::from_utf8(bytes).is_ok(), "a frame splits a character");
+                parser.push(bytes, |data| events.push(data.to_string()));
+            })
+            .await
+            .unwrap();
+        if !more {
+            return events;
+        }
+    }
+}

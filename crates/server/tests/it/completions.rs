@@ -1,0 +1,97 @@
+//! Completions, whole and streamed.
+
+use crate::bed::Bed;
+use serde_json::{Value, json};
+use server::mock::MockConfig;
+use server::openai::completions::types::CompletionResponse;
+
+const PATH: &str = "/v1/completions";
+
+#[tokio::test]
+async fn prompts_of_every_kind() {
+    let bed = Bed::new(MockConfig::default()).await;
+    for (prompt, texts) in [
+        (json!("abc"), vec!["abc"]),
+        (json!(["abc", "de"]), vec!["abc", "de"]),
+        (json!([97, 98]), vec!["ab"]),
+        (json!([[97], [98, 99]]), vec!["a", "bc"]),
+    ] {
+        let found = bed.ok(PATH, &json!({"prompt": prompt})).await;
+        let found: CompletionResponse = serde_json::from_value(found).unwrap();
+        assert_eq!(found.object, "text_completion");
+        let made: Vec<_> = found.choices.iter().map(|c| c.text.as_str()).collect();
+        assert_eq!(made, texts);
+    }
+    let found = bed.ok(PATH, &json!({"prompt": ["abc", "de"], "n": 2})).await;
+    let made: Vec<_> =
+        found["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
+    assert_eq!(made, ["abc", "abc", "de", "de"]);
+    let sixteen = bed.ok(PATH, &json!({"prompt": "x".repeat(40)})).await;
+    assert_eq!(sixteen["usage"]["completion_tokens"], 16);
+    assert_eq!(sixteen["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn streamed() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let ask = json!({
+        "prompt": ["aé", "日"], "stream": true, "stream_options": {"include_usage": true},
+    });
+    let events = bed.stream(PATH, &ask).await;
+    let (mut texts, mut usage) = ([String::new(), String::new()], None);
+    for event in &events[..events.len() - 1] {
+        let chunk: CompletionResponse = serde_json::from_str(event).unwrap();
+        for choice in chunk.choices {
+            texts[choice.index as usize] += &choice.text;
+        }
+        usage = chunk.usage.or(usage);
+    }
+    assert_eq!(texts, ["aé", "日"]);
+    assert_eq!(usage.unwrap().completion_tokens, 6);
+    assert_eq!(events.last().unwrap(), "[DONE]");
+}
+
+#[tokio::test]
+async fn echo_and_log_probabilities() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let ask = json!({"prompt": "abc", "echo": true, "logprobs": 2, "max_tokens": 2});
+    let found = bed.ok(PATH, &ask).await;
+    let choice = &found["choices"][0];
+    assert_eq!(choice["text"], "abcab");
+    assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b", "c", "a", "b"]));
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3, 4]));
+    assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -0.25, -0.25, -0.25, -0.25]));
+    assert_eq!(choice["logprobs"]["top_logprobs"][0], Value::Null);
+    assert_eq!(choice["logprobs"]["top_logprobs"][1], json!({"b": -0.25, "c": -1.25}));
+}
+
+#[tokio::test]
+async fn past_the_end_and_up_to_a_token() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let more = json!({"prompt": "ab", "ignore_eos": true, "max_tokens": 5});
+    assert_eq!(bed.ok(PATH, &more).await["choices"][0]["text"], "ababa");
+    let least = json!({"prompt": "ab", "min_tokens": 3, "max_tokens": 9});
+    assert_eq!(bed.ok(PATH, &least).await["choices"][0]["text"], "aba");
+    let until = json!({"prompt": "abcd", "stop_token_ids": [99]});
+    assert_eq!(bed.ok(PATH, &until).await["choices"][0]["text"], "ab");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_named() {
+    let bed = Bed::new(MockConfig::default()).await;
+    for (more, param) in [
+        (json!({}), Value::Null),
+        (json!({"prompt": ""}), json!("prompt")),
+        (json!({"prompt": []}), json!("prompt")),
+        (json!({"prompt": [[]]}), json!("prompt")),
+        (json!({"prompt": {"a": 1}}), json!("prompt")),
+        (json!({"prompt": [70000]}), json!("prompt")),
+        (json!({"prompt": vec!["x"; 300]}), json!("prompt")),
+        (json!({"prompt": "x", "logprobs": 21}), json!("logprobs")),
+        (json!({"prompt": "x", "suffix": "y"}), json!("suffix")),
+        (json!({"prompt": "x", "n": 33}), json!("n")),
+        (json!({"prompt": "x".repeat(8192)}), json!("prompt")),
+    ] {
+        assert_eq!(bed.error(PATH, &more, 400).await["param"], param, "{more}");
+    }
+}

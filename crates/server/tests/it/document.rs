@@ -1,0 +1,68 @@
+//! The OpenAPI document says what the server does.
+
+use crate::bed::Bed;
+use serde_json::{Value, json};
+use server::mock::MockConfig;
+
+#[tokio::test]
+async fn the_document_is_whole() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let (head, body) = bed.get("/openapi.json").await;
+    assert_eq!(head.status, 200);
+    let text = String::from_utf8(body).unwrap();
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document, server::document());
+    for name in text.split("#/components/schemas/").skip(1) {
+        let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+        assert!(document["components"]["schemas"][name].is_object(), "{name}");
+    }
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            assert!(operation["responses"]["200"].is_object(), "{method} {path}");
+        }
+    }
+}
+
+/// Every bound in the document is enforced: a value beyond it is refused, and by its name.
+#[tokio::test]
+async fn every_bound_is_enforced() {
+    let bed = Bed::new(MockConfig { embedding: 4, ..MockConfig::default() }).await;
+    let document = server::document();
+    let cases = [
+        ("ChatRequest", "/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}], "logprobs": true})),
+        ("CompletionRequest", "/v1/completions", json!({"prompt": "x"})),
+        ("EmbeddingRequest", "/v1/embeddings", json!({"input": "x"})),
+    ];
+    let mut checked = 0;
+    for (name, path, base) in cases {
+        let fields = document["components"]["schemas"][name]["properties"].as_object().unwrap();
+        for (field, schema) in fields {
+            let inner = schema["anyOf"].get(0).unwrap_or(schema);
+            let mut wrong = Vec::new();
+            if let Some(least) = inner["minimum"].as_f64() {
+                wrong.push(json!(least - 1.0));
+                wrong.push(json!(least as i64 - 1));
+            }
+            if let Some(least) = inner["exclusiveMinimum"].as_f64() {
+                wrong.push(json!(least));
+            }
+            if let Some(most) = inner["maximum"].as_f64() {
+                wrong.push(json!(most + 1.0));
+            }
+            if inner["enum"].is_array() {
+                wrong.push(json!("none of these"));
+            }
+            if inner["minItems"] == 1 {
+                wrong.push(json!([]));
+            }
+            for value in wrong {
+                let mut ask = base.clone();
+                ask[field.as_str()] = value.clone();
+                let error = bed.error(path, &ask, 400).await;
+                assert_eq!(error["param"], field.as_str(), "{value}: {error}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 40, "{checked}");
+}

@@ -1,0 +1,10 @@
+//! The server over the mock, through real sockets.
+
+mod abuse;
+mod bed;
+mod chat;
+mod completions;
+mod document;
+mod faults;
+mod routes;
+mod streams;

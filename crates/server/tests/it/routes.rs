@@ -1,0 +1,243 @@
+//! The other routes, the way in, and the way out.
+
+use crate::bed::{Bed, config, model};
+use serde_json::{Value, json};
+use server::mock::MockConfig;
+use server::{Exit, ServerConfig};
+use std::time::Duration;
+
+#[tokio::test]
+async fn models() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let (head, body) = bed.get("/v1/models").await;
+    let list: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(head.status, 200);
+    assert_eq!(list["data"][0]["id"], "mock");
+    assert_eq!(list["data"][0]["max_model_len"], 8192);
+    assert_eq!(bed.get("/v1/models/mock").await.0.status, 200);
+    assert_eq!(bed.get("/v1/models/org/other").await.0.status, 404);
+}
+
+#[tokio::test]
+async fn tokens_there_and_back() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let there = bed.ok("/tokenize", &json!({"prompt": "hé", "return_token_strs": true})).await;
+    assert_eq!(there["tokens"], json!([104, 195, 169]));
+    assert_eq!(there["count"], 3);
+    assert_eq!(there["token_strs"][0], "h");
+    let back = bed.ok("/detokenize", &json!({"tokens": [104, 195, 169]})).await;
+    assert_eq!(back["prompt"], "hé");
+    let chat = json!({"messages": [{"role": "user", "content": "x"}]});
+    assert_eq!(bed.ok("/tokenize", &chat).await["tokens"][0], 256);
+    bed.error("/tokenize", &json!({}), 400).await;
+    bed.error("/tokenize", &json!({"messages": []}), 400).await;
+    bed.error("/detokenize", &json!({"tokens": [259]}), 400).await;
+    bed.error("/detokenize", &json!({"tokens": [-1]}), 400).await;
+}
+
+#[tokio::test]
+async fn embeddings() {
+    let bed = Bed::new(MockConfig { embedding: 8, ..MockConfig::default() }).await;
+    let ask = json!({"input": ["ab", "b"], "model": "mock"});
+    let made = bed.ok("/v1/embeddings", &ask).await;
+    assert_eq!(made["data"][1]["index"], 1);
+    assert_eq!(made["data"][0]["embedding"].as_array().unwrap().len(), 8);
+    assert_eq!(made["usage"]["prompt_tokens"], 3);
+    let last = json!({"input": "ab", "pooling": "last"});
+    let last = bed.ok("/v1/embeddings", &last).await;
+    assert_eq!(last["data"][0]["embedding"], made["data"][1]["embedding"]);
+    let coded = json!({"input": "b", "encoding_format": "base64"});
+    let coded = bed.ok("/v1/embeddings", &coded).await;
+    assert_eq!(coded["data"][0]["embedding"].as_str().unwrap().len(), 44);
+    for (wrong, param) in [
+        (json!({"input": "b", "dimensions": 9}), "dimensions"),
+        (json!({"input": "b", "pooling": "max"}), "pooling"),
+        (json!({"input": "b", "encoding_format": "int8"}), "encoding_format"),
+        (json!({"input": ""}), "input"),
+    ] {
+        assert_eq!(bed.error("/v1/embeddings", &wrong, 400).await["param"], param);
+    }
+    let none = Bed::new(MockConfig::default()).await;
+    let error = none.error("/v1/embeddings", &json!({"input": "b"}), 501).await;
+    assert_eq!(error["code"], "not_supported");
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let bed = Bed::new(MockConfig::default()).await;
+    bed.ok("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3})).await;
+    bed.until("the snapshot is there", || !bed.link.snapshot().steps.is_empty()).await;
+    let (head, text) = bed.get("/metrics").await;
+    assert_eq!(head.status, 200);
+    let text = String::from_utf8(text).unwrap();
+    for line in [
+        "dacapo_generated_tokens_total 3",
+        "dacapo_prompt_tokens_total 5",
+        "dacapo_ready 1",
+        "dacapo_requests_waiting 0",
+        "dacapo_kv_pages{state=\"used\"} 0",
+        "dacapo_time_to_first_token_seconds_count 1",
+        "dacapo_inter_token_seconds_count 2",
+        "dacapo_requests_finished_total{finish=\"length\"} 1",
+        "dacapo_graph_steps_replayed_total{phase=\"prefill\",bucket=\"128\"} 1",
+        "dacapo_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "# EOF",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn every_route_but_health_asks_for_the_key() {
+    let config = ServerConfig { api_keys: vec!["sesame".into()], ..config() };
+    let mut bed = Bed::with(config, MockConfig::default(), model()).await;
+    let routes = [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/mock"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/metrics"),
+        ("GET", "/openapi.json"),
+        ("GET", "/live"),
+        ("GET", "/live/graph"),
+        ("GET", "/live/plan?bucket=decode/1"),
+        ("GET", "/"),
+        ("GET", "/app.js"),
+        ("GET", "/nowhere"),
+        ("DELETE", "/v1/models"),
+    ];
+    assert_eq!(bed.get("/v1/models").await.0.status, 200);
+    for key in [None, Some("Sesame".to_string())] {
+        bed.target.key = key;
+        for (method, path) in routes {
+            let mut wire = bed.connect().await;
+            let head = wire.request(method, path, &[], b"").await.unwrap();
+            assert_eq!(head.status, 401, "{method} {path}");
+            let body: Value = serde_json::from_slice(&wire.body().await.unwrap()).unwrap();
+            assert_eq!(body["error"]["code"], "invalid_api_key");
+        }
+        for path in ["/health", "/health/live", "/health/ready"] {
+            assert_eq!(bed.get(path).await.0.status, 200, "{path}");
+        }
+    }
+    let mut wire = bed.connect().await;
+    let head = wire.request("GET", "/", &[("accept", "text/html")], b"").await.unwrap();
+    assert!(head.header("www-authenticate").unwrap().starts_with("Basic"));
+}
+
+#[tokio::test]
+async fn the_page_and_what_it_asks_for() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let (head, body) = bed.get("/").await;
+    assert_eq!(head.header("content-type"), Some("text/html; charset=utf-8"));
+    let policy = head.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'self'"));
+    let page = String::from_utf8(body).unwrap();
+    assert!(!page.contains("https://") && !page.contains("style=") && !page.contains("onclick="));
+    for file in ["/style.css", "/app.js"] {
+        assert_eq!(bed.get(file).await.0.status, 200, "{file}");
+    }
+    let (_, graph) = bed.get("/live/graph").await;
+    let graph: Value = serde_json::from_slice(&graph).unwrap();
+    assert_eq!(graph["model"], "mock");
+    bed.until("the snapshot is there", || !bed.link.snapshot().graph.plans.is_empty()).await;
+    let (head, svg) = bed.get("/live/plan?bucket=decode%2F8").await;
+    assert_eq!(head.header("content-type"), Some("image/svg+xml"));
+    assert!(svg.starts_with(b"<svg"));
+    assert_eq!(bed.get("/live/plan?bucket=none").await.0.status, 404);
+    assert_eq!(bed.get("/live/plan").await.0.status, 400);
+}
+
+#[tokio::test]
+async fn the_live_view_moves() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let mut wire = bed.connect().await;
+    let head = wire.request("GET", "/live", &[], b"").await.unwrap();
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
+    let (mut seen, mut parser) = (Vec::<Value>::new(), server::load::SseParser::default());
+    while seen.last().is_none_or(|v| v["tokens"] == 0 || v["steps"].as_array().unwrap().is_empty()) {
+        let event = |data: &str| seen.push(serde_json::from_str(data).unwrap());
+        let mut event = event;
+        assert!(wire.read(&mut |bytes| { parser.push(bytes, &mut event); }).await.unwrap());
+    }
+    let view = seen.last().unwrap();
+    assert_eq!(view["tokens"], 5);
+    assert_eq!(view["seats"], 256);
+    assert_eq!(view["ready"], json!({"Ok": null}));
+}
+
+#[tokio::test]
+async fn nothing_there() {
+    let bed = Bed::new(MockConfig::default()).await;
+    assert_eq!(bed.get("/v2/models").await.0.status, 404);
+    assert_eq!(bed.get("/favicon.ico").await.0.status, 404);
+    let (head, _) = bed.get("/v1/completions").await;
+    assert_eq!(head.status, 405);
+    assert!(head.header("allow").is_some());
+    let (head, _) = bed.get("/health/live").await;
+    assert!(head.header("x-request-id").unwrap().starts_with("req-"));
+    let mut wire = bed.connect().await;
+    let given = [("x-request-id", "mine-1")];
+    let head = wire.request("GET", "/health/live", &given, b"").await.unwrap();
+    assert_eq!(head.header("x-request-id"), Some("mine-1"));
+}
+
+#[tokio::test]
+async fn draining_finishes_what_runs_and_takes_nothing_new() {
+    let slow = MockConfig { step_time: Duration::from_millis(20), ..MockConfig::default() };
+    let mut bed = Bed::new(slow).await;
+    let ask = json!({"prompt": "0123456789", "max_tokens": 10, "stream": true}).to_string();
+    let mut wire = bed.connect().await;
+    let mut kept = bed.connect().await;
+    let head = kept.request("GET", "/health/ready", &[], b"").await.unwrap();
+    assert_eq!(head.status, 200);
+    kept.body().await.unwrap();
+    let head = wire.request("POST", "/v1/completions", &[], ask.as_bytes()).await.unwrap();
+    assert_eq!(head.status, 200);
+    bed.ask_to_stop();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(server::load::client::Connection::open(&bed.target).await.is_err());
+    let events = crate::bed::read_events(&mut wire).await;
+    assert_eq!(events.last().unwrap(), "[DONE]");
+    assert!(events.iter().all(|e| !e.contains("error")));
+    assert_eq!(bed.ended().await, Exit::Drained);
+}
+
+#[tokio::test]
+async fn the_deadline_of_draining_ends_streams_with_a_word() {
+    let mut config = config();
+    config.limits.drain_ms = 100;
+    let slow = MockConfig { step_time: Duration::from_millis(20), ..MockConfig::default() };
+    let mut bed = Bed::with(config, slow, model()).await;
+    let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 5000, "stream": true});
+    let mut wire = bed.connect().await;
+    let body = ask.to_string();
+    let head = wire.request("POST", "/v1/completions", &[], body.as_bytes()).await.unwrap();
+    assert_eq!(head.status, 200);
+    bed.ask_to_stop();
+    let events = crate::bed::read_events(&mut wire).await;
+    assert_eq!(events[events.len() - 1], "[DONE]");
+    assert!(events[events.len() - 2].contains("shutting down"), "{events:?}");
+    assert_eq!(bed.ended().await, Exit::Cut);
+}
+
+#[tokio::test]
+async fn step_records_go_to_the_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl");
+    let config = ServerConfig { trace: Some(path.clone()), ..config() };
+    let bed = Bed::with(config, MockConfig::default(), model()).await;
+    let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 3000});
+    bed.ok("/v1/completions", &ask).await;
+    assert_eq!(bed.stop().await, Exit::Drained);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let records: Vec<server::link::StepRecord> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let numbers: Vec<u64> = records.iter().map(|r| r.step).collect();
+    assert_eq!(numbers, (1..=3000).collect::<Vec<_>>());
+}
