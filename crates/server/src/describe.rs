@@ -88,6 +88,7 @@ macro_rules! api_type {
         }
     ) => {
         $(#[doc = $doc])+
+        #[allow(unreachable_pub)]
         #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
         pub struct $name {
             $($(#[doc = $fdoc])+ $(#[serde($($serde)*)])? pub $field: $ty,)*

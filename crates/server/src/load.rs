@@ -7,7 +7,7 @@ mod report;
 mod run;
 mod sse;
 
-pub use dist::{Dist, Dice};
+pub use dist::{Dice, Dist};
 pub use report::{Latency, Report, Slo, Timeline};
 pub use run::{Arrivals, Endpoint, LoadSpec, Progress, Prompts, run};
 pub use sse::SseParser;

@@ -270,7 +270,9 @@ impl Sequence {
         if self.deadline.is_some_and(|deadline| now > deadline) {
             return Some(Finish::Deadline);
         }
-        if fail_every.is_some_and(|n| self.id.0 % n == 0) && self.at * 2 >= self.answer.len() {
+        if fail_every.is_some_and(|n| self.id.0.is_multiple_of(n))
+            && self.at * 2 >= self.answer.len()
+        {
             return Some(Finish::Failed("the device lost its state".into()));
         }
         if self.at >= self.max {
@@ -309,7 +311,7 @@ impl Backend for Mock {
         {
             std::thread::sleep(time);
         }
-        if self.config.panic_every.is_some_and(|n| next % n == 0) {
+        if self.config.panic_every.is_some_and(|n| next.is_multiple_of(n)) {
             panic!("a planted panic at step {next}");
         }
         let mut outputs = Vec::new();

@@ -1,8 +1,10 @@
 //! What the server needs of a tokenizer and a chat template, and no more.
 
 pub mod bytes;
+mod model;
 mod utf8;
 
+pub use model::CheckpointText;
 pub use utf8::Utf8Stream;
 
 use engine::request::Token;
@@ -35,13 +37,22 @@ pub struct Chat {
     pub extra: Map<String, Value>,
 }
 
+/// A conversation as the model reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// As text, for people and for looking at its end.
+    pub text: String,
+    /// As tokens.
+    pub tokens: Vec<Token>,
+}
+
 /// A tokenizer with a chat template.
 pub trait TextModel: Send + Sync + 'static {
     /// Tokenizes; special tokens written out in `text` become themselves. `add_special` puts those
     /// before it that the model wants at the start of a plain prompt.
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError>;
-    /// Renders a conversation to the text that [`TextModel::encode`] then tokenizes.
-    fn render(&self, chat: &Chat) -> Result<String, TextError>;
+    /// Renders a conversation and tokenizes it.
+    fn render(&self, chat: &Chat) -> Result<Rendered, TextError>;
     /// The bytes a token stands for (not always whole characters); `None` outside the vocabulary.
     fn token_bytes(&self, token: Token) -> Option<Vec<u8>>;
     /// Whether a token is markup that answers do not show.

@@ -128,7 +128,8 @@ impl Connection {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Head, ClientError> {
-        let mut text = format!("{method} {}{path} HTTP/1.1\r\nhost: {}\r\n", self.prefix, self.host);
+        let mut text =
+            format!("{method} {}{path} HTTP/1.1\r\nhost: {}\r\n", self.prefix, self.host);
         if let Some(key) = &self.key {
             text += &format!("authorization: Bearer {key}\r\n");
         }
@@ -136,7 +137,8 @@ impl Connection {
             text += &format!("{name}: {value}\r\n");
         }
         if !body.is_empty() || method == "POST" {
-            text += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+            text +=
+                &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
         }
         text += "\r\n";
         let mut bytes = text.into_bytes();

@@ -15,7 +15,7 @@ impl Dice {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ impl Dice {
 
     /// A number in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.roll() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// A waiting time with this mean: what lies between arrivals that know nothing of each other.
@@ -59,7 +59,7 @@ impl Dist {
     pub fn draw(&self, dice: &mut Dice) -> u32 {
         match *self {
             Self::Fixed(n) => n.max(1),
-            Self::Uniform(a, b) => a + (dice.next() % u64::from(b - a + 1)) as u32,
+            Self::Uniform(a, b) => a + (dice.roll() % u64::from(b - a + 1)) as u32,
             Self::Normal(mean, sd) => (mean + sd * dice.normal()).round().clamp(1.0, 1e6) as u32,
             Self::LogNormal(mean, sd) => {
                 (mean + sd * dice.normal()).exp().round().clamp(1.0, 1e6) as u32

@@ -19,9 +19,7 @@ impl Slo {
     /// Whether a request with these times is good.
     pub fn is_met(&self, ttft_ms: f64, itl_ms: f64, e2e_ms: f64) -> bool {
         let within = |limit: Option<f64>, found: f64| limit.is_none_or(|limit| found <= limit);
-        within(self.ttft_ms, ttft_ms)
-            && within(self.itl_ms, itl_ms)
-            && within(self.e2e_ms, e2e_ms)
+        within(self.ttft_ms, ttft_ms) && within(self.itl_ms, itl_ms) && within(self.e2e_ms, e2e_ms)
     }
 }
 
@@ -133,7 +131,11 @@ impl fmt::Display for Report {
             writeln!(f, "  {count} × {kind}")?;
         }
         writeln!(f, "  requests      {:>12.2} /s", self.request_rate)?;
-        writeln!(f, "  output        {:>12.1} tok/s ({} tokens)", self.output_rate, self.output_tokens)?;
+        writeln!(
+            f,
+            "  output        {:>12.1} tok/s ({} tokens)",
+            self.output_rate, self.output_tokens
+        )?;
         writeln!(
             f,
             "  prompts       {:>12} tokens ({} cached)",

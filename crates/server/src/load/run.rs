@@ -118,13 +118,8 @@ pub async fn run(spec: LoadSpec, progress: Arc<Progress>) -> Result<Report, Stri
         None => first_model(&spec.target).await?,
     };
     let base_url = format!("http://{}{}", spec.target.host, spec.target.prefix);
-    let shared = Arc::new(Shared {
-        model,
-        origin: Instant::now(),
-        idle: Mutex::default(),
-        progress,
-        spec,
-    });
+    let shared =
+        Arc::new(Shared { model, origin: Instant::now(), idle: Mutex::default(), progress, spec });
     let mut dice = Dice::new(shared.spec.seed);
     let warmup = shared.spec.warmup;
     let width = match shared.spec.arrivals {
@@ -206,7 +201,7 @@ const WORDS: [&str; 24] = [
 
 fn words(count: u32, dice: &mut Dice, into: &mut String) {
     for _ in 0..count {
-        into.push_str(WORDS[(dice.next() % WORDS.len() as u64) as usize]);
+        into.push_str(WORDS[(dice.roll() % WORDS.len() as u64) as usize]);
         into.push(' ');
     }
 }
@@ -257,7 +252,8 @@ async fn one(shared: &Shared, body: Vec<u8>) -> Sample {
         prompt_tokens: 0,
         cached_tokens: 0,
     };
-    let done = tokio::time::timeout(shared.spec.timeout, exchange(shared, &body, &mut sample)).await;
+    let done =
+        tokio::time::timeout(shared.spec.timeout, exchange(shared, &body, &mut sample)).await;
     sample.ended = shared.origin.elapsed();
     sample.error = match done {
         Ok(Ok(())) => None,
@@ -303,10 +299,8 @@ async fn exchange(shared: &Shared, body: &[u8], sample: &mut Sample) -> Result<(
     }
     let mut reader = Reader { parser: SseParser::default(), done: false, error: None };
     loop {
-        let more = wire
-            .read(&mut |bytes| reader.take(bytes, shared, sample))
-            .await
-            .map_err(kind)?;
+        let more =
+            wire.read(&mut |bytes| reader.take(bytes, shared, sample)).await.map_err(kind)?;
         if let Some(error) = reader.error.take() {
             return Err(error);
         }
@@ -382,8 +376,11 @@ fn carries_text(data: &str) -> bool {
             rest.starts_with('"') && !rest.starts_with("\"\"")
         })
     };
-    field("\"content\"") || field("\"text\"") || field("\"reasoning_content\"")
-        || field("\"reasoning\"") || field("\"arguments\"")
+    field("\"content\"")
+        || field("\"text\"")
+        || field("\"reasoning_content\"")
+        || field("\"reasoning\"")
+        || field("\"arguments\"")
 }
 
 fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sample>) -> Report {

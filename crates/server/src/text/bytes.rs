@@ -1,6 +1,6 @@
 //! A tokenizer without a vocabulary file: every byte is a token. For tests, load and the mock.
 
-use super::{Chat, Detokenize, TextError, TextModel, Utf8Stream};
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Utf8Stream};
 use engine::request::Token;
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl TextModel for ByteText {
         Ok(tokens)
     }
 
-    fn render(&self, chat: &Chat) -> Result<String, TextError> {
+    fn render(&self, chat: &Chat) -> Result<Rendered, TextError> {
         let mut text = String::new();
         if let Value::Array(tools) = &chat.tools {
             text.push_str("<|im_start|>system\n<tools>");
@@ -57,7 +57,8 @@ impl TextModel for ByteText {
         if chat.generation_prompt {
             text.push_str("<|im_start|>assistant\n");
         }
-        Ok(text)
+        let tokens = self.encode(&text, false)?;
+        Ok(Rendered { text, tokens })
     }
 
     fn token_bytes(&self, token: Token) -> Option<Vec<u8>> {

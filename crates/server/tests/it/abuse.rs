@@ -18,10 +18,20 @@ async fn still_well(bed: &Bed) {
 async fn bodies_that_are_not_requests() {
     let bed = Bed::new(MockConfig::default()).await;
     for text in [
-        "", "{", "null", "[]", "3", "\"x\"", "{}", "{\"messages\"", "\u{feff}{}", "{} {}",
+        "",
+        "{",
+        "null",
+        "[]",
+        "3",
+        "\"x\"",
+        "{}",
+        "{\"messages\"",
+        "\u{feff}{}",
+        "{} {}",
         "{\"messages\": [], \"messages\": []}",
         "{\"messages\": [{\"role\": \"user\", \"content\": \"\\ud800\"}]}",
-        "{\"temperature\": 1e999, \"messages\": []}", "\0\0\0",
+        "{\"temperature\": 1e999, \"messages\": []}",
+        "\0\0\0",
     ] {
         let (status, body) = bed.post_text(CHAT, text).await;
         assert_eq!(status, 400, "{text:?} → {body}");
@@ -65,13 +75,19 @@ async fn bodies_too_large_too_slow_or_not_json() {
     bed.error("/v1/completions", &large, 413).await;
     let mut wire = bed.connect().await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    let text = format!("{head}transfer-encoding: chunked\r\n\r\n4e20\r\n{}\r\n0\r\n\r\n", "x".repeat(20_000));
+    let text = format!(
+        "{head}transfer-encoding: chunked\r\n\r\n4e20\r\n{}\r\n0\r\n\r\n",
+        "x".repeat(20_000)
+    );
     wire.stream().write_all(text.as_bytes()).await.unwrap();
     let mut answer = vec![0; 12];
     wire.stream().read_exact(&mut answer).await.unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
     let mut wire = bed.connect().await;
-    wire.stream().write_all(format!("{head}content-length: 100\r\n\r\n{{").as_bytes()).await.unwrap();
+    wire.stream()
+        .write_all(format!("{head}content-length: 100\r\n\r\n{{").as_bytes())
+        .await
+        .unwrap();
     wire.stream().read_exact(&mut answer).await.unwrap();
     assert_eq!(answer, b"HTTP/1.1 408");
     for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
@@ -99,7 +115,9 @@ async fn headers_too_large_or_too_many() {
     let mut wire = bed.connect().await;
     let head = wire.request("GET", "/health/live", &many, b"").await.unwrap();
     assert_eq!(head.status, 431);
-    for junk in ["\x16\x03\x01\x02\0", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\r\n\r\n\0\r\n\r\n"] {
+    for junk in
+        ["\x16\x03\x01\x02\0", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\r\n\r\n\0\r\n\r\n"]
+    {
         let mut wire = bed.connect().await;
         wire.stream().write_all(junk.as_bytes()).await.unwrap();
         wire.stream().shutdown().await.unwrap();
@@ -154,7 +172,8 @@ async fn too_many_connections_are_turned_away_in_words() {
 async fn more_than_fits_is_refused_at_once() {
     let mut config = config();
     config.limits.inflight = 8;
-    let mock = MockConfig { step_time: Duration::from_millis(5), seats: 4, ..MockConfig::default() };
+    let mock =
+        MockConfig { step_time: Duration::from_millis(5), seats: 4, ..MockConfig::default() };
     let bed = Bed::with(config, mock, model()).await;
     let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 40}).to_string();
     let mut calls = tokio::task::JoinSet::new();

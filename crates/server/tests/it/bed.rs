@@ -14,14 +14,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// A running server. Dropping it leaves the server to the runtime's end.
-pub struct Bed {
-    pub target: Target,
-    pub link: Link,
+pub(crate) struct Bed {
+    pub(crate) target: Target,
+    pub(crate) link: Link,
     stop: Option<oneshot::Sender<()>>,
     ended: JoinHandle<Exit>,
 }
 
-pub fn model() -> Model {
+pub(crate) fn model() -> Model {
     let mut model = Model::new("mock", 8192, Arc::new(ByteText));
     model.aliases = vec!["other-name".into()];
     model.tools = ToolFormat::Hermes;
@@ -29,25 +29,25 @@ pub fn model() -> Model {
     model
 }
 
-pub fn config() -> ServerConfig {
+pub(crate) fn config() -> ServerConfig {
     ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() }
 }
 
 /// A mock that is made anew after each panic.
-pub fn again(mock: MockConfig) -> Factory {
+pub(crate) fn again(mock: MockConfig) -> Factory {
     Box::new(move || Ok(Box::new(Mock::new(mock.clone()))))
 }
 
 impl Bed {
-    pub async fn new(mock: MockConfig) -> Self {
+    pub(crate) async fn new(mock: MockConfig) -> Self {
         Self::with(config(), mock, model()).await
     }
 
-    pub async fn with(config: ServerConfig, mock: MockConfig, model: Model) -> Self {
+    pub(crate) async fn with(config: ServerConfig, mock: MockConfig, model: Model) -> Self {
         Self::over(config, again(mock), model).await
     }
 
-    pub async fn over(config: ServerConfig, backend: Factory, model: Model) -> Self {
+    pub(crate) async fn over(config: ServerConfig, backend: Factory, model: Model) -> Self {
         let server = Server::bind(&config, backend, model).await.unwrap();
         let url = format!("http://{}", server.address().unwrap());
         let target = Target::parse(&url, config.api_keys.first().cloned()).unwrap();
@@ -62,18 +62,22 @@ impl Bed {
         bed
     }
 
-    pub async fn connect(&self) -> Connection {
+    pub(crate) async fn connect(&self) -> Connection {
         Connection::open(&self.target).await.unwrap()
     }
 
-    pub async fn get(&self, path: &str) -> (Head, Vec<u8>) {
+    pub(crate) async fn get(&self, path: &str) -> (Head, Vec<u8>) {
         let mut wire = self.connect().await;
         let head = wire.request("GET", path, &[], b"").await.unwrap();
         let body = wire.body().await.unwrap();
         (head, body)
     }
 
-    pub async fn try_post(&self, path: &str, body: &[u8]) -> Result<(Head, Vec<u8>), ClientError> {
+    pub(crate) async fn try_post(
+        &self,
+        path: &str,
+        body: &[u8],
+    ) -> Result<(Head, Vec<u8>), ClientError> {
         let mut wire = Connection::open(&self.target).await?;
         let head = wire.request("POST", path, &[], body).await?;
         let body = wire.body().await?;
@@ -81,11 +85,11 @@ impl Bed {
     }
 
     /// Posts JSON; the status and the JSON that came back.
-    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         self.post_text(path, &body.to_string()).await
     }
 
-    pub async fn post_text(&self, path: &str, body: &str) -> (u16, Value) {
+    pub(crate) async fn post_text(&self, path: &str, body: &str) -> (u16, Value) {
         let (head, body) = self.try_post(path, body.as_bytes()).await.unwrap();
         let value = serde_json::from_slice(&body)
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&body)));
@@ -93,14 +97,14 @@ impl Bed {
     }
 
     /// Posts JSON and expects a success.
-    pub async fn ok(&self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn ok(&self, path: &str, body: &Value) -> Value {
         let (status, value) = self.post(path, body).await;
         assert_eq!(status, 200, "{value}");
         value
     }
 
     /// Posts JSON and expects an error; its body.
-    pub async fn error(&self, path: &str, body: &Value, status: u16) -> Value {
+    pub(crate) async fn error(&self, path: &str, body: &Value, status: u16) -> Value {
         let (found, value) = self.post(path, body).await;
         assert_eq!(found, status, "{body} → {value}");
         let error = value["error"].clone();
@@ -110,7 +114,7 @@ impl Bed {
     }
 
     /// Posts JSON and reads the answer as events; each event's data.
-    pub async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
+    pub(crate) async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let mut wire = self.connect().await;
         let head = wire.request("POST", path, &[], body.to_string().as_bytes()).await.unwrap();
         assert_eq!(head.status, 200);
@@ -118,7 +122,7 @@ impl Bed {
         read_events(&mut wire).await
     }
 
-    pub async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
+    pub(crate) async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
         for _ in 0..500 {
             if is() {
                 return;
@@ -129,22 +133,22 @@ impl Bed {
     }
 
     /// Asks the server to stop and waits for its end.
-    pub async fn stop(mut self) -> Exit {
+    pub(crate) async fn stop(mut self) -> Exit {
         drop(self.stop.take());
         self.ended.await.unwrap()
     }
 
     /// Asks the server to stop and goes on.
-    pub fn ask_to_stop(&mut self) {
+    pub(crate) fn ask_to_stop(&mut self) {
         drop(self.stop.take());
     }
 
-    pub async fn ended(self) -> Exit {
+    pub(crate) async fn ended(self) -> Exit {
         self.ended.await.unwrap()
     }
 }
 
-pub async fn read_events(wire: &mut Connection) -> Vec<String> {
+pub(crate) async fn read_events(wire: &mut Connection) -> Vec<String> {
     let (mut parser, mut events) = (SseParser::default(), Vec::new());
     loop {
         let more = wire

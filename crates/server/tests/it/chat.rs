@@ -93,8 +93,8 @@ async fn stop_strings_end_an_answer_and_are_not_in_it() {
             assert!(text.ends_with("This is the "), "{text}");
             assert_eq!(choice["finish_reason"], "stop");
         }
-        let events = bed.stream(CHAT, &with(with(says("hi"), ask), json!({"stream": true, "n": 1})))
-            .await;
+        let events =
+            bed.stream(CHAT, &with(with(says("hi"), ask), json!({"stream": true, "n": 1}))).await;
         let (text, _, _, reason) = gather(&events);
         assert!(text.ends_with("This is the "), "{text}");
         assert_eq!(reason, "stop");
@@ -263,7 +263,7 @@ async fn what_is_wrong_is_named() {
         (json!({"stop": "x".repeat(300)}), "stop"),
         (json!({"stop_token_ids": [100000]}), "stop_token_ids"),
         (json!({"stream_options": {"include_usage": true}}), "stream_options"),
-        (json!({"priority": 1 << 40}), "priority"),
+        (json!({"priority": 1u64 << 40}), "priority"),
         (json!({"messages": []}), "messages"),
         (json!({"messages": "hello"}), "messages"),
         (json!({"messages": [{"role": "king", "content": "x"}]}), "messages[0].role"),
@@ -274,7 +274,10 @@ async fn what_is_wrong_is_named() {
             "messages[0].content[0].type",
         ),
         (json!({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}), "tools[0].type"),
-        (json!({"tools": [{"type": "function", "function": {"name": ""}}]}), "tools[0].function.name"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": ""}}]}),
+            "tools[0].function.name",
+        ),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": "perhaps"}), "tool_choice"),
         (

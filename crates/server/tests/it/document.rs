@@ -29,7 +29,11 @@ async fn every_bound_is_enforced() {
     let bed = Bed::new(MockConfig { embedding: 4, ..MockConfig::default() }).await;
     let document = server::document();
     let cases = [
-        ("ChatRequest", "/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}], "logprobs": true})),
+        (
+            "ChatRequest",
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "x"}], "logprobs": true}),
+        ),
         ("CompletionRequest", "/v1/completions", json!({"prompt": "x"})),
         ("EmbeddingRequest", "/v1/embeddings", json!({"input": "x"})),
     ];
@@ -38,10 +42,14 @@ async fn every_bound_is_enforced() {
         let fields = document["components"]["schemas"][name]["properties"].as_object().unwrap();
         for (field, schema) in fields {
             let inner = schema["anyOf"].get(0).unwrap_or(schema);
+            // Bounds of the integer type itself are checked by the type.
+            if inner["minimum"].as_f64().is_some_and(|least| least < -1e15) {
+                continue;
+            }
             let mut wrong = Vec::new();
             if let Some(least) = inner["minimum"].as_f64() {
                 wrong.push(json!(least - 1.0));
-                wrong.push(json!(least as i64 - 1));
+                wrong.push(json!((least as i64).saturating_sub(1)));
             }
             if let Some(least) = inner["exclusiveMinimum"].as_f64() {
                 wrong.push(json!(least));

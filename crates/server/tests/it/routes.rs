@@ -159,10 +159,17 @@ async fn the_live_view_moves() {
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
     let (mut seen, mut parser) = (Vec::<Value>::new(), server::load::SseParser::default());
-    while seen.last().is_none_or(|v| v["tokens"] == 0 || v["steps"].as_array().unwrap().is_empty()) {
+    while seen.last().is_none_or(|v| v["tokens"] == 0 || v["steps"].as_array().unwrap().is_empty())
+    {
         let event = |data: &str| seen.push(serde_json::from_str(data).unwrap());
         let mut event = event;
-        assert!(wire.read(&mut |bytes| { parser.push(bytes, &mut event); }).await.unwrap());
+        assert!(
+            wire.read(&mut |bytes| {
+                parser.push(bytes, &mut event);
+            })
+            .await
+            .unwrap()
+        );
     }
     let view = seen.last().unwrap();
     assert_eq!(view["tokens"], 5);

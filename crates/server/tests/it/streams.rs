@@ -110,7 +110,8 @@ async fn a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits() {
 async fn a_long_wait_is_kept_alive() {
     let mut config = crate::bed::config();
     config.limits.ping_ms = 50;
-    let mock = MockConfig { seats: 1, step_time: Duration::from_millis(2), ..MockConfig::default() };
+    let mock =
+        MockConfig { seats: 1, step_time: Duration::from_millis(2), ..MockConfig::default() };
     let bed = Bed::with(config, mock, crate::bed::model()).await;
     let mut first = bed.connect().await;
     let body = endless().to_string();

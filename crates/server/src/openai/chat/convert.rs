@@ -4,7 +4,7 @@ use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
 use crate::answer::{ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::{App, Model};
 use crate::error::ApiError;
-use crate::text::{Chat, TextError};
+use crate::text::{Chat, Rendered};
 use engine::request::{Grammar, Request, RequestId};
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,8 @@ pub struct Prepared {
 pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiError> {
     let model = &app.model;
     let force = force(request);
-    let (text, prompt) = tokenize(app, chat(request, model, force.is_some())).await?;
+    let Rendered { text, tokens: prompt } =
+        tokenize(app, chat(request, model, force.is_some())).await?;
     let room = model.room("messages", prompt.len())?;
     let shared = request.shared();
     let mut sampling = shared.convert(model);
@@ -206,15 +207,11 @@ pub(crate) fn template_message(message: &Message) -> Value {
     Value::Object(out)
 }
 
-async fn tokenize(app: &App, chat: Chat) -> Result<(String, Vec<u32>), ApiError> {
+async fn tokenize(app: &App, chat: Chat) -> Result<Rendered, ApiError> {
     let text = app.model.text.clone();
     let size: usize = chat.messages.as_array().map_or(0, |messages| {
         messages.iter().filter_map(|m| m["content"].as_str()).map(str::len).sum()
     });
-    let work = move || -> Result<_, TextError> {
-        let prompt = text.render(&chat)?;
-        let tokens = text.encode(&prompt, false)?;
-        Ok((prompt, tokens))
-    };
-    app.compute(size, work).await?.map_err(|e| ApiError::invalid("messages", e.to_string()))
+    let done = app.compute(size, move || text.render(&chat)).await?;
+    done.map_err(|e| ApiError::invalid("messages", e.to_string()))
 }

@@ -99,7 +99,7 @@ impl Writer {
         CompletionChoice {
             index: index as u32,
             text: String::new(),
-            logprobs: self.logprobs.then(CompletionLogprobs::default),
+            logprobs: self.logprobs.then(CompletionLogprobs::empty),
             finish_reason: None,
         }
     }
@@ -164,18 +164,12 @@ fn shown(token: Token, text: &dyn TextModel) -> String {
     String::from_utf8_lossy(&text.token_bytes(token).unwrap_or_default()).into_owned()
 }
 
-impl Default for CompletionLogprobs {
-    fn default() -> Self {
-        Self {
-            tokens: Vec::new(),
-            token_logprobs: Vec::new(),
-            top_logprobs: Vec::new(),
-            text_offset: Vec::new(),
-        }
-    }
-}
-
 impl CompletionLogprobs {
+    fn empty() -> Self {
+        let (tokens, token_logprobs) = (Vec::new(), Vec::new());
+        Self { tokens, token_logprobs, top_logprobs: Vec::new(), text_offset: Vec::new() }
+    }
+
     fn append(&mut self, mut more: Self) {
         self.tokens.append(&mut more.tokens);
         self.token_logprobs.append(&mut more.token_logprobs);

@@ -18,5 +18,5 @@ pub fn tokens(request: &TokenizeRequest, text: &dyn TextModel) -> Result<Vec<Tok
         generation_prompt: request.add_generation_prompt.unwrap_or(true),
         extra: Map::new(),
     };
-    text.encode(&text.render(&chat)?, false)
+    Ok(text.render(&chat)?.tokens)
 }

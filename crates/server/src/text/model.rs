@@ -1,0 +1,111 @@
+//! The tokenizer and the chat template that come with a model.
+
+use super::{Chat, Detokenize, Rendered, TextError, TextModel};
+use crate::answer::{Reasoning, ToolFormat};
+use engine::request::Token;
+use formats::chat::ChatTemplate;
+use formats::tokenizer::{Detokenizer, Tokenizer};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// What a checkpoint brings for text.
+pub struct CheckpointText {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    stop: Vec<Token>,
+    vocab: u32,
+}
+
+impl CheckpointText {
+    /// `stop` are the model's own ends of an answer; `vocab` is the model's, which may be larger
+    /// than the tokenizer's.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        template: Option<ChatTemplate>,
+        stop: Vec<Token>,
+        vocab: u32,
+    ) -> Self {
+        Self { tokenizer, template, stop, vocab }
+    }
+
+    /// How the model writes tool calls: what its template tells it when a tool is offered.
+    pub fn tool_format(&self) -> ToolFormat {
+        let tool = json!({"type": "function", "function": {
+            "name": "f", "description": "f", "parameters": {"type": "object", "properties": {}},
+        }});
+        let ask = |tools: Value| {
+            let chat = Chat {
+                messages: json!([{"role": "user", "content": "x"}]),
+                tools,
+                generation_prompt: true,
+                extra: Map::new(),
+            };
+            self.render(&chat).map(|rendered| rendered.text).unwrap_or_default()
+        };
+        let (with, without) = (ask(json!([tool])), ask(Value::Null));
+        if with == without {
+            return ToolFormat::None;
+        }
+        match ToolFormat::detect(&with) {
+            ToolFormat::None if self.tokenizer.id_of("<|python_tag|>").is_some() => {
+                ToolFormat::Llama
+            }
+            found => found,
+        }
+    }
+
+    /// The marks around the model's thinking, if it has tokens for them.
+    pub fn reasoning(&self) -> Option<Reasoning> {
+        self.tokenizer.id_of("</think>").and_then(|_| Reasoning::detect("</think>"))
+    }
+}
+
+impl TextModel for CheckpointText {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        self.tokenizer.encode(text, add_special).map_err(|e| TextError::Encode(e.to_string()))
+    }
+
+    fn render(&self, chat: &Chat) -> Result<Rendered, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let tools = (!chat.tools.is_null()).then_some(&chat.tools);
+        let escaper = self.tokenizer.escaper();
+        let rendered = template
+            .render_escaped(&chat.messages, tools, chat.generation_prompt, &chat.extra, escaper)
+            .map_err(|e| TextError::Template(e.to_string()))?;
+        let tokens = self.tokenizer.encode_chat(&rendered);
+        let tokens = tokens.map_err(|e| TextError::Encode(e.to_string()))?;
+        Ok(Rendered { text: rendered.visible(), tokens })
+    }
+
+    fn token_bytes(&self, token: Token) -> Option<Vec<u8>> {
+        (token < self.vocab).then(|| self.tokenizer.token_bytes(token).to_vec())
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.tokenizer.is_control(token)
+    }
+
+    fn detokenizer(&self) -> Box<dyn Detokenize> {
+        Box::new(Stream(Detokenizer::new(self.tokenizer.clone())))
+    }
+
+    fn stop_tokens(&self) -> &[Token] {
+        &self.stop
+    }
+
+    fn vocab(&self) -> u32 {
+        self.vocab
+    }
+}
+
+struct Stream(Detokenizer);
+
+impl Detokenize for Stream {
+    fn push(&mut self, token: Token, out: &mut String) {
+        out.push_str(self.0.push(token));
+    }
+
+    fn flush(&mut self, out: &mut String) {
+        out.push_str(self.0.finish());
+    }
+}
