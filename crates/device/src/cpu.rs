@@ -20,7 +20,27 @@ use std::sync::Arc;
 /// Opens the CPU with `threads` threads (all this process may use, if `None`). With `reference` every
 /// op runs its scalar reference on the calling thread: slow, and what fast paths are compared with.
 pub fn open(threads: Option<usize>, reference: bool) -> Result<Device> {
-    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, reference)) })
+    open_limited(threads, reference, Limit::None)
+}
+
+/// The most that fast paths may use, for comparing them on a processor that has everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// All the processor has.
+    #[default]
+    None,
+    /// No matrix tiles.
+    Avx512,
+    /// No AVX-512 either.
+    Avx2,
+    /// What every processor has.
+    Portable,
+}
+
+/// As [`open`], with fast paths held to `limit`.
+pub fn open_limited(threads: Option<usize>, reference: bool, limit: Limit) -> Result<Device> {
+    let features = features::Features::detect().limited(limit);
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, reference, features)) })
 }
 
 /// What this processor offers that the fast paths use, in one line.

@@ -99,13 +99,13 @@ impl Cond {
 }
 
 impl CpuDriver {
-    pub(super) fn new(threads: Option<usize>, reference: bool) -> CpuDriver {
+    pub(super) fn new(threads: Option<usize>, reference: bool, features: Features) -> CpuDriver {
         let pool = Pool::new(if reference { Some(1) } else { threads });
         let scratch = Mapping::new(0).expect("an empty mapping");
         let executor = Executor { pool, scratch, size: Scratch::default() };
         CpuDriver {
             capture: CaptureState::default(),
-            features: Features::detect(),
+            features,
             reference,
             executor: Arc::new(Mutex::new(executor)),
         }

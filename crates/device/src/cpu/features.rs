@@ -1,5 +1,6 @@
 //! What the processor offers, found once.
 
+use super::Limit;
 use std::fmt;
 
 /// Instruction sets the fast paths choose by.
@@ -34,6 +35,17 @@ impl Features {
             bf16: avx512 && has!("avx512bf16"),
             amx_int8: avx512 && permitted && tiles.0,
             amx_bf16: avx512 && permitted && tiles.1,
+        }
+    }
+
+    /// Without what a limit forbids.
+    pub(crate) fn limited(self, limit: Limit) -> Features {
+        let none = Features::default();
+        match limit {
+            Limit::None => self,
+            Limit::Avx512 => Features { amx_int8: false, amx_bf16: false, ..self },
+            Limit::Avx2 => Features { avx2: self.avx2, ..none },
+            Limit::Portable => none,
         }
     }
 

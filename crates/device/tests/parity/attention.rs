@@ -1,0 +1,317 @@
+//! rope_kv and attention over random page tables and ragged rows. Every slot that no live token owns
+//! holds NaN, so a read past a row's length or into another's page shows.
+
+use crate::support::*;
+use device::op::{Attention, KvLayer, Norm, RopeKv};
+use device::step::count;
+use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    q_len: usize,
+    kv_len: usize,
+}
+
+struct Case {
+    seed: u64,
+    rows: Vec<Row>,
+    bucket_rows: usize,
+    bucket_tokens: usize,
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    page_size: usize,
+    kv: DType,
+    x: DType,
+    single: bool,
+    window: Option<u32>,
+    norms: bool,
+}
+
+impl Case {
+    fn random(seed: u64, single: bool) -> Case {
+        let rng = &mut Rng::new(seed);
+        let rows: Vec<Row> = (0..1 + rng.below(4))
+            .map(|_| {
+                let q_len = if single { 1 } else { 1 + rng.below(40) };
+                Row { q_len, kv_len: q_len + rng.below(70) }
+            })
+            .collect();
+        let live: usize = rows.iter().map(|row| row.q_len).sum();
+        let bucket_rows = rows.len() + rng.below(3);
+        Case {
+            seed,
+            bucket_rows,
+            bucket_tokens: if single { bucket_rows } else { live + rng.below(9) },
+            rows,
+            kv_heads: 1 + rng.below(3),
+            group: rng.pick(&[1, 2, 3, 4]),
+            dim: rng.pick(&[32, 64, 128, 80]),
+            page_size: rng.pick(&[4, 16, 32]),
+            kv: rng.pick(&[DType::F32, DType::F16, DType::BF16]),
+            x: rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16]),
+            single,
+            window: rng.pick(&[None, None, Some(1), Some(7), Some(33)]),
+            norms: rng.below(2) == 0,
+        }
+    }
+
+    fn live(&self) -> usize {
+        self.rows.iter().map(|row| row.q_len).sum()
+    }
+
+    fn heads(&self) -> usize {
+        self.kv_heads * (self.group + 2)
+    }
+}
+
+struct Laid {
+    rope: RopeKv,
+    attention: Attention,
+}
+
+/// `filled` puts k and v of this step's tokens into the pages already, as rope_kv would have.
+fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
+    let rng = &mut Rng::new(case.seed ^ 0xA77E);
+    let size = case.page_size;
+    let per_seat = case.rows.iter().map(|row| row.kv_len.div_ceil(size)).max().unwrap_or(1) + 1;
+    let seats = case.rows.len() + 2;
+    let limits = StepLimits {
+        seats: seats as u32,
+        rows: case.bucket_rows as u32,
+        tokens: case.bucket_tokens as u32,
+        pages_per_seat: per_seat as u32,
+        page_size: size as u32,
+        vocab: 32,
+        penalties: false,
+    };
+    let state =
+        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    // Pages 1.. in random order; page 0 is scratch.
+    let pages = 1 + case.rows.iter().map(|row| row.kv_len.div_ceil(size)).sum::<usize>();
+    let mut order: Vec<u32> = (1..pages as u32).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, rng.below(i + 1));
+    }
+    let mut seat_order: Vec<usize> = (0..seats).collect();
+    for i in (1..seats).rev() {
+        seat_order.swap(i, rng.below(i + 1));
+    }
+    let mut page_table = vec![0u32; (seats + 1) * per_seat];
+    let mut row_seat = vec![seats as u32; case.bucket_rows];
+    let mut kv_len = vec![0u32; case.bucket_rows];
+    let mut q_start = vec![case.live() as u32; case.bucket_rows + 1];
+    let mut position = vec![0u32; case.bucket_tokens];
+    let mut token_row = vec![limits.rows; case.bucket_tokens];
+    let mut kv_slot: Vec<u32> = (0..case.bucket_tokens).map(|t| (t % size) as u32).collect();
+    let layer_elems = 2 * case.kv_heads * size * case.dim;
+    let mut kv = vec![f32::NAN; pages * layer_elems];
+    let (mut token, mut next_page) = (0, 0);
+    for (r, row) in case.rows.iter().enumerate() {
+        let seat = seat_order[r];
+        row_seat[r] = seat as u32;
+        kv_len[r] = row.kv_len as u32;
+        q_start[r] = token as u32;
+        for page in 0..row.kv_len.div_ceil(size) {
+            page_table[seat * per_seat + page] = order[next_page];
+            next_page += 1;
+        }
+        let old = row.kv_len - row.q_len;
+        for p in 0..row.kv_len {
+            let page = page_table[seat * per_seat + p / size] as usize;
+            let slot = page * size + p % size;
+            if p >= old {
+                position[token] = p as u32;
+                token_row[token] = r as u32;
+                kv_slot[token] = slot as u32;
+                token += 1;
+            }
+            if p < old || filled {
+                for part in 0..2 {
+                    for head in 0..case.kv_heads {
+                        let at = ((page * 2 + part) * case.kv_heads + head) * size + p % size;
+                        for value in &mut kv[at * case.dim..][..case.dim] {
+                            *value = rng.float();
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let mut counts = vec![0u32; count::WORDS as usize];
+    counts[count::ROWS as usize] = case.rows.len() as u32;
+    counts[count::TOKENS as usize] = case.live() as u32;
+    let longest = case.rows.iter().map(|row| row.kv_len).max().unwrap_or(0);
+    counts[count::MAX_KV as usize] = longest as u32;
+    counts[count::SPLIT as usize] = longest.next_multiple_of(size) as u32;
+    let tables: [(&Tensor, &[u32]); 8] = [
+        (&state.page_table, &page_table),
+        (&state.row_seat, &row_seat),
+        (&state.kv_len, &kv_len),
+        (&state.q_start, &q_start),
+        (&state.position, &position),
+        (&state.token_row, &token_row),
+        (&state.kv_slot, &kv_slot),
+        (&state.counts, &counts),
+    ];
+    for (tensor, words) in tables {
+        layout.set(tensor.span, words_to_bytes(words));
+    }
+    let span = layout.bytes(Region::Kv, "kv", encode(case.kv, &kv));
+    let kv = KvLayer {
+        span,
+        dtype: case.kv,
+        pages: pages as u32,
+        page_size: size as u32,
+        heads: case.kv_heads as u32,
+        head_dim: case.dim as u32,
+    };
+    let cols = case.heads() * case.dim;
+    let mut values = rng.floats(case.bucket_tokens * cols, 2.0);
+    values[case.live() * cols..].fill(f32::NAN);
+    let qkv = layout.floats(case.x, case.bucket_tokens, cols, 0, &values);
+    let angles: Vec<f32> = (0..longest.max(1))
+        .flat_map(|p| {
+            let angle = move |i: usize| p as f32 / 100f32.powf(i as f32 / 16.0);
+            let half = case.dim / 2;
+            (0..half).map(move |i| angle(i).cos()).chain((0..half).map(move |i| angle(i).sin()))
+        })
+        .collect();
+    let rope = layout.floats(DType::F32, longest.max(1), case.dim, 0, &angles);
+    let mut norm = || {
+        case.norms.then(|| {
+            let weight = rng.floats(case.dim, 1.0);
+            Norm { weight: layout.floats(DType::F32, 1, case.dim, 0, &weight), eps: 1e-6 }
+        })
+    };
+    let (q_norm, k_norm) = (norm(), norm());
+    let q_heads = (case.kv_heads * case.group) as u32;
+    let rope = RopeKv { qkv, q_heads, q_norm, k_norm, rope, state, kv };
+    let out_cols = case.kv_heads * case.group * case.dim;
+    let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
+    let attention = Attention {
+        qkv,
+        q_heads,
+        kv,
+        state,
+        out,
+        scale: (case.dim as f32).powf(-0.5),
+        window: case.window,
+        rows: case.bucket_rows as u32,
+        single: case.single,
+        rope: None,
+        scratch: None,
+        variant: None,
+    };
+    Laid { rope, attention }
+}
+
+/// The rows of live tokens; pad rows too where they are defined.
+fn live_rows(tensor: &Tensor, tokens: usize) -> Span {
+    tensor.span.part(0, tensor.dtype.bytes(tokens * tensor.stride as usize) as u64)
+}
+
+#[test]
+fn rope_kv() {
+    for seed in 0..16 {
+        let case = Case::random(seed, seed % 2 == 0);
+        let build = |layout: &mut Layout| {
+            let rope = lay_out(&case, layout, false).rope;
+            // Page 0 is where pad tokens may be written.
+            let page = rope.kv.page_bytes();
+            let live_pages = rope.kv.span.part(page, rope.kv.span.len - page);
+            let outs = vec![live_rows(&rope.qkv, case.live()), live_pages];
+            (vec![Op::RopeKv(rope)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("seed {seed} on {device}");
+            assert_close(&what, case.x, 4.0, &want[0], &got[0]);
+            assert_close(&what, case.kv, 4.0, &want[1], &got[1]);
+        });
+    }
+}
+
+#[test]
+fn attention_decode() {
+    for seed in 100..124 {
+        let case = Case::random(seed, true);
+        let build = |layout: &mut Layout| {
+            let attention = lay_out(&case, layout, true).attention;
+            let outs = vec![attention.out.span];
+            (vec![Op::Attention(attention)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} on {device}"), case.x, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+#[test]
+fn attention_varlen() {
+    for seed in 200..224 {
+        let case = Case::random(seed, false);
+        let build = |layout: &mut Layout| {
+            let attention = lay_out(&case, layout, true).attention;
+            let outs = vec![live_rows(&attention.out, case.live())];
+            (vec![Op::Attention(attention)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} on {device}"), case.x, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Rotation fused into attention gives what the two ops give one after the other.
+#[test]
+fn attention_with_rope() {
+    for seed in 300..312 {
+        let case = Case::random(seed, true);
+        let build = |layout: &mut Layout| {
+            let Laid { rope, mut attention } = lay_out(&case, layout, false);
+            attention.rope = Some(Box::new(rope));
+            let outs = vec![attention.out.span];
+            (vec![Op::Attention(attention)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            // A rounding of k in 16 bits may fall the other way.
+            assert_close(&format!("seed {seed} on {device}"), case.x, 8.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// By hand: one key gives its value back; two equal keys the mean of their values.
+#[test]
+fn attention_by_hand() {
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    for kv_len in [1usize, 2] {
+        let case = Case {
+            seed: 1,
+            rows: vec![Row { q_len: 1, kv_len }],
+            bucket_rows: 1,
+            bucket_tokens: 1,
+            kv_heads: 1,
+            group: 1,
+            dim: 32,
+            page_size: 4,
+            kv: DType::F32,
+            x: DType::F32,
+            single: true,
+            window: None,
+            norms: false,
+        };
+        let out = run(&reference, &|layout: &mut Layout| {
+            let attention = lay_out(&case, layout, true).attention;
+            // Page 1: keys all 1; values 3 for the first token, 5 for the second.
+            let mut kv = vec![f32::NAN; 2 * 2 * 4 * 32];
+            kv[256..256 + kv_len * 32].fill(1.0);
+            kv[256 + 128..256 + 160].fill(3.0);
+            kv[256 + 160..256 + 192].fill(5.0);
+            layout.set(attention.kv.span, encode(DType::F32, &kv));
+            let outs = vec![attention.out.span];
+            (vec![Op::Attention(attention)], outs)
+        });
+        let want = if kv_len == 1 { 3.0 } else { 4.0 };
+        assert_eq!(decode(DType::F32, &out[0]), [want; 32]);
+    }
+}

@@ -1,0 +1,188 @@
+//! y = epilogue(norm(x)·wᵀ + bias), every weight dtype, every epilogue.
+
+use crate::support::*;
+use device::cpu::pack;
+use device::op::{Epilogue, Linear, Norm};
+use device::{DType, Op, Region, Span, Tensor};
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+struct Shape {
+    rows: usize,
+    n: usize,
+    k: usize,
+    w: DType,
+    x: DType,
+    y: DType,
+}
+
+fn weights(layout: &mut Layout, rng: &mut Rng, dtype: DType, rows: usize, cols: usize) -> Tensor {
+    let bytes = match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => encode(dtype, &rng.floats(rows * cols, 0.1)),
+        DType::P4 | DType::P8 => {
+            let from: &[DType] = match dtype {
+                DType::P4 => &[DType::Q4_0, DType::Q4_1],
+                _ => &[DType::Q5_0, DType::Q5_1, DType::Q8_0],
+            };
+            let source = rng.pick(from);
+            let blocks = random_blocks(rng, source, rows * cols);
+            let mut packed = vec![0; dtype.bytes(rows * cols)];
+            assert_eq!(pack::packed_dtype(source, rows, cols), Some(dtype));
+            pack::pack_rows(source, &blocks, rows, cols, &mut packed);
+            packed
+        }
+        _ => random_blocks(rng, dtype, rows * cols),
+    };
+    let span = layout.bytes(Region::Weights, "w", bytes);
+    Tensor::dense(span, dtype, rows as u32, cols as u32)
+}
+
+fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
+    let rng = &mut Rng::new(seed);
+    let Shape { rows, n, k, w, x, y } = *shape;
+    let gap = rng.pick(&[0, 0, 16]);
+    let values = rng.floats(rows * k, 1.0);
+    let x = layout.floats(x, rows, k, gap, &values);
+    let w = weights(layout, rng, w, n, k);
+    let norm = (rng.below(2) == 0).then(|| {
+        let weight: Vec<f32> = rng.floats(k, 0.5).iter().map(|w| w + 1.0).collect();
+        let dtype = rng.pick(&FLOATS);
+        Norm { weight: layout.floats(dtype, 1, k, 0, &weight), eps: 1e-5 }
+    });
+    let bias = (rng.below(3) == 0).then(|| {
+        let bias = rng.floats(n, 1.0);
+        layout.floats(rng.pick(&FLOATS), 1, n, 0, &bias)
+    });
+    let (epilogue, y) = match rng.below(4) {
+        0 if n % 2 == 0 => (Epilogue::SiluMul, layout.poison(y, rows, n / 2, gap)),
+        1 => {
+            let residual = rng.floats(rows * n, 1.0);
+            let residual = layout.floats(rng.pick(&FLOATS), rows, n, 0, &residual);
+            (Epilogue::Residual(residual), layout.poison(y, rows, n, gap))
+        }
+        2 => {
+            // In place: y is its own residual.
+            let y = layout.floats(y, rows, n, gap, &rng.floats(rows * n, 1.0));
+            (Epilogue::Residual(y), y)
+        }
+        _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
+    };
+    let linear = Linear { x, w, bias, norm, epilogue, y, live: None, scratch: None, variant: None };
+    (vec![Op::Linear(linear)], vec![y.span])
+}
+
+fn check(seed: u64, shape: &Shape) {
+    against_reference(&|layout| case(layout, seed, shape), &|device, want, got| {
+        let Shape { rows, n, k, w, .. } = shape;
+        let what = format!("seed {seed}: {rows}×{n}×{k} {w:?} on {device}");
+        // Sums of k products of about 0.05 each; SiLU·mul squares them.
+        let mut scale = (*k as f32).sqrt();
+        if shape.x != DType::F32 {
+            // A norm's rounding to x's dtype may fall the other way where the mean differs in its last
+            // bit: one such flip per few hundred elements.
+            scale *= 4.0;
+        }
+        assert_close(&what, shape.y, scale, &want[0], &got[0]);
+    });
+}
+
+#[test]
+fn plain_weights() {
+    let rng = &mut Rng::new(1);
+    for seed in 0..24 {
+        let (rows, n, k) = (1 + rng.below(11), 1 + rng.below(70), 1 + rng.below(150));
+        let (w, x, y) = (rng.pick(&FLOATS), rng.pick(&FLOATS), rng.pick(&FLOATS));
+        check(seed, &Shape { rows, n, k, w, x, y });
+    }
+}
+
+#[test]
+fn quantised_weights_as_they_are() {
+    let rng = &mut Rng::new(2);
+    let small = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
+    let large = [DType::Q2K, DType::Q3K, DType::Q4K, DType::Q5K, DType::Q6K];
+    for (seed, w) in small.into_iter().chain(large).enumerate() {
+        let (rows, n) = (1 + rng.below(6), 1 + rng.below(20));
+        let k = w.block_elems() * (1 + rng.below(3));
+        check(100 + seed as u64, &Shape { rows, n, k, w, x: DType::F32, y: DType::F32 });
+    }
+}
+
+#[test]
+fn packed_weights() {
+    let rng = &mut Rng::new(3);
+    for seed in 0..40 {
+        let w = rng.pick(&[DType::P4, DType::P8]);
+        let rows = rng.pick(&[1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 40]);
+        let (n, k) = (16 * (1 + rng.below(6)), 32 * (1 + rng.below(8)));
+        let (x, y) = (rng.pick(&[DType::F32, DType::F32, DType::BF16]), rng.pick(&FLOATS));
+        check(200 + seed, &Shape { rows, n, k, w, x, y });
+    }
+}
+
+/// Rows past the live count are left alone or computed, and live rows never depend on them.
+#[test]
+fn rows_past_the_live_count_do_not_matter() {
+    for (rows, live) in [(8usize, 3u32), (40, 17), (5, 0), (4, 9)] {
+        for dtype in [DType::F32, DType::P4, DType::P8] {
+            let build = |layout: &mut Layout| {
+                let rng = &mut Rng::new(u64::from(live));
+                let mut values = rng.floats(rows * 64, 1.0);
+                let kept = (live as usize).min(rows);
+                values[kept * 64..].fill(f32::NAN);
+                let x = layout.floats(DType::F32, rows, 64, 0, &values);
+                let w = weights(layout, rng, dtype, 32, 64);
+                let y = layout.poison(DType::F32, rows, 32, 0);
+                let live = Some(layout.words(&[live]).span);
+                let (bias, norm, epilogue) = (None, None, Epilogue::Store);
+                let linear =
+                    Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant: None };
+                (vec![Op::Linear(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
+            };
+            against_reference(&build, &|device, want, got| {
+                assert_close(device, DType::F32, 8.0, &want[0], &got[0]);
+            });
+        }
+    }
+}
+
+/// The product of packed weights is close to the exact product: quantising activations costs less than
+/// 1/127 of the largest activation per term, and the errors are independent.
+#[test]
+fn packing_stays_close_to_exact() {
+    let (rows, n, k) = (4, 32, 256);
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    for source in [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0] {
+        let product = |packed: bool| {
+            run(&reference, &|layout: &mut Layout| {
+                let rng = &mut Rng::new(7);
+                let values = rng.floats(rows * k, 1.0);
+                let x = layout.floats(DType::F32, rows, k, 0, &values);
+                let blocks = random_blocks(rng, source, n * k);
+                let (dtype, bytes) = match pack::packed_dtype(source, n, k) {
+                    Some(dtype) if packed => {
+                        let mut bytes = vec![0; dtype.bytes(n * k)];
+                        pack::pack_rows(source, &blocks, n, k, &mut bytes);
+                        (dtype, bytes)
+                    }
+                    _ => (source, blocks),
+                };
+                let w = layout.bytes(Region::Weights, "w", bytes);
+                let w = Tensor::dense(w, dtype, n as u32, k as u32);
+                let y = layout.poison(DType::F32, rows, n, 0);
+                let (bias, norm, live) = (None, None, None);
+                let epilogue = Epilogue::Store;
+                let linear =
+                    Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant: None };
+                (vec![Op::Linear(linear)], vec![y.span])
+            })
+        };
+        let (exact, packed) = (product(false), product(true));
+        let exact = decode(DType::F32, &exact[0]);
+        let packed = decode(DType::F32, &packed[0]);
+        let size = (exact.iter().map(|v| v * v).sum::<f32>() / exact.len() as f32).sqrt();
+        let error = exact.iter().zip(&packed).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+        let error = (error / exact.len() as f32).sqrt();
+        assert!(error < 0.01 * size, "{source:?}: error {error} of {size}");
+    }
+}

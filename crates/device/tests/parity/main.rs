@@ -1,0 +1,10 @@
+//! Every op on every device against its scalar reference: random shapes, strides, page tables and
+//! ragged lengths, outputs poisoned before. A GPU is one more device where there is one.
+
+mod attention;
+mod linear;
+mod quant;
+mod rows;
+mod sample;
+mod step_model;
+mod support;

@@ -1,0 +1,144 @@
+//! Ops that move or scale rows: embed, rms_norm, gather, copy, fill, noise.
+
+use crate::support::*;
+use device::cpu::pack;
+use device::op::{Copy, Embed, Fill, Gather, Noise, Norm, RmsNorm};
+use device::{DType, Op, Region, Tensor};
+
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+#[test]
+fn rms_norm() {
+    let rng = &mut Rng::new(1);
+    for seed in 0..12 {
+        let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(300), rng.pick(&[0, 8]));
+        let (from, to, weight) = (rng.pick(&FLOATS), rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let values = rng.floats(rows * cols, 3.0);
+            let x = layout.floats(from, rows, cols, gap, &values);
+            let weight = layout.floats(weight, 1, cols, 0, &rng.floats(cols, 1.0));
+            let y = layout.poison(to, rows, cols, 0);
+            let norm = Norm { weight, eps: 1e-6 };
+            (vec![Op::RmsNorm(RmsNorm { x, norm, y })], vec![y.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Values are copied or dequantised one by one: the same bits everywhere.
+#[test]
+fn embed() {
+    let tables = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q4_1,
+        DType::Q8_0,
+        DType::Q6K,
+        DType::P4,
+        DType::P8,
+    ];
+    for (seed, dtype) in tables.into_iter().enumerate() {
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed as u64);
+            let (vocab, cols, tokens) = (48, 256, 11);
+            let bytes = match dtype {
+                DType::F32 | DType::F16 | DType::BF16 => {
+                    encode(dtype, &rng.floats(vocab * cols, 1.0))
+                }
+                DType::P4 | DType::P8 => {
+                    let source = if dtype == DType::P4 { DType::Q4_1 } else { DType::Q8_0 };
+                    let blocks = random_blocks(rng, source, vocab * cols);
+                    let mut packed = vec![0; dtype.bytes(vocab * cols)];
+                    pack::pack_rows(source, &blocks, vocab, cols, &mut packed);
+                    packed
+                }
+                _ => random_blocks(rng, dtype, vocab * cols),
+            };
+            let table = layout.bytes(Region::Weights, "table", bytes);
+            let table = Tensor::dense(table, dtype, vocab as u32, cols as u32);
+            let mut ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
+            ids[3] = 9999;
+            let ids = layout.words(&ids);
+            let out = layout.poison(rng.pick(&FLOATS), tokens, cols, 0);
+            (vec![Op::Embed(Embed { ids, table, out })], vec![out.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_eq!(want, got, "{dtype:?} on {device}");
+        });
+    }
+}
+
+/// Packing keeps every weight: a packed table gives the rows of its source.
+#[test]
+fn packing_keeps_every_weight() {
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    for source in [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0] {
+        let rows = |packed: bool| {
+            run(&reference, &|layout: &mut Layout| {
+                let blocks = random_blocks(&mut Rng::new(5), source, 32 * 96);
+                let (dtype, bytes) = match pack::packed_dtype(source, 32, 96) {
+                    Some(dtype) if packed => {
+                        let mut bytes = vec![0; dtype.bytes(32 * 96)];
+                        pack::pack_rows(source, &blocks, 32, 96, &mut bytes);
+                        (dtype, bytes)
+                    }
+                    _ => (source, blocks),
+                };
+                let table = layout.bytes(Region::Weights, "table", bytes);
+                let table = Tensor::dense(table, dtype, 32, 96);
+                let ids = layout.words(&(0..32).collect::<Vec<u32>>());
+                let out = layout.poison(DType::F32, 32, 96, 0);
+                (vec![Op::Embed(Embed { ids, table, out })], vec![out.span])
+            })
+        };
+        let (plain, packed) = (rows(false), rows(true));
+        assert_eq!(decode(DType::F32, &plain[0]), decode(DType::F32, &packed[0]), "{source:?}");
+    }
+    assert_eq!(pack::packed_dtype(DType::Q4_1, 17, 32), None);
+    assert_eq!(pack::packed_dtype(DType::Q6K, 32, 256), None);
+}
+
+#[test]
+fn gather_copy_fill_noise() {
+    for dtype in FLOATS {
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(3);
+            let values = rng.floats(9 * 33, 1.0);
+            let x = layout.floats(dtype, 9, 33, 7, &values);
+            let index = layout.words(&[8, 0, 3, 3, 100]);
+            let y = layout.poison(dtype, 5, 33, 0);
+            let copied = layout.poison(dtype, 5, 33, 0);
+            let filled = layout.bytes(Region::State, "filled", vec![7; 64]);
+            let noise = layout.poison(dtype, 40, 100, 3);
+            let ops = vec![
+                Op::Gather(Gather { index, x, y }),
+                Op::Copy(Copy { from: y.span, to: copied.span }),
+                Op::Fill(Fill { to: filled.part(16, 32), word: 0xABCD_0123 }),
+                Op::Noise(Noise { to: noise, seed: 42, mean: 0.5, scale: 0.02 }),
+            ];
+            (ops, vec![y.span, copied.span, filled, noise.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_eq!(want, got, "{dtype:?} on {device}");
+            assert_eq!(want[0], want[1]);
+        });
+    }
+}
+
+/// The first numbers of the generator, worked out by hand from its definition.
+#[test]
+fn noise_is_the_documented_sequence() {
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    let got = run(&reference, &|layout: &mut Layout| {
+        let to = layout.poison(DType::F32, 1, 3, 0);
+        (vec![Op::Noise(Noise { to, seed: 0, mean: 0.0, scale: 1.0 })], vec![to.span])
+    });
+    // SplitMix64 of seed 0: e220a8397b1dcdaf, 6e789e6aa1b965f4, 06c45d188009454f.
+    let unit = |hash: u64| (hash >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    let want = [0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f].map(unit);
+    assert_eq!(decode(DType::F32, &got[0]), want);
+}

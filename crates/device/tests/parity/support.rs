@@ -1,0 +1,202 @@
+//! Lays a case out the same way on every device, runs it, and compares what it wrote.
+
+use device::cpu::{self, Limit};
+use device::{DType, Device, Item, Node, Op, OpenArena, RecordOptions, Region, Span, Tensor};
+use half::{bf16, f16};
+
+/// A small seeded generator: the same case on every device and in every run.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// In `0..below`.
+    pub(crate) fn below(&mut self, below: usize) -> usize {
+        (self.next() >> 33) as usize % below
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// In −1..1.
+    pub(crate) fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub(crate) fn floats(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| self.float() * scale).collect()
+    }
+}
+
+/// An arena being laid out, with what its spans hold at first.
+pub(crate) struct Layout {
+    pub(crate) open: OpenArena,
+    init: Vec<(Span, Vec<u8>)>,
+}
+
+impl Layout {
+    pub(crate) fn bytes(&mut self, region: Region, name: &str, bytes: Vec<u8>) -> Span {
+        let span = self.open.alloc(region, name, bytes.len() as u64);
+        self.init.push((span, bytes));
+        span
+    }
+
+    /// What a span holds when the ops start.
+    pub(crate) fn set(&mut self, span: Span, bytes: Vec<u8>) {
+        assert_eq!(span.len as usize, bytes.len());
+        self.init.push((span, bytes));
+    }
+
+    /// A matrix with `gap` poisoned elements between rows.
+    pub(crate) fn floats(
+        &mut self,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        gap: usize,
+        values: &[f32],
+    ) -> Tensor {
+        assert_eq!(values.len(), rows * cols);
+        let stride = cols + gap;
+        let mut padded = vec![f32::NAN; rows * stride];
+        for row in 0..rows {
+            padded[row * stride..][..cols].copy_from_slice(&values[row * cols..][..cols]);
+        }
+        let span = self.bytes(Region::Workspace, "floats", encode(dtype, &padded));
+        let (rows, cols, stride) = (rows as u32, cols as u32, stride as u32);
+        Tensor { span, dtype, rows, cols, stride }
+    }
+
+    /// A matrix of NaN.
+    pub(crate) fn poison(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> Tensor {
+        self.floats(dtype, rows, cols, gap, &vec![f32::NAN; rows * cols])
+    }
+
+    pub(crate) fn words(&mut self, words: &[u32]) -> Tensor {
+        let span = self.bytes(Region::State, "words", words_to_bytes(words));
+        Tensor::vector(span, DType::U32, words.len() as u32)
+    }
+}
+
+pub(crate) fn words_to_bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+pub(crate) fn bytes_to_words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+/// Floats in a plain dtype.
+pub(crate) fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        other => panic!("{other:?} is not plain"),
+    }
+}
+
+/// Back to f32.
+pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    match dtype {
+        DType::F32 => bytes_to_words(bytes).into_iter().map(f32::from_bits).collect(),
+        DType::F16 => halves().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        DType::BF16 => halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        other => panic!("{other:?} is not plain"),
+    }
+}
+
+/// Random whole blocks of a GGUF type; scales are small and finite.
+pub(crate) fn random_blocks(rng: &mut Rng, dtype: DType, elems: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..dtype.bytes(elems)).map(|_| rng.next() as u8).collect();
+    let halves: &[usize] = match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Q6K => &[208],
+        other => panic!("{other:?} has no blocks"),
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for at in halves {
+            let scale = f16::from_f32(rng.float() * 0.05);
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Every fast device there is, by name.
+pub(crate) fn devices() -> Vec<(String, Device)> {
+    let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
+    let open = |limit: Limit| cpu::open_limited(Some(2), false, limit).expect("a CPU");
+    limits.into_iter().map(|limit| (format!("cpu {limit:?}"), open(limit))).collect()
+}
+
+/// Runs ops, recorded as one graph, and returns what the named spans hold afterwards.
+pub(crate) fn run(
+    device: &Device,
+    build: &dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>),
+) -> Vec<Vec<u8>> {
+    let mut layout = Layout { open: OpenArena::new(), init: Vec::new() };
+    let (ops, outs) = build(&mut layout);
+    let Layout { open, init } = layout;
+    let arena = device.seal(open).expect("memory");
+    for (span, bytes) in &init {
+        device.write(&arena, *span, bytes).expect("a write");
+    }
+    let mut recording = device.record(&arena, "case", RecordOptions::default()).expect("idle");
+    for op in ops {
+        let node = Node { op, name: "case".into(), layer: None };
+        recording.push(Item::Node(node)).expect("a valid op");
+    }
+    for graph in recording.finish().expect("a recording") {
+        graph.replay().expect("a replay");
+    }
+    outs.into_iter().map(|span| device.read(&arena, span).expect("a read")).collect()
+}
+
+/// Runs a case on every device; `compare(device, reference, got)` sees the bytes of each.
+pub(crate) fn against_reference(
+    build: &dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>),
+    compare: &dyn Fn(&str, &[Vec<u8>], &[Vec<u8>]),
+) {
+    let reference = cpu::open(None, true).expect("a CPU");
+    let want = run(&reference, build);
+    for (name, device) in devices() {
+        compare(&name, &want, &run(&device, build));
+    }
+}
+
+/// How far a result may be from the reference: the rounding of its dtype, and the order of f32 sums.
+pub(crate) fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 2e-5,
+        DType::F16 => 1.5e-3,
+        DType::BF16 => 1e-2,
+        other => panic!("{other:?} is not a float"),
+    }
+}
+
+/// Equal within the tolerance, relative to `scale` or the value, NaN exactly where the reference has it.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, dtype: DType, scale: f32, want: &[u8], got: &[u8]) {
+    let (want, got) = (decode(dtype, want), decode(dtype, got));
+    assert_eq!(want.len(), got.len());
+    for (i, (want, got)) in want.iter().zip(&got).enumerate() {
+        let close = (want - got).abs() <= tolerance(dtype) * scale.max(want.abs());
+        let same_nan = want.is_nan() && got.is_nan();
+        assert!(close || same_nan, "{what}: element {i} is {got}, reference {want}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Replaying on the CPU allocates nothing, with branches and loops, on any thread.
+
+use device::cpu::{self, pack};
+use device::op::{Attention, Embed, Epilogue, KvLayer, Linear, Norm, Prologue, RopeKv, Sample};
+use device::step::{count, mail, row};
+use device::{
+    DType, Item, Node, Op, OpenArena, RecordOptions, Region, StepLimits, StepState, Tensor,
+};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn node(op: Op) -> Item {
+    Item::Node(Node { op, name: "node".into(), layer: None })
+}
+
+/// A whole decode step of one layer, packed and plain weights, inside an `If`.
+#[test]
+fn a_decode_step() {
+    const ROWS: u32 = 3;
+    const WIDTH: u32 = 64;
+    const VOCAB: u32 = 320;
+    let device = cpu::open(Some(2), false).expect("a CPU");
+    let mut open = OpenArena::new();
+    let limits = StepLimits {
+        seats: ROWS,
+        rows: ROWS,
+        tokens: ROWS,
+        pages_per_seat: 4,
+        page_size: 16,
+        vocab: VOCAB,
+        penalties: true,
+    };
+    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
+    let mut floats = |rows: u32, cols: u32| {
+        let span = open.alloc(Region::Workspace, "floats", u64::from(rows * cols) * 4);
+        Tensor::dense(span, DType::F32, rows, cols)
+    };
+    let (x, qkv, attended) = (floats(ROWS, WIDTH), floats(ROWS, 3 * WIDTH), floats(ROWS, WIDTH));
+    let (hidden, logits) = (floats(ROWS, WIDTH), floats(ROWS, VOCAB));
+    let (norm, rope, table) = (floats(1, WIDTH), floats(64, 32), floats(VOCAB, WIDTH));
+    let packed = |open: &mut OpenArena, rows: u32, cols: u32| {
+        let bytes = DType::P4.bytes((rows * cols) as usize) as u64;
+        Tensor::dense(open.alloc(Region::Weights, "w", bytes), DType::P4, rows, cols)
+    };
+    let (w_qkv, w_out) = (packed(&mut open, 3 * WIDTH, WIDTH), packed(&mut open, WIDTH, WIDTH));
+    let w_up = packed(&mut open, 2 * WIDTH, WIDTH);
+    assert_eq!(pack::packed_dtype(DType::Q4_1, 192, 64), Some(DType::P4));
+    let kv = KvLayer {
+        span: state.ring,
+        dtype: DType::F16,
+        pages: 13,
+        page_size: 16,
+        heads: 2,
+        head_dim: 32,
+    };
+    let kv = KvLayer { span: open.alloc(Region::Kv, "kv", 13 * kv.page_bytes()), ..kv };
+    let cond = open.alloc(Region::State, "cond", 4);
+    let norm = Some(Norm { weight: norm, eps: 1e-5 });
+    let linear = |x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue| {
+        let (bias, live, scratch, variant) = (None, None, None, None);
+        node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant }))
+    };
+    let rope = RopeKv { qkv, q_heads: 2, q_norm: None, k_norm: None, rope, state, kv };
+    let attention = Attention {
+        qkv,
+        q_heads: 2,
+        kv,
+        state,
+        out: attended,
+        scale: 0.2,
+        window: None,
+        rows: ROWS,
+        single: true,
+        rope: Some(Box::new(rope)),
+        scratch: None,
+        variant: None,
+    };
+    let body = vec![
+        node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS })),
+        node(Op::Embed(Embed { ids: state.token, table, out: x })),
+        linear(x, w_qkv, qkv, Epilogue::Store),
+        node(Op::Attention(attention)),
+        linear(attended, w_out, x, Epilogue::Residual(x)),
+        linear(x, w_up, hidden, Epilogue::SiluMul),
+        linear(hidden, table, logits, Epilogue::Store),
+        node(Op::Sample(Sample { logits, state, scratch: None, rows: ROWS })),
+    ];
+    let arena = device.seal(open).expect("memory");
+    let mut recording = device.record(&arena, "step", RecordOptions::default()).expect("idle");
+    recording.push(Item::If { cond, body }).expect("valid items");
+    let graph = recording.finish().expect("a recording").remove(0);
+    device.write(&arena, cond, &1u32.to_le_bytes()).expect("a write");
+    // Launch 1 seats three rows; later launches go on without mail.
+    let areas = limits.mail_layout();
+    let mut bank = vec![0u32; areas.words as usize];
+    bank[mail::LAUNCH_LO as usize] = 1;
+    bank[mail::ROWS_CHANGED as usize] = 1;
+    bank[mail::ROWS as usize] = ROWS;
+    for r in 0..ROWS {
+        let at = (areas.rows + 3 * r) as usize;
+        bank[at..at + 3].copy_from_slice(&[r, 1, row::SAMPLE]);
+    }
+    let bytes: Vec<u8> = bank.iter().flat_map(|word| word.to_le_bytes()).collect();
+    device.write(&arena, state.mail[1], &bytes).expect("a write");
+    graph.replay().expect("a replay");
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    for _ in 0..50 {
+        graph.replay().expect("a replay");
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0);
+    let counts = device.read(&arena, state.counts.span).expect("a read");
+    assert_eq!(counts[4 * count::LAUNCH_LO as usize], 51);
+}
