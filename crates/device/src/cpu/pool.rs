@@ -30,6 +30,7 @@ struct Shared {
     active: AtomicBool,
     quit: AtomicBool,
     panicked: AtomicBool,
+    started: AtomicU32,
     sleepers: AtomicU32,
     lock: Mutex<()>,
     wake: Condvar,
@@ -127,6 +128,7 @@ impl Pool {
             active: AtomicBool::new(false),
             quit: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            started: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -136,12 +138,17 @@ impl Pool {
             let name = format!("dacapo-cpu-{worker}");
             let thread = std::thread::Builder::new().name(name).spawn(move || {
                 pin(core);
+                shared.started.fetch_add(1, Ordering::Release);
                 shared.serve(worker);
             });
             thread.ok()
         };
         // A thread that cannot be started leaves fewer; the work is done all the same.
-        let workers = (1..threads).map_while(spawn).collect();
+        let workers: Vec<_> = (1..threads).map_while(spawn).collect();
+        // What starting a thread costs is paid here, not in the first replay.
+        while (shared.started.load(Ordering::Acquire) as usize) < workers.len() {
+            std::thread::yield_now();
+        }
         Pool { shared, workers }
     }
 
