@@ -154,8 +154,8 @@ DEVICE void copy16_async_or_zero(u32 to, const void* from, bool live) {
                  : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEVICE void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+template <int LEFT> DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 // ---- matrix instructions ----------------------------------------------------------------------

@@ -83,13 +83,12 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
          u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, u32 bucket_rows,
          u32 bucket_tokens) {
-    __shared__ u32 shared[THREADS / 32];
+    __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
     // Rows as they stand in this step: first token, KV length before it, seat, place in the mail's tokens.
     __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
     const u32 tid = threadIdx.x;
     wait_for_predecessor();
-    let_successor_start();
     if (tid == 0) {
         const u64 launch = ((u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO]) + 1;
         counts[COUNT_LAUNCH_LO] = (u32)launch;
@@ -108,7 +107,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     const u32 rows = min(counts[COUNT_ROWS], bucket_rows);
 
     // Rows, THREADS at a time.
-    u32 tokens = 0, prompt_tokens = 0, longest = 0;
+    u32 tokens = 0, prompt_tokens = 0, longest = 0, cached = 0;
     for (u32 base = 0; base < bucket_rows; base += THREADS) {
         const u32 r = base + tid;
         u32 q_len = 0, flags = 0, seat = SEATS;
@@ -129,6 +128,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
                 kv_len[r] = length + q_len;
                 last_index[r] = clamped + q_len - (q_len ? 1 : 0);
                 longest = max(longest, length + q_len);
+                cached += length + q_len;
             } else {
                 row_seat[r] = SEATS;
                 row_flags[r] = 0;
@@ -144,17 +144,19 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     if (tid == 0) starts[bucket_rows] = tokens;
     for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
 #pragma unroll
-    for (int o = 16; o; o >>= 1) longest = max(longest, __shfl_xor_sync(FULL, longest, o));
-    if (tid % 32 == 0) shared[tid / 32] = longest;
+    for (int o = 16; o; o >>= 1) {
+        longest = max(longest, __shfl_xor_sync(FULL, longest, o));
+        cached += __shfl_xor_sync(FULL, cached, o);
+    }
+    if (tid % 32 == 0) shared[tid / 32] = longest, sums[tid / 32] = cached;
     __syncthreads();
     if (tid == 0) {
-        for (u32 w = 0; w < THREADS / 32; w++) longest = max(longest, shared[w]);
+        for (u32 w = 1; w < THREADS / 32; w++) longest = max(longest, shared[w]), cached += sums[w];
         counts[COUNT_ROWS] = rows;
         counts[COUNT_TOKENS] = tokens;
         counts[COUNT_MAX_KV] = longest;
-        // The attention kernels of this device split by their own grid; this is their upper bound.
-        const u32 split = (longest + 15) / 16;
-        counts[COUNT_SPLIT] = max((split + PAGE - 1) / PAGE * PAGE, PAGE);
+        // An equal share for each of WAYS blocks per KV head, were there eight; kernels scale it by theirs.
+        counts[COUNT_SPLIT] = max((cached / WAYS + PAGE - 1) / PAGE * PAGE, PAGE);
     }
     for (u32 t = tid; t < bucket_tokens; t += THREADS) {
         if (t >= tokens) {
@@ -178,4 +180,8 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         kv_slot[t] = page * PAGE + at % PAGE;
         token_row[t] = low;
     }
+    // Late on purpose: attention kernels read these tables before they wait.
+    __threadfence();
+    __syncthreads();
+    let_successor_start();
 }

@@ -1,22 +1,149 @@
-//! `kernels/attention_ref.cu` for every format.
+//! `kernels/attention.cu` (tensor cores, half formats, pages of 16), else `kernels/attention_ref.cu`.
+//!
+//! `variant` overrides: `ref`, or `key=value` pairs (`splits=8,least=4,stages=3`).
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
-use crate::cuda::lower::{Kernel, code};
-use crate::op::Attention;
+use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::op::{Attention, Norm};
+use crate::step::count;
+use crate::{DType, Span};
+
+const WARPS: u32 = 4;
 
 impl Attention {
-    pub(crate) fn scratch_bytes(&self, _target: &Target) -> u64 {
-        0
+    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+        let splits = self.splits(target);
+        if !self.tensor_cores(target) || splits == 1 {
+            return 0;
+        }
+        let columns = self.q_heads / self.kv.heads;
+        let floats = u64::from(columns) * u64::from(self.kv.head_dim + 2);
+        let parts = u64::from(self.rows) * u64::from(self.kv.heads) * u64::from(splits);
+        SEMAPHORE_BYTES + parts * floats * 4
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        if self.tensor_cores(target) {
+            return Ok(vec![self.fast(target)?]);
+        }
         let mut launches = match &self.rope {
             Some(rope) => rope.lower(target)?,
             None => Vec::new(),
         };
         launches.push(self.reference_launch(target)?);
         Ok(launches)
+    }
+
+    fn option(&self, key: &str) -> Option<u32> {
+        let mut pairs = self.variant.as_deref()?.split(',');
+        pairs.find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+    }
+
+    fn tensor_cores(&self, target: &Target) -> bool {
+        let kv = &self.kv;
+        let half = matches!(kv.dtype, DType::F16 | DType::BF16) && self.qkv.dtype == kv.dtype;
+        let norms = self.rope.iter().flat_map(|rope| [rope.q_norm, rope.k_norm]).flatten();
+        let norms_fit = norms
+            .map(|norm: Norm| norm.weight.dtype)
+            .all(|dtype| dtype == DType::F32 || dtype == kv.dtype);
+        let dims = kv.head_dim.is_multiple_of(16) && kv.head_dim <= 256 && kv.page_size == 16;
+        let group = self.q_heads / kv.heads;
+        let group_fits = group * kv.head_dim <= 4096 && group <= 32;
+        let asked = self.variant.as_deref() != Some("ref");
+        asked
+            && half
+            && norms_fit
+            && dims
+            && group_fits
+            && aligned(&self.qkv)
+            && target.capability.0 >= 8
+    }
+
+    /// Blocks that may share a row's pages. Blocks past what a row needs leave at once.
+    fn splits(&self, target: &Target) -> u32 {
+        let pairs = self.rows * self.kv.heads;
+        if !self.single || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
+            return 1;
+        }
+        let ways = (2 * target.sms).div_ceil(pairs);
+        let least = match self.rows {
+            0..=16 => 8,
+            17..=64 => 2,
+            _ => 1,
+        };
+        self.option("splits").unwrap_or(ways.max(least).min(64))
+    }
+
+    /// (tokens per block, stages, dynamic shared memory).
+    fn shape(&self, target: &Target) -> (u32, u32, u32) {
+        let (dim, group) = (self.kv.head_dim, self.q_heads / self.kv.heads);
+        let columns = if dim > 128 { 8 } else { 32 };
+        let tokens = if self.single { 1 } else { (columns / group).max(1) };
+        let stage = 2 * 16 * (2 * dim + 16);
+        let stages = self.option("stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
+        let merged = WARPS * tokens * group * (dim + 4) * 4;
+        let shared = (WARPS * stages * stage).max(merged);
+        (tokens, stages, shared.min(target.shared_per_block))
+    }
+
+    fn fast(&self, target: &Target) -> Result<Lowered> {
+        let (kv, s) = (&self.kv, &self.state);
+        let needed = self.scratch_bytes(target);
+        let scratch = self.scratch.filter(|scratch| scratch.len >= needed && needed > 0);
+        let splits = if scratch.is_some() { self.splits(target) } else { 1 };
+        let (tokens, stages, shared) = self.shape(target);
+        let rope = self.rope.as_deref();
+        let (q_norm, k_norm) = rope.map_or((None, None), |rope| (rope.q_norm, rope.k_norm));
+        let norm_type =
+            |norm: Option<Norm>| norm.map_or(Ok(0), |norm| code(norm.weight.dtype, "attention"));
+        let part = |from: u64, len: Option<u64>| {
+            scratch.map(|scratch: Span| scratch.part(from, len.unwrap_or(scratch.len - from)))
+        };
+        let items = self.out.rows / tokens + self.rows;
+        let kernel = Kernel::new(target, "attention", "attention")
+            .defines(&[
+                ("D", kv.head_dim),
+                ("HQ", self.q_heads),
+                ("HKV", kv.heads),
+                ("PAGE", kv.page_size),
+                ("WARPS", WARPS),
+                ("STAGES", stages),
+                ("SPLITS", splits),
+                ("LEAST_PAGES", self.option("least").unwrap_or(WARPS)),
+                ("SINGLE", u32::from(self.single)),
+                ("ROPE", u32::from(rope.is_some())),
+                ("Q_TOKENS", tokens),
+                ("WINDOW", self.window.unwrap_or(0)),
+                ("TYPE", code(kv.dtype, "attention")?),
+                ("YT", code(self.out.dtype, "attention")?),
+                ("QN", u32::from(q_norm.is_some())),
+                ("KN", u32::from(k_norm.is_some())),
+                ("QNT", norm_type(q_norm)?),
+                ("KNT", norm_type(k_norm)?),
+                ("COUNT_SPLIT", count::SPLIT),
+            ])
+            .grid(
+                if self.single { splits } else { items },
+                kv.heads,
+                if self.single { self.rows } else { 1 },
+            )
+            .threads(WARPS * 32)
+            .shared(shared)
+            .tensors(&[&self.qkv])
+            .spans(&[kv.span])
+            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table, &s.counts])
+            .optional(part(0, Some(SEMAPHORE_BYTES)))
+            .optional(part(SEMAPHORE_BYTES, None))
+            .optional(q_norm.map(|norm| norm.weight.span))
+            .optional(k_norm.map(|norm| norm.weight.span))
+            .optional(rope.map(|rope| rope.rope.span))
+            .ints(&[self.rows, s.limits.pages_per_seat, self.qkv.stride, self.out.stride])
+            .ints(&rope.map_or([0, 1], |rope| [rope.rope.stride, rope.rope.rows]))
+            .arg(Arg::F32(self.scale))
+            .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
+            .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)));
+        Ok(kernel.lowered())
     }
 
     fn reference_launch(&self, target: &Target) -> Result<Lowered> {

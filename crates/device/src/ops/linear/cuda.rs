@@ -1,45 +1,262 @@
-//! `kernels/linear_ref.cu` for every format.
+//! Which kernel a product gets, by rows and shape:
+//!
+//! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
+//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand;
+//! - `gemm`, beyond: the library, with norm and SiLU·mul as launches around it;
+//! - `ref`: every other format and shape.
+//!
+//! `variant` overrides: a name, then `key=value` pairs (`wgmma,split=2,stages=4`).
 
-use crate::Result;
-use crate::cuda::launch::{Arg, Lowered, Target};
-use crate::cuda::lower::{Kernel, aligned, code};
-use crate::op::{Epilogue, Linear};
+use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
+use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::op::{Epilogue, Linear, RmsNorm};
+use crate::{DType, Result, Span, Tensor};
+
+/// Room the library may use.
+const GEMM_WORKSPACE: u64 = 32 << 20;
+/// Two blocks of this size fit a Hopper multiprocessor: the next kernel's first weights and this one's.
+const HALF_SHARED: u32 = 112 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Plan {
+    Stream { stages: u32 },
+    Wgmma { wide: u32, columns: u32, stages: u32, split: u32 },
+    Gemm,
+    Reference,
+}
 
 impl Linear {
-    pub(crate) fn scratch_bytes(&self, _target: &Target) -> u64 {
-        0
+    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+        self.needs(self.plan(target))
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
-        Ok(vec![self.reference_launch(target)?])
+        let plan = self.plan(target);
+        let room = self.scratch.map_or(0, |scratch| scratch.len);
+        match plan {
+            Plan::Stream { stages } => Ok(vec![self.stream(target, stages)?]),
+            Plan::Wgmma { .. } if room >= self.needs(plan) => self.wgmma(target, plan),
+            Plan::Gemm if room >= self.needs(plan) => self.gemm(target),
+            _ => Ok(vec![self.reference_launch(target)?]),
+        }
     }
 
-    fn reference_launch(&self, target: &Target) -> Result<Lowered> {
-        let plain = |dtype| code(dtype, "linear");
-        let (epilogue, residual) = match self.epilogue {
+    fn plan(&self, target: &Target) -> Plan {
+        let (name, options) = match &self.variant {
+            Some(variant) => variant.split_once(',').unwrap_or((variant, "")),
+            None => ("", ""),
+        };
+        let option = |key: &str| {
+            let pair =
+                options.split(',').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
+            pair.and_then(|value| value.parse::<u32>().ok())
+        };
+        let half = matches!(self.x.dtype, DType::F16 | DType::BF16);
+        let same = half && self.w.dtype == self.x.dtype;
+        let whole = aligned(&self.x) && aligned(&self.w) && self.y.cols.is_multiple_of(8);
+        if !same || !whole || target.capability.0 < 8 || name == "ref" {
+            return Plan::Reference;
+        }
+        let rows = self.x.rows;
+        let stream = self.stream_stages(target, option("stages"));
+        if let (Some(stages), true) = (stream, name == "stream" || name.is_empty()) {
+            return Plan::Stream { stages };
+        }
+        let hopper = target.capability == (9, 0) && self.x.cols.is_multiple_of(64);
+        let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
+        if hopper && narrow_out && (name == "wgmma" || (name.is_empty() && rows <= 128)) {
+            return self.wgmma_plan(target, option);
+        }
+        let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
+        if self.bias.is_none() && stored && rows > 8 { Plan::Gemm } else { Plan::Reference }
+    }
+
+    fn stream_stages(&self, target: &Target, asked: Option<u32>) -> Option<u32> {
+        if self.x.rows > 8 || !self.x.cols.is_multiple_of(64) {
+            return None;
+        }
+        let fits = |stages: u32, bytes: u32| self.stream_shared(stages) <= bytes;
+        let most = target.shared_per_block;
+        match asked {
+            Some(stages) => fits(stages, most).then_some(stages),
+            None if fits(4, HALF_SHARED.min(most)) => Some(4),
+            None => fits(3, most).then_some(3),
+        }
+    }
+
+    fn stream_shared(&self, stages: u32) -> u32 {
+        let (rows, k) = (self.x.rows, self.x.cols);
+        16 * stages * 2048 + rows * (2 * k + 64) + 2 * 16 * 16 * rows * 4
+    }
+
+    fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
+        let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
+        let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
+        let wide = option("wide").unwrap_or(128);
+        let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
+        // Rounds of the busiest block in tiles; a share costs a little for storing and adding up.
+        let cost = |split: u32| {
+            let rounds = (tiles * split).div_ceil(target.sms);
+            f64::from(rounds) / f64::from(split)
+                + if split > 1 { 0.01 * f64::from(split) } else { 0.0 }
+        };
+        let splits = [1, 2, 3, 4, 6, 8].into_iter().filter(|s| k.is_multiple_of(64 * s));
+        let best = splits.min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1);
+        let stage = (wide + columns) * 128;
+        let budget = if columns <= 128 { HALF_SHARED } else { target.shared_per_block } - 2048;
+        let stages = option("stages").unwrap_or((budget / stage).clamp(3, 8));
+        Plan::Wgmma { wide, columns, stages, split: option("split").unwrap_or(best) }
+    }
+
+    /// Scratch after the semaphores: the normalised input, then sums or products.
+    fn needs(&self, plan: Plan) -> u64 {
+        let normed = self.normed_bytes();
+        match plan {
+            Plan::Stream { .. } | Plan::Reference => 0,
+            Plan::Wgmma { wide, columns, split, .. } => {
+                let tiles = self.w.rows.div_ceil(wide) * self.x.rows.div_ceil(columns);
+                let sums = u64::from(tiles * split) * u64::from(wide * columns) * 4;
+                SEMAPHORE_BYTES + normed + if split > 1 { sums } else { 0 }
+            }
+            Plan::Gemm => SEMAPHORE_BYTES + normed + self.pair_bytes() + GEMM_WORKSPACE,
+        }
+    }
+
+    fn normed_bytes(&self) -> u64 {
+        let bytes = u64::from(self.x.rows) * u64::from(self.x.cols) * 2;
+        if self.norm.is_some() { bytes.next_multiple_of(1024) } else { 0 }
+    }
+
+    fn pair_bytes(&self) -> u64 {
+        let bytes = u64::from(self.x.rows) * u64::from(self.w.rows) * 2;
+        if self.epilogue == Epilogue::SiluMul { bytes.next_multiple_of(1024) } else { 0 }
+    }
+
+    /// The input as the product reads it, and the launch that makes it if there is a norm.
+    fn normed(&self, target: &Target, scratch: Span) -> Result<(Tensor, Vec<Lowered>)> {
+        let Some(norm) = self.norm else { return Ok((self.x, Vec::new())) };
+        let span = scratch.part(SEMAPHORE_BYTES, self.normed_bytes());
+        let y = Tensor::dense(span, self.x.dtype, self.x.rows, self.x.cols);
+        Ok((y, RmsNorm { x: self.x, norm, y }.lower(target)?))
+    }
+
+    fn epilogue_code(&self) -> (u32, Option<Tensor>) {
+        match self.epilogue {
             Epilogue::Store => (0, None),
             Epilogue::Residual(residual) => (1, Some(residual)),
             Epilogue::SiluMul => (2, None),
+        }
+    }
+
+    fn stream(&self, target: &Target, stages: u32) -> Result<Lowered> {
+        let (epilogue, residual) = self.epilogue_code();
+        let tiles = self.w.rows.div_ceil(16);
+        let kernel = Kernel::new(target, "linear_stream", "linear_stream")
+            .defines(&[("K", self.x.cols), ("N", self.w.rows), ("ROWS", self.x.rows)])
+            .defines(&[("WARPS", 16), ("STAGES", stages), ("TYPE", code(self.x.dtype, "linear")?)])
+            .define("NT", type_of(self.norm.map(|norm| norm.weight))?)
+            .defines(&self.types(residual, epilogue)?)
+            .define("NORM", u32::from(self.norm.is_some()))
+            .grid(tiles.min(target.sms), 1, 1)
+            .threads(512)
+            .shared(self.stream_shared(stages))
+            .tensors(&[&self.x, &self.w])
+            .optional(self.bias.map(|bias| bias.span))
+            .optional(self.norm.map(|norm| norm.weight.span))
+            .optional(residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .ints(&[self.x.stride, self.w.stride])
+            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
+            .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
+        Ok(kernel.lowered())
+    }
+
+    /// Macros every product kernel has for bias, residual, output and epilogue.
+    fn types(&self, residual: Option<Tensor>, epilogue: u32) -> Result<[(&'static str, u32); 5]> {
+        Ok([
+            ("BT", type_of(self.bias)?),
+            ("RT", type_of(residual)?),
+            ("YT", code(self.y.dtype, "linear")?),
+            ("BIAS", u32::from(self.bias.is_some())),
+            ("EPILOGUE", epilogue),
+        ])
+    }
+
+    fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
+        let (Plan::Wgmma { wide, columns, stages, split }, Some(scratch)) = (plan, self.scratch)
+        else {
+            return Ok(vec![self.reference_launch(target)?]);
         };
-        let rows = self.x.rows.clamp(1, 8);
+        let (x, mut launches) = self.normed(target, scratch)?;
+        let (epilogue, residual) = self.epilogue_code();
+        let map = |tensor: &Tensor, rows: u32| {
+            Arg::TensorMap(TensorMap {
+                span: tensor.span,
+                dtype: tensor.dtype,
+                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
+                strides: vec![u64::from(tensor.stride) * 2],
+                tile: vec![64, rows],
+                swizzle: 128,
+            })
+        };
+        let units = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns) * split;
+        let from = SEMAPHORE_BYTES + self.normed_bytes();
+        let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
+            .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
+            .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
+            .define("TYPE", code(x.dtype, "linear")?)
+            .defines(&self.types(residual, epilogue)?)
+            .define("LIVE", u32::from(self.live.is_some()))
+            .grid(units.min(target.sms), 1, 1)
+            .threads(wide * 2 + 32)
+            .shared(stages * (wide + columns) * 128 + 1024)
+            .arg(map(&x, columns))
+            .arg(map(&self.w, wide))
+            .optional(self.bias.map(|bias| bias.span))
+            .optional(residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .spans(&[scratch.part(0, SEMAPHORE_BYTES), scratch.part(from, scratch.len - from)])
+            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride]);
+        launches.push(kernel.lowered());
+        Ok(launches)
+    }
+
+    fn gemm(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let Some(scratch) = self.scratch else { return Ok(vec![self.reference_launch(target)?]) };
+        let (x, mut launches) = self.normed(target, scratch)?;
+        let from = SEMAPHORE_BYTES + self.normed_bytes();
+        let workspace = Some(scratch.part(from + self.pair_bytes(), GEMM_WORKSPACE));
+        let (_, residual) = self.epilogue_code();
+        let mut gemm = Gemm { x, w: self.w, residual, y: self.y, workspace };
+        if self.epilogue == Epilogue::SiluMul {
+            let span = scratch.part(from, self.pair_bytes());
+            gemm.y = Tensor::dense(span, self.x.dtype, x.rows, self.w.rows);
+            launches.push(Lowered::Gemm(gemm.clone()));
+            let silu = crate::ops::rms_norm::cuda::silu_mul(target, &gemm.y, &self.y, self.live)?;
+            launches.push(silu);
+        } else {
+            launches.push(Lowered::Gemm(gemm));
+        }
+        Ok(launches)
+    }
+
+    fn reference_launch(&self, target: &Target) -> Result<Lowered> {
+        let (epilogue, residual) = self.epilogue_code();
+        let rows = self.x.rows.clamp(1, 8).next_power_of_two();
         let whole = aligned(&self.x) && (!self.w.dtype.is_plain() || aligned(&self.w));
-        let or_float = |tensor: Option<crate::Tensor>| tensor.map_or(Ok(0), |t| plain(t.dtype));
         let kernel = Kernel::new(target, "linear_ref", "linear_ref")
+            .define("XT", code(self.x.dtype, "linear")?)
+            .define("WT", code(self.w.dtype, "linear")?)
+            .define("NT", type_of(self.norm.map(|norm| norm.weight))?)
+            .defines(&self.types(residual, epilogue)?)
             .defines(&[
-                ("XT", plain(self.x.dtype)?),
-                ("WT", plain(self.w.dtype)?),
-                ("NT", or_float(self.norm.map(|norm| norm.weight))?),
-                ("BT", or_float(self.bias)?),
-                ("RT", or_float(residual)?),
-                ("YT", plain(self.y.dtype)?),
                 ("NORM", u32::from(self.norm.is_some())),
-                ("BIAS", u32::from(self.bias.is_some())),
                 ("LIVE", u32::from(self.live.is_some())),
-                ("EPILOGUE", epilogue),
                 ("ALIGNED", u32::from(whole)),
-                ("ROWS", rows.next_power_of_two()),
+                ("ROWS", rows),
             ])
-            .grid(self.y.cols.div_ceil(8), self.x.rows.div_ceil(rows.next_power_of_two()), 1)
+            .grid(self.y.cols.div_ceil(8), self.x.rows.div_ceil(rows), 1)
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .optional(self.norm.map(|norm| norm.weight.span))
@@ -51,4 +268,9 @@ impl Linear {
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         Ok(kernel.lowered())
     }
+}
+
+/// The code of an optional tensor's format; any code if it is absent.
+fn type_of(tensor: Option<Tensor>) -> Result<u32> {
+    tensor.map_or(Ok(0), |tensor| code(tensor.dtype, "linear"))
 }

@@ -1,0 +1,241 @@
+//! Prints a decode step (or, with `prefill`, a prefill step) of a Qwen3 shape as JSON: regions, named
+//! spans, and for each op what it is lowered to. `tools/gpu` runs and times exactly these launches.
+//!
+//! `cargo run -p device --example lowered_step -- 8b|0.6b ROWS CONTEXT LAYERS decode|prefill`
+
+use device::cuda::launch::Target;
+use device::cuda::lower::{lower, scratch_bytes};
+use device::op::{
+    Attention, Embed, Epilogue, Gather, KvLayer, Linear, Norm, Prologue, RopeKv, Sample,
+};
+use device::{DType, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
+use serde_json::{Value, json};
+
+struct Shape {
+    hidden: u32,
+    inter: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    vocab: u32,
+    tied: bool,
+}
+
+const SHAPES: [(&str, Shape); 3] = [
+    (
+        "8b",
+        Shape {
+            hidden: 4096,
+            inter: 12288,
+            q_heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            vocab: 151936,
+            tied: false,
+        },
+    ),
+    (
+        "0.6b",
+        Shape {
+            hidden: 1024,
+            inter: 3072,
+            q_heads: 16,
+            kv_heads: 8,
+            head_dim: 128,
+            vocab: 151936,
+            tied: true,
+        },
+    ),
+    (
+        "tiny",
+        Shape {
+            hidden: 576,
+            inter: 1536,
+            q_heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            vocab: 49152,
+            tied: true,
+        },
+    ),
+];
+
+struct Step {
+    arena: OpenArena,
+    named: Vec<(String, Tensor)>,
+    nodes: Vec<(String, Option<u32>, Op)>,
+}
+
+impl Step {
+    fn tensor(&mut self, region: Region, name: &str, rows: u32, cols: u32, dtype: DType) -> Tensor {
+        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        let span = self.arena.alloc(region, name, bytes);
+        let tensor = Tensor::dense(span, dtype, rows, cols);
+        self.named.push((name.into(), tensor));
+        tensor
+    }
+
+    fn weight(&mut self, name: &str, rows: u32, cols: u32) -> Tensor {
+        self.tensor(Region::Weights, name, rows, cols, DType::BF16)
+    }
+
+    fn push(&mut self, name: &str, layer: Option<u32>, op: Op) {
+        self.nodes.push((name.into(), layer, op));
+    }
+}
+
+fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
+    Op::Linear(Linear {
+        x,
+        w,
+        bias: None,
+        norm,
+        epilogue,
+        y,
+        live: None,
+        scratch: None,
+        variant: std::env::var("VARIANT").ok(),
+    })
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |i: usize| args[i].parse::<u32>().expect("a number");
+    let (_, shape) = SHAPES.iter().find(|(name, _)| *name == args[0]).expect("a known shape");
+    let (tokens, context, layers) = (number(1), number(2), number(3));
+    let decode = args[4] == "decode";
+    // A prefill step is `tokens / 512` prompts of 512 tokens.
+    let rows = if decode { tokens } else { tokens.div_ceil(512) };
+    let pages_per_seat = context.div_ceil(16) + 2;
+    let limits = StepLimits {
+        seats: rows.max(4),
+        rows: rows.max(4),
+        tokens,
+        pages_per_seat,
+        page_size: 16,
+        vocab: shape.vocab,
+        penalties: false,
+    };
+    let mut arena = OpenArena::new();
+    let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
+    let mut step = Step { arena, named: Vec::new(), nodes: Vec::new() };
+    let (hidden, dim) = (shape.hidden, shape.head_dim);
+    let (q, qkv_cols) = (shape.q_heads * dim, (shape.q_heads + 2 * shape.kv_heads) * dim);
+    let pages = rows * pages_per_seat + 1;
+    let work = |step: &mut Step, name: &str, rows, cols| {
+        step.tensor(Region::Workspace, name, rows, cols, DType::BF16)
+    };
+    let x = work(&mut step, "x", tokens, hidden);
+    let qkv = work(&mut step, "qkv", tokens, qkv_cols);
+    let attended = work(&mut step, "attended", tokens, q);
+    let act = work(&mut step, "act", tokens, shape.inter);
+    let last = work(&mut step, "last", rows, hidden);
+    let logits = step.tensor(Region::Workspace, "logits", rows, shape.vocab, DType::F32);
+    let table = step.weight("embed", shape.vocab, hidden);
+    let head = if shape.tied { table } else { step.weight("lm_head", shape.vocab, hidden) };
+    let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
+    let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
+    step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens }));
+    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, out: x }));
+    for layer in 0..layers {
+        let at = Some(layer);
+        let mut norm = |name: &str, cols| Norm {
+            weight: step.weight(&format!("{layer}.{name}"), 1, cols),
+            eps: 1e-6,
+        };
+        let (n1, n2) = (norm("norm1", hidden), norm("norm2", hidden));
+        let (qn, kn) = (norm("q_norm", dim), norm("k_norm", dim));
+        let mut weight =
+            |name: &str, rows, cols| step.weight(&format!("{layer}.{name}"), rows, cols);
+        let (w_qkv, w_o) = (weight("qkv", qkv_cols, hidden), weight("o", hidden, q));
+        let (w_up, w_down) =
+            (weight("gate_up", 2 * shape.inter, hidden), weight("down", hidden, shape.inter));
+        let bytes = u64::from(pages) * 2 * u64::from(shape.kv_heads * 16 * dim) * 2;
+        let span = step.arena.alloc(Region::Kv, "kv", bytes);
+        let kv = KvLayer {
+            span,
+            dtype: DType::BF16,
+            pages,
+            page_size: 16,
+            heads: shape.kv_heads,
+            head_dim: dim,
+        };
+        step.push("qkv", at, linear(x, w_qkv, Some(n1), Epilogue::Store, qkv));
+        let rotated = RopeKv {
+            qkv,
+            q_heads: shape.q_heads,
+            q_norm: Some(qn),
+            k_norm: Some(kn),
+            rope,
+            state,
+            kv,
+        };
+        if !decode {
+            step.push("rope_kv", at, Op::RopeKv(rotated.clone()));
+        }
+        let attention = Attention {
+            qkv,
+            q_heads: shape.q_heads,
+            kv,
+            state,
+            out: attended,
+            scale: (dim as f32).powf(-0.5),
+            window: None,
+            rows,
+            single: decode,
+            rope: decode.then(|| Box::new(rotated)),
+            scratch: None,
+            variant: std::env::var("ATTENTION").ok(),
+        };
+        step.push("attention", at, Op::Attention(attention));
+        step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
+        step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::SiluMul, act));
+        step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
+    }
+    let mut head_in = x;
+    if !decode {
+        step.push("gather", None, Op::Gather(Gather { index: state.last_index, x, y: last }));
+        head_in = last;
+    }
+    step.push("head", None, linear(head_in, head, Some(final_norm), Epilogue::Store, logits));
+    step.push("sample", None, Op::Sample(Sample { logits, state, scratch: None, rows }));
+    print(step, &state, shape, &limits);
+}
+
+fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) {
+    let target = Target::h200();
+    let need = step.nodes.iter().map(|(_, _, op)| scratch_bytes(op, &target)).max().unwrap_or(0);
+    let scratch = step.arena.alloc(Region::State, "scratch", need);
+    let give = |op: &mut Op, span: Span| match op {
+        Op::Linear(op) => op.scratch = Some(span),
+        Op::Attention(op) => op.scratch = Some(span),
+        Op::Sample(op) => op.scratch = Some(span),
+        _ => {}
+    };
+    let nodes: Vec<Value> = step
+        .nodes
+        .iter_mut()
+        .map(|(name, layer, op)| {
+            give(op, scratch);
+            op.check().expect("a valid op");
+            let lowered = lower(op, &target).expect("a lowering");
+            json!({ "name": name, "layer": layer, "lowered": lowered })
+        })
+        .collect();
+    let regions: serde_json::Map<String, Value> = Region::ALL
+        .iter()
+        .map(|region| (json!(region).as_str().unwrap().into(), json!(step.arena.size(*region))))
+        .collect();
+    let named: serde_json::Map<String, Value> =
+        step.named.iter().map(|(name, tensor)| (name.clone(), json!(tensor))).collect();
+    let shape = json!({
+        "hidden": shape.hidden, "inter": shape.inter, "q_heads": shape.q_heads,
+        "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "vocab": shape.vocab,
+    });
+    let layout = limits.mail_layout();
+    let mail = json!({ "rows": layout.rows, "tokens": layout.tokens, "joins": layout.joins,
+        "pages": layout.pages, "words": layout.words, "entry": limits.ring_entry_words() });
+    let out = json!({ "shape": shape, "limits": limits, "state": state, "scratch": scratch,
+        "mail": mail, "regions": regions, "named": named, "nodes": nodes });
+    println!("{out}");
+}

@@ -1,0 +1,331 @@
+// Paged attention with tensor cores. A warp takes 16 tokens (a page) at a time: scoresᵀ = K · qᵀ with the
+// tokens as the 16-row operand and up to 8·TILES packed (token, query head) columns, then outᵀ += Vᵀ · p.
+// Warps of a block share the KV range round robin, each with its own ring, and merge at the end; blocks of
+// a row share it by splits and the last to arrive merges them, always in the same order.
+//
+// Decode (SINGLE): grid (SPLITS, HKV, rows). With ROPE the block prepares q itself, and the block that
+// holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the
+// wait, since nothing in flight can write them. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
+// a row, found on the device from q_start.
+//
+// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLITS, SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
+// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT.
+#include "prelude.cuh"
+
+#define G (HQ / HKV)
+#define COLUMNS (Q_TOKENS * G)
+#define TILES ((COLUMNS + 7) / 8)
+#define PITCH (D * 2 + 16)
+#define STAGE_BYTES (2 * 16 * PITCH)
+#define STEPS (D / 16)
+#define PER ((D / 2 + 31) / 32)
+
+struct Row {
+    const u32* pages;
+    const u8* kv; // the head's keys in page 0
+    u32 length, fresh; // tokens at `fresh` and later are not fetched
+};
+
+DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
+    const u64 bytes = (u64)HKV * PAGE * D * 2;
+    const u8* keys = row.kv + (u64)row.pages[page] * (2 * bytes);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const u32 piece = i * 32 + lane, token = piece / (D / 8), at = piece % (D / 8);
+        const bool live = page * PAGE + token < row.fresh;
+        const u8* from = keys + token * (D * 2) + at * 16;
+        const u32 to = stage + token * PITCH + at * 16;
+        copy16_async_or_zero(to, from, live);
+        copy16_async_or_zero(to + 16 * PITCH, from + bytes, live);
+    }
+}
+
+// Normalises and rotates a head; lane holds elements i = lane + 32c and i + D/2.
+DEVICE void prepare(const void* from, u64 at, int norm, const void* weight, int weight_type, float eps,
+                    const float* table, float (&a)[PER], float (&b)[PER]) {
+    const u32 lane = threadIdx.x % 32;
+    float sum = 0.0f;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = lane + 32 * c;
+        a[c] = i < D / 2 ? load1<TYPE>(from, at + i) : 0.0f;
+        b[c] = i < D / 2 ? load1<TYPE>(from, at + i + D / 2) : 0.0f;
+        sum += a[c] * a[c] + b[c] * b[c];
+    }
+    const float scale = norm ? 1.0f / sqrtf(warp_sum(sum) / (float)D + eps) : 1.0f;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = lane + 32 * c;
+        if (i >= D / 2) continue;
+        if (norm) {
+            a[c] *= scale * (weight_type == F32 ? load1<F32>(weight, i) : load1<TYPE>(weight, i));
+            b[c] *= scale * (weight_type == F32 ? load1<F32>(weight, i + D / 2) : load1<TYPE>(weight, i + D / 2));
+        }
+        const float cosine = table[i], sine = table[i + D / 2], u = a[c], v = b[c];
+        a[c] = u * cosine - v * sine;
+        b[c] = v * cosine + u * sine;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
+          const u32* page_table, const u32* counts, u32* semaphores, float* partial, const void* q_norm,
+          const void* k_norm, const float* rope, u32 rows, u32 pages_per_seat, u32 q_stride, u32 out_stride,
+          u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ __align__(16) u16 queries[TILES * 8][D + 8];
+    __shared__ __align__(16) u16 newest[2][D];
+    __shared__ float maxima[WARPS][TILES * 8], totals[WARPS][TILES * 8];
+    __shared__ u32 shared_word;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, head = blockIdx.y;
+    const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
+
+    // Which row, and which of its tokens.
+    u32 r = blockIdx.z, first_token = r, tokens = 1;
+    if (!SINGLE) {
+        wait_for_predecessor();
+        if (threadIdx.x == 0) shared_word = rows;
+        __syncthreads();
+        for (u32 c = threadIdx.x; c < rows; c += WARPS * 32) {
+            const u32 from = q_start[c] / Q_TOKENS + c, to = q_start[c + 1] / Q_TOKENS + c + 1;
+            if (blockIdx.x >= from && blockIdx.x < to) shared_word = c;
+        }
+        __syncthreads();
+        r = shared_word;
+        if (r >= rows) return;
+        const u32 start = q_start[r], q_len = q_start[r + 1] - start;
+        const u32 block = (blockIdx.x - (start / Q_TOKENS + r)) * Q_TOKENS;
+        if (block >= q_len) return;
+        first_token = start + block;
+        tokens = min(q_len - block, (u32)Q_TOKENS);
+    } else if (!ROPE) {
+        wait_for_predecessor();
+    }
+    Row row;
+    row.length = kv_len[r];
+    row.pages = page_table + (u64)row_seat[r] * pages_per_seat;
+    row.kv = kv + (u64)head * (PAGE * D * 2);
+    if (row.length == 0) {
+        if (SINGLE && blockIdx.x == 0) {
+            wait_for_predecessor();
+            for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
+                store1<YT>(out, (u64)r * out_stride + head * (G * D) + i, 0.0f);
+        }
+        return;
+    }
+    // The position of the item's first token; column c is token c / G, head c % G.
+    const u32 position = SINGLE ? row.length - 1 : row.length - (q_start[r + 1] - first_token);
+    const u32 end = position + tokens;
+    row.fresh = ROPE ? row.length - 1 : row.length;
+    const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
+    u32 page = begin / PAGE, last_page = (end - 1) / PAGE, splits = 1;
+    if (SPLITS > 1) {
+        const u32 pages = last_page + 1 - page;
+        u32 share = max(counts[COUNT_SPLIT] * HKV / (8 * PAGE), (u32)LEAST_PAGES);
+        share = max(share, (pages + SPLITS - 1) / SPLITS);
+        splits = (pages + share - 1) / share;
+        if (blockIdx.x >= splits) return;
+        page += blockIdx.x * share;
+        last_page = min(page + share - 1, last_page);
+    }
+    const bool has_newest = ROPE && last_page == row.fresh / PAGE;
+    u32 ahead = page + warp;
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+        if (ahead <= last_page) fetch(ring + s * STAGE_BYTES, row, ahead, lane);
+        ahead += WARPS;
+        commit_copies();
+    }
+    if (SINGLE && ROPE) wait_for_predecessor();
+    let_successor_start();
+
+    // Queries to shared memory, columns past the live ones as zeros.
+    if (ROPE) {
+        const float* table = rope + (u64)min(position, max_position - 1) * rope_stride;
+        const u64 base = (u64)r * q_stride;
+        for (u32 c = warp; c < G + 2; c += WARPS) {
+            if (c < G + 1) {
+                if (c == G && !has_newest) continue;
+                float a[PER], b[PER];
+                if (c < G) prepare(qkv, base + (head * G + c) * D, QN, q_norm, QNT, q_eps, table, a, b);
+                else prepare(qkv, base + (HQ + head) * D, KN, k_norm, KNT, k_eps, table, a, b);
+                u16* to = c < G ? queries[c] : newest[0];
+#pragma unroll
+                for (int i = 0; i < PER; i++)
+                    if (lane + 32 * i < D / 2) {
+                        store1<TYPE>(to, lane + 32 * i, a[i]);
+                        store1<TYPE>(to, lane + 32 * i + D / 2, b[i]);
+                    }
+            } else if (has_newest)
+                for (u32 i = lane; i < D; i += 32) newest[1][i] = ((const u16*)qkv)[base + (HQ + HKV + head) * D + i];
+        }
+        for (u32 i = threadIdx.x; i < (TILES * 8 - G) * (D / 2); i += WARPS * 32)
+            ((u32*)queries[G + i / (D / 2)])[i % (D / 2)] = 0;
+    } else
+        for (u32 i = threadIdx.x; i < TILES * 8 * (D / 8); i += WARPS * 32) {
+            const u32 c = i / (D / 8), at = i % (D / 8), t = c / G;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (c < COLUMNS && t < tokens)
+                v = *(const uint4*)((const u16*)qkv + (u64)(first_token + t) * q_stride + (head * G + c % G) * D + at * 8);
+            *(uint4*)&queries[c][at * 8] = v;
+        }
+    __syncthreads();
+    if (has_newest) {
+        const u32 slot = row.fresh % PAGE;
+        u8* to = kv + ((u64)row.pages[row.fresh / PAGE] * 2 * HKV + head) * (PAGE * D * 2) + slot * (D * 2);
+        for (u32 i = threadIdx.x; i < D; i += WARPS * 32) {
+            const u32 which = i / (D / 2), at = i % (D / 2);
+            ((u32*)(to + which * (u64)(HKV * PAGE * D * 2)))[at] = ((const u32*)newest[which])[at];
+        }
+    }
+    u32 q[TILES][STEPS][2];
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            q[n][s][0] = *(const u32*)&queries[n * 8 + g][s * 16 + 2 * j];
+            q[n][s][1] = *(const u32*)&queries[n * 8 + g][s * 16 + 2 * j + 8];
+        }
+
+    float sums[STEPS][TILES][4], maximum[TILES][2], total[TILES][2];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        maximum[n][0] = maximum[n][1] = -INFINITY;
+        total[n][0] = total[n][1] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) sums[s][n][0] = sums[s][n][1] = sums[s][n][2] = sums[s][n][3] = 0.0f;
+    }
+    const float factor = scale * 1.44269504088896f;
+    u32 stage = 0;
+    for (u32 p = page + warp; p <= last_page; p += WARPS) {
+        wait_copies<STAGES - 1>();
+        __syncwarp();
+        const u32 keys = ring + stage * STAGE_BYTES, values = keys + 16 * PITCH;
+        if (ROPE && has_newest && p == row.fresh / PAGE) {
+            const u32 to = (row.fresh % PAGE) * PITCH;
+            u8* here = memory + (warp * STAGES + stage) * STAGE_BYTES + to;
+            for (u32 i = lane; i < D / 2; i += 32) {
+                ((u32*)here)[i] = ((const u32*)newest[0])[i];
+                ((u32*)(here + 16 * PITCH))[i] = ((const u32*)newest[1])[i];
+            }
+            __syncwarp();
+        }
+        float scores[TILES][4];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            u32 a[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                         : "r"(keys + (lane % 16) * PITCH + s * 32 + (lane / 16) * 16)
+                         : "memory");
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma_16x8x16<TYPE>(scores[n], a[0], a[1], a[2], a[3], q[n][s][0], q[n][s][1]);
+        }
+        u32 weights[TILES][2];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const u32 limit = SINGLE ? position : position + (n * 8 + 2 * j + c) / G;
+                const u32 t0 = p * PAGE + g, t1 = t0 + 8;
+                const bool in0 = t0 <= limit && t0 < row.length && (!WINDOW || t0 + WINDOW > limit);
+                const bool in1 = t1 <= limit && t1 < row.length && (!WINDOW || t1 + WINDOW > limit);
+                const float s0 = in0 ? scores[n][c] * factor : -INFINITY, s1 = in1 ? scores[n][c + 2] * factor : -INFINITY;
+                float top = fmaxf(s0, s1);
+#pragma unroll
+                for (int o = 4; o < 32; o <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
+                top = fmaxf(top, maximum[n][c]);
+                const float safe = top == -INFINITY ? 0.0f : top;
+                const float keep = exp2f(maximum[n][c] - safe), w0 = exp2f(s0 - safe), w1 = exp2f(s1 - safe);
+                maximum[n][c] = top;
+                total[n][c] = total[n][c] * keep + w0 + w1;
+                scores[n][c] = w0;
+                scores[n][c + 2] = w1;
+#pragma unroll
+                for (int s = 0; s < STEPS; s++) sums[s][n][c] *= keep, sums[s][n][c + 2] *= keep;
+            }
+            weights[n][0] = transpose_8x8(pack2<TYPE>(scores[n][0], scores[n][1]));
+            weights[n][1] = transpose_8x8(pack2<TYPE>(scores[n][2], scores[n][3]));
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            u32 a[4];
+            load_matrices_transposed(a, values + ((lane / 16) * 8 + lane % 8) * PITCH + s * 32 + (lane / 8 % 2) * 16);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma_16x8x16<TYPE>(sums[s][n], a[0], a[1], a[2], a[3], weights[n][0], weights[n][1]);
+        }
+        __syncwarp();
+        if (ahead <= last_page) fetch(ring + stage * STAGE_BYTES, row, ahead, lane);
+        ahead += WARPS;
+        commit_copies();
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    wait_copies<0>();
+    __syncthreads();
+
+    // Merge the warps: [warp][column][D] over the rings.
+    float* merged = (float*)memory;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const u32 column = n * 8 + 2 * j + c;
+            float sum = total[n][c];
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
+            if (g == 0) maxima[warp][column] = maximum[n][c], totals[warp][column] = sum;
+            if (column < COLUMNS)
+#pragma unroll
+                for (int s = 0; s < STEPS; s++) {
+                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + g] = sums[s][n][c];
+                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + g + 8] = sums[s][n][c + 2];
+                }
+        }
+    __syncthreads();
+    const u32 live = tokens * G;
+    float* mine = partial + (((u64)r * HKV + head) * SPLITS + blockIdx.x) * (COLUMNS * (D + 2));
+    for (u32 i = threadIdx.x; i < live * D; i += WARPS * 32) {
+        const u32 column = i / D, at = i % D;
+        float top = maxima[0][column], sum = 0.0f, weight = 0.0f;
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][column]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float share = maxima[w][column] == -INFINITY ? 0.0f : exp2f(maxima[w][column] - top);
+            weight += totals[w][column] * share;
+            sum += merged[(w * COLUMNS + column) * (D + 4) + at] * share;
+        }
+        if (SPLITS == 1 || splits == 1)
+            store1<YT>(out, (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at, sum / weight);
+        else {
+            mine[2 * COLUMNS + i] = sum;
+            if (at == 0) mine[2 * column] = top, mine[2 * column + 1] = weight;
+        }
+    }
+    if (SPLITS == 1 || splits == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u32 arrived = add_acquire_release(&semaphores[r * HKV + head], 1);
+        if (arrived == splits - 1) semaphores[r * HKV + head] = 0;
+        shared_word = arrived;
+    }
+    __syncthreads();
+    if (shared_word != splits - 1) return;
+    __threadfence();
+    const float* all = partial + ((u64)r * HKV + head) * SPLITS * (COLUMNS * (D + 2));
+    for (u32 i = threadIdx.x; i < live * D; i += WARPS * 32) {
+        const u32 column = i / D, at = i % D;
+        float top = -INFINITY, sum = 0.0f, weight = 0.0f;
+        for (u32 s = 0; s < splits; s++) top = fmaxf(top, __ldcg(all + s * (COLUMNS * (D + 2)) + 2 * column));
+        for (u32 s = 0; s < splits; s++) {
+            const float* from = all + s * (COLUMNS * (D + 2));
+            const float share = exp2f(__ldcg(from + 2 * column) - top);
+            weight += __ldcg(from + 2 * column + 1) * share;
+            sum += __ldcg(from + 2 * COLUMNS + i) * share;
+        }
+        store1<YT>(out, (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at, sum / weight);
+    }
+}

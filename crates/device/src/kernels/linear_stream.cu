@@ -1,0 +1,164 @@
+// y = epilogue(norm(x) · wᵀ + bias) for up to eight rows: weights are streamed once, 16 output columns at
+// a time, by warps that each own every WARPS-th 64-wide chunk of K and a ring of STAGES chunks in shared
+// memory. Tensor cores do the sums (weights are the 16-row operand, tokens the 8-column one), so the
+// kernel is nothing but a read. The rings are filled before the wait for the predecessor: weights are
+// in flight across the kernel boundary, which is where the speed at small batches comes from.
+//
+// K, N, ROWS, WARPS, STAGES, TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
+// 1 residual, 2 silu·mul). K is a multiple of 64.
+#include "prelude.cuh"
+
+#define CHUNK 64
+#define CHUNKS (K / CHUNK)
+#define STAGE_BYTES (16 * CHUNK * 2)
+#define X_PITCH (K * 2 + 64)
+#define TILES ((N + 15) / 16)
+// Warps that prepare one row of x, and 8-element vectors per thread of them.
+#define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : 8)
+#define WARPS_PER_ROW (WARPS / GROUPS)
+#define VECTORS ((K / 8 + WARPS_PER_ROW * 32 - 1) / (WARPS_PER_ROW * 32))
+
+DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 lane) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 row = i * 4 + lane / 8, piece = lane % 8;
+        const u32 column = min(tile * 16 + row, N - 1u);
+        copy16_async(stage + row * 128 + ((piece ^ (row & 1) << 2) << 4),
+                     w + column * stride + chunk * CHUNK + piece * 8);
+    }
+}
+
+template <int T_> DEVICE float square(u32 v) {
+    const float a = low_half<T_>(v), b = high_half<T_>(v);
+    return a * a + b * b;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1024 / (WARPS * 32))
+linear_stream(const void* x, const u16* w, const void* bias, const void* norm, const void* residual, void* y,
+              u32 x_stride, u32 w_stride, u32 r_stride, u32 y_stride, float eps) {
+    extern __shared__ __align__(128) u8 memory[];
+    u8* xs = memory + WARPS * STAGES * STAGE_BYTES;
+    float* partial = (float*)(xs + ROWS * X_PITCH);
+    __shared__ float squares[WARPS];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+    const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
+
+    // The chunks this warp will read: (tile, chunk) in order.
+    u32 next_tile = blockIdx.x, next_chunk = warp;
+    if (warp >= CHUNKS) next_tile = TILES;
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+        if (next_tile < TILES) {
+            fetch(ring + s * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane);
+            next_chunk += WARPS;
+            if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
+        }
+        commit_copies();
+    }
+    const u32 row = warp / WARPS_PER_ROW, first = (warp % WARPS_PER_ROW) * 32 + lane;
+    wait_for_predecessor();
+    let_successor_start();
+
+    // x, normalised, to shared memory.
+    if (row < ROWS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const u32 i = first + v * WARPS_PER_ROW * 32;
+            if (i >= K / 8) continue;
+            const uint4 raw = *(const uint4*)((const u16*)x + (u64)row * x_stride + i * 8);
+            *(uint4*)(xs + row * X_PITCH + i * 16) = raw;
+            if (NORM) sum += square<TYPE>(raw.x) + square<TYPE>(raw.y) + square<TYPE>(raw.z) + square<TYPE>(raw.w);
+        }
+        if (NORM) {
+            sum = warp_sum(sum);
+            if (lane == 0) squares[warp] = sum;
+            asm volatile("bar.sync %0, %1;" ::"r"(row + 1), "n"(WARPS_PER_ROW * 32) : "memory");
+            sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < WARPS_PER_ROW; i++) sum += squares[row * WARPS_PER_ROW + i];
+            const float scale = 1.0f / sqrtf(sum / (float)K + eps);
+#pragma unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                const u32 i = first + v * WARPS_PER_ROW * 32;
+                if (i >= K / 8) continue;
+                uint4* at = (uint4*)(xs + row * X_PITCH + i * 16);
+                uint4 raw = *at;
+                float n[8];
+                load8<NT>(norm, i * 8, n);
+                raw.x = pack2<TYPE>(low_half<TYPE>(raw.x) * (scale * n[0]), high_half<TYPE>(raw.x) * (scale * n[1]));
+                raw.y = pack2<TYPE>(low_half<TYPE>(raw.y) * (scale * n[2]), high_half<TYPE>(raw.y) * (scale * n[3]));
+                raw.z = pack2<TYPE>(low_half<TYPE>(raw.z) * (scale * n[4]), high_half<TYPE>(raw.z) * (scale * n[5]));
+                raw.w = pack2<TYPE>(low_half<TYPE>(raw.w) * (scale * n[6]), high_half<TYPE>(raw.w) * (scale * n[7]));
+                *at = raw;
+            }
+        }
+    }
+    __syncthreads();
+
+    const u8* mine = memory + warp * STAGES * STAGE_BYTES;
+    const u8* x_mine = xs + (g < ROWS ? g : 0) * X_PITCH + j * 16;
+    u32 stage = 0, buffer = 0;
+    // The thread's share of the epilogue: column `out` of the tile, row `out_row`.
+    const u32 out = threadIdx.x % (EPILOGUE == 2 ? 8 : 16), out_row = threadIdx.x / (EPILOGUE == 2 ? 8 : 16);
+    for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
+        float before = 0.0f;
+        if (EPILOGUE == 1 && out_row < ROWS && tile * 16 + out < N)
+            before = load1<RT>(residual, (u64)out_row * r_stride + tile * 16 + out);
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (u32 chunk = warp; chunk < CHUNKS; chunk += WARPS) {
+            wait_copies<STAGES - 1>();
+            __syncwarp();
+            const u8* at = mine + stage * STAGE_BYTES + g * 128;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const u32 piece = ((h * 4 + j) ^ (g & 1) << 2) << 4;
+                const uint4 a = *(const uint4*)(at + piece);
+                const uint4 b = *(const uint4*)(at + 8 * 128 + piece);
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (g < ROWS) v = *(const uint4*)(x_mine + chunk * (CHUNK * 2) + h * 64);
+                mma_16x8x16<TYPE>(sums, a.x, b.x, a.y, b.y, v.x, v.y);
+                mma_16x8x16<TYPE>(sums, a.z, b.z, a.w, b.w, v.z, v.w);
+            }
+            __syncwarp();
+            if (next_tile < TILES) {
+                fetch(ring + stage * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane);
+                next_chunk += WARPS;
+                if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
+            }
+            commit_copies();
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        // [buffer][warp][row of x][column]
+        float* to = partial + (buffer * WARPS + warp) * (16 * ROWS);
+        if (2 * j < ROWS) to[2 * j * 16 + g] = sums[0], to[2 * j * 16 + g + 8] = sums[2];
+        if (2 * j + 1 < ROWS) to[(2 * j + 1) * 16 + g] = sums[1], to[(2 * j + 1) * 16 + g + 8] = sums[3];
+        __syncthreads();
+        if (out_row < ROWS) {
+            const float* from = partial + buffer * WARPS * (16 * ROWS) + out_row * 16;
+            if (EPILOGUE == 2) {
+                float gate = 0.0f, up = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) {
+                    const float2 v = *(const float2*)(from + i * (16 * ROWS) + 2 * out);
+                    gate += v.x, up += v.y;
+                }
+                const u32 column = tile * 8 + out;
+                if (column < N / 2) {
+                    if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
+                    store1<YT>(y, (u64)out_row * y_stride + column, gate / (1.0f + __expf(-gate)) * up);
+                }
+            } else {
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) sum += from[i * (16 * ROWS) + out];
+                const u32 column = tile * 16 + out;
+                if (column < N) {
+                    if (BIAS) sum += load1<BT>(bias, column);
+                    store1<YT>(y, (u64)out_row * y_stride + column, sum + before);
+                }
+            }
+        }
+        buffer ^= 1;
+    }
+}
