@@ -1,9 +1,9 @@
 """Compiles kernels with NVRTC and prints what each takes.
 
 compile.py KEYS.json [--arch sm_90a,sm_80,sm_100a] [--out FOLDER] [--only TEXT]
-KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, as `kernel_keys` prints it.
+KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, or what `lowered_step` prints.
 """
-import argparse, ctypes, glob, json, os, re, sys
+import argparse, ctypes, glob, hashlib, json, os, re, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KERNELS = os.environ.get("DACAPO_KERNELS", os.path.join(HERE, "../../crates/device/src/kernels"))
@@ -53,6 +53,16 @@ class Nvrtc:
         self.lib.nvrtcDestroyProgram(ctypes.byref(prog))
         return cubin.raw, log
 
+    def cached(self, key, arch, folder):
+        """The cubin, from `folder` if it was compiled from the same sources before."""
+        texts = b"".join(open(p, "rb").read() for p in sorted(glob.glob(KERNELS + "/*.cuh")) + [KERNELS + "/%s.cu" % key["source"]])
+        name = hashlib.sha256(texts + json.dumps([key, arch]).encode()).hexdigest()[:24]
+        path = os.path.join(folder, name + ".cubin")
+        if not os.path.exists(path):
+            os.makedirs(folder, exist_ok=True)
+            open(path, "wb").write(self.compile(key, arch)[0])
+        return open(path, "rb").read()
+
     def check(self, code):
         if code:
             raise RuntimeError("NVRTC error %d" % code)
@@ -65,15 +75,23 @@ def usage(log, entry):
                 shared=get(r"(\d+) bytes smem"))
 
 
+def keys_of(path):
+    data = json.load(open(path))
+    if isinstance(data, list):
+        return data
+    return [l["launch"]["kernel"] for n in data["nodes"] for l in n["lowered"] if "launch" in l]
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("keys")
     a.add_argument("--arch", default="sm_90a")
     a.add_argument("--out")
     a.add_argument("--only", default="")
+    a.add_argument("--quiet", action="store_true", help="only fill the folder")
     a = a.parse_args()
     nvrtc, seen, bad = Nvrtc(), set(), 0
-    for key in json.load(open(a.keys)):
+    for key in keys_of(a.keys):
         text = json.dumps(key)
         if text in seen or a.only not in text:
             continue
@@ -81,6 +99,9 @@ def main():
         for arch in a.arch.split(","):
             label = "%-18s %-8s %s" % (key["entry"], arch, " ".join("%s=%s" % tuple(d) for d in key["defines"])[:150])
             try:
+                if a.quiet:
+                    nvrtc.cached(key, arch, a.out)
+                    continue
                 cubin, log = nvrtc.compile(key, arch)
             except RuntimeError as e:
                 print(label, "FAILED\n", e)
@@ -88,8 +109,7 @@ def main():
                 continue
             print(label, usage(log, key["entry"]), " ".join(l for l in log.splitlines() if "warning" in l)[:200])
             if a.out:
-                os.makedirs(a.out, exist_ok=True)
-                open(os.path.join(a.out, "%s-%d-%s.cubin" % (key["entry"], len(seen), arch)), "wb").write(cubin)
+                nvrtc.cached(key, arch, a.out)
     sys.exit(bad > 0)
 
 

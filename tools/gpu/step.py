@@ -30,12 +30,12 @@ class Attribute(ctypes.Structure):
 
 class Kernels:
     def __init__(self):
-        self.nvrtc, self.functions, self.modules, self.usage = Nvrtc(), {}, [], {}
+        self.nvrtc, self.functions, self.modules = Nvrtc(), {}, []
 
     def get(self, key, shared):
         name = json.dumps(key)
         if name not in self.functions:
-            cubin, log = self.nvrtc.compile(key, "sm_90a")
+            cubin = self.nvrtc.cached(key, "sm_90a", os.environ.get("CUBINS", "/tmp/cubins"))
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             ok(cuda.cuModuleLoadData(ctypes.byref(module), cubin))
             ok(cuda.cuModuleGetFunction(ctypes.byref(function), module, key["entry"].encode()))
