@@ -9,9 +9,8 @@ use super::token_bytes::{Spelling, TokenBytes};
 use crate::safetensors::json_error;
 use crate::{Error, Result};
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use tokenizers::AddedToken;
@@ -54,11 +53,39 @@ struct ModelFields {
 }
 
 /// The vocabulary, or nothing when it is not a map of ids.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Pairs {
-    Ids(HashMap<String, u32>),
-    Other(serde::de::IgnoredAny),
+struct Pairs(Option<Vec<(String, u32)>>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visit;
+        impl<'de> Visitor<'de> for Visit {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a vocabulary")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(Some(pairs)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> std::result::Result<Pairs, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Pairs(None))
+            }
+        }
+        deserializer.deserialize_any(Visit)
+    }
 }
 
 /// `"a b"` in older files, `["a", "b"]` in newer ones.
@@ -112,10 +139,9 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     if let Some(dropout) = model.dropout.filter(|&p| p != 0.0) {
         return Err(Error::unsupported(path, "model.dropout", dropout, "none"));
     }
-    let Some(Pairs::Ids(vocab)) = model.vocab else {
+    let Some(Pairs(Some(vocab))) = model.vocab else {
         return Err(Error::invalid(path, 0, "model.vocab", "another form", "a map of ids"));
     };
-    let vocab: Vec<(String, u32)> = vocab.into_iter().collect();
     let added: Vec<_> =
         file.added_tokens.into_iter().map(|added| (added.id, added.token)).collect();
 
