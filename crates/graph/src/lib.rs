@@ -5,14 +5,24 @@
 //!
 //! This crate knows shapes and phases. It knows no requests, no models and no addresses.
 
+pub mod backend;
+pub mod bucket;
 pub mod compile;
+mod counters;
 mod key;
 pub mod layout;
+pub mod mail;
 pub mod plan;
 pub mod program;
+pub mod runner;
+pub mod slot;
+pub mod traffic;
+pub mod tune;
+pub mod verify;
 
 pub use compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
 };
+pub use counters::{BucketCount, Counters, Reason};
 pub use key::{Phase, ShapeKey};
 pub use plan::Plan;

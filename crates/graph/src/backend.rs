@@ -1,0 +1,162 @@
+//! How a plan becomes something replayable. Four ways, one file each, over one trait; all run the same
+//! plan and give the same numbers.
+
+mod breakable;
+mod disabled;
+mod full;
+mod piecewise;
+
+pub use breakable::Breakable;
+pub use disabled::Disabled;
+pub use full::Full;
+pub use piecewise::Piecewise;
+
+use crate::{Plan, ShapeKey};
+use device::{Arena, Device, Graph, Item, Node, RecordOptions, Recording, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What may happen at a break: it gets the node's index and the node that is about to run.
+pub type BreakHook<'a> = &'a dyn Fn(usize, &Node) -> Result<()>;
+
+/// What a backend works with.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Where.
+    pub device: &'a Device,
+    /// The memory plans point into.
+    pub arena: &'a Arena,
+    /// How to record.
+    pub options: RecordOptions,
+    /// Called before each node that runs between recorded parts; the host may look at the device
+    /// there, or do the part of the work that only it can.
+    pub at_break: Option<BreakHook<'a>>,
+}
+
+impl fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// Records plans and replays them.
+pub trait Backend: fmt::Debug + Send {
+    /// Which.
+    fn kind(&self) -> BackendKind;
+
+    /// Compiles what the plan's nodes need, so that neither recording nor running stalls.
+    fn prepare(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
+        let items: Vec<Item> = plan.nodes.iter().cloned().map(Item::Node).collect();
+        cx.device.prepare(&items, cx.options)
+    }
+
+    /// Makes the plan replayable, replacing what was recorded under its key.
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()>;
+
+    /// Whether the key can be replayed.
+    fn has(&self, key: &ShapeKey) -> bool;
+
+    /// Runs the plan's step by what was recorded under its key.
+    ///
+    /// # Panics
+    /// If nothing was: the runner asks [`Backend::has`] first.
+    fn replay(&self, cx: &Context<'_>, plan: &Plan) -> Result<()>;
+
+    /// Bytes the device spends on a key's recording; 0 if there is none.
+    fn bytes(&self, key: &ShapeKey) -> u64;
+
+    /// An empty backend of the same make: what verification records its trials with.
+    fn fresh(&self) -> Box<dyn Backend> {
+        self.kind().create()
+    }
+
+    /// Gives one recording back.
+    fn forget(&mut self, key: &ShapeKey);
+
+    /// Gives everything back.
+    fn clear(&mut self);
+}
+
+/// The backends there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackendKind {
+    /// The whole plan is one graph.
+    Full,
+    /// One recording, interrupted at breaks that run eagerly and may touch the host.
+    Breakable,
+    /// The pieces between splits are compiled and recorded on their own.
+    Piecewise,
+    /// Every node runs on its own.
+    Disabled,
+}
+
+impl BackendKind {
+    /// All, in listing order.
+    pub const ALL: [BackendKind; 4] =
+        [BackendKind::Full, BackendKind::Breakable, BackendKind::Piecewise, BackendKind::Disabled];
+
+    /// The name in flags, metrics and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Full => "full",
+            BackendKind::Breakable => "breakable",
+            BackendKind::Piecewise => "piecewise",
+            BackendKind::Disabled => "disabled",
+        }
+    }
+
+    /// An empty backend of this kind.
+    pub fn create(self) -> Box<dyn Backend> {
+        match self {
+            BackendKind::Full => Box::new(Full::default()),
+            BackendKind::Breakable => Box::new(Breakable::default()),
+            BackendKind::Piecewise => Box::new(Piecewise::default()),
+            BackendKind::Disabled => Box::new(Disabled),
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Runs every node on its own: what `disabled`, fallbacks and debugging do.
+pub fn run_eagerly(cx: &Context<'_>, plan: &Plan) -> Result<()> {
+    plan.nodes.iter().try_for_each(|node| cx.device.run(cx.arena, node))
+}
+
+/// One part of a plan that was cut: a recorded graph, or nodes that run on their own.
+#[derive(Debug)]
+enum Segment {
+    Recorded(Graph),
+    Eager(usize),
+}
+
+fn replay_segments(cx: &Context<'_>, plan: &Plan, segments: &[Segment]) -> Result<()> {
+    for segment in segments {
+        match segment {
+            Segment::Recorded(graph) => graph.replay()?,
+            Segment::Eager(index) => {
+                let node = &plan.nodes[*index];
+                cx.at_break.map_or(Ok(()), |hook| hook(*index, node))?;
+                cx.device.run(cx.arena, node)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn segment_bytes(segments: &[Segment]) -> u64 {
+    let bytes = |segment: &Segment| match segment {
+        Segment::Recorded(graph) => graph.bytes(),
+        Segment::Eager(_) => 0,
+    };
+    segments.iter().map(bytes).sum()
+}
+
+fn push_node(recording: &mut Recording, node: &Node) -> Result<()> {
+    recording.push(Item::Node(node.clone()))
+}

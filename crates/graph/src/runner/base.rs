@@ -1,0 +1,358 @@
+//! What both phases share: choosing a bucket, recording, replaying, counting.
+
+use super::lazy::Wants;
+use super::{Capture, Debug, Fallback, PhaseRule, RunError, StepShape};
+use crate::backend::{Backend, BackendKind, Context, run_eagerly};
+use crate::bucket::Buckets;
+use crate::compile::{Bindings, CompileError, CompileTarget, compile};
+use crate::program::Program;
+use crate::{Counters, Plan, Reason, ShapeKey, verify};
+use device::{Arena, Device, Node, RecordOptions};
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Plans for uncovered shapes that are kept; the oldest goes first.
+const EAGER_PLANS: usize = 16;
+
+/// How a phase runs; what the configuration resolves to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunnerConfig {
+    /// How plans are recorded.
+    pub backend: BackendKind,
+    /// Which sizes get a graph.
+    pub buckets: Buckets,
+    /// A step that would waste more of its bucket than this does not replay.
+    pub max_padding: Option<f64>,
+    /// When graphs are recorded.
+    pub capture: Capture,
+    /// What happens to uncovered steps.
+    pub fallback: Fallback,
+    /// What is checked at every step.
+    pub debug: Debug,
+    /// Bytes graphs of this phase may take.
+    pub budget: Option<u64>,
+    /// How to record.
+    pub options: RecordOptions,
+}
+
+impl RunnerConfig {
+    /// A backend and buckets, everything else as by default.
+    pub fn new(backend: BackendKind, buckets: Buckets) -> RunnerConfig {
+        RunnerConfig {
+            backend,
+            buckets,
+            max_padding: None,
+            capture: Capture::default(),
+            fallback: Fallback::default(),
+            debug: Debug::default(),
+            budget: None,
+            options: RecordOptions::default(),
+        }
+    }
+}
+
+/// Where recording stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Graphs done.
+    pub done: usize,
+    /// Graphs in all.
+    pub total: usize,
+    /// The one just done.
+    pub key: ShapeKey,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// The key it ran under.
+    pub key: ShapeKey,
+    /// `None` if it replayed; else why not.
+    pub eager: Option<Reason>,
+    /// The first time this reason came up under `--graph-fallback warn`: worth a line in the log.
+    pub warn: bool,
+}
+
+/// One phase's runner.
+pub struct Runner<P> {
+    device: Device,
+    arena: Arena,
+    program: Arc<Program>,
+    target: CompileTarget,
+    bindings: Arc<Bindings>,
+    config: RunnerConfig,
+    backend: Box<dyn Backend>,
+    plans: BTreeMap<ShapeKey, Plan>,
+    /// Plans of steps no bucket covers, oldest first.
+    uncovered: Vec<Plan>,
+    over_budget: Vec<ShapeKey>,
+    wants: Wants,
+    counters: Counters,
+    phase: PhantomData<P>,
+}
+
+impl<P> std::fmt::Debug for Runner<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl<P: PhaseRule> Runner<P> {
+    /// A runner whose plans are made and whose graphs are not.
+    pub fn new(
+        device: &Device,
+        arena: &Arena,
+        program: Arc<Program>,
+        target: CompileTarget,
+        bindings: Arc<Bindings>,
+        config: RunnerConfig,
+    ) -> Result<Runner<P>, CompileError> {
+        assert_eq!(config.buckets.phase, P::PHASE, "buckets of the other phase");
+        let mut plans = BTreeMap::new();
+        for key in config.buckets.keys(&bindings.state.limits) {
+            let plan = compile(&program, &target, &key, &bindings)?;
+            plans.insert(key, plan);
+        }
+        Ok(Runner {
+            device: device.clone(),
+            arena: arena.clone(),
+            program,
+            target,
+            bindings,
+            backend: config.backend.create(),
+            config,
+            plans,
+            uncovered: Vec::new(),
+            over_budget: Vec::new(),
+            wants: Wants::default(),
+            counters: Counters::default(),
+            phase: PhantomData,
+        })
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How it runs.
+    pub fn config(&self) -> &RunnerConfig {
+        &self.config
+    }
+
+    /// The plans of all buckets.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.plans.values()
+    }
+
+    /// The backend's view of what is recorded: key and bytes.
+    pub fn recorded(&self) -> Vec<(ShapeKey, u64)> {
+        let recorded = self.plans.keys().filter(|key| self.backend.has(key));
+        recorded.map(|key| (key.clone(), self.backend.bytes(key))).collect()
+    }
+
+    /// The largest step that can replay, in the phase's unit; 0 when none can.
+    pub fn coverage(&self) -> u32 {
+        match self.config.capture {
+            _ if self.config.backend == BackendKind::Disabled => 0,
+            Capture::Lazy => self.config.buckets.largest(),
+            Capture::Startup => {
+                self.recorded().iter().map(|(key, _)| key.bucket()).max().unwrap_or(0)
+            }
+        }
+    }
+
+    /// The key whose graph the step would replay, or why there is none.
+    pub fn can_run(&self, shape: &StepShape) -> Result<ShapeKey, Reason> {
+        if !P::admits(shape) {
+            return Err(Reason::WrongPhase);
+        }
+        if self.config.backend == BackendKind::Disabled {
+            return Err(Reason::Disabled);
+        }
+        let size = P::size(shape);
+        let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
+        let key = self.config.buckets.key(bucket, &self.bindings.state.limits);
+        let wasted = f64::from(bucket - size) / f64::from(bucket);
+        if self.config.max_padding.is_some_and(|most| wasted > most) {
+            return Err(Reason::Padding);
+        }
+        if self.backend.has(&key) {
+            return Ok(key);
+        }
+        // A larger graph is better than none.
+        let limits = &self.bindings.state.limits;
+        let larger = self.config.buckets.sizes.iter().filter(|&&other| other > bucket);
+        let mut larger = larger.map(|&other| self.config.buckets.key(other, limits));
+        match self.config.capture {
+            _ if self.over_budget.contains(&key) => {
+                larger.find(|key| self.backend.has(key)).ok_or(Reason::OverBudget)
+            }
+            Capture::Startup | Capture::Lazy => Err(Reason::NotRecorded),
+        }
+    }
+
+    /// Records every bucket, largest first, as far as the budget goes. When it does not go all the
+    /// way, the buckets kept are those that save the most padding, and always the largest.
+    pub fn record_all(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
+        if self.config.backend == BackendKind::Disabled || self.config.capture == Capture::Lazy {
+            return Ok(());
+        }
+        let keys = self.config.buckets.keys(&self.bindings.state.limits);
+        let total = keys.len();
+        self.over_budget.clear();
+        for (index, key) in keys.iter().enumerate() {
+            self.record(key)?;
+            let bytes = self.backend.bytes(key);
+            progress(Progress { done: index + 1, total, key: key.clone(), bytes });
+        }
+        self.keep_within_budget();
+        Ok(())
+    }
+
+    /// Records everything again, for instance after weights moved or changed; spans are the same, so
+    /// nothing else has to be told.
+    pub fn re_record(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
+        self.backend.clear();
+        self.record_all(progress)
+    }
+
+    /// Gives all graphs back.
+    pub fn clear(&mut self) {
+        self.backend.clear();
+    }
+
+    /// Runs a step whose mail is posted under the key [`Runner::key_for`] gave.
+    pub(super) fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
+        let size = P::size(shape);
+        let key = choice.key.clone();
+        let cx = Context {
+            device: &self.device,
+            arena: &self.arena,
+            options: self.config.options,
+            at_break: None,
+        };
+        let Some(reason) = choice.eager else {
+            let plan = &self.plans[&key];
+            if self.config.debug == Debug::Verify {
+                verify::step(&cx, &*self.backend, plan, &self.bindings)?;
+            } else {
+                self.backend.replay(&cx, plan)?;
+            }
+            self.counters.replayed(&key, size);
+            return Ok(Ran { key, eager: None, warn: false });
+        };
+        run_eagerly(&cx, self.plan(&key))?;
+        let first = !self.counters.eager.contains_key(&reason);
+        self.counters.eager(reason, size);
+        let warn = first && reason.is_fallback() && self.config.fallback == Fallback::Warn;
+        if reason == Reason::NotRecorded && self.config.capture == Capture::Lazy {
+            self.consider(&key)?;
+        }
+        Ok(Ran { key, eager: Some(reason), warn })
+    }
+
+    /// Decides how a step will run, before its mail is written.
+    pub(super) fn choose(&mut self, shape: &StepShape) -> Result<Choice, RunError> {
+        let limits = self.bindings.state.limits;
+        let (key, eager) = match self.can_run(shape) {
+            Ok(key) if self.config.debug == Debug::Eager => (key, Some(Reason::Debug)),
+            Ok(key) => (key, None),
+            Err(reason) => {
+                if reason.is_fallback() && self.config.fallback == Fallback::Error {
+                    let StepShape { rows, tokens, .. } = *shape;
+                    return Err(RunError::NotCovered { rows, tokens, reason });
+                }
+                // The bucket's plan serves as well op by op; only past the last bucket does a step
+                // need a plan of its own.
+                let bucket = self.config.buckets.fit(P::size(shape));
+                let own = || P::exact(shape, &limits);
+                (bucket.map_or_else(own, |b| self.config.buckets.key(b, &limits)), Some(reason))
+            }
+        };
+        if !self.plans.contains_key(&key) {
+            self.make_uncovered(&key)?;
+        }
+        Ok(Choice { key, eager })
+    }
+
+    fn plan(&self, key: &ShapeKey) -> &Plan {
+        let uncovered = || self.uncovered.iter().find(|plan| plan.key == *key);
+        self.plans.get(key).or_else(uncovered).expect("choose made it")
+    }
+
+    fn make_uncovered(&mut self, key: &ShapeKey) -> Result<(), RunError> {
+        if self.uncovered.iter().all(|plan| plan.key != *key) {
+            let plan = compile(&self.program, &self.target, key, &self.bindings)?;
+            if self.uncovered.len() == EAGER_PLANS {
+                self.uncovered.remove(0);
+            }
+            self.uncovered.push(plan);
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, key: &ShapeKey) -> Result<(), RunError> {
+        let cx = Context {
+            device: &self.device,
+            arena: &self.arena,
+            options: self.config.options,
+            at_break: None,
+        };
+        let plan = &self.plans[key];
+        self.backend.prepare(&cx, plan)?;
+        self.backend.record(&cx, plan)?;
+        Ok(())
+    }
+
+    fn keep_within_budget(&mut self) {
+        let Some(budget) = self.config.budget else { return };
+        let recorded = self.recorded();
+        let candidates: Vec<_> =
+            recorded.iter().map(|(key, bytes)| (key.bucket(), *bytes)).collect();
+        let kept = crate::tune::within_budget(&candidates, &self.counters.sizes, budget);
+        for (key, _) in recorded {
+            if !kept.contains(&key.bucket()) {
+                self.backend.forget(&key);
+                self.over_budget.push(key);
+            }
+        }
+    }
+
+    /// Lazy capture: records a key that earned it, if it fits.
+    fn consider(&mut self, key: &ShapeKey) -> Result<(), RunError> {
+        if !self.wants.want(key) {
+            return Ok(());
+        }
+        self.record(key)?;
+        let Some(budget) = self.config.budget else { return Ok(()) };
+        let bytes = self.backend.bytes(key);
+        let mut kept = self.recorded();
+        kept.retain(|(other, _)| other != key);
+        match self.wants.make_room(key, bytes, &kept, budget) {
+            Some(out) => out.iter().for_each(|key| self.backend.forget(key)),
+            None => self.backend.forget(key),
+        }
+        Ok(())
+    }
+
+    /// The nodes that copy a page in every layer.
+    pub(super) fn copy_page(&self, from: u32, to: u32) -> Vec<Node> {
+        let copy = |(layer, kv): (usize, &device::op::KvLayer)| {
+            let page = |page: u32| kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes());
+            let op = device::Op::Copy(device::op::Copy { from: page(from), to: page(to) });
+            Node { op, name: "copy_page".into(), layer: Some(layer as u32) }
+        };
+        self.bindings.kv.iter().enumerate().map(copy).collect()
+    }
+}
+
+/// How a step will run.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    pub(super) key: ShapeKey,
+    pub(super) eager: Option<Reason>,
+}

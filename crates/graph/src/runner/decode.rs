@@ -1,0 +1,25 @@
+//! The decode phase: one token per row, buckets count sequences.
+
+use super::{PhaseRule, StepShape};
+use crate::{Phase, ShapeKey};
+use device::StepLimits;
+
+/// See the module's words.
+#[derive(Debug)]
+pub struct Decode;
+
+impl PhaseRule for Decode {
+    const PHASE: Phase = Phase::Decode;
+
+    fn admits(shape: &StepShape) -> bool {
+        shape.phase == Phase::Decode && shape.rows == shape.tokens
+    }
+
+    fn size(shape: &StepShape) -> u32 {
+        shape.rows
+    }
+
+    fn exact(shape: &StepShape, _limits: &StepLimits) -> ShapeKey {
+        ShapeKey::decode(shape.rows)
+    }
+}

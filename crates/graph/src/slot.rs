@@ -1,0 +1,257 @@
+//! Every input of a step is a slot: who owns it, what it holds, how long it is, and what stands in the
+//! part that a smaller batch leaves over. There is no default padding policy: a slot that does not say
+//! does not compile.
+//!
+//! The registry is what tests and `--graph-debug verify` hold a device to. A stale tail, a pad row on a
+//! live page or a length of its own is found by name here, not by a wrong token a thousand steps later.
+
+use device::step::{MAX_BIASES, PARAM_WORDS, count};
+use device::{DType, StepLimits, StepState, Tensor};
+
+/// Who writes a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The prologue, from mail: it outlives the step.
+    Mail,
+    /// The prologue, derived anew in every step.
+    Prologue,
+    /// The sampler, which advances it.
+    Sampler,
+}
+
+/// How long a slot is; the limits are the one place lengths come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// This many words for each seat, the pad seat included.
+    Seats(u32),
+    /// A page-table row for each seat.
+    SeatPages,
+    /// One word per seat and token of the vocabulary.
+    SeatVocab,
+    /// One word per row, and this many more.
+    Rows(u32),
+    /// One word per token.
+    Tokens,
+    /// A fixed number of words.
+    Fixed(u32),
+}
+
+impl Length {
+    /// Words under the given limits.
+    pub fn words(self, limits: &StepLimits) -> u64 {
+        let seats = u64::from(limits.seats) + 1;
+        match self {
+            Length::Seats(each) => seats * u64::from(each),
+            Length::SeatPages => seats * u64::from(limits.pages_per_seat),
+            Length::SeatVocab => seats * u64::from(limits.vocab),
+            Length::Rows(more) => u64::from(limits.rows + more),
+            Length::Tokens => u64::from(limits.tokens),
+            Length::Fixed(words) => u64::from(words),
+        }
+    }
+}
+
+/// What stands past the live part, up to the bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padding {
+    /// Nothing reads it there: it stays as it was.
+    Keep,
+    /// Zero.
+    Zero,
+    /// A value that means "nobody".
+    Sentinel(Sentinel),
+    /// A slot inside the scratch page, which no request owns.
+    ScratchPage,
+}
+
+/// Values that mean "nobody"; all lie outside what a live row can have, and none is −1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sentinel {
+    /// The pad seat: index `seats`.
+    PadSeat,
+    /// The row limit, one past the last row.
+    RowLimit,
+    /// The live token count: an empty range at the end.
+    LiveTokens,
+}
+
+/// One input of a step.
+#[derive(Clone, Copy)]
+pub struct Slot {
+    /// The name of its table.
+    pub name: &'static str,
+    /// Who writes it.
+    pub owner: Owner,
+    /// Element type.
+    pub dtype: DType,
+    /// How long it is.
+    pub length: Length,
+    /// What stands in the rest of a bucket.
+    pub padding: Padding,
+    /// Where it lies.
+    pub table: fn(&StepState) -> Option<Tensor>,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?} {:?} {:?}", self.name, self.owner, self.length, self.padding)
+    }
+}
+
+macro_rules! slots {
+    ($($name:ident: $owner:ident, $length:expr, $padding:expr;)*) => {
+        /// All slots of a step.
+        pub const SLOTS: &[Slot] = &[$(Slot {
+            name: stringify!($name),
+            owner: Owner::$owner,
+            dtype: DType::U32,
+            length: $length,
+            padding: $padding,
+            table: |state| Some(state.$name),
+        },)* Slot {
+            name: "seen",
+            owner: Owner::Sampler,
+            dtype: DType::U32,
+            length: Length::SeatVocab,
+            padding: Padding::Keep,
+            table: |state| state.seen,
+        }];
+    };
+}
+
+slots! {
+    seat_len: Sampler, Length::Seats(1), Padding::Keep;
+    seat_token: Sampler, Length::Seats(1), Padding::Keep;
+    page_table: Mail, Length::SeatPages, Padding::Keep;
+    params: Mail, Length::Seats(PARAM_WORDS), Padding::Keep;
+    biases: Mail, Length::Seats(2 * MAX_BIASES), Padding::Keep;
+    counts: Prologue, Length::Fixed(count::WORDS), Padding::Keep;
+    row_seat: Mail, Length::Rows(0), Padding::Sentinel(Sentinel::PadSeat);
+    row_flags: Mail, Length::Rows(0), Padding::Zero;
+    row_q_len: Mail, Length::Rows(0), Padding::Zero;
+    q_start: Prologue, Length::Rows(1), Padding::Sentinel(Sentinel::LiveTokens);
+    kv_len: Prologue, Length::Rows(0), Padding::Zero;
+    last_index: Prologue, Length::Rows(0), Padding::Zero;
+    token: Prologue, Length::Tokens, Padding::Zero;
+    position: Prologue, Length::Tokens, Padding::Zero;
+    kv_slot: Prologue, Length::Tokens, Padding::ScratchPage;
+    token_row: Prologue, Length::Tokens, Padding::Sentinel(Sentinel::RowLimit);
+}
+
+/// A pad entry that does not hold what its slot's policy says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot `{slot}` [{index}]: a pad entry holds {found}, its policy is {policy}")]
+pub struct BadPadding {
+    /// The slot.
+    pub slot: &'static str,
+    /// Which entry.
+    pub index: usize,
+    /// What it holds.
+    pub found: u32,
+    /// What it should.
+    pub policy: String,
+}
+
+/// What a step was, as far as padding is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Live rows.
+    pub rows: u32,
+    /// Live tokens.
+    pub tokens: u32,
+    /// Rows of the bucket.
+    pub bucket_rows: u32,
+    /// Tokens of the bucket.
+    pub bucket_tokens: u32,
+}
+
+impl Slot {
+    /// Checks the pad part of the slot's contents after a step.
+    pub fn check_padding(
+        &self,
+        words: &[u32],
+        extent: &Extent,
+        limits: &StepLimits,
+    ) -> Result<(), BadPadding> {
+        let (live, bucket) = match self.length {
+            // The entry past the last live row of an exclusive sum is the live total: not padding.
+            Length::Rows(more) => (extent.rows + more, extent.bucket_rows + more),
+            Length::Tokens => (extent.tokens, extent.bucket_tokens),
+            _ => return Ok(()),
+        };
+        let expected = match self.padding {
+            Padding::Keep => return Ok(()),
+            Padding::Zero => 0,
+            Padding::Sentinel(Sentinel::PadSeat) => limits.seats,
+            Padding::Sentinel(Sentinel::RowLimit) => limits.rows,
+            Padding::Sentinel(Sentinel::LiveTokens) => extent.tokens,
+            Padding::ScratchPage => 0,
+        };
+        let good = |word: u32| match self.padding {
+            Padding::ScratchPage => word < limits.page_size,
+            _ => word == expected,
+        };
+        let pad = live as usize..bucket as usize;
+        match pad.into_iter().find(|&index| !good(words[index])) {
+            None => Ok(()),
+            Some(index) => Err(BadPadding {
+                slot: self.name,
+                index,
+                found: words[index],
+                policy: format!("{:?}", self.padding),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::OpenArena;
+
+    fn limits() -> StepLimits {
+        StepLimits {
+            seats: 5,
+            rows: 4,
+            tokens: 32,
+            pages_per_seat: 7,
+            page_size: 16,
+            vocab: 100,
+            penalties: true,
+        }
+    }
+
+    #[test]
+    fn every_table_is_a_slot_and_has_the_length_the_slot_says() {
+        let mut arena = OpenArena::new();
+        let mut tables = 0;
+        let state = StepState::lay_out(limits(), |region, name, bytes| {
+            if region == device::Region::State {
+                tables += 1;
+                let slot = SLOTS.iter().find(|slot| slot.name == name).expect(name);
+                assert_eq!(slot.length.words(&limits()) * 4, bytes, "{name}");
+            }
+            arena.alloc(region, name, bytes)
+        });
+        assert_eq!(tables, SLOTS.len());
+        for slot in SLOTS {
+            let table = (slot.table)(&state).expect(slot.name);
+            assert_eq!(u64::from(table.rows) * u64::from(table.cols), slot.length.words(&limits()));
+            assert_eq!(table.dtype, slot.dtype);
+        }
+    }
+
+    #[test]
+    fn padding_is_checked_only_past_the_live_part() {
+        let extent = Extent { rows: 2, tokens: 3, bucket_rows: 4, bucket_tokens: 8 };
+        let slot = |name: &str| SLOTS.iter().find(|slot| slot.name == name).unwrap();
+        let check = |name: &str, words: &[u32]| slot(name).check_padding(words, &extent, &limits());
+        assert_eq!(check("row_seat", &[0, 1, 5, 5]), Ok(()));
+        assert_eq!(check("row_seat", &[0, 1, 5, 1]).unwrap_err().index, 3);
+        assert_eq!(check("q_start", &[0, 1, 3, 3, 3]), Ok(()));
+        assert_eq!(check("q_start", &[0, 1, 3, 3, 4]).unwrap_err().slot, "q_start");
+        assert_eq!(check("kv_slot", &[99, 98, 97, 3, 4, 5, 6, 7]), Ok(()));
+        assert_eq!(check("kv_slot", &[99, 98, 97, 3, 4, 5, 6, u32::MAX]).unwrap_err().index, 7);
+        assert_eq!(check("token_row", &[0, 0, 1, 4, 4, 4, 4, 4]), Ok(()));
+    }
+}

@@ -1,0 +1,263 @@
+//! Does a recorded graph do what its plan says? A step is run twice from the same state, op by op and
+//! by replay; every byte either wrote is compared, and when one differs the first op that made it
+//! differ is found by bisection. Both runs start with a workspace full of NaN, so reading what nobody
+//! wrote cannot hide.
+
+use crate::backend::{Backend, Context};
+use crate::compile::Bindings;
+use crate::plan::Plan;
+use crate::runner::RunError;
+use crate::slot::{BadPadding, Extent, SLOTS};
+use device::step::count;
+use device::{Node, Op, Region, Result, Span};
+use std::collections::BTreeSet;
+
+/// A NaN in f32, f16 and bf16.
+pub const POISON: u32 = 0x7FFF_7FFF;
+
+/// What a verification found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// Replay and eager differ.
+    #[error("{key}: node {node} `{name}` ({op}) differs between replay and eager: {}+{byte} is {replayed:#04x}, not {eager:#04x}", region.name())]
+    Differs {
+        /// The graph's key.
+        key: String,
+        /// The first node that differs.
+        node: usize,
+        /// Its layer and name.
+        name: String,
+        /// Its op.
+        op: &'static str,
+        /// Where the first differing byte lies.
+        region: Region,
+        /// At which byte of the region.
+        byte: u64,
+        /// What the replay left there.
+        replayed: u8,
+        /// What the eager run left there.
+        eager: u8,
+    },
+    /// The graph differs from its plan, but a new recording of the plan does not: what was recorded is
+    /// not this plan.
+    #[error("{key}: the recorded graph is not its plan ({}+{byte} differs; a new recording agrees)", region.name())]
+    Stale {
+        /// The graph's key.
+        key: String,
+        /// Where the first differing byte lies.
+        region: Region,
+        /// At which byte of the region.
+        byte: u64,
+    },
+    /// The prologue left a pad entry that its slot does not allow.
+    #[error("{key}: {problem}")]
+    Padding {
+        /// The graph's key.
+        key: String,
+        /// What is wrong.
+        problem: BadPadding,
+    },
+}
+
+/// Bytes of spans at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot(Vec<(Span, Vec<u8>)>);
+
+impl Snapshot {
+    /// Reads the spans.
+    pub fn take(cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<Snapshot> {
+        let read = |span: Span| Ok((span, cx.device.read(cx.arena, span)?));
+        spans.into_iter().map(read).collect::<Result<_>>().map(Snapshot)
+    }
+
+    /// Writes them back.
+    pub fn restore(&self, cx: &Context<'_>) -> Result<()> {
+        self.0.iter().try_for_each(|(span, bytes)| cx.device.write(cx.arena, *span, bytes))
+    }
+
+    /// The first byte that differs: region, offset, here, there.
+    pub fn first_difference(&self, other: &Snapshot) -> Option<(Region, u64, u8, u8)> {
+        for ((span, a), (_, b)) in self.0.iter().zip(&other.0) {
+            if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
+                return Some((span.region, span.offset + at as u64, a[at], b[at]));
+            }
+        }
+        None
+    }
+}
+
+/// Fills a span with [`POISON`].
+pub fn poison(cx: &Context<'_>, span: Span) -> Result<()> {
+    if span.len == 0 {
+        return Ok(());
+    }
+    let to = span.part(0, span.len / 4 * 4);
+    let op = Op::Fill(device::op::Fill { to, word: POISON });
+    cx.device.run(cx.arena, &Node { op, name: "poison".into(), layer: None })
+}
+
+/// Runs the posted step by replay after having run it op by op, and compares. The device ends up as
+/// after one run.
+pub fn step(
+    cx: &Context<'_>,
+    backend: &dyn Backend,
+    plan: &Plan,
+    bindings: &Bindings,
+) -> Result<(), RunError> {
+    cx.device.sync()?;
+    let mut trial = Trial::begin(cx, plan, bindings)?;
+    trial.start_over()?;
+    for node in &plan.nodes {
+        cx.device.run(cx.arena, node)?;
+    }
+    let eager = trial.look()?;
+    trial.start_over()?;
+    backend.replay(cx, plan)?;
+    let replayed = trial.look()?;
+    match replayed.first_difference(&eager) {
+        None => Ok(()),
+        Some(found) => Err(Box::new(trial.find(backend, found)?).into()),
+    }
+}
+
+/// A step that is run several times from the same state.
+struct Trial<'a> {
+    cx: &'a Context<'a>,
+    plan: &'a Plan,
+    workspace: Span,
+    before: Snapshot,
+    watched: Vec<Span>,
+}
+
+impl<'a> Trial<'a> {
+    /// Remembers everything the step may change. KV pages are many, but the step's own are few: the
+    /// prologue says which.
+    fn begin(
+        cx: &'a Context<'a>,
+        plan: &'a Plan,
+        bindings: &Bindings,
+    ) -> Result<Trial<'a>, RunError> {
+        let state = &bindings.state;
+        let tables: Vec<Span> = SLOTS
+            .iter()
+            .filter_map(|slot| (slot.table)(state))
+            .map(|table| table.span)
+            .chain([state.ring])
+            .collect();
+        let before = Snapshot::take(cx, tables.iter().copied())?;
+        cx.device.run(cx.arena, &plan.nodes[0])?;
+        check_padding(cx, plan, bindings)?;
+        let pages = written_pages(cx, plan, bindings)?;
+        let kv = Snapshot::take(cx, pages.iter().copied())?;
+        let before = Snapshot(before.0.into_iter().chain(kv.0).collect());
+        let workspace = bindings.workspace.part(0, plan.workspace);
+        let watched = tables.into_iter().chain(pages).chain([workspace]).collect();
+        Ok(Trial { cx, plan, workspace, before, watched })
+    }
+
+    fn start_over(&mut self) -> Result<(), RunError> {
+        self.before.restore(self.cx)?;
+        Ok(poison(self.cx, self.workspace)?)
+    }
+
+    fn look(&self) -> Result<Snapshot, RunError> {
+        Ok(Snapshot::take(self.cx, self.watched.iter().copied())?)
+    }
+
+    /// Whether the first `nodes` nodes, recorded anew, differ from the same nodes run op by op.
+    fn differs(
+        &mut self,
+        backend: &dyn Backend,
+        nodes: usize,
+    ) -> Result<Option<(Region, u64, u8, u8)>, RunError> {
+        let prefix = self.plan.prefix(nodes);
+        let mut fresh = backend.fresh();
+        fresh.record(self.cx, &prefix)?;
+        self.start_over()?;
+        for node in &prefix.nodes {
+            self.cx.device.run(self.cx.arena, node)?;
+        }
+        let eager = self.look()?;
+        self.start_over()?;
+        fresh.replay(self.cx, &prefix)?;
+        Ok(self.look()?.first_difference(&eager))
+    }
+
+    fn find(
+        &mut self,
+        backend: &dyn Backend,
+        found: (Region, u64, u8, u8),
+    ) -> Result<Mismatch, RunError> {
+        let key = self.plan.key.to_string();
+        let (mut good, mut bad) = (0, self.plan.nodes.len());
+        let Some(mut seen) = self.differs(backend, bad)? else {
+            return Ok(Mismatch::Stale { key, region: found.0, byte: found.1 });
+        };
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            match self.differs(backend, middle)? {
+                Some(difference) => (bad, seen) = (middle, difference),
+                None => good = middle,
+            }
+        }
+        let node = bad - 1;
+        let (region, byte, replayed, eager) = seen;
+        Ok(Mismatch::Differs {
+            key,
+            node,
+            name: self.plan.node_name(node),
+            op: self.plan.nodes[node].op.name(),
+            region,
+            byte,
+            replayed,
+            eager,
+        })
+    }
+}
+
+/// Holds the tables the prologue wrote to their slots' padding policies.
+pub fn check_padding(cx: &Context<'_>, plan: &Plan, bindings: &Bindings) -> Result<(), RunError> {
+    let state = &bindings.state;
+    let counts = words(cx, state.counts.span)?;
+    let extent = Extent {
+        rows: counts[count::ROWS as usize],
+        tokens: counts[count::TOKENS as usize],
+        bucket_rows: plan.key.rows,
+        bucket_tokens: plan.key.tokens,
+    };
+    for slot in SLOTS {
+        let Some(table) = (slot.table)(state) else { continue };
+        if matches!(slot.length, crate::slot::Length::Rows(_) | crate::slot::Length::Tokens) {
+            let words = words(cx, table.span)?;
+            slot.check_padding(&words, &extent, &state.limits).map_err(|problem| {
+                Box::new(Mismatch::Padding { key: plan.key.to_string(), problem })
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The pages the step writes, in every layer.
+fn written_pages(
+    cx: &Context<'_>,
+    plan: &Plan,
+    bindings: &Bindings,
+) -> Result<Vec<Span>, RunError> {
+    let slots = words(cx, bindings.state.kv_slot.span)?;
+    let page_size = bindings.state.limits.page_size;
+    let pages: BTreeSet<u32> =
+        slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size).collect();
+    let mut spans = Vec::new();
+    for kv in &bindings.kv {
+        for &page in pages.iter().filter(|&&page| page < kv.pages) {
+            spans.push(kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes()));
+        }
+    }
+    Ok(spans)
+}
+
+fn words(cx: &Context<'_>, span: Span) -> Result<Vec<u32>> {
+    let bytes = cx.device.read(cx.arena, span)?;
+    let word = |chunk: &[u8]| u32::from_le_bytes(chunk.try_into().expect("4 bytes"));
+    Ok(bytes.chunks_exact(4).map(word).collect())
+}

@@ -1,0 +1,119 @@
+//! A small model on the CPU, with everything a test wants to look at.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use device::op::Noise;
+use device::{Arena, Device, Node, Op, Region, Span, StepLimits};
+use graph::backend::{BackendKind, Context};
+use graph::bucket::{BucketSpec, Buckets};
+use graph::layout::{Layout, rope_table};
+use graph::program::Program;
+use graph::runner::{RunnerConfig, Runners};
+use graph::{Bindings, CompileTarget, Phase};
+
+pub const PAGES: u32 = 40;
+
+pub fn limits(program: &Program) -> StepLimits {
+    StepLimits {
+        seats: 8,
+        rows: 8,
+        tokens: 40,
+        pages_per_seat: 4,
+        page_size: 4,
+        vocab: program.shape.vocab,
+        penalties: true,
+    }
+}
+
+pub struct World {
+    pub device: Device,
+    pub arena: Arena,
+    pub program: Program,
+    pub bindings: Bindings,
+    pub limits: StepLimits,
+}
+
+impl World {
+    pub fn new(program: &Program, target: &CompileTarget) -> World {
+        let device = device::cpu::open(Some(1), false).unwrap();
+        Self::on(device, program, target)
+    }
+
+    pub fn on(device: Device, program: &Program, target: &CompileTarget) -> World {
+        let limits = limits(program);
+        let mut keys = Vec::new();
+        for (phase, max) in [(Phase::Decode, limits.rows), (Phase::Prefill, limits.tokens)] {
+            keys.extend(buckets("auto", phase, max).keys(&limits));
+        }
+        let mut layout = Layout::new(program, target, limits, &keys).unwrap();
+        layout.add_pages(program, PAGES);
+        let Layout { arena, bindings } = layout;
+        let arena = device.seal(arena).unwrap();
+        let world = World { device, arena, program: program.clone(), bindings, limits };
+        world.fill_weights();
+        world
+    }
+
+    fn fill_weights(&self) {
+        for (seed, (name, tensor)) in self.bindings.weights.iter().enumerate() {
+            let norm = name.contains("norm");
+            let (mean, scale) = if norm { (1.0, 0.2) } else { (0.0, 0.3) };
+            let op = Op::Noise(Noise { to: *tensor, seed: seed as u64 + 1, mean, scale });
+            self.device.run(&self.arena, &Node { op, name: name.clone(), layer: None }).unwrap();
+        }
+        let shape = &self.program.shape;
+        let half = shape.head_dim / 2;
+        let frequency = |i: u32| 10_000f32.powf(-(i as f32) / half as f32);
+        let table = rope_table(shape.max_positions, &(0..half).map(frequency).collect::<Vec<_>>());
+        let bytes: Vec<u8> = table.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.device.write(&self.arena, self.bindings.rope.span, &bytes).unwrap();
+    }
+
+    pub fn context(&self) -> Context<'_> {
+        let options = device::RecordOptions::default();
+        Context { device: &self.device, arena: &self.arena, options, at_break: None }
+    }
+
+    pub fn runners(
+        &self,
+        target: &CompileTarget,
+        backend: BackendKind,
+        lists: (&str, &str),
+    ) -> Runners {
+        self.runners_with(target, lists, &|buckets| RunnerConfig::new(backend, buckets))
+    }
+
+    pub fn runners_with(
+        &self,
+        target: &CompileTarget,
+        lists: (&str, &str),
+        config: &dyn Fn(Buckets) -> RunnerConfig,
+    ) -> Runners {
+        let decode = config(buckets(lists.0, Phase::Decode, self.limits.rows));
+        let prefill = config(buckets(lists.1, Phase::Prefill, self.limits.tokens));
+        let (program, bindings) = (self.program.clone(), self.bindings.clone());
+        let (device, arena) = (&self.device, &self.arena);
+        let mut runners =
+            Runners::new(device, arena, program, target.clone(), bindings, decode, prefill)
+                .unwrap();
+        runners.record_all(&mut |_, _| {}).unwrap();
+        runners
+    }
+
+    pub fn read(&self, span: Span) -> Vec<u8> {
+        self.device.read(&self.arena, span).unwrap()
+    }
+
+    pub fn region(&self, region: Region) -> Span {
+        Span { arena: self.arena.id(), region, offset: 0, len: self.arena.size(region) }
+    }
+
+    /// Everything that outlives a step.
+    pub fn memory(&self) -> [Vec<u8>; 2] {
+        [self.read(self.region(Region::State)), self.read(self.region(Region::Kv))]
+    }
+}
+
+pub fn buckets(list: &str, phase: Phase, max: u32) -> Buckets {
+    let spec: BucketSpec = list.parse().unwrap();
+    Buckets::generate(&spec, phase, max, None).unwrap()
+}
