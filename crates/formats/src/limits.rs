@@ -55,8 +55,11 @@ pub const EOS_IDS: usize = 64;
 
 /// `tokenizer.json`. The largest published is about 35 MB.
 pub const TOKENIZER_BYTES: u64 = 64 << 20;
-/// Bytes in one token's text.
+/// Bytes in one token's text. The longest published are runs of 128 spaces.
 pub const TOKEN_BYTES: usize = 4_096;
+/// Bytes in one SentencePiece token. Published ones stay under 100, and the merges behind a token
+/// take time with the square of its length to find.
+pub const PIECE_BYTES: usize = 256;
 /// Bytes of text one call may tokenize: over a million
 /// tokens, and the pipeline holds about 50 bytes for each.
 pub const ENCODE_BYTES: usize = 8 << 20;

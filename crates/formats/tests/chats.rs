@@ -88,6 +88,15 @@ fn control_ids(messages: &Value, tools: Option<&Value>) -> (Vec<u32>, String) {
 }
 
 #[test]
+fn tokenizers_and_templates_are_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<ChatTemplate>();
+    shared::<formats::checkpoint::Checkpoint>();
+    shared::<formats::tokenizer::Detokenizer>();
+}
+
+#[test]
 fn a_chat_without_control_tokens_encodes_as_a_whole() {
     let template = template(CHATML).unwrap();
     let messages = json!([{"role": "user", "content": " It's <b> 12 3\n\nnaïve <think> 日本 "}]);

@@ -12,7 +12,7 @@
 //!
 //! The marker is a Unicode noncharacter that no message contains.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Text in which [`Escaped::marker`] stands wherever a control token would otherwise be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,22 +31,24 @@ impl Escaped {
 /// Knows the control tokens of one vocabulary.
 #[derive(Debug, Default)]
 pub struct Escaper {
-    /// Control texts by their first character. Those of one character cannot be broken and no
-    /// published vocabulary has them.
-    controls: BTreeMap<char, Vec<String>>,
+    /// Control texts by their first two characters: vocabularies have up to a thousand, but text
+    /// seldom gets as far as `<|`. Those of one character cannot be broken; none are published.
+    controls: BTreeMap<(char, char), Vec<String>>,
+    firsts: BTreeSet<char>,
 }
 
 impl Escaper {
     /// An escaper for control tokens of these texts.
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut controls: BTreeMap<char, Vec<String>> = BTreeMap::new();
+        let mut escaper = Self::default();
         for text in texts {
             let mut chars = text.chars();
-            if let (Some(first), Some(_)) = (chars.next(), chars.next()) {
-                controls.entry(first).or_default().push(text.to_owned());
+            if let (Some(first), Some(second)) = (chars.next(), chars.next()) {
+                escaper.controls.entry((first, second)).or_default().push(text.to_owned());
+                escaper.firsts.insert(first);
             }
         }
-        Self { controls }
+        escaper
     }
 
     /// A marker that none of `texts` contains. There are 66 noncharacters; a caller whose texts
@@ -70,15 +72,23 @@ impl Escaper {
                 continue;
             }
             out.push(c);
-            let rest = &text[at..];
-            // A letter at the end of "user" begins no control token worth breaking a role for.
-            let at_end = |control: &String| !c.is_alphanumeric() && control.starts_with(rest);
-            let opens = |control: &String| rest.starts_with(control.as_str()) || at_end(control);
-            if self.controls.get(&c).is_some_and(|controls| controls.iter().any(opens)) {
+            if self.firsts.contains(&c) && self.opens(c, &text[at..]) {
                 out.push(marker);
             }
         }
         out
+    }
+
+    /// Whether `rest`, which begins with `first`, begins with a control token, or is all of it the
+    /// beginning of one.
+    fn opens(&self, first: char, rest: &str) -> bool {
+        // A letter at the end of "user" begins no control token worth breaking a role for.
+        let at_end = !first.is_alphanumeric();
+        let Some(second) = rest.chars().nth(1) else { return at_end };
+        let opens = |control: &String| {
+            rest.starts_with(control.as_str()) || (at_end && control.starts_with(rest))
+        };
+        self.controls.get(&(first, second)).is_some_and(|controls| controls.iter().any(opens))
     }
 
     /// `text` escaped on its own.

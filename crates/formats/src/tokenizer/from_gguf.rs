@@ -8,7 +8,7 @@
 use super::pipeline::{Bpe, Pipeline};
 use super::token_bytes::{Spelling, TokenBytes};
 use crate::gguf::Gguf;
-use crate::{Error, Result};
+use crate::{Error, Result, limits};
 use std::collections::HashMap;
 use tokenizers::AddedToken;
 use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence as Normalisers};
@@ -104,6 +104,11 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<(String, Strin
         tokens.vocab.iter().map(|(text, id)| (text.as_str(), *id)).collect();
     let mut merges = Vec::new();
     for (text, id) in &tokens.vocab {
+        if text.len() > limits::PIECE_BYTES {
+            let found = format!("{} bytes", text.len());
+            let allowed = format!("at most {} bytes", limits::PIECE_BYTES);
+            return Err(gguf.refuse(&format!("tokenizer.ggml.tokens[{id}]"), found, allowed));
+        }
         let score = scores.float(*id as usize).unwrap_or(f64::NEG_INFINITY);
         for (at, _) in text.char_indices().skip(1) {
             let (left, right) = text.split_at(at);
