@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod bucket;
 pub mod compile;
+pub mod config;
 mod counters;
 mod key;
 pub mod layout;
@@ -20,6 +21,7 @@ pub mod traffic;
 pub mod tune;
 pub mod verify;
 
+pub use backend::BackendKind;
 pub use compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
 };

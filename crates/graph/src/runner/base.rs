@@ -8,7 +8,7 @@ use crate::compile::{Bindings, CompileError, CompileTarget, compile};
 use crate::program::Program;
 use crate::{Counters, Plan, Reason, ShapeKey, verify};
 use device::{Arena, Device, Node, RecordOptions};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -34,6 +34,8 @@ pub struct RunnerConfig {
     pub budget: Option<u64>,
     /// How to record.
     pub options: RecordOptions,
+    /// Op names to break and split at; `None` leaves it to the target.
+    pub break_at: Option<BTreeSet<String>>,
 }
 
 impl RunnerConfig {
@@ -48,6 +50,7 @@ impl RunnerConfig {
             debug: Debug::default(),
             budget: None,
             options: RecordOptions::default(),
+            break_at: None,
         }
     }
 }
@@ -106,10 +109,13 @@ impl<P: PhaseRule> Runner<P> {
         device: &Device,
         arena: &Arena,
         program: Arc<Program>,
-        target: CompileTarget,
+        mut target: CompileTarget,
         bindings: Arc<Bindings>,
         config: RunnerConfig,
     ) -> Result<Runner<P>, CompileError> {
+        if let Some(at) = &config.break_at {
+            (target.breaks, target.splits) = (at.clone(), at.clone());
+        }
         assert_eq!(config.buckets.phase, P::PHASE, "buckets of the other phase");
         let mut plans = BTreeMap::new();
         for key in config.buckets.keys(&bindings.state.limits) {

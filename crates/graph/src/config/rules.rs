@@ -1,0 +1,169 @@
+//! The table of what does not go together. A rule may change a default, never a person's choice.
+
+use super::{ConfigError, Decision, Facts, Source};
+
+/// One rule.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    /// Its name, in errors, the printed table and documents.
+    pub name: &'static str,
+    /// When it applies, in words.
+    pub when: &'static str,
+    /// When it applies.
+    pub applies: fn(&Draft<'_>, &Facts) -> bool,
+    /// The option it sets.
+    pub path: &'static str,
+    /// To what.
+    pub to: fn(&Draft<'_>, &Facts) -> String,
+    /// The effect, in words.
+    pub effect: &'static str,
+    /// Why.
+    pub why: &'static str,
+}
+
+impl std::fmt::Debug for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Settings while rules look at them.
+#[derive(Debug)]
+pub struct Draft<'a>(&'a [Decision]);
+
+impl Draft<'_> {
+    /// The text of an option.
+    pub fn get(&self, path: &str) -> &str {
+        let found = self.0.iter().find(|decision| decision.path == path);
+        &found.expect("defaults are filled before rules look").value
+    }
+
+    fn number(&self, path: &str) -> Option<u64> {
+        self.get(path).parse().ok()
+    }
+}
+
+const NO_RECORDING: &str = "the device cannot record";
+
+/// All rules, in the order they are applied.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "no-recording-decode",
+        when: "the device cannot record",
+        applies: |_, facts| !facts.records,
+        path: "decode.backend",
+        to: |_, _| "disabled".into(),
+        effect: "decode.backend = disabled",
+        why: NO_RECORDING,
+    },
+    Rule {
+        name: "no-recording-prefill",
+        when: "the device cannot record",
+        applies: |_, facts| !facts.records,
+        path: "prefill.backend",
+        to: |_, _| "disabled".into(),
+        effect: "prefill.backend = disabled",
+        why: NO_RECORDING,
+    },
+    Rule {
+        name: "pdl-needs-a-gpu",
+        when: "the device is a CPU",
+        applies: |_, facts| !facts.gpu,
+        path: "pdl",
+        to: |_, _| "off".into(),
+        effect: "pdl = off",
+        why: "a CPU runs one op after the other",
+    },
+    Rule {
+        name: "pdl-needs-hopper",
+        when: "the GPU's compute capability is below 9.0",
+        applies: |_, facts| facts.gpu && facts.capability < (9, 0),
+        path: "pdl",
+        to: |_, _| "off".into(),
+        effect: "pdl = off",
+        why: "older GPUs have no dependent launch",
+    },
+    Rule {
+        name: "prefill-carries-decode",
+        when: "prefill.max is below decode.max",
+        applies: |draft, _| draft.number("prefill.max") < draft.number("decode.max"),
+        path: "prefill.max",
+        to: |draft, _| draft.get("decode.max").into(),
+        effect: "prefill.max = decode.max",
+        why: "a prefill step carries every running sequence beside the prompt",
+    },
+    Rule {
+        name: "refusing-means-recorded",
+        when: "fallback = error and capture = lazy",
+        applies: |draft, _| draft.get("fallback") == "error" && draft.get("capture") == "lazy",
+        path: "capture",
+        to: |_, _| "startup".into(),
+        effect: "capture = startup",
+        why: "a graph that is not recorded yet would be a step that is refused",
+    },
+    Rule {
+        name: "lazy-is-bounded",
+        when: "capture = lazy and memory.budget = none",
+        applies: |draft, _| draft.get("capture") == "lazy" && draft.get("memory.budget") == "none",
+        path: "memory.budget",
+        to: |_, _| "256MiB".into(),
+        effect: "memory.budget = 256MiB",
+        why: "a set of graphs that grows with traffic needs an end",
+    },
+    Rule {
+        name: "decode-breaks-somewhere",
+        when: "decode.backend is breakable or piecewise and decode.break_at is empty",
+        applies: |draft, _| {
+            cuts(draft.get("decode.backend")) && draft.get("decode.break_at").is_empty()
+        },
+        path: "decode.break_at",
+        to: |_, _| "attention".into(),
+        effect: "decode.break_at = attention",
+        why: "without a cut it would be `full` by another name",
+    },
+    Rule {
+        name: "prefill-breaks-somewhere",
+        when: "prefill.backend is breakable or piecewise and prefill.break_at is empty",
+        applies: |draft, _| {
+            cuts(draft.get("prefill.backend")) && draft.get("prefill.break_at").is_empty()
+        },
+        path: "prefill.break_at",
+        to: |_, _| "attention".into(),
+        effect: "prefill.break_at = attention",
+        why: "without a cut it would be `full` by another name",
+    },
+];
+
+fn cuts(backend: &str) -> bool {
+    matches!(backend, "breakable" | "piecewise")
+}
+
+/// Stage 3.
+pub(super) fn apply(draft: &mut [Decision], facts: &Facts) -> Result<(), ConfigError> {
+    for rule in RULES {
+        let view = Draft(draft);
+        if !(rule.applies)(&view, facts) {
+            continue;
+        }
+        let wanted = (rule.to)(&view, facts);
+        let place = draft.iter_mut().find(|decision| decision.path == rule.path);
+        let decision = place.expect("a rule names an option");
+        if decision.value == wanted {
+            continue;
+        }
+        if decision.source.is_explicit() {
+            return Err(ConfigError::Rule {
+                rule: rule.name,
+                path: rule.path,
+                value: decision.value.clone(),
+                source_text: decision.source.to_string(),
+                wanted,
+                why: rule.why,
+            });
+        }
+        decision.value = wanted;
+        decision.source = Source::Rule(rule.name);
+        decision.why = rule.why.to_owned();
+    }
+    Ok(())
+}
