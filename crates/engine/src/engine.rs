@@ -71,6 +71,10 @@ impl<X: Executor> Engine<X> {
     }
 
     fn launch(&mut self) {
+        // Steps from before a restart may still write pages that belong to nobody now.
+        if self.sched.ghosts > 0 {
+            return;
+        }
         while self.sched.in_flight() < self.sched.depth() {
             if !self.sched.stalled && !self.sched.form() {
                 return;

@@ -173,7 +173,7 @@ pub(crate) struct Scheduler {
     /// Results up to this number belong to a device state that is gone.
     void: u64,
     /// Such steps that the device has still to report.
-    ghosts: usize,
+    pub(crate) ghosts: usize,
     /// Restarts since the last confirmed step.
     strikes: u32,
     /// The last step fed no prompt although some were waiting for room.

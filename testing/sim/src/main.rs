@@ -1,2 +1,157 @@
-//! placeholder
-fn main() {}
+//! `sim`: breaks the engine from seeds, or shows that it does not break.
+
+use clap::Parser;
+use engine::plant::Plant;
+use sim::campaign::{Failure, Plan, Totals, failing_call};
+use sim::device::Fault;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Runs the engine against seeded clients and a device that fails on schedule.
+#[derive(Parser)]
+struct Args {
+    /// How many seeds.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// Only this seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// With --seed: print what the first steps do.
+    #[arg(long, default_value_t = 0, requires = "seed")]
+    steps: u64,
+    /// Press the cache to this share of demand and compare every answer with the unpressed run.
+    #[arg(long)]
+    cache_share: Option<f64>,
+    /// Plant one bug: finding it is success.
+    #[arg(long)]
+    plant: Option<String>,
+    /// Lists the bugs that can be planted.
+    #[arg(long)]
+    list_plants: bool,
+    /// Only the seeds: not the cache under pressure, the failing calls and the planted bugs.
+    #[arg(long)]
+    only_seeds: bool,
+    /// Seeds tried before a planted bug counts as not found.
+    #[arg(long, default_value_t = 2000)]
+    plant_seeds: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.list_plants {
+        for plant in Plant::ALL {
+            println!("{:20} {}", plant.name(), plant.what());
+        }
+        return ExitCode::SUCCESS;
+    }
+    // A panic inside a run is a finding, and is told once, with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(usage) => {
+            eprintln!("{usage}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool, String> {
+    let plant = args.plant.as_deref().map(named).transpose()?;
+    let plan = Plan { cache_share: args.cache_share, plant, told: args.steps };
+    let (first, count) = match args.seed {
+        Some(seed) => (seed, 1),
+        None => (0, args.seeds),
+    };
+    if plant.is_some() {
+        let (_, failure) = plan.seeds(first, count, |_| {});
+        return Ok(match failure {
+            Some(Failure { seed, what, replay }) => {
+                println!("found at seed {seed}: {what}\n  {replay}");
+                true
+            }
+            None => {
+                println!("not found in {count} seeds");
+                false
+            }
+        });
+    }
+    let mut good = seeds("seeds", plan, first, count);
+    if args.seed.is_none() && args.cache_share.is_none() && !args.only_seeds {
+        let pressure = Plan { cache_share: Some(0.3), ..Plan::default() };
+        good &= seeds("cache at 30 %", pressure, first, count.div_ceil(10));
+        good &= calls();
+        good &= plants(args.plant_seeds);
+    }
+    println!("{}", if good { "no violations" } else { "VIOLATIONS" });
+    Ok(good)
+}
+
+fn named(name: &str) -> Result<Plant, String> {
+    let found = Plant::ALL.iter().find(|plant| plant.name() == name);
+    found.copied().ok_or_else(|| format!("no plant is called {name}; see --list-plants"))
+}
+
+fn seeds(title: &str, plan: Plan, first: u64, count: u64) -> bool {
+    let start = Instant::now();
+    let (totals, failure) = plan.seeds(first, count, |done| {
+        if done.is_multiple_of(1000) {
+            eprintln!("{title}: {done} of {count}");
+        }
+    });
+    let Totals { runs, steps, tokens, preemptions, restarts, copies, cached, .. } = totals;
+    println!(
+        "{title}: {runs} runs, {steps} steps, {tokens} tokens, {preemptions} preemptions, \
+         {restarts} restarts, {copies} copies, {cached} cached tokens, {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    match failure {
+        Some(Failure { seed, what, replay }) => {
+            println!("VIOLATION at seed {seed}: {what}\n  {replay}");
+            false
+        }
+        None => true,
+    }
+}
+
+/// Fails every call of one script, one at a time, in every way.
+fn calls() -> bool {
+    let whole = match failing_call(u64::MAX, Fault::StateLost) {
+        Ok(report) => report,
+        Err(what) => {
+            println!("VIOLATION in the script: {what}");
+            return false;
+        }
+    };
+    let steps = whole.stats.decode_steps + whole.stats.prefill_steps;
+    let faults = [Fault::NotLaunched, Fault::StateLost, Fault::NotCovered, Fault::Corrupt];
+    for call in 1..=whole.calls {
+        for fault in faults {
+            if let Err(what) = failing_call(call, fault) {
+                println!("VIOLATION with {fault:?} at call {call}: {what}");
+                return false;
+            }
+        }
+    }
+    println!("failing calls: each of {} calls of {steps} steps, in four ways", whole.calls);
+    true
+}
+
+/// Plants every bug and looks for it.
+fn plants(limit: u64) -> bool {
+    let mut missed = 0;
+    for &plant in Plant::ALL {
+        let plan = Plan { plant: Some(plant), ..Plan::default() };
+        match plan.seeds(0, limit, |_| {}).1 {
+            Some(failure) => {
+                println!("planted {:20} seed {:4}: {}", plant.name(), failure.seed, failure.what);
+            }
+            None => {
+                missed += 1;
+                println!("planted {:20} NOT FOUND: {}", plant.name(), plant.what());
+            }
+        }
+    }
+    println!("planted bugs: {} of {} found", Plant::ALL.len() - missed, Plant::ALL.len());
+    missed == 0
+}

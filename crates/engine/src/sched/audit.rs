@@ -3,6 +3,7 @@
 use super::Scheduler;
 use crate::exec::{Page, Seat};
 use crate::request::{RequestId, Token};
+use crate::sequence::{Leaving, Sequence};
 use std::sync::Arc;
 
 /// What one sequence holds.
@@ -16,7 +17,7 @@ pub struct Holding {
     pub pages: Vec<Page>,
     /// Its seat; none while it waits.
     pub seat: Option<Seat>,
-    /// Known tokens that no launched step has fed.
+    /// Known tokens that no launched step has fed; none when it is leaving its seat.
     pub unfed: u32,
     /// Whether its end was announced and it only waits for steps in flight.
     pub ended: bool,
@@ -65,15 +66,17 @@ impl Scheduler {
 
     /// What every living sequence holds.
     pub(crate) fn holdings(&self) -> Vec<Holding> {
-        let holding = |sequence: &crate::sequence::Sequence| Holding {
-            id: sequence.spec.id,
-            choice: sequence.choice,
-            pages: sequence.seated().map(|at| at.table.clone()).unwrap_or_default(),
-            seat: sequence.seated().map(|at| at.seat),
-            unfed: sequence.seated().map_or(0, |at| sequence.goal().saturating_sub(at.fed)),
-            ended: sequence
-                .seated()
-                .is_some_and(|at| at.leaving == Some(crate::sequence::Leaving::Ended)),
+        let holding = |sequence: &Sequence| {
+            let at = sequence.seated();
+            let stays = at.filter(|at| at.leaving.is_none());
+            Holding {
+                id: sequence.spec.id,
+                choice: sequence.choice,
+                pages: at.map(|at| at.table.clone()).unwrap_or_default(),
+                seat: at.map(|at| at.seat),
+                unfed: stays.map_or(0, |at| sequence.goal().saturating_sub(at.fed)),
+                ended: at.is_some_and(|at| at.leaving == Some(Leaving::Ended)),
+            }
         };
         self.sequences.iter().map(holding).collect()
     }

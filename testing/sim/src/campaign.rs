@@ -1,0 +1,210 @@
+//! Many runs: seeds, planted bugs, a cache under pressure, a failure at every call.
+
+use crate::client::{Kind, Scenario};
+use crate::device::{Fault, Faults};
+use crate::run::{Report, Run};
+use engine::plant::{Plant, plant};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A seed that failed, and how to see it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What a checker said.
+    pub what: String,
+    /// One line that replays it.
+    pub replay: String,
+}
+
+/// What many seeds added up to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Runs without a violation.
+    pub runs: u64,
+    /// Engine ticks.
+    pub ticks: u64,
+    /// Steps launched on the device.
+    pub steps: u64,
+    /// Tokens that equalled the oracle's.
+    pub tokens: u64,
+    /// Sequences preempted.
+    pub preemptions: u64,
+    /// Times the device lost its state or lied.
+    pub restarts: u64,
+    /// Page copies.
+    pub copies: u64,
+    /// Prompt tokens found in the prefix tree.
+    pub cached: u64,
+}
+
+impl Totals {
+    fn add(&mut self, report: &Report) {
+        let stats = &report.stats;
+        self.runs += 1;
+        self.ticks += report.ticks;
+        self.steps += stats.decode_steps + stats.prefill_steps;
+        self.tokens += stats.tokens;
+        self.preemptions += stats.preemptions;
+        self.restarts += stats.restarts;
+        self.copies += stats.copies;
+        self.cached += stats.cached_tokens;
+    }
+
+    fn join(&mut self, other: &Totals) {
+        self.runs += other.runs;
+        self.ticks += other.ticks;
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.preemptions += other.preemptions;
+        self.restarts += other.restarts;
+        self.copies += other.copies;
+        self.cached += other.cached;
+    }
+}
+
+/// One run of a seed, telling what its first `told` ticks do; a panic anywhere inside counts as a
+/// violation.
+pub fn one(seed: u64, planted: Option<Plant>, told: u64) -> Result<Report, String> {
+    guarded(planted, || {
+        let run = Run::new(Scenario::new(seed, Kind::Everything), seed, None);
+        if told > 0 { run.tell(told).finish() } else { run.finish() }
+    })
+}
+
+/// A seed twice: with all the pages it wants, then with `share` of what it used. Every answer must
+/// be the same.
+pub fn pressed(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, String> {
+    guarded(planted, || {
+        let mut scenario = Scenario::new(seed, Kind::Steady);
+        // Room for everybody, so that demand is what the clients need and not what they get.
+        scenario.geometry.seats = scenario.geometry.seats.max(6);
+        scenario.coverage.decode_rows = scenario.geometry.seats;
+        scenario.config.max_waiting = 1000;
+        let each = scenario.geometry.pages_per_seat;
+        let longest = scenario.geometry.pages_per_seat * scenario.geometry.page_size;
+        scenario.geometry.pages = 1 + each * scenario.geometry.seats;
+        scenario.config.max_len = scenario.config.max_len.min(longest);
+        for visit in &mut scenario.visits {
+            let choices = visit.request.choices;
+            visit.request.choices = choices.min(scenario.geometry.seats);
+        }
+        let free = Run::new(scenario.clone(), seed, None).finish()?;
+        // One sequence alone must still fit, or it would be refused instead of pressed.
+        let pages = (f64::from(free.peak_pages) * share) as u32;
+        scenario.geometry.pages = 1 + pages.max(each);
+        let pressed = Run::new(scenario, seed, None).finish()?;
+        if pressed.answers != free.answers {
+            return Err("answers differ under pressure".into());
+        }
+        Ok(pressed)
+    })
+}
+
+/// A script of more than 200 steps with many sequences in them.
+const SCRIPT: u64 = 24;
+
+/// The script with one call failing; `u64::MAX` is a call it never makes.
+pub fn failing_call(call: u64, fault: Fault) -> Result<Report, String> {
+    guarded(None, || {
+        let mut scenario = Scenario::new(SCRIPT, Kind::Steady);
+        scenario.config.launch_retries = 2;
+        scenario.config.restarts = 2;
+        Run::new(scenario, SCRIPT, Some(Faults::At(call, fault))).finish()
+    })
+}
+
+fn guarded(
+    planted: Option<Plant>,
+    run: impl FnOnce() -> Result<Report, String>,
+) -> Result<Report, String> {
+    plant(planted);
+    let result = catch_unwind(AssertUnwindSafe(run));
+    plant(None);
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+/// What to run for each seed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan {
+    /// Press the cache to this share of demand.
+    pub cache_share: Option<f64>,
+    /// A bug to plant.
+    pub plant: Option<Plant>,
+    /// Print what the first ticks do.
+    pub told: u64,
+}
+
+impl Plan {
+    /// Runs one seed.
+    pub fn run(&self, seed: u64) -> Result<Report, String> {
+        match self.cache_share {
+            Some(share) => pressed(seed, share, self.plant),
+            None => one(seed, self.plant, self.told),
+        }
+    }
+
+    /// The line that replays one seed.
+    pub fn replay(&self, seed: u64) -> String {
+        let mut line = format!("cargo run --release -p sim -- --seed {seed}");
+        if let Some(share) = self.cache_share {
+            line += &format!(" --cache-share {share}");
+        }
+        if let Some(plant) = self.plant {
+            line += &format!(" --plant {}", plant.name());
+        }
+        line
+    }
+
+    /// Runs seeds `first..first + count` on all cores until one fails. `progress` hears how many
+    /// are done.
+    pub fn seeds(
+        &self,
+        first: u64,
+        count: u64,
+        progress: impl Fn(u64) + Sync,
+    ) -> (Totals, Option<Failure>) {
+        let next = AtomicU64::new(first);
+        let stop = AtomicBool::new(false);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let worker = || {
+            let mut totals = Totals::default();
+            while !stop.load(Ordering::Relaxed) {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= first + count {
+                    break;
+                }
+                match self.run(seed) {
+                    Ok(report) => totals.add(&report),
+                    Err(what) => {
+                        stop.store(true, Ordering::Relaxed);
+                        let replay = self.replay(seed);
+                        return (totals, Some(Failure { seed, what, replay }));
+                    }
+                }
+                progress(seed + 1 - first);
+            }
+            (totals, None)
+        };
+        let mut totals = Totals::default();
+        let mut failure: Option<Failure> = None;
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+            for handle in workers {
+                let (part, failed) = handle.join().expect("runs are guarded");
+                totals.join(&part);
+                // The smallest seed, so that the answer does not depend on timing alone.
+                failure = match (failure.take(), failed) {
+                    (Some(a), Some(b)) => Some(if a.seed < b.seed { a } else { b }),
+                    (a, b) => a.or(b),
+                };
+            }
+        });
+        (totals, failure)
+    }
+}

@@ -1,0 +1,208 @@
+//! Seeded clients: what they ask for, when they come, when they lose interest.
+
+use crate::oracle::{EOS, VOCAB};
+use crate::rng::Rng;
+use engine::EngineConfig;
+use engine::exec::{Coverage, Geometry};
+use engine::grammar::Vocabulary;
+use engine::request::{Grammar, Micros, Request, RequestId, Sampling, Token};
+use std::sync::{Arc, OnceLock};
+
+/// One client's visit.
+#[derive(Clone, Debug)]
+pub struct Visit {
+    /// The tick it arrives at.
+    pub at: u64,
+    /// What it asks for.
+    pub request: Request,
+    /// Ticks after arrival when it cancels.
+    pub cancel_after: Option<u64>,
+    /// A slow reader takes one output per this many ticks, and is cut off when too many wait.
+    pub reads_every: Option<u64>,
+}
+
+/// Everything a run follows from.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The device.
+    pub geometry: Geometry,
+    /// What its graphs cover.
+    pub coverage: Coverage,
+    /// The engine.
+    pub config: EngineConfig,
+    /// Who comes, in order of arrival.
+    pub visits: Vec<Visit>,
+    /// Most polls a result keeps the engine waiting.
+    pub max_delay: u32,
+    /// One call in this many fails; 0 for none.
+    pub faults: u32,
+    /// Microseconds per tick.
+    pub tick: Micros,
+}
+
+/// What a seeded scenario should stress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Anything may happen.
+    Everything,
+    /// No faults, cancels or deadlines: every answer runs to its own end, whatever the timing.
+    Steady,
+}
+
+/// The text of the one grammar clients use, simple enough for the oracle to know by heart: between
+/// [`GRAMMAR_MIN`] and [`GRAMMAR_MAX`] letters from a to f.
+pub const GRAMMAR: &str = "[a-f]{2,8}";
+/// Letters before an answer may end.
+pub const GRAMMAR_MIN: u32 = 2;
+/// Letters after which it must.
+pub const GRAMMAR_MAX: u32 = 8;
+
+/// The tokens of `a` to `f`.
+pub fn grammar_letters() -> std::ops::RangeInclusive<Token> {
+    let token = |byte: u8| Token::from(byte) - 31;
+    token(b'a')..=token(b'f')
+}
+
+fn vocabulary() -> Arc<Vocabulary> {
+    static SHARED: OnceLock<Arc<Vocabulary>> = OnceLock::new();
+    let build = || {
+        let bytes: Vec<Vec<u8>> = (0..VOCAB)
+            .map(|token| if token == EOS { vec![] } else { vec![token as u8 + 31] })
+            .collect();
+        Arc::new(Vocabulary::new(&bytes, &[EOS], &[EOS]).expect("a small vocabulary"))
+    };
+    Arc::clone(SHARED.get_or_init(build))
+}
+
+impl Scenario {
+    /// The scenario of a seed. Sizes are small so that every boundary is met often.
+    pub fn new(seed: u64, kind: Kind) -> Self {
+        let mut rng = Rng::new(seed, 1);
+        let page_size = *rng.pick(&[1, 2, 4, 4, 8, 16]);
+        let seats = rng.range(1, 12);
+        let longest = rng.range(24, 120);
+        let pages_per_seat = longest.div_ceil(page_size);
+        // From barely one sequence to more than everybody needs.
+        let pages = 1 + pages_per_seat * rng.range(4, 4 + 3 * seats) / 4;
+        let geometry = Geometry { seats, pages, page_size, pages_per_seat, vocab: VOCAB };
+        let coverage = Coverage {
+            decode_rows: rng.range(1, seats + 2),
+            prefill_tokens: rng.range(1, 48),
+            prefill_rows: rng.range(1, seats + 2),
+        };
+        let config = EngineConfig {
+            step_tokens: rng.range(1, 64),
+            max_waiting: if rng.one_in(8) { rng.range(1, 10) } else { 1000 },
+            max_len: if rng.one_in(4) { rng.range(20, longest) } else { u32::MAX },
+            prefix_cache: !rng.one_in(4),
+            patience: rng.range(1, 8),
+            depth: if rng.one_in(6) { 1 } else { 2 },
+            launch_retries: rng.range(0, 4),
+            restarts: rng.range(1, 4),
+            eos: vec![EOS],
+            vocabulary: Some(vocabulary()),
+        };
+        let everything = kind == Kind::Everything;
+        let mut scenario = Self {
+            geometry,
+            coverage,
+            config,
+            visits: Vec::new(),
+            max_delay: rng.range(0, 3),
+            faults: if everything && rng.one_in(3) { rng.range(8, 200) } else { 0 },
+            tick: 100,
+        };
+        scenario.fill(&mut rng, everything);
+        scenario
+    }
+
+    fn fill(&mut self, rng: &mut Rng, everything: bool) {
+        let longest = (self.geometry.pages_per_seat.min(self.geometry.pages - 1)
+            * self.geometry.page_size)
+            .min(self.config.max_len);
+        let shared: Vec<Vec<Token>> = (0..rng.range(1, 3))
+            .map(|_| (0..rng.range(1, longest)).map(|_| rng.range(0, VOCAB - 1)).collect())
+            .collect();
+        let count = rng.range(4, 28);
+        let spacing = rng.range(0, 12);
+        let mut at = 0;
+        for id in 0..u64::from(count) {
+            // A flood is many arrivals at one tick.
+            at += if rng.one_in(5) { 0 } else { u64::from(rng.range(0, spacing)) };
+            let request = self.request(rng, id, &shared, longest, everything, at);
+            let cancels = everything && rng.one_in(6);
+            let slow = everything && rng.one_in(10);
+            self.visits.push(Visit {
+                at,
+                request,
+                cancel_after: cancels.then(|| u64::from(rng.range(0, 40))),
+                reads_every: slow.then(|| u64::from(rng.range(1, 5))),
+            });
+        }
+    }
+
+    fn request(
+        &self,
+        rng: &mut Rng,
+        id: u64,
+        shared: &[Vec<Token>],
+        longest: u32,
+        everything: bool,
+        at: u64,
+    ) -> Request {
+        let mut prompt = rng.pick(shared).clone();
+        prompt.truncate(rng.range(0, prompt.len() as u32) as usize);
+        for _ in 0..rng.range(0, 12) {
+            prompt.push(rng.range(0, VOCAB - 1));
+        }
+        if prompt.is_empty() {
+            prompt.push(3);
+        }
+        let valid = !(everything && rng.one_in(40));
+        if valid {
+            prompt.truncate(longest as usize - 1);
+        }
+        let max_tokens = if rng.one_in(30) { 0 } else { rng.range(1, 40) };
+        let most = self.geometry.seats.min(self.coverage.decode_rows).min(4);
+        let choices = if rng.one_in(4) { rng.range(1, most) } else { 1 };
+        let late = everything && rng.one_in(10);
+        Request {
+            id: RequestId(id),
+            prompt: prompt.into(),
+            sampling: sampling(rng, max_tokens),
+            choices,
+            priority: if rng.one_in(3) { rng.range(0, 2) as i32 - 1 } else { 0 },
+            deadline: late.then(|| (at + u64::from(rng.range(0, 120))) * self.tick),
+            tenant: u64::from(rng.range(0, 2) / 2),
+            prompt_logprobs: rng.one_in(12).then(|| rng.range(0, 3)),
+        }
+    }
+}
+
+fn sampling(rng: &mut Rng, max_tokens: u32) -> Sampling {
+    let grammar = max_tokens > 0 && rng.one_in(25);
+    let mut sampling = Sampling { max_tokens, ..Sampling::default() };
+    if rng.one_in(2) {
+        sampling.temperature = 1.0;
+        sampling.seed = u64::from(rng.range(0, 1000));
+    }
+    if rng.one_in(6) {
+        sampling.presence_penalty = 0.5;
+    }
+    if rng.one_in(8) {
+        sampling.logprobs = Some(rng.range(0, 5));
+    }
+    if rng.one_in(6) {
+        sampling.stop_tokens = (0..rng.range(1, 20)).map(|_| rng.range(0, VOCAB - 1)).collect();
+    }
+    if rng.one_in(6) && !grammar {
+        sampling.min_tokens = rng.range(0, max_tokens);
+    }
+    sampling.ignore_eos = rng.one_in(5);
+    if grammar {
+        sampling.grammar = Some(Grammar::Regex(GRAMMAR.into()));
+        // Only the oracle's own idea of the grammar decides where such an answer ends.
+        sampling.stop_tokens.clear();
+    }
+    sampling
+}

@@ -1,0 +1,378 @@
+//! A device that keeps what it is told in memory, answers late, and fails on schedule.
+//!
+//! It trusts nothing: whatever a real device could not survive (a page with two writers, a read of
+//! something never written, a step no graph covers) is written down as a violation.
+
+use crate::oracle::{Prefix, VOCAB, cell};
+use crate::rng::Rng;
+use engine::exec::{
+    Coverage, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat, SeatParams,
+    Step, StepKind, StepResult,
+};
+use engine::request::Token;
+use std::collections::{BTreeMap, VecDeque};
+
+const POISON: u64 = u64::MAX;
+
+/// How a call goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A launch that did nothing; a poll that finds nothing.
+    NotLaunched,
+    /// Everything on the device is gone.
+    StateLost,
+    /// No graph covers the step.
+    NotCovered,
+    /// The result is malformed in one of several ways.
+    Corrupt,
+}
+
+/// When calls go wrong.
+#[derive(Clone, Debug)]
+pub enum Faults {
+    /// Never.
+    None,
+    /// At this call, counted from 1 over launches and polls.
+    At(u64, Fault),
+    /// Once in this many calls, at random.
+    OneIn(u32),
+}
+
+/// A step whose result has not been taken.
+struct Pending {
+    result: StepResult,
+    /// Polls that still find nothing.
+    delay: u32,
+    /// Pages the step writes, and for which seat.
+    writes: BTreeMap<Page, Seat>,
+}
+
+struct SeatState {
+    len: u32,
+    token: Token,
+    params: SeatParams,
+    seen: Vec<(Token, bool)>,
+    table: Vec<Page>,
+}
+
+/// The fake device.
+pub struct FakeDevice {
+    geometry: Geometry,
+    coverage: Coverage,
+    cells: Vec<u64>,
+    seats: Vec<Option<SeatState>>,
+    pending: VecDeque<Pending>,
+    faults: Faults,
+    max_delay: u32,
+    rng: Rng,
+    /// Launches and polls so far.
+    pub calls: u64,
+    /// Steps launched.
+    pub launches: u64,
+    /// Results handed out.
+    pub delivered: u64,
+    /// Faults that happened, by what they can do to a request.
+    pub failed: bool,
+    /// Of these, steps that fed a prompt.
+    pub prompt_launches: u64,
+    /// What was launched, when somebody wants to read it.
+    pub log: Option<Vec<String>>,
+    /// What went wrong, first things first.
+    pub violations: Vec<String>,
+}
+
+impl FakeDevice {
+    /// A device with nothing on it.
+    pub fn new(
+        geometry: Geometry,
+        coverage: Coverage,
+        faults: Faults,
+        max_delay: u32,
+        rng: Rng,
+    ) -> Self {
+        Self {
+            cells: vec![POISON; (geometry.pages * geometry.page_size) as usize],
+            seats: (0..geometry.seats).map(|_| None).collect(),
+            geometry,
+            coverage,
+            pending: VecDeque::new(),
+            faults,
+            max_delay,
+            rng,
+            calls: 0,
+            launches: 0,
+            delivered: 0,
+            failed: false,
+            prompt_launches: 0,
+            log: None,
+            violations: Vec::new(),
+        }
+    }
+
+    /// What a page holds.
+    pub fn page(&self, page: Page) -> &[u64] {
+        let size = self.geometry.page_size as usize;
+        let first = page.0 as usize * size;
+        &self.cells[first..first + size]
+    }
+
+    /// Whether a step that has not reported yet writes this page.
+    pub fn is_writing(&self, page: Page) -> bool {
+        self.pending.iter().any(|step| step.writes.contains_key(&page))
+    }
+
+    fn wrong(&mut self, what: String) {
+        if self.violations.len() < 8 {
+            self.violations.push(format!("device: {what}"));
+        }
+    }
+
+    fn fault(&mut self, launch: bool) -> Option<Fault> {
+        self.calls += 1;
+        let fault = match self.faults {
+            Faults::None => None,
+            Faults::At(call, fault) => (call == self.calls).then_some(fault),
+            Faults::OneIn(n) => self.rng.one_in(n).then(|| match self.rng.range(0, 19) {
+                0..=9 => Fault::NotLaunched,
+                10..=13 => Fault::StateLost,
+                14 => Fault::NotCovered,
+                _ => Fault::Corrupt,
+            }),
+        };
+        match fault? {
+            Fault::Corrupt if launch => None,
+            Fault::NotCovered if !launch => None,
+            fault => Some(fault),
+        }
+    }
+
+    /// Everything is gone, and what is read from now on is recognisably nothing.
+    fn lose(&mut self) {
+        self.cells.fill(POISON);
+        self.seats.iter_mut().for_each(|seat| *seat = None);
+        self.pending.clear();
+    }
+
+    fn cell_at(&self, seat: Seat, position: u32) -> Option<usize> {
+        let state = self.seats[seat.0 as usize].as_ref()?;
+        let page = *state.table.get((position / self.geometry.page_size) as usize)?;
+        let offset = position % self.geometry.page_size;
+        (page != SCRATCH_PAGE).then_some((page.0 * self.geometry.page_size + offset) as usize)
+    }
+
+    fn covered(&mut self, step: &Step) {
+        let Coverage { decode_rows, prefill_tokens, prefill_rows } = self.coverage;
+        let (rows, tokens) = (step.rows.len() as u32, step.tokens() as u32);
+        let fits = match step.kind() {
+            StepKind::Decode => rows <= decode_rows,
+            StepKind::Prefill => rows <= prefill_rows && tokens <= prefill_tokens,
+        };
+        if !fits || rows == 0 {
+            self.wrong(format!("no graph covers {rows} rows, {tokens} tokens"));
+        }
+        let prompts = step.rows.iter().skip_while(|row| row.tokens.is_empty());
+        if prompts.into_iter().any(|row| row.tokens.is_empty()) {
+            self.wrong("a decode row comes after a prompt".into());
+        }
+        if self.pending.len() >= Self::DEPTH {
+            self.wrong(format!("{} steps are in flight already", self.pending.len()));
+        }
+    }
+
+    fn update(&mut self, step: &Step) {
+        for join in &step.joins {
+            self.seats[join.seat.0 as usize] = Some(SeatState {
+                len: join.len,
+                token: join.last_token,
+                seen: join.params.seen.clone(),
+                params: join.params.clone(),
+                table: Vec::new(),
+            });
+        }
+        for entry in &step.pages {
+            let limit = self.geometry.pages_per_seat;
+            let Some(state) = &mut self.seats[entry.seat.0 as usize] else {
+                self.wrong(format!("a page for {:?}, where nobody sits", entry.seat));
+                continue;
+            };
+            let index = entry.index as usize;
+            if state.table.len() <= index {
+                state.table.resize(index + 1, SCRATCH_PAGE);
+            }
+            state.table[index] = entry.page;
+            if entry.index >= limit || entry.page.0 >= self.geometry.pages {
+                self.wrong(format!("{entry:?} is out of bounds"));
+            }
+        }
+        let size = self.geometry.page_size as usize;
+        for &(from, to) in &step.copies {
+            if step.copies.iter().any(|&(source, _)| source == to) {
+                self.wrong(format!("{to:?} is copied from and to in one step"));
+            }
+            let first = from.0 as usize * size;
+            self.cells.copy_within(first..first + size, to.0 as usize * size);
+        }
+    }
+
+    /// Writes one row's tokens, checking that nobody else writes the same pages.
+    fn feed(
+        &mut self,
+        seat: Seat,
+        start: u32,
+        tokens: &[Token],
+        writes: &mut BTreeMap<Page, Seat>,
+    ) {
+        for (position, &token) in (start..).zip(tokens) {
+            let Some(at) = self.cell_at(seat, position) else {
+                self.wrong(format!("{seat:?} writes position {position} to no page"));
+                continue;
+            };
+            let page = Page(at as u32 / self.geometry.page_size);
+            let before = self.pending.iter().find_map(|step| step.writes.get(&page));
+            if let Some(&other) = writes.get(&page).or(before)
+                && other != seat
+            {
+                self.wrong(format!("{page:?} is written by {other:?} and {seat:?}"));
+            }
+            writes.insert(page, seat);
+            self.cells[at] = cell(token, position);
+        }
+    }
+
+    fn run_row(
+        &mut self,
+        step: &Step,
+        index: usize,
+        writes: &mut BTreeMap<Page, Seat>,
+    ) -> RowResult {
+        let row = &step.rows[index];
+        let seat = row.seat;
+        let Some(state) = &self.seats[seat.0 as usize] else {
+            self.wrong(format!("a row for {seat:?}, where nobody sits"));
+            return RowResult::default();
+        };
+        let tokens = if row.tokens.is_empty() { vec![state.token] } else { row.tokens.clone() };
+        let len = row.start + tokens.len() as u32;
+        if state.len != row.start {
+            let has = state.len;
+            self.wrong(format!("{seat:?} has {has} tokens, its row starts at {}", row.start));
+        }
+        if step.rows[..index].iter().any(|other| other.seat == seat) {
+            self.wrong(format!("{seat:?} has two rows in one step"));
+        }
+        self.feed(seat, row.start, &tokens, writes);
+
+        let mut prefix = Prefix::new();
+        let mut scores = Vec::new();
+        for position in 0..len {
+            let found = self.cell_at(seat, position).map_or(POISON, |at| self.cells[at]);
+            if found >> 32 != u64::from(position) {
+                self.wrong(format!("{seat:?} reads position {position} and finds {found:x}"));
+            }
+            prefix.push(found);
+            if let Some(score) = &row.score
+                && let Some(&target) =
+                    position.checked_sub(row.start).and_then(|at| score.targets.get(at as usize))
+            {
+                scores.push(prefix.logprob(target, score.top));
+            }
+        }
+        let mask = step.masks.iter().find(|(row, _)| *row as usize == index);
+        let state = self.seats[seat.0 as usize].as_mut().expect("looked at above");
+        state.len = len;
+        let mut result = RowResult { scores, ..RowResult::default() };
+        if row.sample {
+            let mask = mask.map(|(_, bits)| &bits[..]);
+            let token = prefix.next(len, &state.params, &state.seen, mask);
+            state.token = token;
+            state.seen.push((token, true));
+            result.token = Some(token);
+            result.stopped = state.params.stop_tokens.contains(&token);
+            result.logprob = state.params.logprobs.map(|top| prefix.logprob(token, top));
+        }
+        result
+    }
+
+    /// A result that no engine may believe.
+    fn corrupt(&mut self, result: &mut StepResult) {
+        let kind = self.rng.range(0, 3);
+        let sampled = result.rows.iter_mut().find_map(|row| row.token.as_mut());
+        match (kind, sampled) {
+            (0, Some(token)) => *token = VOCAB + 7,
+            (1, Some(_)) => result.rows.iter_mut().for_each(|row| row.token = None),
+            (2, _) => result.number += 1,
+            _ => drop(result.rows.pop()),
+        }
+    }
+}
+
+impl Executor for FakeDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn coverage(&self) -> Coverage {
+        self.coverage
+    }
+
+    fn scores_prompts(&self) -> bool {
+        true
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        match self.fault(true) {
+            Some(Fault::NotLaunched) => return Err(ExecError::NotLaunched("planned".into())),
+            Some(Fault::NotCovered) => {
+                self.failed = true;
+                return Err(ExecError::NotCovered("planned".into()));
+            }
+            Some(Fault::StateLost) => {
+                self.failed = true;
+                self.lose();
+                return Err(ExecError::StateLost("planned".into()));
+            }
+            Some(Fault::Corrupt) | None => {}
+        }
+        self.launches += 1;
+        if let Some(log) = &mut self.log {
+            let row = |row: &Row| (row.seat.0, row.start, row.tokens.len(), row.sample);
+            let rows: Vec<_> = step.rows.iter().map(row).collect();
+            let (number, joins, pages) = (step.number, step.joins.len(), step.pages.len());
+            let copies = &step.copies;
+            log.push(format!(
+                "  step {number}: {joins} joins, {pages} pages, copies {copies:?}, \
+                 rows (seat, start, tokens, sample) {rows:?}"
+            ));
+        }
+        self.prompt_launches += u64::from(step.kind() == StepKind::Prefill);
+        self.covered(step);
+        self.update(step);
+        let mut writes = BTreeMap::new();
+        let rows = (0..step.rows.len()).map(|row| self.run_row(step, row, &mut writes)).collect();
+        let result = StepResult { number: step.number, rows };
+        let delay = self.rng.range(0, self.max_delay);
+        self.pending.push_back(Pending { result, delay, writes });
+        Ok(())
+    }
+
+    fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
+        let fault = self.fault(false);
+        if fault == Some(Fault::StateLost) {
+            self.failed = true;
+            self.lose();
+            return Err(ExecError::StateLost("planned".into()));
+        }
+        let Some(first) = self.pending.front_mut() else { return Ok(None) };
+        if fault == Some(Fault::NotLaunched) || (first.delay > 0 && !block) {
+            first.delay = first.delay.saturating_sub(1);
+            return Ok(None);
+        }
+        let mut result = self.pending.pop_front().expect("looked at above").result;
+        self.delivered += 1;
+        if fault == Some(Fault::Corrupt) {
+            self.failed = true;
+            self.corrupt(&mut result);
+        }
+        Ok(Some(result))
+    }
+}

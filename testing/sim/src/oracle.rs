@@ -1,0 +1,88 @@
+//! The token oracle in place of a model: the next token is a hash of everything before it.
+//!
+//! The fake device computes it from what it reads back through its page tables, the checker from
+//! the request alone. A wrong page, a stale seat or a crossed request changes the hash, and with it
+//! the token.
+
+use crate::rng::mix;
+use engine::exec::SeatParams;
+use engine::request::Token;
+
+/// Vocabulary: single bytes from the space up, so that grammars have text to match, after the
+/// end-of-text token 0.
+pub const VOCAB: u32 = 96;
+/// The model's own stop token.
+pub const EOS: Token = 0;
+
+/// Hash of a prefix, grown one position at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefix(u64);
+
+impl Prefix {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self(0x5EED)
+    }
+
+    /// One more cell: a token at its position.
+    pub fn push(&mut self, cell: u64) {
+        self.0 = mix(self.0 ^ cell).wrapping_add(cell);
+    }
+
+    /// The token that follows when `len` tokens are there. `seen` are the tokens that count for
+    /// penalties; they matter only when one is on.
+    pub fn next(
+        &self,
+        len: u32,
+        params: &SeatParams,
+        seen: &[(Token, bool)],
+        mask: Option<&[u32]>,
+    ) -> Token {
+        let mut hash = self.0;
+        if params.temperature > 0.0 {
+            hash = mix(hash ^ mix(params.seed ^ u64::from(len)));
+        }
+        if penalised(params) {
+            for &(token, answer) in seen {
+                hash = mix(hash ^ u64::from(token) ^ (u64::from(answer) << 40));
+            }
+        }
+        let first = (hash % u64::from(VOCAB)) as u32;
+        let allowed = |&token: &Token| {
+            let stop = params.stop_tokens.contains(&token) && len < params.min_len;
+            let masked =
+                mask.is_some_and(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 0);
+            !stop && !masked
+        };
+        (0..VOCAB).map(|step| (first + step) % VOCAB).find(allowed).unwrap_or(EOS)
+    }
+
+    /// A made-up log-probability with alternatives, different for every prefix and target.
+    pub fn logprob(&self, target: Token, top: u32) -> (f32, Vec<(Token, f32)>) {
+        let score = |token: Token| {
+            let hash = mix(self.0 ^ mix(u64::from(token)));
+            -((hash % 4096) as f32) / 256.0
+        };
+        let first = (self.0 % u64::from(VOCAB)) as u32;
+        let alternatives = (0..top).map(|step| (first + step) % VOCAB);
+        (score(target), alternatives.map(|token| (token, score(token))).collect())
+    }
+}
+
+impl Default for Prefix {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a page holds for one token: the token and where it stands.
+pub fn cell(token: Token, position: u32) -> u64 {
+    u64::from(token) | u64::from(position) << 32
+}
+
+/// Whether `seen` matters.
+pub fn penalised(params: &SeatParams) -> bool {
+    params.repetition_penalty != 1.0
+        || params.frequency_penalty != 0.0
+        || params.presence_penalty != 0.0
+}

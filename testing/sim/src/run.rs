@@ -1,0 +1,440 @@
+//! One run: clients, engine and device, with every checker after every step.
+
+use crate::client::{Scenario, Visit};
+use crate::device::{FakeDevice, Faults};
+use crate::expect::{Answer, Next, prompt_logprobs};
+use crate::oracle::cell;
+use crate::rng::{Rng, mix};
+use engine::request::{Event, Finish, Output, Reject, Request, RequestId, Token};
+use engine::{Engine, EngineStats};
+use std::collections::BTreeMap;
+
+/// What a run leaves behind.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The engine's counters at the end.
+    pub stats: EngineStats,
+    /// Ticks until everybody was served.
+    pub ticks: u64,
+    /// Launches and polls.
+    pub calls: u64,
+    /// Most pages held at once, by living sequences.
+    pub peak_pages: u32,
+    /// Every answer: tokens and end, by request and choice.
+    pub answers: BTreeMap<(RequestId, u32), (Vec<Token>, Finish)>,
+    /// A hash of everything the engine said, in order.
+    pub trace: u64,
+}
+
+/// A request that was submitted.
+struct Client {
+    request: Request,
+    answers: Vec<Answer>,
+    heard: Vec<Vec<Token>>,
+    finished: Vec<Option<Finish>>,
+    prefilled: bool,
+    rejected: bool,
+    cancelled: bool,
+    /// Results delivered when the engine heard that it cancelled.
+    cancelled_at: Option<u64>,
+    cancel_tick: Option<u64>,
+    reads_every: Option<u64>,
+    unread: u64,
+}
+
+impl Client {
+    fn done(&self) -> bool {
+        self.rejected || self.finished.iter().all(Option::is_some)
+    }
+}
+
+/// Drives one scenario.
+pub struct Run {
+    engine: Engine<FakeDevice>,
+    scenario: Scenario,
+    clients: BTreeMap<RequestId, Client>,
+    rng: Rng,
+    now: u64,
+    tick: u64,
+    /// Launched steps in a row that fed no prompt although one was waiting.
+    promptless: u64,
+    launches: u64,
+    prompt_launches: u64,
+    peak_pages: u32,
+    trace: u64,
+    told: u64,
+}
+
+impl Run {
+    /// A run of this scenario, with the scenario's faults unless others are given.
+    pub fn new(scenario: Scenario, seed: u64, faults: Option<Faults>) -> Self {
+        let random = match scenario.faults {
+            0 => Faults::None,
+            n => Faults::OneIn(n),
+        };
+        let device = FakeDevice::new(
+            scenario.geometry,
+            scenario.coverage,
+            faults.unwrap_or(random),
+            scenario.max_delay,
+            Rng::new(seed, 2),
+        );
+        Self {
+            engine: Engine::new(device, scenario.config.clone()),
+            scenario,
+            clients: BTreeMap::new(),
+            rng: Rng::new(seed, 3),
+            now: 0,
+            tick: 0,
+            promptless: 0,
+            launches: 0,
+            prompt_launches: 0,
+            peak_pages: 0,
+            trace: 0,
+            told: 0,
+        }
+    }
+
+    /// Prints what the first `ticks` ticks do.
+    pub fn tell(mut self, ticks: u64) -> Self {
+        self.told = ticks;
+        self.engine.executor_mut().log = Some(Vec::new());
+        self
+    }
+
+    fn print(&mut self, outputs: &[Output]) {
+        let launched = self.engine.executor_mut().log.replace(Vec::new()).unwrap_or_default();
+        println!("tick {}: {:?}", self.tick, self.engine.stats().pages);
+        launched.iter().for_each(|line| println!("{line}"));
+        outputs.iter().for_each(|output| println!("  {output:?}"));
+    }
+
+    /// Runs until everybody is served, or until a checker objects.
+    pub fn finish(mut self) -> Result<Report, String> {
+        let visits = std::mem::take(&mut self.scenario.visits);
+        let work: u64 = visits
+            .iter()
+            .map(|visit| {
+                let request = &visit.request;
+                let each = request.prompt.len() as u64 + u64::from(request.sampling.max_tokens);
+                each * u64::from(request.choices)
+            })
+            .sum();
+        let last = visits.last().map_or(0, |visit| visit.at);
+        // Everything could be computed a token at a time, several times over, with results late.
+        let patience = last + 1000 + work * 12 * u64::from(2 + self.scenario.max_delay);
+        let mut visits = visits.into_iter().peekable();
+        loop {
+            let mut events = self.leavers();
+            while let Some(visit) = visits.next_if(|visit| visit.at <= self.tick) {
+                events.push(self.arrive(visit));
+            }
+            self.step(events).map_err(|what| format!("tick {}: {what}", self.tick))?;
+            let served = visits.peek().is_none() && self.clients.values().all(Client::done);
+            if served && self.engine.is_idle() {
+                return self.conclude();
+            }
+            if self.tick > patience {
+                let waiting: Vec<_> =
+                    self.clients.values().filter(|c| !c.done()).map(|c| c.request.id.0).collect();
+                return Err(format!("tick {}: requests {waiting:?} never ended", self.tick));
+            }
+            self.tick += 1;
+        }
+    }
+
+    fn arrive(&mut self, visit: Visit) -> Event {
+        let Visit { request, cancel_after, reads_every, .. } = visit;
+        let geometry = self.scenario.geometry;
+        let longest = (geometry.pages_per_seat.min(geometry.pages - 1) * geometry.page_size)
+            .min(self.scenario.config.max_len);
+        let choices = 0..request.choices;
+        let client = Client {
+            answers: choices.map(|choice| Answer::new(&request, choice, longest)).collect(),
+            heard: vec![Vec::new(); request.choices as usize],
+            finished: vec![None; request.choices as usize],
+            prefilled: false,
+            rejected: false,
+            cancelled: false,
+            cancelled_at: None,
+            cancel_tick: cancel_after.map(|after| self.tick + after),
+            reads_every,
+            unread: 0,
+            request: request.clone(),
+        };
+        self.clients.insert(request.id, client);
+        Event::Submit(Box::new(request))
+    }
+
+    /// Cancels of this tick: lost interest, or a reader too slow.
+    fn leavers(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (&id, client) in &mut self.clients {
+            if let Some(every) = client.reads_every
+                && self.tick.is_multiple_of(every)
+            {
+                client.unread = client.unread.saturating_sub(1);
+            }
+            let bored = client.cancel_tick.is_some_and(|tick| tick <= self.tick);
+            let clogged = client.reads_every.is_some() && client.unread > 8;
+            if (bored || clogged) && !client.cancelled {
+                client.cancelled = true;
+                events.push(Event::Cancel(id));
+            }
+        }
+        events
+    }
+
+    fn step(&mut self, events: Vec<Event>) -> Result<(), String> {
+        let before = self.engine.holdings();
+        self.now += self.scenario.tick;
+        let outputs = if self.rng.one_in(2) {
+            self.engine.step(self.now, events)
+        } else {
+            self.engine.step_wait(self.now, events)
+        };
+        if self.tick < self.told {
+            self.print(&outputs);
+        }
+        let delivered = self.engine.executor().delivered;
+        for client in self.clients.values_mut().filter(|client| client.cancelled) {
+            client.cancelled_at.get_or_insert(delivered);
+        }
+        for output in outputs {
+            self.trace = mix(self.trace ^ hash(&output));
+            self.hear(output)?;
+        }
+        self.check_device()?;
+        self.engine.audit()?;
+        self.check_cache()?;
+        let after = self.engine.holdings();
+        let waited = before.iter().any(|held| held.unfed > 1 && after.contains(held));
+        self.check_fairness(waited)?;
+        self.check_holdings()
+    }
+
+    fn check_device(&self) -> Result<(), String> {
+        match self.engine.executor().violations.first() {
+            Some(what) => Err(what.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Every cached page holds on the device what the tree says, by a step that is confirmed.
+    fn check_cache(&self) -> Result<(), String> {
+        let device = self.engine.executor();
+        for (page, start, tokens) in self.engine.cached_pages() {
+            if device.is_writing(page) {
+                return Err(format!("{page:?} was published while a step in flight writes it"));
+            }
+            let found = device.page(page);
+            for (position, (&token, &found)) in (start..).zip(tokens.iter().zip(found)) {
+                if cell(token, position) != found {
+                    return Err(format!(
+                        "{page:?} is published with token {token} at {position}, but holds {found:x}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody is overtaken beyond the bound, and prompts wait at most every other step.
+    fn check_fairness(&mut self, prompt_waited: bool) -> Result<(), String> {
+        let stats = self.engine.stats();
+        let patience = self.scenario.config.patience;
+        if stats.most_overtaken > patience {
+            return Err(format!(
+                "overtaken {} times, the bound is {patience}",
+                stats.most_overtaken
+            ));
+        }
+        let device = self.engine.executor();
+        let (launches, prompts) = (device.launches, device.prompt_launches);
+        if !prompt_waited || prompts > self.prompt_launches {
+            self.promptless = 0;
+        } else {
+            self.promptless += launches - self.launches;
+        }
+        (self.launches, self.prompt_launches) = (launches, prompts);
+        // One formed before the prompt was there, one where decode had its turn.
+        if self.promptless > 3 {
+            return Err(format!("prompts waited for {} steps", self.promptless));
+        }
+        Ok(())
+    }
+
+    /// Those who cancelled hold nothing once two more steps came back.
+    fn check_holdings(&mut self) -> Result<(), String> {
+        let delivered = self.engine.executor().delivered;
+        let mut pages: Vec<u32> = Vec::new();
+        for held in self.engine.holdings() {
+            pages.extend(held.pages.iter().map(|page| page.0));
+            let cancelled = self.clients.get(&held.id).and_then(|client| client.cancelled_at);
+            if !held.pages.is_empty() && cancelled.is_some_and(|at| delivered >= at + 2) {
+                return Err(format!("{:?} was cancelled and still holds pages", held.id));
+            }
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        self.peak_pages = self.peak_pages.max(pages.len() as u32);
+        Ok(())
+    }
+
+    fn hear(&mut self, output: Output) -> Result<(), String> {
+        let id = match &output {
+            Output::Rejected { id, .. }
+            | Output::Prefilled { id, .. }
+            | Output::Token { id, .. }
+            | Output::Finished { id, .. } => *id,
+        };
+        let failed = self.engine.executor().failed;
+        let full = self.scenario.config.max_waiting;
+        let now = self.now;
+        let Some(client) = self.clients.get_mut(&id) else {
+            return Err(format!("{output:?} for nobody"));
+        };
+        if client.done() {
+            return Err(format!("{output:?} after the end"));
+        }
+        match output {
+            Output::Rejected { reason, .. } => {
+                client.rejected = true;
+                match reason {
+                    Reject::TooLong { .. } => Ok(()),
+                    Reject::QueueFull { waiting } if waiting >= u64::from(full) => Ok(()),
+                    reason => Err(format!("{id:?} was refused: {reason}")),
+                }
+            }
+            Output::Prefilled { prompt_tokens, cached_tokens, prompt_logprobs: scores, .. } => {
+                let prompt = client.request.prompt.len() as u32;
+                let twice = std::mem::replace(&mut client.prefilled, true);
+                if twice || prompt_tokens != prompt || cached_tokens >= prompt {
+                    return Err(format!("{id:?} was prefilled with {cached_tokens} of {prompt}"));
+                }
+                if scores != prompt_logprobs(&client.request) {
+                    return Err(format!("{id:?} has wrong prompt log-probabilities"));
+                }
+                if cached_tokens > self.could_share(id) {
+                    return Err(format!(
+                        "{id:?} found {cached_tokens} tokens that are not its own"
+                    ));
+                }
+                Ok(())
+            }
+            Output::Token { choice, token, logprob, .. } => {
+                client.unread += 1;
+                let at = choice as usize;
+                if !client.prefilled || client.finished[at].is_some() {
+                    return Err(format!("{id:?}.{choice} got a token out of turn"));
+                }
+                let expected = client.answers[at].next();
+                if expected != Next::Token(token, logprob) {
+                    let heard = client.heard[at].len();
+                    return Err(format!(
+                        "{id:?}.{choice} got token {token} after {heard}, expected {expected:?}"
+                    ));
+                }
+                client.heard[at].push(token);
+                Ok(())
+            }
+            Output::Finished { choice, finish, .. } => {
+                let at = choice as usize;
+                if client.finished[at].is_some() {
+                    return Err(format!("{id:?}.{choice} ended twice"));
+                }
+                client.finished[at] = Some(finish.clone());
+                let deadline = client.request.deadline;
+                let legitimate = match &finish {
+                    Finish::Cancelled => client.cancelled,
+                    Finish::Deadline => deadline.is_some_and(|deadline| deadline < now),
+                    Finish::Failed(_) => failed,
+                    end => client.answers[at].next() == Next::End(end.clone()),
+                };
+                if !legitimate {
+                    return Err(format!("{id:?}.{choice} ended with {finish:?}"));
+                }
+                Ok(())
+            }
+        }?;
+        self.check_deadline(id)
+    }
+
+    /// The longest prefix of a prompt that its tenant has shown the engine before. A request that
+    /// was sent back to the queue may find its own pages.
+    fn could_share(&self, id: RequestId) -> u32 {
+        let stats = self.engine.stats();
+        let own = &self.clients[&id].request;
+        if stats.preemptions + stats.restarts > 0 {
+            return own.prompt.len() as u32;
+        }
+        let tenants = self
+            .clients
+            .iter()
+            .filter(|(other, client)| **other != id && client.request.tenant == own.tenant);
+        let shown = tenants.flat_map(|(_, client)| {
+            let prompt = &client.request.prompt;
+            client.heard.iter().map(move |heard| [&prompt[..], heard].concat())
+        });
+        let common = |other: Vec<Token>| {
+            other.iter().zip(own.prompt.iter()).take_while(|(a, b)| a == b).count() as u32
+        };
+        shown.map(common).max().unwrap_or(0)
+    }
+
+    /// Nothing is heard of a request after its deadline but its end.
+    fn check_deadline(&self, id: RequestId) -> Result<(), String> {
+        let client = &self.clients[&id];
+        let late = client
+            .request
+            .deadline
+            .is_some_and(|deadline| deadline + 50 * self.scenario.tick < self.now);
+        if late && !client.done() { Err(format!("{id:?} lives past its deadline")) } else { Ok(()) }
+    }
+
+    fn conclude(self) -> Result<Report, String> {
+        let pages = self.engine.pages();
+        if pages.held != 0 || pages.free + pages.unread + 1 != pages.total {
+            return Err(format!("at the end pages are still held: {pages:?}"));
+        }
+        let mut answers = BTreeMap::new();
+        for (&id, client) in &self.clients {
+            if client.rejected {
+                continue;
+            }
+            if client.request.deadline.is_none()
+                && !client.cancelled
+                && !client.prefilled
+                && !self.engine.executor().failed
+            {
+                return Err(format!("{id:?} was never prefilled"));
+            }
+            for (choice, heard) in (0..).zip(&client.heard) {
+                let finish = client.finished[choice as usize].clone();
+                let finish = finish.ok_or_else(|| format!("{id:?}.{choice} never ended"))?;
+                answers.insert((id, choice), (heard.clone(), finish));
+            }
+        }
+        Ok(Report {
+            stats: self.engine.stats(),
+            ticks: self.tick,
+            calls: self.engine.executor().calls,
+            peak_pages: self.peak_pages,
+            answers,
+            trace: self.trace,
+        })
+    }
+}
+
+fn hash(output: &Output) -> u64 {
+    match output {
+        Output::Rejected { id, .. } => id.0 | 1 << 60,
+        Output::Prefilled { id, cached_tokens, .. } => {
+            id.0 << 20 | u64::from(*cached_tokens) | 2 << 60
+        }
+        Output::Token { id, choice, token, .. } => {
+            id.0 << 20 | u64::from(*choice) << 10 | u64::from(*token) | 3 << 60
+        }
+        Output::Finished { id, choice, .. } => id.0 << 20 | u64::from(*choice) | 4 << 60,
+    }
+}
