@@ -65,7 +65,7 @@ impl Answer {
     }
 
     /// The next thing that must be heard of it.
-    pub fn next(&mut self) -> Next {
+    pub fn advance(&mut self) -> Next {
         let len = self.tokens.len() as u32;
         if self.letters == Some(GRAMMAR_MAX) {
             return Next::End(Finish::Stop(None));

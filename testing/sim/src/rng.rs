@@ -11,14 +11,14 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
     /// Uniform in `low..=high`.
     pub fn range(&mut self, low: u32, high: u32) -> u32 {
-        low + (self.next() % (u64::from(high - low) + 1)) as u32
+        low + (self.bits() % (u64::from(high - low) + 1)) as u32
     }
 
     /// True once in `n`.

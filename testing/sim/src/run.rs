@@ -328,7 +328,7 @@ impl Run {
                 if !client.prefilled || client.finished[at].is_some() {
                     return Err(format!("{id:?}.{choice} got a token out of turn"));
                 }
-                let expected = client.answers[at].next();
+                let expected = client.answers[at].advance();
                 if expected != Next::Token(token, logprob) {
                     let heard = client.heard[at].len();
                     return Err(format!(
@@ -349,7 +349,7 @@ impl Run {
                     Finish::Cancelled => client.cancelled,
                     Finish::Deadline => deadline.is_some_and(|deadline| deadline < now),
                     Finish::Failed(_) => failed,
-                    end => client.answers[at].next() == Next::End(end.clone()),
+                    end => client.answers[at].advance() == Next::End(end.clone()),
                 };
                 if !legitimate {
                     return Err(format!("{id:?}.{choice} ended with {finish:?}"));
