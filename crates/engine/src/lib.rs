@@ -8,6 +8,7 @@
 pub mod engine;
 pub mod exec;
 pub mod grammar;
+pub mod model;
 pub mod pages;
 pub mod plant;
 pub mod request;

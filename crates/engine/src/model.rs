@@ -1,0 +1,55 @@
+//! Models: what their weights are, what their programs look like, and how both reach a device.
+
+pub mod dense;
+pub mod executor;
+pub mod fill;
+pub mod place;
+mod ready;
+pub mod rope;
+pub mod weights;
+
+pub use executor::GraphExecutor;
+pub use ready::{
+    LoadOptions, LoadedExecutor, ModelSource, Progress, load_executor, numbers, program,
+};
+use std::path::PathBuf;
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Tensors that are missing, extra or of the wrong shape: all of them.
+    #[error("{}: {} tensors do not fit the model:\n  {}", path.display(), problems.len(), problems.join("\n  "))]
+    Tensors {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One line each.
+        problems: Vec<String>,
+    },
+    /// The file is not what it claims to be.
+    #[error(transparent)]
+    Format(#[from] formats::Error),
+    /// A tensor that cannot be converted.
+    #[error(transparent)]
+    Quant(formats::quant::QuantError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// No plan could be made.
+    #[error(transparent)]
+    Compile(#[from] graph::CompileError),
+    /// A bucket list that makes no sense.
+    #[error(transparent)]
+    Buckets(#[from] graph::bucket::BucketError),
+    /// Graphs could not be recorded.
+    #[error(transparent)]
+    Run(#[from] graph::runner::RunError),
+    /// Weights, state and workspace leave no room for pages.
+    #[error("the device has no room for this model: {} MB before the first KV page", needed >> 20)]
+    NoRoom {
+        /// Bytes taken before pages.
+        needed: u64,
+    },
+    /// The model does not make a program.
+    #[error(transparent)]
+    Program(#[from] graph::program::ProgramError),
+}

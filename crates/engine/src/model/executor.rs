@@ -1,0 +1,215 @@
+//! The engine's device: a step of the engine becomes a step of the graph runners, and back.
+
+use crate::exec::{
+    Coverage, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
+};
+use device::{DType, Device, Report, Tensor};
+use graph::mail::{JoinInput, MailError, PageInput, RowInput, SeatParams, StepInput, StepOutput};
+use graph::runner::{Ran, RunError, Runners};
+use graph::{Counters, Phase};
+use half::{bf16, f16};
+use std::collections::VecDeque;
+
+/// Runs steps by replaying device graphs.
+#[derive(Debug)]
+pub struct GraphExecutor {
+    runners: Runners,
+    geometry: Geometry,
+    /// Kept between steps, so that steady decode allocates nothing for it.
+    input: StepInput,
+    /// Numbers of the steps in flight, oldest first.
+    flight: VecDeque<u64>,
+    last: Option<Ran>,
+    /// After a loss the runners start over before the next step.
+    lost: bool,
+}
+
+impl GraphExecutor {
+    /// Over runners whose graphs are recorded.
+    pub fn new(runners: Runners) -> GraphExecutor {
+        let bindings = runners.bindings();
+        let limits = bindings.state.limits;
+        let geometry = Geometry {
+            seats: limits.seats,
+            pages: bindings.kv.first().map_or(0, |kv| kv.pages),
+            page_size: limits.page_size,
+            pages_per_seat: limits.pages_per_seat,
+            vocab: limits.vocab,
+        };
+        let (input, flight) = (StepInput::default(), VecDeque::new());
+        GraphExecutor { runners, geometry, input, flight, last: None, lost: false }
+    }
+
+    /// The runners: plans, graphs and memory.
+    pub fn runners(&self) -> &Runners {
+        &self.runners
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Device {
+        self.runners.device()
+    }
+
+    /// Exact sizes of everything it holds.
+    pub fn report(&self) -> &Report {
+        self.runners.arena().report()
+    }
+
+    /// What happened so far to steps of a kind.
+    pub fn counters(&self, kind: StepKind) -> &Counters {
+        self.runners.counters(match kind {
+            StepKind::Decode => Phase::Decode,
+            StepKind::Prefill => Phase::Prefill,
+        })
+    }
+
+    /// How the last step launched ran.
+    pub fn last_ran(&self) -> Option<&Ran> {
+        self.last.as_ref()
+    }
+
+    /// The logits of a row of the last step launched; waits for it. For tests and tools: a server
+    /// never reads them.
+    pub fn read_logits(&self, row: u32) -> device::Result<Vec<f32>> {
+        let logits = self.logits().expect("a step was launched by its bucket's plan");
+        let bytes = logits.dtype.bytes(logits.cols as usize) as u64;
+        let at = u64::from(row) * logits.dtype.bytes(logits.stride as usize) as u64;
+        let raw = self.device().read(self.runners.arena(), logits.span.part(at, bytes))?;
+        let halves = |convert: fn([u8; 2]) -> f32| {
+            raw.as_chunks::<2>().0.iter().map(|bytes| convert(*bytes)).collect()
+        };
+        Ok(match logits.dtype {
+            DType::BF16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
+            DType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
+            _ => raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        })
+    }
+
+    fn logits(&self) -> Option<Tensor> {
+        let key = &self.last.as_ref()?.key;
+        let mut plans = self.runners.decode.plans().chain(self.runners.prefill.plans());
+        let plan = plans.find(|plan| plan.key == *key)?;
+        plan.nodes.iter().find_map(|node| match &node.op {
+            device::Op::Sample(sample) => Some(sample.logits),
+            _ => None,
+        })
+    }
+
+    fn start(&mut self, step: &Step) -> Result<(), RunError> {
+        if std::mem::take(&mut self.lost) {
+            self.runners.reset()?;
+        }
+        translate(step, &mut self.input);
+        self.last = Some(self.runners.launch(&self.input)?.ran);
+        self.flight.push_back(step.number);
+        Ok(())
+    }
+
+    fn lose(&mut self, error: &RunError) -> ExecError {
+        self.lost = true;
+        self.flight.clear();
+        ExecError::StateLost(error.to_string())
+    }
+}
+
+impl Executor for GraphExecutor {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn coverage(&self) -> Coverage {
+        let coverage = self.runners.coverage();
+        let limits = self.runners.bindings().state.limits;
+        // A disabled phase replays nothing, and may still run everything.
+        let or = |covered: u32, limit: u32| if covered == 0 { limit } else { covered };
+        let prefill_tokens = or(coverage.prefill_tokens, limits.tokens);
+        Coverage {
+            decode_rows: or(coverage.decode_rows, limits.rows),
+            prefill_tokens,
+            prefill_rows: or(coverage.prefill_rows, limits.rows.min(prefill_tokens)),
+        }
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        match self.start(step) {
+            Ok(()) => Ok(()),
+            Err(error @ RunError::NotCovered { .. }) => {
+                Err(ExecError::NotCovered(error.to_string()))
+            }
+            Err(error @ RunError::Mail(MailError::Device(_))) => Err(self.lose(&error)),
+            Err(error @ RunError::Mail(_)) => Err(ExecError::NotLaunched(error.to_string())),
+            Err(error) => Err(self.lose(&error)),
+        }
+    }
+
+    fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
+        let Some(&number) = self.flight.front() else { return Ok(None) };
+        loop {
+            match self.runners.poll() {
+                Err(error) => return Err(self.lose(&error)),
+                Ok(None) if block => std::hint::spin_loop(),
+                Ok(None) => return Ok(None),
+                Ok(Some(output)) => {
+                    self.flight.pop_front();
+                    return Ok(Some(result(number, output)));
+                }
+            }
+        }
+    }
+}
+
+/// The step in the runners' words. Rows are rewritten in place: a decode row holds no allocation.
+fn translate(step: &Step, input: &mut StepInput) {
+    input.rows.truncate(step.rows.len());
+    input.rows.resize_with(step.rows.len(), RowInput::default);
+    for (to, from) in input.rows.iter_mut().zip(&step.rows) {
+        to.seat = from.seat.0;
+        to.sample = from.sample;
+        to.mask = None;
+        to.tokens.clear();
+        to.tokens.extend_from_slice(&from.tokens);
+    }
+    for (row, mask) in &step.masks {
+        input.rows[*row as usize].mask = Some(mask.clone());
+    }
+    input.joins.clear();
+    input.joins.extend(step.joins.iter().map(join));
+    input.pages.clear();
+    input.pages.extend(step.pages.iter().map(|entry| PageInput {
+        seat: entry.seat.0,
+        index: entry.index,
+        page: entry.page.0,
+    }));
+    input.copies.clear();
+    input.copies.extend(step.copies.iter().map(|(from, to)| (from.0, to.0)));
+}
+
+fn join(join: &Join) -> JoinInput {
+    let from = &join.params;
+    let params = SeatParams {
+        temperature: from.temperature,
+        top_k: from.top_k,
+        top_p: from.top_p,
+        min_p: from.min_p,
+        repetition: from.repetition_penalty,
+        frequency: from.frequency_penalty,
+        presence: from.presence_penalty,
+        logprobs: from.logprobs,
+        seed: from.seed,
+        min_len: from.min_len,
+        stop_tokens: from.stop_tokens.clone(),
+        biases: from.logit_bias.clone(),
+    };
+    let (seat, len, last_token) = (join.seat.0, join.len, join.last_token);
+    JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
+}
+
+fn result(number: u64, output: StepOutput) -> StepResult {
+    let rows = output.rows.into_iter().map(|row| RowResult {
+        token: row.token,
+        stopped: row.stopped,
+        logprob: row.logprob,
+        scores: Vec::new(),
+    });
+    StepResult { number, rows: rows.collect() }
+}

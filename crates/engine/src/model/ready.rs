@@ -1,0 +1,223 @@
+//! From a model's name to a device that is ready to run it: lay out, seal, fill, record. Nothing is
+//! estimated: weights, state and workspace are counted exactly, and pages take what is left.
+
+use super::executor::GraphExecutor;
+use super::place::{Placed, device_dtype, sources, stored_dtype};
+use super::weights::{WeightSpec, specs};
+use super::{LoadError, dense, fill, rope};
+use device::{DType, Device, DeviceKind, StepLimits};
+use formats::checkpoint::Checkpoint;
+use formats::config::ModelConfig;
+use formats::tensor_names::Role;
+use graph::backend::BackendKind;
+use graph::bucket::{BucketSpec, Buckets};
+use graph::layout::{Layout, pages_that_fit};
+use graph::program::Program;
+use graph::runner::{RunnerConfig, Runners};
+use graph::{CompileTarget, Phase, ShapeKey};
+use std::path::PathBuf;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A folder with a checkpoint, or a `.gguf` or `.safetensors` file.
+    Checkpoint(PathBuf),
+    /// Weights of real size drawn from a seed.
+    Dummy {
+        /// The shape.
+        config: Box<ModelConfig>,
+        /// Same seed, same weights.
+        seed: u64,
+    },
+}
+
+/// How a model is put on a device.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Most sequences that run at once.
+    pub max_batch: u32,
+    /// Most tokens of a sequence; the model's own limit is never exceeded.
+    pub max_context: u32,
+    /// Most tokens of a prefill step.
+    pub prefill_tokens: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// Pages; `None` takes what is left of `memory_share`.
+    pub pages: Option<u32>,
+    /// Share of the free device memory to use.
+    pub memory_share: f64,
+    /// Whether penalty counts are kept (seats × vocab × 4 bytes).
+    pub penalties: bool,
+    /// How decode and prefill steps are recorded; by default whole, with buckets chosen by size.
+    pub runners: Option<(RunnerConfig, RunnerConfig)>,
+    /// Activations and pages in other numbers than the device's own choice.
+    pub numbers: Option<dense::Numbers>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            max_batch: 32,
+            max_context: 8192,
+            prefill_tokens: 512,
+            page_size: 16,
+            pages: None,
+            memory_share: 0.9,
+            penalties: true,
+            runners: None,
+            numbers: None,
+        }
+    }
+}
+
+/// What load tells while it works.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress {
+    /// Weights: bytes done, bytes in all.
+    Weights(u64, u64),
+    /// Graphs recorded, graphs in all.
+    Graphs(u64, u64),
+}
+
+/// A model on a device.
+pub struct LoadedExecutor {
+    /// Ready for steps.
+    pub executor: GraphExecutor,
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// What it computes.
+    pub program: Program,
+}
+
+/// The numbers a device computes with.
+pub fn numbers(kind: DeviceKind) -> dense::Numbers {
+    match kind {
+        DeviceKind::Cpu => dense::Numbers { act: DType::F32, kv: DType::F16 },
+        DeviceKind::Cuda => dense::Numbers { act: DType::BF16, kv: DType::BF16 },
+    }
+}
+
+/// The program of a model with its weights stored as `kind` of device stores them. Needs no memory.
+/// `part_dtype` tells the type of each checkpoint tensor; dummy weights have the config's.
+pub fn program(
+    config: &ModelConfig,
+    kind: DeviceKind,
+    numbers: dense::Numbers,
+    max_positions: u32,
+    part_dtype: &dyn Fn(Role) -> DType,
+) -> Result<(Program, Vec<WeightSpec>), LoadError> {
+    let specs = specs(config);
+    let stored = |name: &str| {
+        let spec =
+            specs.iter().find(|spec| spec.name == name).expect("the builder knows the specs");
+        let parts: Vec<DType> = spec.parts.iter().map(|part| part_dtype(part.role)).collect();
+        stored_dtype(kind, spec, &parts)
+    };
+    let program = dense::program(config, numbers, max_positions, &stored)?;
+    Ok((program, specs))
+}
+
+/// Puts a model on a device: lays out, seals, fills, records.
+pub fn load_executor(
+    source: &ModelSource,
+    device: &Device,
+    options: &LoadOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<LoadedExecutor, LoadError> {
+    let kind = device.kind();
+    let checkpoint = match source {
+        ModelSource::Checkpoint(path) => Some(Checkpoint::open(path)?),
+        ModelSource::Dummy { .. } => None,
+    };
+    let config = match (&checkpoint, source) {
+        (Some(checkpoint), _) => ModelConfig::of(checkpoint)?,
+        (None, ModelSource::Dummy { config, .. }) => (**config).clone(),
+        (None, ModelSource::Checkpoint(_)) => unreachable!("opened above"),
+    };
+    let tensors = checkpoint.as_ref().map(|c| sources(c, &specs(&config))).transpose()?;
+    let part_dtype = |role: Role| match &tensors {
+        Some(tensors) => {
+            device_dtype(tensors[&role].dtype).expect("sources() refused every other type")
+        }
+        None => DType::BF16,
+    };
+    let context = options.max_context.min(config.max_position as u32);
+    let numbers = options.numbers.unwrap_or_else(|| numbers(kind));
+    let (program, specs) = program(&config, kind, numbers, context, &part_dtype)?;
+    let limits = StepLimits {
+        seats: options.max_batch,
+        rows: options.max_batch,
+        tokens: options.prefill_tokens.max(options.max_batch),
+        pages_per_seat: context.div_ceil(options.page_size),
+        page_size: options.page_size,
+        vocab: config.vocab as u32,
+        penalties: options.penalties,
+    };
+    let target = match device.target() {
+        Some(target) => CompileTarget::cuda(target),
+        None => CompileTarget::cpu(),
+    };
+    let (decode, prefill) = options.runners.clone().map_or_else(|| default_runners(&limits), Ok)?;
+    let keys: Vec<ShapeKey> =
+        [&decode, &prefill].iter().flat_map(|config| config.buckets.keys(&limits)).collect();
+    let mut layout = Layout::new(&program, &target, limits, &keys)?;
+    let pages = match options.pages {
+        Some(pages) => pages,
+        None => {
+            let free = (device.memory_free()? as f64 * options.memory_share) as u64;
+            let taken = layout.arena.report().device_total();
+            // No more than every seat can fill.
+            let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
+            u64::from(pages_that_fit(&program, limits.page_size, free.saturating_sub(taken)))
+                .min(useful) as u32
+        }
+    };
+    if pages < 2 {
+        return Err(LoadError::NoRoom { needed: layout.arena.report().device_total() });
+    }
+    layout.add_pages(&program, pages);
+    let Layout { arena, bindings } = layout;
+    let arena = device.seal(arena)?;
+    let placed: Vec<Placed> = specs
+        .into_iter()
+        .filter_map(|spec| bindings.weights.get(&spec.name).map(|&tensor| Placed { spec, tensor }))
+        .collect();
+    match (source, &checkpoint, &tensors) {
+        (ModelSource::Dummy { seed, .. }, ..) => fill::from_seed(device, &arena, &placed, *seed)?,
+        (_, Some(checkpoint), Some(tensors)) => {
+            let total = checkpoint.total_bytes();
+            let report = |done| progress(Progress::Weights(done, total));
+            fill::from_checkpoint(
+                device,
+                &arena,
+                &placed,
+                checkpoint,
+                tensors,
+                config.head_dim,
+                &report,
+            )?;
+        }
+        _ => unreachable!("a checkpoint was opened with its tensors"),
+    }
+    let table: Vec<u8> =
+        rope::table(&config, context as usize).iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.write(&arena, bindings.rope.span, &table)?;
+    let mut runners =
+        Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?;
+    let total = keys.len() as u64;
+    let mut done = 0;
+    runners.record_all(&mut |_, _| {
+        done += 1;
+        progress(Progress::Graphs(done, total));
+    })?;
+    Ok(LoadedExecutor { executor: GraphExecutor::new(runners), config, program })
+}
+
+/// Both phases recorded whole, buckets chosen by size.
+fn default_runners(limits: &StepLimits) -> Result<(RunnerConfig, RunnerConfig), LoadError> {
+    let config = |phase, max| {
+        let buckets = Buckets::generate(&BucketSpec::Auto, phase, max, None)?;
+        Ok::<_, LoadError>(RunnerConfig::new(BackendKind::Full, buckets))
+    };
+    Ok((config(Phase::Decode, limits.rows)?, config(Phase::Prefill, limits.tokens)?))
+}
