@@ -37,9 +37,9 @@ pub enum LoadError {
     /// No plan could be made.
     #[error(transparent)]
     Compile(#[from] graph::CompileError),
-    /// A bucket list that makes no sense.
+    /// A graph configuration that does not hold together.
     #[error(transparent)]
-    Buckets(#[from] graph::bucket::BucketError),
+    Graphs(#[from] graph::config::ConfigError),
     /// Graphs could not be recorded.
     #[error(transparent)]
     Run(#[from] graph::runner::RunError),

@@ -9,11 +9,10 @@ use device::{DType, Device, DeviceKind, StepLimits};
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tensor_names::Role;
-use graph::backend::BackendKind;
-use graph::bucket::{BucketSpec, Buckets};
+use graph::config::{Facts, Given, Resolved};
 use graph::layout::{Layout, pages_that_fit};
 use graph::program::Program;
-use graph::runner::{RunnerConfig, Runners};
+use graph::runner::Runners;
 use graph::{CompileTarget, Phase, ShapeKey};
 use std::path::PathBuf;
 
@@ -48,8 +47,8 @@ pub struct LoadOptions {
     pub memory_share: f64,
     /// Whether penalty counts are kept (seats × vocab × 4 bytes).
     pub penalties: bool,
-    /// How decode and prefill steps are recorded; by default whole, with buckets chosen by size.
-    pub runners: Option<(RunnerConfig, RunnerConfig)>,
+    /// What was asked for about graphs; the rest is decided by the device and the limits.
+    pub graphs: Given,
     /// Activations and pages in other numbers than the device's own choice.
     pub numbers: Option<dense::Numbers>,
 }
@@ -64,7 +63,7 @@ impl Default for LoadOptions {
             pages: None,
             memory_share: 0.9,
             penalties: true,
-            runners: None,
+            graphs: Given::default(),
             numbers: None,
         }
     }
@@ -87,6 +86,8 @@ pub struct LoadedExecutor {
     pub config: ModelConfig,
     /// What it computes.
     pub program: Program,
+    /// How its graphs were configured, every decision with its reason.
+    pub graphs: Resolved,
 }
 
 /// The numbers a device computes with.
@@ -157,7 +158,16 @@ pub fn load_executor(
         Some(target) => CompileTarget::cuda(target),
         None => CompileTarget::cpu(),
     };
-    let (decode, prefill) = options.runners.clone().map_or_else(|| default_runners(&limits), Ok)?;
+    let facts = Facts {
+        gpu: kind == DeviceKind::Cuda,
+        capability: device.target().map_or((0, 0), |target| target.capability),
+        records: true,
+        sequences: limits.rows,
+        tokens: limits.tokens,
+    };
+    let graphs = graph::config::resolve(&options.graphs, &facts)?;
+    let decode = graphs.runner(Phase::Decode, &limits)?;
+    let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.buckets.keys(&limits)).collect();
     let mut layout = Layout::new(&program, &target, limits, &keys)?;
@@ -210,14 +220,5 @@ pub fn load_executor(
         done += 1;
         progress(Progress::Graphs(done, total));
     })?;
-    Ok(LoadedExecutor { executor: GraphExecutor::new(runners), config, program })
-}
-
-/// Both phases recorded whole, buckets chosen by size.
-fn default_runners(limits: &StepLimits) -> Result<(RunnerConfig, RunnerConfig), LoadError> {
-    let config = |phase, max| {
-        let buckets = Buckets::generate(&BucketSpec::Auto, phase, max, None)?;
-        Ok::<_, LoadError>(RunnerConfig::new(BackendKind::Full, buckets))
-    };
-    Ok((config(Phase::Decode, limits.rows)?, config(Phase::Prefill, limits.tokens)?))
+    Ok(LoadedExecutor { executor: GraphExecutor::new(runners), config, program, graphs })
 }
