@@ -101,6 +101,8 @@ pub(crate) struct ArenaInner {
     pub(crate) id: ArenaId,
     pub(crate) sizes: [u64; 5],
     pub(crate) memory: Box<dyn Memory>,
+    /// The device whose memory it is.
+    device: u32,
     report: Report,
     closed: AtomicBool,
 }
@@ -132,6 +134,14 @@ impl ArenaInner {
         Ok(())
     }
 
+    /// Refuses when closed, and on any device but its own.
+    pub(crate) fn check_usable(&self, what: &str, device: u32) -> Result<()> {
+        if self.device != device {
+            return Err(Error::ForeignArena { what: what.into(), arena: self.id });
+        }
+        self.check_open(what)
+    }
+
     /// The address ops use for a span that was checked.
     pub(crate) fn address(&self, span: Span) -> u64 {
         self.memory.base(span.region) + span.offset
@@ -145,11 +155,11 @@ pub struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn new(open: OpenArena, memory: Box<dyn Memory>) -> Arena {
+    pub(crate) fn new(open: OpenArena, memory: Box<dyn Memory>, device: u32) -> Arena {
         let OpenArena { id, sizes, named } = open;
         let report = Report { named };
         let closed = AtomicBool::new(false);
-        Arena { inner: Arc::new(ArenaInner { id, sizes, memory, report, closed }) }
+        Arena { inner: Arc::new(ArenaInner { id, sizes, memory, device, report, closed }) }
     }
 
     /// Its id.

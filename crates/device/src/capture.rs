@@ -3,6 +3,7 @@
 
 use crate::{Error, Result, error::Forbidden};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where a device's recording stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,13 +17,29 @@ pub(crate) enum Capture {
     Broken(String),
 }
 
-/// A device's capture state.
-#[derive(Debug, Default)]
-pub(crate) struct CaptureState(Mutex<Capture>);
+/// A device's capture state, and the number that tells the device from others.
+#[derive(Debug)]
+pub(crate) struct CaptureState {
+    device: u32,
+    capture: Mutex<Capture>,
+}
+
+impl Default for CaptureState {
+    fn default() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let device = NEXT.fetch_add(1, Ordering::Relaxed);
+        CaptureState { device, capture: Mutex::default() }
+    }
+}
 
 impl CaptureState {
+    /// The device's number, unique within the process.
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
     fn with<T>(&self, f: impl FnOnce(&mut Capture) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        f(&mut self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
     /// Refuses `what` while recording.
@@ -46,6 +63,14 @@ impl CaptureState {
             Capture::Recording(open) | Capture::Broken(open) => {
                 Err(Error::WhileRecording { what: Forbidden::NestedRecording, graph: open.clone() })
             }
+        })
+    }
+
+    /// Refuses to add to a recording that is broken off.
+    pub(crate) fn in_segment(&self) -> Result<()> {
+        self.with(|capture| match capture {
+            Capture::Recording(_) => Ok(()),
+            other => Err(out_of_turn(other, "an item outside a segment")),
         })
     }
 

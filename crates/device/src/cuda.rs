@@ -4,7 +4,7 @@
 mod api;
 pub mod cache;
 pub mod compile;
-mod context;
+pub(crate) mod context;
 pub(crate) mod driver;
 mod gemm;
 mod kernel;
@@ -16,3 +16,6 @@ pub(crate) mod record;
 pub mod source;
 
 pub use context::{Gpu, gpus};
+
+#[cfg(test)]
+mod tests;

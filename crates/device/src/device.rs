@@ -89,13 +89,13 @@ impl Device {
     pub fn seal(&self, open: OpenArena) -> Result<Arena> {
         self.driver.capture().allow(Forbidden::Allocation)?;
         let memory = self.driver.allocate(Region::ALL.map(|region| open.size(region)))?;
-        Ok(Arena::new(open, memory))
+        Ok(Arena::new(open, memory, self.driver.capture().device()))
     }
 
     /// Writes host bytes into a span.
     pub fn write(&self, arena: &Arena, to: Span, bytes: &[u8]) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostWrite)?;
-        arena.inner.check_open("write")?;
+        self.own(arena, "write")?;
         arena.inner.check("write", to)?;
         assert_eq!(bytes.len() as u64, to.len, "write of a different length");
         self.driver.write(&arena.inner, to, bytes)
@@ -104,11 +104,15 @@ impl Device {
     /// Reads a span, after everything launched so far.
     pub fn read(&self, arena: &Arena, from: Span) -> Result<Vec<u8>> {
         self.driver.capture().allow(Forbidden::HostRead)?;
-        arena.inner.check_open("read")?;
+        self.own(arena, "read")?;
         arena.inner.check("read", from)?;
         let mut bytes = vec![0; from.len as usize];
         self.driver.read(&arena.inner, from, &mut bytes)?;
         Ok(bytes)
+    }
+
+    fn own(&self, arena: &Arena, what: &str) -> Result<()> {
+        arena.inner.check_usable(what, self.driver.capture().device())
     }
 
     /// Waits until everything launched is done.
@@ -125,14 +129,14 @@ impl Device {
     /// Runs one op now.
     pub fn run(&self, arena: &Arena, node: &Node) -> Result<()> {
         self.driver.capture().allow(Forbidden::EagerRun)?;
-        arena.inner.check_open(&node.name)?;
+        self.own(arena, &node.name)?;
         check_node(arena, node)?;
         self.driver.run(arena, node, RecordOptions::default())
     }
 
     /// Starts a recording.
     pub fn record(&self, arena: &Arena, name: &str, options: RecordOptions) -> Result<Recording> {
-        arena.inner.check_open(name)?;
+        self.own(arena, name)?;
         self.driver.capture().begin(name)?;
         Ok(Recording {
             device: self.clone(),
@@ -183,6 +187,7 @@ pub struct Recording {
 impl Recording {
     /// Adds an item; its spans and contract are checked now.
     pub fn push(&mut self, item: Item) -> Result<()> {
+        self.device.driver.capture().in_segment()?;
         check_items(&self.arena, std::slice::from_ref(&item))?;
         self.items.push(item);
         Ok(())

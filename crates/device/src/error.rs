@@ -48,6 +48,14 @@ pub enum Error {
         /// The arena in use.
         expected: ArenaId,
     },
+    /// An arena that another device sealed.
+    #[error("{what}: arena {arena:?} is another device's memory")]
+    ForeignArena {
+        /// What was tried.
+        what: String,
+        /// The arena.
+        arena: ArenaId,
+    },
     /// The arena was closed.
     #[error("{what}: the arena is closed")]
     Closed {

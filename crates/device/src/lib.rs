@@ -1,11 +1,13 @@
 //! The ground everything stands on: an arena of static memory, ops as plain data, and two devices
 //! that run, record and replay them with the same refusals.
 pub mod arena;
+pub mod bench;
 mod capture;
 mod choice;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
+pub mod doctor;
 pub mod dtype;
 pub mod error;
 pub mod graph;

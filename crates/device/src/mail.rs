@@ -37,7 +37,8 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    fn new(arena: &Arena, span: Span) -> Result<Mapped> {
+    /// The words of a span.
+    pub fn new(arena: &Arena, span: Span) -> Result<Mapped> {
         arena.inner.check("mail", span)?;
         arena.inner.check_open("mail")?;
         let base = arena.inner.memory.host_base(span.region).ok_or_else(|| Error::Contract {

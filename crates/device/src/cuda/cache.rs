@@ -13,8 +13,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const MAGIC: &[u8; 8] = b"dacapok1";
-/// Magic, flags, checksum.
-const HEAD: usize = 8 + 1 + 32;
+/// Magic, checksum of all that follows, flags, length of the log.
+const HEAD: usize = 8 + 32 + 1 + 4;
 
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
@@ -165,28 +165,26 @@ impl Cache {
 }
 
 fn encode(compiled: &Compiled) -> Vec<u8> {
-    let flags = [u8::from(compiled.waits)];
-    let mut bytes = Vec::with_capacity(HEAD + compiled.cubin.len());
-    bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(&flags);
-    bytes.extend_from_slice(checksum(&flags, &compiled.cubin).as_bytes());
-    bytes.extend_from_slice(&compiled.cubin);
+    let mut body = vec![u8::from(compiled.waits)];
+    body.extend_from_slice(&(compiled.log.len() as u32).to_le_bytes());
+    body.extend_from_slice(compiled.log.as_bytes());
+    body.extend_from_slice(&compiled.cubin);
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(blake3::hash(&body).as_bytes());
+    bytes.extend_from_slice(&body);
     bytes
 }
 
 /// A whole entry, or nothing.
 fn read(path: &Path) -> Option<Compiled> {
     let bytes = std::fs::read(path).ok()?;
-    let (head, cubin) = bytes.split_at_checked(HEAD)?;
-    let (magic, rest) = head.split_at(8);
-    let (flags, sum) = rest.split_at(1);
-    let whole = magic == MAGIC && sum == checksum(flags, cubin).as_bytes();
-    whole.then(|| Compiled { cubin: cubin.to_vec(), waits: flags[0] != 0, log: String::new() })
-}
-
-fn checksum(flags: &[u8], cubin: &[u8]) -> blake3::Hash {
-    let mut hash = blake3::Hasher::new();
-    hash.update(flags);
-    hash.update(cubin);
-    hash.finalize()
+    let (head, rest) = bytes.split_at_checked(HEAD)?;
+    let (sum, body) = (&head[8..40], &bytes[40..]);
+    if head[..8] != *MAGIC || blake3::hash(body).as_bytes() != sum {
+        return None;
+    }
+    let log_len = u32::from_le_bytes(head[41..45].try_into().ok()?) as usize;
+    let (log, cubin) = rest.split_at_checked(log_len)?;
+    let log = String::from_utf8(log.to_vec()).ok()?;
+    Some(Compiled { cubin: cubin.to_vec(), waits: head[40] != 0, log })
 }

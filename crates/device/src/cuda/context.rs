@@ -186,6 +186,14 @@ impl Event {
         // SAFETY: the event lives.
         unsafe { self.api.cuEventSynchronize(self.raw) }
     }
+
+    /// Microseconds from `earlier` to this event.
+    pub(crate) fn since(&self, earlier: &Event) -> Result<f64> {
+        let mut ms = 0.0;
+        // SAFETY: both events were recorded with timing.
+        unsafe { self.api.cuEventElapsedTime(&mut ms, earlier.raw, self.raw) }?;
+        Ok(f64::from(ms) * 1e3)
+    }
 }
 
 impl Drop for Event {

@@ -10,6 +10,7 @@ use crate::{Arena, Result, Span};
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// An item, lowered.
 #[derive(Clone, Debug)]
@@ -64,6 +65,7 @@ pub(crate) struct CudaGraph {
     exec: sys::CUgraphExec,
     nodes: usize,
     bytes: u64,
+    instantiation: Duration,
     _arena: Arena,
     _kernels: Vec<Arc<Kernel>>,
 }
@@ -93,6 +95,7 @@ impl CudaGraph {
             exec: std::ptr::null_mut(),
             nodes: 0,
             bytes: 0,
+            instantiation: Duration::ZERO,
             _arena: arena.clone(),
             _kernels: Vec::new(),
         };
@@ -100,13 +103,20 @@ impl CudaGraph {
         recorder.body(graph, steps, None)?;
         recorded.nodes = recorder.nodes;
         recorded._kernels = recorder.kernels.into_values().collect();
+        let start = Instant::now();
         // SAFETY: the graph is complete; no capture is open on it.
         unsafe { api.cuGraphInstantiateWithFlags(&mut recorded.exec, graph, 0) }?;
+        recorded.instantiation = start.elapsed();
         // SAFETY: just instantiated.
         unsafe { api.cuGraphUpload(recorded.exec, context.stream.raw) }?;
         context.sync()?;
         recorded.bytes = before.saturating_sub(context.memory_free()?);
         Ok(recorded)
+    }
+
+    /// How long the driver took to make it executable.
+    pub(crate) fn instantiation(&self) -> Duration {
+        self.instantiation
     }
 }
 

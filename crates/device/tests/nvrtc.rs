@@ -1,0 +1,161 @@
+//! Every kernel that lowering can ask for compiles for every architecture we name, waits where it
+//! says it waits, and does not spill. Needs no GPU.
+
+mod compiler;
+mod shapes;
+
+use device::cuda::cache::Cache;
+use device::cuda::launch::{KernelKey, Launch, Lowered, Target};
+use device::cuda::lower::{lower, scratch_bytes};
+use device::cuda::source;
+use std::collections::BTreeMap;
+
+/// Bytes a thread may spill to local memory. Kernels are written to fit their registers; a few bytes
+/// around a rare path cost nothing.
+const MOST_SPILLED: u32 = 32;
+
+fn targets() -> Vec<Target> {
+    [((8, 0), 108, 163, 164), ((9, 0), 132, 227, 228), ((10, 0), 148, 227, 228)]
+        .map(|(capability, sms, block, sm)| Target {
+            capability,
+            sms,
+            shared_per_block: block << 10,
+            shared_per_sm: sm << 10,
+            l2: 40 << 20,
+        })
+        .to_vec()
+}
+
+/// Every launch of every model and bucket, by kernel: the one that asks for most shared memory.
+fn launches(target: &Target) -> BTreeMap<KernelKey, Launch> {
+    let mut all = BTreeMap::new();
+    for model in &shapes::MODELS {
+        for (rows, tokens, single) in shapes::BUCKETS {
+            for op in shapes::ops(model, rows, tokens, single) {
+                op.check().unwrap_or_else(|problem| panic!("{} × {rows}: {problem}", model.name));
+                assert!(
+                    scratch_bytes(&op, target) <= 256 << 20,
+                    "{} × {rows}: {}",
+                    model.name,
+                    op.name()
+                );
+                let lowered = lower(&op, target)
+                    .unwrap_or_else(|problem| panic!("{} × {rows}: {problem}", model.name));
+                assert!(!lowered.is_empty(), "{} became nothing", op.name());
+                for part in lowered {
+                    if let Lowered::Launch(launch) = part {
+                        let slot =
+                            all.entry(launch.kernel.clone()).or_insert_with(|| launch.clone());
+                        if launch.shared > slot.shared {
+                            *slot = launch;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_kernel_compiles_waits_and_does_not_spill() {
+    let Some(compiler) = compiler::find() else { return };
+    let cache = Cache::new(compiler::folder().join("kernels"));
+    let mut wrong = Vec::new();
+    for target in targets() {
+        let (arch, launches) = (target.arch(), launches(&target));
+        let keys: Vec<KernelKey> = launches.keys().cloned().collect();
+        let compiled =
+            cache.get_all(&compiler, &keys, &arch).unwrap_or_else(|problem| panic!("{problem}"));
+        for ((key, launch), (compiled, _)) in launches.iter().zip(&compiled) {
+            let name = format!("{}::{} {:?} for {arch}", key.source, key.entry, key.defines);
+            if launch.waits && !compiled.waits {
+                wrong.push(format!("{name} says it waits, and does not"));
+            }
+            if launch.shared > target.shared_per_block {
+                wrong.push(format!("{name} asks for {} bytes of shared memory", launch.shared));
+            }
+            let threads: u32 = launch.block.iter().product();
+            if !(1..=1024).contains(&threads) || launch.grid.contains(&0) {
+                wrong.push(format!("{name} has a grid of {:?} × {:?}", launch.grid, launch.block));
+            }
+            match compiled.usage(&key.entry) {
+                None => wrong.push(format!("{name}: the log has no usage")),
+                Some(usage) if usage.spill_stores > MOST_SPILLED => {
+                    wrong.push(format!("{name} spills {} bytes", usage.spill_stores));
+                }
+                Some(usage) if usage.registers * threads > 65_536 => {
+                    wrong
+                        .push(format!("{name}: {} registers × {threads} threads", usage.registers));
+                }
+                Some(_) => {}
+            }
+        }
+        eprintln!("{arch}: {} kernels", keys.len());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_kernels_of_tests_and_benches_compile() {
+    let Some(compiler) = compiler::find() else { return };
+    let key = |source: &str, entry: &str, defines: &[(&str, u32)]| KernelKey {
+        source: source.into(),
+        entry: entry.into(),
+        defines: defines.iter().map(|(name, value)| ((*name).into(), value.to_string())).collect(),
+    };
+    let keys = [
+        (key("condition", "set_condition", &[]), false),
+        (
+            key(
+                "mail_test",
+                "mail_test",
+                &[("MAIL_ROWS", 16), ("RING_ENTRIES", 8), ("ENTRY_WORDS", 60)],
+            ),
+            false,
+        ),
+        (key("bench_read", "bench_read", &[("UNROLL", 8)]), false),
+        (key("bench_chain", "chain_plain", &[]), false),
+        (key("bench_chain", "chain_dependent", &[]), true),
+        (key("bench_ring", "bench_ring", &[]), false),
+    ];
+    for (key, waits) in keys {
+        for target in targets() {
+            let compiled = compiler.compile(&key, &target.arch()).unwrap_or_else(|e| panic!("{e}"));
+            // Dependent launch begins with Hopper; before it the wait is compiled away.
+            assert_eq!(compiled.waits, waits && target.capability.0 >= 9, "{}", key.entry);
+            assert_eq!(&compiled.cubin[..4], b"\x7fELF");
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_says_why() {
+    let Some(compiler) = compiler::find() else { return };
+    let key =
+        KernelKey { source: "mail_test".into(), entry: "mail_test".into(), defines: Vec::new() };
+    let problem =
+        compiler.compile(&key, "sm_90a").expect_err("its constants are missing").to_string();
+    assert!(problem.contains("MAIL_ROWS"), "{problem}");
+    let absent = KernelKey { source: "absent".into(), entry: "absent".into(), defines: Vec::new() };
+    assert!(compiler.compile(&absent, "sm_90a").is_err());
+    let entry =
+        KernelKey { source: "condition".into(), entry: "absent".into(), defines: Vec::new() };
+    let problem = compiler.compile(&entry, "sm_90a").expect_err("no such entry").to_string();
+    assert!(problem.contains("no entry `absent`"), "{problem}");
+}
+
+#[test]
+fn every_source_is_asked_for_by_some_op_or_is_known_to_be_ours() {
+    let ours = ["condition", "mail_test", "bench_read", "bench_chain", "bench_ring"];
+    let mut used: Vec<String> = targets()
+        .iter()
+        .flat_map(|target| launches(target).into_keys())
+        .flat_map(|key| source::closure(&key.source).expect("it is embedded"))
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    used.extend(ours.iter().map(|stem| format!("{stem}.cu")));
+    for (name, _) in source::SOURCES {
+        assert!(used.iter().any(|used| used == name), "{name} is compiled by no test");
+    }
+}

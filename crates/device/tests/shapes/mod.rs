@@ -1,0 +1,209 @@
+//! The ops of real models at real sizes, without memory behind them.
+
+use device::op::*;
+use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor};
+
+/// The sizes that decide a decoder's ops.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    pub name: &'static str,
+    pub hidden: u32,
+    pub inner: u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub vocab: u32,
+    pub head_norms: bool,
+    pub bias: bool,
+    pub weights: DType,
+}
+
+pub const MODELS: [Model; 5] = [
+    Model {
+        name: "qwen3-0.6b",
+        hidden: 1024,
+        inner: 3072,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        vocab: 151_936,
+        head_norms: true,
+        bias: false,
+        weights: DType::BF16,
+    },
+    Model {
+        name: "qwen3-8b",
+        hidden: 4096,
+        inner: 12_288,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        vocab: 151_936,
+        head_norms: true,
+        bias: false,
+        weights: DType::BF16,
+    },
+    Model {
+        name: "llama-3.2-1b",
+        hidden: 2048,
+        inner: 8192,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        vocab: 128_256,
+        head_norms: false,
+        bias: false,
+        weights: DType::BF16,
+    },
+    Model {
+        name: "smollm2-135m",
+        hidden: 576,
+        inner: 1536,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        vocab: 49_152,
+        head_norms: false,
+        bias: false,
+        weights: DType::Q4_1,
+    },
+    Model {
+        name: "qwen2.5-0.5b",
+        hidden: 896,
+        inner: 4864,
+        heads: 14,
+        kv_heads: 2,
+        head_dim: 64,
+        vocab: 151_936,
+        head_norms: false,
+        bias: true,
+        weights: DType::F16,
+    },
+];
+
+/// Rows and tokens of a bucket, and whether every row has one token.
+pub const BUCKETS: [(u32, u32, bool); 14] = [
+    (1, 1, true),
+    (2, 2, true),
+    (4, 4, true),
+    (8, 8, true),
+    (16, 16, true),
+    (32, 32, true),
+    (64, 64, true),
+    (96, 96, true),
+    (128, 128, true),
+    (192, 192, true),
+    (256, 256, true),
+    (4, 128, false),
+    (16, 512, false),
+    (32, 2048, false),
+];
+
+/// Every op of one layer, the head and the ends, for a bucket.
+pub fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op> {
+    let mut open = OpenArena::new();
+    let limits = StepLimits {
+        seats: 256,
+        rows: 256,
+        tokens: 2048,
+        pages_per_seat: 256,
+        page_size: 16,
+        vocab: model.vocab,
+        penalties: true,
+    };
+    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
+    // Activations are bf16 beside bf16 weights, f32 beside others.
+    let act = if model.weights == DType::BF16 { DType::BF16 } else { DType::F32 };
+    let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
+        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
+    };
+    let Model { hidden, inner, heads, kv_heads, head_dim, vocab, weights, .. } = *model;
+    let (q, qkv_cols) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+    let mut value = |rows, cols| tensor(Region::Workspace, act, rows, cols);
+    let (x, y, qkv, mix, mid) = (
+        value(tokens, hidden),
+        value(tokens, hidden),
+        value(tokens, qkv_cols),
+        value(tokens, q),
+        value(tokens, inner),
+    );
+    let (last, logits) = (value(rows, hidden), value(rows, vocab));
+    let mut weight = |rows, cols| tensor(Region::Weights, weights, rows, cols);
+    let (embed, w_qkv, w_out, w_up, w_down, head) = (
+        weight(vocab, hidden),
+        weight(qkv_cols, hidden),
+        weight(hidden, q),
+        weight(2 * inner, hidden),
+        weight(hidden, inner),
+        weight(vocab, hidden),
+    );
+    let norm_dtype = if act == DType::BF16 { DType::BF16 } else { DType::F32 };
+    let mut norm = |cols| Norm { weight: tensor(Region::Weights, norm_dtype, 1, cols), eps: 1e-6 };
+    let (norm1, norm2, norm3) = (norm(hidden), norm(hidden), norm(hidden));
+    let (q_norm, k_norm) = (norm(head_dim), norm(head_dim));
+    let bias = model.bias.then(|| tensor(Region::Weights, DType::F32, 1, qkv_cols));
+    let rope = tensor(Region::Weights, DType::F32, 4096, head_dim);
+    let kv = KvLayer {
+        span: tensor(Region::Kv, DType::BF16, 64 * 16, 2 * kv_heads * head_dim).span,
+        dtype: DType::BF16,
+        pages: 64,
+        page_size: 16,
+        heads: kv_heads,
+        head_dim,
+    };
+    let scratch = Some(tensor(Region::State, DType::U8, 1, 256 << 20).span);
+    let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
+    let linear = |x, w, norm, bias, epilogue, y| {
+        Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant: None })
+    };
+    let head_norms = |norm| model.head_norms.then_some(norm);
+    let rope_kv = RopeKv {
+        qkv,
+        q_heads: heads,
+        q_norm: head_norms(q_norm),
+        k_norm: head_norms(k_norm),
+        rope,
+        state,
+        kv,
+    };
+    let attention = |rope, window| {
+        Op::Attention(Attention {
+            qkv,
+            q_heads: heads,
+            kv,
+            state,
+            out: mix,
+            scale: 0.125,
+            window,
+            rows,
+            single,
+            rope,
+            scratch,
+            variant: None,
+        })
+    };
+    let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
+    let index = Tensor { cols: rows, stride: rows, ..state.last_index };
+    let mut ops = vec![
+        Op::Prologue(Prologue { state, rows, tokens }),
+        Op::Embed(Embed { ids, table: embed, out: x }),
+        Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
+        linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
+        linear(y, w_qkv, None, None, Epilogue::Store, qkv),
+        Op::RopeKv(rope_kv.clone()),
+        attention(None, None),
+        attention(None, Some(512)),
+        linear(mix, w_out, None, None, Epilogue::Residual(x), x),
+        linear(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid),
+        linear(mid, w_down, None, None, Epilogue::Residual(x), x),
+        Op::Gather(Gather { index, x, y: last }),
+        linear(last, head, Some(norm3), None, Epilogue::Store, logits),
+        Op::Sample(Sample { logits, state, scratch, rows }),
+        Op::Noise(Noise { to: w_out, seed: 1, mean: 0.0, scale: 0.02 }),
+    ];
+    if single {
+        ops.push(attention(Some(Box::new(rope_kv)), None));
+    }
+    ops
+}
