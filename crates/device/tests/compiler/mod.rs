@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 
 /// A compiler, or `None` with the reason said, which skips a test.
-pub fn find() -> Option<Compiler> {
+pub(crate) fn find() -> Option<Compiler> {
     static ONCE: OnceLock<Option<Compiler>> = OnceLock::new();
     *ONCE.get_or_init(|| {
         Compiler::find().ok().or_else(|| match fetch() {
@@ -22,7 +22,7 @@ pub fn find() -> Option<Compiler> {
 }
 
 /// The build folder; what is fetched or compiled there is there for the next run.
-pub fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent").join("nvrtc")
 }
 

@@ -3,7 +3,7 @@
 use device::{Device, DeviceChoice};
 
 /// Every device there is. Says so when there is no GPU.
-pub fn all() -> Vec<Device> {
+pub(crate) fn all() -> Vec<Device> {
     let (cpu, _) = Device::open(DeviceChoice::Cpu).expect("the CPU is always there");
     let mut devices = vec![cpu];
     match Device::open(DeviceChoice::Cuda(0)) {

@@ -5,20 +5,20 @@ use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor};
 
 /// The sizes that decide a decoder's ops.
 #[derive(Clone, Copy, Debug)]
-pub struct Model {
-    pub name: &'static str,
-    pub hidden: u32,
-    pub inner: u32,
-    pub heads: u32,
-    pub kv_heads: u32,
-    pub head_dim: u32,
-    pub vocab: u32,
-    pub head_norms: bool,
-    pub bias: bool,
-    pub weights: DType,
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    pub(crate) hidden: u32,
+    pub(crate) inner: u32,
+    pub(crate) heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) vocab: u32,
+    pub(crate) head_norms: bool,
+    pub(crate) bias: bool,
+    pub(crate) weights: DType,
 }
 
-pub const MODELS: [Model; 5] = [
+pub(crate) const MODELS: [Model; 5] = [
     Model {
         name: "qwen3-0.6b",
         hidden: 1024,
@@ -82,7 +82,7 @@ pub const MODELS: [Model; 5] = [
 ];
 
 /// Rows and tokens of a bucket, and whether every row has one token.
-pub const BUCKETS: [(u32, u32, bool); 14] = [
+pub(crate) const BUCKETS: [(u32, u32, bool); 14] = [
     (1, 1, true),
     (2, 2, true),
     (4, 4, true),
@@ -100,7 +100,7 @@ pub const BUCKETS: [(u32, u32, bool); 14] = [
 ];
 
 /// Every op of one layer, the head and the ends, for a bucket.
-pub fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op> {
+pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op> {
     let mut open = OpenArena::new();
     let limits = StepLimits {
         seats: 256,
@@ -200,7 +200,7 @@ pub fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op> {
         Op::Gather(Gather { index, x, y: last }),
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
         Op::Sample(Sample { logits, state, scratch, rows }),
-        Op::Noise(Noise { to: w_out, seed: 1, mean: 0.0, scale: 0.02 }),
+        Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
     if single {
         ops.push(attention(Some(Box::new(rope_kv)), None));
