@@ -130,6 +130,7 @@ fn the_kernels_of_tests_and_benches_compile() {
             false,
         ),
         (key("bench_read", "bench_read", &[("UNROLL", 8)]), false),
+        (key("bench_copy", "bench_copy", &[]), false),
         (key("bench_chain", "chain_plain", &[]), false),
         (key("bench_chain", "chain_dependent", &[]), true),
         (key("bench_ring", "bench_ring", &[]), false),
@@ -162,7 +163,7 @@ fn a_kernel_that_does_not_compile_says_why() {
 
 #[test]
 fn every_source_is_asked_for_by_some_op_or_is_known_to_be_ours() {
-    let ours = ["condition", "mail_test", "bench_read", "bench_chain", "bench_ring"];
+    let ours = ["condition", "mail_test", "bench_read", "bench_copy", "bench_chain", "bench_ring"];
     let mut used: Vec<String> = targets()
         .iter()
         .flat_map(|target| launches(target, true).into_keys())

@@ -60,7 +60,7 @@ impl Bench<'_> {
         Launch {
             kernel: KernelKey { source: source.into(), entry: entry.into(), defines: Vec::new() },
             grid: [self.cuda.context().gpu.target.sms, 1, 1],
-            block: [128, 1, 1],
+            block: [32, 1, 1],
             cluster: [1, 1, 1],
             shared: 0,
             args,
@@ -105,11 +105,18 @@ impl Bench<'_> {
         let us = median(9, || self.device_us(|| read.replay()))?;
         let what = format!("read bandwidth, {} GiB", self.big.len / GIB);
         rows.push(Row { what, value: self.big.len as f64 / us / 1e6, unit: "TB/s" });
-        let copy = Lowered::Copy { from: self.big.part(0, half), to: self.other };
-        let copy = self.record(vec![copy], false)?;
-        let us = median(9, || self.device_us(|| copy.replay()))?;
-        let value = 2.0 * half as f64 / us / 1e6;
-        rows.push(Row { what: "copy bandwidth, read + write".into(), value, unit: "TB/s" });
+        let (from, to) = (self.big.part(0, half), self.other);
+        let args = vec![Arg::Address(from), Arg::Address(to), Arg::U64(half / 16)];
+        let mut kernel = self.launch("bench_copy", "bench_copy", args);
+        kernel.grid[0] *= 4;
+        kernel.block[0] = 512;
+        let by = [("kernel", Lowered::Launch(kernel)), ("copy node", Lowered::Copy { from, to })];
+        for (name, copy) in by {
+            let copy = self.record(vec![copy], false)?;
+            let us = median(9, || self.device_us(|| copy.replay()))?;
+            let what = format!("copy bandwidth, read + write, by a {name}");
+            rows.push(Row { what, value: 2.0 * half as f64 / us / 1e6, unit: "TB/s" });
+        }
         Ok(())
     }
 

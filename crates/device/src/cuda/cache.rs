@@ -73,7 +73,7 @@ impl Cache {
         let (major, minor) = compiler.found().version;
         part(format!("nvrtc {major}.{minor}").as_bytes());
         part(key.entry.as_bytes());
-        for option in Compiler::options(key, arch) {
+        for option in compiler.options(key, arch) {
             part(option.as_bytes());
         }
         for (name, text) in source::closure(&key.source)? {

@@ -76,7 +76,7 @@ impl Compiler {
     }
 
     /// The options a key is compiled with; with the sources and the version they decide the cubin.
-    pub fn options(key: &KernelKey, arch: &str) -> Vec<String> {
+    pub fn options(&self, key: &KernelKey, arch: &str) -> Vec<String> {
         let mut options = vec![
             format!("--gpu-architecture={arch}"),
             "--std=c++17".into(),
@@ -107,7 +107,7 @@ impl Compiler {
         let (text, name) = (c(text), c(&format!("{}.cu", key.source)));
         let texts: Vec<CString> = headers.iter().map(|(_, text)| c(text)).collect();
         let names: Vec<CString> = headers.iter().map(|(name, _)| c(name)).collect();
-        let options: Vec<CString> = Self::options(key, arch).iter().map(|o| c(o)).collect();
+        let options: Vec<CString> = self.options(key, arch).iter().map(|o| c(o)).collect();
         let pointers = |strings: &[CString]| -> Vec<*const c_char> {
             strings.iter().map(|s| s.as_ptr()).collect()
         };

@@ -144,8 +144,10 @@ impl Drop for CudaGraph {
             // SAFETY: created once, destroyed once; idle after the wait above.
             report(unsafe { self.context.api.cuGraphExecDestroy(self.exec) });
         }
-        // SAFETY: created once, destroyed once.
-        report(unsafe { self.context.api.cuGraphDestroy(self.graph) });
+        if !self.graph.is_null() {
+            // SAFETY: created once, destroyed once.
+            report(unsafe { self.context.api.cuGraphDestroy(self.graph) });
+        }
     }
 }
 
@@ -155,6 +157,8 @@ struct Recorder<'a> {
     options: RecordOptions,
     nodes: usize,
     kernels: HashMap<KernelKey, Arc<Kernel>>,
+    /// A capture was invalidated, and the driver took the graph with it.
+    lost: bool,
 }
 
 impl Recorder<'_> {
@@ -168,7 +172,8 @@ impl Recorder<'_> {
         let api = self.executor.context().bind()?;
         let stream = Stream::new(api)?;
         let (none, edges) = (std::ptr::null(), std::ptr::null());
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Relaxed: libraries may load their own kernels while they are recorded.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the graph is ours and still empty.
         unsafe { api.cuStreamBeginCaptureToGraph(stream.raw, graph, none, edges, 0, mode) }?;
         let outcome = self.fill(&stream, graph, steps, again);
@@ -176,6 +181,7 @@ impl Recorder<'_> {
         // A failed capture must be ended too, before its stream is destroyed.
         // SAFETY: the capture was begun above.
         let ended = unsafe { api.cuStreamEndCapture(stream.raw, &mut same) };
+        self.lost |= ended.is_err();
         outcome?;
         ended?;
         let mut count = 0;
