@@ -99,8 +99,13 @@ impl CudaGraph {
             _arena: arena.clone(),
             _kernels: Vec::new(),
         };
-        let mut recorder = Recorder { executor, arena, options, nodes: 0, kernels: HashMap::new() };
-        recorder.body(graph, steps, None)?;
+        let kernels = HashMap::new();
+        let mut recorder = Recorder { executor, arena, options, nodes: 0, kernels, lost: false };
+        let outcome = recorder.body(graph, steps, None);
+        if recorder.lost {
+            recorded.graph = std::ptr::null_mut();
+        }
+        outcome?;
         recorded.nodes = recorder.nodes;
         recorded._kernels = recorder.kernels.into_values().collect();
         let start = Instant::now();
