@@ -59,6 +59,14 @@ pub fn run(device: &Device, progress: &mut dyn FnMut(&str)) -> Result<Table> {
 }
 
 /// The median of `runs` results of `measure`, after one that does not count.
+/// The device's read bandwidth in bytes per second: what every step is compared with.
+pub fn read_bandwidth(device: &Device) -> Result<f64> {
+    match device.kind() {
+        DeviceKind::Cuda => cuda::read_bandwidth(device),
+        DeviceKind::Cpu => cpu::read_bandwidth(),
+    }
+}
+
 fn median(runs: usize, mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
     measure()?;
     let mut results = (0..runs).map(|_| measure()).collect::<Result<Vec<f64>>>()?;

@@ -228,10 +228,13 @@ pub struct MailLayout {
 impl StepLimits {
     /// Where things lie in a mail bank.
     pub fn mail_layout(&self) -> MailLayout {
-        let pages_cap =
-            self.rows.max(self.tokens / self.page_size + self.rows) + 2 * self.pages_per_seat;
-        let biases_cap = 2 * MAX_BIASES;
-        let seen_cap = if self.penalties { self.pages_per_seat * self.page_size } else { 0 };
+        // Every row may join with a whole table found in the prefix tree.
+        let pages_cap = self.rows * self.pages_per_seat;
+        let biases_cap = self.rows * MAX_BIASES;
+        let context = self.pages_per_seat * self.page_size;
+        // All rows at once, as long as that is a few megabytes; one row always.
+        let seen = self.rows.saturating_mul(context).min(1 << 20).max(context);
+        let seen_cap = if self.penalties { seen } else { 0 };
         let mask_words = self.vocab.div_ceil(32);
         let rows = mail::HEADER_WORDS;
         let tokens = rows + 3 * self.rows;

@@ -13,20 +13,14 @@ pub(super) fn measure(
 ) -> Result<()> {
     progress("CPU read bandwidth");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let words = vec![1u64; (512 * MIB / 8) as usize];
+    let words = memory();
     let mut counts: Vec<usize> = std::iter::successors(Some(1), |n| Some(n * 2)).take(8).collect();
     counts.retain(|n| *n < threads);
     counts.push(threads);
     for count in counts {
-        let bytes = (words.len() * 8) as f64;
-        let us = median(3, || {
-            host_us(|| {
-                std::hint::black_box(sum(&words, count));
-                Ok(())
-            })
-        })?;
+        let rate = read_rate(&words, count)?;
         let what = format!("CPU read bandwidth, {count} thread(s)");
-        rows.push(Row { what, value: bytes / us / 1e3, unit: "GB/s" });
+        rows.push(Row { what, value: rate * 1e-9, unit: "GB/s" });
     }
     drop(words);
     progress("CPU dispatch and replay");
@@ -51,6 +45,26 @@ pub(super) fn measure(
     let eager = median(101, || host_us(|| device.run(&arena, &node)))?;
     rows.push(Row { what: "CPU op run eagerly".into(), value: eager, unit: "µs" });
     Ok(())
+}
+
+/// The read bandwidth of all threads together, in bytes per second.
+pub(super) fn read_bandwidth() -> Result<f64> {
+    read_rate(&memory(), std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+/// More than any cache holds.
+fn memory() -> Vec<u64> {
+    vec![1; (512 * MIB / 8) as usize]
+}
+
+fn read_rate(words: &[u64], threads: usize) -> Result<f64> {
+    let us = median(3, || {
+        host_us(|| {
+            std::hint::black_box(sum(words, threads));
+            Ok(())
+        })
+    })?;
+    Ok((words.len() * 8) as f64 / (us * 1e-6))
 }
 
 fn fill(to: Span) -> Node {

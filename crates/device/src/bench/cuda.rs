@@ -28,23 +28,17 @@ struct Bench<'a> {
     host: Span,
 }
 
+/// The read bandwidth alone, in bytes per second.
+pub(super) fn read_bandwidth(device: &Device) -> Result<f64> {
+    Bench::new(device)?.read_rate()
+}
+
 pub(super) fn measure(
     device: &Device,
     rows: &mut Vec<Row>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<()> {
-    let cuda = device.driver.as_cuda().ok_or_else(|| Error::NoDevice {
-        asked: "cuda".into(),
-        reason: "GPU figures need a GPU".into(),
-    })?;
-    let size = (device.memory_free()? / 4).min(8 * GIB) / MIB * MIB;
-    let mut open = OpenArena::new();
-    let big = open.alloc(Region::Weights, "read", size);
-    let other = open.alloc(Region::Workspace, "copy", size / 2);
-    let words = open.alloc(Region::State, "words", 4096 * 4);
-    let host = open.alloc(Region::HostMapped, "host", 4096);
-    let arena = device.seal(open)?;
-    let bench = Bench { device, cuda, arena, big, other, words, host };
+    let bench = Bench::new(device)?;
     progress("GPU bandwidth");
     bench.bandwidth(rows)?;
     progress("GPU kernel chains and launches");
@@ -53,6 +47,23 @@ pub(super) fn measure(
     bench.cold_reads(rows)?;
     progress("GPU to host");
     bench.crossing(rows)
+}
+
+impl<'a> Bench<'a> {
+    fn new(device: &'a Device) -> Result<Bench<'a>> {
+        let cuda = device.driver.as_cuda().ok_or_else(|| Error::NoDevice {
+            asked: "cuda".into(),
+            reason: "GPU figures need a GPU".into(),
+        })?;
+        let size = (device.memory_free()? / 4).min(8 * GIB) / MIB * MIB;
+        let mut open = OpenArena::new();
+        let big = open.alloc(Region::Weights, "read", size);
+        let other = open.alloc(Region::Workspace, "copy", size / 2);
+        let words = open.alloc(Region::State, "words", 4096 * 4);
+        let host = open.alloc(Region::HostMapped, "host", 4096);
+        let arena = device.seal(open)?;
+        Ok(Bench { device, cuda, arena, big, other, words, host })
+    }
 }
 
 impl Bench<'_> {
@@ -96,15 +107,20 @@ impl Bench<'_> {
         end.since(&start)
     }
 
-    fn bandwidth(&self, rows: &mut Vec<Row>) -> Result<()> {
+    /// Bytes per second of reading the big span once.
+    fn read_rate(&self) -> Result<f64> {
         // Memory nobody wrote may not be backed as memory in use is, and zeroes are not data.
-        let half = self.big.len / 2;
         let noise = self.launch_fill();
         self.record(noise, false)?.replay()?;
         let read = self.record(vec![self.read(self.big, 8)], false)?;
         let us = median(9, || self.device_us(|| read.replay()))?;
+        Ok(self.big.len as f64 / (us * 1e-6))
+    }
+
+    fn bandwidth(&self, rows: &mut Vec<Row>) -> Result<()> {
         let what = format!("read bandwidth, {} GiB", self.big.len / GIB);
-        rows.push(Row { what, value: self.big.len as f64 / us / 1e6, unit: "TB/s" });
+        rows.push(Row { what, value: self.read_rate()? * 1e-12, unit: "TB/s" });
+        let half = self.big.len / 2;
         let (from, to) = (self.big.part(0, half), self.other);
         let args = vec![Arg::Address(from), Arg::Address(to), Arg::U64(half / 16)];
         let mut kernel = self.launch("bench_copy", "bench_copy", args);
