@@ -65,6 +65,7 @@ GGUF = {
     "value-type": gguf([key("k", 77, b"\0" * 8)]),
     "dimensions": gguf([ARCH], [tensor("a", [1] * 9, 0, 0)]),
     "shape-product": gguf([ARCH], [tensor("a", [2**32, 2**32], 0, 0)]),
+    "zero-times-overflow": gguf([ARCH], [tensor("a", [0, 2**40, 2**40], 0, 0)]),
     "size-sum": gguf([ARCH], [tensor("a", [2**61], 0, 0), tensor("b", [2**61], 0, 32)]),
     "offset-end": gguf([ARCH], [tensor("a", [8], 0, 2**40)]),
     "offset-wraps": gguf([ARCH], [tensor("a", [8], 0, MAX - 31)]),

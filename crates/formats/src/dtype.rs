@@ -170,6 +170,14 @@ impl DType {
     }
 }
 
+/// Elements of a tensor of that shape; `None` when the product overflows in any order, which it can
+/// behind a dimension of zero.
+pub(crate) fn elements(shape: &[u64]) -> Option<usize> {
+    let widest =
+        shape.iter().try_fold(1usize, |n, &d| n.checked_mul(usize::try_from(d.max(1)).ok()?));
+    widest.map(|n| if shape.contains(&0) { 0 } else { n })
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -188,6 +196,14 @@ mod tests {
         }
         assert_eq!(DType::parse("IQ4_XS"), None);
         assert_eq!(DType::from_ggml(23), Err("IQ4_XS"));
+    }
+
+    #[test]
+    fn no_order_of_dimensions_overflows() {
+        assert_eq!(elements(&[]), Some(1));
+        assert_eq!(elements(&[3, 0, 5]), Some(0));
+        assert_eq!(elements(&[0, 1 << 40, 1 << 40]), None);
+        assert_eq!(elements(&[1 << 40, 1 << 40, 0]), None);
     }
 
     #[test]

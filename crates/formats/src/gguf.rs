@@ -6,7 +6,7 @@
 mod cursor;
 mod value;
 
-use crate::dtype::DType;
+use crate::dtype::{DType, elements};
 use crate::{Error, Result, limits};
 use cursor::Cursor;
 use std::collections::{HashMap, HashSet};
@@ -239,11 +239,9 @@ fn read_tensor<R: Read>(at: &mut Cursor<'_, R>) -> Result<GgufTensor> {
         let allowed = names.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
         Error::unsupported(at.file(), field, format!("{known} ({number})"), allowed)
     })?;
-    let bytes = shape
-        .iter()
-        .try_fold(1u64, |n, &d| n.checked_mul(d))
+    let bytes = elements(&shape)
         .filter(|_| shape[0].is_multiple_of(dtype.block_elems() as u64))
-        .and_then(|n| dtype.bytes_for(usize::try_from(n).ok()?))
+        .and_then(|n| dtype.bytes_for(n))
         .filter(|&n| n as u64 <= at.length());
     let Some(bytes) = bytes else {
         let allowed = format!(

@@ -42,8 +42,13 @@ pub const CONFIG_BYTES: u64 = 8 << 20;
 pub const LAYERS: u64 = 1_024;
 /// Width of any one matrix side named by a config (hidden, intermediate, heads × head size).
 pub const WIDTH: u64 = 1 << 20;
-/// Tokens in a vocabulary; the largest published has 262 144.
-pub const VOCAB: u64 = 1 << 21;
+/// Tokens in a vocabulary; the largest published has 262 144. Building a tokenizer holds each
+/// token's text about four times.
+pub const VOCAB: u64 = 1 << 20;
+/// Merges of a BPE vocabulary; Llama 3 has 280 147.
+pub const MERGES: usize = 1 << 21;
+/// Added tokens, control tokens included; published vocabularies stay under 10 000.
+pub const ADDED_TOKENS: usize = 1 << 16;
 /// Attention heads.
 pub const HEADS: u64 = 4_096;
 /// Elements of one attention head.

@@ -3,7 +3,7 @@
 //! A file is eight bytes of header length, a JSON header, and data that the header's tensors tile
 //! exactly: no hole, no overlap, no byte left over. All of that is checked here; data is not read.
 
-use crate::dtype::DType;
+use crate::dtype::{DType, elements};
 use crate::{Error, Result, limits};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
@@ -92,9 +92,8 @@ fn check(
             let found = format!("[{begin}, {end}]");
             return refuse("data_offsets", found, format!("ascending, within {room} bytes"));
         }
-        let elements = entry.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-        let bytes = elements.and_then(|n| n.checked_mul(dtype.block_bytes() as u64));
-        if bytes != Some(end - begin) {
+        let bytes = elements(&entry.shape).and_then(|n| dtype.bytes_for(n));
+        if bytes.map(|n| n as u64) != Some(end - begin) {
             let found = format!("{:?} of {dtype}", entry.shape);
             return refuse("shape", found, format!("{} bytes, as data_offsets say", end - begin));
         }

@@ -94,6 +94,7 @@ fn gguf_tensors_lie_within_the_file_and_apart() {
     refused(gguf(&with("c", &[1 << 32, 1 << 32], 0, 96)), "shape of tensor c");
     refused(gguf(&with("c", &[1 << 62], 0, 96)), "shape of tensor c");
     refused(gguf(&with("c", &[u64::MAX, 2], 0, 96)), "shape of tensor c");
+    refused(gguf(&with("c", &[0, 1 << 40, 1 << 40], 0, 96)), "shape of tensor c");
     refused(gguf(&with("c", &[33], 2, 96)), "whole blocks of 32");
     // Offsets: beyond the end, wrapping, not aligned, inside another tensor.
     refused(gguf(&with("c", &[8], 0, 96)), "offset of tensor c");
@@ -144,6 +145,7 @@ fn safetensors_headers_must_tile_the_file() {
     refused(file(&entry("F32", "[2]", "[0,10000000000]"), 8), "data_offsets");
     refused(file(&entry("F32", "[2]", "[8,0]"), 8), "data_offsets");
     refused(file(&entry("F32", "[4294967296,4294967296]", "[0,8]"), 8), "shape");
+    refused(file(&entry("F32", "[0,4294967296,4294967296]", "[0,0]"), 0), "shape");
     refused(file(&entry("F32", "[3]", "[0,8]"), 8), "shape");
     refused(file(&entry("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4), "dimensions");
     refused(file(&entry("F8_E4M3", "[8]", "[0,8]"), 8), "F8_E4M3 is not supported");
@@ -233,6 +235,13 @@ fn vocabularies_must_fit_together() {
         .str("tokenizer.ggml.model", "gpt2")
         .strings("tokenizer.ggml.tokens", &["x".repeat(5_000)]);
     refused(read(long), "token 0");
+
+    // SentencePiece: a long token takes time with the square of its length.
+    let piece = GgufFile::new()
+        .str("tokenizer.ggml.model", "llama")
+        .strings("tokenizer.ggml.tokens", &["x".repeat(300)])
+        .array("tokenizer.ggml.scores", 6, &[vec![0; 4]]);
+    refused(read(piece), "at most 256 bytes");
 
     let json = |text: &str| Tokenizer::from_json(Path::new("tokenizer.json"), text.as_bytes());
     refused(

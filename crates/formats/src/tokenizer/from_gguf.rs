@@ -42,10 +42,13 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let pre = Pre::named(gguf)?;
     let tokens = Tokens::read(gguf)?;
     let bytes = TokenBytes::new(gguf.file(), Spelling::ByteLevel, &tokens.vocab, &tokens.added)?;
+    let stored = gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default();
+    if stored.len() > limits::MERGES {
+        let allowed = format!("at most {}", limits::MERGES);
+        return Err(gguf.refuse("tokenizer.ggml.merges", stored.len(), allowed));
+    }
     let mut merges = Vec::new();
-    for (number, merge) in
-        gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default().iter().enumerate()
-    {
+    for (number, merge) in stored.iter().enumerate() {
         // The space that separates is not the first character: that one belongs to a token.
         let first = merge.chars().next().map_or(0, char::len_utf8);
         let Some(space) = merge[first..].find(' ').map(|at| at + first) else {
@@ -116,6 +119,10 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<(String, Strin
                 merges.push((score, left, right));
             }
         }
+        if merges.len() > limits::MERGES {
+            let found = format!("more than {} ways to merge", limits::MERGES);
+            return Err(gguf.refuse("tokenizer.ggml.tokens", found, "fewer"));
+        }
     }
     merges.sort_by(|a, b| {
         let key = |m: &(f64, &str, &str)| (m.1.chars().count(), m.2.chars().count());
@@ -149,6 +156,10 @@ impl Tokens {
         else {
             return Err(gguf.refuse("tokenizer.ggml.tokens", "nothing", "an array of strings"));
         };
+        if texts.len() as u64 > limits::VOCAB {
+            let allowed = format!("at most {} tokens", limits::VOCAB);
+            return Err(gguf.refuse("tokenizer.ggml.tokens", texts.len(), allowed));
+        }
         let kinds = gguf.array("tokenizer.ggml.token_type")?;
         if let Some(kinds) = kinds.filter(|kinds| kinds.len() != texts.len()) {
             let allowed = format!("{}, one for each token", texts.len());

@@ -7,9 +7,11 @@
 use super::pipeline::{Bpe, Pipeline};
 use super::token_bytes::{Spelling, TokenBytes};
 use crate::safetensors::json_error;
-use crate::{Error, Result};
+use crate::{Error, Result, limits};
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::Value;
 use std::fmt;
 use std::path::Path;
@@ -49,7 +51,7 @@ struct ModelFields {
     // Other kinds of models have other kinds of vocabularies; they are refused by name first.
     vocab: Option<Pairs>,
     #[serde(default)]
-    merges: Vec<Merge>,
+    merges: Merges,
 }
 
 /// The vocabulary, or nothing when it is not a map of ids.
@@ -71,6 +73,10 @@ impl<'de> Deserialize<'de> for Pairs {
             ) -> std::result::Result<Pairs, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
+                    if pairs.len() as u64 == limits::VOCAB {
+                        let cap = limits::VOCAB;
+                        return Err(A::Error::custom(format!("more than {cap} tokens")));
+                    }
                     pairs.push(pair);
                 }
                 Ok(Pairs(Some(pairs)))
@@ -120,6 +126,39 @@ impl<'de> Deserialize<'de> for Merge {
     }
 }
 
+/// All merges, counted while they are read.
+#[derive(Default)]
+struct Merges(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visit;
+        impl<'de> Visitor<'de> for Visit {
+            type Value = Merges;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of merges")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> std::result::Result<Merges, A::Error> {
+                let mut merges = Vec::new();
+                while let Some(Merge(left, right)) = seq.next_element()? {
+                    if merges.len() == limits::MERGES {
+                        let cap = limits::MERGES;
+                        return Err(A::Error::custom(format!("more than {cap} merges")));
+                    }
+                    merges.push((left, right));
+                }
+                Ok(Merges(merges))
+            }
+        }
+        deserializer.deserialize_seq(Visit)
+    }
+}
+
 pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let file: File = serde_json::from_slice(json)
         .map_err(|error| json_error(path, 0, "tokenizer", json, &error))?;
@@ -149,7 +188,7 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let bytes = TokenBytes::new(path, spelling, &vocab, &added)?;
     let bpe = Bpe {
         vocab,
-        merges: model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect(),
+        merges: model.merges.0,
         unknown: model.unk_token,
         fuse_unknown: model.fuse_unk,
         byte_fallback: model.byte_fallback,

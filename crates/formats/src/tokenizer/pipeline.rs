@@ -94,6 +94,10 @@ impl Pipeline {
         normaliser: Option<NormalizerWrapper>,
         pre_tokenizer: Option<PreTokenizerWrapper>,
     ) -> Result<Self> {
+        if added.len() > limits::ADDED_TOKENS {
+            let allowed = format!("at most {}", limits::ADDED_TOKENS);
+            return Err(Error::invalid(file, 0, "added tokens", added.len(), allowed));
+        }
         let mut vocabulary = AddedVocabulary::new();
         let tokens = added.iter().map(|(_, token)| token.clone());
         vocabulary
