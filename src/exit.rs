@@ -1,5 +1,6 @@
 //! How the program ends: what each exit code promises, and how an error earns one.
 
+use engine::model::LoadError;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -47,11 +48,25 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
         if cause.is::<Interrupted>() {
             return INTERRUPTED;
         }
-        if cause.is::<BadInput>() || cause.is::<formats::Error>() {
+        if cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
             return BAD_INPUT;
         }
     }
     RUNTIME
+}
+
+/// Whether the model's files, not the device, are what stood in the way.
+fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(
+        cause.downcast_ref::<LoadError>(),
+        Some(
+            LoadError::Format(_)
+                | LoadError::Tensors { .. }
+                | LoadError::Quant(_)
+                | LoadError::Program(_)
+                | LoadError::Buckets(_)
+        )
+    )
 }
 
 /// Ends the program: nothing to say, or one line on standard error.

@@ -1,30 +1,32 @@
 //! `dacapo`: one binary that serves, answers, measures and explains. A subcommand is a file here;
 //! what it does lies in the crates.
 
+mod chat;
+mod cli;
 mod exit;
+mod generate;
+mod graph_args;
+mod interrupt;
+mod loading;
 mod models;
 mod progress;
+mod prompt;
 mod pull;
+mod run;
+mod sampling;
+mod serve;
+mod show;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
+use cli::{Cli, Command};
 use std::process::ExitCode;
 
-/// Runs language models by recording them as device graphs and replaying those
-#[derive(Parser, Debug)]
-#[command(name = "dacapo", version, propagate_version = true, max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand, Debug)]
-enum Command {
-    Pull(pull::PullArgs),
-}
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    exit::finish(match &cli.command {
+    let Cli { global, command } = Cli::parse();
+    exit::finish(match &command {
+        Command::Serve(args) => serve::run(args, &global),
+        Command::Run(args) => run::run(args, &global),
+        Command::Chat(args) => chat::run(args, &global),
         Command::Pull(args) => pull::run(args),
     })
 }

@@ -49,6 +49,11 @@ pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
     }
 }
 
+/// Where the default model is on this machine, if it is.
+pub(crate) fn default_model(env: &HubEnv) -> Option<PathBuf> {
+    smollm2::found(env).map(|files| files.path().clone())
+}
+
 /// A hub model that is complete in the cache.
 pub(crate) fn cached(id: &HubId, env: &HubEnv) -> Option<Files> {
     let snapshot = RepoCache::new(&env.cache, id).complete_snapshot(id)?;
@@ -78,7 +83,7 @@ pub(crate) fn pull(id: &HubId, env: &HubEnv) -> Result<Pulled> {
         let cache = env.cache.display();
         return Err(bad_input(format!("{id}: not in {cache}, and HF_HUB_OFFLINE forbids asking")));
     }
-    let hub = Hub::new(env);
+    let hub = Hub::new(env)?;
     let revision = hub.revision(id)?;
     let names = wanted(id, &revision.files)?;
     let asking = progress::spinner(&format!("{id}: {} files", names.len()));

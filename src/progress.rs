@@ -12,6 +12,15 @@ pub(crate) fn bytes(total: u64, what: &str) -> ProgressBar {
     bar
 }
 
+/// A bar that counts things.
+pub(crate) fn count(total: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), target());
+    let shape = "{msg:<32!} {bar:28} {pos}/{len}";
+    bar.set_style(ProgressStyle::with_template(shape).expect("a fixed template"));
+    bar.set_message(what.to_owned());
+    bar
+}
+
 /// A spinner for work of unknown length.
 pub(crate) fn spinner(what: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, target());

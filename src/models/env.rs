@@ -14,6 +14,9 @@ pub(crate) struct HubEnv {
     pub(crate) offline: bool,
     /// The hub's cache (`HF_HUB_CACHE`, `$HF_HOME/hub`).
     pub(crate) cache: PathBuf,
+    /// Certificates to trust instead of Mozilla's, for networks with their own authority
+    /// (`REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `SSL_CERT_FILE`).
+    pub(crate) certificates: Option<PathBuf>,
     /// Our own cache, for what does not come from the hub (`DACAPO_CACHE`).
     pub(crate) own_cache: PathBuf,
 }
@@ -40,6 +43,9 @@ impl HubEnv {
                 .map(|token| token.trim().to_owned()),
             offline: var("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
             cache: path("HF_HUB_CACHE").unwrap_or_else(|| hf_home.join("hub")),
+            certificates: path("REQUESTS_CA_BUNDLE")
+                .or_else(|| path("CURL_CA_BUNDLE"))
+                .or_else(|| path("SSL_CERT_FILE")),
             own_cache: path("DACAPO_CACHE").unwrap_or_else(|| caches.join("dacapo")),
         }
     }
@@ -82,6 +88,8 @@ mod tests {
         assert!(read(&[("HF_HUB_OFFLINE", "1")]).offline);
         assert!(!read(&[("HF_HUB_OFFLINE", "0")]).offline);
         assert!(read(&[("HF_TOKEN", "")]).token.is_none());
+        let certificates = read(&[("SSL_CERT_FILE", "/s"), ("REQUESTS_CA_BUNDLE", "/r")]);
+        assert_eq!(certificates.certificates.as_deref(), Some(Path::new("/r")));
     }
 
     #[test]

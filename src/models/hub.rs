@@ -6,9 +6,11 @@ use super::name::{HubId, is_inside};
 use crate::exit::bad_input;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
+use std::path::Path;
 use std::time::Duration;
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response, StatusCode};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 /// The longest that asking "are you there?" may take.
 const PROBE: Duration = Duration::from_secs(3);
@@ -59,8 +61,9 @@ struct Sibling {
 
 impl Hub {
     /// A hub as the environment describes it; proxies are taken from the environment too.
-    pub(crate) fn new(env: &HubEnv) -> Self {
+    pub(crate) fn new(env: &HubEnv) -> Result<Self> {
         let config = Agent::config_builder()
+            .tls_config(tls(env.certificates.as_deref())?)
             .http_status_as_error(false)
             .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
             .user_agent(concat!("dacapo/", env!("CARGO_PKG_VERSION")))
@@ -71,7 +74,7 @@ impl Hub {
             .timeout_per_read(Some(SILENCE))
             .build();
         let token = env.token.clone();
-        Self { agent: config.new_agent(), endpoint: env.endpoint.clone(), token }
+        Ok(Self { agent: config.new_agent(), endpoint: env.endpoint.clone(), token })
     }
 
     /// Whether the hub answers at all, asked for at most three seconds.
@@ -175,6 +178,22 @@ impl Hub {
             code => bail!("{what}: the hub answers {code}"),
         }
     }
+}
+
+/// Whom to trust: Mozilla's list, or the certificates in a file.
+fn tls(file: Option<&Path>) -> Result<TlsConfig> {
+    let roots = match file {
+        None => RootCerts::WebPki,
+        Some(path) => {
+            let pem = std::fs::read(path).with_context(|| path.display().to_string())?;
+            let items = parse_pem(&pem).filter_map(|item| match item {
+                Ok(PemItem::Certificate(certificate)) => Some(certificate),
+                _ => None,
+            });
+            RootCerts::from(items)
+        }
+    };
+    Ok(TlsConfig::builder().root_certs(roots).build())
 }
 
 /// The size of the linked content, or of the file itself.

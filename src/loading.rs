@@ -1,0 +1,257 @@
+//! From the words on the command line to a model that is ready on a device.
+
+use crate::cli::Global;
+use crate::exit::bad_input;
+use crate::graph_args::GraphArgs;
+use crate::models::{self, DEFAULT, HubEnv, ModelName};
+use crate::progress;
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use device::{Device, DeviceKind, StepLimits};
+use engine::grammar::Vocabulary;
+use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
+use engine::{Engine, EngineConfig};
+use formats::chat::ChatTemplate;
+use formats::checkpoint::Checkpoint;
+use formats::config::ModelConfig;
+use formats::tokenizer::Tokenizer;
+use graph::Phase;
+use graph::config::{self, ConfigError, Facts, Resolved};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// Which model, and how it is put on the device.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LoadArgs {
+    /// A folder, a .gguf file, or a hub id org/name[@revision]
+    #[arg(default_value = DEFAULT)]
+    pub(crate) model: String,
+    /// dummy: weights from a seed, for a bundled shape such as qwen3-0.6b
+    #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Loading")]
+    load_format: LoadFormat,
+    /// Most tokens of a conversation, prompt included; the model's own limit is never exceeded
+    #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Loading")]
+    #[arg(value_parser = clap::value_parser!(u32).range(16..))]
+    max_context: u32,
+    /// Share of the free device memory to use
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Loading")]
+    memory_share: f64,
+    #[command(flatten)]
+    graph: GraphArgs,
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LoadFormat {
+    /// From the model's files
+    Auto,
+    /// From a seed
+    Dummy,
+}
+
+/// A model on a device, with everything to talk to it.
+pub(crate) struct Loaded {
+    pub(crate) name: String,
+    /// What it runs on, in one line.
+    pub(crate) device: String,
+    pub(crate) config: ModelConfig,
+    pub(crate) executor: GraphExecutor,
+    /// How graphs came to be configured.
+    pub(crate) graphs: Resolved,
+    /// `None` for dummy weights.
+    pub(crate) text: Option<ModelText>,
+}
+
+/// How a model's text becomes tokens.
+pub(crate) struct ModelText {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+}
+
+/// An engine for one caller, and the model's text.
+pub(crate) struct Talk {
+    pub(crate) engine: Engine<GraphExecutor>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+}
+
+/// Opens the device that the flags ask for; says which it is and why.
+pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
+    let (device, line) = Device::open(global.device)?;
+    match global.threads {
+        Some(threads) if device.kind() == DeviceKind::Cpu => {
+            drop(device);
+            let device = device::cpu::open(Some(threads.into()), false)?;
+            let line = device.describe();
+            Ok((device, line))
+        }
+        _ => Ok((device, line)),
+    }
+}
+
+/// Finds the model, opens the device, fills it; `max_batch` sequences can run at once.
+pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<Loaded> {
+    if !(args.memory_share > 0.0 && args.memory_share <= 1.0) {
+        let share = args.memory_share;
+        return Err(bad_input(format!("--memory-share {share}: must be above 0 and at most 1")));
+    }
+    let source = source(args)?;
+    let text = match &source {
+        ModelSource::Checkpoint(path) => Some(read_text(path)?),
+        ModelSource::Dummy { .. } => None,
+    };
+    let (device, line) = open_device(global)?;
+    let mut options = LoadOptions {
+        max_batch,
+        max_context: args.max_context,
+        memory_share: args.memory_share,
+        ..LoadOptions::default()
+    };
+    let graphs = configure(&args.graph, &device, &mut options)?;
+    let bar = Mutex::new(Bar::default());
+    let report = |progress| bar.lock().expect("no panic holds it").update(progress);
+    let loaded = load_executor(&source, &device, &options, &report);
+    bar.into_inner().expect("no panic holds it").finish();
+    let loaded = loaded.with_context(|| format!("loading {}", args.model))?;
+    Ok(Loaded {
+        name: short_name(&args.model),
+        device: line,
+        config: loaded.config,
+        executor: loaded.executor,
+        graphs,
+        text,
+    })
+}
+
+/// Resolves what was said about graphs for this device, and puts it into the options.
+fn configure(args: &GraphArgs, device: &Device, options: &mut LoadOptions) -> Result<Resolved> {
+    let limits = StepLimits {
+        seats: options.max_batch,
+        rows: options.max_batch,
+        tokens: options.prefill_tokens.max(options.max_batch),
+        pages_per_seat: options.max_context.div_ceil(options.page_size),
+        page_size: options.page_size,
+        vocab: 0,
+        penalties: options.penalties,
+    };
+    let facts = Facts {
+        gpu: device.kind() == DeviceKind::Cuda,
+        capability: device.target().map_or((0, 0), |target| target.capability),
+        records: true,
+        sequences: limits.rows,
+        tokens: limits.tokens,
+    };
+    let wrong = |error: ConfigError| bad_input(error.to_string());
+    let resolved = config::resolve(&args.given, &facts).map_err(wrong)?;
+    for warning in &resolved.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let runner = |phase| resolved.runner(phase, &limits).map_err(wrong);
+    options.runners = Some((runner(Phase::Decode)?, runner(Phase::Prefill)?));
+    Ok(resolved)
+}
+
+/// A model's name without the way to it: clients should not learn folders of this machine.
+fn short_name(model: &str) -> String {
+    let path = Path::new(model);
+    let name = match path.is_file() {
+        true => path.file_stem(),
+        false if path.is_dir() => path.file_name(),
+        false => None,
+    };
+    name.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn source(args: &LoadArgs) -> Result<ModelSource> {
+    if args.load_format == LoadFormat::Dummy {
+        let config = match Path::new(&args.model).is_dir() {
+            true => ModelConfig::from_folder(Path::new(&args.model))?,
+            false => bundled(&args.model)?,
+        };
+        return Ok(ModelSource::Dummy { config: Box::new(config), seed: 0 });
+    }
+    if !Path::new(&args.model).exists() && bundled(&args.model).is_ok() {
+        let name = &args.model;
+        return Err(bad_input(format!(
+            "{name} is a shape without weights: add --load-format dummy"
+        )));
+    }
+    let files = models::locate(&ModelName::parse(&args.model)?, &HubEnv::read())?;
+    Ok(ModelSource::Checkpoint(files.path().clone()))
+}
+
+fn bundled(name: &str) -> Result<ModelConfig> {
+    let names = || ModelConfig::bundled_names().collect::<Vec<_>>().join(", ");
+    let unknown = || bad_input(format!("{name}: no such shape; there are {}", names()));
+    ModelConfig::bundled_names()
+        .find(|known| known.eq_ignore_ascii_case(name))
+        .ok_or_else(unknown)
+        .and_then(|known| Ok(ModelConfig::bundled(known)?))
+}
+
+fn read_text(path: &Path) -> Result<ModelText> {
+    let checkpoint = Checkpoint::open(path)?;
+    let tokenizer = Arc::new(Tokenizer::of(&checkpoint)?);
+    Ok(ModelText { tokenizer, template: ChatTemplate::of(&checkpoint)? })
+}
+
+impl Loaded {
+    /// What an engine must know of this model. Being ready for grammars takes a moment.
+    pub(crate) fn engine_config(&self, grammars: bool) -> EngineConfig {
+        let text = self.text.as_ref().filter(|_| grammars);
+        let vocabulary = text.and_then(|text| vocabulary(text, &self.config));
+        EngineConfig { eos: self.config.eos.clone(), vocabulary, ..EngineConfig::default() }
+    }
+
+    /// Ready to talk; a model of dummy weights has nothing to say.
+    pub(crate) fn talk(self, grammars: bool) -> Result<Talk> {
+        let config = self.engine_config(grammars);
+        let text = self.text.ok_or_else(|| {
+            bad_input("dummy weights have no tokenizer: they are for `bench`, `graph` and `serve`")
+        })?;
+        let engine = Engine::new(self.executor, config);
+        Ok(Talk { engine, tokenizer: text.tokenizer, template: text.template })
+    }
+}
+
+/// What grammars are built over; `None` when they cannot be, and then they are refused by name.
+fn vocabulary(text: &ModelText, config: &ModelConfig) -> Option<Arc<Vocabulary>> {
+    let tokenizer = &text.tokenizer;
+    let vocab = config.vocab as u32;
+    let bytes: Vec<_> = (0..vocab).map(|id| tokenizer.token_bytes(id).to_vec()).collect();
+    let special: Vec<u32> = tokenizer.control_ids().filter(|&id| id < vocab).collect();
+    Vocabulary::new(&bytes, &special, &config.eos).ok().map(Arc::new)
+}
+
+/// One bar at a time: weights, then graphs.
+#[derive(Default)]
+struct Bar {
+    bar: Option<indicatif::ProgressBar>,
+    graphs: bool,
+}
+
+impl Bar {
+    fn update(&mut self, progress: Progress) {
+        let (graphs, done, total) = match progress {
+            Progress::Weights(done, total) => (false, done, total),
+            Progress::Graphs(done, total) => (true, done, total),
+        };
+        if self.bar.is_none() || graphs != self.graphs {
+            self.finish();
+            self.graphs = graphs;
+            self.bar = Some(match graphs {
+                false => progress::bytes(total, "weights"),
+                true => progress::count(total, "recording graphs"),
+            });
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

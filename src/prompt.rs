@@ -1,0 +1,123 @@
+//! From what a person writes to the tokens that a model is fed.
+
+use crate::exit::bad_input;
+use anyhow::{Context, Result};
+use engine::request::Token;
+use formats::chat::ChatTemplate;
+use formats::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// A conversation, and how to say it in the model's own form.
+pub(crate) struct Conversation {
+    tokenizer: Arc<Tokenizer>,
+    /// `None` for a model that was not made to chat: its text is fed as it is.
+    template: Option<ChatTemplate>,
+    system: Option<String>,
+    turns: Vec<Value>,
+}
+
+impl Conversation {
+    /// An empty conversation.
+    pub(crate) fn new(
+        tokenizer: Arc<Tokenizer>,
+        template: Option<ChatTemplate>,
+        system: Option<String>,
+    ) -> Self {
+        Self { tokenizer, template, system, turns: Vec::new() }
+    }
+
+    /// Whether the model was made to chat.
+    pub(crate) fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Forgets what was said; the system message stays.
+    pub(crate) fn reset(&mut self) {
+        self.turns.clear();
+    }
+
+    /// Says what the model is to be, from the next answer on; `None` says nothing.
+    pub(crate) fn set_system(&mut self, system: Option<String>) {
+        self.system = system;
+    }
+
+    /// What the model is told to be.
+    pub(crate) fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// Adds a turn of the user and gives the tokens to continue.
+    pub(crate) fn ask(&mut self, text: &str) -> Result<Vec<Token>> {
+        self.turns.push(json!({ "role": "user", "content": text }));
+        let tokens = self.tokens();
+        if tokens.is_err() {
+            self.turns.pop();
+        }
+        tokens
+    }
+
+    /// Adds the model's turn.
+    pub(crate) fn answered(&mut self, text: &str) {
+        self.turns.push(json!({ "role": "assistant", "content": text }));
+    }
+
+    /// Takes back the last turn of the user, when it got no answer.
+    pub(crate) fn take_back(&mut self) {
+        self.turns.pop();
+    }
+
+    fn tokens(&self) -> Result<Vec<Token>> {
+        let Some(template) = &self.template else { return self.plain() };
+        let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let messages = Value::Array(system.chain(self.turns.iter().cloned()).collect());
+        let escaper = self.tokenizer.escaper();
+        let rendered = template.render_escaped(&messages, None, true, &Map::new(), escaper)?;
+        Ok(self.tokenizer.encode_chat(&rendered)?)
+    }
+
+    fn plain(&self) -> Result<Vec<Token>> {
+        let turns = self.turns.iter().filter_map(|turn| turn["content"].as_str());
+        let text: Vec<&str> = self.system.as_deref().into_iter().chain(turns).collect();
+        raw(&self.tokenizer, &text.join("\n"))
+    }
+}
+
+/// The tokens of a text as it is: control tokens written in it are control tokens.
+pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Token>> {
+    let tokens = tokenizer.encode(text, true)?;
+    match tokens.is_empty() {
+        true => Err(bad_input("the prompt is empty")),
+        false => Ok(tokens),
+    }
+}
+
+/// The prompt from the flag, or from standard input when somebody writes into it.
+pub(crate) fn from_flag_or_stdin(flag: Option<&str>) -> Result<String> {
+    use std::io::{IsTerminal, Read};
+    if let Some(text) = flag {
+        return match text.is_empty() {
+            true => Err(bad_input("the prompt is empty")),
+            false => Ok(text.to_owned()),
+        };
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(bad_input("no prompt: give one with -p TEXT, or write it to standard input"));
+    }
+    let mut bytes = Vec::new();
+    stdin.lock().take(MAX_PROMPT + 1).read_to_end(&mut bytes).context("reading the prompt")?;
+    if bytes.len() as u64 > MAX_PROMPT {
+        return Err(bad_input(format!("the prompt is longer than {MAX_PROMPT} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| bad_input("the prompt is not UTF-8"))?;
+    // The end of line that `echo` adds is not part of what was meant.
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    match text.trim().is_empty() {
+        true => Err(bad_input("the prompt is empty")),
+        false => Ok(text.to_owned()),
+    }
+}
+
+/// The longest prompt read from standard input, in bytes.
+const MAX_PROMPT: u64 = 64 << 20;

@@ -1,0 +1,76 @@
+//! `dacapo run`: one prompt, one answer; or a file of them.
+
+use crate::cli::Global;
+use crate::exit::Interrupted;
+use crate::generate::{Ask, Ending, Speaker};
+use crate::interrupt::Interrupt;
+use crate::loading::{self, LoadArgs};
+use crate::prompt::{self, Conversation};
+use crate::sampling::SamplingArgs;
+use crate::show::Screen;
+use anyhow::Result;
+use clap::Args;
+
+/// Answer one prompt
+///
+/// The answer goes to standard output as it comes, everything else to standard error. Without -p
+/// the prompt is read from standard input.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// The prompt
+    #[arg(long, short, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// What the model is told to be
+    #[arg(long, short, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+    /// Feed the prompt as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
+    let text = prompt::from_flag_or_stdin(args.prompt.as_deref())?;
+    let interrupt = Interrupt::install()?;
+    let loaded = loading::load(&args.load, global, 1)?;
+    let sampling = args.sampling.sampling(&loaded.config)?;
+    let (model, device) = (loaded.name.clone(), loaded.device.clone());
+    let talk = loaded.talk(sampling.grammar.is_some())?;
+    let prompt = match args.raw {
+        true => prompt::raw(&talk.tokenizer, &text)?,
+        false => {
+            let tokenizer = talk.tokenizer.clone();
+            let mut chat = Conversation::new(tokenizer, talk.template, args.system.clone());
+            if !chat.has_template() {
+                eprintln!("note: this model has no chat template; the prompt is fed as it is");
+            }
+            chat.ask(&text)?
+        }
+    };
+    let ask = Ask { prompt, sampling, stop: args.sampling.stop.clone() };
+    let mut speaker = Speaker::new(talk.engine, talk.tokenizer);
+    let mut screen = Screen::new();
+    let answer = speaker.answer(ask, &interrupt, &mut |text| match args.json {
+        true => Ok(()),
+        false => screen.show(text),
+    })?;
+    if args.json {
+        let mut report = answer.to_json();
+        report["model"] = model.into();
+        report["device"] = device.into();
+        println!("{report}");
+    } else {
+        screen.end_line()?;
+        eprintln!("[{}]", answer.summary());
+    }
+    match answer.ending {
+        Ending::Interrupted => Err(Interrupted.into()),
+        Ending::Stop | Ending::Length => Ok(()),
+    }
+}

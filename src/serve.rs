@@ -1,0 +1,164 @@
+//! `dacapo serve`: the OpenAI API over a model, and a page to watch it.
+
+mod backend;
+mod watched;
+
+use crate::cli::Global;
+use crate::exit::bad_input;
+use crate::loading::{self, LoadArgs, Loaded};
+use anyhow::Result;
+use backend::Serving;
+use clap::Args;
+use engine::model::GraphExecutor;
+use engine::request::Sampling;
+use graph::runner::Ran;
+use server::link::{self, ConfigRow, GraphInfo};
+use server::text::{CheckpointText, TextModel, bytes::ByteText};
+use server::{Limits, Model, ServerConfig};
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing_subscriber::EnvFilter;
+
+/// Serve a model with the OpenAI API, and a page to watch it
+///
+/// Listens on this machine only unless --host says otherwise. SIGTERM or Ctrl-C lets running
+/// requests finish; a second one does not.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Address to listen on; 0.0.0.0 is every interface
+    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    port: u16,
+    /// Ask every caller for this key (may be given several times)
+    #[arg(long, value_name = "KEY", env = "DACAPO_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// Most sequences that run at once
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_batch: u32,
+    /// The name clients ask for; the model's own unless said
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// Change a limit, such as inflight=64 (may be given several times)
+    #[arg(long, value_name = "NAME=N", long_help = limits_help())]
+    limit: Vec<String>,
+    /// Write a record of every step to this file, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Logs as JSON, one object a line
+    #[arg(long)]
+    log_json: bool,
+}
+
+fn limits_help() -> String {
+    let rows = Limits::TABLE
+        .iter()
+        .map(|row| format!("  {}={}\n      {}", row.name, row.default, row.doc));
+    let rows: Vec<String> = rows.collect();
+    format!("Change a limit (may be given several times). The table:\n{}", rows.join("\n"))
+}
+
+pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
+    let config = server_config(args)?;
+    start_logging(args.log_json);
+    let mut loaded = loading::load(&args.load, global, args.max_batch)?;
+    let engine = loaded.engine_config(true);
+    let info = about(&loaded);
+    let model = model(args, &mut loaded);
+    let backend = Serving::new(loaded.executor, engine, info);
+    server::serve(config, link::once(backend), model)?;
+    Ok(())
+}
+
+fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
+    let mut config = ServerConfig {
+        listen: SocketAddr::new(args.host, args.port),
+        api_keys: args.api_key.clone(),
+        trace: args.trace.clone(),
+        ..ServerConfig::default()
+    };
+    for limit in &args.limit {
+        let parsed = limit.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
+        let (name, value) =
+            parsed.ok_or_else(|| bad_input(format!("--limit {limit}: not NAME=NUMBER")))?;
+        config.limits.set(name, value).map_err(|why| bad_input(format!("--limit {why}")))?;
+    }
+    Ok(config)
+}
+
+/// Logs go to standard error; `RUST_LOG` chooses which.
+fn start_logging(json: bool) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    match json {
+        true => builder.json().init(),
+        false => builder.compact().init(),
+    }
+}
+
+/// What is served, as clients see it.
+fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
+    let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
+    let geometry = engine::exec::Executor::geometry(&loaded.executor);
+    let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
+    let Some(text) = loaded.text.take() else {
+        return Model::new(name, context, Arc::new(ByteText));
+    };
+    let config = &loaded.config;
+    let vocab = config.vocab as u32;
+    let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
+    let (tools, reasoning) = (text.tool_format(), text.reasoning());
+    let suggested = config.sampling;
+    let plain = Model::new(name, context, Arc::new(text) as Arc<dyn TextModel>);
+    let defaults = Sampling {
+        temperature: suggested.temperature.unwrap_or(plain.defaults.temperature),
+        top_p: suggested.top_p.unwrap_or(plain.defaults.top_p),
+        top_k: suggested.top_k.unwrap_or(plain.defaults.top_k),
+        min_p: suggested.min_p.unwrap_or(plain.defaults.min_p),
+        ..plain.defaults.clone()
+    };
+    Model { defaults, tools, reasoning, ..plain }
+}
+
+/// Lines for the page.
+fn about(loaded: &Loaded) -> GraphInfo {
+    let row = |key: &str, value: String, reason: &str| ConfigRow {
+        key: key.into(),
+        value,
+        reason: reason.into(),
+    };
+    let config = &loaded.config;
+    let geometry = engine::exec::Executor::geometry(&loaded.executor);
+    let about = vec![
+        row("model", loaded.name.clone(), config.family.name()),
+        row("device", loaded.device.clone(), ""),
+        row("layers", config.layers.to_string(), ""),
+        row("pages", geometry.pages.to_string(), "what is left after weights and workspace"),
+        row("page size", geometry.page_size.to_string(), "tokens"),
+        row("seats", geometry.seats.to_string(), "--max-batch"),
+    ];
+    let decisions = loaded.graphs.decisions.iter().map(|decision| ConfigRow {
+        key: decision.path.into(),
+        value: decision.value.clone(),
+        reason: match decision.why.is_empty() {
+            true => decision.source.to_string(),
+            false => format!("{}: {}", decision.source, decision.why),
+        },
+    });
+    GraphInfo { about, config: decisions.collect(), plans: Vec::new() }
+}
+
+impl watched::Traced for GraphExecutor {
+    fn last(&self) -> Option<&Ran> {
+        self.last_ran()
+    }
+}

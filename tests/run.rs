@@ -1,0 +1,173 @@
+//! `dacapo run` and `dacapo chat` as a user has them, with a real model on the CPU. Where the
+//! model cannot be fetched the tests that need it say so and pass.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+fn dacapo(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dacapo"));
+    command.args(args).args(["--device", "cpu"]).stdin(Stdio::null());
+    command
+}
+
+/// SmolLM2 by the way that needs no hub, kept in the target folder between runs.
+fn smollm2() -> Option<&'static str> {
+    static PATH: OnceLock<Option<String>> = OnceLock::new();
+    let found = PATH.get_or_init(|| {
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dacapo");
+        let output = dacapo(&["pull", "smollm2"])
+            .env("DACAPO_CACHE", &cache)
+            .env("HF_HOME", cache.join("no-hub"))
+            // Nobody listens there: the hub cannot be reached.
+            .env("HF_ENDPOINT", "http://127.0.0.1:9")
+            .output()
+            .unwrap();
+        if !output.status.success() {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
+            return None;
+        }
+        Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    });
+    found.as_deref()
+}
+
+#[track_caller]
+fn succeeds(output: Output) -> (String, String) {
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    (String::from_utf8(output.stdout).unwrap(), error)
+}
+
+#[track_caller]
+fn fails(output: Output, code: i32) -> String {
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert_eq!(output.stdout, b"");
+    error
+}
+
+const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
+
+#[test]
+fn the_capital_of_france() {
+    let Some(model) = smollm2() else { return };
+    let (text, error) = succeeds(dacapo(&["run", model, "-p", QUESTION]).output().unwrap());
+    assert!(text.contains("Paris"), "{text}");
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines.len(), 1, "{error}");
+    assert!(lines[0].starts_with("[prompt ") && lines[0].ends_with(" tok/s]"), "{error}");
+
+    // The same through standard input and as JSON.
+    let mut child = dacapo(&["run", model, "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("{QUESTION}\n").as_bytes()).unwrap();
+    let (json, error) = succeeds(child.wait_with_output().unwrap());
+    assert_eq!(error, "");
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["text"].as_str().unwrap(), text.trim_end_matches('\n'));
+    assert_eq!(report["finish"], "stop");
+    assert!(report["prompt_tokens"].as_u64().unwrap() > 10);
+}
+
+#[test]
+fn flags_do_what_they_say() {
+    let Some(model) = smollm2() else { return };
+    let json = |flags: &[&str]| -> serde_json::Value {
+        let args = [&["run", model, "--json"], flags].concat();
+        serde_json::from_str(&succeeds(dacapo(&args).output().unwrap()).0).unwrap()
+    };
+    let raw = json(&["-p", "The capital of France is", "--raw", "-n", "4"]);
+    assert!(raw["text"].as_str().unwrap().contains("Paris"), "{raw}");
+    assert_eq!((&raw["finish"], &raw["answer_tokens"]), (&"length".into(), &4.into()));
+    let stop = json(&["-p", QUESTION, "--stop", "Par"]);
+    assert!(!stop["text"].as_str().unwrap().contains("Par"), "{stop}");
+    let hot = ["-p", "Tell me a story.", "-t", "1.2", "--seed", "7", "-n", "12"];
+    assert_eq!(json(&hot)["text"], json(&hot)["text"], "same seed, same answer");
+    let other = ["-p", "Tell me a story.", "-t", "1.2", "--seed", "8", "-n", "12"];
+    assert_ne!(json(&hot)["text"], json(&other)["text"]);
+    let digits = json(&["-p", "How many legs has a dog?", "--regex", "[0-9]", "-n", "8"]);
+    assert_eq!(digits["text"].as_str().unwrap().len(), 1, "{digits}");
+}
+
+#[test]
+fn a_conversation_through_a_pipe() {
+    let Some(model) = smollm2() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut child = dacapo(&["chat", model, "-n", "40"])
+        .env("DACAPO_CACHE", home.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = format!("/help\n/nonsense\n\n{QUESTION}\nAnd of Italy?\n/reset\n/exit\n");
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let (text, error) = succeeds(child.wait_with_output().unwrap());
+    assert!(text.contains("/reset") && text.contains("Paris"), "{text}");
+    assert!(error.contains("/nonsense: no such command"), "{error}");
+    assert_eq!(error.matches("tok/s]").count(), 2, "{error}");
+    assert!(error.contains(" known)"), "the second turn knows the first: {error}");
+}
+
+#[test]
+fn ctrl_c_ends_the_answer_with_130() {
+    let Some(model) = smollm2() else { return };
+    let mut child = dacapo(&["run", model, "-p", "Count.", "--ignore-eos", "-n", "4000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{error}");
+    assert!(error.contains("; interrupted]"), "{error}");
+}
+
+#[test]
+fn wrong_input_is_one_line_and_code_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| -> PathBuf {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let huge =
+        [b"GGUF".as_slice(), &3u32.to_le_bytes(), &u64::MAX.to_le_bytes(), &[0; 64]].concat();
+    for path in [put("a.gguf", b""), put("b.gguf", b"GGUF\x03\0\0\0"), put("c.gguf", &huge)] {
+        let error = fails(dacapo(&["run", path.to_str().unwrap(), "-p", "x"]).output().unwrap(), 2);
+        assert!(error.contains(".gguf"), "{error}");
+    }
+    let empty = folder.path().to_str().unwrap();
+    fails(dacapo(&["run", empty, "-p", "x"]).output().unwrap(), 2);
+    for (args, word) in [
+        (["run", "nothing-here", "-p", "x"], "not a hub id"),
+        (["run", "qwen3-0.6b", "-p", "x"], "--load-format dummy"),
+        (["run", "./missing.gguf", "-p", "x"], "no such file"),
+        (["run", "smollm2", "-p", ""], "the prompt is empty"),
+    ] {
+        let error = fails(dacapo(&args).output().unwrap(), 2);
+        assert!(error.contains(word), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_code_2_and_help_is_code_0() {
+    for args in [&["nothing"][..], &["run", "--nothing"], &["run", "--threads", "0"]] {
+        assert_eq!(dacapo(args).output().unwrap().status.code(), Some(2), "{args:?}");
+    }
+    for args in [&["--help"][..], &["run", "--help"], &["chat", "--help"], &["pull", "--help"]] {
+        let (help, _) = succeeds(dacapo(args).output().unwrap());
+        assert!(help.contains("--device"), "{help}");
+    }
+}
