@@ -92,7 +92,8 @@ impl Matcher {
     /// One bit per token that may come next.
     pub(crate) fn mask(&mut self) -> Result<Vec<u32>, String> {
         let mask = self.inner.compute_mask_or_eos().map_err(|error| error.to_string())?;
-        Ok(mask.as_slice().to_vec())
+        // The set keeps a spare word when the vocabulary fills its last one.
+        Ok(mask.as_slice()[..mask.len().div_ceil(32)].to_vec())
     }
 
     /// Whether this token ends an answer, whatever the request's stop tokens are.
