@@ -144,7 +144,10 @@ impl<X: Executor> Chat<X> {
     fn say(&mut self, text: &str) -> Result<()> {
         let prompt = match self.conversation.ask(text) {
             Ok(prompt) => prompt,
-            Err(error) => return Ok(eprintln!("error: {error:#}")),
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                return Ok(());
+            }
         };
         let ask = Ask { prompt, sampling: self.sampling.clone(), stop: self.stop.clone() };
         let mut screen = Screen::new();

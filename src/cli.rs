@@ -52,4 +52,6 @@ pub(crate) enum Command {
     Run(crate::run::RunArgs),
     Chat(crate::chat::ChatArgs),
     Pull(crate::pull::PullArgs),
+    Bench(crate::bench::BenchArgs),
+    Doctor(crate::doctor::DoctorArgs),
 }

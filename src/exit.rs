@@ -64,7 +64,7 @@ fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
                 | LoadError::Tensors { .. }
                 | LoadError::Quant(_)
                 | LoadError::Program(_)
-                | LoadError::Buckets(_)
+                | LoadError::Graphs(_)
         )
     )
 }

@@ -7,7 +7,7 @@ use crate::models::{self, DEFAULT, HubEnv, ModelName};
 use crate::progress;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use device::{Device, DeviceKind, StepLimits};
+use device::{Device, DeviceKind};
 use engine::grammar::Vocabulary;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
 use engine::{Engine, EngineConfig};
@@ -15,8 +15,7 @@ use formats::chat::ChatTemplate;
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tokenizer::Tokenizer;
-use graph::Phase;
-use graph::config::{self, ConfigError, Facts, Resolved};
+use graph::config::Resolved;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -101,54 +100,29 @@ pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<L
         ModelSource::Dummy { .. } => None,
     };
     let (device, line) = open_device(global)?;
-    let mut options = LoadOptions {
+    let options = LoadOptions {
         max_batch,
         max_context: args.max_context,
         memory_share: args.memory_share,
+        graphs: args.graph.given.clone(),
         ..LoadOptions::default()
     };
-    let graphs = configure(&args.graph, &device, &mut options)?;
     let bar = Mutex::new(Bar::default());
     let report = |progress| bar.lock().expect("no panic holds it").update(progress);
     let loaded = load_executor(&source, &device, &options, &report);
     bar.into_inner().expect("no panic holds it").finish();
     let loaded = loaded.with_context(|| format!("loading {}", args.model))?;
+    for warning in &loaded.graphs.warnings {
+        eprintln!("warning: {warning}");
+    }
     Ok(Loaded {
         name: short_name(&args.model),
         device: line,
         config: loaded.config,
         executor: loaded.executor,
-        graphs,
+        graphs: loaded.graphs,
         text,
     })
-}
-
-/// Resolves what was said about graphs for this device, and puts it into the options.
-fn configure(args: &GraphArgs, device: &Device, options: &mut LoadOptions) -> Result<Resolved> {
-    let limits = StepLimits {
-        seats: options.max_batch,
-        rows: options.max_batch,
-        tokens: options.prefill_tokens.max(options.max_batch),
-        pages_per_seat: options.max_context.div_ceil(options.page_size),
-        page_size: options.page_size,
-        vocab: 0,
-        penalties: options.penalties,
-    };
-    let facts = Facts {
-        gpu: device.kind() == DeviceKind::Cuda,
-        capability: device.target().map_or((0, 0), |target| target.capability),
-        records: true,
-        sequences: limits.rows,
-        tokens: limits.tokens,
-    };
-    let wrong = |error: ConfigError| bad_input(error.to_string());
-    let resolved = config::resolve(&args.given, &facts).map_err(wrong)?;
-    for warning in &resolved.warnings {
-        eprintln!("warning: {warning}");
-    }
-    let runner = |phase| resolved.runner(phase, &limits).map_err(wrong);
-    options.runners = Some((runner(Phase::Decode)?, runner(Phase::Prefill)?));
-    Ok(resolved)
 }
 
 /// A model's name without the way to it: clients should not learn folders of this machine.

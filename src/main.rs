@@ -1,8 +1,10 @@
 //! `dacapo`: one binary that serves, answers, measures and explains. A subcommand is a file here;
 //! what it does lies in the crates.
 
+mod bench;
 mod chat;
 mod cli;
+mod doctor;
 mod exit;
 mod generate;
 mod graph_args;
@@ -28,5 +30,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, &global),
         Command::Chat(args) => chat::run(args, &global),
         Command::Pull(args) => pull::run(args),
+        Command::Bench(args) => bench::run(args, &global),
+        Command::Doctor(args) => doctor::run(args),
     })
 }

@@ -1,0 +1,26 @@
+//! `dacapo bench`: figures, each with the machine and the command that made it.
+
+mod device;
+pub(crate) mod record;
+
+use crate::cli::Global;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Measure this machine, a model on it, or a server
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    Device(device::DeviceArgs),
+}
+
+pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
+    match &args.what {
+        What::Device(args) => device::run(args, global),
+    }
+}
