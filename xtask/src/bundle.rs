@@ -2,7 +2,7 @@
 //! Rust there. One folder, one script, one closing line.
 
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::Message;
+use cargo_metadata::{Message, Metadata};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,7 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     std::fs::create_dir_all(&folder)?;
     let mut tests = Vec::new();
     let mut measures = Vec::new();
-    for binary in build(options)? {
+    for binary in build(options, &metadata)? {
         let file = folder.join(&binary.name);
         copy_stripped(&binary.path, &file)?;
         if binary.test { tests.push(binary.name) } else { measures.push(binary.name) }
@@ -56,10 +56,16 @@ struct Binary {
 }
 
 /// Every test binary and every example of the packages.
-fn build(options: &Options) -> Result<Vec<Binary>> {
+fn build(options: &Options, metadata: &Metadata) -> Result<Vec<Binary>> {
+    let mut binaries = artifacts(options, metadata, &["test", "--no-run", "--lib", "--tests"])?;
+    // As part of the tests an example is a test of itself; here it is wanted as a program.
+    binaries.extend(artifacts(options, metadata, &["build", "--examples"])?);
+    Ok(binaries)
+}
+
+fn artifacts(options: &Options, metadata: &Metadata, command: &[&str]) -> Result<Vec<Binary>> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "--no-run", "--lib", "--tests", "--examples"]);
-    cargo.arg("--message-format=json-render-diagnostics");
+    cargo.args(command).arg("--message-format=json-render-diagnostics");
     for package in &options.packages {
         cargo.args(["-p", package]);
     }
@@ -72,22 +78,14 @@ fn build(options: &Options) -> Result<Vec<Binary>> {
     for message in Message::parse_stream(output) {
         let Message::CompilerArtifact(artifact) = message? else { continue };
         let Some(path) = artifact.executable else { continue };
-        let package = artifact.package_id.repr;
-        let package =
-            package.rsplit(['/', '#']).find(|part| !part.contains('@')).unwrap_or_default();
-        let example = artifact.target.is_example();
-        let name = match (example, artifact.target.is_lib()) {
-            (true, _) => artifact.target.name.clone(),
-            (false, true) => format!("{}-unit", artifact.target.name),
-            (false, false) => {
-                format!("{}-{}", package.split('@').next().unwrap_or(package), artifact.target.name)
-            }
+        let package = &metadata[&artifact.package_id].name;
+        let (target, test) = (&artifact.target.name, artifact.profile.test);
+        let name = match (test, artifact.target.is_lib()) {
+            (false, _) => target.clone(),
+            (true, true) => format!("{package}-unit"),
+            (true, false) => format!("{package}-{target}"),
         };
-        // An example is built twice: as itself, and as an (empty) test of itself.
-        if example && artifact.profile.test {
-            continue;
-        }
-        binaries.push(Binary { name, path: path.into(), test: !example });
+        binaries.push(Binary { name, path: path.into(), test });
     }
     ensure!(child.wait()?.success(), "the build failed");
     Ok(binaries)

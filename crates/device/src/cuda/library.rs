@@ -186,12 +186,10 @@ fn load_builtins(place: &Path) {
 /// The file behind a name the loader found by itself.
 fn loaded_path(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let stem = format!("{}.so", name.split(".so").next().unwrap_or(name));
     maps.lines()
         .filter_map(|line| line.split_whitespace().nth(5))
-        .find(|path| {
-            let file = path.rsplit('/').next().unwrap_or_default();
-            file.starts_with(name.split(".so").next().unwrap_or(name)) && file.contains(".so")
-        })
+        .find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(&stem)))
         .map(PathBuf::from)
 }
 
