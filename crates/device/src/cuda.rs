@@ -14,6 +14,7 @@ pub mod lower;
 mod memory;
 pub(crate) mod record;
 pub mod source;
+pub mod usage;
 
 pub use context::{Gpu, gpus};
 

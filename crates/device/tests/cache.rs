@@ -62,7 +62,7 @@ fn a_damaged_entry_is_compiled_again() {
         ("another magic", flipped(0)),
         ("another checksum", flipped(9)),
         ("another flag", flipped(40)),
-        ("another log length", flipped(42)),
+        ("another first byte", flipped(41)),
         ("another last byte", flipped(whole.len() - 1)),
         ("text", b"not a cubin at all, but long enough to hold a header of one".to_vec()),
     ];

@@ -13,8 +13,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const MAGIC: &[u8; 8] = b"dacapok1";
-/// Magic, checksum of all that follows, flags, length of the log.
-const HEAD: usize = 8 + 32 + 1 + 4;
+/// Magic, checksum of all that follows, flags.
+const HEAD: usize = 8 + 32 + 1;
 
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl Cache {
         let (major, minor) = compiler.found().version;
         part(format!("nvrtc {major}.{minor}").as_bytes());
         part(key.entry.as_bytes());
-        for option in compiler.options(key, arch) {
+        for option in Compiler::options(key, arch) {
             part(option.as_bytes());
         }
         for (name, text) in source::closure(&key.source)? {
@@ -166,8 +166,6 @@ impl Cache {
 
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let mut body = vec![u8::from(compiled.waits)];
-    body.extend_from_slice(&(compiled.log.len() as u32).to_le_bytes());
-    body.extend_from_slice(compiled.log.as_bytes());
     body.extend_from_slice(&compiled.cubin);
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(blake3::hash(&body).as_bytes());
@@ -178,13 +176,7 @@ fn encode(compiled: &Compiled) -> Vec<u8> {
 /// A whole entry, or nothing.
 fn read(path: &Path) -> Option<Compiled> {
     let bytes = std::fs::read(path).ok()?;
-    let (head, rest) = bytes.split_at_checked(HEAD)?;
-    let (sum, body) = (&head[8..40], &bytes[40..]);
-    if head[..8] != *MAGIC || blake3::hash(body).as_bytes() != sum {
-        return None;
-    }
-    let log_len = u32::from_le_bytes(head[41..45].try_into().ok()?) as usize;
-    let (log, cubin) = rest.split_at_checked(log_len)?;
-    let log = String::from_utf8(log.to_vec()).ok()?;
-    Some(Compiled { cubin: cubin.to_vec(), waits: head[40] != 0, log })
+    let (head, cubin) = bytes.split_at_checked(HEAD)?;
+    let whole = head[..8] == *MAGIC && blake3::hash(&bytes[40..]).as_bytes() == &head[8..40];
+    whole.then(|| Compiled { cubin: cubin.to_vec(), waits: head[40] != 0 })
 }

@@ -15,42 +15,6 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// The entry executes `griddepcontrol.wait`, so it may be launched dependently.
     pub waits: bool,
-    /// What the compiler said; ends with the resource usage of every entry.
-    pub log: String,
-}
-
-/// What a kernel takes, as the assembler reports it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Registers per thread.
-    pub registers: u32,
-    /// Bytes of stack per thread.
-    pub stack: u32,
-    /// Bytes stored to local memory for want of registers.
-    pub spill_stores: u32,
-    /// Bytes loaded back.
-    pub spill_loads: u32,
-}
-
-impl Compiled {
-    /// The resource usage of an entry, if the log has it.
-    pub fn usage(&self, entry: &str) -> Option<Usage> {
-        let start = self.log.find(&format!("Compiling entry function '{entry}'"))?;
-        let text = &self.log[start..];
-        let text = match text[1..].find("Compiling entry function") {
-            Some(end) => &text[..end + 1],
-            None => text,
-        };
-        let before = |what: &str| -> Option<u32> {
-            text[..text.find(what)?].split_whitespace().next_back()?.parse().ok()
-        };
-        Some(Usage {
-            registers: before(" registers")?,
-            stack: before(" bytes stack frame")?,
-            spill_stores: before(" bytes spill stores")?,
-            spill_loads: before(" bytes spill loads")?,
-        })
-    }
 }
 
 /// A run-time compiler that was found.
@@ -76,12 +40,11 @@ impl Compiler {
     }
 
     /// The options a key is compiled with; with the sources and the version they decide the cubin.
-    pub fn options(&self, key: &KernelKey, arch: &str) -> Vec<String> {
+    pub fn options(key: &KernelKey, arch: &str) -> Vec<String> {
         let mut options = vec![
             format!("--gpu-architecture={arch}"),
             "--std=c++17".into(),
             "--generate-line-info".into(),
-            "--ptxas-options=-v".into(),
         ];
         options.extend(
             key.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")),
@@ -107,7 +70,7 @@ impl Compiler {
         let (text, name) = (c(text), c(&format!("{}.cu", key.source)));
         let texts: Vec<CString> = headers.iter().map(|(_, text)| c(text)).collect();
         let names: Vec<CString> = headers.iter().map(|(name, _)| c(name)).collect();
-        let options: Vec<CString> = self.options(key, arch).iter().map(|o| c(o)).collect();
+        let options: Vec<CString> = Self::options(key, arch).iter().map(|o| c(o)).collect();
         let pointers = |strings: &[CString]| -> Vec<*const c_char> {
             strings.iter().map(|s| s.as_ptr()).collect()
         };
@@ -129,8 +92,8 @@ impl Compiler {
         let outcome = unsafe {
             api.nvrtcCompileProgram(program.program, options.len() as c_int, options.as_ptr())
         };
-        let log = program.log()?;
         if let Err(problem) = outcome {
+            let log = program.log()?;
             let kernel = format!("{}::{} for {arch}", key.source, key.entry);
             return Err(Error::Compile { kernel, log: format!("{problem}\n{log}") });
         }
@@ -142,7 +105,7 @@ impl Compiler {
                 log: format!("the source has no entry `{}`", key.entry),
             }
         })?;
-        Ok(Compiled { cubin, waits, log })
+        Ok(Compiled { cubin, waits })
     }
 }
 
@@ -178,12 +141,7 @@ impl Handle<'_> {
     fn log(&self) -> Result<String> {
         let bytes = self.bytes(NvrtcApi::nvrtcGetProgramLogSize, NvrtcApi::nvrtcGetProgramLog)?;
         let text = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy);
-        // How long it took differs from run to run; everything else is a function of the key.
-        let lines = |text: std::borrow::Cow<'_, str>| {
-            let kept = text.lines().filter(|line| !line.contains("Compile time"));
-            kept.collect::<Vec<_>>().join("\n")
-        };
-        Ok(text.map(lines).unwrap_or_default())
+        Ok(text.map(|text| text.into_owned()).unwrap_or_default())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use sys::CUdevice_attribute as Attribute;
 
 /// A GPU as found, before anything is opened.
@@ -90,6 +90,7 @@ impl Context {
             });
         }
         let (gpu, device) = gpu(api, ordinal)?;
+        let _turn = may_wait();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the device handle is the driver's own.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
@@ -201,6 +202,20 @@ impl Drop for Event {
         // SAFETY: created once, destroyed once.
         report(unsafe { self.api.cuEventDestroy_v2(self.raw) });
     }
+}
+
+/// Calls that may wait for the whole GPU (allocating, freeing, loading and unloading code) would break
+/// a capture that another thread has open: they take this lock to read, a capture takes it to write.
+static WHOLE_GPU: RwLock<()> = RwLock::new(());
+
+/// Held around a call that may wait for the whole GPU.
+pub(crate) fn may_wait() -> RwLockReadGuard<'static, ()> {
+    WHOLE_GPU.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Held while a capture is open.
+pub(crate) fn capturing() -> RwLockWriteGuard<'static, ()> {
+    WHOLE_GPU.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// What a drop can do with a failure: say it.

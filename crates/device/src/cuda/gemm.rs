@@ -3,7 +3,7 @@
 //! allocated.
 
 use super::api::LtApi;
-use super::context::{Context, Stream, report};
+use super::context::{Context, Stream, may_wait, report};
 use super::launch::Gemm;
 use super::library;
 use crate::arena::ArenaInner;
@@ -41,6 +41,7 @@ impl Products {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Products> {
         let api = &library::cublas_lt()?.api;
         context.bind()?;
+        let _turn = may_wait();
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current.
         unsafe { api.cublasLtCreate(&mut handle) }?;
@@ -52,6 +53,7 @@ impl Products {
         self.context.bind()?;
         let shape = shape(gemm);
         let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _turn = may_wait();
         if let Entry::Vacant(entry) = chosen.entry(shape) {
             entry.insert(self.choose(&Layouts::new(self.api, gemm)?, gemm)?);
         }
@@ -157,6 +159,7 @@ impl Products {
 impl Drop for Products {
     fn drop(&mut self) {
         report(self.context.bind().map(|_| ()));
+        let _turn = may_wait();
         // SAFETY: created once, destroyed once.
         report(unsafe { self.api.cublasLtDestroy(self.handle) });
     }

@@ -3,7 +3,7 @@
 use super::api::DriverApi;
 use super::cache::Cache;
 use super::compile::{Compiled, Compiler};
-use super::context::{Context, Stream, report};
+use super::context::{Context, Stream, may_wait, report};
 use super::launch::{Arg, KernelKey, Launch, TensorMap};
 use crate::arena::ArenaInner;
 use crate::{DType, Error, Result};
@@ -31,19 +31,19 @@ unsafe impl Sync for Kernel {}
 impl Kernel {
     fn load(context: &Arc<Context>, key: &KernelKey, compiled: &Compiled) -> Result<Kernel> {
         let api = context.bind()?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the cubin is whole (checksummed or just compiled) and for this architecture.
-        unsafe { api.cuModuleLoadData(&mut module, compiled.cubin.as_ptr().cast()) }?;
         let mut kernel = Kernel {
             context: context.clone(),
-            module,
+            module: std::ptr::null_mut(),
             function: std::ptr::null_mut(),
             waits: compiled.waits,
             shared: Mutex::new(48 << 10),
         };
+        let _turn = may_wait();
+        // SAFETY: the cubin is whole (checksummed or just compiled) and for this architecture.
+        unsafe { api.cuModuleLoadData(&mut kernel.module, compiled.cubin.as_ptr().cast()) }?;
         let name = CString::new(key.entry.as_str()).expect("names hold no NUL");
         // SAFETY: the module was loaded above.
-        unsafe { api.cuModuleGetFunction(&mut kernel.function, module, name.as_ptr()) }?;
+        unsafe { api.cuModuleGetFunction(&mut kernel.function, kernel.module, name.as_ptr()) }?;
         let mut registers = 0;
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
         // Asking for an attribute makes a lazy driver load the code now, not inside a recording.
@@ -123,7 +123,11 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
+        if self.module.is_null() {
+            return;
+        }
         report(self.context.bind().map(|_| ()));
+        let _turn = may_wait();
         // SAFETY: loaded once, unloaded once.
         report(unsafe { self.context.api.cuModuleUnload(self.module) });
     }

@@ -1,6 +1,6 @@
 //! An arena's memory on a GPU, and the way bytes get in and out.
 
-use super::context::{Context, Event, report};
+use super::context::{Context, Event, may_wait, report};
 use crate::arena::{ArenaInner, Memory};
 use crate::{Error, Region, Result, Span};
 use cudarc::driver::sys;
@@ -20,6 +20,7 @@ impl CudaMemory {
         let host = Pinned::new(context, sizes[Region::HostMapped as usize] as usize)
             .map_err(|problem| out_of_memory(context, Region::HostMapped, sizes, problem))?;
         let mut memory = CudaMemory { context: context.clone(), bases: [0; 5], host };
+        let _turn = may_wait();
         let api = context.bind()?;
         for region in Region::ALL {
             let bytes = sizes[region as usize] as usize;
@@ -62,6 +63,7 @@ impl Drop for CudaMemory {
     fn drop(&mut self) {
         // Work that still uses the memory must end first: the host half is freed without waiting.
         report(self.context.sync());
+        let _turn = may_wait();
         for region in Region::ALL {
             let base = self.bases[region as usize];
             if region != Region::HostMapped && base != 0 {
@@ -92,6 +94,8 @@ impl Pinned {
         if bytes == 0 {
             return Ok(pinned);
         }
+        // After `pinned`, so that a failure lets go of it before `pinned` is dropped.
+        let _turn = may_wait();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         let mut host = std::ptr::null_mut();
         // SAFETY: the context is current; the result is owned by `pinned`.
@@ -109,6 +113,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if !self.host.is_null() {
             report(self.context.bind().map(|_| ()));
+            let _turn = may_wait();
             // SAFETY: allocated once, freed once.
             report(unsafe { self.context.api.cuMemFreeHost(self.host.cast()) });
         }

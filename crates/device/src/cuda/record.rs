@@ -1,7 +1,7 @@
 //! Recording: launches are captured from a stream of their own into a graph, so what is recorded is
 //! exactly what an eager run would launch, and other threads' work is never caught by accident.
 
-use super::context::{Context, Stream, report};
+use super::context::{Context, Stream, capturing, may_wait, report};
 use super::driver::Executor;
 use super::kernel::Kernel;
 use super::launch::{Arg, KernelKey, Launch, Lowered};
@@ -101,7 +101,10 @@ impl CudaGraph {
         };
         let kernels = HashMap::new();
         let mut recorder = Recorder { executor, arena, options, nodes: 0, kernels, lost: false };
-        let outcome = recorder.body(graph, steps, None);
+        let outcome = {
+            let _turn = capturing();
+            recorder.body(graph, steps, None)
+        };
         if recorder.lost {
             recorded.graph = std::ptr::null_mut();
         }
@@ -145,6 +148,7 @@ impl Drop for CudaGraph {
     fn drop(&mut self) {
         // The kernels and the arena may go with it, so its last launch must have ended.
         report(self.context.sync());
+        let _turn = may_wait();
         if !self.exec.is_null() {
             // SAFETY: created once, destroyed once; idle after the wait above.
             report(unsafe { self.context.api.cuGraphExecDestroy(self.exec) });

@@ -249,13 +249,16 @@ impl Machine {
             StepState::lay_out(LIMITS, |region, name, bytes| open.alloc(region, name, bytes));
         let bytes = u64::from(LIMITS.rows * LIMITS.vocab) * 4;
         let logits = open.alloc(Region::Workspace, "logits", bytes);
-        let arena = device.seal(open).expect("memory");
-        let record = |(rows, tokens): (u32, u32)| {
+        let mut steps = BUCKETS.map(|(rows, tokens)| {
             let logits = Tensor::dense(logits, DType::F32, rows, LIMITS.vocab);
-            let ops = [
+            [
                 Op::Prologue(Prologue { state, rows, tokens }),
                 Op::Sample(Sample { logits, state, scratch: None, rows }),
-            ];
+            ]
+        });
+        steps.iter_mut().for_each(|ops| give_scratch(&device, &mut open, ops));
+        let arena = device.seal(open).expect("memory");
+        let record = |ops: [Op; 2]| {
             let mut recording =
                 device.record(&arena, "step", RecordOptions::default()).expect("idle");
             for op in ops {
@@ -264,7 +267,7 @@ impl Machine {
             }
             recording.finish().expect("a recording").remove(0)
         };
-        let graphs = BUCKETS.map(record).into_iter().collect();
+        let graphs = steps.map(record).into_iter().collect();
         Machine { device, arena, state, logits, graphs }
     }
 

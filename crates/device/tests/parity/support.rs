@@ -1,6 +1,7 @@
 //! Lays a case out the same way on every device, runs it, and compares what it wrote.
 
 use device::cpu::{self, Limit};
+use device::cuda::lower::scratch_bytes;
 use device::{
     DType, Device, DeviceChoice, DeviceKind, Item, Node, Op, OpenArena, RecordOptions, Region,
     Span, Tensor,
@@ -167,14 +168,30 @@ fn knows(device: &Device, op: &Op) -> bool {
     device.kind() == DeviceKind::Cpu || !matches!(weights, DType::P4 | DType::P8)
 }
 
+/// Gives ops the scratch that the device asks for.
+pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]) {
+    let Some(target) = device.target() else { return };
+    let need = ops.iter().map(|op| scratch_bytes(op, &target)).max().unwrap_or(0);
+    let span = (need > 0).then(|| open.alloc(Region::State, "scratch", need));
+    for op in ops {
+        match op {
+            Op::Linear(op) => op.scratch = span,
+            Op::Attention(op) => op.scratch = span,
+            Op::Sample(op) => op.scratch = span,
+            _ => {}
+        }
+    }
+}
+
 /// Runs ops, recorded as one graph, and returns what the named spans hold afterwards.
 pub(crate) fn run(
     device: &Device,
     build: &dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>),
 ) -> Vec<Vec<u8>> {
     let mut layout = Layout { open: OpenArena::new(), init: Vec::new() };
-    let (ops, outs) = build(&mut layout);
-    let Layout { open, init } = layout;
+    let (mut ops, outs) = build(&mut layout);
+    let Layout { mut open, init } = layout;
+    give_scratch(device, &mut open, &mut ops);
     let arena = device.seal(open).expect("memory");
     for (span, bytes) in &init {
         device.write(&arena, *span, bytes).expect("a write");

@@ -81,6 +81,9 @@ pub(crate) const MODELS: [Model; 5] = [
     },
 ];
 
+/// Scratch every op is given; more than this would be a mistake.
+pub(crate) const SCRATCH: u64 = 1 << 30;
+
 /// Rows and tokens of a bucket, and whether every row has one token.
 pub(crate) const BUCKETS: [(u32, u32, bool); 14] = [
     (1, 1, true),
@@ -152,7 +155,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         heads: kv_heads,
         head_dim,
     };
-    let scratch = Some(tensor(Region::State, DType::U8, 1, 256 << 20).span);
+    let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
     let linear = |x, w, norm, bias, epilogue, y| {
         Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant: None })
