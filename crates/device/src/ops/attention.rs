@@ -16,7 +16,9 @@ use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
 use crate::op::Attention;
 
+mod avx512;
 mod fast;
+mod portable;
 
 impl Contract for Attention {
     const NAME: &'static str = "attention";

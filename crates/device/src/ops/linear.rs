@@ -17,6 +17,7 @@ use crate::op::{Epilogue, Linear};
 use crate::{DType, Result};
 
 mod acts;
+mod amx;
 mod fast;
 mod finish;
 mod packed;

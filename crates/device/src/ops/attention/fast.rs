@@ -1,20 +1,23 @@
-//! Query heads of a token are attended together per KV head; (token, KV head) pairs are cut among the
-//! threads.
+//! Work is cut by row, KV head and block of tokens; the query heads that share a KV head go together.
 
 use super::Attention;
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+use super::portable;
+use crate::DType;
 use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
-use crate::cpu::simd::{Level, dot, exp, fma, levels};
-use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::simd::Level;
+use crate::cpu::step::{Scratch, Step, Team};
 use crate::cpu::tables::Tables;
-use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::cpu::view::{Matrix, load_floats};
 use crate::op::KvLayer;
 use crate::ops::rope_kv::RopeKvStep;
-use crate::step::count;
 
-struct AttentionStep {
+/// The op with its addresses resolved.
+pub(super) struct AttentionStep {
     qkv: Matrix,
-    out: Matrix,
+    pub(super) out: Matrix,
     q_heads: usize,
     kv: KvLayer,
     pages: *const u8,
@@ -24,7 +27,9 @@ struct AttentionStep {
     rows: usize,
     single: bool,
     rope: Option<RopeKvStep>,
-    level: Level,
+    pub(super) level: Level,
+    /// The AVX-512 kernels fit the shape.
+    wide: bool,
 }
 
 // SAFETY: addresses in an arena that the recording keeps; chunks write different heads of the output.
@@ -34,6 +39,9 @@ unsafe impl Sync for AttentionStep {}
 
 impl Attention {
     pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+        let level = Level::of(features);
+        let group = self.q_heads / self.kv.heads;
+        let wide = level == Level::Avx512 && self.kv.head_dim.is_multiple_of(16) && group <= 16;
         Box::new(AttentionStep {
             qkv: Matrix::new(memory, &self.qkv),
             out: Matrix::new(memory, &self.out),
@@ -46,9 +54,85 @@ impl Attention {
             rows: self.rows as usize,
             single: self.single,
             rope: self.rope.as_ref().map(|rope| rope.resolve(memory, features)),
-            level: Level::of(features),
+            level,
+            wide,
         })
     }
+}
+
+/// The query heads of a row that share a KV head, and a worker's scratch.
+pub(super) struct Heads<'a> {
+    pub(super) step: &'a AttentionStep,
+    pub(super) seat: usize,
+    pub(super) kv_head: usize,
+    pub(super) own: *mut f32,
+}
+
+impl Heads<'_> {
+    pub(super) fn dim(&self) -> usize {
+        self.step.kv.head_dim as usize
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.step.group()
+    }
+
+    pub(super) fn page_size(&self) -> usize {
+        self.step.kv.page_size as usize
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.step.kv.dtype
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        self.step.scale
+    }
+
+    /// The first position a token at `position` sees.
+    pub(super) fn first(&self, position: usize) -> usize {
+        self.step.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// Where k (`part` 0) or v (1) of a position lies; the rest of its page follows.
+    pub(super) fn line(&self, part: usize, position: usize) -> *const u8 {
+        let size = self.page_size();
+        let slot = self.step.tables.page(self.seat, position) * size + position % size;
+        let at = self.step.kv.index(slot, part, self.kv_head) * self.dtype().block_bytes();
+        self.step.pages.wrapping_add(at)
+    }
+
+    /// One query.
+    ///
+    /// # Safety
+    /// `to` has room for a head.
+    pub(super) unsafe fn load_query(&self, token: usize, g: usize, to: *mut f32) {
+        let (qkv, dim) = (&self.step.qkv, self.dim());
+        let at = qkv.at(token, (self.kv_head * self.group() + g) * dim);
+        // SAFETY: a head of the token's row.
+        unsafe { load_floats(qkv.dtype, at, std::slice::from_raw_parts_mut(to, dim)) };
+    }
+
+    /// All queries of a token.
+    ///
+    /// # Safety
+    /// `to` has room for the group.
+    pub(super) unsafe fn load_queries(&self, token: usize, to: *mut f32) {
+        for g in 0..self.group() {
+            // SAFETY: the caller's promise.
+            unsafe { self.load_query(token, g, to.add(g * self.dim())) };
+        }
+    }
+}
+
+/// What one chunk does: consecutive tokens of a row for a KV head.
+#[derive(Clone, Copy)]
+struct Block {
+    row: usize,
+    kv_head: usize,
+    token: usize,
+    tokens: usize,
+    position: usize,
 }
 
 impl AttentionStep {
@@ -60,124 +144,87 @@ impl AttentionStep {
         (self.tables.limits.pages_per_seat * self.tables.limits.page_size) as usize
     }
 
-    /// Floats of a worker's scratch: queries, outputs, one row of k or v, scores.
-    fn own_floats(&self) -> usize {
-        let dim = self.kv.head_dim as usize;
-        self.group() * (2 * dim + self.context()) + dim
+    /// Most tokens of a block.
+    fn block_tokens(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.wide {
+            return avx512::LANES / self.group();
+        }
+        8
     }
 
-    /// One token's query heads that share a KV head.
-    fn token_head(&self, row: usize, token: usize, position: usize, kv_head: usize, own: *mut u8) {
-        let dim = self.kv.head_dim as usize;
-        let (group, size) = (self.group(), self.kv.page_size as usize);
-        // SAFETY: this worker's own scratch, of the size asked for.
-        let own = unsafe { std::slice::from_raw_parts_mut(own.cast::<f32>(), self.own_floats()) };
-        let (queries, rest) = own.split_at_mut(group * dim);
-        let (outs, rest) = rest.split_at_mut(group * dim);
-        let (line, scores) = rest.split_at_mut(dim);
-        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let count = position + 1 - first;
-        let seat = self.tables.row_seat.get(row) as usize;
-        // SAFETY: the group's heads are consecutive in the token's row.
-        unsafe {
-            load_floats(self.qkv.dtype, self.qkv.at(token, kv_head * group * dim), queries);
-        }
-        let kv_line = |position: usize, part: usize| {
-            let slot = self.tables.page(seat, position) * size + position % size;
-            let at = self.kv.index(slot, part, kv_head) * self.kv.dtype.block_bytes();
-            self.pages.wrapping_add(at)
-        };
-        for p in 0..count {
-            // SAFETY: `index` checked the slot.
-            unsafe { load_floats(self.kv.dtype, kv_line(first + p, 0), line) };
-            for g in 0..group {
-                // SAFETY: the level was detected.
-                let dot = unsafe { score(self.level, &queries[g * dim..(g + 1) * dim], line) };
-                scores[g * count + p] = self.scale * dot;
-            }
-        }
-        for scores in scores[..group * count].chunks_exact_mut(count) {
-            // SAFETY: the level was detected.
-            unsafe { softmax(self.level, scores) };
-        }
-        outs.fill(0.0);
-        for p in 0..count {
-            // SAFETY: `index` checked the slot.
-            unsafe { load_floats(self.kv.dtype, kv_line(first + p, 1), line) };
-            for g in 0..group {
-                let weight = scores[g * count + p];
-                // SAFETY: the level was detected.
-                unsafe { add(self.level, &mut outs[g * dim..(g + 1) * dim], line, weight) };
-            }
-        }
-        let at = self.out.at(token, kv_head * group * dim);
-        // SAFETY: the group's heads of this token, which this chunk alone writes.
-        unsafe { store_floats(self.out.dtype, at, outs) };
-    }
-
-    fn zero(&self, token: usize) {
-        let bytes = self.out.dtype.bytes(self.out.cols);
-        // SAFETY: a row of the output.
-        unsafe { self.out.at(token, 0).write_bytes(0, bytes) };
-    }
-
-    /// The row of a token, and its position; none for a pad token.
-    fn locate(&self, token: usize) -> Option<(usize, usize)> {
-        let tables = &self.tables;
+    /// First token and number of tokens of a row.
+    fn tokens(&self, row: usize) -> (usize, usize) {
         if self.single {
-            let kv_len = tables.kv_len.get(token) as usize;
-            return (kv_len > 0).then(|| (token, kv_len - 1));
+            return (row, 1);
         }
-        let row = tables.token_row.get(token) as usize;
-        (row < self.rows).then(|| {
-            let end = tables.q_start.get(row + 1) as usize;
-            (row, tables.kv_len.get(row) as usize - (end - token))
-        })
+        let start = self.tables.q_start.get(row) as usize;
+        (start, self.tables.q_start.get(row + 1) as usize - start)
     }
-}
 
-#[inline(always)]
-fn score_body<const FMA: bool>(q: &[f32], k: &[f32]) -> f32 {
-    dot::<FMA>(q, k)
-}
-
-#[inline(always)]
-fn softmax_body<const FMA: bool>(scores: &mut [f32]) {
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut total = 0.0;
-    for score in scores.iter_mut() {
-        *score = exp::<FMA>(*score - max);
-        total += *score;
+    fn blocks(&self) -> usize {
+        let size = self.block_tokens();
+        let blocks: usize = (0..self.rows).map(|row| self.tokens(row).1.div_ceil(size)).sum();
+        blocks * self.kv.heads as usize
     }
-    let inverse = 1.0 / total;
-    scores.iter_mut().for_each(|score| *score *= inverse);
-}
 
-#[inline(always)]
-fn add_body<const FMA: bool>(out: &mut [f32], v: &[f32], weight: f32) {
-    for (out, v) in out.iter_mut().zip(v) {
-        *out = fma::<FMA>(*v, weight, *out);
+    /// Block `index`; a row's last blocks, which see most, come first.
+    fn block(&self, index: usize) -> Block {
+        let (size, heads) = (self.block_tokens(), self.kv.heads as usize);
+        let (mut left, kv_head) = (index / heads, index % heads);
+        let mut row = 0;
+        loop {
+            let (start, count) = self.tokens(row);
+            let blocks = count.div_ceil(size);
+            if left < blocks {
+                let skip = (blocks - 1 - left) * size;
+                let old = (self.tables.kv_len.get(row) as usize).saturating_sub(count);
+                let tokens = size.min(count - skip);
+                return Block { row, kv_head, token: start + skip, tokens, position: old + skip };
+            }
+            left -= blocks;
+            row += 1;
+        }
     }
-}
 
-levels! {
-    /// q·k.
-    fn score(q: &[f32], k: &[f32]) -> f32 = score_body;
-}
-
-levels! {
-    /// Scores to weights that sum to 1.
-    fn softmax(scores: &mut [f32]) = softmax_body;
-}
-
-levels! {
-    /// out += weight · v.
-    fn add(out: &mut [f32], v: &[f32], weight: f32) = add_body;
+    fn run_block(&self, block: Block, own: *mut u8) {
+        let Block { row, kv_head, token, tokens, position } = block;
+        if self.tables.kv_len.get(row) == 0 {
+            // A pad row of a decode step.
+            let bytes = self.out.dtype.bytes(self.out.cols);
+            if kv_head == 0 {
+                // SAFETY: a row of the output.
+                unsafe { self.out.at(token, 0).write_bytes(0, bytes) };
+            }
+            return;
+        }
+        let seat = self.tables.row_seat.get(row) as usize;
+        let heads = Heads { step: self, seat, kv_head, own: own.cast() };
+        #[cfg(target_arch = "x86_64")]
+        if self.wide {
+            // SAFETY: `wide` says the processor has AVX-512; the scratch is what was asked for.
+            unsafe {
+                if tokens * self.group() <= 6 {
+                    (0..tokens).for_each(|i| avx512::few(&heads, token + i, position + i));
+                } else {
+                    avx512::block(&heads, token, tokens, position);
+                }
+            }
+            return;
+        }
+        (0..tokens).for_each(|i| portable::token(&heads, token + i, position + i));
+    }
 }
 
 impl Step for AttentionStep {
     fn scratch(&self) -> Scratch {
-        let own = Scratch { shared: 0, own: self.own_floats() * size_of::<f32>() };
+        let (dim, group, context) = (self.kv.head_dim as usize, self.group(), self.context());
+        let portable = portable::own_floats(dim, group, context);
+        #[cfg(target_arch = "x86_64")]
+        let floats = avx512::own_floats(dim, group, context).max(portable);
+        #[cfg(not(target_arch = "x86_64"))]
+        let floats = portable;
+        let own = Scratch { shared: 0, own: floats * size_of::<f32>() };
         self.rope.as_ref().map_or(own, |rope| rope.scratch().max(own))
     }
 
@@ -185,25 +232,8 @@ impl Step for AttentionStep {
         if let Some(rope) = &self.rope {
             rope.run(team);
         }
-        let tokens = if self.single {
-            self.rows
-        } else {
-            (self.tables.counts.get(count::TOKENS as usize) as usize).min(self.out.rows)
-        };
-        let heads = self.kv.heads as usize;
-        let items = tokens * heads;
-        let chunks = chunks(items, team.threads());
-        team.parallel(chunks, &|chunk, worker| {
-            for item in part(items, chunks, chunk) {
-                let (token, head) = (item / heads, item % heads);
-                match self.locate(token) {
-                    Some((row, position)) => {
-                        self.token_head(row, token, position, head, team.own(worker));
-                    }
-                    None if head == 0 && self.single => self.zero(token),
-                    None => {}
-                }
-            }
+        team.parallel(self.blocks(), &|chunk, worker| {
+            self.run_block(self.block(chunk), team.own(worker));
         });
     }
 }

@@ -58,14 +58,40 @@ impl Acts {
         let at = row * self.blocks();
         // SAFETY: the caller's promise; the level was detected.
         unsafe {
-            quantise_row(
-                level,
-                values,
-                self.q.add(row * self.cols),
-                self.d.add(at),
-                self.s.add(at),
-                self.z.add(at),
-            );
+            let (q, d) = (self.q.add(row * self.cols), self.d.add(at));
+            let (s, z) = (self.s.add(at), self.z.add(at));
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => quantise_avx512(values, q, d, s, z),
+                _ => quantise_row(level, values, q, d, s, z),
+            }
+        }
+    }
+}
+
+/// As [`pack::quantise`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, z: *mut i32) {
+    use std::arch::x86_64::*;
+    for (block, x) in values.chunks_exact(COLS).enumerate() {
+        // SAFETY: 32 floats; the caller gave room for every block.
+        unsafe {
+            let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+            let inverse = _mm512_set1_ps(if amax == 0.0 { 0.0 } else { 127.0 / amax });
+            // Conversion rounds to nearest even.
+            let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+            let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+            let to = q.add(block * COLS);
+            _mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(a));
+            _mm_storeu_si128(to.add(16).cast(), _mm512_cvtsepi32_epi8(b));
+            let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+            let scale = amax / 127.0;
+            let half = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(scale));
+            *d.add(block) = _mm_cvtss_f32(_mm_cvtph_ps(half));
+            *s.add(block) = scale * sum as f32;
+            *z.add(block) = -128 * sum;
         }
     }
 }

@@ -34,6 +34,39 @@ impl Finish {
         Finish { bias, kind, y: Matrix::new(memory, &op.y), level }
     }
 
+    /// Products `n..n + 16` of a row: as [`Finish::row`], with everything in f32 kept in registers.
+    #[inline]
+    pub(super) fn row16(&self, row: usize, n: usize, products: &mut [f32; MOST]) {
+        if self.bias.is_some() || self.y.dtype != DType::F32 {
+            return self.row(row, n, products);
+        }
+        match &self.kind {
+            Kind::Store => self.put(row, n, products),
+            Kind::Residual(residual) if residual.dtype == DType::F32 => {
+                assert!(n + MOST <= residual.cols);
+                // SAFETY: 16 floats of the residual's row.
+                let other = unsafe { residual.at(row, n).cast::<[f32; MOST]>().read_unaligned() };
+                products.iter_mut().zip(other).for_each(|(product, other)| *product += other);
+                self.put(row, n, products);
+            }
+            Kind::Residual(_) => self.row(row, n, products),
+            Kind::SiluMul => {
+                let mut out = [0.0f32; MOST / 2];
+                // SAFETY: the level was detected.
+                unsafe { silu_mul16(self.level, products, &mut out) };
+                self.put(row, n / 2, &out);
+            }
+        }
+    }
+
+    /// Stores to an f32 row.
+    #[inline(always)]
+    fn put<const N: usize>(&self, row: usize, col: usize, values: &[f32; N]) {
+        assert!(col + N <= self.y.cols);
+        // SAFETY: inside the row, and this chunk alone writes it.
+        unsafe { self.y.at(row, col).cast::<[f32; N]>().write_unaligned(*values) };
+    }
+
     /// Products `n..n + products.len()` of a row; `n` and the length are even for `SiluMul`.
     #[inline]
     pub(super) fn row(&self, row: usize, n: usize, products: &mut [f32]) {
@@ -84,6 +117,16 @@ fn silu_mul_body<const FMA: bool>(products: &[f32], out: &mut [f32]) {
         let (gate, up) = (pair[0], pair[1]);
         *out = gate / (1.0 + exp::<FMA>(-gate)) * up;
     }
+}
+
+#[inline(always)]
+fn silu_mul16_body<const FMA: bool>(products: &[f32; MOST], out: &mut [f32; MOST / 2]) {
+    silu_mul_body::<FMA>(products, out);
+}
+
+levels! {
+    /// Gate and up to one value, eight at a time.
+    fn silu_mul16(products: &[f32; MOST], out: &mut [f32; MOST / 2]) = silu_mul16_body;
 }
 
 levels! {

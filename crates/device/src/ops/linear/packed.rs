@@ -2,7 +2,8 @@
 
 use super::acts::Acts;
 use super::finish::Finish;
-use super::vnni;
+#[cfg(target_arch = "x86_64")]
+use super::{amx, vnni};
 use crate::DType;
 use crate::cpu::features::Features;
 use crate::cpu::pack::{self, COLS, ROWS};
@@ -11,6 +12,8 @@ use crate::cpu::quant::half_at;
 /// Which instructions do the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Matrix tiles for many rows, AVX-512 for few.
+    Amx,
     /// AVX-512 dot products of bytes.
     Vnni,
     /// Whatever the compiler makes of plain loops.
@@ -20,14 +23,24 @@ pub(super) enum Kind {
 impl Kind {
     /// The best the processor has.
     pub(super) fn of(features: &Features) -> Kind {
-        if features.vnni && features.avx2 { Kind::Vnni } else { Kind::Portable }
+        match features {
+            Features { vnni: true, amx_int8: true, .. } => Kind::Amx,
+            Features { vnni: true, .. } => Kind::Vnni,
+            _ => Kind::Portable,
+        }
     }
 }
 
 /// Bytes of scratch a worker needs.
-pub(super) fn own_bytes(_cols: usize) -> usize {
-    0
+pub(super) fn own_bytes(cols: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return amx::own_bytes(cols);
+    #[cfg(not(target_arch = "x86_64"))]
+    return 0 * cols;
 }
+
+/// Rows of activations from which tiles are worth unpacking weights for.
+const MANY: usize = 12;
 
 /// A product's second phase.
 pub(super) struct Task<'a> {
@@ -37,7 +50,6 @@ pub(super) struct Task<'a> {
     pub(super) rows: usize,
     pub(super) finish: &'a Finish,
     /// The worker's scratch of [`own_bytes`].
-    #[allow(dead_code)]
     pub(super) own: *mut u8,
 }
 
@@ -57,7 +69,9 @@ impl Task<'_> {
         unsafe {
             match kind {
                 #[cfg(target_arch = "x86_64")]
-                Kind::Vnni => vnni::run(self, groups),
+                Kind::Amx if self.rows >= MANY => amx::run(self, groups),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Amx | Kind::Vnni => vnni::run(self, groups),
                 _ => self.portable(groups),
             }
         }
@@ -96,7 +110,7 @@ impl Task<'_> {
                         products[r] += scale * dots[r] as f32 + min * s;
                     }
                 }
-                self.finish.row(row, group * ROWS, &mut products);
+                self.finish.row16(row, group * ROWS, &mut products);
             }
         }
     }

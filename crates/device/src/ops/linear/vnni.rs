@@ -88,7 +88,7 @@ unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, ro
         let mut products = [0.0f32; ROWS];
         // SAFETY: 16 floats.
         unsafe { _mm512_storeu_ps(products.as_mut_ptr(), acc) };
-        task.finish.row(row + i, group * ROWS, &mut products);
+        task.finish.row16(row + i, group * ROWS, &mut products);
     }
     M
 }

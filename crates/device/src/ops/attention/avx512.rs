@@ -1,0 +1,437 @@
+//! AVX-512 attention. Keys and values are turned to f32 a tile at a time; many queries of a KV head lie
+//! side by side in lanes, so that scores, softmax and sums need no reduction across a register. Few
+//! queries (decode) use plain dot products instead.
+#![cfg(target_arch = "x86_64")]
+
+use super::fast::Heads;
+use crate::DType;
+use crate::cpu::view::store_floats;
+use std::arch::x86_64::*;
+
+/// Positions of a tile.
+const TILE: usize = 32;
+/// Most queries side by side.
+pub(super) const LANES: usize = 48;
+/// Stands for a score that is not allowed.
+const NEVER: f32 = -1e30;
+
+/// Floats of scratch for either kernel.
+pub(super) fn own_floats(dim: usize, group: usize, context: usize) -> usize {
+    let block = 2 * dim * LANES + TILE * (dim + LANES) + 4 * LANES;
+    let few = group * (2 * dim + context + 16) + TILE * dim + 64;
+    block.max(few) + 64
+}
+
+/// Cuts the scratch into parts that start at cache lines.
+struct Parts(*mut f32);
+
+impl Parts {
+    fn take(&mut self, floats: usize) -> *mut f32 {
+        let part = self.0;
+        self.0 = part.wrapping_add(floats.next_multiple_of(16));
+        part
+    }
+}
+
+/// e^x; 0 far below.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn exp(x: __m512) -> __m512 {
+    let x = _mm512_max_ps(x, _mm512_set1_ps(-100.0));
+    let n = _mm512_roundscale_ps::<0>(_mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E)));
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693_359_4), x);
+    let r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.121_944_4e-4), r);
+    let mut p = _mm512_set1_ps(1.987_569_1e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+    }
+    _mm512_scalef_ps(p, n)
+}
+
+/// `count` values of a float dtype as f32; `count` is a multiple of 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn convert(dtype: DType, from: *const u8, to: *mut f32, count: usize) {
+    // SAFETY: the caller gives `count` readable and writable values.
+    unsafe {
+        for i in (0..count).step_by(16) {
+            let value = match dtype {
+                DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.add(2 * i).cast())),
+                DType::BF16 => {
+                    let half = _mm256_loadu_si256(from.add(2 * i).cast());
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+                }
+                _ => _mm512_loadu_ps(from.add(4 * i).cast()),
+            };
+            _mm512_storeu_ps(to.add(i), value);
+        }
+    }
+}
+
+/// k (`part` 0) or v (1) of positions `first..first + count` as f32 rows; more follow up to `end`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn load_tile(
+    heads: &Heads<'_>,
+    part: usize,
+    first: usize,
+    count: usize,
+    end: usize,
+    to: *mut f32,
+) {
+    let (size, dim) = (heads.page_size(), heads.dim());
+    let mut at = 0;
+    while at < count {
+        let position = first + at;
+        // Tokens of a page are consecutive.
+        let run = (size - position % size).min(count - at);
+        // The page after this tile: asked for now, needed a tile later.
+        if at + run == count && position + run < end {
+            let next = heads.line(part, position + run);
+            for line in 0..(size * dim * heads.dtype().block_bytes() / 64).min(64) {
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line).cast());
+            }
+        }
+        // SAFETY: `line` checked the page; the tile has room for `count` rows.
+        unsafe {
+            convert(heads.dtype(), heads.line(part, position), to.add(at * dim), run * dim);
+        }
+        at += run;
+    }
+}
+
+/// Lane i of the result is the sum of register i.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn sums(v: &[__m512; 16]) -> __m512 {
+    // Four registers to one, each quarter of it holding partial sums of one: then across quarters.
+    let four = |a: __m512, b: __m512, c: __m512, d: __m512| {
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+        let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+        _mm512_add_ps(low, high)
+    };
+    let a = four(v[0], v[1], v[2], v[3]);
+    let b = four(v[4], v[5], v[6], v[7]);
+    let c = four(v[8], v[9], v[10], v[11]);
+    let d = four(v[12], v[13], v[14], v[15]);
+    let ab_low = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+    let ab_high = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+    let cd_low = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
+    let cd_high = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
+    let ab = _mm512_add_ps(ab_low, ab_high);
+    let cd = _mm512_add_ps(cd_low, cd_high);
+    let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+    let high = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
+    _mm512_add_ps(low, high)
+}
+
+/// One token's queries of a KV head.
+///
+/// # Safety
+/// The processor has AVX-512; `heads` is a live token's; its scratch has [`own_floats`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
+    let (dim, group) = (heads.dim(), heads.group());
+    let first = heads.first(position);
+    let count = position + 1 - first;
+    let padded = count.next_multiple_of(16);
+    let mut parts = Parts(heads.own);
+    let (queries, outs) = (parts.take(group * dim), parts.take(group * dim));
+    let tile = parts.take(TILE * dim);
+    let scores = parts.take(group * (padded + 16));
+    // SAFETY: parts of the scratch as laid out above; `heads` reads live slots only.
+    unsafe {
+        heads.load_queries(token, queries);
+        let scale = _mm512_set1_ps(heads.scale());
+        for start in (0..count).step_by(TILE) {
+            let here = TILE.min(count - start);
+            load_tile(heads, 0, first + start, here, position + 1, tile);
+            for p in (0..here).step_by(16) {
+                for g in 0..group {
+                    let mut dots = [_mm512_setzero_ps(); 16];
+                    let q = queries.add(g * dim);
+                    for (i, dot) in dots.iter_mut().enumerate().take(16.min(here - p)) {
+                        let k = tile.add((p + i) * dim);
+                        let mut sum = _mm512_setzero_ps();
+                        for d in (0..dim).step_by(16) {
+                            let (k, q) = (_mm512_loadu_ps(k.add(d)), _mm512_loadu_ps(q.add(d)));
+                            sum = _mm512_fmadd_ps(k, q, sum);
+                        }
+                        *dot = sum;
+                    }
+                    let to = scores.add(g * padded + start + p);
+                    _mm512_storeu_ps(to, _mm512_mul_ps(sums(&dots), scale));
+                }
+            }
+        }
+        for g in 0..group {
+            let scores = scores.add(g * padded);
+            (count..padded).for_each(|p| *scores.add(p) = f32::NEG_INFINITY);
+            let mut max = _mm512_set1_ps(NEVER);
+            for p in (0..padded).step_by(16) {
+                max = _mm512_max_ps(max, _mm512_loadu_ps(scores.add(p)));
+            }
+            let max = _mm512_set1_ps(_mm512_reduce_max_ps(max));
+            let mut total = _mm512_setzero_ps();
+            for p in (0..padded).step_by(16) {
+                let weight = exp(_mm512_sub_ps(_mm512_loadu_ps(scores.add(p)), max));
+                total = _mm512_add_ps(total, weight);
+                _mm512_storeu_ps(scores.add(p), weight);
+            }
+            let inverse = _mm512_set1_ps(1.0 / _mm512_reduce_add_ps(total));
+            for p in (0..padded).step_by(16) {
+                let weight = _mm512_loadu_ps(scores.add(p));
+                _mm512_storeu_ps(scores.add(p), _mm512_mul_ps(weight, inverse));
+            }
+        }
+        (0..group * dim).for_each(|i| *outs.add(i) = 0.0);
+        for start in (0..count).step_by(TILE) {
+            let here = TILE.min(count - start);
+            load_tile(heads, 1, first + start, here, position + 1, tile);
+            for g in 0..group {
+                let weights = scores.add(g * padded + start);
+                let out = outs.add(g * dim);
+                let mut d = 0;
+                while d + 64 <= dim {
+                    weigh::<4>(dim, here, tile.add(d), weights, out.add(d));
+                    d += 64;
+                }
+                while d < dim {
+                    weigh::<1>(dim, here, tile.add(d), weights, out.add(d));
+                    d += 16;
+                }
+            }
+        }
+        heads.store(token, 0, std::slice::from_raw_parts(outs, group * dim));
+    }
+}
+
+/// out += Σ weight · v over `count` rows, 16·D columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn weigh<const D: usize>(
+    dim: usize,
+    count: usize,
+    v: *const f32,
+    weights: *const f32,
+    out: *mut f32,
+) {
+    // SAFETY: `count` rows of v and as many weights.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); D];
+        for p in 0..count {
+            let weight = _mm512_set1_ps(*weights.add(p));
+            for (d, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_fmadd_ps(_mm512_loadu_ps(v.add(p * dim + 16 * d)), weight, *sum);
+            }
+        }
+        for (d, sum) in sums.iter().enumerate() {
+            let out = out.add(16 * d);
+            _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), *sum));
+        }
+    }
+}
+
+/// Queries of `tokens` consecutive tokens (from `token` at `position`) of a KV head, side by side.
+///
+/// # Safety
+/// As [`few`]; tokens × group is at most [`LANES`].
+pub(super) unsafe fn block(heads: &Heads<'_>, token: usize, tokens: usize, position: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (tokens * heads.group()).div_ceil(16) {
+            1 => block_of::<1>(heads, token, tokens, position),
+            2 => block_of::<2>(heads, token, tokens, position),
+            _ => block_of::<3>(heads, token, tokens, position),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn block_of<const N: usize>(
+    heads: &Heads<'_>,
+    token: usize,
+    tokens: usize,
+    position: usize,
+) {
+    let (dim, group) = (heads.dim(), heads.group());
+    let width = 16 * N;
+    let lanes = tokens * group;
+    let mut parts = Parts(heads.own);
+    let (queries, outs) = (parts.take(dim * width), parts.take(dim * width));
+    let (tile, weights) = (parts.take(TILE * dim), parts.take(TILE * width));
+    let (lasts, firsts) = (parts.take(width).cast::<i32>(), parts.take(width).cast::<i32>());
+    let row = parts.take(2 * dim);
+    // SAFETY: parts of the scratch as laid out above; `heads` reads live slots only.
+    unsafe {
+        (0..dim * width).for_each(|i| {
+            *queries.add(i) = 0.0;
+            *outs.add(i) = 0.0;
+        });
+        for lane in 0..width {
+            // Lanes past the last query repeat it, so that they stay finite.
+            let lane_token = (lane / group).min(tokens - 1);
+            *lasts.add(lane) = (position + lane_token) as i32;
+            *firsts.add(lane) = heads.first(position + lane_token) as i32;
+        }
+        for lane in 0..lanes {
+            heads.load_query(token + lane / group, lane % group, row);
+            (0..dim).for_each(|d| *queries.add(d * width + lane) = *row.add(d) * heads.scale());
+        }
+        let mut max = [_mm512_set1_ps(NEVER); N];
+        let mut total = [_mm512_setzero_ps(); N];
+        let (from, end) = (heads.first(position), position + tokens);
+        for start in (from..end).step_by(TILE) {
+            let here = TILE.min(end - start);
+            load_tile(heads, 0, start, here, end, tile);
+            let mut tile_max = max;
+            let mut p = 0;
+            while p < here {
+                let many = if here - p >= 8 { 8 } else { 1 };
+                if many == 8 {
+                    scores::<N, 8>(dim, tile.add(p * dim), queries, weights.add(p * width));
+                } else {
+                    scores::<N, 1>(dim, tile.add(p * dim), queries, weights.add(p * width));
+                }
+                for i in p..p + many {
+                    let here = _mm512_set1_epi32((start + i) as i32);
+                    for (n, max) in tile_max.iter_mut().enumerate() {
+                        let at = weights.add(i * width + 16 * n);
+                        let last = _mm512_loadu_si512(lasts.add(16 * n).cast());
+                        let first = _mm512_loadu_si512(firsts.add(16 * n).cast());
+                        let allowed = _mm512_cmple_epi32_mask(here, last)
+                            & _mm512_cmpge_epi32_mask(here, first);
+                        let score = _mm512_mask_blend_ps(
+                            allowed,
+                            _mm512_set1_ps(NEVER),
+                            _mm512_loadu_ps(at),
+                        );
+                        _mm512_storeu_ps(at, score);
+                        *max = _mm512_max_ps(*max, score);
+                    }
+                }
+                p += many;
+            }
+            let mut shrink = [_mm512_setzero_ps(); N];
+            for n in 0..N {
+                shrink[n] = exp(_mm512_sub_ps(max[n], tile_max[n]));
+                total[n] = _mm512_mul_ps(total[n], shrink[n]);
+                max[n] = tile_max[n];
+            }
+            for p in 0..here {
+                for n in 0..N {
+                    let at = weights.add(p * width + 16 * n);
+                    let score = _mm512_loadu_ps(at);
+                    let allowed =
+                        _mm512_cmp_ps_mask::<_CMP_GT_OQ>(score, _mm512_set1_ps(0.5 * NEVER));
+                    let weight = exp(_mm512_sub_ps(score, max[n]));
+                    let weight = _mm512_maskz_mov_ps(allowed, weight);
+                    total[n] = _mm512_add_ps(total[n], weight);
+                    _mm512_storeu_ps(at, weight);
+                }
+            }
+            load_tile(heads, 1, start, here, end, tile);
+            for d in (0..dim).step_by(8) {
+                values::<N>(dim, here, tile.add(d), weights, outs.add(d * width), &shrink);
+            }
+        }
+        let mut inverse = [0.0f32; LANES];
+        for (n, total) in total.iter().enumerate() {
+            let one = _mm512_div_ps(_mm512_set1_ps(1.0), *total);
+            _mm512_storeu_ps(inverse.as_mut_ptr().add(16 * n), one);
+        }
+        for (lane, inverse) in inverse.iter().enumerate().take(lanes) {
+            (0..dim).for_each(|d| *row.add(d) = *outs.add(d * width + lane) * inverse);
+            let row = std::slice::from_raw_parts(row, dim);
+            heads.store(token + lane / group, lane % group, row);
+        }
+    }
+}
+
+/// Scores of `P` keys for all lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn scores<const N: usize, const P: usize>(
+    dim: usize,
+    keys: *const f32,
+    queries: *const f32,
+    to: *mut f32,
+) {
+    let mut acc = [[_mm512_setzero_ps(); N]; P];
+    // SAFETY: P rows of keys, dim rows of 16·N queries.
+    unsafe {
+        for d in 0..dim {
+            let mut q = [_mm512_setzero_ps(); N];
+            for (n, q) in q.iter_mut().enumerate() {
+                *q = _mm512_loadu_ps(queries.add(d * 16 * N + 16 * n));
+            }
+            for (p, acc) in acc.iter_mut().enumerate() {
+                let k = _mm512_set1_ps(*keys.add(p * dim + d));
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    *acc = _mm512_fmadd_ps(k, q, *acc);
+                }
+            }
+        }
+        for (p, acc) in acc.iter().enumerate() {
+            for (n, acc) in acc.iter().enumerate() {
+                _mm512_storeu_ps(to.add(p * 16 * N + 16 * n), *acc);
+            }
+        }
+    }
+}
+
+/// Eight rows of the output: out = shrink · out + Σ v · weight.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn values<const N: usize>(
+    dim: usize,
+    count: usize,
+    v: *const f32,
+    weights: *const f32,
+    out: *mut f32,
+    shrink: &[__m512; N],
+) {
+    let mut acc = [[_mm512_setzero_ps(); N]; 8];
+    // SAFETY: `count` rows of v and of 16·N weights, 8 rows of outputs.
+    unsafe {
+        for (d, acc) in acc.iter_mut().enumerate() {
+            for (n, acc) in acc.iter_mut().enumerate() {
+                let old = _mm512_loadu_ps(out.add(d * 16 * N + 16 * n));
+                *acc = _mm512_mul_ps(old, shrink[n]);
+            }
+        }
+        for p in 0..count {
+            let mut weight = [_mm512_setzero_ps(); N];
+            for (n, weight) in weight.iter_mut().enumerate() {
+                *weight = _mm512_loadu_ps(weights.add(p * 16 * N + 16 * n));
+            }
+            for (d, acc) in acc.iter_mut().enumerate() {
+                let v = _mm512_set1_ps(*v.add(p * dim + d));
+                for (acc, weight) in acc.iter_mut().zip(weight) {
+                    *acc = _mm512_fmadd_ps(v, weight, *acc);
+                }
+            }
+        }
+        for (d, acc) in acc.iter().enumerate() {
+            for (n, acc) in acc.iter().enumerate() {
+                _mm512_storeu_ps(out.add(d * 16 * N + 16 * n), *acc);
+            }
+        }
+    }
+}
+
+impl Heads<'_> {
+    /// Writes the outputs of query heads `from..` of the KV head.
+    ///
+    /// # Safety
+    /// Nobody else writes them now.
+    unsafe fn store(&self, token: usize, from: usize, values: &[f32]) {
+        let out = &self.step.out;
+        let col = (self.kv_head * self.group() + from) * self.dim();
+        // SAFETY: inside the token's row of the output.
+        unsafe { store_floats(out.dtype, out.at(token, col), values) };
+    }
+}
