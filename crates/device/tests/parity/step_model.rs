@@ -144,7 +144,7 @@ impl Model {
         }
         for (seat, token, answer) in &mail.seen {
             let seen = &mut self.seats[*seat].seen[*token as usize];
-            *seen = (*seen & 0xffff) + answer | 1 << 31;
+            *seen = ((*seen & 0xffff) + answer) | (1 << 31);
         }
         if let Some(rows) = &mail.rows {
             self.rows = rows.clone();
@@ -202,7 +202,7 @@ impl Model {
             seat.token = token;
             if seat.penalised {
                 let seen = &mut seat.seen[token as usize];
-                *seen = (*seen & 0xffff) + 1 | 1 << 31;
+                *seen = ((*seen & 0xffff) + 1) | (1 << 31);
             }
             let stopped = if seat.stops.contains(&token) { ring::STOPPED } else { 0 };
             ring_words.extend([token, ring::SAMPLED | stopped]);

@@ -141,6 +141,12 @@ pub(crate) fn random_blocks(rng: &mut Rng, dtype: DType, elems: usize) -> Vec<u8
     bytes
 }
 
+/// Lays a case out: its ops, and the spans to look at afterwards.
+pub(crate) type Build<'a> = &'a dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>);
+
+/// Gets a device's name, what the reference wrote and what the device wrote.
+pub(crate) type Compare<'a> = &'a dyn Fn(&str, &[Vec<u8>], &[Vec<u8>]);
+
 /// Every fast device there is, by name.
 pub(crate) fn devices() -> Vec<(String, Device)> {
     let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
@@ -184,10 +190,7 @@ pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]
 }
 
 /// Runs ops, recorded as one graph, and returns what the named spans hold afterwards.
-pub(crate) fn run(
-    device: &Device,
-    build: &dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>),
-) -> Vec<Vec<u8>> {
+pub(crate) fn run(device: &Device, build: Build<'_>) -> Vec<Vec<u8>> {
     let mut layout = Layout { open: OpenArena::new(), init: Vec::new() };
     let (mut ops, outs) = build(&mut layout);
     let Layout { mut open, init } = layout;
@@ -208,10 +211,7 @@ pub(crate) fn run(
 }
 
 /// Runs a case on every device; `compare(device, reference, got)` sees the bytes of each.
-pub(crate) fn against_reference(
-    build: &dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>),
-    compare: &dyn Fn(&str, &[Vec<u8>], &[Vec<u8>]),
-) {
+pub(crate) fn against_reference(build: Build<'_>, compare: Compare<'_>) {
     let reference = cpu::open(None, true).expect("a CPU");
     let want = run(&reference, build);
     let (ops, _) = build(&mut Layout { open: OpenArena::new(), init: Vec::new() });
