@@ -6,7 +6,7 @@ pub mod conn;
 mod health;
 pub mod sse;
 
-pub(crate) use body::read_json;
+pub(crate) use body::{parse, read_json};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -20,6 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::Instrument;
 
 /// All routes over one state.
 pub fn router(app: Arc<App>) -> Router {
@@ -69,19 +70,21 @@ async fn way_in(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_string());
     let route = route.unwrap_or_else(|| "none".into());
     let open = route.starts_with("/health");
+    let name = id.to_str().unwrap_or("").to_string();
+    let span = tracing::info_span!("request", id = name);
     let mut response = match app.keys.check(request.headers()) {
         Err(e) if !open => auth::refuse(&request, e),
-        _ => next.run(request).await,
+        _ => next.run(request).instrument(span).await,
     };
     let status = response.status().as_u16();
     app.metrics.answered(&route, status);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     if status >= 500 {
-        tracing::warn!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+        tracing::warn!(id = name, %method, route, status, ms);
     } else if open || route == "/metrics" {
-        tracing::debug!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+        tracing::debug!(id = name, %method, route, status, ms);
     } else {
-        tracing::info!(request_id = %id.to_str().unwrap_or(""), %method, route, status, ms);
+        tracing::info!(id = name, %method, route, status, ms);
     }
     let headers = response.headers_mut();
     headers.insert("x-request-id", id);

@@ -9,5 +9,5 @@ mod sse;
 
 pub use dist::{Dice, Dist};
 pub use report::{Latency, Report, Slo, Timeline};
-pub use run::{Arrivals, Endpoint, LoadSpec, Progress, Prompts, run};
+pub use run::{Arrivals, Endpoint, LoadSpec, Progress, Prompts, run, run_blocking};
 pub use sse::SseParser;

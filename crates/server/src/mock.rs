@@ -329,12 +329,13 @@ impl Backend for Mock {
             rows += 1;
             tokens += prompt as u32;
         }
+        let host = began.elapsed();
         if wait && !self.running.is_empty() && !self.config.step_time.is_zero() {
             std::thread::sleep(self.config.step_time.saturating_sub(began.elapsed()));
         }
         let live = self.running.len() as u32;
         self.decode(now, &mut outputs);
-        let host_us = 3 + began.elapsed().as_micros() as u32 / 64;
+        let host_us = host.as_micros() as u32 + 1;
         if rows > 0 {
             self.record(now, Phase::Prefill, rows, tokens, host_us);
         } else if live > 0 {

@@ -9,9 +9,26 @@ pub mod sampling;
 pub mod tokenize;
 pub mod usage;
 
+use crate::app::Model;
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::http::parse;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a route does with a body before anything else sees it: parse and validate. For fuzzing
+/// and for checking stored requests; a route that takes no body refuses any.
+pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<(), ApiError> {
+    match path {
+        "/v1/chat/completions" => chat::validate::validate(&parse(body)?, model, limits),
+        "/v1/completions" => completions::validate::validate(&parse(body)?, model, limits),
+        "/v1/embeddings" => embeddings::validate::validate(&parse(body)?, model, limits),
+        "/tokenize" => tokenize::validate::tokenize(&parse(body)?, model, limits),
+        "/detokenize" => tokenize::validate::detokenize(&parse(body)?, model),
+        other => Err(ApiError::no_route(other)),
+    }
+}
 
 /// A number nobody can guess; not for secrets.
 pub(crate) fn random() -> u64 {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
 
 /// Records that may wait for the disk before they are dropped.
 const WAITING: usize = 65_536;
@@ -12,8 +13,20 @@ const WAITING: usize = 65_536;
 /// Hands records to a thread that writes them. Records the disk is too slow for are dropped and
 /// counted in the log, never waited for.
 pub struct TraceWriter {
-    records: SyncSender<StepRecord>,
+    /// `None` only while it is being dropped.
+    records: Option<SyncSender<StepRecord>>,
+    writer: Option<JoinHandle<()>>,
     dropped: u64,
+}
+
+impl Drop for TraceWriter {
+    fn drop(&mut self) {
+        // The thread ends when it has written what is left.
+        self.records = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
 }
 
 impl TraceWriter {
@@ -21,13 +34,15 @@ impl TraceWriter {
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
         let (records, inbox) = sync_channel(WAITING);
-        std::thread::Builder::new().name("trace".into()).spawn(move || write_all(file, inbox))?;
-        Ok(Self { records, dropped: 0 })
+        let thread = std::thread::Builder::new().name("trace".into());
+        let writer = thread.spawn(move || write_all(file, inbox))?;
+        Ok(Self { records: Some(records), writer: Some(writer), dropped: 0 })
     }
 
     /// Keeps a record if there is room.
     pub fn write(&mut self, record: &StepRecord) {
-        if let Err(TrySendError::Full(_)) = self.records.try_send(record.clone()) {
+        let Some(records) = &self.records else { return };
+        if let Err(TrySendError::Full(_)) = records.try_send(record.clone()) {
             if self.dropped.is_power_of_two() || self.dropped == 0 {
                 tracing::warn!(dropped = self.dropped + 1, "the trace file is too slow");
             }

@@ -51,7 +51,7 @@ async fn collect(mut body: Body, limit: u64) -> Result<Vec<u8>, ApiError> {
 }
 
 /// Parses JSON; an error names the field and what was expected there.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();

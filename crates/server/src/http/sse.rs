@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
+use tracing::Span;
 
 /// How long a stream's headers wait for the engine's first word, so that a refusal can still be
 /// told by its status.
@@ -51,7 +52,9 @@ pub(crate) async fn respond(
         inbox: Vec::new(),
         over: false,
         ping,
+        last: Instant::now(),
         silence: Box::pin(tokio::time::sleep(ping)),
+        span: Span::current(),
     };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
@@ -68,7 +71,20 @@ struct EventBody<E> {
     inbox: Vec<Reply>,
     over: bool,
     ping: Duration,
+    /// When the last frame was given out.
+    last: Instant,
     silence: Pin<Box<Sleep>>,
+    /// The request's, so that the log can tell how its stream ended.
+    span: Span,
+}
+
+impl<E> Drop for EventBody<E> {
+    fn drop(&mut self) {
+        let (usage, whole) = (self.run.usage, self.over);
+        self.span.in_scope(|| {
+            tracing::info!(whole, prompt = usage.prompt, completion = usage.completion, "streamed");
+        });
+    }
 }
 
 impl<E: Events> EventBody<E> {
@@ -114,17 +130,21 @@ impl<E: Events> http_body::Body for EventBody<E> {
         let this = &mut *self;
         // Replies can carry no text (half a character): go on until there is some, or none left.
         while !this.over && this.out.is_empty() && this.follow(cx).is_ready() {}
-        if this.out.is_empty() {
+        while this.out.is_empty() {
             if this.over {
                 return Poll::Ready(None);
             }
-            match this.silence.as_mut().poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(()) => this.out.extend_from_slice(b": ping\n\n"),
+            if this.silence.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
             }
-            let next = Instant::now() + this.ping;
-            this.silence.as_mut().reset(next);
+            let now = Instant::now();
+            if this.last + this.ping <= now {
+                this.out.extend_from_slice(b": ping\n\n");
+                this.last = now;
+            }
+            this.silence.as_mut().reset(this.last + this.ping);
         }
+        this.last = Instant::now();
         let bytes = Bytes::from(std::mem::take(&mut this.out));
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }

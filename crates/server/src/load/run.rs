@@ -111,6 +111,12 @@ struct Shared {
     progress: Arc<Progress>,
 }
 
+/// As [`run`], on a runtime of its own; blocks.
+pub fn run_blocking(spec: LoadSpec, progress: Arc<Progress>) -> Result<Report, String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|e| e.to_string())?.block_on(run(spec, progress))
+}
+
 /// Runs the load; an error only when nothing could be sent at all.
 pub async fn run(spec: LoadSpec, progress: Arc<Progress>) -> Result<Report, String> {
     let model = match &spec.model {

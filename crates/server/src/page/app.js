@@ -321,7 +321,7 @@ function drawStrip() {
   g.clearRect(0, 0, width, height);
   if (!steps.length) return;
   const slot = width / KEEP;
-  const timeTop = 92, rowsHeight = 84;
+  const rowsHeight = 88, timeTop = 108;
   const most = Math.max(...steps.map((s) => s.bucket_rows), 4);
   const longest = Math.max(...steps.map((s) => Math.max(s.host_us + s.device_us, 1)));
   const colours = { decode: css("--decode"), prefill: css("--prefill") };
@@ -351,7 +351,7 @@ function drawStrip() {
   g.fillStyle = dim;
   g.font = "10px ui-monospace, monospace";
   g.fillText(`rows ≤ ${most}`, 6, 12);
-  g.fillText(`host + device ≤ ${longest >= 1000 ? (longest / 1000).toFixed(1) + " ms" : longest + " µs"}`, 6, timeTop + 8);
+  g.fillText(`host + device ≤ ${longest >= 1000 ? (longest / 1000).toFixed(1) + " ms" : longest + " µs"}`, 6, rowsHeight + 14);
 }
 
 function sums() {

@@ -74,3 +74,24 @@ async fn every_bound_is_enforced() {
     }
     assert!(checked > 40, "{checked}");
 }
+
+/// Every metric that the dashboard draws exists.
+#[tokio::test]
+async fn the_dashboard_knows_the_metrics() {
+    let bed = Bed::new(MockConfig::default()).await;
+    bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
+    let (_, metrics) = bed.get("/metrics").await;
+    let metrics = String::from_utf8(metrics).unwrap();
+    let dashboard = include_str!("../../../../docs/grafana-dashboard.json");
+    let mut names = std::collections::BTreeSet::new();
+    for rest in dashboard.split("dacapo_").skip(1) {
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap();
+        names.insert(&rest[..end]);
+    }
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
+        let line = format!("# TYPE dacapo_{family} ");
+        assert!(metrics.contains(&line), "{name} is not in\n{metrics}");
+    }
+}

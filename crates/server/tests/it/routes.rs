@@ -241,7 +241,6 @@ async fn step_records_go_to_the_trace() {
     let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 3000});
     bed.ok("/v1/completions", &ask).await;
     assert_eq!(bed.stop().await, Exit::Drained);
-    tokio::time::sleep(Duration::from_millis(200)).await;
     let text = std::fs::read_to_string(path).unwrap();
     let records: Vec<server::link::StepRecord> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

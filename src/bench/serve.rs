@@ -1,0 +1,326 @@
+//! `dacapo bench serve`: load on any server that speaks OpenAI's API, this one or a peer.
+
+mod plot;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value};
+use server::load::client::Target;
+use server::load::{
+    Arrivals, Dist, Endpoint, LoadSpec, Progress, Prompts, Report, Slo, run_blocking,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Measure a server under load
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// The server, with or without /v1
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    base_url: String,
+    /// Its API key
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// The model to ask for [default: the server's first]
+    #[arg(long)]
+    model: Option<String>,
+    /// The route to use
+    #[arg(long, value_enum, default_value = "chat")]
+    endpoint: Route,
+    /// Requests in flight at once; with --rate, the most that may be
+    #[arg(long, short = 'c', default_value_t = 16)]
+    concurrency: usize,
+    /// Requests a second, arriving by chance (Poisson), whatever the server does
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Requests to measure
+    #[arg(long, short = 'n', default_value_t = 200)]
+    requests: u64,
+    /// Requests before those, not measured
+    #[arg(long, default_value_t = 16)]
+    warmup: u64,
+    /// Words of a prompt: N, A-B, normal:MEAN,SD or lognormal:MU,SIGMA
+    #[arg(long, default_value = "128")]
+    input: Dist,
+    /// Tokens of an answer, written the same way
+    #[arg(long, default_value = "128")]
+    output: Dist,
+    /// The share of every prompt that is the same in all, 0 to 1
+    #[arg(long, default_value_t = 0.0)]
+    shared_prefix: f64,
+    /// Prompts from a file: one JSON object a line, with "prompt" and perhaps "max_tokens"
+    #[arg(long, conflicts_with = "shared_prefix")]
+    prompts: Option<PathBuf>,
+    /// Let answers end where the model ends them, instead of going on to their length
+    #[arg(long)]
+    natural_end: bool,
+    /// More fields for every request, as a JSON object
+    #[arg(long)]
+    extra: Option<String>,
+    /// Goal: time to first token in ms
+    #[arg(long)]
+    slo_ttft: Option<f64>,
+    /// Goal: mean time between tokens in ms
+    #[arg(long)]
+    slo_itl: Option<f64>,
+    /// Goal: whole request in ms
+    #[arg(long)]
+    slo_e2e: Option<f64>,
+    /// Seconds after which a request counts as lost
+    #[arg(long, default_value_t = 300)]
+    timeout: u64,
+    /// Same seed, same load
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// A name for tables and legends [default: the model]
+    #[arg(long)]
+    label: Option<String>,
+    /// Write the result as JSON here; - is the standard output, instead of the table
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write plots as SVG into this folder
+    #[arg(long)]
+    plots: Option<PathBuf>,
+    /// Send nothing: put earlier results (--json) side by side, and draw them into --plots
+    #[arg(long, num_args = 2.., value_name = "FILE")]
+    compare: Option<Vec<PathBuf>>,
+}
+
+/// A route of the API.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Route {
+    /// /v1/chat/completions
+    Chat,
+    /// /v1/completions
+    Completions,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    if let Some(files) = &args.compare {
+        let reports = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?;
+        println!("{}", side_by_side(&reports));
+        return draw(args.plots.as_deref(), &reports);
+    }
+    let total = args.requests + args.warmup;
+    let spec = spec(&args)?;
+    let progress = Arc::new(Progress::default());
+    let watcher = watch(progress.clone(), total);
+    let report = run_blocking(spec, progress).map_err(|e| anyhow!(e));
+    watcher.finish();
+    let mut report = report?;
+    if report.label.is_empty() {
+        report.label = report.model.clone();
+    }
+    match args.json.as_deref() {
+        Some(path) if path == Path::new("-") => {
+            println!("{}", serde_json::to_string_pretty(&report)?);
+        }
+        Some(path) => {
+            println!("{report}");
+            std::fs::write(path, serde_json::to_vec_pretty(&report)?)
+                .with_context(|| path.display().to_string())?;
+        }
+        None => println!("{report}"),
+    }
+    draw(args.plots.as_deref(), std::slice::from_ref(&report))?;
+    if report.succeeded == 0 {
+        bail!("no request was answered");
+    }
+    Ok(())
+}
+
+fn spec(args: &ServeArgs) -> Result<LoadSpec> {
+    let target = Target::parse(&args.base_url, args.api_key.clone()).map_err(|e| anyhow!(e))?;
+    if !(0.0..=1.0).contains(&args.shared_prefix) {
+        bail!("--shared-prefix is a share, from 0 to 1");
+    }
+    if args.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
+        bail!("--rate is more than 0");
+    }
+    let prompts = match &args.prompts {
+        Some(path) => Prompts::List(read_prompts(path)?),
+        None => Prompts::Random { input: args.input, shared: args.shared_prefix },
+    };
+    let extra: Map<String, Value> = match &args.extra {
+        Some(text) => serde_json::from_str(text).context("--extra is a JSON object")?,
+        None => Map::new(),
+    };
+    // Waiting arrivals must not be held back by the number in flight: that would hide overload.
+    let most = if args.rate.is_some() { args.concurrency.max(4096) } else { args.concurrency };
+    Ok(LoadSpec {
+        target,
+        model: args.model.clone(),
+        endpoint: match args.endpoint {
+            Route::Chat => Endpoint::Chat,
+            Route::Completions => Endpoint::Completions,
+        },
+        arrivals: match args.rate {
+            Some(rate) => Arrivals::Poisson(rate, most),
+            None => Arrivals::Fixed(most.max(1)),
+        },
+        requests: args.requests,
+        warmup: args.warmup,
+        prompts,
+        output: args.output,
+        ignore_eos: !args.natural_end,
+        extra,
+        slo: Slo { ttft_ms: args.slo_ttft, itl_ms: args.slo_itl, e2e_ms: args.slo_e2e },
+        timeout: Duration::from_secs(args.timeout),
+        seed: args.seed,
+        label: args.label.clone().unwrap_or_default(),
+    })
+}
+
+fn read_prompts(path: &Path) -> Result<Vec<(String, Option<u32>)>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let mut prompts = Vec::new();
+    for (line, number) in text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()) {
+        let place = || format!("{}:{number}", path.display());
+        let value: Value = serde_json::from_str(line).with_context(place)?;
+        let Some(prompt) = value["prompt"].as_str() else {
+            bail!("{}: no \"prompt\"", place());
+        };
+        let most = value["max_tokens"].as_u64().and_then(|n| u32::try_from(n).ok());
+        prompts.push((prompt.to_string(), most));
+    }
+    if prompts.is_empty() {
+        bail!("{}: no prompts", path.display());
+    }
+    Ok(prompts)
+}
+
+/// A progress bar that follows a run from a thread of its own.
+struct Watcher {
+    bar: ProgressBar,
+    thread: std::thread::JoinHandle<()>,
+    stop: std::sync::mpsc::Sender<()>,
+}
+
+impl Watcher {
+    fn finish(self) {
+        drop(self.stop);
+        // A bar that could not be drawn is no reason to lose a result.
+        let _ = self.thread.join();
+        self.bar.finish_and_clear();
+    }
+}
+
+fn watch(progress: Arc<Progress>, total: u64) -> Watcher {
+    let style = "{bar:32} {pos}/{len} · {msg} · {elapsed} of about {duration}";
+    let bar = ProgressBar::new(total);
+    bar.set_style(ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar()));
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let shown = bar.clone();
+    let thread = std::thread::spawn(move || {
+        let mut before = 0;
+        let every = Duration::from_millis(200);
+        // A disconnected channel is the sign to stop; a timeout is the sign to look again.
+        while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
+            let tokens = progress.tokens.load(Ordering::Relaxed);
+            shown.set_position(progress.done.load(Ordering::Relaxed));
+            shown.set_message(format!(
+                "{} tok/s · {} in flight · {} errors",
+                (tokens - before) * 5,
+                progress.active.load(Ordering::Relaxed),
+                progress.errors.load(Ordering::Relaxed),
+            ));
+            before = tokens;
+        }
+    });
+    Watcher { bar, thread, stop }
+}
+
+fn read(path: &Path) -> Result<Report> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+}
+
+/// A column per report, and beside the figures of all but the first, how they compare with it.
+fn side_by_side(reports: &[Report]) -> String {
+    type Figure = fn(&Report) -> f64;
+    let rows: [(&str, Figure); 13] = [
+        ("answered", |r| r.succeeded as f64),
+        ("errors", |r| r.errors.values().sum::<u64>() as f64),
+        ("requests/s", |r| r.request_rate),
+        ("output tok/s", |r| r.output_rate),
+        ("goodput/s", |r| r.goodput),
+        ("ttft mean ms", |r| r.ttft.mean),
+        ("ttft p50 ms", |r| r.ttft.p50),
+        ("ttft p99 ms", |r| r.ttft.p99),
+        ("itl mean ms", |r| r.itl.mean),
+        ("itl p50 ms", |r| r.itl.p50),
+        ("itl p99 ms", |r| r.itl.p99),
+        ("e2e p50 ms", |r| r.e2e.p50),
+        ("e2e p99 ms", |r| r.e2e.p99),
+    ];
+    let mut out = format!("{:<14}", "");
+    for report in reports {
+        let name: String = report.label.chars().take(20).collect();
+        out += &format!("{name:>22}");
+    }
+    for (name, figure) in rows {
+        out += &format!("\n{name:<14}");
+        let first = figure(&reports[0]);
+        for (report, place) in reports.iter().zip(0..) {
+            let value = figure(report);
+            let ratio = match place {
+                0 => String::new(),
+                _ if first > 0.0 => format!(" ({:.2}×)", value / first),
+                _ => String::new(),
+            };
+            out += &format!("{:>22}", format!("{value:.2}{ratio}"));
+        }
+    }
+    out
+}
+
+fn draw(folder: Option<&Path>, reports: &[Report]) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    for (name, svg) in plot::all(reports)? {
+        let path = folder.join(name);
+        std::fs::write(&path, svg).with_context(|| path.display().to_string())?;
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn args(text: &str) -> ServeArgs {
+        let words = std::iter::once("x").chain(text.split_whitespace());
+        Cli::try_parse_from(words).unwrap().args
+    }
+
+    #[test]
+    fn the_load_is_what_was_asked() {
+        let spec = spec(&args("--rate 5 --input 64-512 --slo-ttft 200")).unwrap();
+        assert_eq!(spec.arrivals, Arrivals::Poisson(5.0, 4096));
+        assert!(spec.slo.is_met(200.0, 1e9, 1e9));
+        assert!(super::spec(&args("--rate 0")).is_err());
+        assert!(super::spec(&args("--base-url https://x")).is_err());
+        assert!(super::spec(&args("--extra []")).is_err());
+    }
+
+    #[test]
+    fn a_run_against_the_mock_compared_with_itself() {
+        let report = plot::tests::sample("a", 1.0);
+        let table = side_by_side(&[report.clone(), plot::tests::sample("b", 2.0)]);
+        assert!(table.contains("(2.00×)"), "{table}");
+        let again: Report = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(again.ttft, report.ttft);
+    }
+}

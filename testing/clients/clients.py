@@ -1,0 +1,283 @@
+"""Real clients, unpatched, against a running server: openai, litellm, langchain-openai, instructor.
+
+    python testing/clients/clients.py --base-url http://127.0.0.1:8000 [--key KEY] [--model NAME] [--mock]
+
+With --mock the answers are known (the mock server's oracle) and checked word for word; without it
+any model will do, and only the shape of what comes back is checked.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import traceback
+
+import openai
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+parser = argparse.ArgumentParser()
+parser.add_argument("--base-url", default="http://127.0.0.1:8000")
+parser.add_argument("--key", default="none")
+parser.add_argument("--model")
+parser.add_argument("--mock", action="store_true")
+args = parser.parse_args()
+BASE = args.base_url.rstrip("/") + "/v1"
+client = openai.OpenAI(base_url=BASE, api_key=args.key, max_retries=0, timeout=120)
+MODEL = args.model or client.models.list().data[0].id
+HELLO = [{"role": "user", "content": "Say hello, in Grüße and 世界."}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+tests = []
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+@test
+def openai_models():
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+@test
+def openai_chat():
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=40, seed=1)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    if args.mock:
+        assert answer.choices[0].message.content.startswith("You said: “Say hello"), answer
+
+
+@test
+def openai_stream_is_the_same_as_whole():
+    ask = dict(model=MODEL, messages=HELLO, max_tokens=60, temperature=0, seed=1)
+    whole = client.chat.completions.create(**ask).choices[0].message.content
+    text, usage = "", None
+    for chunk in client.chat.completions.create(
+        **ask, stream=True, stream_options={"include_usage": True}
+    ):
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        usage = chunk.usage or usage
+    assert text == whole, (text, whole)
+    assert usage.completion_tokens > 0
+
+
+@test
+def openai_stream_helper():
+    with client.chat.completions.stream(model=MODEL, messages=HELLO, max_tokens=600) as stream:
+        for _ in stream:
+            pass
+        try:
+            assert stream.get_final_completion().choices[0].message.content
+        except openai.LengthFinishReasonError:
+            pass  # this helper's own way to say that the answer was cut
+
+
+@test
+def openai_choices_stops_and_logprobs():
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=8, n=2, logprobs=True, top_logprobs=3,
+        stop=["\n\n\n"], logit_bias={"5": -100}, presence_penalty=0.1, frequency_penalty=0.1,
+    )
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        for entry in choice.logprobs.content:
+            assert len(entry.top_logprobs) == 3 and entry.logprob <= 0
+
+
+@test
+def openai_completions():
+    answer = client.completions.create(model=MODEL, prompt=["Once", "Twice"], max_tokens=4, logprobs=2)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    text = ""
+    for chunk in client.completions.create(model=MODEL, prompt="Once", max_tokens=4, stream=True):
+        text += chunk.choices[0].text if chunk.choices else ""
+    echoed = client.completions.create(model=MODEL, prompt="Once", max_tokens=2, echo=True)
+    assert echoed.choices[0].text.startswith("Once")
+
+
+@test
+def openai_embeddings():
+    try:
+        made = client.embeddings.create(model=MODEL, input=["a", "b"])
+        assert len(made.data) == 2 and len(made.data[0].embedding) > 0
+    except openai.APIStatusError as e:
+        assert e.status_code == 501 and not args.mock, e
+
+
+@test
+def openai_json_schema():
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+        people: int
+
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=[{"role": "user", "content": "A city"}], response_format=City, max_tokens=200
+    )
+    assert isinstance(answer.choices[0].message.parsed, City)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HELLO, response_format={"type": "json_object"}, max_tokens=200
+    )
+    if answer.choices[0].finish_reason == "stop":
+        json.loads(answer.choices[0].message.content)
+
+
+@test
+def openai_tools():
+    ask = dict(model=MODEL, tools=[WEATHER], max_tokens=200)
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        answer = client.chat.completions.create(**ask, messages=question, tool_choice=choice)
+        call = answer.choices[0].message.tool_calls[0]
+        assert call.function.name == "weather"
+        assert "city" in json.loads(call.function.arguments)
+    if not args.mock:
+        return
+    answer = client.chat.completions.create(**ask, messages=question)
+    call = answer.choices[0].message.tool_calls[0]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    history = question + [
+        answer.choices[0].message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    told = client.chat.completions.create(**ask, messages=history)
+    assert told.choices[0].message.content == "The tool says: rain"
+    pieces = list(client.chat.completions.create(**ask, messages=question, stream=True))
+    text = "".join(
+        call.function.arguments or ""
+        for chunk in pieces
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    )
+    assert json.loads(text) == {"city": "Paris"}
+
+
+@test
+def openai_errors():
+    for ask, kind, param in [
+        (dict(model="no-such-model", messages=HELLO), openai.NotFoundError, "model"),
+        (dict(model=MODEL, messages=HELLO, temperature=9), openai.BadRequestError, "temperature"),
+        (dict(model=MODEL, messages=[]), openai.BadRequestError, "messages"),
+        (dict(model=MODEL, messages=[{"role": "user", "content": "x" * 10_000_000}]), openai.APIStatusError, None),
+    ]:
+        try:
+            client.chat.completions.create(**ask)
+        except kind as e:
+            assert param is None or e.param == param, e
+        else:
+            raise AssertionError(f"{kind} was not raised")
+    if args.key != "none":
+        try:
+            openai.OpenAI(base_url=BASE, api_key="wrong", max_retries=0).models.list()
+        except openai.AuthenticationError:
+            pass
+        else:
+            raise AssertionError("a wrong key was taken")
+
+
+@test
+def openai_async_many_at_once():
+    async def all_at_once():
+        async with openai.AsyncOpenAI(base_url=BASE, api_key=args.key, max_retries=0) as many:
+            async def one(i):
+                text = ""
+                stream = await many.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": f"Number {i}"}], max_tokens=24, stream=True
+                )
+                async for chunk in stream:
+                    text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+                return text
+
+            return await asyncio.gather(*(one(i) for i in range(32)))
+
+    texts = asyncio.run(all_at_once())
+    assert all(texts)
+    if args.mock:
+        assert all(f"“Number {i}"[:12] in text for i, text in enumerate(texts)), texts
+
+
+@test
+def openai_leaving_early():
+    stream = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=200, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2)
+
+
+@test
+def litellm_chat():
+    import litellm
+
+    litellm.telemetry = False
+    ask = dict(model=f"openai/{MODEL}", api_base=BASE, api_key=args.key, messages=HELLO, max_tokens=12)
+    assert litellm.completion(**ask).choices[0].message.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True))
+    assert text
+
+
+@test
+def langchain_chat():
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    llm = ChatOpenAI(base_url=BASE, api_key=args.key, model=MODEL, max_tokens=40, temperature=0)
+    assert llm.invoke("Say hello").content
+    assert "".join(part.content for part in llm.stream("Say hello"))
+
+    @tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return city
+
+    bound = ChatOpenAI(base_url=BASE, api_key=args.key, model=MODEL, max_tokens=200).bind_tools(
+        [weather], tool_choice="weather"
+    )
+    assert bound.invoke("Weather in Paris?").tool_calls[0]["name"] == "weather"
+
+
+@test
+def instructor_models():
+    import instructor
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        person = instructor.from_openai(client, mode=mode).chat.completions.create(
+            model=MODEL, response_model=Person, max_retries=1, max_tokens=200,
+            messages=[{"role": "user", "content": "Ada is 36 years old."}],
+        )
+        assert isinstance(person, Person)
+
+
+failed = 0
+for one in tests:
+    try:
+        one()
+        print("ok    ", one.__name__)
+    except Exception:
+        failed += 1
+        print("FAILED", one.__name__)
+        traceback.print_exc()
+print(f"{len(tests) - failed} of {len(tests)} passed")
+sys.exit(failed > 0)

@@ -1,0 +1,89 @@
+// Headless Chromium drives the page: send, stream, stop, see the live view move; screenshots.
+//
+//     node testing/clients/page.mjs http://127.0.0.1:8000 FOLDER
+//
+// Needs playwright-core (npm) and Chromium (CHROMIUM=/usr/bin/chromium).
+
+import assert from "node:assert/strict";
+import { mkdirSync } from "node:fs";
+import { chromium } from "playwright-core";
+
+const [base = "http://127.0.0.1:8000", folder = "screenshots"] = process.argv.slice(2);
+mkdirSync(folder, { recursive: true });
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+});
+const context = await browser.newContext({ viewport: { width: 1400, height: 900 }, colorScheme: "dark" });
+const page = await context.newPage();
+const problems = [];
+page.on("console", (message) => { if (message.type() === "error") problems.push(message.text()); });
+page.on("pageerror", (error) => problems.push(String(error)));
+page.on("request", (request) => { if (!request.url().startsWith(base) && !request.url().startsWith("data:")) problems.push("outside: " + request.url()); });
+const shot = (name) => page.screenshot({ path: `${folder}/${name}.png` });
+
+await page.goto(base + "/");
+await page.waitForSelector(".state.ready");
+await page.waitForSelector("#config tbody tr");
+await shot("1-start");
+
+// Everything can be done from the keyboard: the message box has the focus, Enter sends.
+assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
+await page.keyboard.type("Tell me about **graphs** and `replay`.");
+await page.keyboard.press("Enter");
+await page.waitForSelector("#stop_button:not([hidden])");
+const body = page.locator(".message.assistant .body").last();
+await page.waitForFunction(() => (document.querySelector(".message.assistant .body")?.textContent.length ?? 0) > 10);
+const early = (await body.textContent()).length;
+await page.waitForTimeout(600);
+const later = (await body.textContent()).length;
+assert.ok(later > early, "the answer does not stream");
+await shot("2-streaming");
+await page.waitForSelector("#stop_button[hidden]", { state: "attached", timeout: 120000 });
+assert.ok(await page.locator(".message.assistant .note").count());
+
+// The live view moved: steps were drawn and summed.
+await page.waitForFunction(() => document.querySelector("#steps_text").textContent.startsWith("#"));
+assert.ok((await page.locator("#sums div").count()) === 4);
+await page.focus("#strip");
+await page.keyboard.press("ArrowLeft");
+assert.match(await page.textContent("#step_detail"), /step \d+ · (decode|prefill)\//);
+await shot("3-answered");
+
+// Thinking, then Escape stops.
+await page.focus("#prompt");
+await page.keyboard.type("Please think about it.");
+await page.keyboard.press("Enter");
+await page.waitForSelector("#stop_button:not([hidden])");
+await page.waitForTimeout(400);
+await page.keyboard.press("Escape");
+await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
+assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by you/);
+await shot("4-stopped");
+
+// An error from the server is shown in words.
+await page.click("#settings summary");
+await page.fill("#max_tokens", "0");
+await page.focus("#prompt");
+await page.keyboard.type("This is refused.");
+await page.keyboard.press("Enter");
+await page.waitForSelector(".message .error");
+assert.match(await page.textContent(".message .error"), /max_tokens/);
+await page.fill("#max_tokens", "1024");
+await shot("5-parameters");
+
+await page.click("#settings summary");
+await page.click("#theme");
+assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
+await page.evaluate(() => document.querySelector("#live").scrollTo(0, 9999));
+await shot("6-light");
+await page.setViewportSize({ width: 420, height: 860 });
+await shot("7-small");
+await page.setViewportSize({ width: 1400, height: 900 });
+await page.click("#clear");
+await page.waitForSelector("#hello");
+
+const unexpected = problems.filter((text) => !text.includes("400"));
+assert.deepEqual(unexpected, []);
+await browser.close();
+console.log("ok     the page");
