@@ -19,9 +19,9 @@ pub(crate) struct TraceArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: TraceArgs) -> Result<()> {
+pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     let records = read(&args.file)?;
-    let out = args.out.unwrap_or_else(|| args.file.with_extension("html"));
+    let out = args.out.clone().unwrap_or_else(|| args.file.with_extension("html"));
     let name = args.file.file_name().unwrap_or_default().to_string_lossy();
     std::fs::write(&out, page(&name, &records)).with_context(|| out.display().to_string())?;
     println!("{} steps: {}", records.len(), out.display());

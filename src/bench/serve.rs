@@ -99,14 +99,14 @@ enum Route {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: ServeArgs) -> Result<()> {
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(files) = &args.compare {
         let reports = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?;
         println!("{}", side_by_side(&reports));
         return draw(args.plots.as_deref(), &reports);
     }
     let total = args.requests + args.warmup;
-    let spec = spec(&args)?;
+    let spec = spec(args)?;
     let progress = Arc::new(Progress::default());
     let watcher = watch(progress.clone(), total);
     let report = run_blocking(spec, progress).map_err(|e| anyhow!(e));

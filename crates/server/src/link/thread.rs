@@ -103,7 +103,7 @@ impl Worker {
             };
             self.last_step = 0;
             self.shared.set_health(Health::Ready);
-            let began = Instant::now();
+            let before = self.shared.metrics.generated_tokens.get();
             let end = self.live_on(&mut *backend);
             let dropped = catch_unwind(AssertUnwindSafe(move || drop(backend)));
             self.shared.step_began.store(0, Ordering::Relaxed);
@@ -116,7 +116,9 @@ impl Worker {
                     self.lose_everyone(&format!("the engine failed: {why}"));
                 }
             }
-            failures = if began.elapsed() > Duration::from_secs(10) { 0 } else { failures + 1 };
+            // A backend that worked is replaced at once; one that did not is given time.
+            let worked = self.shared.metrics.generated_tokens.get() > before;
+            failures = if worked { 0 } else { failures + 1 };
             let pause = Duration::from_millis(10) * 2u32.pow(failures.min(8));
             if self.wait_out(pause) {
                 return;

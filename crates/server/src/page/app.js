@@ -328,7 +328,7 @@ function drawStrip() {
   const eager = css("--eager"), pad = css("--pad"), dim = css("--dim"), accent = css("--accent");
   steps.forEach((step, i) => {
     const x = width - (steps.length - i) * slot;
-    const tall = (n) => (rowsHeight - 6) * Math.log2(1 + n) / Math.log2(1 + most);
+    const tall = (n) => (rowsHeight - 18) * Math.log2(1 + n) / Math.log2(1 + most);
     const wide = Math.max(slot - (slot > 2 ? 0.6 : 0), 1);
     const whole = tall(step.bucket_rows), live = tall(step.live_rows);
     g.fillStyle = pad;

@@ -1,0 +1,60 @@
+//! Any text as an answer, in pieces and whole: stop strings, thinking and tool calls come out the
+//! same, and text that is none of these comes out whole.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use server::answer::{Delta, Reasoning, ReasoningSplit, StopFinder, ToolFormat, ToolSplit};
+
+fn pieces(text: &str, size: usize) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    chars.chunks(size).map(|piece| piece.iter().collect()).collect()
+}
+
+/// Text, thinking, and calls.
+fn split(text: &str, format: ToolFormat, size: usize) -> (String, String, Vec<String>) {
+    let mut out = Vec::new();
+    let marks = Reasoning { open: "<think>".into(), close: "</think>".into() };
+    let mut thinking = ReasoningSplit::new(marks, false);
+    let mut tools = ToolSplit::new(format, vec!["f".into()]);
+    for piece in pieces(text, size) {
+        let answer = thinking.push(&piece, &mut out);
+        tools.push(&answer, &mut out);
+    }
+    let answer = thinking.flush(&mut out);
+    tools.push(&answer, &mut out);
+    tools.flush(&mut out);
+    let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    for delta in out {
+        match delta {
+            Delta::Text(text) => said += &text,
+            Delta::Reasoning(text) => thought += &text,
+            Delta::ToolStart { name } => calls.push(name),
+            Delta::ToolArguments(text) => calls.push(text),
+        }
+    }
+    (said, thought, calls)
+}
+
+fn stop(text: &str, stop: &str, size: usize) -> String {
+    let (mut finder, mut out) = (StopFinder::new(vec![stop.into()]), String::new());
+    for piece in pieces(text, size) {
+        if finder.push(&piece, &mut out) {
+            return out;
+        }
+    }
+    finder.flush(&mut out);
+    out
+}
+
+fuzz_target!(|input: (u8, &str, &str)| {
+    let (size, word, text) = input;
+    let size = usize::from(size).max(1);
+    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::None] {
+        assert_eq!(split(text, format, size), split(text, format, usize::MAX));
+    }
+    let said = stop(text, word, size);
+    assert!(text.starts_with(&said));
+    if !word.is_empty() {
+        assert_eq!(said, text.split(word).next().unwrap_or(""));
+    }
+});
