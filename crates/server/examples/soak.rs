@@ -124,7 +124,12 @@ async fn ask(wire: &mut Connection, body: &str) -> Result<Ended, ClientError> {
             ended.error |= data.contains("\"error\"");
         }
     };
-    while wire.read(&mut |bytes| drop(parser.push(bytes, &mut take))).await? {}
+    while wire
+        .read(&mut |bytes| {
+            parser.push(bytes, &mut take);
+        })
+        .await?
+    {}
     Ok(ended)
 }
 

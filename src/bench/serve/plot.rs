@@ -19,7 +19,8 @@ pub(super) type Picture = (String, String);
 
 /// One picture for each kind of time, and one for tokens over time.
 pub(super) fn all(reports: &[Report]) -> Result<Vec<Picture>> {
-    let kinds: [(&str, &str, fn(&Report) -> &Latency); 3] = [
+    type Times = fn(&Report) -> &Latency;
+    let kinds: [(&str, &str, Times); 3] = [
         ("ttft.svg", "Time to first token", |r| &r.ttft),
         ("itl.svg", "Time between tokens", |r| &r.itl),
         ("e2e.svg", "End to end", |r| &r.e2e),

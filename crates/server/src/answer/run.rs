@@ -54,6 +54,8 @@ pub enum Piece {
 pub struct RunSetup {
     /// Continuations of each request of the call, in order.
     pub choices: Vec<u32>,
+    /// How many requests in a row have the same prompt, which is counted once.
+    pub per_prompt: usize,
     /// The text's way.
     pub choice: ChoiceSetup,
 }
@@ -72,6 +74,7 @@ pub struct Run {
     slots: Vec<Slot>,
     /// Per request, the first of its choices.
     firsts: Vec<usize>,
+    per_prompt: usize,
     open: usize,
     deltas: Vec<Delta>,
     /// Tokens so far.
@@ -95,7 +98,8 @@ impl Run {
             }
         }
         let open = slots.len();
-        Self { call, slots, firsts, open, deltas: Vec::new(), usage: Usage::default() }
+        let per_prompt = setup.per_prompt.max(1);
+        Self { call, slots, firsts, per_prompt, open, deltas: Vec::new(), usage: Usage::default() }
     }
 
     /// Whether every choice is over.
@@ -140,9 +144,11 @@ impl Run {
                 cached_tokens,
                 prompt_logprobs,
             }) => {
-                self.usage.prompt += u64::from(prompt_tokens);
-                self.usage.cached += u64::from(cached_tokens);
                 let position = self.call.position(id);
+                if position.is_multiple_of(self.per_prompt) {
+                    self.usage.prompt += u64::from(prompt_tokens);
+                    self.usage.cached += u64::from(cached_tokens);
+                }
                 sink(Piece::Prompt { position, logprobs: prompt_logprobs });
                 Ok(())
             }
@@ -220,6 +226,9 @@ fn rejected(reason: Reject) -> ApiError {
     match reason {
         Reject::TooLong { found, allowed } => ApiError::too_long("prompt", found, allowed),
         Reject::QueueFull { waiting } => ApiError::busy(waiting),
+        Reject::BadParameter { field: "grammar", .. } => {
+            ApiError::invalid("response_format", reason.to_string())
+        }
         Reject::BadParameter { field, .. } => ApiError::invalid(field, reason.to_string()),
         Reject::EmptyPrompt | Reject::UnknownToken(_) => {
             ApiError::invalid("prompt", reason.to_string())

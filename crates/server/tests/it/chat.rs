@@ -88,6 +88,8 @@ async fn stop_strings_end_an_answer_and_are_not_in_it() {
     for stop in [json!("mock"), json!(["nowhere to be found", "mock", "computed"])] {
         let ask = json!({"stop": stop, "n": 2});
         let whole = bed.ok(CHAT, &with(says("hi"), ask.clone())).await;
+        let once = bed.ok(CHAT, &with(says("hi"), json!({"max_tokens": 1}))).await;
+        assert_eq!(whole["usage"]["prompt_tokens"], once["usage"]["prompt_tokens"]);
         for choice in whole["choices"].as_array().unwrap() {
             let text = choice["message"]["content"].as_str().unwrap();
             assert!(text.ends_with("This is the "), "{text}");

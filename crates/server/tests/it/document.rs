@@ -79,7 +79,9 @@ async fn every_bound_is_enforced() {
 #[tokio::test]
 async fn the_dashboard_knows_the_metrics() {
     let bed = Bed::new(MockConfig::default()).await;
-    bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
+    // More rows than the largest bucket: some steps are eager, and a reason is counted.
+    bed.ok("/v1/completions", &json!({"prompt": vec!["hello"; 200]})).await;
+    bed.until("the steps are counted", || !bed.link.snapshot().steps.is_empty()).await;
     let (_, metrics) = bed.get("/metrics").await;
     let metrics = String::from_utf8(metrics).unwrap();
     let dashboard = include_str!("../../../../docs/grafana-dashboard.json");

@@ -3,6 +3,7 @@
 mod abuse;
 mod bed;
 mod chat;
+mod checkpoint;
 mod completions;
 mod document;
 mod faults;

@@ -53,7 +53,8 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
     };
     let requests = spread(base, !choice.stops.is_empty());
     let choices = requests.iter().map(|r| r.choices).collect();
-    Ok(Prepared { requests, setup: RunSetup { choices, choice } })
+    let per_prompt = requests.len();
+    Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice } })
 }
 
 /// Continuations that may stop at different places on the server's word are requests of their

@@ -27,7 +27,7 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
     let model = &app.model;
     let shared = request.shared();
     let stops = shared.stops();
-    let (mut requests, mut prompts) = (Vec::new(), Vec::new());
+    let (mut requests, mut prompts, mut per_prompt) = (Vec::new(), Vec::new(), 1);
     for prompt in tokenize(app, "prompt", request.prompt.clone()).await? {
         let room = model.room("prompt", prompt.len())?;
         let mut sampling = shared.convert(model);
@@ -45,10 +45,12 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
             prompt_logprobs: request.logprobs.filter(|_| echo),
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
-        requests.extend(spread(base, !stops.is_empty()));
+        let apart = spread(base, !stops.is_empty());
+        per_prompt = apart.len();
+        requests.extend(apart);
     }
     let choices = requests.iter().map(|r| r.choices).collect();
-    let setup = RunSetup { choices, choice: ChoiceSetup::plain(stops) };
+    let setup = RunSetup { choices, per_prompt, choice: ChoiceSetup::plain(stops) };
     Ok(Prepared { requests, setup, prompts })
 }
 
