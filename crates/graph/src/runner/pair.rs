@@ -147,6 +147,12 @@ impl Runners {
         Ok(self.mailbox.take()?)
     }
 
+    /// Waits for everything launched, then takes the oldest result.
+    pub fn wait(&mut self) -> Result<Option<StepOutput>, RunError> {
+        self.device.sync()?;
+        self.poll()
+    }
+
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device

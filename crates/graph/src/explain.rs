@@ -1,0 +1,249 @@
+//! A plan explained: for each node its layer, kernel, grid, bytes and spans; as a table, as JSON, or as
+//! a picture. Needs no device and no weights.
+
+mod picture;
+
+use crate::compile::{CompileTarget, TargetDevice};
+use crate::plan::{Plan, bytes, describe, outputs};
+use crate::{BackendKind, Phase};
+use device::cuda::launch::Lowered;
+use device::cuda::lower::lower;
+use device::op::{Epilogue, Norm};
+use device::{Op, Tensor};
+use serde::Serialize;
+
+/// A kernel as it will be launched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KernelUse {
+    /// Its entry point, `cublaslt`, `memcpy` or `memset`.
+    pub name: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads per block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    pub shared: u32,
+}
+
+/// A node explained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeExplained {
+    /// Its place.
+    pub index: usize,
+    /// Its layer, if any.
+    pub layer: Option<u32>,
+    /// Its name.
+    pub name: String,
+    /// The op in one line.
+    pub op: String,
+    /// What it becomes on the target; empty on a CPU.
+    pub kernels: Vec<KernelUse>,
+    /// Why it has no kernel, if the target has none for it.
+    pub problem: Option<String>,
+    /// Bytes of weights it reads.
+    pub weight_bytes: u64,
+    /// Bytes of activations it reads and writes, pages not counted.
+    pub value_bytes: u64,
+    /// Where its results lie in the workspace.
+    pub writes: String,
+    /// `breakable` breaks here.
+    pub breaks: bool,
+    /// `piecewise` splits here.
+    pub splits: bool,
+}
+
+/// A plan explained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The program.
+    pub program: String,
+    /// The target.
+    pub target: String,
+    /// The phase.
+    pub phase: Phase,
+    /// The key.
+    pub key: String,
+    /// The plan's hash.
+    pub hash: String,
+    /// Bytes of weights a step reads.
+    pub weight_bytes: u64,
+    /// Bytes of workspace.
+    pub workspace: u64,
+    /// Kernels a step launches.
+    pub launches: usize,
+    /// Graphs and eager nodes per backend.
+    pub backends: Vec<(BackendKind, usize, usize)>,
+    /// The nodes.
+    pub nodes: Vec<NodeExplained>,
+}
+
+/// Explains a plan for the target it was made for.
+pub fn explain(plan: &Plan, target: &CompileTarget) -> Explanation {
+    let nodes: Vec<_> = (0..plan.nodes.len()).map(|index| node(plan, target, index)).collect();
+    Explanation {
+        program: plan.program.clone(),
+        target: plan.target.clone(),
+        phase: plan.key.phase,
+        key: plan.key.to_string(),
+        hash: plan.hash(),
+        weight_bytes: nodes.iter().map(|node| node.weight_bytes).sum(),
+        workspace: plan.workspace,
+        launches: nodes.iter().map(|node| node.kernels.len().max(1)).sum(),
+        backends: BackendKind::ALL.map(|kind| parts(plan, kind)).to_vec(),
+        nodes,
+    }
+}
+
+/// How many graphs a backend records and how many nodes it runs on their own.
+fn parts(plan: &Plan, kind: BackendKind) -> (BackendKind, usize, usize) {
+    let nodes = plan.nodes.len();
+    let cuts = match kind {
+        BackendKind::Full => &[][..],
+        BackendKind::Breakable => &plan.breaks,
+        BackendKind::Piecewise => &plan.splits,
+        BackendKind::Disabled => return (kind, 0, nodes),
+    };
+    let starts = (0..nodes).filter(|index| !cuts.contains(index));
+    let graphs = starts.filter(|&index| index == 0 || cuts.contains(&(index - 1))).count();
+    (kind, graphs, cuts.len())
+}
+
+fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
+    let node = &plan.nodes[index];
+    let (kernels, problem) = match &target.device {
+        TargetDevice::Cpu => (Vec::new(), None),
+        TargetDevice::Cuda(target) => match lower(&node.op, target) {
+            Ok(lowered) => (lowered.iter().map(kernel).collect(), None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        },
+    };
+    let (weight_bytes, value_bytes) = traffic(&node.op);
+    NodeExplained {
+        index,
+        layer: node.layer,
+        name: node.name.clone(),
+        op: describe(&node.op),
+        kernels,
+        problem,
+        weight_bytes,
+        value_bytes,
+        writes: outputs(&node.op),
+        breaks: plan.breaks.contains(&index),
+        splits: plan.splits.contains(&index),
+    }
+}
+
+fn kernel(lowered: &Lowered) -> KernelUse {
+    let plain =
+        |name: &str| KernelUse { name: name.into(), grid: [0; 3], block: [0; 3], shared: 0 };
+    match lowered {
+        Lowered::Launch(launch) => KernelUse {
+            name: launch.kernel.entry.clone(),
+            grid: launch.grid,
+            block: launch.block,
+            shared: launch.shared,
+        },
+        Lowered::Gemm(_) => plain("cublaslt"),
+        Lowered::Copy { .. } => plain("memcpy"),
+        Lowered::Fill { .. } => plain("memset"),
+    }
+}
+
+/// Bytes of weights read, and of activations read and written.
+fn traffic(op: &Op) -> (u64, u64) {
+    let norm = |norm: &Option<Norm>| norm.as_ref().map_or(0, |norm| norm.weight.bytes());
+    match op {
+        Op::Embed(op) => (row_bytes(&op.table) * u64::from(op.out.rows), op.out.bytes()),
+        Op::RmsNorm(op) => (op.norm.weight.bytes(), op.x.bytes() + op.y.bytes()),
+        Op::Linear(op) => {
+            let bias = op.bias.as_ref().map_or(0, Tensor::bytes);
+            let residual = match &op.epilogue {
+                Epilogue::Residual(residual) => residual.bytes(),
+                _ => 0,
+            };
+            (op.w.bytes() + bias + norm(&op.norm), op.x.bytes() + op.y.bytes() + residual)
+        }
+        Op::RopeKv(op) => (norm(&op.q_norm) + norm(&op.k_norm), 2 * op.qkv.bytes()),
+        Op::Attention(op) => {
+            let norms = op.rope.as_ref().map_or(0, |rope| norm(&rope.q_norm) + norm(&rope.k_norm));
+            (norms, op.qkv.bytes() + op.out.bytes())
+        }
+        Op::Gather(op) => (0, 2 * op.y.bytes()),
+        Op::Sample(op) => (0, op.logits.bytes()),
+        Op::Prologue(_) | Op::Copy(_) | Op::Fill(_) | Op::Noise(_) => (0, 0),
+    }
+}
+
+fn row_bytes(table: &Tensor) -> u64 {
+    table.dtype.bytes(table.cols as usize) as u64
+}
+
+impl Explanation {
+    /// For people.
+    pub fn table(&self) -> String {
+        let mut text = format!(
+            "{} {} for {}: {} nodes, {} launches, {} of weights, workspace {}, hash {}\n",
+            self.program,
+            self.key,
+            self.target,
+            self.nodes.len(),
+            self.launches,
+            bytes(self.weight_bytes),
+            bytes(self.workspace),
+            &self.hash[..12]
+        );
+        for (kind, graphs, eager) in &self.backends {
+            text.push_str(&format!(
+                "  {:<10} {graphs} graphs, {eager} nodes op by op\n",
+                kind.name()
+            ));
+        }
+        let rows: Vec<[String; 7]> = self.nodes.iter().map(row).collect();
+        let head =
+            ["#", "node", "op", "kernel", "grid × block", "weights", "writes"].map(String::from);
+        let width = |column: usize| {
+            let cells = rows.iter().chain([&head]).map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..7).map(width).collect();
+        for row in [&head].into_iter().chain(&rows) {
+            let cell = |(cell, &width): (&String, &usize)| {
+                format!("{cell}{}", " ".repeat(width - cell.chars().count()))
+            };
+            let line: Vec<String> = row.iter().zip(&widths).map(cell).collect();
+            text.push_str(line.join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// For programs.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain data serialises")
+    }
+}
+
+fn row(node: &NodeExplained) -> [String; 7] {
+    let full = node.layer.map_or(node.name.clone(), |layer| format!("{layer}.{}", node.name));
+    let kernel = match (&node.problem, node.kernels.is_empty()) {
+        (Some(_), _) => "none".to_owned(),
+        (None, true) => "cpu".to_owned(),
+        (None, false) => join(&node.kernels, |kernel| kernel.name.clone()),
+    };
+    let launch = |kernel: &KernelUse| match kernel.grid {
+        [0, 0, 0] => "-".to_owned(),
+        grid => format!("{} × {}", extent(grid), extent(kernel.block)),
+    };
+    let weights = if node.weight_bytes == 0 { String::new() } else { bytes(node.weight_bytes) };
+    let grids = if node.kernels.is_empty() { String::new() } else { join(&node.kernels, launch) };
+    [node.index.to_string(), full, node.op.clone(), kernel, grids, weights, node.writes.clone()]
+}
+
+fn join<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
+    items.iter().map(text).collect::<Vec<_>>().join(" + ")
+}
+
+fn extent(size: [u32; 3]) -> String {
+    let used = 1 + size.iter().rposition(|&n| n > 1).unwrap_or(0);
+    size[..used].iter().map(u32::to_string).collect::<Vec<_>>().join("·")
+}

@@ -1,0 +1,144 @@
+//! `dacapo graph`: looks at device graphs. `explain` and `diff` need neither a GPU nor weights: plans
+//! are plain data. `verify` runs every bucket and backend on this machine's device. `tune` turns the
+//! sizes that were seen into the bucket list that pads the least.
+
+mod diff;
+mod explain;
+mod tune;
+mod verify;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use device::cuda::launch::Target;
+use device::{Arena, Device, StepLimits};
+use graph::layout::Layout;
+use graph::program::Program;
+use graph::{Bindings, CompileTarget, Phase, Plan, ShapeKey};
+
+/// Explain, compare, verify and tune device graphs
+#[derive(Args, Debug)]
+pub(crate) struct GraphArgs {
+    #[command(subcommand)]
+    command: GraphCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum GraphCommand {
+    Explain(explain::ExplainArgs),
+    Diff(diff::DiffArgs),
+    Verify(verify::VerifyArgs),
+    Tune(tune::TuneArgs),
+}
+
+/// What these commands need of models. Where models come from is the business of the rest of the
+/// binary.
+pub(crate) trait ProgramSource {
+    /// The program of a model, for a target. With `dummy` nothing but the model's shape is read.
+    fn program(&self, model: &str, load_format: &str, target: &CompileTarget) -> Result<Program>;
+
+    /// Fills weights and rope table of a sealed arena.
+    fn fill(
+        &self,
+        model: &str,
+        load_format: &str,
+        program: &Program,
+        device: &Device,
+        arena: &Arena,
+        bindings: &Bindings,
+    ) -> Result<()>;
+
+    /// The device to verify on.
+    fn open_device(&self) -> Result<Device>;
+}
+
+pub(crate) fn run(args: &GraphArgs, source: &dyn ProgramSource) -> Result<()> {
+    match &args.command {
+        GraphCommand::Explain(args) => explain::run(args, source),
+        GraphCommand::Diff(args) => diff::run(args, source),
+        GraphCommand::Verify(args) => verify::run(args, source),
+        GraphCommand::Tune(args) => tune::run(args),
+    }
+}
+
+/// Which model, and the sizes its graphs are made for.
+#[derive(Args, Debug)]
+struct ModelArgs {
+    /// A folder, a .gguf file, a hub id, or with `--load-format dummy` a known shape such as qwen3-8b
+    model: String,
+    /// auto: from the model's files; dummy: only its shape
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    load_format: String,
+    /// Sequences the device has room for
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_batch: u32,
+    /// Most tokens of a step
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_tokens: u32,
+    /// Most tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_context: u32,
+    /// Tokens per KV page
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    page_size: u32,
+}
+
+impl ModelArgs {
+    fn limits(&self, program: &Program) -> StepLimits {
+        let context = self.max_context.min(program.shape.max_positions);
+        StepLimits {
+            seats: self.max_batch,
+            rows: self.max_batch,
+            tokens: self.max_tokens.max(self.max_batch),
+            pages_per_seat: context.div_ceil(self.page_size),
+            page_size: self.page_size,
+            vocab: program.shape.vocab,
+            penalties: false,
+        }
+    }
+
+    /// The plan for a key, laid out but never given memory.
+    fn plan(
+        &self,
+        source: &dyn ProgramSource,
+        target: &CompileTarget,
+        shape: &Shape,
+    ) -> Result<Plan> {
+        let program = source.program(&self.model, &self.load_format, target)?;
+        let limits = self.limits(&program);
+        let key = shape.key(&limits);
+        let mut layout = Layout::new(&program, target, limits, std::slice::from_ref(&key))?;
+        layout.add_pages(&program, 1 + limits.pages_per_seat);
+        Ok(graph::compile(&program, target, &key, &layout.bindings)?)
+    }
+}
+
+/// A phase and a size in its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    phase: Phase,
+    size: u32,
+}
+
+impl Shape {
+    fn key(self, limits: &StepLimits) -> ShapeKey {
+        match self.phase {
+            Phase::Decode => ShapeKey::decode(self.size),
+            Phase::Prefill => ShapeKey::prefill(self.size, self.size.min(limits.rows)),
+        }
+    }
+}
+
+/// `decode` or `prefill`.
+fn parse_phase(text: &str) -> Result<Phase, String> {
+    let found = Phase::ALL.into_iter().find(|phase| phase.name() == text);
+    found.ok_or_else(|| format!("a phase is decode or prefill, not `{text}`"))
+}
+
+/// `cpu` or `h200`.
+fn parse_target(name: &str) -> Result<CompileTarget> {
+    match name {
+        "cpu" => Ok(CompileTarget::cpu()),
+        "h200" => Ok(CompileTarget::cuda(Target::h200())),
+        _ => bail!(crate::exit::bad_input(format!("a target is cpu or h200, not `{name}`"))),
+    }
+}

@@ -1,0 +1,109 @@
+//! `dacapo graph verify`.
+
+use super::{ModelArgs, ProgramSource};
+use crate::exit::bad_input;
+use anyhow::{Result, bail};
+use clap::Args;
+use device::{DeviceKind, StepLimits};
+use graph::bucket::{BucketSpec, Buckets};
+use graph::layout::Layout;
+use graph::program::Program;
+use graph::verify::{Sweep, Verified};
+use graph::{BackendKind, CompileTarget, Phase};
+
+/// Run every bucket and backend on this device, by replay and op by op, and compare every byte
+#[derive(Args, Debug)]
+pub(super) struct VerifyArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Only this backend
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Decode buckets, in sequences
+    #[arg(long, value_name = "LIST", default_value = "1,2,4,8")]
+    buckets_decode: String,
+    /// Prefill buckets, in tokens
+    #[arg(long, value_name = "LIST", default_value = "16,64")]
+    buckets_prefill: String,
+    /// Random steps per bucket
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    steps: u32,
+    /// Where the random steps start
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
+    let device = source.open_device()?;
+    let target = match device.kind() {
+        DeviceKind::Cpu => CompileTarget::cpu(),
+        DeviceKind::Cuda => super::parse_target("h200")?,
+    };
+    let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
+        let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
+        Ok(Buckets::generate(&spec, phase, max, None)?)
+    };
+    let sweep = Sweep {
+        backends: backends(args.backend.as_deref())?,
+        decode: list(&args.buckets_decode, Phase::Decode, args.model.max_batch)?,
+        prefill: list(&args.buckets_prefill, Phase::Prefill, args.model.max_tokens)?,
+        steps: args.steps,
+        seed: args.seed,
+    };
+    let model = &args.model;
+    let program = source.program(&model.model, &model.load_format, &target)?;
+    let limits = small_limits(&sweep, model, &program);
+    let keys: Vec<_> =
+        [&sweep.decode, &sweep.prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
+    let mut layout = Layout::new(&program, &target, limits, &keys)?;
+    layout.add_pages(&program, 1 + limits.seats * limits.pages_per_seat);
+    let Layout { arena, bindings } = layout;
+    let arena = device.seal(arena)?;
+    source.fill(&model.model, &model.load_format, &program, &device, &arena, &bindings)?;
+    println!("{} on {}", program.name, device.describe());
+    let findings = sweep.run(&device, &arena, &program, &target, &bindings, &mut print)?;
+    for (backend, time) in &findings.recording {
+        let bytes = findings.verified.iter().filter(|line| line.backend == *backend);
+        let bytes: u64 = bytes.map(|line| line.bytes).sum();
+        println!(
+            "{backend:<10} recorded in {:.3} s, {}",
+            time.as_secs_f64(),
+            graph::plan::bytes(bytes)
+        );
+    }
+    if !findings.passed() {
+        bail!("replay and eager differ");
+    }
+    println!("every replay is what its plan says");
+    Ok(())
+}
+
+fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
+    let Some(name) = only else { return Ok(BackendKind::ALL.to_vec()) };
+    let found = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
+    let names = BackendKind::ALL.map(BackendKind::name).join(", ");
+    found.map(|kind| vec![kind]).ok_or_else(|| bad_input(format!("a backend is one of {names}")))
+}
+
+/// Verification needs few tokens: pages enough for the largest step, not for a conversation.
+fn small_limits(sweep: &Sweep, model: &ModelArgs, program: &Program) -> StepLimits {
+    let seats = sweep.decode.largest().max(2);
+    let tokens = sweep.prefill.largest().max(seats);
+    let each = tokens.div_ceil(model.page_size) + 2;
+    let most = program.shape.max_positions / model.page_size;
+    StepLimits {
+        seats,
+        rows: seats,
+        tokens,
+        pages_per_seat: each.min(most.max(1)),
+        ..model.limits(program)
+    }
+}
+
+fn print(line: &Verified) {
+    let outcome = match &line.problem {
+        None => format!("{} steps agree", line.steps),
+        Some(problem) => problem.clone(),
+    };
+    println!("{:<10} {:<18} {outcome}", line.backend.name(), line.key.to_string());
+}
