@@ -53,7 +53,7 @@ pub enum Mismatch {
         /// At which byte of the region.
         byte: u64,
     },
-    /// The prologue left a pad entry that its slot does not allow.
+    /// A pad entry holds what its slot does not allow.
     #[error("{key}: {problem}")]
     Padding {
         /// The graph's key.
@@ -114,6 +114,8 @@ pub fn step(
     for node in &plan.nodes {
         cx.device.run(cx.arena, node)?;
     }
+    // The tables are the prologue's for the whole step: nothing may have spoilt them since.
+    check_padding(cx, plan, bindings)?;
     let eager = trial.look()?;
     trial.start_over()?;
     backend.replay(cx, plan)?;
@@ -150,7 +152,6 @@ impl<'a> Trial<'a> {
             .collect();
         let before = Snapshot::take(cx, tables.iter().copied())?;
         cx.device.run(cx.arena, &plan.nodes[0])?;
-        check_padding(cx, plan, bindings)?;
         let pages = written_pages(cx, plan, bindings)?;
         let kv = Snapshot::take(cx, pages.iter().copied())?;
         let before = Snapshot(before.0.into_iter().chain(kv.0).collect());
@@ -219,7 +220,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Holds the tables the prologue wrote to their slots' padding policies.
+/// Holds the step's tables to their slots' padding policies.
 pub fn check_padding(cx: &Context<'_>, plan: &Plan, bindings: &Bindings) -> Result<(), RunError> {
     let state = &bindings.state;
     let counts = words(cx, state.counts.span)?;

@@ -1,6 +1,8 @@
 //! A small model on the CPU, with everything a test wants to look at.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod random;
+
 use device::op::Noise;
 use device::{Arena, Device, Node, Op, Region, Span, StepLimits};
 use graph::backend::{BackendKind, Context};

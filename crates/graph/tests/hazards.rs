@@ -1,0 +1,310 @@
+//! Bugs that other engines had, planted on purpose; each must be found by one of our checks. The list
+//! of plants and what caught them is printed (`cargo test -p graph --test hazards -- --nocapture`).
+
+mod world;
+
+use device::op::Fill;
+use device::{Arena, Node, Op, OpenArena, Region};
+use graph::backend::{Backend, BackendKind, Context, Full};
+use graph::mail::{Mailbox, StepInput};
+use graph::program::sample::Sample;
+use graph::runner::{Capture, Fallback, RunError, RunnerConfig};
+use graph::traffic::Traffic;
+use graph::verify::{self, POISON, poison};
+use graph::{CompileTarget, Phase, Plan, ShapeKey};
+use world::{PAGES, World};
+
+/// A plan that was tampered with, its world, and a step to run it on.
+struct Scene {
+    world: World,
+    plan: Plan,
+    input: StepInput,
+    mailbox: Mailbox,
+}
+
+impl Scene {
+    /// Three rows in a bucket of four, with tokens in their pages already.
+    fn new() -> Scene {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let key = ShapeKey::decode(4);
+        let plan = graph::compile(&world.program, &target, &key, &world.bindings).unwrap();
+        drop(world.runners(&target, BackendKind::Disabled, ("4", "16")));
+        let mut mailbox = Mailbox::new(&world.arena, &world.bindings.state).unwrap();
+        let mut traffic = Traffic::new(world.limits, PAGES, 3);
+        let mut run = |input: &StepInput, mailbox: &mut Mailbox| {
+            mailbox.post(input, &key).unwrap();
+            graph::backend::run_eagerly(&world.context(), &plan).unwrap();
+            mailbox.sent();
+            mailbox.take().unwrap().unwrap();
+        };
+        for _ in 0..3 {
+            run(&traffic.decode(4), &mut mailbox);
+        }
+        let input = traffic.decode(3);
+        Scene { world, plan, input, mailbox }
+    }
+
+    /// Runs the step under verification, by a backend that records `recorded` under the plan's key.
+    fn verify(mut self, tamper: impl Fn(&mut Plan) + Send + Clone + 'static) -> String {
+        self.mailbox.post(&self.input, &self.plan.key).unwrap();
+        let mut backend =
+            Tampering { inner: Full::default(), tamper: Box::new(move |p| tamper(p)) };
+        let cx = self.world.context();
+        backend.record(&cx, &self.plan).unwrap();
+        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings);
+        found.expect_err("the planted bug was not found").to_string()
+    }
+
+    /// Runs the tampered plan itself under verification.
+    fn verify_plan(mut self, tamper: impl Fn(&mut Plan, &World)) -> String {
+        tamper(&mut self.plan, &self.world);
+        self.mailbox.post(&self.input, &self.plan.key).unwrap();
+        let cx = self.world.context();
+        let mut backend = Full::default();
+        backend.record(&cx, &self.plan).unwrap();
+        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings);
+        found.expect_err("the planted bug was not found").to_string()
+    }
+
+    /// Runs the tampered plan in a clean and in a poisoned workspace; says which row differed.
+    fn poisoned(mut self, tamper: impl Fn(&mut Plan)) -> String {
+        tamper(&mut self.plan);
+        self.mailbox.post(&self.input, &self.plan.key).unwrap();
+        let cx = self.world.context();
+        let state = self.world.region(Region::State);
+        let before = self.world.read(state);
+        let ring = |world: &World| world.read(world.bindings.state.ring);
+        let mut seen = Vec::new();
+        for word in [0, POISON] {
+            self.world.device.write(&self.world.arena, state, &before).unwrap();
+            let to = self.world.region(Region::Workspace);
+            self.run_fill(to, word);
+            graph::backend::run_eagerly(&cx, &self.plan).unwrap();
+            seen.push(ring(&self.world));
+        }
+        assert!(seen[0] != seen[1], "the planted bug was not found");
+        "poison: a real row changed with what lies in pad rows".into()
+    }
+
+    fn run_fill(&self, to: device::Span, word: u32) {
+        let op = Op::Fill(Fill { to, word });
+        let node = Node { op, name: "fill".into(), layer: None };
+        self.world.device.run(&self.world.arena, &node).unwrap();
+    }
+}
+
+/// Records something else than it is told: the test-only switch behind which bugs are planted.
+struct Tampering {
+    inner: Full,
+    tamper: Box<dyn Tamper>,
+}
+
+trait Tamper: Fn(&mut Plan) + Send {
+    fn again(&self) -> Box<dyn Tamper>;
+}
+
+impl<F: Fn(&mut Plan) + Send + Clone + 'static> Tamper for F {
+    fn again(&self) -> Box<dyn Tamper> {
+        Box::new(self.clone())
+    }
+}
+
+impl std::fmt::Debug for Tampering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tampering")
+    }
+}
+
+impl Backend for Tampering {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Full
+    }
+
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> device::Result<()> {
+        let mut changed = plan.clone();
+        (self.tamper)(&mut changed);
+        self.inner.record(cx, &changed)
+    }
+
+    fn has(&self, key: &ShapeKey) -> bool {
+        self.inner.has(key)
+    }
+
+    fn replay(&self, cx: &Context<'_>, plan: &Plan) -> device::Result<()> {
+        self.inner.replay(cx, plan)
+    }
+
+    fn bytes(&self, key: &ShapeKey) -> u64 {
+        self.inner.bytes(key)
+    }
+
+    fn fresh(&self) -> Box<dyn Backend> {
+        Box::new(Tampering { inner: Full::default(), tamper: self.tamper.again() })
+    }
+
+    fn forget(&mut self, key: &ShapeKey) {
+        self.inner.forget(key);
+    }
+
+    fn clear(&mut self) {
+        self.inner.clear();
+    }
+}
+
+/// A node right after the prologue that fills the pad entry of a table of one word per row.
+fn spoil_pad(plan: &mut Plan, table: device::Tensor, word: u32) {
+    let to = table.span.part(3 * 4, 4);
+    let op = Op::Fill(Fill { to, word });
+    plan.nodes.insert(1, Node { op, name: "spoil".into(), layer: None });
+}
+
+fn problems(plan: &Plan) -> String {
+    let found = plan.check();
+    found.first().expect("the planted bug was not found").to_string()
+}
+
+type Plant = (&'static str, &'static str, fn() -> String);
+
+const PLANTS: &[Plant] = &[
+    ("a pad row's KV slot wraps onto the last page", "vLLM 43869", || {
+        Scene::new().verify_plan(|plan, world| {
+            spoil_pad(plan, world.bindings.state.kv_slot, PAGES * world.limits.page_size - 1);
+        })
+    }),
+    ("one input is not cleared on padding", "SGLang 24743", || {
+        Scene::new().verify_plan(|plan, world| spoil_pad(plan, world.bindings.state.row_flags, 1))
+    }),
+    ("pad rows keep the seats of an earlier, larger batch", "SGLang 33253", || {
+        Scene::new().verify_plan(|plan, world| spoil_pad(plan, world.bindings.state.row_seat, 2))
+    }),
+    ("a real row reads what lies in a pad row", "vLLM 40047", || {
+        Scene::new().poisoned(|plan| {
+            // Attention reads one row too far: row 2 gets the pad row, which nobody computed.
+            let Op::Attention(op) = &mut plan.nodes[3].op else { unreachable!() };
+            let row = u64::from(op.qkv.cols) * 4;
+            op.qkv.span.offset += row;
+            op.rope.as_mut().unwrap().qkv.span.offset += row;
+        })
+    }),
+    ("metadata for one number of rows, a graph for another", "xLLM 1939", || {
+        let mut scene = Scene::new();
+        let last = scene.plan.nodes.last_mut().unwrap();
+        let Op::Sample(op) = &mut last.op else { unreachable!() };
+        op.rows = 3;
+        problems(&scene.plan)
+    }),
+    ("a host-side choice is baked into the graph and not in its key", "flashinfer 1968", || {
+        Scene::new().verify(|plan| {
+            for node in &mut plan.nodes {
+                if let Op::Attention(op) = &mut node.op {
+                    op.window = Some(1);
+                }
+            }
+        })
+    }),
+    ("a node is lost while recording", "SGLang 28569", || {
+        Scene::new()
+            .verify(|plan| plan.nodes.retain(|n| (n.layer, n.name.as_str()) != (Some(1), "o")))
+    }),
+    ("what a break reads is given to another value before it ran", "SGLang 37606", || {
+        let mut scene = Scene::new();
+        // The value that lives across attention (a break) is placed on what attention writes.
+        let attn = scene.plan.values.iter().find(|v| v.name == "0.attn").unwrap().span;
+        let carried = scene.plan.values.iter_mut().find(|v| v.name == "embed").unwrap();
+        carried.span.offset = attn.offset;
+        problems(&scene.plan)
+    }),
+    ("an op runs before what it reads is written", "SGLang 32555", || {
+        let mut scene = Scene::new();
+        scene.plan.nodes.swap(1, 2);
+        problems(&scene.plan)
+    }),
+    ("a graph recorded for other weights stays in use", "re-record", || {
+        let mut scene = Scene::new();
+        let mut backend = Full::default();
+        let mut old = scene.plan.clone();
+        if let Op::Linear(op) = &mut old.nodes[2].op {
+            op.norm = None;
+        }
+        backend.record(&scene.world.context(), &old).unwrap();
+        scene.mailbox.post(&scene.input, &scene.plan.key).unwrap();
+        let cx = scene.world.context();
+        let found = verify::step(&cx, &backend, &scene.plan, &scene.world.bindings);
+        found.expect_err("the planted bug was not found").to_string()
+    }),
+    ("mail is written while a launch may still read it", "SGLang 26380", || {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let mut runners = world.runners(&target, BackendKind::Full, ("4", "16"));
+        let mut traffic = Traffic::new(world.limits, PAGES, 3);
+        runners.launch(&traffic.decode(4)).unwrap();
+        runners.launch(&traffic.decode(4)).unwrap();
+        runners.launch(&traffic.decode(4)).expect_err("the planted bug was not found").to_string()
+    }),
+    ("memory is allocated while recording", "cubecl tests", || {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let options = device::RecordOptions::default();
+        let _recording = world.device.record(&world.arena, "planted", options).unwrap();
+        let sealed: device::Result<Arena> = world.device.seal(OpenArena::new());
+        sealed.expect_err("the planted bug was not found").to_string()
+    }),
+    ("a step that no graph covers runs slowly and nobody knows", "SGLang 33900", || {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let config = |buckets| RunnerConfig {
+            fallback: Fallback::Error,
+            ..RunnerConfig::new(BackendKind::Full, buckets)
+        };
+        let mut runners = world.runners_with(&target, ("2", "16"), &config);
+        let mut traffic = Traffic::new(world.limits, PAGES, 3);
+        let error = runners.launch(&traffic.decode(4)).expect_err("the planted bug was not found");
+        assert!(matches!(error, RunError::NotCovered { .. }));
+        error.to_string()
+    }),
+    ("the scheduler admits past the largest graph", "SGLang 33483", || {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let runners = world.runners(&target, BackendKind::Full, ("2", "16"));
+        let covered = runners.coverage().decode_rows;
+        assert!(covered < world.limits.rows);
+        format!("coverage says {covered} sequences of {}", world.limits.rows)
+    }),
+    ("lazy recording grows without end", "llama.cpp 28652", || {
+        let target = CompileTarget::cpu();
+        let world = World::new(&Sample::tiny().build("tiny"), &target);
+        let lazy = |buckets| RunnerConfig {
+            capture: Capture::Lazy,
+            budget: Some(1),
+            ..RunnerConfig::new(BackendKind::Full, buckets)
+        };
+        let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &lazy);
+        let mut traffic = Traffic::new(world.limits, PAGES, 3);
+        for round in 0..32 {
+            runners.launch(&traffic.decode([1, 2, 4, 8][round % 4])).unwrap();
+            runners.wait().unwrap();
+        }
+        assert_eq!(runners.decode.recorded(), vec![], "the planted bug was not found");
+        let eager: u64 = runners.counters(Phase::Decode).eager.values().sum();
+        format!("a budget of 1 byte keeps 0 graphs; {eager} eager steps are counted")
+    }),
+    ("free pages and dead spans are read", "SGLang 32555", || {
+        let scene = Scene::new();
+        let workspace = scene.world.region(Region::Workspace);
+        poison(&scene.world.context(), workspace).unwrap();
+        scene.poisoned(|plan| {
+            // The first projection reads another value's bytes instead of the embedding.
+            let Op::Linear(op) = &mut plan.nodes[2].op else { unreachable!() };
+            op.x.span.offset = op.y.span.offset;
+        })
+    }),
+];
+
+#[test]
+fn every_planted_bug_is_found() {
+    println!("{:<64} {:<18} caught by", "planted bug", "seen in");
+    for (what, seen, plant) in PLANTS {
+        println!("{what:<64} {seen:<18} {}", plant());
+    }
+}

@@ -1,0 +1,92 @@
+//! Poison: before every replay, everything that must not matter is filled with NaN (the workspace, and
+//! with it every pad row; every page no live token is on, the scratch page too; the unused part of live
+//! pages). Results and live tokens' K and V must be bit-equal to a world without poison.
+
+mod world;
+
+use device::Region;
+use graph::CompileTarget;
+use graph::backend::BackendKind;
+use graph::program::sample::Sample;
+use graph::traffic::{Rng, Traffic};
+use graph::verify::{POISON, poison};
+use std::collections::BTreeMap;
+use world::{PAGES, World};
+
+const LISTS: (&str, &str) = ("1,2,4,8", "8,16,24,40");
+const REPLAYS: u32 = 1200;
+
+#[test]
+fn nothing_that_must_not_matter_matters() {
+    let mut sample = Sample::tiny();
+    sample.shape.layers = 1;
+    let program = sample.build("tiny");
+    let target = CompileTarget::cpu();
+    let (clean, dirty) = (World::new(&program, &target), World::new(&program, &target));
+    let mut a = clean.runners(&target, BackendKind::Full, LISTS);
+    let mut b = dirty.runners(&target, BackendKind::Full, LISTS);
+    let mut traffic = Traffic::new(clean.limits, PAGES, 21);
+    let mut rng = Rng::new(8);
+    for step in 0..REPLAYS {
+        // What is live before the step may be read by it; everything else is poisoned.
+        let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
+        poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();
+        poison_pages(&dirty, &live);
+        let input = match rng.below(4) {
+            0 => traffic.prefill(1 + rng.below(40)),
+            _ => traffic.decode(1 + rng.below(8)),
+        };
+        a.launch(&input).unwrap();
+        b.launch(&input).unwrap();
+        assert_eq!(a.wait().unwrap(), b.wait().unwrap(), "step {step}");
+        let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
+        assert!(
+            live_bytes(&clean, &live) == live_bytes(&dirty, &live),
+            "step {step}: live pages differ"
+        );
+    }
+    assert_eq!(b.counters(graph::Phase::Decode).eager.len(), 0);
+}
+
+/// The byte ranges of the token slots of a page in a layer's span: live ones and dead ones.
+fn slots(world: &World, page: u32, tokens: u32, visit: &mut dyn FnMut(usize, usize, bool)) {
+    let kv = &world.bindings.kv[0];
+    let token = kv.head_dim as usize * 4;
+    for part in 0..2 * kv.heads {
+        for index in 0..kv.page_size {
+            let at = page as usize * kv.page_bytes() as usize
+                + (part * kv.page_size + index) as usize * token;
+            visit(at, token, index < tokens);
+        }
+    }
+}
+
+fn poison_pages(world: &World, live: &BTreeMap<u32, u32>) {
+    for kv in &world.bindings.kv {
+        let mut bytes = world.read(kv.span);
+        for page in 0..kv.pages {
+            slots(world, page, live.get(&page).copied().unwrap_or(0), &mut |at, len, live| {
+                if !live {
+                    let word = POISON.to_le_bytes();
+                    bytes[at..at + len].chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&word));
+                }
+            });
+        }
+        world.device.write(&world.arena, kv.span, &bytes).unwrap();
+    }
+}
+
+fn live_bytes(world: &World, live: &BTreeMap<u32, u32>) -> Vec<u8> {
+    let mut all = Vec::new();
+    for kv in &world.bindings.kv {
+        let bytes = world.read(kv.span);
+        for (&page, &tokens) in live {
+            slots(world, page, tokens, &mut |at, len, live| {
+                if live {
+                    all.extend_from_slice(&bytes[at..at + len]);
+                }
+            });
+        }
+    }
+    all
+}

@@ -1,0 +1,141 @@
+//! Programs nobody would write: every way in which the passes can meet values that are shared, dead,
+//! rewritten or read twice.
+
+use device::DType;
+use graph::program::{ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
+use graph::traffic::Rng;
+
+pub fn program(seed: u64) -> Program {
+    let mut rng = Rng::new(seed);
+    let kv_heads = 1 + rng.below(2);
+    let act_dtype = if rng.once_in(3) { DType::BF16 } else { DType::F32 };
+    let shape = ModelShape {
+        hidden: 16 * (1 + rng.below(2)),
+        q_heads: kv_heads * (1 + rng.below(2)),
+        kv_heads,
+        head_dim: 8,
+        vocab: 32 + rng.below(40),
+        layers: 1 + rng.below(3),
+        max_positions: 64,
+        act_dtype,
+        kv_dtype: act_dtype,
+    };
+    let mut b = ProgramBuilder::new(format!("random {seed}"), shape);
+    let mut maker = Maker { rng, shape, count: 0 };
+    let table = WeightRef::matrix("embed", act_dtype, shape.vocab, shape.hidden);
+    let mut x = b.embed("embed", table.clone());
+    for layer in 0..shape.layers {
+        x = b.layer(layer, |b| maker.layer(b, x));
+    }
+    let last = b.gather_last("last", x);
+    let head_in = if maker.rng.once_in(4) { last } else { maker.norm(&mut b, last) };
+    let logits = b.logits("head", head_in, table);
+    b.sample("sample", logits);
+    b.finish().unwrap()
+}
+
+struct Maker {
+    rng: Rng,
+    shape: ModelShape,
+    count: u32,
+}
+
+impl Maker {
+    fn name(&mut self, kind: &str) -> String {
+        self.count += 1;
+        format!("{kind}{}", self.count)
+    }
+
+    fn layer(&mut self, b: &mut ProgramBuilder, mut x: ValueId) -> ValueId {
+        for _ in 0..1 + self.rng.below(3) {
+            x = match self.rng.below(4) {
+                0 => self.mlp(b, x),
+                1 => self.double(b, x),
+                2 => self.twice(b, x),
+                _ => self.norm(b, x),
+            };
+        }
+        self.attention(b, x)
+    }
+
+    fn linear(
+        &mut self,
+        b: &mut ProgramBuilder,
+        x: ValueId,
+        rows: u32,
+        cols: u32,
+        gate_up: bool,
+    ) -> ValueId {
+        let name = self.name("linear");
+        let w = WeightRef::matrix(format!("{name}.w"), self.shape.act_dtype, rows, cols);
+        let bias = self.rng.once_in(3);
+        let bias = bias.then(|| WeightRef::vector(format!("{name}.b"), self.shape.act_dtype, rows));
+        b.linear(&name, x, if gate_up { w.gate_up() } else { w }, bias)
+    }
+
+    fn add(&mut self, b: &mut ProgramBuilder, x: ValueId, y: ValueId) -> ValueId {
+        let name = self.name("add");
+        // The residual may stand on either side.
+        if self.rng.once_in(2) { b.add(&name, x, y) } else { b.add(&name, y, x) }
+    }
+
+    fn norm(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let name = self.name("norm");
+        let w = WeightRef::vector(format!("{name}.norm"), self.shape.act_dtype, self.shape.hidden);
+        b.rms_norm(&name, x, w, 1e-5)
+    }
+
+    fn maybe_norm(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        if self.rng.once_in(3) { x } else { self.norm(b, x) }
+    }
+
+    fn mlp(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let (hidden, inner) = (self.shape.hidden, 8 * (1 + self.rng.below(6)));
+        let h = self.maybe_norm(b, x);
+        let g = self.linear(b, h, 2 * inner, hidden, true);
+        let name = self.name("act");
+        let m = b.silu_mul(&name, g);
+        let d = self.linear(b, m, hidden, inner, false);
+        if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    /// One norm read by two linears, and a residual that is also an input.
+    fn double(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let hidden = self.shape.hidden;
+        let h = self.norm(b, x);
+        let u = self.linear(b, h, hidden, hidden, false);
+        let v = self.linear(b, h, hidden, hidden, false);
+        let v = self.add(b, x, v);
+        let w = self.linear(b, u, hidden, hidden, false);
+        self.add(b, v, w)
+    }
+
+    /// `x + linear(x)`: what is read must not be overwritten; and a norm that a residual reads too.
+    fn twice(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let hidden = self.shape.hidden;
+        let h = if self.rng.once_in(2) { x } else { self.norm(b, x) };
+        let p = self.linear(b, h, hidden, hidden, false);
+        self.add(b, h, p)
+    }
+
+    fn attention(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let s = self.shape;
+        let h = self.maybe_norm(b, x);
+        let qkv = self.linear(b, h, s.qkv_cols(), s.hidden, false);
+        let name = self.name("rope");
+        let norm = |which: &str| {
+            WeightRef::vector(format!("{name}.{which}.norm"), s.act_dtype, s.head_dim)
+        };
+        let (q, k) = if self.rng.once_in(2) {
+            (Some((norm("q"), 1e-5)), Some((norm("k"), 1e-5)))
+        } else {
+            (None, None)
+        };
+        let qkv = b.rope_kv(&name, qkv, q, k);
+        let window = self.rng.once_in(3).then(|| 1 + self.rng.below(9));
+        let name = self.name("attn");
+        let a = b.attention(&name, qkv, 0.35, window);
+        let o = self.linear(b, a, s.hidden, s.q_cols(), false);
+        if self.rng.once_in(4) { o } else { self.add(b, x, o) }
+    }
+}
