@@ -32,7 +32,7 @@ impl Scene {
         drop(world.runners(&target, BackendKind::Disabled, ("4", "16")));
         let mut mailbox = Mailbox::new(&world.arena, &world.bindings.state).unwrap();
         let mut traffic = Traffic::new(world.limits, PAGES, 3);
-        let mut run = |input: &StepInput, mailbox: &mut Mailbox| {
+        let run = |input: &StepInput, mailbox: &mut Mailbox| {
             mailbox.post(input, &key).unwrap();
             graph::backend::run_eagerly(&world.context(), &plan).unwrap();
             mailbox.sent();

@@ -174,7 +174,8 @@ fn every_refusal_has_a_name() {
         "`act` cannot become the epilogue of a linear: gate and up rows do not alternate"
     );
 
-    let mut layout = Layout::new(&good, &target, limits(&good), &[key.clone()]).unwrap();
+    let mut layout =
+        Layout::new(&good, &target, limits(&good), std::slice::from_ref(&key)).unwrap();
     layout.add_pages(&good, 2);
     let refuse = |bindings: &graph::Bindings| {
         compile(&good, &target, &key, bindings).unwrap_err().to_string()
