@@ -1,7 +1,11 @@
 //! `dacapo bench`: figures, each with the machine and the command that made it.
 
+mod decode;
 mod device;
+mod plot;
+mod prefill;
 pub(crate) mod record;
+mod steady;
 
 use crate::cli::Global;
 use anyhow::Result;
@@ -17,10 +21,14 @@ pub(crate) struct BenchArgs {
 #[derive(Subcommand, Debug)]
 enum What {
     Device(device::DeviceArgs),
+    Decode(decode::DecodeArgs),
+    Prefill(prefill::PrefillArgs),
 }
 
 pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
     match &args.what {
         What::Device(args) => device::run(args, global),
+        What::Decode(args) => decode::run(args, global),
+        What::Prefill(args) => prefill::run(args, global),
     }
 }

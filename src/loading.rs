@@ -16,6 +16,7 @@ use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tokenizer::Tokenizer;
 use graph::config::Resolved;
+use graph::program::Program;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -39,6 +40,15 @@ pub(crate) struct LoadArgs {
     graph: GraphArgs,
 }
 
+impl LoadArgs {
+    /// The same with one graph flag set.
+    pub(crate) fn with_graph_flag(&self, flag: &str, value: &str) -> LoadArgs {
+        let mut args = self.clone();
+        args.graph.given.flags.insert(flag.into(), value.into());
+        args
+    }
+}
+
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LoadFormat {
@@ -55,6 +65,8 @@ pub(crate) struct Loaded {
     pub(crate) device: String,
     pub(crate) config: ModelConfig,
     pub(crate) executor: GraphExecutor,
+    /// What it computes.
+    pub(crate) program: Program,
     /// How graphs came to be configured.
     pub(crate) graphs: Resolved,
     /// `None` for dummy weights.
@@ -90,6 +102,16 @@ pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
 
 /// Finds the model, opens the device, fills it; `max_batch` sequences can run at once.
 pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<Loaded> {
+    load_sized(args, global, max_batch, LoadOptions::default().prefill_tokens)
+}
+
+/// As [`load`], with room for prefill steps of `prefill_tokens` tokens.
+pub(crate) fn load_sized(
+    args: &LoadArgs,
+    global: &Global,
+    max_batch: u32,
+    prefill_tokens: u32,
+) -> Result<Loaded> {
     if !(args.memory_share > 0.0 && args.memory_share <= 1.0) {
         let share = args.memory_share;
         return Err(bad_input(format!("--memory-share {share}: must be above 0 and at most 1")));
@@ -102,6 +124,7 @@ pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<L
     let (device, line) = open_device(global)?;
     let options = LoadOptions {
         max_batch,
+        prefill_tokens,
         max_context: args.max_context,
         memory_share: args.memory_share,
         graphs: args.graph.given.clone(),
@@ -121,6 +144,7 @@ pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<L
         config: loaded.config,
         executor: loaded.executor,
         graphs: loaded.graphs,
+        program: loaded.program,
         text,
     })
 }

@@ -22,8 +22,12 @@ const CASES: [&str; 11] = [
     "qwen3-tied",
 ];
 
+/// Where the goldens are: beside this crate, or, for a test binary that was carried to another machine,
+/// under the repository root it is run from.
 fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(case)
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(case);
+    let carried = Path::new("crates/engine/tests/goldens").join(case);
+    if built.is_dir() { built } else { carried }
 }
 
 struct Golden {

@@ -1,0 +1,176 @@
+//! `dacapo bench decode`: what a decode step costs, and how close that is to what memory allows.
+
+use super::steady::Steady;
+use super::{plot, record};
+use crate::cli::Global;
+use crate::loading::{self, LoadArgs};
+use crate::progress;
+use anyhow::{Result, ensure};
+use clap::Args;
+use engine::exec::StepKind;
+use graph::program::ProgramOp;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Time decode steps of a model: milliseconds per step, tokens per second, share of the bandwidth
+#[derive(Args, Debug)]
+pub(crate) struct DecodeArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Sequences per step
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    batch: Vec<u32>,
+    /// Tokens that each sequence has before the first step
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "512")]
+    context: Vec<u32>,
+    /// Steps timed for each row of the table
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    steps: u32,
+    /// Backends to compare, instead of the configured one
+    #[arg(long, value_name = "NAME,NAME,…", value_delimiter = ',')]
+    backend: Vec<String>,
+    /// Write the figures, with machine and command, to this file (- is standard output)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw step time over batch beside the memory floor
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    backend: String,
+    pub(crate) batch: u32,
+    context: u32,
+    pub(crate) ms: f64,
+    ms_p99: f64,
+    tokens_per_second: f64,
+    bytes: u64,
+    terabytes_per_second: f64,
+    bandwidth_share: f64,
+    /// The bytes over the measured bandwidth.
+    pub(crate) floor_ms: f64,
+    nodes: usize,
+    host_us: f64,
+    host_us_p99: f64,
+    replayed: bool,
+}
+
+pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
+    ensure!(args.steps > 0 && args.batch.iter().all(|&b| b > 0), "batches and steps start at 1");
+    let flag = "graph-backend-decode";
+    let loads: Vec<LoadArgs> = match args.backend.as_slice() {
+        [] => vec![args.load.clone()],
+        names => names.iter().map(|name| args.load.with_graph_flag(flag, name)).collect(),
+    };
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut device = String::new();
+    for load in &loads {
+        device = measure(args, global, load, &mut figures)?;
+    }
+    if let Some(path) = &args.svg {
+        plot::decode(path, &args.load.model, &figures)?;
+    }
+    if let Some(path) = &args.json {
+        record::write(path, &record::record(&device, &figures)?)?;
+    }
+    if args.json.as_deref() != Some("-".as_ref()) {
+        print(&device, &figures);
+    }
+    Ok(())
+}
+
+fn measure(
+    args: &DecodeArgs,
+    global: &Global,
+    load: &LoadArgs,
+    figures: &mut Vec<Figure>,
+) -> Result<String> {
+    let most = args.batch.iter().copied().max().unwrap_or(1);
+    // Before the model takes the memory.
+    let bandwidth = device::bench::read_bandwidth(&loading::open_device(global)?.0)?;
+    let mut loaded = loading::load(load, global, most)?;
+    let weights = read_per_step(&loaded.program);
+    let shape = loaded.program.shape;
+    let kv_token = 2
+        * u64::from(shape.kv_heads * shape.head_dim)
+        * u64::from(shape.layers)
+        * shape.kv_dtype.block_bytes() as u64;
+    let bar = progress::count((args.batch.len() * args.context.len()) as u64, "decode");
+    let mut steady = Steady::new(&mut loaded.executor)?;
+    let mut timed = Vec::new();
+    for &batch in &args.batch {
+        for &context in &args.context {
+            let warm = 8 + args.steps / 8;
+            timed.push((batch, context, warm, steady.decode(batch, context, warm, args.steps)?));
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let runner = &loaded.executor.runners().decode;
+    let counters = loaded.executor.counters(StepKind::Decode);
+    let replayed = counters.eager.is_empty();
+    for (batch, context, warm, timing) in timed {
+        let middle = u64::from(context + warm + args.steps / 2);
+        let bytes = weights + u64::from(batch) * kv_token * middle;
+        let ms = timing.step_ms(0.5);
+        let achieved = bytes as f64 / (ms * 1e-3);
+        let plan =
+            runner.plans().filter(|plan| plan.key.rows >= batch).min_by_key(|plan| plan.key.rows);
+        figures.push(Figure {
+            backend: runner.config().backend.to_string(),
+            batch,
+            context,
+            ms,
+            ms_p99: timing.step_ms(0.99),
+            tokens_per_second: f64::from(batch) / (ms * 1e-3),
+            bytes,
+            terabytes_per_second: achieved * 1e-12,
+            bandwidth_share: achieved / bandwidth,
+            floor_ms: bytes as f64 / bandwidth * 1e3,
+            nodes: plan.map_or(0, |plan| plan.nodes.len()),
+            host_us: timing.host_us(0.5),
+            host_us_p99: timing.host_us(0.99),
+            replayed,
+        });
+    }
+    Ok(loaded.device)
+}
+
+/// Bytes of weights a step reads: all of them, but for an embedding table that is only gathered from.
+fn read_per_step(program: &graph::program::Program) -> u64 {
+    let multiplied = |id| {
+        program.steps.iter().any(|step| match &step.op {
+            ProgramOp::Embed { .. } => false,
+            op => op.weights().contains(&id),
+        })
+    };
+    let ids = (0..program.weights.len() as u32).map(graph::program::WeightId);
+    ids.filter(|&id| multiplied(id)).map(|id| program.weight(id).bytes()).sum()
+}
+
+fn print(device: &str, figures: &[Figure]) {
+    println!("{device}");
+    println!(
+        "backend    batch  context   ms/step      p99     tok/s   TB/s  of read  floor ms  nodes  host µs     p99"
+    );
+    for f in figures {
+        println!(
+            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1}{}",
+            f.backend,
+            f.batch,
+            f.context,
+            f.ms,
+            f.ms_p99,
+            f.tokens_per_second,
+            f.terabytes_per_second,
+            f.bandwidth_share * 100.0,
+            f.floor_ms,
+            f.nodes,
+            f.host_us,
+            f.host_us_p99,
+            if f.replayed { "" } else { "  not all replayed" }
+        );
+    }
+}
