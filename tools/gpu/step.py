@@ -8,8 +8,8 @@ import torch
 from compile import Nvrtc
 
 cuda = ctypes.CDLL("libcuda.so.1")
-TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "u32": torch.int32}
-SIZES = {"f32": 4, "f16": 2, "bf16": 2, "u32": 4}
+TYPES = {"f32": torch.float32, "f16": torch.float16, "b_f16": torch.bfloat16, "u32": torch.int32}
+SIZES = {"f32": 4, "f16": 2, "b_f16": 2, "u32": 4}
 
 
 def ok(code):
@@ -123,7 +123,7 @@ class Step:
         at = (ctypes.addressof(raw) + 63) & ~63
         n = len(m["dims"])
         ok(cuda.cuTensorMapEncodeTiled(
-            ctypes.c_void_p(at), 9 if m["dtype"] == "bf16" else 6, n, ctypes.c_void_p(self.address(m["span"])),
+            ctypes.c_void_p(at), 9 if m["dtype"] == "b_f16" else 6, n, ctypes.c_void_p(self.address(m["span"])),
             (ctypes.c_uint64 * n)(*m["dims"]), (ctypes.c_uint64 * max(1, n - 1))(*m["strides"]),
             (ctypes.c_uint32 * n)(*m["tile"]), (ctypes.c_uint32 * n)(*[1] * n), 0,
             {0: 0, 32: 1, 64: 2, 128: 3}[m["swizzle"]], 2, 0))

@@ -73,6 +73,12 @@ impl Kernel {
         self
     }
 
+    /// Blocks per cluster, along x.
+    pub(crate) fn cluster(mut self, blocks: u32) -> Kernel {
+        self.0.cluster = [blocks, 1, 1];
+        self
+    }
+
     /// Threads per block.
     pub(crate) fn threads(mut self, threads: u32) -> Kernel {
         self.0.block = [threads, 1, 1];

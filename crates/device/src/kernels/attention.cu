@@ -40,11 +40,31 @@ DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
     }
 }
 
-// Normalises and rotates a head; lane holds elements i = lane + 32c and i + D/2.
-DEVICE void prepare(const void* from, u64 at, int norm, const void* weight, int weight_type, float eps,
-                    const float* table, float (&a)[PER], float (&b)[PER]) {
+// What a lane needs to normalise and rotate: factors of elements i = lane + 32c and i + D/2. None of it
+// depends on the predecessor, so it is loaded before the wait.
+struct Turn {
+    float cosine[PER], sine[PER], low[PER], high[PER];
+};
+template <int T_> DEVICE void store4(void* to, u64 i, float a, float b, float c, float d) {
+    if (T_ == F32) *(float4*)((float*)to + i) = make_float4(a, b, c, d);
+    else *(uint2*)((u16*)to + i) = make_uint2(pack2<T_>(a, b), pack2<T_>(c, d));
+}
+
+template <int NORM, int T_> DEVICE Turn turn(const void* weight, const float* table) {
+    Turn t;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = min(threadIdx.x % 32 + 32 * c, D / 2 - 1u);
+        t.cosine[c] = table[i], t.sine[c] = table[i + D / 2];
+        t.low[c] = NORM ? load1<T_>(weight, i) : 1.0f;
+        t.high[c] = NORM ? load1<T_>(weight, i + D / 2) : 1.0f;
+    }
+    return t;
+}
+// Normalises and rotates a head into shared memory.
+template <int NORM> DEVICE void prepare(const void* from, u64 at, float eps, const Turn& t, u16* to) {
     const u32 lane = threadIdx.x % 32;
-    float sum = 0.0f;
+    float a[PER], b[PER], sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < PER; c++) {
         const u32 i = lane + 32 * c;
@@ -52,18 +72,13 @@ DEVICE void prepare(const void* from, u64 at, int norm, const void* weight, int 
         b[c] = i < D / 2 ? load1<TYPE>(from, at + i + D / 2) : 0.0f;
         sum += a[c] * a[c] + b[c] * b[c];
     }
-    const float scale = norm ? 1.0f / sqrtf(warp_sum(sum) / (float)D + eps) : 1.0f;
+    const float scale = NORM ? 1.0f / sqrtf(warp_sum(sum) / (float)D + eps) : 1.0f;
 #pragma unroll
     for (int c = 0; c < PER; c++) {
-        const u32 i = lane + 32 * c;
-        if (i >= D / 2) continue;
-        if (norm) {
-            a[c] *= scale * (weight_type == F32 ? load1<F32>(weight, i) : load1<TYPE>(weight, i));
-            b[c] *= scale * (weight_type == F32 ? load1<F32>(weight, i + D / 2) : load1<TYPE>(weight, i + D / 2));
-        }
-        const float cosine = table[i], sine = table[i + D / 2], u = a[c], v = b[c];
-        a[c] = u * cosine - v * sine;
-        b[c] = v * cosine + u * sine;
+        if (lane + 32 * c >= D / 2) continue;
+        const float u = a[c] * (scale * t.low[c]), v = b[c] * (scale * t.high[c]);
+        store1<TYPE>(to, lane + 32 * c, u * t.cosine[c] - v * t.sine[c]);
+        store1<TYPE>(to, lane + 32 * c + D / 2, v * t.cosine[c] + u * t.sine[c]);
     }
 }
 
@@ -122,7 +137,9 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     if (SPLITS > 1) {
         const u32 pages = last_page + 1 - page;
         u32 share = max(counts[COUNT_SPLIT] * HKV / (8 * PAGE), (u32)LEAST_PAGES);
-        share = max(share, (pages + SPLITS - 1) / SPLITS);
+        splits = min(max((pages + share / 2) / share, 1u), (u32)SPLITS);
+        if (blockIdx.x >= splits) return;
+        share = (pages + splits - 1) / splits;
         splits = (pages + share - 1) / share;
         if (blockIdx.x >= splits) return;
         page += blockIdx.x * share;
@@ -136,29 +153,22 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         ahead += WARPS;
         commit_copies();
     }
-    if (SINGLE && ROPE) wait_for_predecessor();
+    Turn q_turn, k_turn;
+    if (ROPE) {
+        const float* table = rope + (u64)min(position, max_position - 1) * rope_stride;
+        q_turn = turn<QN, QNT>(q_norm, table);
+        if (has_newest) k_turn = turn<KN, KNT>(k_norm, table);
+        wait_for_predecessor();
+    }
     let_successor_start();
 
     // Queries to shared memory, columns past the live ones as zeros.
     if (ROPE) {
-        const float* table = rope + (u64)min(position, max_position - 1) * rope_stride;
         const u64 base = (u64)r * q_stride;
-        for (u32 c = warp; c < G + 2; c += WARPS) {
-            if (c < G + 1) {
-                if (c == G && !has_newest) continue;
-                float a[PER], b[PER];
-                if (c < G) prepare(qkv, base + (head * G + c) * D, QN, q_norm, QNT, q_eps, table, a, b);
-                else prepare(qkv, base + (HQ + head) * D, KN, k_norm, KNT, k_eps, table, a, b);
-                u16* to = c < G ? queries[c] : newest[0];
-#pragma unroll
-                for (int i = 0; i < PER; i++)
-                    if (lane + 32 * i < D / 2) {
-                        store1<TYPE>(to, lane + 32 * i, a[i]);
-                        store1<TYPE>(to, lane + 32 * i + D / 2, b[i]);
-                    }
-            } else if (has_newest)
-                for (u32 i = lane; i < D; i += 32) newest[1][i] = ((const u16*)qkv)[base + (HQ + HKV + head) * D + i];
-        }
+        for (u32 c = warp; c < G; c += WARPS) prepare<QN>(qkv, base + (head * G + c) * D, q_eps, q_turn, queries[c]);
+        if (has_newest && warp == WARPS - 1) prepare<KN>(qkv, base + (HQ + head) * D, k_eps, k_turn, newest[0]);
+        if (has_newest && warp == 0)
+            for (u32 i = lane; i < D; i += 32) newest[1][i] = ((const u16*)qkv)[base + (HQ + HKV + head) * D + i];
         for (u32 i = threadIdx.x; i < (TILES * 8 - G) * (D / 2); i += WARPS * 32)
             ((u32*)queries[G + i / (D / 2)])[i % (D / 2)] = 0;
     } else
@@ -284,27 +294,33 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 }
         }
     __syncthreads();
-    const u32 live = tokens * G;
-    float* mine = partial + (((u64)r * HKV + head) * SPLITS + blockIdx.x) * (COLUMNS * (D + 2));
-    for (u32 i = threadIdx.x; i < live * D; i += WARPS * 32) {
-        const u32 column = i / D, at = i % D;
-        float top = maxima[0][column], sum = 0.0f, weight = 0.0f;
+    // A block's part: maximum and total of each column, padded to four words, then the sums.
+    const u32 live = tokens * G, quads = live * (D / 4), words = COLUMNS * (D + 4);
+    float* mine = partial + (((u64)r * HKV + head) * SPLITS + blockIdx.x) * words;
+    const bool alone = SPLITS == 1 || splits == 1;
+    for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
+        const u32 column = i / (D / 4), at = i % (D / 4) * 4;
+        float top = maxima[0][column], weight = 0.0f;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int w = 1; w < WARPS; w++) top = fmaxf(top, maxima[w][column]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const float share = maxima[w][column] == -INFINITY ? 0.0f : exp2f(maxima[w][column] - top);
-            weight += totals[w][column] * share;
-            sum += merged[(w * COLUMNS + column) * (D + 4) + at] * share;
+            const float part = maxima[w][column] == -INFINITY ? 0.0f : exp2f(maxima[w][column] - top);
+            const float4 v = *(const float4*)&merged[(w * COLUMNS + column) * (D + 4) + at];
+            weight += totals[w][column] * part;
+            sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
         }
-        if (SPLITS == 1 || splits == 1)
-            store1<YT>(out, (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at, sum / weight);
-        else {
-            mine[2 * COLUMNS + i] = sum;
-            if (at == 0) mine[2 * column] = top, mine[2 * column + 1] = weight;
+        if (alone) {
+            const float inverse = 1.0f / weight;
+            const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
+            store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
+        } else {
+            __stcg((float4*)(mine + 4 * COLUMNS) + i, sum);
+            if (at == 0) __stcg((float2*)(mine + 4 * column), make_float2(top, weight));
         }
     }
-    if (SPLITS == 1 || splits == 1) return;
+    if (alone) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -314,18 +330,34 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     __syncthreads();
     if (shared_word != splits - 1) return;
-    __threadfence();
-    const float* all = partial + ((u64)r * HKV + head) * SPLITS * (COLUMNS * (D + 2));
-    for (u32 i = threadIdx.x; i < live * D; i += WARPS * 32) {
-        const u32 column = i / D, at = i % D;
-        float top = -INFINITY, sum = 0.0f, weight = 0.0f;
-        for (u32 s = 0; s < splits; s++) top = fmaxf(top, __ldcg(all + s * (COLUMNS * (D + 2)) + 2 * column));
+    // The last one: factors of all parts first, so that the sums below are independent loads.
+    const float* all = partial + ((u64)r * HKV + head) * SPLITS * words;
+    float2* stats = (float2*)memory;
+    for (u32 i = threadIdx.x; i < splits * live; i += WARPS * 32)
+        stats[i] = __ldcg((const float2*)(all + i / live * words + 4 * (i % live)));
+    __syncthreads();
+    if (threadIdx.x < live) {
+        float top = -INFINITY, weight = 0.0f;
+        for (u32 s = 0; s < splits; s++) top = fmaxf(top, stats[s * live + threadIdx.x].x);
         for (u32 s = 0; s < splits; s++) {
-            const float* from = all + s * (COLUMNS * (D + 2));
-            const float share = exp2f(__ldcg(from + 2 * column) - top);
-            weight += __ldcg(from + 2 * column + 1) * share;
-            sum += __ldcg(from + 2 * COLUMNS + i) * share;
+            const float part = exp2f(stats[s * live + threadIdx.x].x - top);
+            weight += stats[s * live + threadIdx.x].y * part;
+            stats[s * live + threadIdx.x].x = part;
         }
-        store1<YT>(out, (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at, sum / weight);
+        totals[0][threadIdx.x] = 1.0f / weight;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
+        const u32 column = i / (D / 4), at = i % (D / 4) * 4;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+        for (u32 s = 0; s < splits; s++) {
+            const float4 v = __ldcg((const float4*)(all + s * words + 4 * COLUMNS) + i);
+            const float part = stats[s * live + column].x;
+            sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+        }
+        const float inverse = totals[0][column];
+        const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
+        store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
     }
 }

@@ -56,6 +56,12 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         commit_copies();
     }
     const u32 row = warp / WARPS_PER_ROW, first = (warp % WARPS_PER_ROW) * 32 + lane;
+    // The norm's weights wait for nobody either.
+    float early[8];
+    if (NORM && VECTORS == 1 && first < K / 8) load8<NT>(norm, first * 8, early);
+    if (NORM && VECTORS > 1)
+        for (u32 i = threadIdx.x * 8; i < K; i += WARPS * 256)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm + (NT == F32 ? 4 : 2) * i));
     wait_for_predecessor();
     let_successor_start();
 
@@ -85,7 +91,10 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
                 uint4* at = (uint4*)(xs + row * X_PITCH + i * 16);
                 uint4 raw = *at;
                 float n[8];
-                load8<NT>(norm, i * 8, n);
+                if (VECTORS > 1) load8<NT>(norm, i * 8, n);
+                else
+#pragma unroll
+                    for (int t = 0; t < 8; t++) n[t] = early[t];
                 raw.x = pack2<TYPE>(low_half<TYPE>(raw.x) * (scale * n[0]), high_half<TYPE>(raw.x) * (scale * n[1]));
                 raw.y = pack2<TYPE>(low_half<TYPE>(raw.y) * (scale * n[2]), high_half<TYPE>(raw.y) * (scale * n[3]));
                 raw.z = pack2<TYPE>(low_half<TYPE>(raw.z) * (scale * n[4]), high_half<TYPE>(raw.z) * (scale * n[5]));

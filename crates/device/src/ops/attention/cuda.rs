@@ -1,4 +1,5 @@
-//! `kernels/attention.cu` (tensor cores, half formats, pages of 16), else `kernels/attention_ref.cu`.
+//! Half formats and pages of 16: `kernels/attention.cu` for decode (and wide heads),
+//! `kernels/attention_varlen.cu` for rows of many tokens. Everything else: `kernels/attention_ref.cu`.
 //!
 //! `variant` overrides: `ref`, or `key=value` pairs (`splits=8,least=4,stages=3`).
 
@@ -18,14 +19,16 @@ impl Attention {
             return 0;
         }
         let columns = self.q_heads / self.kv.heads;
-        let floats = u64::from(columns) * u64::from(self.kv.head_dim + 2);
+        let floats = u64::from(columns) * u64::from(self.kv.head_dim + 4);
         let parts = u64::from(self.rows) * u64::from(self.kv.heads) * u64::from(splits);
         SEMAPHORE_BYTES + parts * floats * 4
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         if self.tensor_cores(target) {
-            return Ok(vec![self.fast(target)?]);
+            let many = !self.single && self.kv.head_dim <= 128;
+            let launch = if many { self.varlen(target)? } else { self.fast(target)? };
+            return Ok(vec![launch]);
         }
         let mut launches = match &self.rope {
             Some(rope) => rope.lower(target)?,
@@ -51,11 +54,13 @@ impl Attention {
         let group = self.q_heads / kv.heads;
         let group_fits = group * kv.head_dim <= 4096 && group <= 32;
         let asked = self.variant.as_deref() != Some("ref");
+        let out = self.out.stride.is_multiple_of(4) && self.out.span.offset.is_multiple_of(16);
         asked
             && half
             && norms_fit
             && dims
             && group_fits
+            && out
             && aligned(&self.qkv)
             && target.capability.0 >= 8
     }
@@ -66,7 +71,7 @@ impl Attention {
         if !self.single || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
             return 1;
         }
-        let ways = (2 * target.sms).div_ceil(pairs);
+        let ways = (self.option("ways").unwrap_or(3) * target.sms).div_ceil(pairs);
         let least = match self.rows {
             0..=16 => 8,
             17..=64 => 2,
@@ -81,7 +86,7 @@ impl Attention {
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.single { 1 } else { (columns / group).max(1) };
         let stage = 2 * 16 * (2 * dim + 16);
-        let stages = self.option("stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
+        let stages = self.option("stages").unwrap_or(((72 << 10) / (WARPS * stage)).clamp(2, 4));
         let merged = WARPS * tokens * group * (dim + 4) * 4;
         let shared = (WARPS * stages * stage).max(merged);
         (tokens, stages, shared.min(target.shared_per_block))
@@ -143,6 +148,31 @@ impl Attention {
             .arg(Arg::F32(self.scale))
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
             .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)));
+        Ok(kernel.lowered())
+    }
+
+    fn varlen(&self, target: &Target) -> Result<Lowered> {
+        let (kv, s) = (&self.kv, &self.state);
+        let tokens = 128 / (self.q_heads / kv.heads);
+        let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
+            .defines(&[
+                ("D", kv.head_dim),
+                ("HQ", self.q_heads),
+                ("HKV", kv.heads),
+                ("PAGE", kv.page_size),
+                ("Q_TOKENS", tokens),
+                ("WINDOW", self.window.unwrap_or(0)),
+                ("TYPE", code(kv.dtype, "attention")?),
+                ("YT", code(self.out.dtype, "attention")?),
+            ])
+            .grid(kv.heads, self.out.rows / tokens + self.rows, 1)
+            .threads(256)
+            .shared(2 * 2 * 64 * (2 * kv.head_dim + 16))
+            .tensors(&[&self.qkv])
+            .spans(&[kv.span])
+            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
+            .ints(&[self.rows, s.limits.pages_per_seat, self.qkv.stride, self.out.stride])
+            .arg(Arg::F32(self.scale));
         Ok(kernel.lowered())
     }
 

@@ -5,7 +5,7 @@
 //! - `gemm`, beyond: the library, with norm and SiLU·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
-//! `variant` overrides: a name, then `key=value` pairs (`wgmma,split=2,stages=4`).
+//! `variant` overrides: a name, then `key=value` pairs (`wgmma,wide=64,stages=4`).
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
@@ -14,8 +14,6 @@ use crate::{DType, Result, Span, Tensor};
 
 /// Room the library may use.
 const GEMM_WORKSPACE: u64 = 32 << 20;
-/// Two blocks of this size fit a Hopper multiprocessor: the next kernel's first weights and this one's.
-const HALF_SHARED: u32 = 112 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plan {
@@ -79,9 +77,15 @@ impl Linear {
         let most = target.shared_per_block;
         match asked {
             Some(stages) => fits(stages, most).then_some(stages),
-            None if fits(4, HALF_SHARED.min(most)) => Some(4),
-            None => fits(3, most).then_some(3),
+            // Bytes in flight decide: as deep as fits, and too shallow is worse than another kernel.
+            None => (3..=self.stream_depth(target)).rev().find(|stages| fits(*stages, most)),
         }
+    }
+
+    /// More stages than a warp has chunks to read would only keep the next kernel out.
+    fn stream_depth(&self, target: &Target) -> u32 {
+        let rounds = self.w.rows.div_ceil(16).div_ceil(target.sms);
+        (rounds * (self.x.cols / 64).div_ceil(16)).clamp(3, 6)
     }
 
     fn stream_shared(&self, stages: u32) -> u32 {
@@ -92,20 +96,29 @@ impl Linear {
     fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
-        let wide = option("wide").unwrap_or(128);
-        let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
-        // Rounds of the busiest block in tiles; a share costs a little for storing and adding up.
-        let cost = |split: u32| {
+        // Rounds of the busiest block, in 64-row tiles of full K; sharing K costs a little.
+        let cost = |wide: u32, split: u32| {
+            let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
+            let alone = split == 1 || tiles * split <= target.sms / 8 * 8;
+            let fits = k.is_multiple_of(64 * split) && alone && wide + columns <= 320;
             let rounds = (tiles * split).div_ceil(target.sms);
-            f64::from(rounds) / f64::from(split)
-                + if split > 1 { 0.01 * f64::from(split) } else { 0.0 }
+            let share = f64::from(rounds * wide) / f64::from(64 * split);
+            let extra = if split > 1 { 1.02 } else { 1.0 } + if wide == 64 { 0.01 } else { 0.0 };
+            if fits { share * extra } else { f64::INFINITY }
         };
-        let splits = [1, 2, 3, 4, 6, 8].into_iter().filter(|s| k.is_multiple_of(64 * s));
-        let best = splits.min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1);
+        let asked = (option("wide"), option("split"));
+        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
+        let (wide, split) = shapes
+            .filter(|(w, s)| asked.0.unwrap_or(*w) == *w && asked.1.unwrap_or(*s) == *s)
+            .min_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)))
+            .unwrap_or((128, 1));
         let stage = (wide + columns) * 128;
-        let budget = if columns <= 128 { HALF_SHARED } else { target.shared_per_block } - 2048;
-        let stages = option("stages").unwrap_or((budget / stage).clamp(3, 8));
-        Plan::Wgmma { wide, columns, stages, split: option("split").unwrap_or(best) }
+        let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
+        let most = ((target.shared_per_block - 2048) / stage).min(10);
+        // The sums of a shared tile take the place of the ring.
+        let least = (wide * columns * 4).div_ceil(stage).max(3);
+        let stages = option("stages").unwrap_or(most.min(chunks)).clamp(least.min(most), most);
+        Plan::Wgmma { wide, columns, stages, split }
     }
 
     /// Scratch after the semaphores: the normalised input, then sums or products.
@@ -113,11 +126,8 @@ impl Linear {
         let normed = self.normed_bytes();
         match plan {
             Plan::Stream { .. } | Plan::Reference => 0,
-            Plan::Wgmma { wide, columns, split, .. } => {
-                let tiles = self.w.rows.div_ceil(wide) * self.x.rows.div_ceil(columns);
-                let sums = u64::from(tiles * split) * u64::from(wide * columns) * 4;
-                SEMAPHORE_BYTES + normed + if split > 1 { sums } else { 0 }
-            }
+            Plan::Wgmma { .. } if self.norm.is_some() => SEMAPHORE_BYTES + normed,
+            Plan::Wgmma { .. } => 0,
             Plan::Gemm => SEMAPHORE_BYTES + normed + self.pair_bytes() + GEMM_WORKSPACE,
         }
     }
@@ -183,11 +193,13 @@ impl Linear {
     }
 
     fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let (Plan::Wgmma { wide, columns, stages, split }, Some(scratch)) = (plan, self.scratch)
-        else {
+        let Plan::Wgmma { wide, columns, stages, split } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
-        let (x, mut launches) = self.normed(target, scratch)?;
+        let (x, mut launches) = match self.scratch {
+            Some(scratch) => self.normed(target, scratch)?,
+            None => (self.x, Vec::new()),
+        };
         let (epilogue, residual) = self.epilogue_code();
         let map = |tensor: &Tensor, rows: u32| {
             Arg::TensorMap(TensorMap {
@@ -199,15 +211,15 @@ impl Linear {
                 swizzle: 128,
             })
         };
-        let units = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns) * split;
-        let from = SEMAPHORE_BYTES + self.normed_bytes();
+        let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
             .define("TYPE", code(x.dtype, "linear")?)
             .defines(&self.types(residual, epilogue)?)
             .define("LIVE", u32::from(self.live.is_some()))
-            .grid(units.min(target.sms), 1, 1)
+            .grid((tiles * split).min(target.sms / split * split), 1, 1)
+            .cluster(split)
             .threads(wide * 2 + 32)
             .shared(stages * (wide + columns) * 128 + 1024)
             .arg(map(&x, columns))
@@ -216,7 +228,6 @@ impl Linear {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live)
-            .spans(&[scratch.part(0, SEMAPHORE_BYTES), scratch.part(from, scratch.len - from)])
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride]);
         launches.push(kernel.lowered());
         Ok(launches)

@@ -1,0 +1,176 @@
+// Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query
+// heads of a KV head: up to 128 packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share.
+// Items are found on the device from q_start, so the grid depends on the bucket alone; blocks past the
+// live items leave at once.
+//
+// D ≤ 128, HQ, HKV, PAGE = 16, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT.
+#include "prelude.cuh"
+
+#define G (HQ / HKV)
+#define WARPS 8
+#define TILE 64
+#define PITCH (D * 2 + 16)
+#define HALF_BYTES (TILE * PITCH)
+#define STEPS (D / 16)
+
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 tile, u32 length) {
+    const u64 bytes = (u64)HKV * PAGE * D * 2;
+#pragma unroll
+    for (int i = 0; i < (TILE * (D / 8) + WARPS * 32 - 1) / (WARPS * 32); i++) {
+        const u32 piece = i * (WARPS * 32) + threadIdx.x, token = piece / (D / 8), at = piece % (D / 8);
+        if (token >= TILE) break;
+        const u32 position = tile * TILE + token;
+        const bool live = position < length;
+        const u8* from = kv + (u64)(live ? pages[position / PAGE] : 0) * (2 * bytes) + position % PAGE * (D * 2) + at * 16;
+        const u32 to = stage + token * PITCH + at * 16;
+        copy16_async_or_zero(to, from, live);
+        copy16_async_or_zero(to + HALF_BYTES, from + bytes, live);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
+                 const u32* page_table, u32 rows, u32 pages_per_seat, u32 q_stride, u32 out_stride, float scale) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ u32 found;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, head = blockIdx.x;
+    const u32 ring = shared_address(memory);
+    // Late items have the most to do: they go first.
+    const u32 item = gridDim.y - 1 - blockIdx.y;
+    if (threadIdx.x == 0) found = rows;
+    __syncthreads();
+    wait_for_predecessor();
+    let_successor_start();
+    for (u32 c = threadIdx.x; c < rows; c += WARPS * 32) {
+        const u32 from = q_start[c] / Q_TOKENS + c, to = q_start[c + 1] / Q_TOKENS + c + 1;
+        if (item >= from && item < to) found = c;
+    }
+    __syncthreads();
+    const u32 r = found;
+    if (r >= rows) return;
+    const u32 start = q_start[r], q_len = q_start[r + 1] - start;
+    const u32 block = (item - (start / Q_TOKENS + r)) * Q_TOKENS;
+    if (block >= q_len) return;
+    const u32 first_token = start + block, tokens = min(q_len - block, (u32)Q_TOKENS), length = kv_len[r];
+    const u32 position = length - q_len + block;
+    const u32* pages = page_table + (u64)row_seat[r] * pages_per_seat;
+    const u8* keys_of_head = kv + (u64)head * (PAGE * D * 2);
+    const u32 begin = WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / TILE : 0;
+    const u32 end = (position + tokens + TILE - 1) / TILE;
+    fetch(ring, keys_of_head, pages, begin, length);
+    commit_copies();
+
+    // This warp's 16 rows of q: rows g and g + 8 of this lane.
+    const u32 row0 = warp * 16 + g, row1 = row0 + 8;
+    u32 q[STEPS][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 row = half ? row1 : row0, t = row / G;
+        const bool live = t < tokens;
+        const u32* from = (const u32*)((const u16*)qkv + (u64)(first_token + (live ? t : 0)) * q_stride + (head * G + row % G) * D);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            q[s][half] = live ? from[s * 8 + j] : 0;
+            q[s][half + 2] = live ? from[s * 8 + j + 4] : 0;
+        }
+    }
+    // The last position each of the lane's two rows may see.
+    const u32 limits[2] = {position + row0 / G, position + row1 / G};
+    const float factor = scale * 1.44269504088896f;
+    float sums[D / 8][4], maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+
+    u32 stage = 0;
+    for (u32 tile = begin; tile < end; tile++) {
+        wait_copies<0>();
+        __syncthreads();
+        if (tile + 1 < end) fetch(ring + (stage ^ 1) * (2 * HALF_BYTES), keys_of_head, pages, tile + 1, length);
+        commit_copies();
+        const u32 keys = ring + stage * (2 * HALF_BYTES), values = keys + HALF_BYTES;
+        stage ^= 1;
+        float scores[TILE / 8][4];
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+            for (int n = 0; n < TILE / 16; n++) {
+                u32 b[4];
+                load_matrices(b, keys + (n * 16 + lane / 16 * 8 + lane % 8) * PITCH + s * 32 + lane / 8 % 2 * 16);
+                mma_16x8x16<TYPE>(scores[2 * n], q[s][0], q[s][1], q[s][2], q[s][3], b[0], b[1]);
+                mma_16x8x16<TYPE>(scores[2 * n + 1], q[s][0], q[s][1], q[s][2], q[s][3], b[2], b[3]);
+            }
+        const bool partly = tile * TILE + TILE - 1 > position || WINDOW;
+        float keep[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float top = maximum[half];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& s = scores[n][2 * half + e];
+                    s *= factor;
+                    if (partly) {
+                        const u32 t = tile * TILE + n * 8 + 2 * j + e;
+                        if (t > limits[half] || (WINDOW && t + WINDOW <= limits[half])) s = -INFINITY;
+                    }
+                    top = fmaxf(top, s);
+                }
+            top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+            const float safe = top == -INFINITY ? 0.0f : top;
+            keep[half] = exp2f(maximum[half] - safe);
+            maximum[half] = top;
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& s = scores[n][2 * half + e];
+                    s = exp2f(s - safe);
+                    sum += s;
+                }
+            total[half] = total[half] * keep[half] + sum;
+        }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) sums[n][0] *= keep[0], sums[n][1] *= keep[0], sums[n][2] *= keep[1], sums[n][3] *= keep[1];
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) {
+            const u32 a0 = pack2<TYPE>(scores[2 * k][0], scores[2 * k][1]), a1 = pack2<TYPE>(scores[2 * k][2], scores[2 * k][3]);
+            const u32 a2 = pack2<TYPE>(scores[2 * k + 1][0], scores[2 * k + 1][1]), a3 = pack2<TYPE>(scores[2 * k + 1][2], scores[2 * k + 1][3]);
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                u32 b[4];
+                load_matrices_transposed(b, values + (k * 16 + lane / 8 % 2 * 8 + lane % 8) * PITCH + n * 32 + lane / 16 * 16);
+                mma_16x8x16<TYPE>(sums[2 * n], a0, a1, a2, a3, b[0], b[1]);
+                mma_16x8x16<TYPE>(sums[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
+            }
+        }
+    }
+    wait_copies<0>();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = total[half];
+        sum += __shfl_xor_sync(FULL, sum, 1);
+        sum += __shfl_xor_sync(FULL, sum, 2);
+        const u32 row = half ? row1 : row0, t = row / G;
+        if (t >= tokens || row >= Q_TOKENS * G) continue;
+        const float inverse = 1.0f / sum;
+        const u64 to = (u64)(first_token + t) * out_stride + (head * G + row % G) * D + 2 * j;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            const float a = sums[n][2 * half] * inverse, b = sums[n][2 * half + 1] * inverse;
+            if (YT == F32) *(float2*)((float*)out + to + n * 8) = make_float2(a, b);
+            else *(u32*)((u16*)out + to + n * 8) = pack2<YT>(a, b);
+        }
+    }
+}
