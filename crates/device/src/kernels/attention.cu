@@ -158,9 +158,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         const float* table = rope + (u64)min(position, max_position - 1) * rope_stride;
         q_turn = turn<QN, QNT>(q_norm, table);
         if (has_newest) k_turn = turn<KN, KNT>(k_norm, table);
+        let_successor_start();
         wait_for_predecessor();
-    }
-    let_successor_start();
+    } else
+        let_successor_start();
 
     // Queries to shared memory, columns past the live ones as zeros.
     if (ROPE) {
@@ -321,7 +322,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         }
     }
     if (alone) return;
-    __threadfence();
+    // The barrier orders the block's stores before thread 0's release.
     __syncthreads();
     if (threadIdx.x == 0) {
         const u32 arrived = add_acquire_release(&semaphores[r * HKV + head], 1);
@@ -330,33 +331,37 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     __syncthreads();
     if (shared_word != splits - 1) return;
-    // The last one: factors of all parts first, so that the sums below are independent loads.
+    // The last one adds the parts up, eight independent loads at a time.
     const float* all = partial + ((u64)r * HKV + head) * SPLITS * words;
-    float2* stats = (float2*)memory;
-    for (u32 i = threadIdx.x; i < splits * live; i += WARPS * 32)
-        stats[i] = __ldcg((const float2*)(all + i / live * words + 4 * (i % live)));
-    __syncthreads();
-    if (threadIdx.x < live) {
-        float top = -INFINITY, weight = 0.0f;
-        for (u32 s = 0; s < splits; s++) top = fmaxf(top, stats[s * live + threadIdx.x].x);
-        for (u32 s = 0; s < splits; s++) {
-            const float part = exp2f(stats[s * live + threadIdx.x].x - top);
-            weight += stats[s * live + threadIdx.x].y * part;
-            stats[s * live + threadIdx.x].x = part;
-        }
-        totals[0][threadIdx.x] = 1.0f / weight;
-    }
-    __syncthreads();
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-        for (u32 s = 0; s < splits; s++) {
-            const float4 v = __ldcg((const float4*)(all + s * words + 4 * COLUMNS) + i);
-            const float part = stats[s * live + column].x;
-            sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+        float top = -INFINITY, weight = 0.0f;
+        for (u32 base = 0; base < splits; base += 8) {
+            float2 stats[8];
+            float4 parts[8];
+#pragma unroll
+            for (int u = 0; u < 8; u++) {
+                const float* from = all + min(base + u, splits - 1) * words;
+                stats[u] = __ldcg((const float2*)(from + 4 * column));
+                parts[u] = __ldcg((const float4*)(from + 4 * COLUMNS) + i);
+            }
+            float next = top;
+#pragma unroll
+            for (int u = 0; u < 8; u++)
+                if (base + u < splits) next = fmaxf(next, stats[u].x);
+            const float keep = exp2f(top - next);
+            weight *= keep, sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
+            top = next;
+#pragma unroll
+            for (int u = 0; u < 8; u++) {
+                const float part = base + u < splits ? exp2f(stats[u].x - top) : 0.0f;
+                const float4 v = parts[u];
+                weight += stats[u].y * part;
+                sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+            }
         }
-        const float inverse = totals[0][column];
+        const float inverse = 1.0f / weight;
         const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
         store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
     }

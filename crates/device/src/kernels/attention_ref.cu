@@ -13,8 +13,8 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
     __shared__ float maxima[4], totals[4];
     const u32 t = blockIdx.x, h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 head = h / (HQ / HKV);
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u32 row = SINGLE ? t : token_row[t];
     if (row >= rows) return;
     const u32 length = kv_len[row];

@@ -1,13 +1,12 @@
 // Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query
-// heads of a KV head: up to 128 packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share.
+// heads of a KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share.
 // Items are found on the device from q_start, so the grid depends on the bucket alone; blocks past the
 // live items leave at once.
 //
-// D ≤ 128, HQ, HKV, PAGE = 16, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT.
+// D ≤ 128, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
-#define WARPS 8
 #define TILE 64
 #define PITCH (D * 2 + 16)
 #define HALF_BYTES (TILE * PITCH)
@@ -46,8 +45,8 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     const u32 item = gridDim.y - 1 - blockIdx.y;
     if (threadIdx.x == 0) found = rows;
     __syncthreads();
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     for (u32 c = threadIdx.x; c < rows; c += WARPS * 32) {
         const u32 from = q_start[c] / Q_TOKENS + c, to = q_start[c + 1] / Q_TOKENS + c + 1;
         if (item >= from && item < to) found = c;

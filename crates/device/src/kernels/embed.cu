@@ -3,8 +3,8 @@
 
 extern "C" __global__ void __launch_bounds__(256)
 embed(const u32* ids, const void* table, void* out, u32 vocab, u32 width, u32 table_stride, u32 out_stride) {
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u32 t = blockIdx.x;
     u32 id = ids[t];
     if (id >= vocab) id = 0;

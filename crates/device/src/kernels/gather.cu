@@ -11,8 +11,8 @@ typedef u16 Unit;
 
 extern "C" __global__ void __launch_bounds__(256)
 gather(const u32* index, const void* x, void* y, u32 x_rows, u32 units, u64 x_stride, u64 y_stride) {
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     u32 from = index[blockIdx.x];
     if (from >= x_rows) from = 0;
     const Unit* source = (const Unit*)x + from * x_stride;

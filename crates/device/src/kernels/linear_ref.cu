@@ -10,8 +10,8 @@ linear_ref(const void* x, const void* w, const void* bias, const void* norm, con
            const u32* live, u32 rows, u32 n, u32 k, u32 x_stride, u32 w_stride, u32 r_stride, u32 y_stride, float eps) {
     __shared__ float scales[ROWS];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * ROWS;
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     if (LIVE && *live < rows) rows = *live;
     if (first >= rows) return;
     const u32 count = rows - first < ROWS ? rows - first : ROWS;

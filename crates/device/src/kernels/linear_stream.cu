@@ -4,7 +4,7 @@
 // kernel is nothing but a read. The rings are filled before the wait for the predecessor: weights are
 // in flight across the kernel boundary, which is where the speed at small batches comes from.
 //
-// K, N, ROWS, WARPS, STAGES, TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
+// K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
 // 1 residual, 2 silu·mul). K is a multiple of 64.
 #include "prelude.cuh"
 
@@ -13,6 +13,8 @@
 #define STAGE_BYTES (16 * CHUNK * 2)
 #define X_PITCH (K * 2 + 64)
 #define TILES ((N + 15) / 16)
+#define OUT (EPILOGUE == 2 ? 8 : 16)
+#define AT_ONCE (ROUNDS <= 4)
 // Warps that prepare one row of x, and 8-element vectors per thread of them.
 #define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : 8)
 #define WARPS_PER_ROW (WARPS / GROUPS)
@@ -25,6 +27,30 @@ DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 
         const u32 column = min(tile * 16 + row, N - 1u);
         copy16_async(stage + row * 128 + ((piece ^ (row & 1) << 2) << 4),
                      w + column * stride + chunk * CHUNK + piece * 8);
+    }
+}
+
+// Adds up the warps' parts of one output (or gate and up) and stores it.
+DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before, const void* bias, void* y, u32 stride) {
+    if (EPILOGUE == 2) {
+        float gate = 0.0f, up = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            const float2 v = *(const float2*)(parts + i * (16 * ROWS) + row * 16 + 2 * out);
+            gate += v.x, up += v.y;
+        }
+        const u32 column = tile * 8 + out;
+        if (column >= N / 2) return;
+        if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
+        store1<YT>(y, (u64)row * stride + column, gate / (1.0f + __expf(-gate)) * up);
+    } else {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) sum += parts[i * (16 * ROWS) + row * 16 + out];
+        const u32 column = tile * 16 + out;
+        if (column >= N) return;
+        if (BIAS) sum += load1<BT>(bias, column);
+        store1<YT>(y, (u64)row * stride + column, sum + before);
     }
 }
 
@@ -62,8 +88,8 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     if (NORM && VECTORS > 1)
         for (u32 i = threadIdx.x * 8; i < K; i += WARPS * 256)
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm + (NT == F32 ? 4 : 2) * i));
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
 
     // x, normalised, to shared memory.
     if (row < ROWS) {
@@ -108,11 +134,16 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
     const u8* x_mine = xs + (g < ROWS ? g : 0) * X_PITCH + j * 16;
     u32 stage = 0, buffer = 0;
-    // The thread's share of the epilogue: column `out` of the tile, row `out_row`.
-    const u32 out = threadIdx.x % (EPILOGUE == 2 ? 8 : 16), out_row = threadIdx.x / (EPILOGUE == 2 ? 8 : 16);
+    // The thread's share of the epilogue: column `out` of a tile, row `out_row`. Few tiles are kept until
+    // the end and finished all at once (ROUNDS · OUT · ROWS ≤ threads), many are finished one by one.
+    const u32 item = AT_ONCE ? threadIdx.x / (OUT * ROWS) : 0, rest = threadIdx.x - item * (OUT * ROWS);
+    const u32 out = rest % OUT, out_row = rest / OUT;
+    const u32 own = blockIdx.x + item * gridDim.x;
+    float before = 0.0f;
+    if (AT_ONCE && EPILOGUE == 1 && item < ROUNDS && own < TILES && own * 16 + out < N)
+        before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
     for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
-        float before = 0.0f;
-        if (EPILOGUE == 1 && out_row < ROWS && tile * 16 + out < N)
+        if (!AT_ONCE && EPILOGUE == 1 && out_row < ROWS && tile * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + tile * 16 + out);
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (u32 chunk = warp; chunk < CHUNKS; chunk += WARPS) {
@@ -142,32 +173,17 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         float* to = partial + (buffer * WARPS + warp) * (16 * ROWS);
         if (2 * j < ROWS) to[2 * j * 16 + g] = sums[0], to[2 * j * 16 + g + 8] = sums[2];
         if (2 * j + 1 < ROWS) to[(2 * j + 1) * 16 + g] = sums[1], to[(2 * j + 1) * 16 + g + 8] = sums[3];
-        __syncthreads();
-        if (out_row < ROWS) {
-            const float* from = partial + buffer * WARPS * (16 * ROWS) + out_row * 16;
-            if (EPILOGUE == 2) {
-                float gate = 0.0f, up = 0.0f;
-#pragma unroll
-                for (int i = 0; i < WARPS; i++) {
-                    const float2 v = *(const float2*)(from + i * (16 * ROWS) + 2 * out);
-                    gate += v.x, up += v.y;
-                }
-                const u32 column = tile * 8 + out;
-                if (column < N / 2) {
-                    if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
-                    store1<YT>(y, (u64)out_row * y_stride + column, gate / (1.0f + __expf(-gate)) * up);
-                }
-            } else {
-                float sum = 0.0f;
-#pragma unroll
-                for (int i = 0; i < WARPS; i++) sum += from[i * (16 * ROWS) + out];
-                const u32 column = tile * 16 + out;
-                if (column < N) {
-                    if (BIAS) sum += load1<BT>(bias, column);
-                    store1<YT>(y, (u64)out_row * y_stride + column, sum + before);
-                }
-            }
+        if (AT_ONCE) {
+            buffer++;
+            continue;
         }
+        __syncthreads();
+        if (out_row < ROWS) finish(partial + buffer * WARPS * (16 * ROWS), tile, out, out_row, before, bias, y, y_stride);
         buffer ^= 1;
+    }
+    if (AT_ONCE) {
+        __syncthreads();
+        if (item < ROUNDS && own < TILES)
+            finish(partial + item * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride);
     }
 }

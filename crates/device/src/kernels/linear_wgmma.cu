@@ -87,6 +87,10 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
+    if (threadIdx.x == GROUPS * 128) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&w_map) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
+    }
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
@@ -106,8 +110,8 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             tensor_copy(base + s * STAGE_BYTES, &w_map, (share * CHUNKS + chunk) * 64, tile / TILES_T * WIDE, full + 8 * s, pass);
             if (++chunk == CHUNKS) chunk = 0, tile += stride;
         }
-        wait_for_predecessor();
         let_successor_start();
+        wait_for_predecessor();
         asm volatile("fence.proxy.async;" ::: "memory");
         u32 stage = 0, phase = 1;
         bool again = false;

@@ -3,8 +3,8 @@
 
 extern "C" __global__ void __launch_bounds__(256)
 noise(void* to, u32 rows, u32 cols, u32 stride, u64 seed, float mean, float scale) {
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u64 count = (u64)rows * cols;
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) {
         u64 z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;

@@ -29,8 +29,9 @@ typedef unsigned long long u64;
 // ---- dependent launch -------------------------------------------------------------------------
 // Nothing that an earlier kernel wrote may be read before `wait_for_predecessor`, in any thread; the
 // clobber keeps the compiler from hoisting loads. No activation pointer is `__restrict__` for the same
-// reason. `let_successor_start` gives no visibility; it is called after the wait, so that when a kernel
-// starts early, everything before its predecessor is complete.
+// reason. `let_successor_start` gives no visibility and comes as early as possible: a successor may be
+// resident while several kernels before it still run, so before its wait it may read only weights and what
+// the prologue wrote (the prologue lets its successor start last, when its tables are written).
 
 DEVICE void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900

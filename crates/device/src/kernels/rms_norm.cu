@@ -4,8 +4,8 @@
 extern "C" __global__ void __launch_bounds__(256)
 rms_norm(const void* x, const void* weight, void* y, u32 k, u32 x_stride, u32 y_stride, float eps) {
     __shared__ float part[8];
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u64 from = (u64)blockIdx.x * x_stride, to = (u64)blockIdx.x * y_stride;
     float sum = 0.0f;
 #if ALIGNED
@@ -46,8 +46,8 @@ rms_norm(const void* x, const void* weight, void* y, u32 k, u32 x_stride, u32 y_
 // y[i] = silu(x[2i]) · x[2i + 1]: the epilogue of a product that a library made. Type XT for both.
 extern "C" __global__ void __launch_bounds__(256)
 silu_mul(const void* x, void* y, u32 half, u32 x_stride, u32 y_stride, const u32* live) {
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     if (live && blockIdx.y >= *live) return;
     const u64 from = (u64)blockIdx.y * x_stride, to = (u64)blockIdx.y * y_stride;
     const u32 i = (blockIdx.x * 256 + threadIdx.x) * 4;

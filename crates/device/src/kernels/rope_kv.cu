@@ -34,8 +34,8 @@ DEVICE void rotate(float (&a)[D / 64 + 1], float (&b)[D / 64 + 1], const void* w
 extern "C" __global__ void __launch_bounds__(256)
 rope_kv(void* qkv, const void* q_norm, const void* k_norm, const float* rope, const u32* position,
         const u32* kv_slot, void* kv, u32 stride, u32 rope_stride, u32 max_position, float q_eps, float k_eps) {
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u32 t = blockIdx.x, lane = threadIdx.x % 32;
     const u32 at = position[t] < max_position ? position[t] : max_position - 1;
     const float* table = rope + (u64)at * rope_stride;

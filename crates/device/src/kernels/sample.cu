@@ -282,8 +282,8 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     __shared__ u32 order;
     extern __shared__ u32 marked[];
     const u32 r = blockIdx.y, part = blockIdx.x;
-    wait_for_predecessor();
     let_successor_start();
+    wait_for_predecessor();
     const u32 rows = counts[COUNT_ROWS];
     const u64 launch = (u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO];
     u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;

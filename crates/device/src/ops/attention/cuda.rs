@@ -71,7 +71,7 @@ impl Attention {
         if !self.single || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
             return 1;
         }
-        let ways = (self.option("ways").unwrap_or(3) * target.sms).div_ceil(pairs);
+        let ways = (self.option("ways").unwrap_or(2) * target.sms).div_ceil(pairs);
         let least = match self.rows {
             0..=16 => 8,
             17..=64 => 2,
@@ -86,7 +86,7 @@ impl Attention {
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.single { 1 } else { (columns / group).max(1) };
         let stage = 2 * 16 * (2 * dim + 16);
-        let stages = self.option("stages").unwrap_or(((72 << 10) / (WARPS * stage)).clamp(2, 4));
+        let stages = self.option("stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
         let merged = WARPS * tokens * group * (dim + 4) * 4;
         let shared = (WARPS * stages * stage).max(merged);
         (tokens, stages, shared.min(target.shared_per_block))
@@ -153,20 +153,22 @@ impl Attention {
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
-        let tokens = 128 / (self.q_heads / kv.heads);
+        let warps = self.option("warps").unwrap_or(4);
+        let tokens = (16 * warps / (self.q_heads / kv.heads)).max(1);
         let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
             .defines(&[
                 ("D", kv.head_dim),
                 ("HQ", self.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
+                ("WARPS", warps),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.window.unwrap_or(0)),
                 ("TYPE", code(kv.dtype, "attention")?),
                 ("YT", code(self.out.dtype, "attention")?),
             ])
             .grid(kv.heads, self.out.rows / tokens + self.rows, 1)
-            .threads(256)
+            .threads(warps * 32)
             .shared(2 * 2 * 64 * (2 * kv.head_dim + 16))
             .tensors(&[&self.qkv])
             .spans(&[kv.span])

@@ -73,7 +73,7 @@ impl Linear {
         if self.x.rows > 8 || !self.x.cols.is_multiple_of(64) {
             return None;
         }
-        let fits = |stages: u32, bytes: u32| self.stream_shared(stages) <= bytes;
+        let fits = |stages: u32, bytes: u32| self.stream_shared(target, stages) <= bytes;
         let most = target.shared_per_block;
         match asked {
             Some(stages) => fits(stages, most).then_some(stages),
@@ -84,13 +84,18 @@ impl Linear {
 
     /// More stages than a warp has chunks to read would only keep the next kernel out.
     fn stream_depth(&self, target: &Target) -> u32 {
-        let rounds = self.w.rows.div_ceil(16).div_ceil(target.sms);
-        (rounds * (self.x.cols / 64).div_ceil(16)).clamp(3, 6)
+        (self.rounds(target) * (self.x.cols / 64).div_ceil(16)).clamp(3, 6)
     }
 
-    fn stream_shared(&self, stages: u32) -> u32 {
+    /// Tiles of 16 columns the busiest block has.
+    fn rounds(&self, target: &Target) -> u32 {
+        self.w.rows.div_ceil(16).div_ceil(target.sms)
+    }
+
+    fn stream_shared(&self, target: &Target, stages: u32) -> u32 {
         let (rows, k) = (self.x.rows, self.x.cols);
-        16 * stages * 2048 + rows * (2 * k + 64) + 2 * 16 * 16 * rows * 4
+        let buffers = if self.rounds(target) <= 4 { self.rounds(target).max(1) } else { 2 };
+        16 * stages * 2048 + rows * (2 * k + 64) + buffers * 16 * 16 * rows * 4
     }
 
     fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
@@ -107,7 +112,7 @@ impl Linear {
             if fits { share * extra } else { f64::INFINITY }
         };
         let asked = (option("wide"), option("split"));
-        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
+        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2].map(|s| (w, s)));
         let (wide, split) = shapes
             .filter(|(w, s)| asked.0.unwrap_or(*w) == *w && asked.1.unwrap_or(*s) == *s)
             .min_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)))
@@ -163,13 +168,14 @@ impl Linear {
         let tiles = self.w.rows.div_ceil(16);
         let kernel = Kernel::new(target, "linear_stream", "linear_stream")
             .defines(&[("K", self.x.cols), ("N", self.w.rows), ("ROWS", self.x.rows)])
-            .defines(&[("WARPS", 16), ("STAGES", stages), ("TYPE", code(self.x.dtype, "linear")?)])
+            .defines(&[("WARPS", 16), ("STAGES", stages), ("ROUNDS", self.rounds(target))])
+            .define("TYPE", code(self.x.dtype, "linear")?)
             .define("NT", type_of(self.norm.map(|norm| norm.weight))?)
             .defines(&self.types(residual, epilogue)?)
             .define("NORM", u32::from(self.norm.is_some()))
             .grid(tiles.min(target.sms), 1, 1)
             .threads(512)
-            .shared(self.stream_shared(stages))
+            .shared(self.stream_shared(target, stages))
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .optional(self.norm.map(|norm| norm.weight.span))

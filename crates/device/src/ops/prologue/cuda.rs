@@ -82,7 +82,7 @@ impl Prologue {
         let tables = [&s.seat_len, &s.seat_token, &s.page_table, &s.params, &s.biases];
         let kernel = Kernel::new(target, "prologue", "prologue")
             .defines(&layout(&s.limits))
-            .define("WAYS", (3 * target.sms / 8).max(1))
+            .define("WAYS", (2 * target.sms / 8).max(1))
             .threads(1024)
             .tensors(&tables)
             .optional(s.seen.map(|seen| seen.span))
