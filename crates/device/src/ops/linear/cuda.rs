@@ -113,10 +113,11 @@ impl Linear {
         };
         let asked = (option("wide"), option("split"));
         let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2].map(|s| (w, s)));
-        let (wide, split) = shapes
-            .filter(|(w, s)| asked.0.unwrap_or(*w) == *w && asked.1.unwrap_or(*s) == *s)
-            .min_by(|a, b| cost(a.0, a.1).total_cmp(&cost(b.0, b.1)))
-            .unwrap_or((128, 1));
+        let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
+        // What was asked for if it can be, else the cheapest that can.
+        let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
+        let (wide, split) =
+            shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let stage = (wide + columns) * 128;
         let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
         let most = ((target.shared_per_block - 2048) / stage).min(10);
