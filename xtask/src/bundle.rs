@@ -55,20 +55,19 @@ struct Binary {
     test: bool,
 }
 
-/// Every test binary and every example of the packages.
+/// The test binaries of the packages, and the program that measures.
 fn build(options: &Options, metadata: &Metadata) -> Result<Vec<Binary>> {
-    let mut binaries = artifacts(options, metadata, &["test", "--no-run", "--lib", "--tests"])?;
-    // As part of the tests an example is a test of itself; here it is wanted as a program.
-    binaries.extend(artifacts(options, metadata, &["build", "--examples"])?);
+    let mut tests = vec!["test", "--no-run", "--lib", "--tests"];
+    tests.extend(options.packages.iter().flat_map(|package| ["-p", package]));
+    let mut binaries = artifacts(options, metadata, &tests)?;
+    let measure = ["build", "-p", "device", "--example", "measure"];
+    binaries.extend(artifacts(options, metadata, &measure)?);
     Ok(binaries)
 }
 
 fn artifacts(options: &Options, metadata: &Metadata, command: &[&str]) -> Result<Vec<Binary>> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(command).arg("--message-format=json-render-diagnostics");
-    for package in &options.packages {
-        cargo.args(["-p", package]);
-    }
     if options.release {
         cargo.arg("--release");
     }
