@@ -166,8 +166,12 @@ impl Bench<'_> {
 
     fn chains(&self, rows: &mut Vec<Row>) -> Result<()> {
         let nodes = 1000;
-        let cases =
-            [("plain", "chain_plain", false), ("dependent launch", "chain_dependent", true)];
+        let cases = [
+            ("plain", "chain_plain", false),
+            ("dependent launch", "chain_dependent", true),
+            ("plain, reading nothing", "add_plain", false),
+            ("dependent launch, reading nothing", "add_dependent", true),
+        ];
         for (name, entry, waits) in cases {
             let graph = self.record(self.chain(nodes, entry, waits), waits)?;
             let zero = vec![0; self.words.len as usize];

@@ -70,7 +70,7 @@ fn dependent_launches_lose_no_step() {
     let Some(device) = gpu() else { return };
     let (open, span) = words();
     let arena = device.seal(open).expect("a few bytes");
-    let link = Lowered::Launch(link("chain_ordered", true, span));
+    let link = Lowered::Launch(link("chain_dependent", true, span));
     // Copies and fills between kernels are full barriers, and conditions have bodies of their own.
     let elsewhere = span.part(127 * 4, 4);
     let mut chain = vec![link.clone(); 200];

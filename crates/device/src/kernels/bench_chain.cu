@@ -1,21 +1,27 @@
-// A link of a chain of dependent small kernels. The host checks the words at the end.
+// A link of a chain of dependent small kernels: every block adds one to its own word. The host checks
+// the words at the end. The links of `chain` read what the link before wrote, so that one that runs
+// too early loses a step; those of `add` leave the adding to the memory and read nothing.
 #include "prelude.cuh"
 
-DEVICE void add_one(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(word) : "memory"); }
+DEVICE void chain(u32* word) { *(volatile u32*)word += 1; }
+DEVICE void add(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(word) : "memory"); }
 
 extern "C" __global__ void chain_plain(u32* words) {
-    if (threadIdx.x == 0) add_one(words + blockIdx.x);
+    if (threadIdx.x == 0) chain(words + blockIdx.x);
 }
 
 extern "C" __global__ void chain_dependent(u32* words) {
     let_successor_start();
     wait_for_predecessor();
-    if (threadIdx.x == 0) add_one(words + blockIdx.x);
+    if (threadIdx.x == 0) chain(words + blockIdx.x);
 }
 
-// Reads what the link before wrote: a link that runs too early loses a step.
-extern "C" __global__ void chain_ordered(u32* words) {
+extern "C" __global__ void add_plain(u32* words) {
+    if (threadIdx.x == 0) add(words + blockIdx.x);
+}
+
+extern "C" __global__ void add_dependent(u32* words) {
     let_successor_start();
     wait_for_predecessor();
-    if (threadIdx.x == 0) *(volatile u32*)(words + blockIdx.x) += 1;
+    if (threadIdx.x == 0) add(words + blockIdx.x);
 }
