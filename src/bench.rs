@@ -5,6 +5,7 @@ mod device;
 mod plot;
 mod prefill;
 pub(crate) mod record;
+mod serve;
 mod steady;
 
 use crate::cli::Global;
@@ -23,6 +24,7 @@ enum What {
     Device(device::DeviceArgs),
     Decode(decode::DecodeArgs),
     Prefill(prefill::PrefillArgs),
+    Serve(Box<serve::ServeArgs>),
 }
 
 pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
@@ -30,5 +32,6 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Device(args) => device::run(args, global),
         What::Decode(args) => decode::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
+        What::Serve(args) => serve::run(args),
     }
 }

@@ -53,5 +53,6 @@ pub(crate) enum Command {
     Chat(crate::chat::ChatArgs),
     Pull(crate::pull::PullArgs),
     Bench(crate::bench::BenchArgs),
+    Trace(crate::trace::TraceArgs),
     Doctor(crate::doctor::DoctorArgs),
 }

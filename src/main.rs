@@ -18,6 +18,7 @@ mod run;
 mod sampling;
 mod serve;
 mod show;
+mod trace;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args, &global),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => bench::run(args, &global),
+        Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(args),
     })
 }

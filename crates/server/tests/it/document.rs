@@ -2,6 +2,7 @@
 
 use crate::bed::Bed;
 use serde_json::{Value, json};
+use server::link::Run;
 use server::mock::MockConfig;
 
 #[tokio::test]
@@ -79,9 +80,15 @@ async fn every_bound_is_enforced() {
 #[tokio::test]
 async fn the_dashboard_knows_the_metrics() {
     let bed = Bed::new(MockConfig::default()).await;
-    // More rows than the largest bucket: some steps are eager, and a reason is counted.
+    // One row replays; more rows than the largest bucket do not, and the reason is counted.
+    bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
     bed.ok("/v1/completions", &json!({"prompt": vec!["hello"; 200]})).await;
-    bed.until("the steps are counted", || !bed.link.snapshot().steps.is_empty()).await;
+    bed.until("both are counted", || {
+        let steps = &bed.link.snapshot().steps;
+        let replayed = |replayed| steps.iter().any(|s| (s.run == Run::Replayed) == replayed);
+        replayed(true) && replayed(false)
+    })
+    .await;
     let (_, metrics) = bed.get("/metrics").await;
     let metrics = String::from_utf8(metrics).unwrap();
     let dashboard = include_str!("../../../../docs/grafana-dashboard.json");
