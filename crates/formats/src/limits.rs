@@ -75,7 +75,7 @@ pub const TEMPLATE_BYTES: usize = 1 << 20;
 pub const RENDERED_BYTES: usize = 8 << 20;
 /// Instructions one rendering may execute. The longest published templates use about 100 per
 /// message and 1 000 per tool.
-pub const TEMPLATE_FUEL: u64 = 5_000_000;
+pub const TEMPLATE_FUEL: u64 = 2_000_000;
 /// Nesting in one rendering: a loop costs 1, a call of a macro about 10. Schemas are rendered by
 /// recursive macros, a few levels deep.
 pub const TEMPLATE_DEPTH: usize = 256;
