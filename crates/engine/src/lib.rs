@@ -3,12 +3,15 @@
 //! [`engine::Engine`] is a step function: events in, outputs out. It owns no clock, no thread and
 //! no socket, so a run can be repeated from its inputs; `testing/sim` does that ten thousand times
 //! with a device that fails on schedule. What a caller says and hears is in [`request`]; what the
-//! engine asks of a device is in [`exec`].
+//! engine asks of a device is in [`exec`]. [`offline`] wraps it for programs that only want answers,
+//! [`batch`] for files of prompts.
 
+pub mod batch;
 pub mod engine;
 pub mod exec;
 pub mod grammar;
 pub mod model;
+pub mod offline;
 pub mod pages;
 pub mod plant;
 pub mod request;

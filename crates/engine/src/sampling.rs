@@ -1,7 +1,20 @@
 //! How a token is chosen: what a caller may ask for, what a seat is told, and the reference that
 //! every device is tested against.
+//!
+//! From a row of logits, for the token that follows `len` others:
+//! 1. penalties over the tokens seen: repetition divides positive logits and multiplies negative
+//!    ones; frequency is subtracted per occurrence in the answer, presence once;
+//! 2. biases are added; while `len < min_len` stop tokens are forbidden; tokens outside the mask
+//!    are forbidden;
+//! 3. at temperature 0 the largest logit wins, the lowest index among equals. Otherwise logits are
+//!    divided by the temperature, then top-k, top-p and min-p filter in this order, each what the
+//!    one before left; then one draw in index order: the first token whose running sum exceeds
+//!    `u · total`, with `u` from [`philox::uniform`] of the seed and `len`;
+//! 4. log-probabilities are of the distribution after step 2 at temperature 1.
 
 mod params;
+pub mod philox;
+pub mod reference;
 
 pub use params::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, validate};
 pub(crate) use params::{seat_params, stops};

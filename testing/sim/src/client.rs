@@ -193,7 +193,7 @@ fn sampling(rng: &mut Rng, max_tokens: u32) -> Sampling {
         sampling.logprobs = Some(rng.range(0, 5));
     }
     if rng.one_in(6) {
-        sampling.stop_tokens = (0..rng.range(1, 20)).map(|_| rng.range(0, VOCAB - 1)).collect();
+        sampling.stop_tokens = (0..rng.range(1, 15)).map(|_| rng.range(0, VOCAB - 1)).collect();
     }
     if rng.one_in(6) && !grammar {
         sampling.min_tokens = rng.range(0, max_tokens);

@@ -7,13 +7,14 @@ use crate::sequence::Sequence;
 
 /// Most alternatives a log-probability reports.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Most stop tokens of a request.
-pub const MAX_STOP_TOKENS: usize = 64;
+/// Most stop tokens of a request, the model's own included.
+pub const MAX_STOP_TOKENS: usize = 16;
 /// Most single tokens whose logits a request shifts.
-pub const MAX_LOGIT_BIAS: usize = 1024;
+pub const MAX_LOGIT_BIAS: usize = 320;
 
-/// Checks every field; the error names the first one out of range.
-pub fn validate(sampling: &Sampling, vocab: u32) -> Result<(), Reject> {
+/// Checks every field; the error names the first one out of range. `eos` are the model's own stop
+/// tokens.
+pub fn validate(sampling: &Sampling, vocab: u32, eos: &[Token]) -> Result<(), Reject> {
     let s = sampling;
     let bad = |field: &'static str, problem: String| Err(Reject::BadParameter { field, problem });
     let range = |field, value: f32, low: f32, high: f32| {
@@ -44,7 +45,7 @@ pub fn validate(sampling: &Sampling, vocab: u32) -> Result<(), Reject> {
     if s.logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return bad("logprobs", format!("at most {MAX_LOGPROBS}"));
     }
-    if s.stop_tokens.len() > MAX_STOP_TOKENS {
+    if stops(s, eos).len() > MAX_STOP_TOKENS {
         return bad("stop_tokens", format!("at most {MAX_STOP_TOKENS}"));
     }
     if let Some(&token) = s.stop_tokens.iter().find(|&&token| token >= vocab) {

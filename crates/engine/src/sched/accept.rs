@@ -100,7 +100,7 @@ impl Scheduler {
         if let Some(&token) = request.prompt.iter().find(unknown) {
             return Err(Reject::UnknownToken(token));
         }
-        sampling::validate(&request.sampling, self.geometry.vocab)?;
+        sampling::validate(&request.sampling, self.geometry.vocab, &self.config.eos)?;
         if request.choices == 0 {
             return bad("choices", "at least one");
         }

@@ -1,0 +1,102 @@
+//! A device in a few lines: it remembers what each seat was fed and answers with a hash of it.
+
+use engine::exec::{
+    Coverage, ExecError, Executor, Geometry, RowResult, Seat, SeatParams, Step, StepResult,
+};
+use engine::request::{Request, RequestId, Sampling, Token};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Tokens of its vocabulary; 0 is the end of text.
+pub(crate) const VOCAB: u32 = 128;
+
+pub(crate) struct Echo {
+    geometry: Geometry,
+    seats: BTreeMap<Seat, (Vec<Token>, Token, SeatParams)>,
+    results: VecDeque<StepResult>,
+    /// Every step launched.
+    pub(crate) steps: Vec<Step>,
+    /// Prefixes that seats with cached pages start from are not in the rows: tests give them here.
+    pub(crate) known: Vec<Vec<Token>>,
+}
+
+impl Echo {
+    pub(crate) fn new(seats: u32, pages: u32) -> Self {
+        let geometry = Geometry { seats, pages, page_size: 4, pages_per_seat: 64, vocab: VOCAB };
+        Self {
+            geometry,
+            seats: BTreeMap::new(),
+            results: VecDeque::new(),
+            steps: Vec::new(),
+            known: Vec::new(),
+        }
+    }
+
+    /// The token after these, the largest hash that is allowed.
+    pub(crate) fn next(tokens: &[Token], params: &SeatParams, mask: Option<&[u32]>) -> Token {
+        let hash = tokens.iter().fold(params.seed.wrapping_mul(31), |hash, &token| {
+            (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3).rotate_left(17)
+        });
+        let first = (hash % u64::from(VOCAB)) as u32;
+        let allowed = |&token: &Token| {
+            let early =
+                params.stop_tokens.contains(&token) && (tokens.len() as u32) < params.min_len;
+            !early && mask.is_none_or(|mask| mask[token as usize / 32] >> (token % 32) & 1 == 1)
+        };
+        (0..VOCAB).map(|step| (first + step) % VOCAB).find(allowed).unwrap_or(0)
+    }
+}
+
+impl Executor for Echo {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn coverage(&self) -> Coverage {
+        Coverage { decode_rows: self.geometry.seats, prefill_tokens: 64, prefill_rows: 8 }
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        for join in &step.joins {
+            let len = join.len as usize;
+            let known = self.known.iter().find(|known| known.len() >= len);
+            let tokens = known.map_or_else(|| vec![0; len], |known| known[..len].to_vec());
+            self.seats.insert(join.seat, (tokens, join.last_token, join.params.clone()));
+        }
+        let mut rows = Vec::new();
+        for (index, row) in step.rows.iter().enumerate() {
+            let (tokens, last, params) = self.seats.get_mut(&row.seat).expect("it joined");
+            match row.tokens.is_empty() {
+                true => tokens.push(*last),
+                false => tokens.extend(&row.tokens),
+            }
+            let mask = step.masks.iter().find(|(at, _)| *at as usize == index);
+            let mut result = RowResult::default();
+            if row.sample {
+                *last = Self::next(tokens, params, mask.map(|(_, mask)| &mask[..]));
+                result.token = Some(*last);
+                result.stopped = params.stop_tokens.contains(last);
+            }
+            rows.push(result);
+        }
+        self.steps.push(step.clone());
+        self.results.push_back(StepResult { number: step.number, rows });
+        Ok(())
+    }
+
+    fn poll(&mut self, _: bool) -> Result<Option<StepResult>, ExecError> {
+        Ok(self.results.pop_front())
+    }
+}
+
+pub(crate) fn request(id: u64, prompt: &[Token], max_tokens: u32) -> Request {
+    Request {
+        id: RequestId(id),
+        prompt: prompt.into(),
+        sampling: Sampling { max_tokens, ignore_eos: true, ..Sampling::default() },
+        choices: 1,
+        priority: 0,
+        deadline: None,
+        tenant: 0,
+        prompt_logprobs: None,
+    }
+}

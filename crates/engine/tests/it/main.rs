@@ -1,0 +1,7 @@
+//! The engine from outside, over a device that answers at once.
+
+mod batch;
+mod echo;
+mod engine;
+mod grammar;
+mod offline;
