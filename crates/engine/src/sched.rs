@@ -263,7 +263,7 @@ impl Scheduler {
     fn end(&mut self, key: Key, finish: Finish) {
         let (id, choice, unforked) = {
             let sequence = &self.sequences[key];
-            (sequence.spec.id, sequence.choice, sequence.unforked)
+            (sequence.id, sequence.choice, sequence.unforked)
         };
         // Choices that never split off end with the one they would have split from.
         for choice in choice..=choice + unforked {
@@ -362,7 +362,7 @@ impl Scheduler {
         self.live.get(&id).is_some_and(|live| {
             live.sequences.iter().any(|&key| {
                 let sequence = &self.sequences[key];
-                sequence.seated().is_some_and(|at| at.fed < sequence.spec.prompt_len)
+                sequence.seated().is_some_and(|at| at.fed < sequence.prompt_len)
             })
         })
     }

@@ -14,23 +14,23 @@ use std::sync::Arc;
 /// What all continuations of a request share.
 #[derive(Debug)]
 pub(crate) struct Spec {
-    pub(crate) id: RequestId,
-    pub(crate) prompt_len: u32,
     pub(crate) sampling: Sampling,
     /// Sorted: the caller's, and the model's own unless they are ignored.
     pub(crate) stops: Vec<Token>,
     pub(crate) priority: i32,
     pub(crate) tenant: u64,
     pub(crate) prompt_logprobs: Option<u32>,
-    /// The most tokens a sequence may have, prompt included.
-    pub(crate) max_len: u32,
 }
 
 /// One continuation.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    pub(crate) spec: Arc<Spec>,
+    pub(crate) id: RequestId,
     pub(crate) choice: u32,
+    pub(crate) prompt_len: u32,
+    /// The most tokens it may have, prompt included.
+    pub(crate) max_len: u32,
+    pub(crate) spec: Arc<Spec>,
     /// Requests in order of arrival.
     pub(crate) arrival: u64,
     /// The prompt and the answer so far: everything a device confirmed.
@@ -65,6 +65,8 @@ pub(crate) struct Seated {
     pub(crate) table: Vec<Page>,
     /// Entries of the table the device has.
     pub(crate) sent: u32,
+    /// The page it writes next may have another holder.
+    pub(crate) shared: bool,
     /// A page to copy into the one at this index before the next row runs.
     pub(crate) copy: Option<(Page, u32)>,
     /// The device knows the seat.
@@ -101,6 +103,8 @@ pub(crate) enum Leaving {
 pub(crate) enum Work {
     /// Nothing until a result comes back.
     Nothing,
+    /// The same, because of a grammar.
+    Held,
     /// Feed the token that the device holds.
     Decode,
     /// Feed known tokens up to here.
@@ -135,7 +139,7 @@ impl Sequence {
     }
 
     pub(crate) fn answer_len(&self) -> u32 {
-        self.len() - self.spec.prompt_len
+        self.len() - self.prompt_len
     }
 
     pub(crate) fn seated(&self) -> Option<&Seated> {
@@ -159,7 +163,7 @@ impl Sequence {
     }
 
     pub(crate) fn wants_answer(&self) -> bool {
-        self.spec.max_len > self.spec.prompt_len
+        self.max_len > self.prompt_len
     }
 
     /// Whether prompt tokens are still to be scored.
@@ -177,9 +181,13 @@ impl Sequence {
         if at.fed == last && self.wants_answer() && (at.primed || !at.joined) {
             // The token after the last one has to be wanted, and with a grammar its mask depends on
             // a token that is still being computed: such a row cannot run ahead.
-            let full = self.len() + at.sampling >= self.spec.max_len;
+            let full = self.len() + at.sampling >= self.max_len;
             let blind = self.matcher.is_some() && at.sampling > 0;
-            return if full || blind { Work::Nothing } else { Work::Decode };
+            return match (full, blind) {
+                (true, _) => Work::Nothing,
+                (false, true) => Work::Held,
+                (false, false) => Work::Decode,
+            };
         }
         if at.fed < goal { Work::Prompt { end: goal } } else { Work::Nothing }
     }

@@ -76,7 +76,7 @@ pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
     let s = &spec.sampling;
     let penalised =
         s.repetition_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
-    let prompt = spec.prompt_len as usize;
+    let prompt = sequence.prompt_len as usize;
     let counted = match penalised {
         false => 0,
         true if planted(Plant::ForgetSeen) => prompt,
@@ -95,7 +95,7 @@ pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
         seed: s.seed.wrapping_add(u64::from(choice)),
         logprobs: s.logprobs,
         logit_bias: s.logit_bias.clone(),
-        min_len: spec.prompt_len.saturating_add(s.min_tokens),
+        min_len: sequence.prompt_len.saturating_add(s.min_tokens),
         stop_tokens: spec.stops.clone(),
         seen: counted.map(|(index, &token)| (token, index >= prompt)).collect(),
     }

@@ -37,11 +37,9 @@ impl Scheduler {
             }
         };
         let prompt_len = prompt.len() as u32;
+        let max_len = prompt_len.saturating_add(sampling.max_tokens).min(self.longest());
         let spec = Spec {
-            id,
-            prompt_len,
             stops: sampling::stops(&sampling, &self.config.eos),
-            max_len: prompt_len.saturating_add(sampling.max_tokens).min(self.longest()),
             sampling,
             priority,
             tenant,
@@ -49,8 +47,11 @@ impl Scheduler {
         };
         self.arrivals += 1;
         let sequence = Sequence {
-            spec: Arc::new(spec),
+            id,
             choice: 0,
+            prompt_len,
+            max_len,
+            spec: Arc::new(spec),
             arrival: self.arrivals,
             tokens: prompt.to_vec(),
             unforked: choices - 1,

@@ -7,21 +7,28 @@ use crate::plant::{Plant, planted};
 use crate::sequence::{Key, Leaving, Place, Seated};
 
 impl Scheduler {
-    /// Seats as many as seats and pages allow, strictly in order of service.
-    pub(super) fn admit(&mut self) {
+    /// Seats as many as seats and pages allow, strictly in order of service. True when somebody was
+    /// seated or sent away.
+    pub(super) fn admit(&mut self) -> bool {
+        let mut changed = false;
         while let Some(key) = self.queue.first() {
             // Nothing came back since the last refusal: it would be refused again.
             if self.refused == Some((key, self.pool.epoch())) {
-                return;
+                break;
             }
             if !self.seat(key) {
-                if self.make_room(key) {
+                let before = self.stats.preemptions;
+                let freed = self.make_room(key);
+                changed |= self.stats.preemptions > before;
+                if freed {
                     continue;
                 }
                 self.refused = Some((key, self.pool.epoch()));
-                return;
+                break;
             }
+            changed = true;
         }
+        changed
     }
 
     /// Pages that admission leaves for those who run: roughly one each, so that a newcomer is not
@@ -66,6 +73,7 @@ impl Scheduler {
             seat: Seat(index as u32),
             table,
             sent: 0,
+            shared: false,
             copy: None,
             joined: false,
             primed: false,
@@ -79,7 +87,7 @@ impl Scheduler {
             leaving: None,
         });
         if !sequence.announced {
-            sequence.cached = fed.min(sequence.spec.prompt_len);
+            sequence.cached = fed.min(sequence.prompt_len);
         }
         self.stats.prompt_tokens += u64::from(sequence.len());
         self.stats.cached_tokens += u64::from(fed);

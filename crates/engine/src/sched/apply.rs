@@ -22,6 +22,7 @@ impl Scheduler {
         }
         let Flight { mut rows, .. } = self.flights.pop_front().expect("looked at above");
         self.strikes = 0;
+        self.out.reserve(rows.len());
         for (&row, result) in rows.iter().zip(result.rows) {
             self.apply_row(row, result);
         }
@@ -61,7 +62,8 @@ impl Scheduler {
             self.discard(key, end, &result);
         } else {
             at.confirmed = end;
-            if at.confirmed / page_size > at.published {
+            let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
+            if early || end >= (at.published + 1) * page_size {
                 self.publish(key);
             }
             self.confirm(key, sample, result);
@@ -86,7 +88,7 @@ impl Scheduler {
         if planted(Plant::TokenAfterEnd)
             && let Some(token) = result.token
         {
-            let (id, choice) = (self.sequences[key].spec.id, self.sequences[key].choice);
+            let (id, choice) = (self.sequences[key].id, self.sequences[key].choice);
             self.out.push(Output::Token { id, choice, token, logprob: None });
         }
     }
@@ -148,8 +150,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         sequence.announced = true;
         self.out.push(Output::Prefilled {
-            id: sequence.spec.id,
-            prompt_tokens: sequence.spec.prompt_len,
+            id: sequence.id,
+            prompt_tokens: sequence.prompt_len,
             cached_tokens: sequence.cached,
             prompt_logprobs: std::mem::take(&mut sequence.scores),
         });
@@ -185,11 +187,11 @@ impl Scheduler {
         }
         sequence.tokens.push(token);
         let logprob = logprob.map(|(logprob, top)| TokenLogprob { token, logprob, top });
-        let (id, choice) = (sequence.spec.id, sequence.choice);
+        let (id, choice) = (sequence.id, sequence.choice);
         self.out.push(Output::Token { id, choice, token, logprob });
         self.stats.tokens += 1;
         let extra = u32::from(planted(Plant::OneTooMany));
-        if finish.is_none() && sequence.len() >= sequence.spec.max_len + extra {
+        if finish.is_none() && sequence.len() >= sequence.max_len + extra {
             finish = Some(Finish::Length);
         }
         if let Some(finish) = finish {

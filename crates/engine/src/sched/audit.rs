@@ -46,7 +46,7 @@ impl Scheduler {
                 holders[page.0 as usize] += 1;
             }
             if at.confirmed > at.fed || at.published * self.geometry.page_size > at.fed {
-                return Err(format!("{:?} published more than it fed", sequence.spec.id));
+                return Err(format!("{:?} published more than it fed", sequence.id));
             }
         }
         for (index, &held) in holders.iter().enumerate() {
@@ -70,7 +70,7 @@ impl Scheduler {
             let at = sequence.seated();
             let stays = at.filter(|at| at.leaving.is_none());
             Holding {
-                id: sequence.spec.id,
+                id: sequence.id,
                 choice: sequence.choice,
                 pages: at.map(|at| at.table.clone()).unwrap_or_default(),
                 seat: at.map(|at| at.seat),

@@ -20,12 +20,11 @@ impl Scheduler {
         self.forming = Flight { number: 0, rows: self.spare.pop().unwrap_or_default() };
         self.forming.rows.clear();
 
-        let starved = self.provide_all();
+        let starved = self.gather();
         // A newcomer must not take the page somebody else was just sent away for.
-        if !starved {
-            self.admit();
+        if !starved && self.admit() {
+            self.gather();
         }
-        self.gather();
         self.add_rows();
         if self.step.rows.is_empty() {
             self.spare.push(std::mem::take(&mut self.forming.rows));
@@ -51,80 +50,63 @@ impl Scheduler {
         self.flights.push_back(flight);
     }
 
-    /// Gives every sequence that could decode the page it writes next; when pages run out, sends
-    /// the last in order of service away. True when somebody still has to wait.
-    fn provide_all(&mut self) -> bool {
-        loop {
+    /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
+    /// Everybody who is ready owns the page it writes next; when pages run out, the last in order of
+    /// service is sent away. True when somebody still has to wait for a page.
+    fn gather(&mut self) -> bool {
+        let starved = loop {
             let mut starved = false;
+            self.ready.clear();
+            self.prompts.clear();
             for seat in 0..self.seats.len() {
                 let Some(key) = self.seats[seat] else { continue };
-                if self.sequences[key].work() != Work::Decode {
-                    continue;
+                match self.sequences[key].work() {
+                    Work::Decode if self.provide(key) => self.ready.push(key),
+                    Work::Decode => starved = true,
+                    Work::Prompt { .. } => self.prompts.push(key),
+                    Work::Held => self.stats.held_back_rows += 1,
+                    Work::Nothing => {}
                 }
-                starved |= !self.provide(key);
             }
             // One at a time: those who are leaving will give back more.
             if !starved || self.leaving > 0 || !self.preempt_last() {
-                return starved;
+                break starved;
             }
-        }
-    }
-
-    /// Makes the page at the next position this sequence's own.
-    fn provide(&mut self, key: Key) -> bool {
-        let at = self.sequences[key].seated_mut().expect("only the seated have work");
-        let index = at.fed / self.geometry.page_size;
-        match at.table.get(index as usize) {
-            Some(&page) => {
-                if self.pool.writable(page) || planted(Plant::ShareTail) {
-                    return true;
-                }
-                let Some(copy) = self.pool.take() else { return false };
-                at.table[index as usize] = copy;
-                at.sent = at.sent.min(index);
-                if planted(Plant::LoseCopy) {
-                    self.pool.give(page);
-                } else {
-                    // The source stays held until the step that copies it has been formed.
-                    at.copy = Some((page, index));
-                }
-                true
-            }
-            None => {
-                let Some(page) = self.pool.take() else { return false };
-                at.table.push(page);
-                true
-            }
-        }
-    }
-
-    /// Finds who has a row in this step: `ready` for decode, `prompts` in order of service.
-    fn gather(&mut self) {
-        self.ready.clear();
-        self.prompts.clear();
-        for &key in self.seats.iter().flatten() {
-            let sequence = &self.sequences[key];
-            match sequence.work() {
-                Work::Decode if self.can_write(sequence) => self.ready.push(key),
-                Work::Prompt { .. } => self.prompts.push(key),
-                _ => {
-                    let flying = sequence.seated().is_some_and(|at| at.sampling > 0);
-                    self.stats.held_back_rows += u64::from(sequence.matcher.is_some() && flying);
-                }
-            }
-        }
+        };
         self.prompts.sort_by_key(|&key| self.sequences[key].rank());
         if planted(Plant::StarvePrefill) && !self.ready.is_empty() {
             self.prompts.clear();
         }
+        starved
     }
 
-    fn can_write(&self, sequence: &Sequence) -> bool {
-        let Some(at) = sequence.seated() else { return false };
-        let index = (at.fed / self.geometry.page_size) as usize;
-        at.table
-            .get(index)
-            .is_some_and(|&page| self.pool.writable(page) || planted(Plant::ShareTail))
+    /// Makes the page at the next position this sequence's own.
+    fn provide(&mut self, key: Key) -> bool {
+        let Some(at) = self.sequences[key].seated_mut() else { return false };
+        let page_size = self.geometry.page_size;
+        if at.fed >= at.table.len() as u32 * page_size {
+            let Some(page) = self.pool.take() else { return false };
+            at.table.push(page);
+            return true;
+        }
+        if !at.shared || planted(Plant::ShareTail) {
+            return true;
+        }
+        let index = at.fed / page_size;
+        let page = at.table[index as usize];
+        if !self.pool.writable(page) {
+            let Some(copy) = self.pool.take() else { return false };
+            at.table[index as usize] = copy;
+            at.sent = at.sent.min(index);
+            if planted(Plant::LoseCopy) {
+                self.pool.give(page);
+            } else {
+                // The source stays held until the step that copies it has been formed.
+                at.copy = Some((page, index));
+            }
+        }
+        at.shared = false;
+        true
     }
 
     fn add_rows(&mut self) {
@@ -171,10 +153,19 @@ impl Scheduler {
     }
 
     fn add_decode(&mut self, key: Key) {
-        self.assign_ahead(key);
-        let Some(start) = self.prepare(key, true) else { return };
+        let page_size = self.geometry.page_size;
         let sequence = &mut self.sequences[key];
-        let at = sequence.seated_mut().expect("only the seated have rows");
+        let (held, limit) = (sequence.matcher.is_some(), sequence.max_len);
+        let Some(at) = sequence.seated_mut() else { return };
+        // In steady decode the device needs nothing from the host.
+        let pages = at.table.len() as u32;
+        let ahead = (at.fed + self.config.depth as u32).min(limit.saturating_sub(2));
+        let known = at.joined && at.sent == pages && ahead < pages * page_size;
+        if (!known || held || at.copy.is_some()) && !self.prepare_decode(key, ahead) {
+            return;
+        }
+        let Some(at) = self.sequences[key].seated_mut() else { return };
+        let start = at.fed;
         at.fed += 1;
         at.flying += 1;
         at.sampling += 1;
@@ -252,18 +243,18 @@ impl Scheduler {
         Some(fed)
     }
 
-    /// Pages for the rows after this one, as far as steps are launched ahead, so that the next
-    /// launch need not look for any. Only what is there: nobody is sent away for it.
-    fn assign_ahead(&mut self, key: Key) {
-        let sequence = &mut self.sequences[key];
-        let last = sequence.spec.max_len.saturating_sub(2);
-        let Some(at) = sequence.seated_mut() else { return };
-        let reach = (at.fed + self.config.depth as u32).min(last);
-        if reach / self.geometry.page_size >= at.table.len() as u32
+    /// As [`Self::prepare`], with the pages for the rows after this one as far as steps are launched
+    /// ahead, so that the next launch need not look for any. Only what is there: nobody is sent
+    /// away for it.
+    fn prepare_decode(&mut self, key: Key, ahead: u32) -> bool {
+        let page_size = self.geometry.page_size;
+        if let Some(at) = self.sequences[key].seated_mut()
+            && ahead >= at.table.len() as u32 * page_size
             && let Some(page) = self.pool.take()
         {
             at.table.push(page);
         }
+        self.prepare(key, true).is_some()
     }
 
     /// Gives copied pages back, then splits the choices off whose prompt was just launched: they
@@ -286,6 +277,9 @@ impl Scheduler {
 
     fn fork(&mut self, parent: Key, choice: u32) {
         let index = self.seats.iter().position(Option::is_none).expect("a seat was reserved");
+        if let Some(at) = self.sequences[parent].seated_mut() {
+            at.shared = true;
+        }
         let sequence = &self.sequences[parent];
         let Some(at) = sequence.seated() else { return };
         let fed = sequence.len() - 1;
@@ -297,8 +291,11 @@ impl Scheduler {
         let cursor = self.pool.fork(&at.cursor);
         let published = at.published;
         let fork = Sequence {
-            spec: Arc::clone(&sequence.spec),
+            id: sequence.id,
             choice,
+            prompt_len: sequence.prompt_len,
+            max_len: sequence.max_len,
+            spec: Arc::clone(&sequence.spec),
             arrival: sequence.arrival,
             tokens: sequence.tokens.clone(),
             unforked: 0,
@@ -313,6 +310,7 @@ impl Scheduler {
                 seat: crate::exec::Seat(index as u32),
                 table,
                 sent: 0,
+                shared: true,
                 copy: None,
                 joined: false,
                 primed: false,
@@ -326,7 +324,7 @@ impl Scheduler {
                 leaving: None,
             }),
         };
-        let id = fork.spec.id;
+        let id = fork.id;
         let key = self.sequences.insert(fork);
         self.seats[index] = Some(key);
         self.seated += 1;
@@ -339,7 +337,7 @@ impl Sequence {
     /// The prompt tokens a chunk is asked to score, if any.
     fn score(&self, start: u32, end: u32) -> Option<Score> {
         let top = self.spec.prompt_logprobs.filter(|_| !self.announced)?;
-        let last = (end + 1).min(self.spec.prompt_len);
+        let last = (end + 1).min(self.prompt_len);
         let targets: &[Token] = self.tokens.get(start as usize + 1..last as usize)?;
         Some(Score { targets: targets.to_vec(), top })
     }

@@ -36,7 +36,7 @@ impl Scheduler {
                 at.sampling -= u32::from(row.sample);
             }
         }
-        let ids: Vec<RequestId> = rows.iter().map(|row| self.sequences[row.key].spec.id).collect();
+        let ids: Vec<RequestId> = rows.iter().map(|row| self.sequences[row.key].id).collect();
         for id in ids {
             self.end_request(id, &Finish::Failed(why.to_owned()));
         }
