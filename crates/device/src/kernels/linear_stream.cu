@@ -1,7 +1,9 @@
 // y = epilogue(norm(x) · wᵀ + bias) for up to eight rows: weights are streamed once, 16 output columns at
 // a time, by warps that each own every WARPS-th 64-wide chunk of K and a ring of STAGES chunks in shared
 // memory. Tensor cores do the sums (weights are the 16-row operand, tokens the 8-column one), so the
-// kernel is nothing but a read. The rings are filled before the wait for the predecessor: weights are
+// kernel is nothing but a read. When a warp has few chunks (HELD), it keeps its part of x in registers:
+// nothing is exchanged before the products, and the norm's scale, which needs all of x, is applied to the
+// sums. The rings are filled before the wait for the predecessor: weights are
 // in flight across the kernel boundary, which is where the speed at small batches comes from.
 //
 // K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
@@ -13,6 +15,9 @@
 #define STAGE_BYTES (16 * CHUNK * 2)
 #define X_PITCH (K * 2 + 64)
 #define TILES ((N + 15) / 16)
+// Chunks of the busiest warp. F16 cannot hold x times the norm's weight safely, bf16 can.
+#define PER_WARP ((CHUNKS + WARPS - 1) / WARPS)
+#define HELD (PER_WARP <= 4 && (!NORM || (TYPE == BF16 && NT == BF16)))
 #define OUT (EPILOGUE == 2 ? 8 : 16)
 #define AT_ONCE (ROUNDS <= 4)
 // Warps that prepare one row of x, and 8-element vectors per thread of them.
@@ -31,7 +36,15 @@ DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 
 }
 
 // Adds up the warps' parts of one output (or gate and up) and stores it.
-DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before, const void* bias, void* y, u32 stride) {
+DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before, const void* bias, void* y, u32 stride,
+                   const float (*squares)[8], float eps) {
+    float scale = 1.0f;
+    if (NORM && HELD) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) sum += squares[i][row];
+        scale = 1.0f / sqrtf(sum / (float)K + eps);
+    }
     if (EPILOGUE == 2) {
         float gate = 0.0f, up = 0.0f;
 #pragma unroll
@@ -39,6 +52,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
             const float2 v = *(const float2*)(parts + i * (16 * ROWS) + row * 16 + 2 * out);
             gate += v.x, up += v.y;
         }
+        gate *= scale, up *= scale;
         const u32 column = tile * 8 + out;
         if (column >= N / 2) return;
         if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
@@ -47,6 +61,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) sum += parts[i * (16 * ROWS) + row * 16 + out];
+        sum *= scale;
         const u32 column = tile * 16 + out;
         if (column >= N) return;
         if (BIAS) sum += load1<BT>(bias, column);
@@ -54,18 +69,22 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
     }
 }
 
+template <int T_> DEVICE u32 times(u32 a, u32 b) {
+    return pack2<T_>(low_half<T_>(a) * low_half<T_>(b), high_half<T_>(a) * high_half<T_>(b));
+}
+
 template <int T_> DEVICE float square(u32 v) {
     const float a = low_half<T_>(v), b = high_half<T_>(v);
     return a * a + b * b;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1024 / (WARPS * 32))
+extern "C" __global__ void __launch_bounds__(WARPS * 32, HELD && PER_WARP > 2 ? 1 : 1024 / (WARPS * 32))
 linear_stream(const void* x, const u16* w, const void* bias, const void* norm, const void* residual, void* y,
               u32 x_stride, u32 w_stride, u32 r_stride, u32 y_stride, float eps) {
     extern __shared__ __align__(128) u8 memory[];
     u8* xs = memory + WARPS * STAGES * STAGE_BYTES;
-    float* partial = (float*)(xs + ROWS * X_PITCH);
-    __shared__ float squares[WARPS];
+    float* partial = (float*)(xs + (HELD ? 0 : ROWS * X_PITCH));
+    __shared__ float squares[WARPS][8];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
 
@@ -84,15 +103,44 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     const u32 row = warp / WARPS_PER_ROW, first = (warp % WARPS_PER_ROW) * 32 + lane;
     // The norm's weights wait for nobody either.
     float early[8];
-    if (NORM && VECTORS == 1 && first < K / 8) load8<NT>(norm, first * 8, early);
-    if (NORM && VECTORS > 1)
+    if (NORM && !HELD && VECTORS == 1 && first < K / 8) load8<NT>(norm, first * 8, early);
+    if (NORM && !HELD && VECTORS > 1)
         for (u32 i = threadIdx.x * 8; i < K; i += WARPS * 256)
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm + (NT == F32 ? 4 : 2) * i));
+    uint4 held[HELD ? 2 * PER_WARP : 1];
+    if (HELD && NORM)
+#pragma unroll
+        for (int i = 0; i < 2 * PER_WARP; i++) {
+            const u32 k = (warp + i / 2 * WARPS) * CHUNK + i % 2 * 32 + j * 8;
+            float n[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+            if (k < K) load8<NT>(norm, k, n);
+            held[i] = make_uint4(pack2<TYPE>(n[0], n[1]), pack2<TYPE>(n[2], n[3]), pack2<TYPE>(n[4], n[5]), pack2<TYPE>(n[6], n[7]));
+        }
     let_successor_start();
     wait_for_predecessor();
 
-    // x, normalised, to shared memory.
-    if (row < ROWS) {
+    if (HELD) {
+        // This lane's part of row g of x, times the norm's weights.
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2 * PER_WARP; i++) {
+            const u32 k = (warp + i / 2 * WARPS) * CHUNK + i % 2 * 32 + j * 8;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (g < ROWS && k < K) v = *(const uint4*)((const u16*)x + (u64)g * x_stride + k);
+            if (NORM) {
+                sum += square<TYPE>(v.x) + square<TYPE>(v.y) + square<TYPE>(v.z) + square<TYPE>(v.w);
+                v.x = times<TYPE>(v.x, held[i].x), v.y = times<TYPE>(v.y, held[i].y);
+                v.z = times<TYPE>(v.z, held[i].z), v.w = times<TYPE>(v.w, held[i].w);
+            }
+            held[i] = v;
+        }
+        if (NORM) {
+            sum += __shfl_xor_sync(FULL, sum, 1);
+            sum += __shfl_xor_sync(FULL, sum, 2);
+            if (j == 0) squares[warp][g] = sum;
+        }
+    } else if (row < ROWS) {
+        // x, normalised, to shared memory.
         float sum = 0.0f;
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
@@ -104,11 +152,11 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         }
         if (NORM) {
             sum = warp_sum(sum);
-            if (lane == 0) squares[warp] = sum;
+            if (lane == 0) squares[warp][0] = sum;
             asm volatile("bar.sync %0, %1;" ::"r"(row + 1), "n"(WARPS_PER_ROW * 32) : "memory");
             sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < WARPS_PER_ROW; i++) sum += squares[row * WARPS_PER_ROW + i];
+            for (int i = 0; i < WARPS_PER_ROW; i++) sum += squares[row * WARPS_PER_ROW + i][0];
             const float scale = 1.0f / sqrtf(sum / (float)K + eps);
 #pragma unroll 2
             for (int v = 0; v < VECTORS; v++) {
@@ -129,7 +177,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             }
         }
     }
-    __syncthreads();
+    if (!HELD) __syncthreads();
 
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
     const u8* x_mine = xs + (g < ROWS ? g : 0) * X_PITCH + j * 16;
@@ -146,7 +194,10 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         if (!AT_ONCE && EPILOGUE == 1 && out_row < ROWS && tile * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + tile * 16 + out);
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        for (u32 chunk = warp; chunk < CHUNKS; chunk += WARPS) {
+#pragma unroll
+        for (int turn = 0; turn < PER_WARP; turn++) {
+            const u32 chunk = warp + turn * WARPS;
+            if (chunk >= CHUNKS) break;
             wait_copies<STAGES - 1>();
             __syncwarp();
             const u8* at = mine + stage * STAGE_BYTES + g * 128;
@@ -155,8 +206,8 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
                 const u32 piece = ((h * 4 + j) ^ (g & 1) << 2) << 4;
                 const uint4 a = *(const uint4*)(at + piece);
                 const uint4 b = *(const uint4*)(at + 8 * 128 + piece);
-                uint4 v = make_uint4(0, 0, 0, 0);
-                if (g < ROWS) v = *(const uint4*)(x_mine + chunk * (CHUNK * 2) + h * 64);
+                uint4 v = HELD ? held[HELD ? 2 * turn + h : 0] : make_uint4(0, 0, 0, 0);
+                if (!HELD && g < ROWS) v = *(const uint4*)(x_mine + chunk * (CHUNK * 2) + h * 64);
                 mma_16x8x16<TYPE>(sums, a.x, b.x, a.y, b.y, v.x, v.y);
                 mma_16x8x16<TYPE>(sums, a.z, b.z, a.w, b.w, v.z, v.w);
             }
@@ -178,12 +229,12 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             continue;
         }
         __syncthreads();
-        if (out_row < ROWS) finish(partial + buffer * WARPS * (16 * ROWS), tile, out, out_row, before, bias, y, y_stride);
+        if (out_row < ROWS) finish(partial + buffer * WARPS * (16 * ROWS), tile, out, out_row, before, bias, y, y_stride, squares, eps);
         buffer ^= 1;
     }
     if (AT_ONCE) {
         __syncthreads();
         if (item < ROUNDS && own < TILES)
-            finish(partial + item * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride);
+            finish(partial + item * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps);
     }
 }

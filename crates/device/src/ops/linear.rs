@@ -1,7 +1,8 @@
 //! `y = epilogue(norm(x) · wᵀ + bias)`.
 //!
 //! The norm, when present, is applied to each row of `x` in f32 and rounded to `x`'s dtype before
-//! the product. Products are summed in f32; the epilogue works on the f32 sum and rounds once, when
+//! the product. (A device may round `x · weight` instead and apply the row's scale to the f32 sum: the
+//! same relative rounding, one exchange fewer.) Products are summed in f32; the epilogue works on the f32 sum and rounds once, when
 //! storing. For `SiluMul` the rows of `w` alternate gate and up, so `y` has n/2 columns.
 //! Packed weights (`P4`, `P8`) are multiplied with x quantised to 8 bits per 32 columns, as
 //! `cpu::pack::quantise` does; sums within a block are then exact integers.

@@ -95,7 +95,11 @@ impl Linear {
     fn stream_shared(&self, target: &Target, stages: u32) -> u32 {
         let (rows, k) = (self.x.rows, self.x.cols);
         let buffers = if self.rounds(target) <= 4 { self.rounds(target).max(1) } else { 2 };
-        16 * stages * 2048 + rows * (2 * k + 64) + buffers * 16 * 16 * rows * 4
+        // A warp with few chunks keeps x in registers (HELD in the kernel).
+        let held = k.div_ceil(64).div_ceil(16) <= 4
+            && self.norm.is_none_or(|norm| [self.x.dtype, norm.weight.dtype] == [DType::BF16; 2]);
+        let x = if held { 0 } else { rows * (2 * k + 64) };
+        16 * stages * 2048 + x + buffers * 16 * 16 * rows * 4
     }
 
     fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
@@ -104,7 +108,8 @@ impl Linear {
         // Rounds of the busiest block, in 64-row tiles of full K; sharing K costs a little.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
-            let alone = split == 1 || tiles * split <= target.sms / 8 * 8;
+            // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
+            let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
             let fits = k.is_multiple_of(64 * split) && alone && wide + columns <= 320;
             let rounds = (tiles * split).div_ceil(target.sms);
             let share = f64::from(rounds * wide) / f64::from(64 * split);
@@ -112,7 +117,7 @@ impl Linear {
             if fits { share * extra } else { f64::INFINITY }
         };
         let asked = (option("wide"), option("split"));
-        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2].map(|s| (w, s)));
+        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
         let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
         // What was asked for if it can be, else the cheapest that can.
         let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
@@ -120,7 +125,8 @@ impl Linear {
             shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let stage = (wide + columns) * 128;
         let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
-        let most = ((target.shared_per_block - 2048) / stage).min(10);
+        // Deep enough that two blocks of a kernel never share a multiprocessor.
+        let most = ((target.shared_per_block - 2048) / stage).min(20);
         // The sums of a shared tile take the place of the ring.
         let least = (wide * columns * 4).div_ceil(stage).max(3);
         let stages = option("stages").unwrap_or(most.min(chunks)).clamp(least.min(most), most);
