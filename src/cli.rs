@@ -53,6 +53,7 @@ pub(crate) enum Command {
     Chat(crate::chat::ChatArgs),
     Pull(crate::pull::PullArgs),
     Bench(crate::bench::BenchArgs),
+    Graph(crate::graph_cli::GraphArgs),
     Trace(crate::trace::TraceArgs),
     Doctor(crate::doctor::DoctorArgs),
 }

@@ -51,7 +51,7 @@ impl LoadArgs {
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LoadFormat {
+pub(crate) enum LoadFormat {
     /// From the model's files
     Auto,
     /// From a seed
@@ -116,7 +116,7 @@ pub(crate) fn load_sized(
         let share = args.memory_share;
         return Err(bad_input(format!("--memory-share {share}: must be above 0 and at most 1")));
     }
-    let source = source(args)?;
+    let source = source(&args.model, args.load_format)?;
     let text = match &source {
         ModelSource::Checkpoint(path) => Some(read_text(path)?),
         ModelSource::Dummy { .. } => None,
@@ -160,21 +160,21 @@ fn short_name(model: &str) -> String {
     name.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn source(args: &LoadArgs) -> Result<ModelSource> {
-    if args.load_format == LoadFormat::Dummy {
-        let config = match Path::new(&args.model).is_dir() {
-            true => ModelConfig::from_folder(Path::new(&args.model))?,
-            false => bundled(&args.model)?,
+/// Where a model's weights come from.
+pub(crate) fn source(model: &str, format: LoadFormat) -> Result<ModelSource> {
+    if format == LoadFormat::Dummy {
+        let config = match Path::new(model).is_dir() {
+            true => ModelConfig::from_folder(Path::new(model))?,
+            false => bundled(model)?,
         };
         return Ok(ModelSource::Dummy { config: Box::new(config), seed: 0 });
     }
-    if !Path::new(&args.model).exists() && bundled(&args.model).is_ok() {
-        let name = &args.model;
+    if !Path::new(model).exists() && bundled(model).is_ok() {
         return Err(bad_input(format!(
-            "{name} is a shape without weights: add --load-format dummy"
+            "{model} is a shape without weights: add --load-format dummy"
         )));
     }
-    let files = models::locate(&ModelName::parse(&args.model)?, &HubEnv::read())?;
+    let files = models::locate(&ModelName::parse(model)?, &HubEnv::read())?;
     Ok(ModelSource::Checkpoint(files.path().clone()))
 }
 

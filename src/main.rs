@@ -8,9 +8,11 @@ mod doctor;
 mod exit;
 mod generate;
 mod graph_args;
+mod graph_cli;
 mod interrupt;
 mod loading;
 mod models;
+mod programs;
 mod progress;
 mod prompt;
 mod pull;
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(args, &global),
         Command::Pull(args) => pull::run(args),
         Command::Bench(args) => bench::run(args, &global),
+        Command::Graph(args) => graph_cli::run(args, &programs::Programs { global: &global }),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(args),
     })

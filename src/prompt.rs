@@ -71,9 +71,7 @@ impl Conversation {
         let Some(template) = &self.template else { return self.plain() };
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let messages = Value::Array(system.chain(self.turns.iter().cloned()).collect());
-        let escaper = self.tokenizer.escaper();
-        let rendered = template.render_escaped(&messages, None, true, &Map::new(), escaper)?;
-        Ok(self.tokenizer.encode_chat(&rendered)?)
+        chat(&self.tokenizer, template, &messages)
     }
 
     fn plain(&self) -> Result<Vec<Token>> {
@@ -81,6 +79,24 @@ impl Conversation {
         let text: Vec<&str> = self.system.as_deref().into_iter().chain(turns).collect();
         raw(&self.tokenizer, &text.join("\n"))
     }
+}
+
+/// One turn of the user, after what the model is told to be.
+pub(crate) fn messages(system: Option<&str>, text: &str) -> Value {
+    let system = system.map(|text| json!({ "role": "system", "content": text }));
+    let user = json!({ "role": "user", "content": text });
+    Value::Array(system.into_iter().chain([user]).collect())
+}
+
+/// The tokens of a conversation, up to where the model's turn begins.
+pub(crate) fn chat(
+    tokenizer: &Tokenizer,
+    template: &ChatTemplate,
+    messages: &Value,
+) -> Result<Vec<Token>> {
+    let escaper = tokenizer.escaper();
+    let rendered = template.render_escaped(messages, None, true, &Map::new(), escaper)?;
+    Ok(tokenizer.encode_chat(&rendered)?)
 }
 
 /// The tokens of a text as it is: control tokens written in it are control tokens.

@@ -1,5 +1,7 @@
 //! `dacapo run`: one prompt, one answer; or a file of them.
 
+mod batch;
+
 use crate::cli::Global;
 use crate::exit::Interrupted;
 use crate::generate::{Ask, Ending, Speaker};
@@ -10,6 +12,7 @@ use crate::sampling::SamplingArgs;
 use crate::show::Screen;
 use anyhow::Result;
 use clap::Args;
+use std::path::PathBuf;
 
 /// Answer one prompt
 ///
@@ -31,11 +34,25 @@ pub(crate) struct RunArgs {
     /// Print one JSON object instead of the text
     #[arg(long)]
     json: bool,
+    /// Answer every line of a file: JSON objects with `prompt` or `messages`, or texts; the same
+    /// command goes on where it was stopped
+    #[arg(long, value_name = "FILE", requires = "output", conflicts_with_all = ["prompt", "json"])]
+    batch: Option<PathBuf>,
+    /// Where the answers of --batch go, one JSON object a line
+    #[arg(long, short, value_name = "FILE", requires = "batch")]
+    output: Option<PathBuf>,
+    /// Most lines of --batch that are answered at once
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "batch")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_batch: u32,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
 
 pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
+    if let (Some(input), Some(output)) = (&args.batch, &args.output) {
+        return batch::run(args, global, input, output);
+    }
     let text = prompt::from_flag_or_stdin(args.prompt.as_deref())?;
     let interrupt = Interrupt::install()?;
     let loaded = loading::load(&args.load, global, 1)?;

@@ -68,6 +68,9 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let config = server_config(args)?;
     start_logging(args.log_json);
     let mut loaded = loading::load(&args.load, global, args.max_batch)?;
+    if !args.log_json {
+        eprint!("{}", loaded.graphs.table());
+    }
     let engine = loaded.engine_config(true);
     let info = about(&loaded);
     let model = model(args, &mut loaded);

@@ -1,0 +1,152 @@
+//! `dacapo run --batch FILE -o FILE`: a file of prompts to a file of answers. It may be killed and
+//! started again at any time; what has an answer is not asked again.
+
+use super::RunArgs;
+use crate::cli::Global;
+use crate::exit::bad_input;
+use crate::loading::{self, Loaded, ModelText};
+use crate::{progress, prompt};
+use anyhow::Result;
+use engine::Engine;
+use engine::batch::{Batch, Item};
+use engine::offline::Completion;
+use engine::request::{Finish, Request, RequestId, Sampling};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// One line of the input: a prompt or messages, and what is different for this one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    /// Comes back with the answer.
+    id: Option<Value>,
+    prompt: Option<String>,
+    messages: Option<Value>,
+    system: Option<String>,
+    max_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    seed: Option<u64>,
+}
+
+pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) -> Result<()> {
+    // Opened first: a wrong file should not cost the loading of a model.
+    let batch = Batch::open(input, output).map_err(|error| bad_input(error.to_string()))?;
+    if batch.done() == batch.total() {
+        say(batch.done(), batch.total());
+        return Ok(());
+    }
+    let loaded = loading::load(&args.load, global, args.max_batch)?;
+    let sampling = args.sampling.sampling(&loaded.config)?;
+    let config = loaded.engine_config(sampling.grammar.is_some());
+    let Loaded { executor, text, .. } = loaded;
+    let text = text.ok_or_else(|| bad_input("dummy weights have no tokenizer"))?;
+    let mut engine = Engine::builder(executor).config(config).build();
+    let bar = progress::count(batch.total(), "answers");
+    let mut counted = (0, 0);
+    batch.run(
+        &mut engine,
+        |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),
+        |item, completion| answer(item, args, &text, completion),
+        |done, total| {
+            counted = (done, total);
+            bar.set_position(done);
+        },
+    )?;
+    bar.finish_and_clear();
+    say(counted.0, counted.1);
+    Ok(())
+}
+
+fn say(done: u64, total: u64) {
+    eprintln!("[{done} of {total} answered]");
+}
+
+/// A line is an object with a prompt or messages, or just a text.
+fn parse(text: &str) -> Result<Line> {
+    let value: Value =
+        serde_json::from_str(text).map_err(|error| bad_input(format!("not JSON: {error}")))?;
+    match value {
+        Value::String(prompt) => Ok(Line { prompt: Some(prompt), ..Line::default() }),
+        value => Line::deserialize(value).map_err(|error| bad_input(error.to_string())),
+    }
+}
+
+fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> Result<Request> {
+    let line = parse(&item.text)?;
+    let system = line.system.as_deref().or(args.system.as_deref());
+    let messages = match (&line.messages, &line.prompt) {
+        (Some(messages), None) => messages.clone(),
+        (None, Some(words)) => prompt::messages(system, words),
+        _ => return Err(bad_input("a line has either `prompt` or `messages`")),
+    };
+    let tokens = match (&text.template, &line.prompt) {
+        (Some(template), _) if !args.raw => prompt::chat(&text.tokenizer, template, &messages)?,
+        (_, Some(words)) => prompt::raw(&text.tokenizer, words)?,
+        (_, None) => return Err(bad_input("messages need a model with a chat template")),
+    };
+    let sampling = Sampling {
+        max_tokens: line.max_tokens.unwrap_or(common.max_tokens),
+        temperature: line.temperature.unwrap_or(common.temperature),
+        top_p: line.top_p.unwrap_or(common.top_p),
+        top_k: line.top_k.unwrap_or(common.top_k),
+        // By the line, so that equal prompts differ and a line's answer does not depend on others.
+        seed: line.seed.unwrap_or_else(|| common.seed.wrapping_add(item.line)),
+        ..common.clone()
+    };
+    Ok(Request {
+        id: RequestId(0),
+        prompt: tokens.into(),
+        sampling,
+        choices: 1,
+        priority: 0,
+        deadline: None,
+        tenant: 0,
+        prompt_logprobs: None,
+    })
+}
+
+fn answer(
+    item: &Item,
+    args: &RunArgs,
+    text: &ModelText,
+    completion: &Completion,
+) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if let Some(id) = parse(&item.text).ok().and_then(|line| line.id) {
+        fields.insert("id".into(), id);
+    }
+    let Some(choice) = completion.choices.first() else { return fields };
+    let mut words = text.tokenizer.decode(&choice.tokens);
+    let stop = args.sampling.stop.iter().filter_map(|stop| words.find(stop.as_str())).min();
+    if let Some(at) = stop {
+        words.truncate(at);
+    }
+    let finish = match &choice.finish {
+        _ if stop.is_some() => "stop",
+        Some(Finish::Stop(_)) => "stop",
+        Some(Finish::Length) => "length",
+        _ => "failed",
+    };
+    fields.insert("text".into(), words.into());
+    fields.insert("finish".into(), finish.into());
+    fields.insert("prompt_tokens".into(), json!(completion.prompt_tokens));
+    fields.insert("answer_tokens".into(), json!(choice.tokens.len()));
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_text_or_an_object() {
+        assert_eq!(parse("\"hi\"").unwrap().prompt.as_deref(), Some("hi"));
+        let line = parse(r#"{"prompt": "hi", "id": 7, "max_tokens": 3}"#).unwrap();
+        assert_eq!((line.id, line.max_tokens), (Some(json!(7)), Some(3)));
+        assert!(parse("{").unwrap_err().to_string().starts_with("not JSON"));
+        assert!(parse(r#"{"promt": "hi"}"#).unwrap_err().to_string().contains("promt"));
+    }
+}
