@@ -99,4 +99,27 @@ mod tests {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
         }
     }
+
+    #[test]
+    fn a_gpu_that_cannot_be_is_refused_with_what_is_missing_and_where_it_was_sought() {
+        match Device::open(DeviceChoice::Cuda(4095)) {
+            Err(Error::MissingLibrary { library, looked, fix }) => {
+                assert!(!library.is_empty() && !fix.is_empty());
+                assert!(looked.contains("the loader's search path"), "{looked}");
+            }
+            Err(Error::NoDevice { asked, .. }) => assert_eq!(asked, "cuda:4095"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_doctor_says_what_auto_takes() {
+        let report = crate::doctor::report();
+        let (_, line) = Device::open(DeviceChoice::Auto).expect("the CPU is always there");
+        assert_eq!(report.uses, line);
+        assert_eq!(report.libraries.len(), 3);
+        let missing = report.libraries.iter().any(|library| library.found.is_none());
+        assert_eq!(missing, !report.fixes.is_empty());
+        assert!(report.to_string().contains(&line));
+    }
 }
