@@ -102,15 +102,15 @@ pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
 
 /// Finds the model, opens the device, fills it; `max_batch` sequences can run at once.
 pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<Loaded> {
-    load_sized(args, global, max_batch, LoadOptions::default().prefill_tokens)
+    load_sized(args, global, max_batch, None)
 }
 
-/// As [`load`], with room for prefill steps of `prefill_tokens` tokens.
+/// As [`load`], with room for prefill steps of `prefill_tokens` tokens; `None` suits the device.
 pub(crate) fn load_sized(
     args: &LoadArgs,
     global: &Global,
     max_batch: u32,
-    prefill_tokens: u32,
+    prefill_tokens: Option<u32>,
 ) -> Result<Loaded> {
     if !(args.memory_share > 0.0 && args.memory_share <= 1.0) {
         let share = args.memory_share;

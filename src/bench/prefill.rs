@@ -99,7 +99,7 @@ fn measure(
 ) -> Result<String> {
     let batch = shapes.iter().map(|shape| shape.0).max().unwrap_or(1);
     let tokens = shapes.iter().map(|(prompts, tokens)| prompts * tokens).max().unwrap_or(1);
-    let mut loaded = loading::load_sized(load, global, batch, tokens)?;
+    let mut loaded = loading::load_sized(load, global, batch, Some(tokens))?;
     let shape = loaded.program.shape;
     let matrix: u64 = loaded
         .program

@@ -71,7 +71,7 @@ fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
     let options = LoadOptions {
         max_batch: 4,
         max_context: 128,
-        prefill_tokens: 64,
+        prefill_tokens: Some(64),
         pages: Some(40),
         numbers: (device.kind() == DeviceKind::Cpu)
             .then_some(Numbers { act: DType::F32, kv: DType::F32 }),

@@ -37,8 +37,9 @@ pub struct LoadOptions {
     pub max_batch: u32,
     /// Most tokens of a sequence; the model's own limit is never exceeded.
     pub max_context: u32,
-    /// Most tokens of a prefill step.
-    pub prefill_tokens: u32,
+    /// Most tokens of a prefill step; `None` takes what keeps running answers smooth on the device: a
+    /// few tens of milliseconds.
+    pub prefill_tokens: Option<u32>,
     /// Tokens per page.
     pub page_size: u32,
     /// Pages; `None` takes what is left of `memory_share`.
@@ -58,7 +59,7 @@ impl Default for LoadOptions {
         LoadOptions {
             max_batch: 32,
             max_context: 8192,
-            prefill_tokens: 512,
+            prefill_tokens: None,
             page_size: 16,
             pages: None,
             memory_share: 0.9,
@@ -145,10 +146,14 @@ pub fn load_executor(
     let context = options.max_context.min(config.max_position as u32);
     let numbers = options.numbers.unwrap_or_else(|| numbers(kind));
     let (program, specs) = program(&config, kind, numbers, context, &part_dtype)?;
+    let chunk = match kind {
+        DeviceKind::Cpu => 512,
+        DeviceKind::Cuda => 2048,
+    };
     let limits = StepLimits {
         seats: options.max_batch,
         rows: options.max_batch,
-        tokens: options.prefill_tokens.max(options.max_batch),
+        tokens: options.prefill_tokens.unwrap_or(chunk).max(options.max_batch),
         pages_per_seat: context.div_ceil(options.page_size),
         page_size: options.page_size,
         vocab: config.vocab as u32,
