@@ -57,3 +57,14 @@ pub(crate) enum Command {
     Trace(crate::trace::TraceArgs),
     Doctor(crate::doctor::DoctorArgs),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn no_two_flags_are_in_each_others_way() {
+        Cli::command().debug_assert();
+    }
+}

@@ -117,6 +117,40 @@ fn a_conversation_through_a_pipe() {
 }
 
 #[test]
+fn a_batch_is_answered_once_and_goes_on_where_it_was() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("answers.jsonl");
+    let input = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/questions.jsonl");
+    let run = || {
+        let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+        dacapo(&["run", model, "-n", "16", "--batch", files[0], "-o", files[1]]).output().unwrap()
+    };
+    let (_, error) = succeeds(run());
+    assert_eq!(error.trim(), "[3 of 3 answered]");
+    let whole = std::fs::read_to_string(&output).unwrap();
+    for city in ["Paris", "Rome", "Madrid"] {
+        assert!(whole.contains(city), "{whole}");
+    }
+    // Killed in the middle of a line: the rest is answered again, and nothing twice.
+    std::fs::write(&output, &whole[..whole.len() - 20]).unwrap();
+    succeeds(run());
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(Into::into).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&std::fs::read_to_string(&output).unwrap()), sorted(&whole));
+}
+
+#[test]
+fn graphs_are_explained_without_weights() {
+    let args = ["graph", "explain", "qwen3-0.6b", "--load-format", "dummy"];
+    let (text, _) = succeeds(dacapo(&args).output().unwrap());
+    assert!(text.contains("attention") && text.contains("sample"), "{text}");
+}
+
+#[test]
 fn ctrl_c_ends_the_answer_with_130() {
     let Some(model) = smollm2() else { return };
     let mut child = dacapo(&["run", model, "-p", "Count.", "--ignore-eos", "-n", "4000"])
