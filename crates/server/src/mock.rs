@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 16;
 const RING: usize = 512;
+/// Prompt pages remembered; then the mock forgets them all.
+const SEEN: usize = 4096;
 
 /// How the mock behaves.
 #[derive(Clone)]
@@ -139,7 +141,7 @@ impl Mock {
             all &= !self.seen.insert(hash);
             found += if all { page.len() as u32 } else { 0 };
         }
-        if self.seen.len() > 100_000 {
+        if self.seen.len() > SEEN {
             self.seen.clear();
         }
         // The last token is always computed: somebody has to sample from it.

@@ -175,7 +175,7 @@ async fn more_than_fits_is_refused_at_once() {
     let mock =
         MockConfig { step_time: Duration::from_millis(5), seats: 4, ..MockConfig::default() };
     let bed = Bed::with(config, mock, model()).await;
-    let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 40}).to_string();
+    let ask = json!({"prompt": "x", "ignore_eos": true, "max_tokens": 100}).to_string();
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..32 {
         let (target, ask) = (bed.target.clone(), ask.clone());
@@ -199,10 +199,12 @@ async fn more_than_fits_is_refused_at_once() {
             other => panic!("{other}: {body}"),
         }
     }
-    assert_eq!((fine, refused), (8, 24));
+    // On a busy machine a late one may find a place that has become free.
+    assert_eq!(fine + refused, 32);
+    assert!(fine >= 8 && refused > 0, "{fine} answered, {refused} refused");
     still_well(&bed).await;
     // A call with more prompts than there is room for is refused whole.
     let many = json!({"prompt": vec!["x"; 9]});
     bed.error("/v1/completions", &many, 429).await;
-    assert_eq!(bed.link.inflight(), 0);
+    bed.until("nothing is left", || bed.link.inflight() == 0).await;
 }
