@@ -17,4 +17,4 @@ pub mod philox;
 pub mod reference;
 
 pub use params::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, validate};
-pub(crate) use params::{seat_params, stops};
+pub(crate) use params::{penalised, seat_params, stops};

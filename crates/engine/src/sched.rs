@@ -45,6 +45,9 @@ pub struct EngineConfig {
     pub patience: u32,
     /// Steps launched ahead of results; the executor's depth limits it further.
     pub depth: usize,
+    /// Most tokens that count for penalties in the joins of one step, unless one join alone has
+    /// more: a device's mail holds no more.
+    pub max_seen: u32,
     /// How often a step that was not launched is tried again before the device is started over.
     pub launch_retries: u32,
     /// How often the device is started over without a single step confirmed in between before
@@ -65,6 +68,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             patience: 64,
             depth: 2,
+            max_seen: 1 << 20,
             launch_retries: 8,
             restarts: 3,
             eos: Vec::new(),
@@ -165,6 +169,8 @@ pub(crate) struct Scheduler {
     /// The step being formed; while it is stalled it must be launched before another is formed.
     pub(crate) step: Step,
     forming: Flight,
+    /// Tokens for penalties in the joins of the step being formed.
+    seen: u32,
     pub(crate) stalled: bool,
     tries: u32,
     flights: VecDeque<Flight>,
@@ -211,6 +217,7 @@ impl Scheduler {
             refused: None,
             step: Step::default(),
             forming: Flight::default(),
+            seen: 0,
             stalled: false,
             tries: 0,
             flights: VecDeque::new(),

@@ -97,6 +97,7 @@ impl Scenario {
             prefix_cache: !rng.one_in(4),
             patience: rng.range(1, 8),
             depth: if rng.one_in(6) { 1 } else { 2 },
+            max_seen: Rng::new(seed, 4).range(1, 200),
             launch_retries: rng.range(0, 4),
             restarts: rng.range(1, 4),
             eos: vec![EOS],

@@ -69,15 +69,18 @@ pub(crate) fn stops(sampling: &Sampling, eos: &[Token]) -> Vec<Token> {
     stops
 }
 
+/// Whether tokens seen before count.
+pub(crate) fn penalised(s: &Sampling) -> bool {
+    s.repetition_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0
+}
+
 /// What the device keeps for a sequence that takes a seat now. Choice `c` of seed `s` draws what
 /// seed `s + c` would draw alone.
 pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
     let spec = &sequence.spec;
     let s = &spec.sampling;
-    let penalised =
-        s.repetition_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
     let prompt = sequence.prompt_len as usize;
-    let counted = match penalised {
+    let counted = match penalised(s) {
         false => 0,
         true if planted(Plant::ForgetSeen) => prompt,
         true => sequence.tokens.len(),

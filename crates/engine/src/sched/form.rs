@@ -17,6 +17,7 @@ impl Scheduler {
         self.step.pages.clear();
         self.step.copies.clear();
         self.step.masks.clear();
+        self.seen = 0;
         self.forming = Flight { number: 0, rows: self.spare.pop().unwrap_or_default() };
         self.forming.rows.clear();
 
@@ -200,12 +201,24 @@ impl Scheduler {
     }
 
     /// Everything the device has to know before a row of this sequence: its mask, its seat, its
-    /// pages, its copy. Says where the row starts, or nothing when the sequence just ended.
+    /// pages, its copy. Says where the row starts, or nothing when the sequence just ended or has to
+    /// join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
         let sequence = &mut self.sequences[key];
+        if sampling::penalised(&sequence.spec.sampling) && !sequence.seated()?.joined {
+            let seen = self.seen.saturating_add(sequence.len());
+            if self.seen > 0 && seen > self.config.max_seen {
+                return None;
+            }
+            self.seen = seen;
+        }
         if sample && let Some(matcher) = &mut sequence.matcher {
             match matcher.mask() {
-                Ok(mask) => self.step.masks.push((self.step.rows.len() as u32, mask)),
+                Ok(mut mask) => {
+                    // Logits may be padded past the tokenizer's last token: those are never allowed.
+                    mask.resize(self.geometry.vocab.div_ceil(32) as usize, 0);
+                    self.step.masks.push((self.step.rows.len() as u32, mask));
+                }
                 Err(error) => {
                     self.end(key, Finish::Failed(format!("grammar: {error}")));
                     return None;

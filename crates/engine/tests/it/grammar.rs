@@ -36,6 +36,7 @@ fn answer(grammar: Grammar, prompt: &[u32]) -> (String, Finish, u64) {
     }
     for step in &engine.executor().steps {
         assert!(step.masks.len() <= 1, "only one row has a grammar");
+        assert!(step.masks.iter().all(|(_, mask)| mask.len() == VOCAB.div_ceil(32) as usize));
     }
     (text, finish.unwrap(), engine.stats().held_back_rows)
 }
