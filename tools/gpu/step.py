@@ -1,9 +1,10 @@
 """Runs the launches that `lowered_step` printed: checks each op against PyTorch in fp32, times whole steps.
 
 step.py check  STEP.json...        every node, poisoned outputs, against PyTorch
+step.py chain  STEP.json...        40 replays with dependent launch, the same bits as node by node
 step.py time   STEP.json...        ms per step as one graph with dependent launch, and per kind of node
 """
-import ctypes, json, os, sys, time
+import ctypes, json, os, random, sys
 import torch
 from compile import Nvrtc
 
@@ -334,6 +335,40 @@ def timed(graph, reset, rounds=7, per=12):
     return sorted(times)[len(times) // 2]
 
 
+def chain(path, memory):
+    """Replays with dependent launch give the bits of a run that waits after every node."""
+    step = Step(path, memory)
+    rows = step.data["named"]["logits"]["rows"]
+    room = (step.data["limits"]["pages_per_seat"] - 1) * 16
+    lengths = [random.randrange(0, room) for _ in range(rows)]
+    step.set_rows(lengths)
+    keep, kv = step.memory["state"].clone(), step.memory["kv"].clone()
+    nodes = range(len(step.data["nodes"]))
+
+    def reset():
+        step.memory["state"].copy_(keep)
+        step.memory["kv"].copy_(kv)
+        step.memory["workspace"].fill_(255)
+        torch.cuda.synchronize()
+
+    reset()
+    for i in nodes:
+        step.run(i, dependent=False)
+        torch.cuda.synchronize()
+    logits = step.view(step.data["named"]["logits"]).clone()
+    tokens, pages = step.state("seat_token").clone(), step.memory["kv"].clone()
+    reset()
+    graph = graph_of(step, nodes)
+    bad = 0
+    for _ in range(40):
+        reset()
+        graph.replay()
+        torch.cuda.synchronize()
+        same = torch.equal(logits, step.view(step.data["named"]["logits"])) and torch.equal(tokens, step.state("seat_token"))
+        bad += not (same and torch.equal(pages, step.memory["kv"]))
+    return bad
+
+
 def time_step(path, memory, context, parts=True):
     step = Step(path, memory)
     rows = step.data["named"]["logits"]["rows"]
@@ -362,7 +397,6 @@ def time_step(path, memory, context, parts=True):
 def main():
     mode, files = sys.argv[1], sys.argv[2:]
     torch.manual_seed(int(os.environ.get("SEED", "1")))
-    import random
     random.seed(1)
     memory = {}
     for f in files:
@@ -382,6 +416,8 @@ def main():
                 worst = Checker(step, lengths, q).run()
                 bad = [k for k, e in worst.items() if not e < 6e-3]
                 print(name, "BAD " + str(bad) if bad else "ok", " ".join("%s %.1e" % kv for kv in worst.items()), flush=True)
+            elif mode == "chain":
+                print(name, "%d of 40 replays differ" % chain(f, memory), flush=True)
             else:
                 r = time_step(f, memory, int(os.environ.get("CONTEXT", "576")), parts="PARTS" in os.environ)
                 print("%-28s %.3f ms  " % (name, r.pop("whole")) + " ".join("%s %.2f" % kv for kv in r.items()), flush=True)

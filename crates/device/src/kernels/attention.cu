@@ -117,8 +117,9 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         wait_for_predecessor();
     }
     Row row;
-    row.length = kv_len[r];
-    row.pages = page_table + (u64)row_seat[r] * pages_per_seat;
+    // Read before the wait with ROPE: from L2, where the prologue left them.
+    row.length = __ldcg(kv_len + r);
+    row.pages = page_table + (u64)__ldcg(row_seat + r) * pages_per_seat;
     row.kv = kv + (u64)head * (PAGE * D * 2);
     if (row.length == 0) {
         if (SINGLE && blockIdx.x == 0) {
@@ -136,7 +137,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     u32 page = begin / PAGE, last_page = (end - 1) / PAGE, splits = 1;
     if (SPLITS > 1) {
         const u32 pages = last_page + 1 - page;
-        u32 share = max(counts[COUNT_SPLIT] * HKV / (8 * PAGE), (u32)LEAST_PAGES);
+        u32 share = max(__ldcg(counts + COUNT_SPLIT) * HKV / (8 * PAGE), (u32)LEAST_PAGES);
         splits = min(max((pages + share / 2) / share, 1u), (u32)SPLITS);
         if (blockIdx.x >= splits) return;
         share = (pages + splits - 1) / splits;

@@ -289,6 +289,11 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;
     const u32 flags = r < rows ? row_flags[r] : 0;
     const bool sampled = flags & ROW_SAMPLE;
+    if (rows == 0 && r == 0 && part == 0 && threadIdx.x == 0) {
+        entry[RING_ROWS] = 0;
+        __threadfence_system();
+        store_release_system((u64*)entry, launch);
+    }
     if (r >= rows) return;
     const u32 seat = row_seat[r], length = seat_len[seat] + row_q_len[r];
     Best best = {-INFINITY, VOCAB};
