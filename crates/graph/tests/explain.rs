@@ -1,0 +1,116 @@
+//! Explaining a plan for a GPU on a machine without one, and without the 16 GB of weights.
+
+use device::StepLimits;
+use device::cuda::launch::Target;
+use expect_test::expect;
+use graph::explain::{Explanation, explain};
+use graph::layout::{Layout, pages_that_fit};
+use graph::memory::Account;
+use graph::program::sample::Sample;
+use graph::{BackendKind, CompileTarget, Plan, ShapeKey};
+
+fn qwen3_8b(key: &ShapeKey) -> (Plan, Explanation) {
+    let program = Sample::qwen3_8b().build("qwen3-8b");
+    let target = CompileTarget::cuda(Target::h200());
+    let limits = StepLimits {
+        seats: 256,
+        rows: 256,
+        tokens: 8192,
+        pages_per_seat: 512,
+        page_size: 16,
+        vocab: program.shape.vocab,
+        penalties: false,
+    };
+    let mut layout = Layout::new(&program, &target, limits, std::slice::from_ref(key)).unwrap();
+    layout.add_pages(&program, 4096);
+    let plan = graph::compile(&program, &target, key, &layout.bindings).unwrap();
+    let explanation = explain(&plan, &target);
+    (plan, explanation)
+}
+
+#[test]
+fn a_gpu_has_a_kernel_for_every_node_of_qwen3_8b() {
+    let keys = [1, 8, 16, 64, 256].map(ShapeKey::decode);
+    let prefill = [16, 512, 8192].map(|tokens| ShapeKey::prefill(tokens, tokens.min(256)));
+    for key in keys.iter().chain(&prefill) {
+        let (plan, explanation) = qwen3_8b(key);
+        let without: Vec<_> =
+            explanation.nodes.iter().filter(|node| node.problem.is_some()).collect();
+        assert!(without.is_empty(), "{key}: {without:#?}");
+        assert!(explanation.nodes.iter().all(|node| !node.kernels.is_empty()), "{key}");
+        assert_eq!(plan.check(), vec![], "{key}");
+        println!("{key}: {} nodes, {} launches", plan.nodes.len(), explanation.launches);
+    }
+}
+
+#[test]
+fn the_numbers_of_a_decode_step() {
+    let (plan, explanation) = qwen3_8b(&ShapeKey::decode(8));
+    assert_eq!(plan.nodes.len(), 5 * 36 + 4);
+    // Every weight but the embedding, of which eight rows are read.
+    let program = Sample::qwen3_8b().build("qwen3-8b");
+    let table = program.weights.iter().find(|weight| weight.name == "embed").unwrap().bytes();
+    assert_eq!(explanation.weight_bytes, program.weight_bytes() - table + 8 * 4096 * 2);
+    let parts: Vec<_> =
+        explanation.backends.iter().map(|(kind, graphs, eager)| (*kind, *graphs, *eager)).collect();
+    let cut = (37, 36);
+    assert_eq!(
+        parts,
+        [
+            (BackendKind::Full, 1, 0),
+            (BackendKind::Breakable, cut.0, cut.1),
+            (BackendKind::Piecewise, cut.0, cut.1),
+            (BackendKind::Disabled, 0, 184),
+        ]
+    );
+    let ops: Vec<&str> = explanation.nodes[..8].iter().map(|node| node.op.as_str()).collect();
+    expect![[r#"
+        prologue 8 rows, 8 tokens
+        embed 8×4096 bf16 from 151936×4096 bf16
+        norm + linear 8×4096 bf16 · 6144×4096 bf16
+        qk-norm + rope + attention decode 8 rows 32/8×128
+        linear 8×4096 bf16 · 4096×4096 bf16 + residual
+        norm + linear 8×4096 bf16 · 24576×4096 bf16, silu·mul
+        linear 8×12288 bf16 · 4096×12288 bf16 + residual
+        norm + linear 8×4096 bf16 · 6144×4096 bf16
+    "#]].assert_eq(&(ops.join("\n") + "\n"));
+}
+
+#[test]
+fn the_three_forms_agree() {
+    let (plan, explanation) = qwen3_8b(&ShapeKey::decode(8));
+    let table = explanation.table();
+    assert_eq!(table.lines().count(), 1 + 4 + 1 + 184);
+    let json: serde_json::Value = serde_json::from_str(&explanation.json()).unwrap();
+    assert_eq!(json["nodes"].as_array().unwrap().len(), 184);
+    assert_eq!(json["nodes"][3]["name"], "attn");
+    let svg = plan.svg();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert_eq!(svg.matches("<title>").count(), plan.nodes.len() + plan.values.len());
+}
+
+#[test]
+fn pages_take_exactly_what_is_left() {
+    let program = Sample::qwen3_8b().build("qwen3-8b");
+    let target = CompileTarget::cuda(Target::h200());
+    let limits = StepLimits {
+        seats: 64,
+        rows: 64,
+        tokens: 2048,
+        pages_per_seat: 128,
+        page_size: 16,
+        vocab: program.shape.vocab,
+        penalties: true,
+    };
+    let keys = [ShapeKey::decode(64), ShapeKey::prefill(2048, 64)];
+    let mut layout = Layout::new(&program, &target, limits, &keys).unwrap();
+    let before = layout.arena.report().device_total();
+    let free = 140u64 << 30;
+    let pages = pages_that_fit(&program, limits.page_size, free - before);
+    layout.add_pages(&program, pages);
+    let report = layout.arena.report();
+    let page = 2 * 8 * 128 * 16 * 2 * 36;
+    assert!(report.device_total() <= free && free - report.device_total() < page + 36 * 256);
+    let account = Account::new(&report, &[(ShapeKey::decode(64), 1000)]);
+    assert_eq!(account.device_total(), report.device_total() + 1000);
+}
