@@ -18,7 +18,8 @@ pub struct Layout {
 
 impl Layout {
     /// Takes space for weights, rope table, step state and a workspace that serves every key of
-    /// `keys` (the largest one's bytes: buckets share it).
+    /// `keys` and the largest steps the limits allow, graph or no graph (the largest one's bytes:
+    /// buckets share it).
     pub fn new(
         program: &Program,
         target: &CompileTarget,
@@ -26,7 +27,10 @@ impl Layout {
         keys: &[ShapeKey],
     ) -> Result<Layout, CompileError> {
         let (mut workspace, mut scratch) = (0, 0);
-        for key in keys {
+        let rows = limits.rows.min(limits.tokens);
+        let largest = [ShapeKey::decode(rows), ShapeKey::prefill(limits.tokens, rows)];
+        let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
+        for key in largest.chain(keys) {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
             scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
         }

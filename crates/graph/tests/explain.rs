@@ -73,7 +73,8 @@ fn the_numbers_of_a_decode_step() {
         norm + linear 8×4096 bf16 · 24576×4096 bf16, silu·mul
         linear 8×12288 bf16 · 4096×12288 bf16 + residual
         norm + linear 8×4096 bf16 · 6144×4096 bf16
-    "#]].assert_eq(&(ops.join("\n") + "\n"));
+    "#]]
+    .assert_eq(&(ops.join("\n") + "\n"));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use world::{PAGES, World};
 
 const LISTS: (&str, &str) = ("1,2,4,8", "8,16,24,40");
-const REPLAYS: u32 = 1200;
+const REPLAYS: u32 = 10_000;
 
 #[test]
 fn nothing_that_must_not_matter_matters() {

@@ -32,7 +32,7 @@ fn every_backend_gives_the_same_bits_as_running_op_by_op() {
         let mut eager = there.runners(&target, BackendKind::Disabled, LISTS);
         let mut traffic = Traffic::new(here.limits, PAGES, 11);
         let mut rng = Rng::new(5);
-        for _ in 0..350 {
+        for _ in 0..1000 {
             let input = match rng.below(3) {
                 0 => traffic.prefill(1 + rng.below(40)),
                 _ => traffic.decode(1 + rng.below(8)),
