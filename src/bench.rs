@@ -1,5 +1,6 @@
 //! `dacapo bench`: figures, each with the machine and the command that made it.
 
+mod cpu;
 mod decode;
 mod device;
 mod plot;
@@ -22,6 +23,7 @@ pub(crate) struct BenchArgs {
 #[derive(Subcommand, Debug)]
 enum What {
     Device(device::DeviceArgs),
+    Cpu(cpu::CpuArgs),
     Decode(decode::DecodeArgs),
     Prefill(prefill::PrefillArgs),
     Serve(Box<serve::ServeArgs>),
@@ -30,6 +32,7 @@ enum What {
 pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
     match &args.what {
         What::Device(args) => device::run(args, global),
+        What::Cpu(args) => cpu::run(args, global),
         What::Decode(args) => decode::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Serve(args) => serve::run(args),

@@ -7,6 +7,7 @@ mod driver;
 pub(crate) mod features;
 pub(crate) mod memory;
 pub mod pack;
+pub mod peak;
 pub(crate) mod pool;
 pub(crate) mod quant;
 pub(crate) mod simd;

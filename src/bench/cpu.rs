@@ -1,0 +1,198 @@
+//! `dacapo bench cpu`: a model on this processor, and what limits it.
+
+use super::record;
+use crate::cli::Global;
+use crate::loading::{self, LoadArgs, Loaded};
+use crate::progress;
+use anyhow::{Result, bail};
+use clap::Args;
+use device::DeviceKind;
+use device::Region;
+use engine::Engine;
+use engine::exec::Executor;
+use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token};
+use formats::config::ModelConfig;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Tokens per second of a model on this processor, beside what its memory and its instructions allow
+#[derive(Args, Debug)]
+pub(crate) struct CpuArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    prompt: u32,
+    /// Tokens of the answer
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    answer: u32,
+    /// How often; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    /// Write the figures, with machine and command, to this file (- is standard output)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What was measured, and what it is compared with.
+#[derive(Debug, Serialize)]
+struct Figures {
+    model: String,
+    prompt_tokens: u32,
+    answer_tokens: u32,
+    /// Median tok/s, and every run's.
+    prompt_rate: f64,
+    prompt_rates: Vec<f64>,
+    decode_rate: f64,
+    decode_rates: Vec<f64>,
+    /// Bytes a decode step reads: weights and the keys and values of half the answer.
+    bytes_per_token: f64,
+    /// Bytes per second this machine reads.
+    bandwidth: f64,
+    /// Multiply-adds of the projections for one prompt token.
+    multiply_adds_per_token: f64,
+    /// Multiply-adds per second of the instruction that does them, if there is one.
+    peak: Option<f64>,
+    instruction: Option<&'static str>,
+}
+
+pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
+    let loaded = loading::load(&args.load, global, 1)?;
+    if loaded.executor.device().kind() != DeviceKind::Cpu {
+        bail!("this model is on {}: add --device cpu", loaded.device);
+    }
+    let working = progress::spinner("measuring the machine");
+    let bandwidth = device::bench::read_bandwidth(loaded.executor.device())?;
+    let threads = global.threads.map(usize::from);
+    let peak = device::cpu::peak::multiply_adds(threads, device::cpu::Limit::None);
+    let mut figures = Figures {
+        model: loaded.name.clone(),
+        prompt_tokens: args.prompt,
+        answer_tokens: args.answer,
+        prompt_rate: 0.0,
+        prompt_rates: Vec::new(),
+        decode_rate: 0.0,
+        decode_rates: Vec::new(),
+        bytes_per_token: bytes_per_token(&loaded, args.prompt + args.answer / 2),
+        bandwidth,
+        multiply_adds_per_token: multiply_adds(&loaded.config),
+        peak: peak.map(|(peak, _)| peak),
+        instruction: peak.map(|(_, name)| name),
+    };
+    let (line, vocab) = (loaded.device.clone(), loaded.config.vocab as u32);
+    let mut engine = Engine::new(loaded.executor, engine::EngineConfig::default());
+    for repeat in 0..=args.repeats {
+        working.set_message(format!("run {repeat} of {}", args.repeats));
+        let (prompt, answer) = once(&mut engine, args, repeat, vocab)?;
+        // The first run touches everything for the first time.
+        if repeat > 0 {
+            figures.prompt_rates.push(f64::from(args.prompt) / prompt.as_secs_f64());
+            figures.decode_rates.push(f64::from(args.answer - 1) / answer.as_secs_f64());
+        }
+    }
+    working.finish_and_clear();
+    figures.prompt_rate = median(&figures.prompt_rates);
+    figures.decode_rate = median(&figures.decode_rates);
+    if let Some(path) = &args.json {
+        record::write(path, &record::record(&line, &figures)?)?;
+    }
+    if args.json.as_deref() != Some("-".as_ref()) {
+        show(&figures, &line);
+    }
+    Ok(())
+}
+
+/// One prompt no cache knows, and its answer: the time to the first token, and from there to the last.
+fn once<X: Executor>(
+    engine: &mut Engine<X>,
+    args: &CpuArgs,
+    repeat: u32,
+    vocab: u32,
+) -> Result<(Duration, Duration)> {
+    let token =
+        |i: u32| (i.wrapping_mul(0x9E37_79B9) ^ (repeat + 1).wrapping_mul(0x85EB_CA6B)) % vocab;
+    let prompt: Vec<Token> = (0..args.prompt).map(token).collect();
+    let sampling = Sampling { max_tokens: args.answer, ignore_eos: true, ..Sampling::default() };
+    let request = Request {
+        id: RequestId(u64::from(repeat) + 1),
+        prompt: prompt.into(),
+        sampling,
+        choices: 1,
+        priority: 0,
+        deadline: None,
+        tenant: 0,
+        prompt_logprobs: None,
+    };
+    let start = Instant::now();
+    let (mut first, mut tokens) = (None, 0);
+    let mut events = vec![Event::Submit(Box::new(request))];
+    loop {
+        let now = start.elapsed().as_micros() as u64;
+        for output in engine.step_wait(now, std::mem::take(&mut events)) {
+            match output {
+                Output::Token { .. } => {
+                    tokens += 1;
+                    first.get_or_insert_with(|| start.elapsed());
+                }
+                Output::Finished { finish: Finish::Length, .. } if tokens == args.answer => {
+                    let first = first.unwrap_or_default();
+                    return Ok((first, start.elapsed() - first));
+                }
+                Output::Finished { finish, .. } => bail!("ended after {tokens} tokens: {finish:?}"),
+                Output::Rejected { reason, .. } => bail!("the request was refused: {reason}"),
+                Output::Prefilled { .. } => {}
+            }
+        }
+    }
+}
+
+/// Weights are read whole; keys and values up to the context. (An embedding that is not also the head
+/// is read by the row, and is counted all the same.)
+fn bytes_per_token(loaded: &Loaded, context: u32) -> f64 {
+    let report = loaded.executor.report();
+    let bindings = loaded.executor.runners().bindings();
+    let kv: u64 = bindings.kv.iter().map(|kv| kv.page_bytes() / u64::from(kv.page_size)).sum();
+    (report.region(Region::Weights) + kv * u64::from(context)) as f64
+}
+
+/// Of the projections; attention and head come on top.
+fn multiply_adds(config: &ModelConfig) -> f64 {
+    let heads = config.q_heads + config.kv_heads;
+    let attention = 2 * config.hidden * heads * config.head_dim;
+    (config.layers * (attention + 3 * config.hidden * config.intermediate)) as f64
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn show(figures: &Figures, line: &str) {
+    let Figures { prompt_tokens, answer_tokens, prompt_rate, decode_rate, .. } = figures;
+    println!("{} on {line}", figures.model);
+    println!("  prompt, {prompt_tokens} tokens      {prompt_rate:>8.1} tok/s");
+    println!("  decode, {answer_tokens} tokens      {decode_rate:>8.1} tok/s");
+    let (bytes, bandwidth) = (figures.bytes_per_token, figures.bandwidth);
+    println!(
+        "  decode reads {:.1} MB a token: {:.1} of {:.1} GB/s, {:.0} %",
+        bytes / 1e6,
+        bytes * decode_rate / 1e9,
+        bandwidth / 1e9,
+        100.0 * bytes * decode_rate / bandwidth
+    );
+    if let (Some(peak), Some(name)) = (figures.peak, figures.instruction) {
+        let work = figures.multiply_adds_per_token;
+        println!(
+            "  prompt does {:.0} M multiply-adds a token: {:.2} of {:.2} T/s ({name}), {:.0} %",
+            work / 1e6,
+            work * prompt_rate / 1e12,
+            peak / 1e12,
+            100.0 * work * prompt_rate / peak
+        );
+    }
+}
