@@ -4,7 +4,7 @@ use super::{ModelArgs, ProgramSource};
 use crate::exit::bad_input;
 use anyhow::{Result, bail};
 use clap::Args;
-use device::{DeviceKind, StepLimits};
+use device::StepLimits;
 use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::Layout;
 use graph::program::Program;
@@ -35,10 +35,7 @@ pub(super) struct VerifyArgs {
 
 pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let device = source.open_device()?;
-    let target = match device.kind() {
-        DeviceKind::Cpu => CompileTarget::cpu(),
-        DeviceKind::Cuda => super::parse_target("h200")?,
-    };
+    let target = device.target().map_or_else(CompileTarget::cpu, CompileTarget::cuda);
     let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
         let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
         Ok(Buckets::generate(&spec, phase, max, None)?)

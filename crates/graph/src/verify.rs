@@ -252,9 +252,12 @@ fn written_pages(
     let page_size = bindings.state.limits.page_size;
     let pages: BTreeSet<u32> =
         slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size).collect();
+    // Pad tokens share the slots of the scratch page, page 0: which of them writes last is nobody's
+    // business, on a GPU it changes from run to run, and no live row ever reads it.
+    let written = |page: u32, pages: u32| page != 0 && page < pages;
     let mut spans = Vec::new();
     for kv in &bindings.kv {
-        for &page in pages.iter().filter(|&&page| page < kv.pages) {
+        for &page in pages.iter().filter(|&&page| written(page, kv.pages)) {
             spans.push(kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes()));
         }
     }

@@ -37,16 +37,17 @@ impl Cache {
         Cache { folder: folder.into() }
     }
 
-    /// The user's cache: `$DACAPO_CACHE`, else `$XDG_CACHE_HOME/dacapo/kernels`, else `~/.cache/…`.
+    /// The user's cache: `$DACAPO_CACHE/kernels`, else `$XDG_CACHE_HOME/dacapo/kernels`, else
+    /// `~/.cache/…`.
     pub fn of_user() -> Cache {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let folder = var("DACAPO_CACHE").unwrap_or_else(|| {
+        let ours = var("DACAPO_CACHE").unwrap_or_else(|| {
             let base = var("XDG_CACHE_HOME")
                 .or_else(|| var("HOME").map(|home| home.join(".cache")))
                 .unwrap_or_else(std::env::temp_dir);
-            base.join("dacapo").join("kernels")
+            base.join("dacapo")
         });
-        Cache { folder }
+        Cache { folder: ours.join("kernels") }
     }
 
     /// The folder.
