@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 /// Which model, and how it is put on the device.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LoadArgs {
-    /// A folder, a .gguf file, or a hub id org/name[@revision]
-    #[arg(default_value = DEFAULT)]
+    // Not a doc comment: rustdoc takes the brackets for a link.
+    #[arg(default_value = DEFAULT, help = "A folder, a .gguf file, or a hub id org/name[@revision]")]
     pub(crate) model: String,
     /// dummy: weights from a seed, for a bundled shape such as qwen3-0.6b
     #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Loading")]

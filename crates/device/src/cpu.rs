@@ -1,6 +1,6 @@
 //! The CPU as a device: the default where there is no GPU, and the reference for every op.
 //!
-//! Recording lowers each op once to a [`step::Step`]: addresses resolved, kernel chosen for this
+//! Recording lowers each op once to a `step::Step`: addresses resolved, kernel chosen for this
 //! processor. Replaying walks the steps with a small pinned pool and allocates nothing.
 
 mod driver;

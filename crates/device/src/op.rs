@@ -82,7 +82,7 @@ pub enum Epilogue {
     Store,
     /// y = residual + p; the residual may be y itself.
     Residual(Tensor),
-    /// Weight rows alternate gate and up: y[i] = silu(p[2i]) · p[2i + 1].
+    /// Weight rows alternate gate and up: `y[i] = silu(p[2i]) · p[2i + 1]`.
     SiluMul,
 }
 
@@ -194,7 +194,7 @@ pub struct Gather {
     pub index: Tensor,
     /// Source rows.
     pub x: Tensor,
-    /// y[i] = x[index[i]].
+    /// `y[i] = x[index[i]]`.
     pub y: Tensor,
 }
 

@@ -1,7 +1,7 @@
 //! KV pages: who holds which, and which may be reused.
 //!
-//! [`Pool`] is the only way to a page. It joins the [`ledger`], which counts holders, with the
-//! [`tree`], which finds a page by the tokens that are in it.
+//! `Pool` is the only way to a page. It joins the `ledger`, which counts holders, with the
+//! `tree`, which finds a page by the tokens that are in it.
 
 pub(crate) mod ledger;
 pub(crate) mod tree;

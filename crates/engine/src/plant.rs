@@ -1,6 +1,6 @@
 //! Bugs that can be planted to prove that the simulator's checkers see them.
 //!
-//! The feature `plant` is enabled by the simulator alone. Without it [`planted`] is the constant
+//! The feature `plant` is enabled by the simulator alone. Without it `planted` is the constant
 //! `false` and the compiler removes every planted branch.
 
 macro_rules! plants {

@@ -1,7 +1,7 @@
 //! The scheduler: every decision about requests, seats and pages, with no device in sight.
 //!
-//! It forms steps ([`form`]), takes their results ([`apply`]), and starts over when a device loses
-//! its state ([`recover`]). All of it is a function of the events and results it was given.
+//! It forms steps (`form`), takes their results (`apply`), and starts over when a device loses
+//! its state (`recover`). All of it is a function of the events and results it was given.
 //!
 //! **Fairness.** A waiting request is overtaken by at most [`EngineConfig::patience`] requests that
 //! arrived later; then it is *due*, goes before all others, and cannot be preempted by them.

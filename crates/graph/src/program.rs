@@ -2,7 +2,7 @@
 //! and no batch size, so it can be printed, stored as JSON, checked and compiled anywhere.
 //!
 //! A program is *unfused*: norm, linear, add, silu·mul, rope and attention stand apart, as in the
-//! paper. What runs together is decided by [`crate::compile`].
+//! paper. What runs together is decided by [`mod@crate::compile`].
 
 mod builder;
 mod check;

@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Text in which [`Escaped::marker`] stands wherever a control token would otherwise be seen.
+/// Text in which `Escaped::marker` stands wherever a control token would otherwise be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Escaped {
     pub(crate) text: String,
