@@ -1,0 +1,117 @@
+//! What ops become on a GPU, without one: arguments fit the kernels' parameters, launches fit the
+//! machine, and each batch size gets the kernel that was measured to be best for it.
+
+mod shapes;
+
+use device::Op;
+use device::cuda::launch::{Arg, Launch, Lowered, Target};
+use device::cuda::lower::lower;
+use device::cuda::source;
+
+fn targets() -> [Target; 2] {
+    let ampere = Target {
+        capability: (8, 0),
+        sms: 108,
+        shared_per_block: 163 << 10,
+        shared_per_sm: 164 << 10,
+        l2: 40 << 20,
+    };
+    [ampere, Target::h200()]
+}
+
+/// Parameters of an entry, counted in its source.
+fn parameters(launch: &Launch) -> usize {
+    let text = source::text(&format!("{}.cu", launch.kernel.source)).expect("a source");
+    let head = format!("\n{}(", launch.kernel.entry);
+    let start = text.find(&head).unwrap_or_else(|| panic!("no {} there", launch.kernel.entry));
+    let list = &text[start + head.len()..];
+    list[..list.find(')').expect("a parameter list ends")].split(',').count()
+}
+
+fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {
+    for target in targets() {
+        for model in shapes::MODELS {
+            for (rows, tokens, single) in shapes::BUCKETS {
+                for op in shapes::ops(&model, rows, tokens, single) {
+                    for lowered in lower(&op, &target).expect("every op has a kernel") {
+                        if let Lowered::Launch(launch) = lowered {
+                            see(&target, &op, rows, &launch);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn arguments_are_as_many_as_parameters() {
+    for_each_launch(|_, op, rows, launch| {
+        assert_eq!(
+            launch.args.len(),
+            parameters(launch),
+            "{} at {rows} rows: {}",
+            op.name(),
+            launch.kernel.entry
+        );
+    });
+}
+
+#[test]
+fn launches_fit_the_machine() {
+    for_each_launch(|target, op, rows, launch| {
+        let what = format!("{} at {rows} rows: {}", op.name(), launch.kernel.entry);
+        assert!(launch.shared <= target.shared_per_block, "{what}: {} bytes", launch.shared);
+        assert!(launch.block[0] <= 1024 && launch.block[0].is_multiple_of(32), "{what}");
+        assert!(launch.grid.iter().all(|blocks| *blocks > 0), "{what}: an empty grid");
+        assert!(launch.grid[1] <= 65535 && launch.grid[2] <= 65535, "{what}: {:?}", launch.grid);
+        assert!(launch.grid[0].is_multiple_of(launch.cluster[0]), "{what}: half a cluster");
+        let clustered = launch.cluster != [1, 1, 1];
+        assert!(!clustered || launch.grid[0] <= target.sms, "{what}: clusters in two waves");
+        for arg in &launch.args {
+            if let Arg::TensorMap(map) = arg {
+                assert!(map.tile.iter().all(|side| (1..=256).contains(side)), "{what}: {map:?}");
+                assert!(map.strides.iter().all(|stride| stride.is_multiple_of(16)), "{what}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_product_gets_the_kernel_of_its_batch() {
+    let target = Target::h200();
+    let qwen = shapes::MODELS.iter().find(|model| model.name == "qwen3-8b").expect("a model");
+    let mut table = String::new();
+    for (rows, tokens, single) in shapes::BUCKETS {
+        let mut line = format!("{rows} rows, {tokens} tokens:");
+        for op in shapes::ops(qwen, rows, tokens, single) {
+            if !matches!(op, Op::Linear(_) | Op::Attention(_)) {
+                continue;
+            }
+            let lowered = lower(&op, &target).expect("a lowering");
+            let names = lowered.iter().map(|lowered| match lowered {
+                Lowered::Launch(launch) => launch.kernel.entry.clone(),
+                Lowered::Gemm(_) => "library".into(),
+                Lowered::Copy { .. } | Lowered::Fill { .. } => "node".into(),
+            });
+            line += &format!(" {}", names.collect::<Vec<_>>().join("+"));
+        }
+        table += &(line + "\n");
+    }
+    expect_test::expect![[r#"
+        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention
+        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention
+        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention
+        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma linear_stream attention
+        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention
+        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention
+        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention
+        96 rows, 96 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention
+        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention
+        192 rows, 192 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library attention
+        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library attention
+        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_varlen attention_varlen linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream
+        16 rows, 512 tokens: rms_norm+library library attention_varlen attention_varlen library rms_norm+library+silu_mul library rms_norm+linear_wgmma
+        32 rows, 2048 tokens: rms_norm+library library attention_varlen attention_varlen library rms_norm+library+silu_mul library rms_norm+linear_wgmma
+    "#]].assert_eq(&table);
+}
