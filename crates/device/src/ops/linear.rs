@@ -19,6 +19,7 @@ use crate::{DType, Result};
 
 mod acts;
 mod amx;
+mod avx2;
 mod fast;
 mod finish;
 mod packed;

@@ -3,7 +3,7 @@
 use super::acts::Acts;
 use super::finish::Finish;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, vnni};
+use super::{amx, avx2, vnni};
 use crate::DType;
 use crate::cpu::features::Features;
 use crate::cpu::pack::{self, COLS, ROWS};
@@ -16,6 +16,8 @@ pub(super) enum Kind {
     Amx,
     /// AVX-512 dot products of bytes.
     Vnni,
+    /// AVX2.
+    Avx2,
     /// Whatever the compiler makes of plain loops.
     Portable,
 }
@@ -26,20 +28,26 @@ impl Kind {
         match features {
             Features { vnni: true, amx_int8: true, .. } => Kind::Amx,
             Features { vnni: true, .. } => Kind::Vnni,
+            Features { avx2: true, .. } => Kind::Avx2,
             _ => Kind::Portable,
         }
     }
 }
 
 /// Bytes of scratch a worker needs.
+#[cfg(target_arch = "x86_64")]
 pub(super) fn own_bytes(cols: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    return amx::own_bytes(cols);
-    #[cfg(not(target_arch = "x86_64"))]
-    return 0 * cols;
+    amx::own_bytes(cols)
+}
+
+/// Bytes of scratch a worker needs.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn own_bytes(_cols: usize) -> usize {
+    0
 }
 
 /// Rows of activations from which tiles are worth unpacking weights for.
+#[cfg(target_arch = "x86_64")]
 const MANY: usize = 12;
 
 /// A product's second phase.
@@ -72,6 +80,8 @@ impl Task<'_> {
                 Kind::Amx if self.rows >= MANY => amx::run(self, groups),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Amx | Kind::Vnni => vnni::run(self, groups),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx2 => avx2::run(self, groups),
                 _ => self.portable(groups),
             }
         }
