@@ -39,25 +39,6 @@ fn at(sorted: &[Duration], share: f64) -> Duration {
     sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or_default()
 }
 
-/// The likeliest token, and no stop.
-fn greedy() -> SeatParams {
-    SeatParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        seed: 0,
-        logprobs: None,
-        logit_bias: Vec::new(),
-        min_len: 0,
-        stop_tokens: Vec::new(),
-        seen: Vec::new(),
-    }
-}
-
 impl<'a> Steady<'a> {
     /// Fills the pages with numbers, so that attention has something to read: time does not depend on
     /// which, but not-a-number would spread.
@@ -159,7 +140,7 @@ impl<'a> Steady<'a> {
                 seat: Seat(seat),
                 len: context,
                 last_token: seat + 1,
-                params: greedy(),
+                params: SeatParams::greedy(),
             })
             .collect();
         // Pages of one sequence lie apart, as they do after an hour of service.

@@ -137,6 +137,27 @@ pub struct SeatParams {
     pub seen: Vec<(Token, bool)>,
 }
 
+impl SeatParams {
+    /// The likeliest token, always, and no stop.
+    pub fn greedy() -> SeatParams {
+        SeatParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seed: 0,
+            logprobs: None,
+            logit_bias: Vec::new(),
+            min_len: 0,
+            stop_tokens: Vec::new(),
+            seen: Vec::new(),
+        }
+    }
+}
+
 /// One page-table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageEntry {

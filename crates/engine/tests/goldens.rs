@@ -47,24 +47,6 @@ fn golden(case: &str) -> Golden {
     Golden { tokens, logits }
 }
 
-fn greedy() -> SeatParams {
-    SeatParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        seed: 0,
-        logprobs: None,
-        logit_bias: Vec::new(),
-        min_len: 0,
-        stop_tokens: Vec::new(),
-        seen: Vec::new(),
-    }
-}
-
 /// Feeds the golden tokens in chunks and compares the logits after each chunk's last token.
 fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
     let golden = golden(case);
@@ -87,7 +69,7 @@ fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
         let end = (start + chunk).min(golden.tokens.len());
         let first = number == 0;
         let joins = if first {
-            vec![Join { seat, len: 0, last_token: 0, params: greedy() }]
+            vec![Join { seat, len: 0, last_token: 0, params: SeatParams::greedy() }]
         } else {
             vec![]
         };
