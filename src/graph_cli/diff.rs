@@ -5,6 +5,7 @@ use crate::exit::bad_input;
 use anyhow::{Context, Result};
 use clap::Args;
 use graph::Plan;
+use graph::backend::{BackendKind, Piece};
 use graph::compile::fuse::Fusion;
 
 /// Show what differs between two graphs of a model
@@ -12,42 +13,97 @@ use graph::compile::fuse::Fusion;
 pub(super) struct DiffArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// decode/8, prefill/512, with @cpu or @h200 and +unfused if wanted, or a file made by
-    /// `explain --format plan`
+    /// decode/8, prefill/512 or decode/8/breakable, with @cpu or @h200 and +unfused if wanted, or a
+    /// file made by `explain --format plan`
     a: String,
     /// The same for the other
     b: String,
 }
 
 pub(super) fn run(args: &DiffArgs, source: &dyn ProgramSource) -> Result<()> {
-    let a = plan(&args.a, &args.model, source)?;
-    let b = plan(&args.b, &args.model, source)?;
-    let differences = a.diff(&b);
-    println!("{} ({}) → {} ({})", args.a, a.short_hash(), args.b, b.short_hash());
-    for difference in &differences {
-        println!("{difference}");
+    let a = Side::parse(&args.a, &args.model, source)?;
+    let b = Side::parse(&args.b, &args.model, source)?;
+    println!("{} ({}) → {} ({})", args.a, a.plan.short_hash(), args.b, b.plan.short_hash());
+    let mut same = true;
+    let mut tell = |line: &dyn std::fmt::Display| {
+        println!("{line}");
+        same = false;
+    };
+    for (what, a, b) in a.cuts().into_iter().zip(b.cuts()).map(|((what, a), (_, b))| (what, a, b)) {
+        if a != b {
+            tell(&format!("{what}: {a} → {b}"));
+        }
     }
-    if differences.is_empty() {
+    a.plan.diff(&b.plan).iter().for_each(|difference| tell(difference));
+    if same {
         println!("the same");
     }
     Ok(())
 }
 
-fn plan(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Plan> {
-    if text.ends_with(".json") {
-        let json = std::fs::read_to_string(text).with_context(|| format!("reading {text}"))?;
-        return serde_json::from_str(&json).with_context(|| format!("{text} is not a plan"));
+/// One of the two: a plan, and how it is cut into graphs.
+struct Side {
+    plan: Plan,
+    backend: BackendKind,
+}
+
+impl Side {
+    fn parse(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Side> {
+        let mut backend = BackendKind::Full;
+        if text.ends_with(".json") {
+            let json = std::fs::read_to_string(text).with_context(|| format!("reading {text}"))?;
+            let plan =
+                serde_json::from_str(&json).with_context(|| format!("{text} is not a plan"))?;
+            return Ok(Side { plan, backend });
+        }
+        let (text, unfused) = match text.strip_suffix("+unfused") {
+            Some(rest) => (rest, true),
+            None => (text, false),
+        };
+        let (shape, target) = text.split_once('@').unwrap_or((text, "h200"));
+        let mut target = parse_target(target)?;
+        target.fusion = unfused.then_some(Fusion::NONE);
+        let wrong = || {
+            let names = BackendKind::ALL.map(BackendKind::name).join(", ");
+            bad_input(format!(
+                "`{text}` is not a graph: write decode/8 or prefill/512, and /BACKEND if wanted ({names})"
+            ))
+        };
+        let mut words = shape.split('/');
+        let phase = parse_phase(words.next().ok_or_else(wrong)?).map_err(bad_input)?;
+        let size = words.next().and_then(|size| size.parse().ok()).filter(|&size| size > 0);
+        let size = size.ok_or_else(wrong)?;
+        if let Some(name) = words.next() {
+            let named = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
+            backend = named.ok_or_else(wrong)?;
+        }
+        if words.next().is_some() {
+            return Err(wrong());
+        }
+        let plan = model.plan(source, &target, &Shape { phase, size })?;
+        Ok(Side { plan, backend })
     }
-    let (text, unfused) = match text.strip_suffix("+unfused") {
-        Some(rest) => (rest, true),
-        None => (text, false),
-    };
-    let (shape, target) = text.split_once('@').unwrap_or((text, "h200"));
-    let mut target = parse_target(target)?;
-    target.fusion = unfused.then_some(Fusion::NONE);
-    let wrong = || bad_input(format!("`{text}` is not a graph: write decode/8 or prefill/512"));
-    let (phase, size) = shape.split_once('/').ok_or_else(wrong)?;
-    let phase = parse_phase(phase).map_err(bad_input)?;
-    let size = size.parse().ok().filter(|&size| size > 0).ok_or_else(wrong)?;
-    model.plan(source, &target, &Shape { phase, size })
+
+    /// What the backend makes of the plan, in words that can be compared.
+    fn cuts(&self) -> [(&'static str, String); 3] {
+        let pieces = self.backend.pieces(&self.plan);
+        let graphs = pieces.iter().filter(|piece| matches!(piece, Piece::Graph(_))).count();
+        let alone: Vec<String> = pieces
+            .iter()
+            .filter_map(|piece| match piece {
+                Piece::Alone(index) => Some(self.plan.node_name(*index)),
+                Piece::Graph(_) => None,
+            })
+            .collect();
+        let alone = match alone.as_slice() {
+            [] => "none".into(),
+            [one] => one.clone(),
+            [first, .., last] => format!("{} ({first} … {last})", alone.len()),
+        };
+        [
+            ("backend", self.backend.to_string()),
+            ("graph launches per step", graphs.to_string()),
+            ("nodes run on their own", alone),
+        ]
+    }
 }

@@ -15,6 +15,7 @@ use crate::{Plan, ShapeKey};
 use device::{Arena, Device, Graph, Item, Node, RecordOptions, Recording, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
 /// What may happen at a break: it gets the node's index and the node that is about to run.
 pub type BreakHook<'a> = &'a dyn Fn(usize, &Node) -> Result<()>;
@@ -106,6 +107,34 @@ impl BackendKind {
         }
     }
 
+    /// What becomes a graph of its own and what runs alone, in order: everything that tells backends
+    /// apart, without a device.
+    pub fn pieces(self, plan: &Plan) -> Vec<Piece> {
+        let everywhere: Vec<usize>;
+        let cuts = match self {
+            BackendKind::Full => &[][..],
+            BackendKind::Breakable => &plan.breaks,
+            BackendKind::Piecewise => &plan.splits,
+            BackendKind::Disabled => {
+                everywhere = (0..plan.nodes.len()).collect();
+                &everywhere
+            }
+        };
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for &cut in cuts {
+            if start < cut {
+                pieces.push(Piece::Graph(start..cut));
+            }
+            pieces.push(Piece::Alone(cut));
+            start = cut + 1;
+        }
+        if start < plan.nodes.len() {
+            pieces.push(Piece::Graph(start..plan.nodes.len()));
+        }
+        pieces
+    }
+
     /// An empty backend of this kind.
     pub fn create(self) -> Box<dyn Backend> {
         match self {
@@ -121,6 +150,15 @@ impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// A part of a plan, as a backend cuts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// These nodes are one graph.
+    Graph(Range<usize>),
+    /// This node runs on its own, between graphs.
+    Alone(usize),
 }
 
 /// Runs every node on its own: what `disabled`, fallbacks and debugging do.
@@ -157,6 +195,6 @@ fn segment_bytes(segments: &[Segment]) -> u64 {
     segments.iter().map(bytes).sum()
 }
 
-fn push_node(recording: &mut Recording, node: &Node) -> Result<()> {
-    recording.push(Item::Node(node.clone()))
+fn push_nodes(recording: &mut Recording, nodes: &[Node]) -> Result<()> {
+    nodes.iter().try_for_each(|node| recording.push(Item::Node(node.clone())))
 }

@@ -266,28 +266,46 @@ const PLANTS: &[Plant] = &[
     ("the scheduler admits past the largest graph", "SGLang 33483", || {
         let target = CompileTarget::cpu();
         let world = World::new(&Sample::tiny().build("tiny"), &target);
-        let runners = world.runners(&target, BackendKind::Full, ("2", "16"));
-        let covered = runners.coverage().decode_rows;
-        assert!(covered < world.limits.rows);
-        format!("coverage says {covered} sequences of {}", world.limits.rows)
+        let mut runners = world.runners(&target, BackendKind::Full, ("2", "16"));
+        let mut traffic = Traffic::new(world.limits, PAGES, 3);
+        // What coverage promises replays; a scheduler that believes the limits instead does not.
+        for (admitted, planted) in
+            [(runners.coverage().decode_rows, false), (world.limits.rows, true)]
+        {
+            runners.launch(&traffic.decode(admitted)).unwrap();
+            runners.wait().unwrap();
+            let counters = runners.counters(Phase::Decode);
+            let all_replayed = counters.replayed == counters.steps;
+            assert_ne!(all_replayed, planted, "the planted bug was not found");
+        }
+        format!(
+            "counters: not every step was replayed, {:?}",
+            runners.counters(Phase::Decode).eager
+        )
     }),
     ("lazy recording grows without end", "llama.cpp 28652", || {
         let target = CompileTarget::cpu();
         let world = World::new(&Sample::tiny().build("tiny"), &target);
-        let lazy = |buckets| RunnerConfig {
-            capture: Capture::Lazy,
-            budget: Some(1),
-            ..RunnerConfig::new(BackendKind::Full, buckets)
+        // Held to its budget, a lazy runner keeps what fits; with the budget lost, it keeps all.
+        let kept = |budget: Option<u64>| {
+            let lazy = |buckets| RunnerConfig {
+                capture: Capture::Lazy,
+                budget,
+                ..RunnerConfig::new(BackendKind::Full, buckets)
+            };
+            let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &lazy);
+            let mut traffic = Traffic::new(world.limits, PAGES, 3);
+            for round in 0..64 {
+                runners.launch(&traffic.decode([1, 2, 4, 8][round % 4])).unwrap();
+                runners.wait().unwrap();
+            }
+            runners.decode.recorded().iter().map(|(_, bytes)| bytes).sum::<u64>()
         };
-        let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &lazy);
-        let mut traffic = Traffic::new(world.limits, PAGES, 3);
-        for round in 0..32 {
-            runners.launch(&traffic.decode([1, 2, 4, 8][round % 4])).unwrap();
-            runners.wait().unwrap();
-        }
-        assert_eq!(runners.decode.recorded(), vec![], "the planted bug was not found");
-        let eager: u64 = runners.counters(Phase::Decode).eager.values().sum();
-        format!("a budget of 1 byte keeps 0 graphs; {eager} eager steps are counted")
+        let all = kept(None);
+        let budget = all / 2;
+        assert!(kept(Some(budget)) <= budget, "a budget is kept");
+        assert!(all > budget, "the planted bug was not found");
+        format!("recorded bytes: {all} where {budget} are allowed")
     }),
     ("free pages and dead spans are read", "SGLang 32555", || {
         let scene = Scene::new();

@@ -5,13 +5,13 @@
 mod world;
 
 use device::Region;
-use graph::CompileTarget;
 use graph::backend::BackendKind;
 use graph::program::sample::Sample;
+use graph::runner::Runners;
 use graph::traffic::{Rng, Traffic};
 use graph::verify::{POISON, poison};
 use std::collections::BTreeMap;
-use world::{PAGES, World};
+use world::{PAGES, Place, World};
 
 const LISTS: (&str, &str) = ("1,2,4,8", "8,16,24,40");
 const REPLAYS: u32 = 10_000;
@@ -21,17 +21,22 @@ fn nothing_that_must_not_matter_matters() {
     let mut sample = Sample::tiny();
     sample.shape.layers = 1;
     let program = sample.build("tiny");
-    let target = CompileTarget::cpu();
-    let (clean, dirty) = (World::new(&program, &target), World::new(&program, &target));
-    let mut a = clean.runners(&target, BackendKind::Full, LISTS);
-    let mut b = dirty.runners(&target, BackendKind::Full, LISTS);
+    for place in Place::all() {
+        let (clean, dirty) = (place.world(&program), place.world(&program));
+        let a = clean.runners(&place.target, BackendKind::Full, LISTS);
+        let b = dirty.runners(&place.target, BackendKind::Full, LISTS);
+        replay_clean_and_dirty((&clean, a), (&dirty, b));
+    }
+}
+
+fn replay_clean_and_dirty((clean, mut a): (&World, Runners), (dirty, mut b): (&World, Runners)) {
     let mut traffic = Traffic::new(clean.limits, PAGES, 21);
     let mut rng = Rng::new(8);
     for step in 0..REPLAYS {
         // What is live before the step may be read by it; everything else is poisoned.
         let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
         poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();
-        poison_pages(&dirty, &live);
+        poison_pages(dirty, &live);
         let input = match rng.below(4) {
             0 => traffic.prefill(1 + rng.below(40)),
             _ => traffic.decode(1 + rng.below(8)),
@@ -41,7 +46,7 @@ fn nothing_that_must_not_matter_matters() {
         assert_eq!(a.wait().unwrap(), b.wait().unwrap(), "step {step}");
         let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
         assert!(
-            live_bytes(&clean, &live) == live_bytes(&dirty, &live),
+            live_bytes(clean, &live) == live_bytes(dirty, &live),
             "step {step}: live pages differ"
         );
     }

@@ -2,7 +2,7 @@
 
 mod world;
 
-use device::{DeviceKind, Op};
+use device::Op;
 use graph::backend::{Backend, BackendKind, Breakable, Context};
 use graph::mail::{MailError, Mailbox, RowInput, StepInput};
 use graph::program::sample::Sample;
@@ -11,11 +11,19 @@ use graph::traffic::Traffic;
 use graph::verify::Sweep;
 use graph::{CompileTarget, Phase, Reason, ShapeKey};
 use std::cell::RefCell;
-use world::{PAGES, World, buckets};
+use world::{PAGES, Place, World, buckets};
 
-fn world() -> (World, CompileTarget) {
-    let target = CompileTarget::cpu();
-    (World::new(&Sample::tiny().build("tiny"), &target), target)
+/// Runs a test on every device of this machine.
+fn everywhere(test: impl Fn(World, CompileTarget)) {
+    for place in Place::all() {
+        test(place.world(&Sample::tiny().build("tiny")), place.target.clone());
+    }
+}
+
+/// Runs a test that counts the bytes of recordings, which only the CPU makes equal for all buckets.
+fn on_the_cpu(test: impl Fn(World, CompileTarget)) {
+    let place = Place::cpu();
+    test(place.world(&Sample::tiny().build("tiny")), place.target);
 }
 
 fn full(buckets: graph::bucket::Buckets) -> RunnerConfig {
@@ -35,253 +43,278 @@ fn decode(
 
 #[test]
 fn a_step_says_which_bucket_or_why_not() {
-    let (world, target) = world();
-    let runners = world.runners(&target, BackendKind::Full, ("2,4", "16"));
-    let decode = |rows: u32| StepShape { phase: Phase::Decode, rows, tokens: rows };
-    assert_eq!(runners.decode.can_run(&decode(1)), Ok(ShapeKey::decode(2)));
-    assert_eq!(runners.decode.can_run(&decode(4)), Ok(ShapeKey::decode(4)));
-    assert_eq!(runners.decode.can_run(&decode(5)), Err(Reason::NotCovered));
-    let mixed = StepShape { phase: Phase::Prefill, rows: 3, tokens: 9 };
-    assert_eq!(runners.decode.can_run(&mixed), Err(Reason::WrongPhase));
-    assert_eq!(runners.prefill.can_run(&mixed), Ok(ShapeKey::prefill(16, 8)));
-    let coverage = runners.coverage();
-    assert_eq!((coverage.decode_rows, coverage.prefill_tokens, coverage.prefill_rows), (4, 16, 8));
-    let none = world.runners(&target, BackendKind::Disabled, ("2,4", "16"));
-    assert_eq!(none.decode.can_run(&decode(1)), Err(Reason::Disabled));
-    assert_eq!(none.coverage().decode_rows, 0);
+    everywhere(|world, target| {
+        let runners = world.runners(&target, BackendKind::Full, ("2,4", "16"));
+        let decode = |rows: u32| StepShape { phase: Phase::Decode, rows, tokens: rows };
+        assert_eq!(runners.decode.can_run(&decode(1)), Ok(ShapeKey::decode(2)));
+        assert_eq!(runners.decode.can_run(&decode(4)), Ok(ShapeKey::decode(4)));
+        assert_eq!(runners.decode.can_run(&decode(5)), Err(Reason::NotCovered));
+        let mixed = StepShape { phase: Phase::Prefill, rows: 3, tokens: 9 };
+        assert_eq!(runners.decode.can_run(&mixed), Err(Reason::WrongPhase));
+        assert_eq!(runners.prefill.can_run(&mixed), Ok(ShapeKey::prefill(16, 8)));
+        let coverage = runners.coverage();
+        assert_eq!(
+            (coverage.decode_rows, coverage.prefill_tokens, coverage.prefill_rows),
+            (4, 16, 8)
+        );
+        let none = world.runners(&target, BackendKind::Disabled, ("2,4", "16"));
+        assert_eq!(none.decode.can_run(&decode(1)), Err(Reason::Disabled));
+        assert_eq!(none.coverage().decode_rows, 0);
+    });
 }
 
 #[test]
 fn nothing_falls_back_in_silence() {
-    let (world, target) = world();
-    let mut traffic = Traffic::new(world.limits, PAGES, 1);
-    let mut warns = world.runners_with(&target, ("2", "16"), &full);
-    assert_eq!(decode(&mut warns, &mut traffic, 2).unwrap(), None);
-    let launched = warns.launch(&traffic.decode(5)).unwrap();
-    assert_eq!((launched.ran.eager, launched.ran.warn), (Some(Reason::NotCovered), true));
-    assert_eq!(launched.ran.key, ShapeKey::decode(5), "a plan of its own");
-    warns.wait().unwrap().unwrap();
-    let launched = warns.launch(&traffic.decode(5)).unwrap();
-    assert!(!launched.ran.warn, "once is enough");
-    warns.wait().unwrap().unwrap();
-    let counters = warns.counters(Phase::Decode);
-    assert_eq!((counters.steps, counters.replayed, counters.eager[&Reason::NotCovered]), (3, 1, 2));
-    assert_eq!(counters.sizes, [(2, 1), (5, 2)].into());
+    everywhere(|world, target| {
+        let mut traffic = Traffic::new(world.limits, PAGES, 1);
+        let mut warns = world.runners_with(&target, ("2", "16"), &full);
+        assert_eq!(decode(&mut warns, &mut traffic, 2).unwrap(), None);
+        let launched = warns.launch(&traffic.decode(5)).unwrap();
+        assert_eq!((launched.ran.eager, launched.ran.warn), (Some(Reason::NotCovered), true));
+        assert_eq!(launched.ran.key, ShapeKey::decode(5), "a plan of its own");
+        warns.wait().unwrap().unwrap();
+        let launched = warns.launch(&traffic.decode(5)).unwrap();
+        assert!(!launched.ran.warn, "once is enough");
+        warns.wait().unwrap().unwrap();
+        let counters = warns.counters(Phase::Decode);
+        assert_eq!(
+            (counters.steps, counters.replayed, counters.eager[&Reason::NotCovered]),
+            (3, 1, 2)
+        );
+        assert_eq!(counters.sizes, [(2, 1), (5, 2)].into());
 
-    let refusing = |buckets| RunnerConfig { fallback: Fallback::Error, ..full(buckets) };
-    let mut refuses = world.runners_with(&target, ("2", "16"), &refusing);
-    let mut traffic = Traffic::new(world.limits, PAGES, 1);
-    let error = decode(&mut refuses, &mut traffic, 5).unwrap_err();
-    assert_eq!(error.to_string(), "no recorded graph covers 5 rows of 5 tokens: not_covered");
-    assert_eq!(decode(&mut refuses, &mut Traffic::new(world.limits, PAGES, 1), 1).unwrap(), None);
+        let refusing = |buckets| RunnerConfig { fallback: Fallback::Error, ..full(buckets) };
+        let mut refuses = world.runners_with(&target, ("2", "16"), &refusing);
+        let mut traffic = Traffic::new(world.limits, PAGES, 1);
+        let error = decode(&mut refuses, &mut traffic, 5).unwrap_err();
+        assert_eq!(error.to_string(), "no recorded graph covers 5 rows of 5 tokens: not_covered");
+        assert_eq!(
+            decode(&mut refuses, &mut Traffic::new(world.limits, PAGES, 1), 1).unwrap(),
+            None
+        );
+    });
 }
 
 #[test]
 fn padding_is_counted_and_bounded() {
-    let (world, target) = world();
-    let mut traffic = Traffic::new(world.limits, PAGES, 2);
-    let strict = |buckets| RunnerConfig { max_padding: Some(0.5), ..full(buckets) };
-    let mut runners = world.runners_with(&target, ("8", "16"), &strict);
-    assert_eq!(decode(&mut runners, &mut traffic, 4).unwrap(), None);
-    assert_eq!(decode(&mut runners, &mut traffic, 7).unwrap(), None);
-    assert_eq!(decode(&mut runners, &mut traffic, 3).unwrap(), Some(Reason::Padding));
-    let bucket = runners.counters(Phase::Decode).buckets[&ShapeKey::decode(8)];
-    assert_eq!((bucket.replayed, bucket.live, bucket.padded), (2, 11, 5));
-    assert_eq!(runners.counters(Phase::Decode).padding_ratio(), 5.0 / 16.0);
+    everywhere(|world, target| {
+        let mut traffic = Traffic::new(world.limits, PAGES, 2);
+        let strict = |buckets| RunnerConfig { max_padding: Some(0.5), ..full(buckets) };
+        let mut runners = world.runners_with(&target, ("8", "16"), &strict);
+        assert_eq!(decode(&mut runners, &mut traffic, 4).unwrap(), None);
+        assert_eq!(decode(&mut runners, &mut traffic, 7).unwrap(), None);
+        assert_eq!(decode(&mut runners, &mut traffic, 3).unwrap(), Some(Reason::Padding));
+        let bucket = runners.counters(Phase::Decode).buckets[&ShapeKey::decode(8)];
+        assert_eq!((bucket.replayed, bucket.live, bucket.padded), (2, 11, 5));
+        assert_eq!(runners.counters(Phase::Decode).padding_ratio(), 5.0 / 16.0);
+    });
 }
 
 #[test]
 fn a_budget_keeps_the_buckets_worth_keeping() {
-    let (world, target) = world();
-    let all = world.runners_with(&target, ("1,2,4,8", "16"), &full);
-    let each = all.decode.recorded()[0].1;
-    assert!(each > 0, "a recording takes memory");
-    let two = |buckets| RunnerConfig { budget: Some(2 * each + each / 2), ..full(buckets) };
-    let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &two);
-    let kept: Vec<u32> = runners.decode.recorded().iter().map(|(key, _)| key.bucket()).collect();
-    assert_eq!(kept, [4, 8], "the largest, and what saves the most padding");
-    let mut traffic = Traffic::new(world.limits, PAGES, 2);
-    assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "a larger graph serves");
-    assert_eq!(runners.counters(Phase::Decode).buckets[&ShapeKey::decode(4)].padded, 3);
-    assert_eq!(runners.coverage().decode_rows, 8);
+    on_the_cpu(|world, target| {
+        let all = world.runners_with(&target, ("1,2,4,8", "16"), &full);
+        let each = all.decode.recorded()[0].1;
+        assert!(each > 0, "a recording takes memory");
+        let two = |buckets| RunnerConfig { budget: Some(2 * each + each / 2), ..full(buckets) };
+        let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &two);
+        let kept: Vec<u32> =
+            runners.decode.recorded().iter().map(|(key, _)| key.bucket()).collect();
+        assert_eq!(kept, [4, 8], "the largest, and what saves the most padding");
+        let mut traffic = Traffic::new(world.limits, PAGES, 2);
+        assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "a larger graph serves");
+        assert_eq!(runners.counters(Phase::Decode).buckets[&ShapeKey::decode(4)].padded, 3);
+        assert_eq!(runners.coverage().decode_rows, 8);
+    });
 }
 
 #[test]
 fn lazy_capture_records_what_is_wanted_and_stays_bounded() {
-    let (world, target) = world();
-    let all = world.runners_with(&target, ("1,2,4,8", "16"), &full);
-    let each = all.decode.recorded()[0].1;
-    let lazy = |buckets| RunnerConfig {
-        capture: Capture::Lazy,
-        budget: Some(2 * each + each / 2),
-        ..full(buckets)
-    };
-    let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &lazy);
-    let mut traffic = Traffic::new(world.limits, PAGES, 2);
-    assert_eq!(runners.decode.recorded(), vec![]);
-    for _ in 0..3 {
-        assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), Some(Reason::NotRecorded));
-    }
-    assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "earned");
-    let mut recordings = 0;
-    let mut before: Vec<ShapeKey> = Vec::new();
-    // Traffic that swings between four sizes must not record at every swing.
-    for round in 0..40 {
-        decode(&mut runners, &mut traffic, [1, 2, 4, 8][round % 4]).unwrap();
-        let now: Vec<ShapeKey> =
-            runners.decode.recorded().into_iter().map(|(key, _)| key).collect();
-        recordings += now.iter().filter(|key| !before.contains(key)).count();
-        assert!(now.len() <= 2, "bounded");
-        before = now;
-    }
-    assert!(recordings <= 4, "{recordings} recordings");
+    on_the_cpu(|world, target| {
+        let all = world.runners_with(&target, ("1,2,4,8", "16"), &full);
+        let each = all.decode.recorded()[0].1;
+        let lazy = |buckets| RunnerConfig {
+            capture: Capture::Lazy,
+            budget: Some(2 * each + each / 2),
+            ..full(buckets)
+        };
+        let mut runners = world.runners_with(&target, ("1,2,4,8", "16"), &lazy);
+        let mut traffic = Traffic::new(world.limits, PAGES, 2);
+        assert_eq!(runners.decode.recorded(), vec![]);
+        for _ in 0..3 {
+            assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), Some(Reason::NotRecorded));
+        }
+        assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "earned");
+        let mut recordings = 0;
+        let mut before: Vec<ShapeKey> = Vec::new();
+        // Traffic that swings between four sizes must not record at every swing.
+        for round in 0..40 {
+            decode(&mut runners, &mut traffic, [1, 2, 4, 8][round % 4]).unwrap();
+            let now: Vec<ShapeKey> =
+                runners.decode.recorded().into_iter().map(|(key, _)| key).collect();
+            recordings += now.iter().filter(|key| !before.contains(key)).count();
+            assert!(now.len() <= 2, "bounded");
+            before = now;
+        }
+        assert!(recordings <= 4, "{recordings} recordings");
+    });
 }
 
 #[test]
 fn two_launches_may_be_under_way_and_not_three() {
-    let (world, target) = world();
-    let mut runners = world.runners(&target, BackendKind::Full, ("2", "16"));
-    let mut traffic = Traffic::new(world.limits, PAGES, 4);
-    runners.launch(&traffic.decode(2)).unwrap();
-    runners.launch(&traffic.decode(2)).unwrap();
-    let third = traffic.decode(2);
-    let error = runners.launch(&third).unwrap_err();
-    assert!(
-        matches!(error, RunError::Mail(MailError::Device(device::Error::MailBusy { .. }))),
-        "{error}"
-    );
-    assert_eq!(runners.in_flight(), 2);
-    assert_eq!(runners.wait().unwrap().unwrap().launch, 1);
-    assert_eq!(runners.launch(&third).unwrap().number, 3);
-    assert_eq!(runners.wait().unwrap().unwrap().launch, 2);
-    assert_eq!(runners.wait().unwrap().unwrap().launch, 3);
-    assert_eq!(runners.wait().unwrap(), None);
+    everywhere(|world, target| {
+        let mut runners = world.runners(&target, BackendKind::Full, ("2", "16"));
+        let mut traffic = Traffic::new(world.limits, PAGES, 4);
+        runners.launch(&traffic.decode(2)).unwrap();
+        runners.launch(&traffic.decode(2)).unwrap();
+        let third = traffic.decode(2);
+        let error = runners.launch(&third).unwrap_err();
+        assert!(
+            matches!(error, RunError::Mail(MailError::Device(device::Error::MailBusy { .. }))),
+            "{error}"
+        );
+        assert_eq!(runners.in_flight(), 2);
+        assert_eq!(runners.wait().unwrap().unwrap().launch, 1);
+        assert_eq!(runners.launch(&third).unwrap().number, 3);
+        assert_eq!(runners.wait().unwrap().unwrap().launch, 2);
+        assert_eq!(runners.wait().unwrap().unwrap().launch, 3);
+        assert_eq!(runners.wait().unwrap(), None);
+    });
 }
 
 #[test]
 fn a_recording_made_again_and_a_reset_world_run_the_same() {
-    let (world, target) = world();
-    let mut runners = world.runners(&target, BackendKind::Breakable, ("4", "16"));
-    let play = |runners: &mut Runners| {
-        let mut traffic = Traffic::new(world.limits, PAGES, 9);
-        let steps = (0..12).map(|step| {
-            let input = if step % 3 == 0 { traffic.prefill(9) } else { traffic.decode(3) };
-            runners.launch(&input).unwrap();
-            runners.wait().unwrap().unwrap()
-        });
-        steps.collect::<Vec<_>>()
-    };
-    let first = play(&mut runners);
-    runners.reset().unwrap();
-    runners.re_record(&mut |_, _| {}).unwrap();
-    assert_eq!(play(&mut runners), first);
+    everywhere(|world, target| {
+        let mut runners = world.runners(&target, BackendKind::Breakable, ("4", "16"));
+        let play = |runners: &mut Runners| {
+            let mut traffic = Traffic::new(world.limits, PAGES, 9);
+            let steps = (0..12).map(|step| {
+                let input = if step % 3 == 0 { traffic.prefill(9) } else { traffic.decode(3) };
+                runners.launch(&input).unwrap();
+                runners.wait().unwrap().unwrap()
+            });
+            steps.collect::<Vec<_>>()
+        };
+        let first = play(&mut runners);
+        runners.reset().unwrap();
+        runners.re_record(&mut |_, _| {}).unwrap();
+        assert_eq!(play(&mut runners), first);
+    });
 }
 
 #[test]
 fn pages_are_copied_before_the_step() {
-    let (world, target) = world();
-    let mut runners = world.runners(&target, BackendKind::Full, ("4", "16"));
-    let mut traffic = Traffic::new(world.limits, PAGES, 9);
-    runners.launch(&traffic.prefill(16)).unwrap();
-    runners.wait().unwrap();
-    let (page, tokens) = traffic.live_pages()[0];
-    assert!(tokens > 0);
-    let spare =
-        (1..PAGES).find(|p| traffic.live_pages().iter().all(|(live, _)| live != p)).unwrap();
-    let input = StepInput { copies: vec![(page, spare)], ..traffic.decode(1) };
-    let kv = &world.bindings.kv[1];
-    let bytes =
-        |page: u32| world.read(kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes()));
-    let source = bytes(page);
-    runners.launch(&input).unwrap();
-    runners.wait().unwrap();
-    assert!(bytes(spare) == source);
+    everywhere(|world, target| {
+        let mut runners = world.runners(&target, BackendKind::Full, ("4", "16"));
+        let mut traffic = Traffic::new(world.limits, PAGES, 9);
+        runners.launch(&traffic.prefill(16)).unwrap();
+        runners.wait().unwrap();
+        let (page, tokens) = traffic.live_pages()[0];
+        assert!(tokens > 0);
+        let spare =
+            (1..PAGES).find(|p| traffic.live_pages().iter().all(|(live, _)| live != p)).unwrap();
+        let input = StepInput { copies: vec![(page, spare)], ..traffic.decode(1) };
+        let kv = &world.bindings.kv[1];
+        let bytes = |page: u32| {
+            world.read(kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes()))
+        };
+        let source = bytes(page);
+        runners.launch(&input).unwrap();
+        runners.wait().unwrap();
+        assert!(bytes(spare) == source);
+    });
 }
 
 #[test]
 fn the_host_may_look_at_every_break() {
-    let (world, target) = world();
-    let key = ShapeKey::decode(2);
-    let plan = graph::compile(&world.program, &target, &key, &world.bindings).unwrap();
-    let mut runners = world.runners(&target, BackendKind::Disabled, ("2", "16"));
-    let mut traffic = Traffic::new(world.limits, PAGES, 4);
-    runners.launch(&traffic.prefill(3)).unwrap();
-    runners.wait().unwrap();
-    let mut backend = Breakable::default();
-    backend.record(&world.context(), &plan).unwrap();
-    let seen = RefCell::new(Vec::new());
-    let hook = |index: usize, node: &device::Node| {
-        // Reading is refused while recording and allowed here.
-        let Op::Attention(op) = &node.op else { panic!("breaks are attention") };
-        seen.borrow_mut().push((index, world.device.read(&world.arena, op.qkv.span)?.len()));
-        Ok(())
-    };
-    let cx = Context { at_break: Some(&hook), ..world.context() };
-    backend.replay(&cx, &plan).unwrap();
-    assert_eq!(*seen.borrow(), [(3, 512), (8, 512)]);
+    everywhere(|world, target| {
+        let key = ShapeKey::decode(2);
+        let plan = graph::compile(&world.program, &target, &key, &world.bindings).unwrap();
+        let mut runners = world.runners(&target, BackendKind::Disabled, ("2", "16"));
+        let mut traffic = Traffic::new(world.limits, PAGES, 4);
+        runners.launch(&traffic.prefill(3)).unwrap();
+        runners.wait().unwrap();
+        let mut backend = Breakable::default();
+        backend.record(&world.context(), &plan).unwrap();
+        let seen = RefCell::new(Vec::new());
+        let hook = |index: usize, node: &device::Node| {
+            // Reading is refused while recording and allowed here.
+            let Op::Attention(op) = &node.op else { panic!("breaks are attention") };
+            seen.borrow_mut().push((index, world.device.read(&world.arena, op.qkv.span)?.len()));
+            Ok(())
+        };
+        let cx = Context { at_break: Some(&hook), ..world.context() };
+        backend.replay(&cx, &plan).unwrap();
+        let expected: Vec<_> = plan.breaks.iter().map(|&at| (at, 512)).collect();
+        assert_eq!((expected.len(), &*seen.borrow()), (2, &expected));
+    });
 }
 
 #[test]
 fn debugging_runs_the_bucket_op_by_op_or_both_ways() {
-    let (world, target) = world();
-    let config = |debug: Debug| move |buckets| RunnerConfig { debug, ..full(buckets) };
-    let mut plain = world.runners_with(&target, ("4", "16"), &full);
-    let mut traffic = Traffic::new(world.limits, PAGES, 6);
-    let inputs: Vec<StepInput> =
-        (0..10).map(|i| if i % 3 == 0 { traffic.prefill(12) } else { traffic.decode(3) }).collect();
-    let play = |runners: &mut Runners| {
-        let run = |input| {
-            let launched = runners.launch(input).unwrap();
-            (launched.ran.eager, runners.wait().unwrap().unwrap())
+    everywhere(|world, target| {
+        let config = |debug: Debug| move |buckets| RunnerConfig { debug, ..full(buckets) };
+        let mut plain = world.runners_with(&target, ("4", "16"), &full);
+        let mut traffic = Traffic::new(world.limits, PAGES, 6);
+        let inputs: Vec<StepInput> = (0..10)
+            .map(|i| if i % 3 == 0 { traffic.prefill(12) } else { traffic.decode(3) })
+            .collect();
+        let play = |runners: &mut Runners| {
+            let run = |input| {
+                let launched = runners.launch(input).unwrap();
+                (launched.ran.eager, runners.wait().unwrap().unwrap())
+            };
+            inputs.iter().map(run).unzip::<_, _, Vec<_>, Vec<_>>()
         };
-        inputs.iter().map(run).unzip::<_, _, Vec<_>, Vec<_>>()
-    };
-    let (_, expected) = play(&mut plain);
-    let (how, eager) = play(&mut world.runners_with(&target, ("4", "16"), &config(Debug::Eager)));
-    assert_eq!(eager, expected);
-    assert!(how.iter().all(|how| *how == Some(Reason::Debug)));
-    let (how, verified) =
-        play(&mut world.runners_with(&target, ("4", "16"), &config(Debug::Verify)));
-    assert_eq!(verified, expected);
-    assert!(how.iter().all(Option::is_none));
+        let (_, expected) = play(&mut plain);
+        let (how, eager) =
+            play(&mut world.runners_with(&target, ("4", "16"), &config(Debug::Eager)));
+        assert_eq!(eager, expected);
+        assert!(how.iter().all(|how| *how == Some(Reason::Debug)));
+        let (how, verified) =
+            play(&mut world.runners_with(&target, ("4", "16"), &config(Debug::Verify)));
+        assert_eq!(verified, expected);
+        assert!(how.iter().all(Option::is_none));
+    });
 }
 
 #[test]
 fn a_sweep_covers_every_bucket_of_every_backend() {
-    let (world, target) = world();
-    let sweep = Sweep {
-        backends: BackendKind::ALL.to_vec(),
-        decode: buckets("1,4,8", Phase::Decode, 8),
-        prefill: buckets("8,40", Phase::Prefill, 40),
-        steps: 3,
-        seed: 7,
-    };
-    let (device, arena) = (&world.device, &world.arena);
-    assert_eq!(device.kind(), DeviceKind::Cpu);
-    let mut told = 0;
-    let findings = sweep
-        .run(device, arena, &world.program, &target, &world.bindings, &mut |_| told += 1)
-        .unwrap();
-    assert!(findings.passed(), "{findings:?}");
-    assert_eq!((told, findings.verified.len()), (20, 20));
-    assert!(findings.verified.iter().all(|line| line.steps == 3));
+    everywhere(|world, target| {
+        let sweep = Sweep {
+            backends: BackendKind::ALL.to_vec(),
+            decode: buckets("1,4,8", Phase::Decode, 8),
+            prefill: buckets("8,40", Phase::Prefill, 40),
+            steps: 3,
+            seed: 7,
+        };
+        let (device, arena) = (&world.device, &world.arena);
+        let mut told = 0;
+        let findings = sweep
+            .run(device, arena, &world.program, &target, &world.bindings, &mut |_| told += 1)
+            .unwrap();
+        assert!(findings.passed(), "{findings:?}");
+        assert_eq!((told, findings.verified.len()), (20, 20));
+        assert!(findings.verified.iter().all(|line| line.steps == 3));
+    });
 }
 
 #[test]
 fn a_lost_row_list_is_noticed() {
-    let (world, target) = world();
-    let key = ShapeKey::decode(4);
-    let plan = graph::compile(&world.program, &target, &key, &world.bindings).unwrap();
-    let runners = world.runners(&target, BackendKind::Disabled, ("4", "16"));
-    drop(runners);
-    let mut mailbox = Mailbox::new(&world.arena, &world.bindings.state).unwrap();
-    let row = |seat| RowInput { seat, sample: true, ..RowInput::default() };
-    let input = StepInput { rows: vec![row(0), row(1)], ..StepInput::default() };
-    mailbox.post(&input, &key).unwrap();
-    // The mail is overwritten before the launch: the device keeps its old, empty row list.
-    let bank = world.bindings.state.mail[1];
-    world.device.write(&world.arena, bank.part(0, 8), &[0; 8]).unwrap();
-    graph::backend::run_eagerly(&world.context(), &plan).unwrap();
-    mailbox.sent();
-    assert_eq!(mailbox.take().unwrap_err(), MailError::Rows { launch: 1, sent: 2, found: 0 });
+    everywhere(|world, target| {
+        let key = ShapeKey::decode(4);
+        let plan = graph::compile(&world.program, &target, &key, &world.bindings).unwrap();
+        let runners = world.runners(&target, BackendKind::Disabled, ("4", "16"));
+        drop(runners);
+        let mut mailbox = Mailbox::new(&world.arena, &world.bindings.state).unwrap();
+        let row = |seat| RowInput { seat, sample: true, ..RowInput::default() };
+        let input = StepInput { rows: vec![row(0), row(1)], ..StepInput::default() };
+        mailbox.post(&input, &key).unwrap();
+        // The mail is overwritten before the launch: the device keeps its old, empty row list.
+        let bank = world.bindings.state.mail[1];
+        world.device.write(&world.arena, bank.part(0, 8), &[0; 8]).unwrap();
+        graph::backend::run_eagerly(&world.context(), &plan).unwrap();
+        mailbox.sent();
+        assert_eq!(mailbox.take().unwrap_err(), MailError::Rows { launch: 1, sent: 2, found: 0 });
+    });
 }

@@ -3,7 +3,13 @@
 // too early loses a step; those of `add` leave the adding to the memory and read nothing.
 #include "prelude.cuh"
 
-DEVICE void chain(u32* word) { *(volatile u32*)word += 1; }
+// Past the first-level cache, which a link cannot know to be fresh, and no stronger than a link needs: the
+// boundary between the kernels is what orders them.
+DEVICE void chain(u32* word) {
+    u32 value;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    asm volatile("st.global.cg.u32 [%0], %1;" ::"l"(word), "r"(value + 1) : "memory");
+}
 DEVICE void add(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(word) : "memory"); }
 
 extern "C" __global__ void chain_plain(u32* words) {

@@ -1,7 +1,9 @@
 //! One recording, paused at every break: the nodes marked as breaks run eagerly between the recorded
 //! segments, so the host may look at the device or take over there.
 
-use super::{Backend, BackendKind, Context, Segment, push_node, replay_segments, segment_bytes};
+use super::{
+    Backend, BackendKind, Context, Piece, Segment, push_nodes, replay_segments, segment_bytes,
+};
 use crate::{Plan, ShapeKey};
 use device::Result;
 use std::collections::BTreeMap;
@@ -19,29 +21,23 @@ impl Backend for Breakable {
 
     fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
-        // Where the graphs go among the eager nodes; a segment without nodes makes no graph.
-        let mut order = Vec::new();
-        let mut open = false;
-        for (index, node) in plan.nodes.iter().enumerate() {
-            if plan.breaks.contains(&index) {
-                recording.pause()?;
-                recording.resume()?;
-                order.push(Some(index));
-                open = false;
-            } else {
-                if !open {
-                    order.push(None);
+        let pieces = self.kind().pieces(plan);
+        for piece in &pieces {
+            match piece {
+                Piece::Graph(nodes) => push_nodes(&mut recording, &plan.nodes[nodes.clone()])?,
+                Piece::Alone(_) => {
+                    recording.pause()?;
+                    recording.resume()?;
                 }
-                open = true;
-                push_node(&mut recording, node)?;
             }
         }
+        // A segment without nodes makes no graph, so graphs and pieces meet in order.
         let mut graphs = recording.finish()?.into_iter();
-        let segment = |at: Option<usize>| match at {
-            Some(index) => Segment::Eager(index),
-            None => Segment::Recorded(graphs.next().expect("one graph per segment with nodes")),
+        let segment = |piece: Piece| match piece {
+            Piece::Alone(index) => Segment::Eager(index),
+            Piece::Graph(_) => Segment::Recorded(graphs.next().expect("one graph per piece")),
         };
-        self.plans.insert(plan.key.clone(), order.into_iter().map(segment).collect());
+        self.plans.insert(plan.key.clone(), pieces.into_iter().map(segment).collect());
         Ok(())
     }
 

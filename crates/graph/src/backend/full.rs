@@ -1,6 +1,6 @@
 //! The whole plan as one graph: one launch per step, nothing for the host to do in between.
 
-use super::{Backend, BackendKind, Context, push_node};
+use super::{Backend, BackendKind, Context, push_nodes};
 use crate::{Plan, ShapeKey};
 use device::{Graph, Result};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ impl Backend for Full {
 
     fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
-        plan.nodes.iter().try_for_each(|node| push_node(&mut recording, node))?;
+        push_nodes(&mut recording, &plan.nodes)?;
         if let Some(graph) = recording.finish()?.pop() {
             self.graphs.insert(plan.key.clone(), graph);
         }

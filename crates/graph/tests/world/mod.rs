@@ -1,10 +1,10 @@
-//! A small model on the CPU, with everything a test wants to look at.
+//! A small model on a device, with everything a test wants to look at.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod random;
 
 use device::op::Noise;
-use device::{Arena, Device, Node, Op, Region, Span, StepLimits};
+use device::{Arena, Device, DeviceChoice, Node, Op, Region, Span, StepLimits};
 use graph::backend::{BackendKind, Context};
 use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::{Layout, rope_table};
@@ -26,6 +26,41 @@ pub fn limits(program: &Program) -> StepLimits {
     }
 }
 
+/// A device of this machine and what to compile for it.
+pub struct Place {
+    pub target: CompileTarget,
+    device: Device,
+}
+
+impl Place {
+    /// The CPU, by the ops' references.
+    pub fn cpu() -> Place {
+        let device = device::cpu::open(Some(1), false).unwrap();
+        Place { target: CompileTarget::cpu(), device }
+    }
+
+    /// The CPU always, a GPU when there is one. Says so when there is none.
+    pub fn all() -> Vec<Place> {
+        let mut places = vec![Self::cpu()];
+        match Device::open(DeviceChoice::Cuda(0)) {
+            Ok((device, _)) => {
+                let target = CompileTarget::cuda(device.target().expect("a GPU has a target"));
+                places.push(Place { target, device });
+            }
+            Err(reason) => eprintln!("skipped: no GPU ({reason})"),
+        }
+        places
+    }
+
+    pub fn is_gpu(&self) -> bool {
+        self.device.target().is_some()
+    }
+
+    pub fn world(&self, program: &Program) -> World {
+        World::on(self.device.clone(), program, &self.target)
+    }
+}
+
 pub struct World {
     pub device: Device,
     pub arena: Arena,
@@ -35,9 +70,9 @@ pub struct World {
 }
 
 impl World {
+    /// On the CPU.
     pub fn new(program: &Program, target: &CompileTarget) -> World {
-        let device = device::cpu::open(Some(1), false).unwrap();
-        Self::on(device, program, target)
+        Self::on(Place::cpu().device, program, target)
     }
 
     pub fn on(device: Device, program: &Program, target: &CompileTarget) -> World {
