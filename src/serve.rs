@@ -70,6 +70,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let mut loaded = loading::load(&args.load, global, args.max_batch)?;
     if !args.log_json {
         eprint!("{}", loaded.graphs.table());
+        eprintln!("{}", loaded.executor.runners().recording());
     }
     let engine = loaded.engine_config(true);
     let info = about(&loaded);

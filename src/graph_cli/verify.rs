@@ -53,7 +53,7 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let keys: Vec<_> =
         [&sweep.decode, &sweep.prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
     let mut layout = Layout::new(&program, &target, limits, &keys)?;
-    layout.add_pages(&program, 1 + limits.seats * limits.pages_per_seat);
+    layout.add_pages(&program, pages(&limits));
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
     source.fill(&model.model, &model.load_format, &program, &device, &arena, &bindings)?;
@@ -95,6 +95,13 @@ fn small_limits(sweep: &Sweep, model: &ModelArgs, program: &Program) -> StepLimi
         pages_per_seat: each.min(most.max(1)),
         ..model.limits(program)
     }
+}
+
+/// Pages for two of the largest steps, spread over all seats, and some to grow; not a whole context for
+/// every seat.
+fn pages(limits: &StepLimits) -> u32 {
+    let step = (2 * limits.tokens).div_ceil(limits.seats * limits.page_size);
+    1 + limits.seats * (step + 8).min(limits.pages_per_seat)
 }
 
 fn print(line: &Verified) {

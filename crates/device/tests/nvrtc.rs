@@ -132,10 +132,10 @@ fn the_kernels_of_tests_and_benches_compile() {
         ),
         (key("bench_read", "bench_read", &[("UNROLL", 8)]), false),
         (key("bench_copy", "bench_copy", &[]), false),
-        (key("bench_chain", "chain_plain", &[]), false),
-        (key("bench_chain", "chain_dependent", &[]), true),
-        (key("bench_chain", "add_plain", &[]), false),
-        (key("bench_chain", "add_dependent", &[]), true),
+        (key("bench_chain", "chain_plain", &[("LINE", 128)]), false),
+        (key("bench_chain", "chain_dependent", &[("LINE", 128)]), true),
+        (key("bench_chain", "add_plain", &[("LINE", 128)]), false),
+        (key("bench_chain", "add_dependent", &[("LINE", 128)]), true),
         (key("bench_ring", "bench_ring", &[]), false),
     ];
     for (key, waits) in keys {

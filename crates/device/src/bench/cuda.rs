@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// Bytes from a chain's word to the next.
+const LINE: u64 = 128;
 
 struct Bench<'a> {
     device: &'a Device,
@@ -22,7 +24,7 @@ struct Bench<'a> {
     big: Span,
     /// Written by them.
     other: Span,
-    /// One word per block of a chain.
+    /// One word per block of a chain, a line apart.
     words: Span,
     /// Host memory: a word asked, a word answered, and sources of small copies.
     host: Span,
@@ -59,7 +61,7 @@ impl<'a> Bench<'a> {
         let mut open = OpenArena::new();
         let big = open.alloc(Region::Weights, "read", size);
         let other = open.alloc(Region::Workspace, "copy", size / 2);
-        let words = open.alloc(Region::State, "words", 4096 * 4);
+        let words = open.alloc(Region::State, "words", 1024 * LINE);
         let host = open.alloc(Region::HostMapped, "host", 4096);
         let arena = device.seal(open)?;
         Ok(Bench { device, cuda, arena, big, other, words, host })
@@ -147,6 +149,7 @@ impl Bench<'_> {
 
     fn chain(&self, nodes: usize, entry: &str, waits: bool) -> Vec<Lowered> {
         let mut link = self.launch("bench_chain", entry, vec![Arg::Address(self.words)]);
+        link.kernel.defines.push(("LINE".into(), LINE.to_string()));
         link.waits = waits;
         vec![Lowered::Launch(link); nodes]
     }
@@ -155,8 +158,8 @@ impl Bench<'_> {
     fn check_words(&self, expected: u32) -> Result<()> {
         let bytes = self.device.read(&self.arena, self.words)?;
         let blocks = self.cuda.context().gpu.target.sms as usize;
-        let words = bytes.chunks_exact(4).take(blocks);
-        let wrong = words.filter(|word| **word != expected.to_ne_bytes()).count();
+        let words = bytes.chunks_exact(LINE as usize).take(blocks);
+        let wrong = words.filter(|line| line[..4] != expected.to_ne_bytes()).count();
         if wrong != 0 {
             let problem = format!("{wrong} of {blocks} blocks lost a step of the chain");
             return Err(Error::Contract { op: "bench chain".into(), problem });

@@ -1,4 +1,5 @@
-// A link of a chain of dependent small kernels: every block adds one to its own word. The host checks
+// A link of a chain of dependent small kernels: every block adds one to its own word, in a line of its own so
+// that the blocks do not queue at one slice of the cache. The host checks
 // the words at the end. The links of `chain` read what the link before wrote, so that one that runs
 // too early loses a step; those of `add` leave the adding to the memory and read nothing.
 #include "prelude.cuh"
@@ -13,21 +14,21 @@ DEVICE void chain(u32* word) {
 DEVICE void add(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(word) : "memory"); }
 
 extern "C" __global__ void chain_plain(u32* words) {
-    if (threadIdx.x == 0) chain(words + blockIdx.x);
+    if (threadIdx.x == 0) chain(words + blockIdx.x * (LINE / 4));
 }
 
 extern "C" __global__ void chain_dependent(u32* words) {
     let_successor_start();
     wait_for_predecessor();
-    if (threadIdx.x == 0) chain(words + blockIdx.x);
+    if (threadIdx.x == 0) chain(words + blockIdx.x * (LINE / 4));
 }
 
 extern "C" __global__ void add_plain(u32* words) {
-    if (threadIdx.x == 0) add(words + blockIdx.x);
+    if (threadIdx.x == 0) add(words + blockIdx.x * (LINE / 4));
 }
 
 extern "C" __global__ void add_dependent(u32* words) {
     let_successor_start();
     wait_for_predecessor();
-    if (threadIdx.x == 0) add(words + blockIdx.x);
+    if (threadIdx.x == 0) add(words + blockIdx.x * (LINE / 4));
 }

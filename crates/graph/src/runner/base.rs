@@ -7,10 +7,11 @@ use crate::bucket::Buckets;
 use crate::compile::{Bindings, CompileError, CompileTarget, compile};
 use crate::program::Program;
 use crate::{Counters, Plan, Reason, ShapeKey, verify};
-use device::{Arena, Device, Node, RecordOptions};
+use device::{Arena, Device, Item, Node, RecordOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Plans for uncovered shapes that are kept; the oldest goes first.
 const EAGER_PLANS: usize = 16;
@@ -92,6 +93,7 @@ pub struct Runner<P> {
     /// Plans of steps no bucket covers, oldest first.
     uncovered: Vec<Plan>,
     over_budget: Vec<ShapeKey>,
+    recording: Duration,
     wants: Wants,
     counters: Counters,
     phase: PhantomData<P>,
@@ -133,6 +135,7 @@ impl<P: PhaseRule> Runner<P> {
             plans,
             uncovered: Vec::new(),
             over_budget: Vec::new(),
+            recording: Duration::ZERO,
             wants: Wants::default(),
             counters: Counters::default(),
             phase: PhantomData,
@@ -204,19 +207,50 @@ impl<P: PhaseRule> Runner<P> {
     /// Records every bucket, largest first, as far as the budget goes. When it does not go all the
     /// way, the buckets kept are those that save the most padding, and always the largest.
     pub fn record_all(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
-        if self.config.backend == BackendKind::Disabled || self.config.capture == Capture::Lazy {
+        self.prepare(&self.wanted())?;
+        self.record_buckets(progress)
+    }
+
+    /// [`Runner::record_all`] for one whose nodes are prepared.
+    pub(super) fn record_buckets(
+        &mut self,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), RunError> {
+        if !self.records_at_start() {
             return Ok(());
         }
         let keys = self.config.buckets.keys(&self.bindings.state.limits);
         let total = keys.len();
         self.over_budget.clear();
+        let start = Instant::now();
         for (index, key) in keys.iter().enumerate() {
             self.record(key)?;
             let bytes = self.backend.bytes(key);
             progress(Progress { done: index + 1, total, key: key.clone(), bytes });
         }
+        self.recording = start.elapsed();
         self.keep_within_budget();
         Ok(())
+    }
+
+    fn records_at_start(&self) -> bool {
+        self.config.backend != BackendKind::Disabled && self.config.capture == Capture::Startup
+    }
+
+    /// How long the last [`Runner::record_all`] recorded, kernels being compiled before.
+    pub fn recording_time(&self) -> Duration {
+        self.recording
+    }
+
+    /// Every node that recording at start needs compiled.
+    pub(super) fn wanted(&self) -> Vec<Item> {
+        let plans = self.plans.values().filter(|_| self.records_at_start());
+        plans.flat_map(|plan| plan.nodes.iter().cloned().map(Item::Node)).collect()
+    }
+
+    /// Compiles for all of them at once: one bucket's kernels do not keep many cores busy.
+    pub(super) fn prepare(&self, items: &[Item]) -> Result<(), RunError> {
+        Ok(self.device.prepare(items, self.config.options)?)
     }
 
     /// Records everything again, for instance after weights moved or changed; spans are the same, so
@@ -308,10 +342,7 @@ impl<P: PhaseRule> Runner<P> {
             options: self.config.options,
             at_break: None,
         };
-        let plan = &self.plans[key];
-        self.backend.prepare(&cx, plan)?;
-        self.backend.record(&cx, plan)?;
-        Ok(())
+        Ok(self.backend.record(&cx, &self.plans[key])?)
     }
 
     fn keep_within_budget(&mut self) {
@@ -333,6 +364,13 @@ impl<P: PhaseRule> Runner<P> {
         if !self.wants.want(key) {
             return Ok(());
         }
+        let cx = Context {
+            device: &self.device,
+            arena: &self.arena,
+            options: self.config.options,
+            at_break: None,
+        };
+        self.backend.prepare(&cx, &self.plans[key])?;
         self.record(key)?;
         let Some(budget) = self.config.budget else { return Ok(()) };
         let bytes = self.backend.bytes(key);

@@ -144,10 +144,23 @@ impl World {
         Span { arena: self.arena.id(), region, offset: 0, len: self.arena.size(region) }
     }
 
-    /// Everything that outlives a step.
+    /// Everything that outlives a step and has a meaning: what kernels keep for themselves is left
+    /// out, and the scratch page, on which pad rows write in no order.
     pub fn memory(&self) -> [Vec<u8>; 2] {
-        [self.read(self.region(Region::State)), self.read(self.region(Region::Kv))]
+        let mut state = self.read(self.region(Region::State));
+        let mut kv = self.read(self.region(Region::Kv));
+        if let Some(scratch) = self.bindings.scratch {
+            blank(&mut state, scratch);
+        }
+        for layer in &self.bindings.kv {
+            blank(&mut kv, layer.span.part(0, layer.page_bytes()));
+        }
+        [state, kv]
     }
+}
+
+fn blank(bytes: &mut [u8], span: Span) {
+    bytes[span.offset as usize..][..span.len as usize].fill(0);
 }
 
 pub fn buckets(list: &str, phase: Phase, max: u32) -> Buckets {
