@@ -134,6 +134,11 @@ impl ModelConfig {
         bundled::read(name)
     }
 
+    /// The file behind [`ModelConfig::bundled`], as published.
+    pub fn bundled_json(name: &str) -> Result<&'static str> {
+        bundled::json(name)
+    }
+
     /// The names [`ModelConfig::bundled`] knows.
     pub fn bundled_names() -> impl ExactSizeIterator<Item = &'static str> {
         bundled::names()

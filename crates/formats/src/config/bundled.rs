@@ -24,10 +24,14 @@ pub(super) fn names() -> impl ExactSizeIterator<Item = &'static str> {
     FILES.iter().map(|(name, _)| *name)
 }
 
-pub(super) fn read(name: &str) -> Result<ModelConfig> {
-    let Some((name, json)) = FILES.iter().find(|(known, _)| *known == name) else {
+pub(super) fn json(name: &str) -> Result<&'static str> {
+    let found = FILES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, json)| *json).ok_or_else(|| {
         let known = names().collect::<Vec<_>>().join(", ");
-        return Err(Error::missing(Path::new(name), format!("bundled config; there are: {known}")));
-    };
-    ModelConfig::from_hf(Path::new(name), json.as_bytes(), None)
+        Error::missing(Path::new(name), format!("bundled config; there are: {known}"))
+    })
+}
+
+pub(super) fn read(name: &str) -> Result<ModelConfig> {
+    ModelConfig::from_hf(Path::new(name), json(name)?.as_bytes(), None)
 }
