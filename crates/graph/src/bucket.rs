@@ -202,7 +202,8 @@ fn expand(parts: &[Part], phase: Phase) -> Result<Vec<u32>, BucketError> {
 }
 
 /// The sparsest list of round sizes in which no step wastes more than `padding` of its bucket (below 8
-/// sequences or 16 tokens, where a pad row costs next to nothing, powers of two).
+/// sequences or 16 tokens, where a pad row costs next to nothing, powers of two). Every power of two is
+/// among them: that is what people configure batches and chunks to be.
 fn auto(phase: Phase, max: u32, padding: f64) -> Vec<u32> {
     let small: &[u32] = match phase {
         Phase::Decode => &[1, 2, 4, 8],
@@ -219,7 +220,8 @@ fn auto(phase: Phase, max: u32, padding: f64) -> Vec<u32> {
         let grain = grain(last);
         let widest = (f64::from(last + 1) / keep) as u32 / grain * grain;
         let next = widest.max((last + 1).next_multiple_of(grain));
-        sizes.push(next.min(max));
+        let power = (last + 1).next_power_of_two();
+        sizes.push(next.min(power).min(max));
         if sizes.len() > MAX_BUCKETS {
             break;
         }
@@ -253,12 +255,12 @@ mod tests {
     fn the_usual_lists() {
         assert_eq!(
             list("auto", Phase::Decode, 256).unwrap(),
-            [1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 104, 136, 176, 232, 256]
+            [1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 104, 128, 168, 224, 256]
         );
         assert_eq!(list("auto", Phase::Decode, 1).unwrap(), [1]);
         assert_eq!(list("auto", Phase::Decode, 6).unwrap(), [1, 2, 4, 6]);
         assert_eq!(list("auto", Phase::Prefill, 8).unwrap(), [8]);
-        assert_eq!(list("auto", Phase::Prefill, 8192).unwrap().len(), 24);
+        assert_eq!(list("auto", Phase::Prefill, 8192).unwrap().len(), 25);
     }
 
     #[test]

@@ -7,7 +7,6 @@ mod world;
 use device::Region;
 use graph::backend::BackendKind;
 use graph::program::sample::Sample;
-use graph::runner::Runners;
 use graph::traffic::{Rng, Traffic};
 use graph::verify::{POISON, poison};
 use std::collections::BTreeMap;
@@ -16,41 +15,64 @@ use world::{PAGES, Place, World};
 const LISTS: (&str, &str) = ("1,2,4,8", "8,16,24,40");
 const REPLAYS: u32 = 10_000;
 
+/// Steps of the long run; `DACAPO_SOAK=1000000` for the whole of it.
+fn soak_steps() -> u32 {
+    let asked = std::env::var("DACAPO_SOAK").ok();
+    asked.map_or(20_000, |steps| steps.parse().expect("DACAPO_SOAK is a number of steps"))
+}
+
 #[test]
 fn nothing_that_must_not_matter_matters() {
+    run_clean_and_dirty(BackendKind::Full, REPLAYS, 1);
+}
+
+/// The long run: pages come and go, what is dead is poisoned now and then, and replay never leaves
+/// what running op by op gives.
+#[test]
+fn replay_does_not_drift_from_eager() {
+    run_clean_and_dirty(BackendKind::Disabled, soak_steps(), 97);
+}
+
+/// Steps in a clean world by `backend`, and by one graph in a world where everything that must not
+/// matter is poisoned every `period` steps.
+fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32) {
     let mut sample = Sample::tiny();
     sample.shape.layers = 1;
     let program = sample.build("tiny");
     for place in Place::all() {
         let (clean, dirty) = (place.world(&program), place.world(&program));
-        let a = clean.runners(&place.target, BackendKind::Full, LISTS);
-        let b = dirty.runners(&place.target, BackendKind::Full, LISTS);
-        replay_clean_and_dirty((&clean, a), (&dirty, b));
+        let mut a = clean.runners(&place.target, backend, LISTS);
+        let mut b = dirty.runners(&place.target, BackendKind::Full, LISTS);
+        let mut traffic = Traffic::new(clean.limits, PAGES, 21);
+        let mut rng = Rng::new(8);
+        for step in 0..steps {
+            let look = step % period == 0;
+            if look {
+                // What is live before the step may be read by it; everything else is poisoned.
+                poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();
+                poison_pages(&dirty, &traffic.live_pages().into_iter().collect());
+            }
+            let input = match rng.below(4) {
+                0 => traffic.prefill(1 + rng.below(40)),
+                _ => traffic.decode(1 + rng.below(8)),
+            };
+            a.launch(&input).unwrap();
+            b.launch(&input).unwrap();
+            let (one, other) = (a.wait().unwrap(), b.wait().unwrap());
+            assert_eq!(one, other, "step {step}");
+            let mut reported =
+                other.iter().flat_map(|o| &o.rows).filter_map(|row| row.logprob.as_ref());
+            assert!(reported.all(|found| found.0.is_finite()), "step {step}");
+            if look {
+                let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
+                assert!(
+                    live_bytes(&clean, &live) == live_bytes(&dirty, &live),
+                    "step {step}: live pages differ"
+                );
+            }
+        }
+        assert_eq!(b.counters(graph::Phase::Decode).eager.len(), 0);
     }
-}
-
-fn replay_clean_and_dirty((clean, mut a): (&World, Runners), (dirty, mut b): (&World, Runners)) {
-    let mut traffic = Traffic::new(clean.limits, PAGES, 21);
-    let mut rng = Rng::new(8);
-    for step in 0..REPLAYS {
-        // What is live before the step may be read by it; everything else is poisoned.
-        let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
-        poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();
-        poison_pages(dirty, &live);
-        let input = match rng.below(4) {
-            0 => traffic.prefill(1 + rng.below(40)),
-            _ => traffic.decode(1 + rng.below(8)),
-        };
-        a.launch(&input).unwrap();
-        b.launch(&input).unwrap();
-        assert_eq!(a.wait().unwrap(), b.wait().unwrap(), "step {step}");
-        let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
-        assert!(
-            live_bytes(clean, &live) == live_bytes(dirty, &live),
-            "step {step}: live pages differ"
-        );
-    }
-    assert_eq!(b.counters(graph::Phase::Decode).eager.len(), 0);
 }
 
 /// The byte ranges of the token slots of a page in a layer's span: live ones and dead ones.

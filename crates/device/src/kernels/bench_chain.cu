@@ -13,22 +13,35 @@ DEVICE void chain(u32* word) {
 }
 DEVICE void add(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(word) : "memory"); }
 
+DEVICE u32* own_word(u32* words) { return words + blockIdx.x * (LINE / 4); }
+
+// Before the wait a link does what every kernel should: works out its address and has it translated.
+DEVICE u32* expected_word(u32* words) {
+    u32* word = own_word(words);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(word));
+    return word;
+}
+
 extern "C" __global__ void chain_plain(u32* words) {
-    if (threadIdx.x == 0) chain(words + blockIdx.x * (LINE / 4));
+    if (threadIdx.x == 0) chain(own_word(words));
 }
 
 extern "C" __global__ void chain_dependent(u32* words) {
     let_successor_start();
+    if (threadIdx.x != 0) return;
+    u32* word = expected_word(words);
     wait_for_predecessor();
-    if (threadIdx.x == 0) chain(words + blockIdx.x * (LINE / 4));
+    chain(word);
 }
 
 extern "C" __global__ void add_plain(u32* words) {
-    if (threadIdx.x == 0) add(words + blockIdx.x * (LINE / 4));
+    if (threadIdx.x == 0) add(own_word(words));
 }
 
 extern "C" __global__ void add_dependent(u32* words) {
     let_successor_start();
+    if (threadIdx.x != 0) return;
+    u32* word = expected_word(words);
     wait_for_predecessor();
-    if (threadIdx.x == 0) add(words + blockIdx.x * (LINE / 4));
+    add(word);
 }
