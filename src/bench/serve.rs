@@ -242,11 +242,12 @@ fn read(path: &Path) -> Result<Report> {
 /// A column per report, and beside the figures of all but the first, how they compare with it.
 fn side_by_side(reports: &[Report]) -> String {
     type Figure = fn(&Report) -> f64;
-    let rows: [(&str, Figure); 13] = [
+    let rows: [(&str, Figure); 14] = [
         ("answered", |r| r.succeeded as f64),
         ("errors", |r| r.errors.values().sum::<u64>() as f64),
         ("requests/s", |r| r.request_rate),
         ("output tok/s", |r| r.output_rate),
+        ("median tok/s", |r| r.steady_rate),
         ("goodput/s", |r| r.goodput),
         ("ttft mean ms", |r| r.ttft.mean),
         ("ttft p50 ms", |r| r.ttft.p50),

@@ -45,6 +45,7 @@ fn spread(title: &str, curves: Vec<Curve>) -> Result<String> {
     let all = || curves.iter().flat_map(|(_, points)| points.iter().map(|p| p.0));
     let least = all().fold(f64::INFINITY, f64::min).min(1e6) * 0.9;
     let most = all().fold(least * 2.0, f64::max) * 1.1;
+    let least = with_a_tick(least, most);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -74,6 +75,12 @@ fn spread(title: &str, curves: Vec<Curve>) -> Result<String> {
         area.present().map_err(wrong)?;
     }
     Ok(svg)
+}
+
+/// A logarithmic axis has its ticks around powers of ten: it must begin at one or have one inside.
+fn with_a_tick(least: f64, most: f64) -> f64 {
+    let below = 10f64.powf(least.log10().floor());
+    if below * 10.0 < most { least } else { below }
 }
 
 fn over_time(reports: &[Report]) -> Result<String> {
@@ -137,7 +144,8 @@ fn short(n: f64) -> String {
         n if n >= 1e6 => format!("{:.1}M", n / 1e6),
         n if n >= 1e4 => format!("{:.0}k", n / 1e3),
         n if n >= 10.0 => format!("{n:.0}"),
-        n => format!("{n:.2}"),
+        n if n >= 0.01 || n == 0.0 => format!("{n:.2}"),
+        n => format!("{n:.3}"),
     }
 }
 
@@ -145,6 +153,13 @@ fn short(n: f64) -> String {
 pub(super) mod tests {
     use super::*;
     use server::load::{Slo, Timeline};
+
+    #[test]
+    fn every_axis_has_a_tick() {
+        assert_eq!(with_a_tick(230.0, 680.0), 100.0);
+        assert_eq!(with_a_tick(3.0, 90.0), 3.0);
+        assert_eq!(with_a_tick(1e-3, 20.0), 1e-3);
+    }
 
     pub(crate) fn sample(label: &str, scale: f64) -> Report {
         let times = |n: i32| Latency::of((1..n).map(|i| f64::from(i) * scale).collect());
@@ -162,6 +177,7 @@ pub(super) mod tests {
             output_tokens: 100,
             request_rate: 3.0 * scale,
             output_rate: 33.0 * scale,
+            steady_rate: 34.0 * scale,
             ttft: times(100),
             itl: times(50),
             e2e: times(200),

@@ -427,6 +427,10 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
         e2e.push(whole);
     }
     let seconds = (end - begin).as_secs_f64().max(1e-9);
+    // Seconds count events, and an event may carry more than one token.
+    let events = timeline.tokens.iter().sum::<u64>().max(1);
+    let steady =
+        timeline.median_tokens().map(|tokens| tokens as f64 * output_tokens as f64 / events as f64);
     let succeeded = e2e.len() as u64;
     Report {
         label: spec.label.clone(),
@@ -442,6 +446,7 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
         output_tokens,
         request_rate: succeeded as f64 / seconds,
         output_rate: output_tokens as f64 / seconds,
+        steady_rate: steady.unwrap_or(output_tokens as f64 / seconds),
         ttft: Latency::of(ttft),
         itl: Latency::of(itl),
         e2e: Latency::of(e2e),
