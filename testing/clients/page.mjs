@@ -25,6 +25,20 @@ const shot = (name) => page.screenshot({ path: `${folder}/${name}.png` });
 await page.goto(base + "/");
 await page.waitForSelector(".state.ready");
 await page.waitForSelector("#config tbody tr");
+
+// The plan of a bucket is a picture, and every bucket has one.
+const pictured = (name) => page.waitForFunction((name) => {
+  const picture = document.querySelector("#plan img");
+  return picture?.complete && picture.naturalWidth > 0 && (!name || picture.alt.includes(` ${name}:`));
+}, name);
+await pictured();
+const buckets = await page.locator("#bucket option").allTextContents();
+assert.ok(buckets.length > 1 && buckets.some((name) => name.startsWith("decode/")), buckets.join());
+for (const name of [buckets[buckets.length - 1], buckets[0]]) {
+  await page.selectOption("#bucket", name);
+  await pictured(name);
+}
+await page.focus("#prompt");
 await shot("1-start");
 
 // Everything can be done from the keyboard: the message box has the focus, Enter sends.
@@ -47,7 +61,14 @@ await page.waitForFunction(() => document.querySelector("#steps_text").textConte
 assert.ok((await page.locator("#sums div").count()) === 4);
 await page.focus("#strip");
 await page.keyboard.press("ArrowLeft");
-assert.match(await page.textContent("#step_detail"), /step \d+ · (decode|prefill)\//);
+const detail = await page.textContent("#step_detail");
+assert.match(detail, /step \d+ · (decode|prefill)\//);
+if (!detail.includes("eager")) {
+  await page.keyboard.press("Enter");
+  const shown = await page.inputValue("#bucket");
+  assert.ok(detail.includes(shown.split("x")[0]), `${detail} is drawn as ${shown}`);
+  await pictured(shown);
+}
 await shot("3-answered");
 
 // Thinking, then Escape stops.
@@ -60,6 +81,13 @@ await page.keyboard.press("Escape");
 await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
 assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by you/);
 await shot("4-stopped");
+
+// The button stops, too, and what was said so far stays.
+await page.keyboard.type("Count from one to a hundred, in words.");
+await page.keyboard.press("Enter");
+await page.click("#stop_button");
+await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
+assert.equal(await page.locator(".message.user").count(), 3);
 
 // An error from the server is shown in words.
 await page.click("#settings summary");

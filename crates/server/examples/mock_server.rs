@@ -4,17 +4,29 @@
 //!     cargo run --release -p server --example mock_server -- 127.0.0.1:8000
 //!
 //! Environment: `KEY` (API key), `STEP_US` (how long a step takes), `SEATS`, `INFLIGHT`,
-//! `PANIC_EVERY` (steps), `TRACE` (file), `LOG` (a tracing filter).
+//! `PANIC_EVERY` (steps), `TRACE` (file), `LOG` (a tracing filter), `ECHO` (say the prompt back),
+//! `MODEL` (a checkpoint whose tokenizer and chat template are used, with `ECHO`).
 
 use server::answer::{Reasoning, ToolFormat};
 use server::mock::{Mock, MockConfig, demo, echo};
 use server::text::bytes::ByteText;
+use server::text::{CheckpointText, TextModel};
 use server::{Model, ServerConfig};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// The text of a checkpoint, which is opened for nothing else.
+fn checkpoint(path: &Path) -> CheckpointText {
+    let checkpoint = formats::checkpoint::Checkpoint::open(path).expect("a checkpoint");
+    let tokenizer = formats::tokenizer::Tokenizer::of(&checkpoint).expect("its tokenizer");
+    let template = formats::chat::ChatTemplate::of(&checkpoint).expect("its chat template");
+    let config = formats::config::ModelConfig::of(&checkpoint).expect("its config");
+    CheckpointText::new(Arc::new(tokenizer), template, config.eos, config.vocab as u32)
 }
 
 fn main() {
@@ -27,16 +39,22 @@ fn main() {
     config.api_keys.extend(std::env::var("KEY"));
     config.trace = std::env::var("TRACE").ok().map(Into::into);
     config.limits.inflight = number("INFLIGHT", config.limits.inflight);
+    let text: Arc<dyn TextModel> = match std::env::var("MODEL") {
+        Ok(path) => Arc::new(checkpoint(Path::new(&path))),
+        Err(_) => Arc::new(ByteText),
+    };
     let panic_every = number("PANIC_EVERY", 0);
     let mock = MockConfig {
         oracle: if std::env::var("ECHO").is_ok() { echo() } else { demo() },
         step_time: Duration::from_micros(number("STEP_US", 10_000)),
         seats: number("SEATS", 256),
+        vocab: text.vocab(),
         embedding: 64,
         panic_every: (panic_every > 0).then_some(panic_every),
         ..MockConfig::default()
     };
-    let mut model = Model::new("mock", mock.context, Arc::new(ByteText));
+    let mut model = Model::new("mock", mock.context, text);
+    model.embedding = Some(mock.embedding as u32);
     model.tools = ToolFormat::Hermes;
     model.reasoning = Reasoning::detect("</think>");
     let factory = Box::new(move || Ok(Box::new(Mock::new(mock.clone())) as _));
