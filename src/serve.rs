@@ -12,8 +12,8 @@ use clap::Args;
 use engine::model::GraphExecutor;
 use engine::request::Sampling;
 use graph::runner::Ran;
-use server::link::{self, ConfigRow, GraphInfo};
-use server::text::{CheckpointText, TextModel, bytes::ByteText};
+use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
+use server::text::{CheckpointText, TextModel, WordText};
 use server::{Limits, Model, ServerConfig};
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -114,11 +114,11 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
     let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
-    let Some(text) = loaded.text.take() else {
-        return Model::new(name, context, Arc::new(ByteText));
-    };
     let config = &loaded.config;
     let vocab = config.vocab as u32;
+    let Some(text) = loaded.text.take() else {
+        return Model::new(name, context, Arc::new(WordText::new(vocab, config.eos.clone())));
+    };
     let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
     let (tools, reasoning) = (text.tool_format(), text.reasoning());
     let suggested = config.sampling;
@@ -158,7 +158,10 @@ fn about(loaded: &Loaded) -> GraphInfo {
             false => format!("{}: {}", decision.source, decision.why),
         },
     });
-    GraphInfo { about, config: decisions.collect(), plans: Vec::new() }
+    let runners = loaded.executor.runners();
+    let plans = runners.decode.plans().chain(runners.prefill.plans());
+    let plans = plans.map(|plan| PlanPicture { bucket: plan.key.to_string(), svg: plan.svg() });
+    GraphInfo { about, config: decisions.collect(), plans: plans.collect() }
 }
 
 impl watched::Traced for GraphExecutor {

@@ -31,6 +31,8 @@ pub struct Model {
     pub tools: ToolFormat,
     /// Its marks around thinking, if it thinks.
     pub reasoning: Option<Reasoning>,
+    /// The width of the vectors it makes of texts, if it makes any.
+    pub embedding: Option<u32>,
 }
 
 impl Model {
@@ -44,6 +46,7 @@ impl Model {
             defaults: Sampling { temperature: 1.0, ..Sampling::default() },
             tools: ToolFormat::None,
             reasoning: None,
+            embedding: None,
         }
     }
 

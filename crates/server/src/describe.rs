@@ -58,6 +58,54 @@ impl<T: Describe> Describe for BTreeMap<String, T> {
     }
 }
 
+/// Stands for what only the loaded model knows: as a `maximum` its last token id, as a `pattern` the
+/// names of its tokens, as an `enum` the width of its embeddings.
+pub(crate) const VOCAB: &str = "of the model";
+
+/// A token id of the loaded model.
+pub(crate) fn token_id() -> Value {
+    json!({"type": "integer", "minimum": 0, "maximum": VOCAB})
+}
+
+/// Puts a model's own numbers where a description left room for them.
+pub(crate) fn fill(schema: &mut Value, vocab: u32, width: Option<u32>) {
+    match schema {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match key.as_str() {
+                    "maximum" if value == VOCAB => *value = vocab.saturating_sub(1).into(),
+                    "pattern" if value == VOCAB => *value = below(vocab).into(),
+                    "enum" if value == VOCAB => *value = width.into_iter().collect(),
+                    _ => fill(value, vocab, width),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|value| fill(value, vocab, width)),
+        _ => {}
+    }
+}
+
+/// A pattern for the decimal numbers below `end`.
+fn below(end: u32) -> String {
+    let digits = end.saturating_sub(1).to_string();
+    let mut any = Vec::new();
+    let free = |count: usize| "[0-9]".repeat(count);
+    for length in 1..digits.len() {
+        any.push(if length == 1 { free(1) } else { format!("[1-9]{}", free(length - 1)) });
+    }
+    // As long as the last one: the same up to some digit, then a smaller one, then any.
+    for (at, digit) in digits.bytes().enumerate() {
+        let least = if at == 0 && digits.len() > 1 { b'1' } else { b'0' };
+        let (same, rest) = (&digits[..at], digits.len() - at - 1);
+        if digit > least {
+            let (from, to) = (char::from(least), char::from(digit - 1));
+            any.push(format!("{same}[{from}-{to}]{}", free(rest)));
+        }
+    }
+    any.push(digits);
+    format!("^({})$", any.join("|"))
+}
+
 /// Adds what the type itself cannot say (bounds, allowed values) to a schema, inside the
 /// "or null" of an optional field.
 pub(crate) fn refine(mut schema: Value, more: Value, doc: &str) -> Value {
@@ -154,6 +202,14 @@ mod tests {
             #[serde(rename = "type")]
             pub kind: String = {"enum": ["a", "b"]},
         }
+    }
+
+    #[test]
+    fn numbers_below_a_number() {
+        let expected = "^([0-9]|[1-9][0-9]|[1-1][0-9][0-9]|2[0-4][0-9]|25[0-7]|258)$";
+        assert_eq!(below(259), expected);
+        assert_eq!(below(10), "^([0-8]|9)$");
+        assert_eq!(below(1), "^(0)$");
     }
 
     #[test]

@@ -106,10 +106,17 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
     let snapshot = app.link.snapshot();
     let GraphInfo { about, config, plans } = &*snapshot.graph;
     let buckets: Vec<_> = plans.iter().map(|plan| plan.bucket.as_str()).collect();
+    let defaults = &app.model.defaults;
     Json(json!({
         "model": app.model.name,
         "context": app.model.context,
         "thinks": app.model.reasoning.is_some(),
+        "defaults": {
+            "temperature": defaults.temperature,
+            "top_p": defaults.top_p,
+            "min_p": defaults.min_p,
+            "top_k": defaults.top_k,
+        },
         "about": about,
         "config": config,
         "buckets": buckets,

@@ -1,6 +1,7 @@
 //! The OpenAPI document, made from the types that serde reads and writes.
 
-use crate::describe::{Describe, Schemas};
+use crate::app::{App, Model};
+use crate::describe::{self, Describe, Schemas};
 use crate::error::ErrorResponse;
 use crate::openai::chat::types::{ChatChunk, ChatRequest, ChatResponse};
 use crate::openai::completions::types::{CompletionRequest, CompletionResponse};
@@ -10,11 +11,13 @@ use crate::openai::tokenize::types::{
     DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse,
 };
 use axum::Json;
+use axum::extract::State;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// `/openapi.json`.
-pub(crate) async fn serve() -> Json<Value> {
-    Json(document())
+pub(crate) async fn serve(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(document(&app.model))
 }
 
 struct Route {
@@ -107,7 +110,9 @@ fn operation(route: &Route, all: &mut Schemas) -> Value {
             "Events `data: {{…}}` of {}, then `data: [DONE]`",
             events(all)["$ref"].as_str().unwrap_or("the chunk")
         );
-        content["text/event-stream"] = json!({"schema": {"type": "string", "description": about}});
+        let data = json!({"data": {"type": "string", "description": about}});
+        let event = json!({"type": "object", "properties": data, "required": ["data"]});
+        content["text/event-stream"] = json!({"schema": event});
     }
     let mut responses = Map::new();
     responses.insert("200".into(), json!({"description": "Success", "content": content}));
@@ -130,8 +135,8 @@ fn operation(route: &Route, all: &mut Schemas) -> Value {
     operation
 }
 
-/// The whole document.
-pub fn document() -> Value {
+/// The whole document, with what is particular to the model that is served.
+pub fn document(model: &Model) -> Value {
     let mut all = Schemas::default();
     let mut paths = Map::new();
     for route in routes() {
@@ -139,7 +144,12 @@ pub fn document() -> Value {
         path.insert(route.method.into(), operation(&route, &mut all));
         paths.insert(route.path.into(), path.into());
     }
-    json!({
+    // Which of two fields is given is nothing that one field's schema can say.
+    all.0["TokenizeRequest"]["anyOf"] = json!([
+        {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+        {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+    ]);
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Dacapo",
@@ -153,5 +163,7 @@ pub fn document() -> Value {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
-    })
+    });
+    describe::fill(&mut document, model.text.vocab(), model.embedding);
+    document
 }

@@ -3,9 +3,11 @@
 pub mod bytes;
 mod model;
 mod utf8;
+mod words;
 
 pub use model::CheckpointText;
 pub use utf8::Utf8Stream;
+pub use words::WordText;
 
 use engine::request::Token;
 use serde_json::{Map, Value};

@@ -13,12 +13,14 @@ pub struct ChoiceSetup {
     pub reasoning: Option<(Reasoning, bool)>,
     /// How tool calls are told from text.
     pub tools: ToolSplit,
+    /// The answer ends after its first tool call, whatever the model would go on to write.
+    pub single_call: bool,
 }
 
 impl ChoiceSetup {
     /// Plain text, with these stop strings.
     pub fn plain(stops: Vec<String>) -> Self {
-        Self { stops, reasoning: None, tools: ToolSplit::Off }
+        Self { stops, reasoning: None, tools: ToolSplit::Off, single_call: false }
     }
 }
 

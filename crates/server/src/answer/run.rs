@@ -64,7 +64,7 @@ struct Slot {
     choice: Choice,
     position: usize,
     logprobs: Vec<TokenLogprob>,
-    called_tool: bool,
+    calls: u32,
     over: bool,
 }
 
@@ -75,6 +75,7 @@ pub struct Run {
     /// Per request, the first of its choices.
     firsts: Vec<usize>,
     per_prompt: usize,
+    single_call: bool,
     open: usize,
     deltas: Vec<Delta>,
     /// Tokens so far.
@@ -92,14 +93,22 @@ impl Run {
                     choice: Choice::new(text, setup.choice.clone()),
                     position,
                     logprobs: Vec::new(),
-                    called_tool: false,
+                    calls: 0,
                     over: false,
                 });
             }
         }
         let open = slots.len();
-        let per_prompt = setup.per_prompt.max(1);
-        Self { call, slots, firsts, per_prompt, open, deltas: Vec::new(), usage: Usage::default() }
+        Self {
+            call,
+            slots,
+            firsts,
+            per_prompt: setup.per_prompt.max(1),
+            single_call: setup.choice.single_call,
+            open,
+            deltas: Vec::new(),
+            usage: Usage::default(),
+        }
     }
 
     /// Whether every choice is over.
@@ -162,7 +171,8 @@ impl Run {
                 slot.logprobs.extend(logprob);
                 let stopped = slot.choice.push(token, &mut self.deltas);
                 self.give(index, sink);
-                if stopped {
+                let enough = self.single_call && self.slots[index].calls > 0;
+                if stopped || enough {
                     // What was held back was the stop string: its tokens are nobody's.
                     self.slots[index].logprobs.clear();
                     self.call.cancel(self.slots[index].position);
@@ -196,7 +206,10 @@ impl Run {
     fn give(&mut self, index: usize, sink: &mut impl FnMut(Piece)) {
         let slot = &mut self.slots[index];
         for delta in self.deltas.drain(..) {
-            slot.called_tool |= matches!(delta, Delta::ToolStart { .. });
+            slot.calls += u32::from(matches!(delta, Delta::ToolStart { .. }));
+            if self.single_call && slot.calls > 1 {
+                continue;
+            }
             let logprobs = std::mem::take(&mut slot.logprobs);
             sink(Piece::Delta { index, delta, logprobs });
         }
@@ -207,7 +220,7 @@ impl Run {
         slot.over = true;
         self.open -= 1;
         self.usage.reasoning += u64::from(slot.choice.reasoning_tokens);
-        let reason = if slot.called_tool && reason == "stop" { "tool_calls" } else { reason };
+        let reason = if slot.calls > 0 && reason == "stop" { "tool_calls" } else { reason };
         let logprobs = std::mem::take(&mut slot.logprobs);
         sink(Piece::End { index, reason, logprobs });
         if self.open == 0 {

@@ -66,8 +66,10 @@ pub enum ToolSplit {
     },
     /// A grammar made the answer a JSON list of calls.
     List {
-        /// Everything so far.
+        /// What is not a whole call yet.
         held: String,
+        /// Whether a call was given out.
+        called: bool,
     },
 }
 
@@ -114,7 +116,12 @@ impl ToolSplit {
                 }
                 out.push(Delta::ToolArguments(text.into()));
             }
-            Self::List { held } => held.push_str(text),
+            Self::List { held, called } => {
+                held.push_str(text);
+                if text.contains('}') {
+                    list(held, called, out);
+                }
+            }
         }
     }
 
@@ -145,17 +152,30 @@ impl ToolSplit {
                     None => out.push(Delta::Text(whole)),
                 }
             }
-            Self::List { held } => {
-                let whole = std::mem::take(held);
-                let list = serde_json::from_str::<Vec<Value>>(&whole).ok();
-                let calls: Option<Vec<_>> = list.and_then(|l| l.iter().map(call_of).collect());
-                match calls {
-                    Some(calls) => calls.into_iter().for_each(|call| give(call, out)),
-                    None if whole.is_empty() => {}
-                    None => out.push(Delta::Text(whole)),
+            Self::List { held, called } => {
+                list(held, called, out);
+                let rest = std::mem::take(held);
+                // After a call only the list's own end is left, or half of another call.
+                if !*called && !rest.is_empty() {
+                    out.push(Delta::Text(rest));
                 }
             }
         }
+    }
+}
+
+/// Gives out every call of a JSON list that is whole.
+fn list(held: &mut String, called: &mut bool, out: &mut Vec<Delta>) {
+    loop {
+        let open = if *called { ',' } else { '[' };
+        let Some(rest) = held.trim_start().strip_prefix(open) else { return };
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let Some(call) = values.next().and_then(Result::ok).as_ref().and_then(call_of) else {
+            return;
+        };
+        give(call, out);
+        *called = true;
+        *held = rest[values.byte_offset()..].into();
     }
 }
 
@@ -318,10 +338,27 @@ mod tests {
             let named = ToolSplit::Named { name: "f".into(), started: false };
             let found = split(named, "{\"a\": 1}", size);
             assert_eq!(found, (String::new(), calls(&[("f", "{\"a\": 1}")])));
-            let list = ToolSplit::List { held: String::new() };
-            let text = "[{\"name\": \"f\", \"parameters\": {\"a\": 1}}]";
-            assert_eq!(split(list, text, size), (String::new(), calls(&[("f", "{\"a\":1}")])));
+            let list = || ToolSplit::List { held: String::new(), called: false };
+            let one = "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": \"}]\"}}}";
+            let two = format!("[{one},\n {{\"name\": \"g\", \"parameters\": {{}}}}]");
+            let both = calls(&[("f", "{\"a\":{\"b\":\"}]\"}}"), ("g", "{}")]);
+            assert_eq!(split(list(), &two, size), (String::new(), both.clone()));
+            // Cut short: what is whole is called, half a call is not.
+            assert_eq!(
+                split(list(), &two[..two.len() - 3], size),
+                (String::new(), both[..1].into())
+            );
+            assert_eq!(split(list(), &two[..20], size), (two[..20].into(), vec![]));
         }
+    }
+
+    #[test]
+    fn a_list_of_calls_is_given_out_call_by_call() {
+        let mut split = ToolSplit::List { held: String::new(), called: false };
+        let mut out = Vec::new();
+        split.push("[{\"name\": \"f\", \"parameters\": {}}, {\"name\"", &mut out);
+        assert_eq!(out[0], Delta::ToolStart { name: "f".into() });
+        assert_eq!(out.len(), 2);
     }
 
     #[test]

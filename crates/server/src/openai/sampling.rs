@@ -22,8 +22,8 @@ pub enum Stop {
 impl Describe for Stop {
     fn describe(_: &mut Schemas) -> Value {
         json!({"anyOf": [
-            {"type": "string", "maxLength": 64},
-            {"type": "array", "items": {"type": "string", "maxLength": 64}, "maxItems": 16},
+            {"type": "string", "maxLength": 256},
+            {"type": "array", "items": {"type": "string", "maxLength": 256}, "maxItems": 16},
         ]})
     }
 }
@@ -48,20 +48,20 @@ macro_rules! generation_type {
                 /// 0 always takes the likeliest token; larger is more varied.
                 pub temperature: Option<f32> = {"minimum": 0, "maximum": 2},
                 /// Keep the smallest set of tokens with at least this probability.
-                pub top_p: Option<f32> = {"exclusiveMinimum": 0, "maximum": 1},
+                pub top_p: Option<f32> = {"minimum": 0, "maximum": 1},
                 /// Keep this many of the likeliest tokens; 0 or -1 keeps all. An extension.
                 pub top_k: Option<i64> = {"minimum": -1, "maximum": 1_000_000},
                 /// Drop tokens less likely than this share of the likeliest. An extension.
                 pub min_p: Option<f32> = {"minimum": 0, "maximum": 1},
                 /// Divide the logits of tokens seen before; 1 is off. An extension.
-                pub repetition_penalty: Option<f32> = {"exclusiveMinimum": 0, "maximum": 10},
+                pub repetition_penalty: Option<f32> = {"minimum": 0.0625, "maximum": 16},
                 /// Subtracted for each earlier occurrence in the answer.
                 pub frequency_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
                 /// Subtracted once for a token that occurred in the answer.
                 pub presence_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
                 /// Added to the logits of single tokens, by their ids.
                 pub logit_bias: Option<std::collections::BTreeMap<String, f32>> = {
-                    "propertyNames": {"pattern": "^[0-9]+$"},
+                    "propertyNames": {"pattern": $crate::describe::VOCAB}, "maxProperties": 1024,
                     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                 },
                 /// Same seed, same text.
@@ -72,7 +72,7 @@ macro_rules! generation_type {
                 pub stop: Option<$crate::openai::sampling::Stop>,
                 /// Token ids that end the answer. An extension.
                 pub stop_token_ids: Option<Vec<u32>> = {
-                    "maxItems": 64,
+                    "maxItems": 64, "items": ($crate::describe::token_id()),
                 },
                 /// No stop before this many tokens. An extension.
                 pub min_tokens: Option<u32>,
@@ -80,7 +80,7 @@ macro_rules! generation_type {
                 pub ignore_eos: Option<bool>,
                 /// Send the answer as it is made, as server-sent events.
                 pub stream: Option<bool>,
-                /// How the stream behaves.
+                /// How the stream behaves; means nothing without one.
                 pub stream_options: Option<$crate::openai::sampling::StreamOptions>,
                 /// Larger goes first. An extension.
                 pub priority: Option<i64> = {"minimum": -1_000_000, "maximum": 1_000_000},
@@ -108,8 +108,6 @@ macro_rules! generation_type {
                     stop_token_ids: self.stop_token_ids.as_deref(),
                     min_tokens: self.min_tokens,
                     ignore_eos: self.ignore_eos,
-                    stream: self.stream,
-                    stream_options: self.stream_options.as_ref(),
                     priority: self.priority,
                 }
             }
@@ -135,8 +133,6 @@ pub(crate) struct Shared<'a> {
     pub(crate) stop_token_ids: Option<&'a [u32]>,
     pub(crate) min_tokens: Option<u32>,
     pub(crate) ignore_eos: Option<bool>,
-    pub(crate) stream: Option<bool>,
-    pub(crate) stream_options: Option<&'a StreamOptions>,
     pub(crate) priority: Option<i64>,
 }
 
@@ -163,9 +159,9 @@ impl Shared<'_> {
     /// Checks every field; the error names the first that is wrong.
     pub(crate) fn validate(&self, limits: &Limits, vocab: u32) -> Result<(), ApiError> {
         between("temperature", self.temperature, 0.0, 2.0)?;
-        between("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
+        between("top_p", self.top_p, 0.0, 1.0)?;
         between("min_p", self.min_p, 0.0, 1.0)?;
-        between("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 10.0)?;
+        between("repetition_penalty", self.repetition_penalty, 0.0625, 16.0)?;
         between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
         if self.max_tokens == Some(0) {
@@ -182,10 +178,6 @@ impl Shared<'_> {
             let text = "priority must be between -1000000 and 1000000";
             return Err(ApiError::invalid("priority", text));
         }
-        if self.stream_options.is_some() && self.stream != Some(true) {
-            let text = "stream_options is only allowed with stream: true";
-            return Err(ApiError::invalid("stream_options", text));
-        }
         at_most(
             "logit_bias",
             "entries",
@@ -194,7 +186,8 @@ impl Shared<'_> {
         )?;
         for (token, bias) in self.logit_bias.into_iter().flatten() {
             let name = format!("logit_bias.{token}");
-            if token.parse::<Token>().map_or(true, |token| token >= vocab) {
+            let id = token.parse::<Token>().ok().filter(|id| id.to_string() == *token);
+            if id.is_none_or(|id| id >= vocab) {
                 let text = format!("{token:?} is not a token id of this model");
                 return Err(ApiError::invalid(name, text));
             }
@@ -234,7 +227,8 @@ impl Shared<'_> {
         Sampling {
             temperature: self.temperature.unwrap_or(base.temperature),
             top_k: self.top_k.map_or(base.top_k, |k| k.max(0) as u32),
-            top_p: self.top_p.unwrap_or(base.top_p),
+            // 0 keeps the likeliest token, as the smallest share above it does.
+            top_p: self.top_p.unwrap_or(base.top_p).max(f32::MIN_POSITIVE),
             min_p: self.min_p.unwrap_or(base.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),

@@ -100,7 +100,7 @@ const sizes = ["temperature", "top_p", "min_p"];
 for (const id of sizes) {
   const field = $(id);
   const told = document.querySelector(`output[for=${id}]`);
-  field.oninput = () => { told.textContent = field.value; };
+  field.oninput = () => { told.textContent = Number(field.value); };
 }
 for (const id of [...sizes, "top_k", "max_tokens", "seed", "system", "stop"]) {
   const kept = store.get(id);
@@ -389,7 +389,9 @@ function choose(index) {
   drawStrip();
 }
 $("strip").onpointermove = (e) => choose(steps.length - Math.ceil((e.currentTarget.clientWidth - e.offsetX) / (e.currentTarget.clientWidth / KEEP)));
+$("strip").onclick = () => { const step = steps.find((s) => s.step === chosen); if (step) planOf(step); };
 $("strip").onkeydown = (e) => {
+  if (e.key === "Enter") return $("strip").onclick();
   const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -KEEP, End: KEEP }[e.key];
   if (by === undefined) return;
   e.preventDefault();
@@ -400,21 +402,30 @@ addEventListener("resize", drawStrip);
 
 // ---------------------------------------------------------------- what is fixed
 
+let buckets = []; // those with a picture of their plan
+
 async function describe() {
   try {
     const graph = await (await fetch("live/graph")).json();
     served = graph.model;
     $("model").textContent = graph.model;
     document.title = "Dacapo · " + graph.model;
+    // The model's own defaults, where a person has not chosen.
+    for (const [id, value] of Object.entries(graph.defaults)) {
+      if (store.get(id) === null && document.activeElement !== $(id)) { $(id).value = value; $(id).oninput?.(); }
+    }
     const rows = [...graph.about, ...graph.config];
     $("config").tBodies[0].replaceChildren(...rows.map((row) => {
       const tr = make("tr");
       tr.append(make("td", "", row.key), make("td", "", row.value), make("td", "", row.reason));
       return tr;
     }));
-    $("bucket").replaceChildren(...graph.buckets.map((name) => make("option", "", name)));
-    $("plan_box").hidden = !graph.buckets.length;
-    if (graph.buckets.length) plan(graph.buckets[Math.min(3, graph.buckets.length - 1)]);
+    if (graph.buckets.join() !== buckets.join()) {
+      buckets = graph.buckets;
+      $("bucket").replaceChildren(...buckets.map((name) => make("option", "", name)));
+      if (buckets.length) plan(buckets[0]);
+    }
+    $("plan_box").hidden = !buckets.length;
     return rows.length > 0;
   } catch {
     return false;
@@ -422,11 +433,22 @@ async function describe() {
 }
 function plan(name) {
   $("bucket").value = name;
+  const link = make("a");
+  link.href = "live/plan?bucket=" + encodeURIComponent(name);
+  link.target = "_blank";
+  link.title = "Open the picture by itself: there every node and value tells its name";
   const picture = make("img");
-  picture.alt = `The plan of ${name}: ops in order, their spans below`;
+  picture.alt = `The plan of ${name}: its nodes from left to right, below them what each keeps in the workspace, and how long`;
   picture.onload = () => $("plan").classList.toggle("tall", picture.naturalWidth < 3 * picture.naturalHeight);
-  picture.src = "live/plan?bucket=" + encodeURIComponent(name);
-  $("plan").replaceChildren(picture);
+  picture.src = link.href;
+  link.append(picture);
+  $("plan").replaceChildren(link);
+}
+// A step's bucket in the strip is the way to its plan.
+function planOf(step) {
+  const name = bucket(step);
+  const found = buckets.find((known) => known === name || known.startsWith(name + "x"));
+  if (found && !isEager(step)) plan(found);
 }
 $("bucket").onchange = () => plan($("bucket").value);
 

@@ -40,7 +40,9 @@ pub(crate) fn again(mock: MockConfig) -> Factory {
 
 impl Bed {
     pub(crate) async fn new(mock: MockConfig) -> Self {
-        Self::with(config(), mock, model()).await
+        let mut model = model();
+        model.embedding = (mock.embedding > 0).then_some(mock.embedding as u32);
+        Self::with(config(), mock, model).await
     }
 
     pub(crate) async fn with(config: ServerConfig, mock: MockConfig, model: Model) -> Self {

@@ -9,3 +9,4 @@ mod document;
 mod faults;
 mod routes;
 mod streams;
+mod tools;

@@ -27,8 +27,7 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
     let mut sampling = shared.convert(model);
     let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
     sampling.max_tokens = most.min(room);
-    sampling.logprobs =
-        (request.logprobs == Some(true)).then_some(request.top_logprobs.unwrap_or(0));
+    sampling.logprobs = request.wants_logprobs().then_some(request.top_logprobs.unwrap_or(0));
     sampling.grammar = grammar(request, force.as_ref());
     let opened = |open: &str| text.trim_end().ends_with(open);
     let free = sampling.grammar.is_none();
@@ -39,6 +38,7 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
             let opened = opened(&marks.open);
             (marks, opened)
         }),
+        single_call: force.is_none() && request.parallel_tool_calls == Some(false),
         tools: tool_split(request, model, force),
     };
     let base = Request {
@@ -51,7 +51,7 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
         tenant: 0,
         prompt_logprobs: None,
     };
-    let requests = spread(base, !choice.stops.is_empty());
+    let requests = spread(base, !choice.stops.is_empty() || choice.single_call);
     let choices = requests.iter().map(|r| r.choices).collect();
     let per_prompt = requests.len();
     Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice } })
@@ -98,29 +98,66 @@ fn parameters(tool: &Tool) -> Value {
     }
 }
 
+/// The schema of a list of calls. A tool's own schema may point into itself (`#/$defs/…`): it becomes
+/// a definition of the list's, and its pointers are moved along.
+fn call_list(tools: &[Tool], one: bool) -> Value {
+    let (mut any, mut definitions) = (Vec::new(), Map::new());
+    for (i, tool) in tools.iter().enumerate() {
+        let mut schema = parameters(tool);
+        move_pointers(&mut schema, &format!("#/$defs/{i}"));
+        definitions.insert(i.to_string(), schema);
+        any.push(json!({
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "parameters": {"$ref": format!("#/$defs/{i}")},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": false,
+        }));
+    }
+    let items = json!({"anyOf": any});
+    let mut list = json!({"type": "array", "minItems": 1, "items": items, "$defs": definitions});
+    if one {
+        list["maxItems"] = 1.into();
+    }
+    list
+}
+
+/// Makes every pointer from the root one from `root`.
+fn move_pointers(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match (key.as_str(), value) {
+                    ("$ref", Value::String(path)) if path.starts_with('#') => {
+                        path.replace_range(..1, root);
+                    }
+                    // Data, not schema.
+                    ("const" | "enum" | "default" | "examples", _) => {}
+                    // Names of the user's own, each with a schema.
+                    (
+                        "properties" | "patternProperties" | "dependentSchemas" | "$defs"
+                        | "definitions",
+                        Value::Object(named),
+                    ) => named.values_mut().for_each(|schema| move_pointers(schema, root)),
+                    (_, value) => move_pointers(value, root),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|value| move_pointers(value, root)),
+        _ => {}
+    }
+}
+
 fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> {
     match force {
         Some(Force::Named(tool)) => {
             return Some(Grammar::JsonSchema(parameters(tool).to_string()));
         }
         Some(Force::Any(tools)) => {
-            let call = |tool: &Tool| {
-                json!({
-                    "type": "object",
-                    "properties": {
-                        "name": {"const": tool.function.name},
-                        "parameters": parameters(tool),
-                    },
-                    "required": ["name", "parameters"],
-                    "additionalProperties": false,
-                })
-            };
-            let any: Vec<_> = tools.iter().map(call).collect();
-            let mut list = json!({"type": "array", "minItems": 1, "items": {"anyOf": any}});
-            if request.parallel_tool_calls == Some(false) {
-                list["maxItems"] = 1.into();
-            }
-            return Some(Grammar::JsonSchema(list.to_string()));
+            let one = request.parallel_tool_calls == Some(false);
+            return Some(Grammar::JsonSchema(call_list(tools, one).to_string()));
         }
         None => {}
     }
@@ -128,7 +165,7 @@ fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> 
     match format.kind.as_str() {
         "json_object" => Some(Grammar::JsonObject),
         "json_schema" => {
-            let schema = format.json_schema.as_ref()?.schema.clone()?;
+            let schema = format.json_schema.as_ref()?.schema.clone();
             Some(Grammar::JsonSchema(Value::Object(schema).to_string()))
         }
         _ => None,
@@ -145,7 +182,7 @@ fn tool_split(request: &ChatRequest, model: &Model, force: Option<Force<'_>>) ->
         Some(Force::Named(tool)) => {
             ToolSplit::Named { name: tool.function.name.clone(), started: false }
         }
-        Some(Force::Any(_)) => ToolSplit::List { held: String::new() },
+        Some(Force::Any(_)) => ToolSplit::List { held: String::new(), called: false },
         None => match offered(request) {
             Some(tools) if model.tools != ToolFormat::None => {
                 let names = tools.iter().map(|t| t.function.name.clone()).collect();
@@ -215,4 +252,35 @@ async fn tokenize(app: &App, chat: Chat) -> Result<Rendered, ApiError> {
     });
     let done = app.compute(size, move || text.render(&chat)).await?;
     done.map_err(|e| ApiError::invalid("messages", e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_of_tools_lead_into_the_list() {
+        let tool = |name: &str, schema: Value| Tool {
+            kind: "function".into(),
+            function: super::super::types::Function {
+                name: name.into(),
+                description: None,
+                parameters: schema.as_object().cloned(),
+                strict: None,
+            },
+        };
+        let inner = json!({
+            "type": "object",
+            "properties": {"p": {"$ref": "#/$defs/Place"}, "$ref": {"const": {"$ref": "#"}}},
+            "$defs": {"Place": {"type": "string"}},
+        });
+        let list = call_list(&[tool("f", Value::Null), tool("g", inner)], true);
+        let schema = &list["$defs"]["1"];
+        assert_eq!(schema["properties"]["p"]["$ref"], "#/$defs/1/$defs/Place");
+        assert_eq!(schema["properties"]["$ref"]["const"]["$ref"], "#");
+        let place = list.pointer("/$defs/1/$defs/Place");
+        assert_eq!(place, Some(&json!({"type": "string"})));
+        assert_eq!(list["items"]["anyOf"][1]["properties"]["parameters"]["$ref"], "#/$defs/1");
+        assert_eq!(list["maxItems"], 1);
+    }
 }

@@ -30,11 +30,10 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let run = Run::new(call, &*app.model.text, setup);
     if request.stream == Some(true) {
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
-        let asked = request.logprobs == Some(true);
-        let events = ChatEvents::new(&app, count, usage, asked);
+        let events = ChatEvents::new(&app, count, usage, request.wants_logprobs());
         return sse::respond(run, events, &app.limits).await;
     }
-    whole(&app, run, count, request.logprobs == Some(true)).await
+    whole(&app, run, count, request.wants_logprobs()).await
 }
 
 async fn whole(

@@ -17,7 +17,7 @@ generation_type! {
         pub max_completion_tokens: Option<u32> = {"minimum": 1},
         /// Whether to report the log-probabilities of the answer's tokens.
         pub logprobs: Option<bool>,
-        /// How many alternatives to report for each of them.
+        /// How many alternatives to report for each of them; asking for some asks for `logprobs`.
         pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": 20},
         /// The form of the answer.
         pub response_format: Option<ResponseFormat>,
@@ -120,7 +120,7 @@ api_type! {
     /// A function's description.
     pub struct Function {
         /// Its name.
-        pub name: String = {"minLength": 1, "maxLength": 64},
+        pub name: String = {"minLength": 1, "maxLength": 256},
         /// What it does.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub description: Option<String>,
@@ -141,6 +141,13 @@ pub enum ToolChoice {
     Word(String),
     /// This one.
     Named(NamedTool),
+}
+
+impl ChatRequest {
+    /// Whether log-probabilities are to be reported.
+    pub fn wants_logprobs(&self) -> bool {
+        self.logprobs.unwrap_or(self.top_logprobs.is_some_and(|top| top > 0))
+    }
 }
 
 impl Describe for ToolChoice {
@@ -188,7 +195,7 @@ api_type! {
         /// What it is for.
         pub description: Option<String>,
         /// The schema.
-        pub schema: Option<Map<String, Value>>,
+        pub schema: Map<String, Value>,
         /// Always so here.
         pub strict: Option<bool>,
     }

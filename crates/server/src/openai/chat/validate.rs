@@ -1,6 +1,6 @@
 //! What a chat request may contain.
 
-use super::types::{ChatRequest, Content, Message, ToolChoice};
+use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -15,18 +15,14 @@ pub fn validate(request: &ChatRequest, model: &Model, limits: &Limits) -> Result
         let text = "max_completion_tokens must be at least 1";
         return Err(ApiError::invalid("max_completion_tokens", text));
     }
-    if let Some(top) = request.top_logprobs {
-        if u64::from(top) > limits.top_logprobs {
-            let text = format!("top_logprobs must be between 0 and {}", limits.top_logprobs);
-            return Err(ApiError::invalid("top_logprobs", text));
-        }
-        if request.logprobs != Some(true) && top > 0 {
-            let text = "top_logprobs is only allowed with logprobs: true";
-            return Err(ApiError::invalid("top_logprobs", text));
-        }
+    if request.top_logprobs.is_some_and(|top| u64::from(top) > limits.top_logprobs) {
+        let text = format!("top_logprobs must be between 0 and {}", limits.top_logprobs);
+        return Err(ApiError::invalid("top_logprobs", text));
     }
     conversation(&request.messages, limits)?;
-    tools(request, limits)?;
+    let offered = request.tools.as_deref().unwrap_or_default();
+    tools(offered, limits)?;
+    tool_choice(request.tool_choice.as_ref(), offered)?;
     response_format(request, limits)
 }
 
@@ -64,8 +60,8 @@ fn message(i: usize, message: &Message) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn tools(request: &ChatRequest, limits: &Limits) -> Result<(), ApiError> {
-    let tools = request.tools.as_deref().unwrap_or_default();
+/// Checks tools alone.
+pub(crate) fn tools(tools: &[Tool], limits: &Limits) -> Result<(), ApiError> {
     at_most("tools", "tools", tools.len(), limits.tools)?;
     for (i, tool) in tools.iter().enumerate() {
         if tool.kind != "function" {
@@ -81,7 +77,11 @@ fn tools(request: &ChatRequest, limits: &Limits) -> Result<(), ApiError> {
             schema_size(&format!("tools[{i}].function.parameters"), schema, limits)?;
         }
     }
-    match &request.tool_choice {
+    Ok(())
+}
+
+fn tool_choice(choice: Option<&ToolChoice>, tools: &[Tool]) -> Result<(), ApiError> {
+    match choice {
         None => Ok(()),
         Some(ToolChoice::Word(word)) => match word.as_str() {
             "none" | "auto" => Ok(()),
@@ -108,12 +108,11 @@ fn response_format(request: &ChatRequest, limits: &Limits) -> Result<(), ApiErro
     match format.kind.as_str() {
         "text" | "json_object" => Ok(()),
         "json_schema" => {
-            let schema = format.json_schema.as_ref().and_then(|s| s.schema.as_ref());
-            let Some(schema) = schema else {
+            let Some(named) = &format.json_schema else {
                 let text = "json_schema needs a schema: {\"name\": …, \"schema\": {…}}";
                 return Err(ApiError::invalid("response_format.json_schema", text));
             };
-            schema_size("response_format.json_schema.schema", schema, limits)
+            schema_size("response_format.json_schema.schema", &named.schema, limits)
         }
         other => {
             let text = format!("{other:?} is not text, json_object or json_schema");

@@ -1,6 +1,6 @@
 //! What completions look like on the wire.
 
-use crate::describe::{Describe, Schemas, api_type};
+use crate::describe::{Describe, Schemas, api_type, token_id};
 use crate::openai::sampling::generation_type;
 use crate::openai::usage::UsageBody;
 use serde::{Deserialize, Serialize};
@@ -39,13 +39,12 @@ pub enum Prompt {
 impl Describe for Prompt {
     fn describe(_: &mut Schemas) -> Value {
         let text = json!({"type": "string", "minLength": 1});
-        let id = json!({"type": "integer", "minimum": 0, "maximum": u32::MAX});
-        let tokens = json!({"type": "array", "items": id, "minItems": 1});
+        let tokens = json!({"type": "array", "items": token_id(), "minItems": 1});
         json!({"anyOf": [
             text,
-            {"type": "array", "items": text, "minItems": 1},
+            {"type": "array", "items": text, "minItems": 1, "maxItems": 256},
             tokens,
-            {"type": "array", "items": tokens, "minItems": 1},
+            {"type": "array", "items": tokens, "minItems": 1, "maxItems": 256},
         ]})
     }
 }

@@ -31,10 +31,6 @@ pub async fn handle(
             Some(Err(why)) => return Err(ApiError::internal(why)),
             Some(Ok(made)) => made,
         };
-        if request.dimensions.is_some_and(|width| width as usize != made.len()) {
-            let text = format!("this model's embeddings have {} dimensions", made.len());
-            return Err(ApiError::invalid("dimensions", text));
-        }
         let embedding = vector(&request, made);
         data.push(Embedding { object: "embedding".into(), index, embedding });
     }

@@ -15,7 +15,7 @@ api_type! {
         /// Numbers, or their bytes in base64.
         pub encoding_format: Option<String> = {"enum": ["float", "base64"]},
         /// The vector's width; only the model's own.
-        pub dimensions: Option<u32>,
+        pub dimensions: Option<u32> = {"enum": (crate::describe::VOCAB)},
         /// How token vectors become one. An extension.
         pub pooling: Option<String> = {"enum": ["mean", "last"]},
         /// Who is asking; kept for nobody.

@@ -25,5 +25,12 @@ pub fn validate(
         let text = format!("{pooling:?} is not mean or last");
         return Err(ApiError::invalid("pooling", text));
     }
+    if let (Some(asked), Some(width)) = (request.dimensions, model.embedding)
+        && asked != width
+    {
+        let text =
+            format!("this model's vectors have {width} dimensions, and none can be left out");
+        return Err(ApiError::invalid("dimensions", text));
+    }
     prompt("input", &request.input, model, limits)
 }

@@ -10,10 +10,10 @@ api_type! {
         pub model: Option<String>,
         /// The text; this or `messages`.
         pub prompt: Option<String>,
-        /// The conversation; this or `prompt`.
-        pub messages: Option<Vec<Message>>,
+        /// The conversation, used where there is no `prompt`.
+        pub messages: Option<Vec<Message>> = {"minItems": 1},
         /// Tools offered in the conversation.
-        pub tools: Option<Vec<Tool>>,
+        pub tools: Option<Vec<Tool>> = {"maxItems": 128},
         /// Whether the assistant's turn is opened; it is unless told otherwise.
         pub add_generation_prompt: Option<bool>,
         /// Whether the tokens that begin a prompt are put before the text; they are unless told
@@ -45,7 +45,7 @@ api_type! {
         /// The model; if given, the one that is served.
         pub model: Option<String>,
         /// Token ids.
-        pub tokens: Vec<u32>,
+        pub tokens: Vec<u32> = {"items": (crate::describe::token_id())},
     }
 }
 

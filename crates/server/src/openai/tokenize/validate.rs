@@ -6,13 +6,14 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::openai::chat;
 
-/// Text or messages, not both, and messages as chat would have them.
+/// Text, or messages as chat would have them.
 pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
+    chat::validate::tools(request.tools.as_deref().unwrap_or_default(), limits)?;
     match (&request.prompt, &request.messages) {
-        (Some(_), None) => Ok(()),
+        (Some(_), _) => Ok(()),
         (None, Some(messages)) => chat::validate::conversation(messages, limits),
-        _ => Err(ApiError::invalid("prompt", "give either prompt or messages")),
+        (None, None) => Err(ApiError::invalid("prompt", "give a prompt or messages")),
     }
 }
 

@@ -1,0 +1,120 @@
+//! Tool calls in both formats, whole and streamed, one at a time or several.
+
+use crate::bed::{Bed, config, model};
+use serde_json::{Value, json};
+use server::answer::ToolFormat;
+use server::mock::MockConfig;
+use std::sync::Arc;
+
+const CHAT: &str = "/v1/chat/completions";
+const HERMES: &str = "I shall look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": \
+    {\"city\": \"Zürich\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n\
+    </tool_call>\nThat is all.";
+const LLAMA: &str = "{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\"}}; \
+    {\"name\": \"time\", \"parameters\": {}}";
+const PYTHONIC: &str = "[weather(city=\"Zürich\"), time()]";
+
+fn function(name: &str, schema: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": schema}})
+}
+
+fn ask(more: Value) -> Value {
+    let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let mut ask = json!({
+        "messages": [{"role": "user", "content": "What is it like?"}],
+        "tools": [function("weather", city), function("time", json!({"type": "object"}))],
+    });
+    ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ask
+}
+
+async fn says(format: ToolFormat, answer: &'static str) -> Bed {
+    let oracle = Arc::new(move |_: &_, _| answer.bytes().map(u32::from).collect());
+    let model = server::Model { tools: format, ..model() };
+    Bed::with(config(), MockConfig { oracle, ..MockConfig::default() }, model).await
+}
+
+/// Text, calls and reason of one choice.
+type Answer = (String, Vec<(String, String)>, String);
+
+fn whole(choice: &Value) -> Answer {
+    let message = &choice["message"];
+    let calls = message["tool_calls"].as_array().into_iter().flatten().map(|call| {
+        let part = |key: &str| call["function"][key].as_str().unwrap().to_string();
+        (part("name"), part("arguments"))
+    });
+    let text = message["content"].as_str().unwrap_or("").into();
+    (text, calls.collect(), choice["finish_reason"].as_str().unwrap().into())
+}
+
+fn streamed(events: &[String], n: usize) -> Vec<Answer> {
+    let mut answers = vec![Answer::default(); n];
+    for event in &events[..events.len() - 1] {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        for choice in chunk["choices"].as_array().unwrap() {
+            let (text, calls, reason) = &mut answers[choice["index"].as_u64().unwrap() as usize];
+            text.push_str(choice["delta"]["content"].as_str().unwrap_or(""));
+            reason.push_str(choice["finish_reason"].as_str().unwrap_or(""));
+            for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                if let Some(name) = call["function"]["name"].as_str() {
+                    assert_eq!(call["index"], calls.len());
+                    calls.push((name.into(), String::new()));
+                }
+                let more = call["function"]["arguments"].as_str().unwrap_or("");
+                calls[call["index"].as_u64().unwrap() as usize].1.push_str(more);
+            }
+        }
+    }
+    answers
+}
+
+#[tokio::test]
+async fn several_calls_or_one_in_every_format() {
+    for (format, answer, before, after) in [
+        (ToolFormat::Hermes, HERMES, "I shall look.", "\nThat is all."),
+        (ToolFormat::Llama, LLAMA, "", ""),
+        (ToolFormat::Llama, PYTHONIC, "", ""),
+    ] {
+        let bed = says(format, answer).await;
+        let calls = [
+            ("weather".to_string(), "{\"city\":\"Zürich\"}".to_string()),
+            ("time".to_string(), "{}".to_string()),
+        ];
+        let all = (format!("{before}{after}"), calls.to_vec(), "tool_calls".to_string());
+        let one = (before.to_string(), calls[..1].to_vec(), "tool_calls".to_string());
+        for (parallel, expected) in [(json!(true), &all), (Value::Null, &all), (json!(false), &one)]
+        {
+            let body = ask(json!({"parallel_tool_calls": parallel, "n": 2}));
+            let answer = bed.ok(CHAT, &body).await;
+            let choices = answer["choices"].as_array().unwrap();
+            let found: Vec<_> = choices.iter().map(whole).collect();
+            assert_eq!(found, [expected.clone(), expected.clone()], "{format:?} {parallel}");
+            let mut body = body;
+            body["stream"] = true.into();
+            let found = streamed(&bed.stream(CHAT, &body).await, 2);
+            assert_eq!(found, [expected.clone(), expected.clone()], "{format:?} {parallel}");
+        }
+        bed.until("nothing is left", || bed.link.inflight() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_required_call_is_a_list_that_the_grammar_made() {
+    // What the grammar of `required` lets through, whatever the model's own format is.
+    const LIST: &str = "[{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\"}}, \
+        {\"name\": \"time\", \"parameters\": {}}]";
+    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::None] {
+        let bed = says(format, LIST).await;
+        let body = ask(json!({"tool_choice": "required", "stream": true}));
+        let found = streamed(&bed.stream(CHAT, &body).await, 1);
+        let names: Vec<_> = found[0].1.iter().map(|call| call.0.as_str()).collect();
+        assert_eq!(
+            (names.as_slice(), found[0].2.as_str()),
+            (&["weather", "time"][..], "tool_calls")
+        );
+        // Cut in the middle of the second: the first is there, and the reason says it was cut.
+        let body = ask(json!({"tool_choice": "required", "stream": true, "max_tokens": 70}));
+        let found = streamed(&bed.stream(CHAT, &body).await, 1);
+        assert_eq!((found[0].0.as_str(), found[0].1.len(), found[0].2.as_str()), ("", 1, "length"));
+    }
+}
