@@ -2,7 +2,9 @@
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
 use crate::ShapeKey;
-use crate::compile::{Bindings, CompileError, CompileTarget, scratch_bytes, workspace_bytes};
+use crate::compile::{
+    Bindings, CompileError, CompileTarget, TargetDevice, scratch_bytes, workspace_bytes,
+};
 use crate::program::Program;
 use device::op::KvLayer;
 use device::{ALIGN, DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -72,6 +74,18 @@ impl Layout {
             let span = self.arena.alloc(Region::Kv, "pages", bytes);
             self.bindings.kv.push(KvLayer { span, ..template });
         }
+    }
+}
+
+/// Bytes a driver is expected to keep for a recorded node; an H200 took less in every graph seen.
+const RECORDED_NODE: u64 = 16 << 10;
+
+/// What recording `graphs` graphs of the program may take on the device, so that pages leave room for
+/// it: never less than what was seen, and nothing on the host's own memory.
+pub fn recording_room(program: &Program, target: &CompileTarget, graphs: usize) -> u64 {
+    match target.device {
+        TargetDevice::Cpu => 0,
+        TargetDevice::Cuda(_) => graphs as u64 * program.steps.len() as u64 * RECORDED_NODE,
     }
 }
 

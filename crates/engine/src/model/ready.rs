@@ -10,7 +10,7 @@ use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tensor_names::Role;
 use graph::config::{Facts, Given, Resolved};
-use graph::layout::{Layout, pages_that_fit};
+use graph::layout::{Layout, pages_that_fit, recording_room};
 use graph::program::Program;
 use graph::runner::Runners;
 use graph::{CompileTarget, Phase, ShapeKey};
@@ -180,7 +180,9 @@ pub fn load_executor(
         Some(pages) => pages,
         None => {
             let free = (device.memory_free()? as f64 * options.memory_share) as u64;
-            let taken = layout.arena.report().device_total();
+            let room = || recording_room(&program, &target, keys.len());
+            let taken =
+                layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
             // No more than every seat can fill.
             let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
             u64::from(pages_that_fit(&program, limits.page_size, free.saturating_sub(taken)))
