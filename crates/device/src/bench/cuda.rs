@@ -198,7 +198,7 @@ impl Bench<'_> {
         for nodes in [100, 300, 500] {
             let work = self.chain(nodes, "chain_dependent", true);
             let graph = self.record(work.clone(), true)?;
-            let us = median(101, || {
+            let us = median(1001, || {
                 let us = host_us(|| graph.replay())?;
                 self.device.sync()?;
                 Ok(us)
@@ -270,7 +270,7 @@ impl Bench<'_> {
                 to: self.words.part(k * 256, 64),
             })
             .collect();
-        let us = median(101, || {
+        let us = median(1001, || {
             let (executor, stream) = (self.cuda.executor(), &self.cuda.context().stream);
             let us = host_us(|| {
                 copies
