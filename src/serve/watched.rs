@@ -5,10 +5,12 @@ use engine::request::Micros;
 use graph::runner::Ran;
 use server::link::{Phase, Run, StepRecord};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps kept for the page.
 const KEPT: usize = 512;
+/// Nobody looks for so long only when nobody waits: what the device did meanwhile is not known.
+const UNWATCHED: Duration = Duration::from_millis(50);
 
 /// Says how the last launch ran.
 pub(crate) trait Traced {
@@ -24,13 +26,16 @@ pub(crate) struct Watched<X> {
     records: VecDeque<StepRecord>,
     flight: VecDeque<(Instant, StepRecord)>,
     last_result: Option<Instant>,
+    /// When the device was last launched or asked.
+    looked: Instant,
     launched: u64,
 }
 
 impl<X: Executor + Traced> Watched<X> {
     pub(crate) fn new(inner: X) -> Self {
         let (records, flight) = (VecDeque::new(), VecDeque::new());
-        Self { inner, now: 0, records, flight, last_result: None, launched: 0 }
+        let looked = Instant::now();
+        Self { inner, now: 0, records, flight, last_result: None, looked, launched: 0 }
     }
 
     /// The last steps that are done, oldest first.
@@ -68,7 +73,7 @@ impl<X: Executor + Traced> Watched<X> {
     }
 }
 
-fn micros(time: std::time::Duration) -> u32 {
+fn micros(time: Duration) -> u32 {
     time.as_micros().try_into().unwrap_or(u32::MAX)
 }
 
@@ -92,11 +97,15 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.launch(step)?;
         let record = self.record(step, launch);
         self.flight.push_back((launch, record));
+        self.looked = Instant::now();
         Ok(())
     }
 
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
-        let result = match self.inner.poll(block) {
+        let unwatched = self.looked.elapsed() > UNWATCHED;
+        let polled = self.inner.poll(block);
+        let before = std::mem::replace(&mut self.looked, Instant::now());
+        let result = match polled {
             Ok(Some(result)) => result,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -109,8 +118,9 @@ impl<X: Executor + Traced> Executor for Watched<X> {
             // The device does one step after the other: a step begins when it is launched or when
             // the one before it is done, whichever is later.
             let begin = self.last_result.map_or(launch, |last| last.max(launch));
-            record.device_us = micros(begin.elapsed());
-            self.last_result = Some(Instant::now());
+            let end = if unwatched { before.max(begin) } else { self.looked };
+            record.device_us = micros(end - begin);
+            self.last_result = Some(end);
             if self.records.len() == KEPT {
                 self.records.pop_front();
             }

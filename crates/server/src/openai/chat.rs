@@ -2,6 +2,7 @@
 
 pub mod convert;
 pub mod handler;
+mod schema;
 mod stream;
 pub mod types;
 pub mod validate;

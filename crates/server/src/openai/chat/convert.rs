@@ -1,5 +1,6 @@
 //! From a chat request to what the engine and the answer's splitters are asked.
 
+use super::schema::{call_list, closed, parameters};
 use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
 use crate::answer::{ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::{App, Model};
@@ -91,65 +92,6 @@ fn force(request: &ChatRequest) -> Option<Force<'_>> {
     }
 }
 
-fn parameters(tool: &Tool) -> Value {
-    match &tool.function.parameters {
-        Some(schema) => Value::Object(schema.clone()),
-        None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-    }
-}
-
-/// The schema of a list of calls. A tool's own schema may point into itself (`#/$defs/…`): it becomes
-/// a definition of the list's, and its pointers are moved along.
-fn call_list(tools: &[Tool], one: bool) -> Value {
-    let (mut any, mut definitions) = (Vec::new(), Map::new());
-    for (i, tool) in tools.iter().enumerate() {
-        let mut schema = parameters(tool);
-        move_pointers(&mut schema, &format!("#/$defs/{i}"));
-        definitions.insert(i.to_string(), schema);
-        any.push(json!({
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "parameters": {"$ref": format!("#/$defs/{i}")},
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": false,
-        }));
-    }
-    let items = json!({"anyOf": any});
-    let mut list = json!({"type": "array", "minItems": 1, "items": items, "$defs": definitions});
-    if one {
-        list["maxItems"] = 1.into();
-    }
-    list
-}
-
-/// Makes every pointer from the root one from `root`.
-fn move_pointers(schema: &mut Value, root: &str) {
-    match schema {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                match (key.as_str(), value) {
-                    ("$ref", Value::String(path)) if path.starts_with('#') => {
-                        path.replace_range(..1, root);
-                    }
-                    // Data, not schema.
-                    ("const" | "enum" | "default" | "examples", _) => {}
-                    // Names of the user's own, each with a schema.
-                    (
-                        "properties" | "patternProperties" | "dependentSchemas" | "$defs"
-                        | "definitions",
-                        Value::Object(named),
-                    ) => named.values_mut().for_each(|schema| move_pointers(schema, root)),
-                    (_, value) => move_pointers(value, root),
-                }
-            }
-        }
-        Value::Array(list) => list.iter_mut().for_each(|value| move_pointers(value, root)),
-        _ => {}
-    }
-}
-
 fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> {
     match force {
         Some(Force::Named(tool)) => {
@@ -166,7 +108,7 @@ fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> 
         "json_object" => Some(Grammar::JsonObject),
         "json_schema" => {
             let schema = format.json_schema.as_ref()?.schema.clone();
-            Some(Grammar::JsonSchema(Value::Object(schema).to_string()))
+            Some(Grammar::JsonSchema(closed(Value::Object(schema)).to_string()))
         }
         _ => None,
     }
@@ -252,35 +194,4 @@ async fn tokenize(app: &App, chat: Chat) -> Result<Rendered, ApiError> {
     });
     let done = app.compute(size, move || text.render(&chat)).await?;
     done.map_err(|e| ApiError::invalid("messages", e.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pointers_of_tools_lead_into_the_list() {
-        let tool = |name: &str, schema: Value| Tool {
-            kind: "function".into(),
-            function: super::super::types::Function {
-                name: name.into(),
-                description: None,
-                parameters: schema.as_object().cloned(),
-                strict: None,
-            },
-        };
-        let inner = json!({
-            "type": "object",
-            "properties": {"p": {"$ref": "#/$defs/Place"}, "$ref": {"const": {"$ref": "#"}}},
-            "$defs": {"Place": {"type": "string"}},
-        });
-        let list = call_list(&[tool("f", Value::Null), tool("g", inner)], true);
-        let schema = &list["$defs"]["1"];
-        assert_eq!(schema["properties"]["p"]["$ref"], "#/$defs/1/$defs/Place");
-        assert_eq!(schema["properties"]["$ref"]["const"]["$ref"], "#");
-        let place = list.pointer("/$defs/1/$defs/Place");
-        assert_eq!(place, Some(&json!({"type": "string"})));
-        assert_eq!(list["items"]["anyOf"][1]["properties"]["parameters"]["$ref"], "#/$defs/1");
-        assert_eq!(list["maxItems"], 1);
-    }
 }
