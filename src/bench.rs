@@ -3,6 +3,8 @@
 mod cpu;
 mod decode;
 mod device;
+mod mix;
+mod mixed;
 mod plot;
 mod prefill;
 pub(crate) mod record;
@@ -26,6 +28,7 @@ enum What {
     Cpu(cpu::CpuArgs),
     Decode(decode::DecodeArgs),
     Prefill(prefill::PrefillArgs),
+    Mixed(mixed::MixedArgs),
     Serve(Box<serve::ServeArgs>),
 }
 
@@ -35,6 +38,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Cpu(args) => cpu::run(args, global),
         What::Decode(args) => decode::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
+        What::Mixed(args) => mixed::run(args, global),
         What::Serve(args) => serve::run(args),
     }
 }

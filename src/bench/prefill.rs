@@ -1,11 +1,12 @@
 //! `dacapo bench prefill`: prompts per second, time to the first token, cost of padding.
 
+use super::mix::Mix;
 use super::steady::Steady;
 use super::{plot, record};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::progress;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -15,10 +16,11 @@ use std::path::PathBuf;
 pub(crate) struct PrefillArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// What one step feeds: PROMPTSxTOKENS
-    #[arg(long, value_name = "NxT,…", value_delimiter = ',', default_value = "1x512")]
+    /// What one step feeds: PROMPTSxTOKENS\[@CONTEXT\], parts joined by +, or random\[:TOKENS\]
+    #[arg(long, alias = "mix", value_name = "NxT+NxT,…", value_delimiter = ',')]
+    #[arg(default_value = "1x512")]
     shape: Vec<String>,
-    /// Tokens that each sequence already has
+    /// Tokens that each sequence already has, where a shape does not say
     #[arg(long, value_name = "N", default_value_t = 0)]
     context: u32,
     /// Steps timed for each row of the table
@@ -39,124 +41,186 @@ pub(crate) struct PrefillArgs {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) backend: String,
-    prompts: u32,
-    tokens: u32,
+    shape: String,
+    rows: u32,
+    /// Live tokens of the step.
+    pub(crate) tokens: u32,
     /// Tokens of the bucket the step was padded to.
     bucket: u32,
     pub(crate) ms: f64,
     pub(crate) tokens_per_second: f64,
     teraflops: f64,
+    /// Share of what a large product reaches on this device.
+    matrix_share: f64,
+    /// Time over the bucket's own, filled, times the live share: 0 if padding cost nothing.
+    padding_cost: f64,
     host_us: f64,
+    /// Whether every step was replayed from a graph.
+    replayed: bool,
 }
 
-impl Figure {
-    /// Live tokens of the step.
-    pub(crate) fn live(&self) -> u32 {
-        self.prompts * self.tokens
-    }
+/// What recording the prefill graphs of a backend took.
+#[derive(Clone, Debug, Serialize)]
+struct Recording {
+    backend: String,
+    graphs: usize,
+    seconds: f64,
+    bytes: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Figures {
+    device: String,
+    /// Floating-point operations per second of a large product.
+    matrix_rate: f64,
+    steps: Vec<Figure>,
+    recordings: Vec<Recording>,
 }
 
 pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
     ensure!(args.steps > 0, "steps start at 1");
-    let shapes: Vec<(u32, u32)> =
-        args.shape.iter().map(|text| parse(text)).collect::<Result<_>>()?;
+    let mixes: Vec<Mix> =
+        args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
     let flag = "graph-backend-prefill";
     let loads: Vec<LoadArgs> = match args.backend.as_slice() {
         [] => vec![args.load.clone()],
         names => names.iter().map(|name| args.load.with_graph_flag(flag, name)).collect(),
     };
-    let mut figures: Vec<Figure> = Vec::new();
-    let mut device = String::new();
+    // Before the model takes the memory.
+    let matrix_rate = device::bench::matrix_rate(&loading::open_device(global)?.0)?;
+    let mut figures = Figures { matrix_rate, ..Figures::default() };
     for load in &loads {
-        device = measure(args, global, load, &shapes, &mut figures)?;
+        measure(args, global, load, &mixes, &mut figures)?;
     }
     if let Some(path) = &args.svg {
-        plot::prefill(path, &args.load.model, &figures)?;
+        plot::prefill(path, &args.load.model, &figures.steps)?;
     }
     if let Some(path) = &args.json {
-        record::write(path, &record::record(&device, &figures)?)?;
+        record::write(path, &record::record(&figures.device, &figures)?)?;
     }
     if args.json.as_deref() != Some("-".as_ref()) {
-        print(&device, &figures);
+        print(&figures);
     }
     Ok(())
-}
-
-fn parse(text: &str) -> Result<(u32, u32)> {
-    let parts = text.split_once('x').and_then(|(n, t)| Some((n.parse().ok()?, t.parse().ok()?)));
-    let (prompts, tokens) =
-        parts.with_context(|| format!("{text}: a shape is PROMPTSxTOKENS, for example 16x512"))?;
-    ensure!(prompts > 0 && tokens > 0, "{text}: at least one prompt of one token");
-    Ok((prompts, tokens))
 }
 
 fn measure(
     args: &PrefillArgs,
     global: &Global,
     load: &LoadArgs,
-    shapes: &[(u32, u32)],
-    figures: &mut Vec<Figure>,
-) -> Result<String> {
-    let batch = shapes.iter().map(|shape| shape.0).max().unwrap_or(1);
-    let tokens = shapes.iter().map(|(prompts, tokens)| prompts * tokens).max().unwrap_or(1);
+    mixes: &[Mix],
+    figures: &mut Figures,
+) -> Result<()> {
+    let batch = mixes.iter().map(|mix| mix.rows.len() as u32).max().unwrap_or(1);
+    let tokens = mixes.iter().map(Mix::tokens).max().unwrap_or(1);
     let mut loaded = loading::load_sized(load, global, batch, Some(tokens))?;
-    let shape = loaded.program.shape;
-    let matrix: u64 = loaded
-        .program
-        .weights
-        .iter()
-        .filter(|w| w.rows > 1)
-        .map(|w| u64::from(w.rows) * u64::from(w.cols))
-        .sum();
-    // Embedding rows are gathered and the head sees one row per prompt.
-    let ends = u64::from(shape.vocab) * u64::from(shape.hidden);
-    let body = matrix.saturating_sub(if loaded.config.tied { ends } else { 2 * ends });
-    let bar = progress::count(shapes.len() as u64, "prefill");
+    let flops = Flops::of(&loaded);
+    let bar = progress::count(mixes.len() as u64, "prefill");
+    let buckets = loaded.executor.runners().prefill.config().buckets.clone();
     let mut steady = Steady::new(&mut loaded.executor)?;
     let mut timed = Vec::new();
-    for &(prompts, tokens) in shapes {
-        timed.push((prompts, tokens, steady.prefill(prompts, tokens, args.context, args.steps)?));
+    for mix in mixes {
+        let bucket = buckets.fit(mix.tokens()).unwrap_or(mix.tokens());
+        let timing = steady.prefill(&mix.rows, args.steps)?;
+        // The same step with its bucket filled: what is left beyond its share is the price of padding.
+        let filled = mix.filled(bucket);
+        let full = if bucket > mix.tokens() {
+            steady.prefill(&filled.rows, args.steps)?.step_ms(0.5)
+        } else {
+            timing.step_ms(0.5)
+        };
+        let share = flops.of_step(&mix.rows) / flops.of_step(&filled.rows);
+        timed.push((mix, bucket, timing, full * share));
         bar.inc(1);
     }
     bar.finish_and_clear();
     let runner = &loaded.executor.runners().prefill;
-    for (prompts, tokens, timing) in timed {
-        let live = prompts * tokens;
+    let backend = runner.config().backend.to_string();
+    let replayed = loaded.executor.counters(engine::exec::StepKind::Prefill).eager.is_empty();
+    for (mix, bucket, timing, share_ms) in timed {
         let ms = timing.step_ms(0.5);
-        let pairs = u64::from(prompts)
-            * (u64::from(tokens) * u64::from(args.context)
-                + u64::from(tokens) * u64::from(tokens + 1) / 2);
-        let attention =
-            4 * pairs * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
-        let flops = 2 * body * u64::from(live) + 2 * ends * u64::from(prompts) + attention;
-        figures.push(Figure {
-            backend: runner.config().backend.to_string(),
-            prompts,
-            tokens,
-            bucket: runner.config().buckets.fit(live).unwrap_or(live),
+        let rate = flops.of_step(&mix.rows) / (ms * 1e-3);
+        figures.steps.push(Figure {
+            backend: backend.clone(),
+            shape: mix.name.clone(),
+            rows: mix.rows.len() as u32,
+            tokens: mix.tokens(),
+            bucket,
             ms,
-            tokens_per_second: f64::from(live) / (ms * 1e-3),
-            teraflops: flops as f64 / (ms * 1e-3) * 1e-12,
+            tokens_per_second: f64::from(mix.tokens()) / (ms * 1e-3),
+            teraflops: rate * 1e-12,
+            matrix_share: rate / figures.matrix_rate,
+            padding_cost: ms / share_ms - 1.0,
             host_us: timing.host_us(0.5),
+            replayed,
         });
     }
-    Ok(loaded.device)
+    let recorded = runner.recorded();
+    figures.recordings.push(Recording {
+        backend,
+        graphs: recorded.len(),
+        seconds: runner.recording_time().as_secs_f64(),
+        bytes: recorded.iter().map(|(_, bytes)| bytes).sum(),
+    });
+    figures.device = loaded.device;
+    Ok(())
 }
 
-fn print(device: &str, figures: &[Figure]) {
-    println!("{device}");
-    println!("backend    prompts   tokens   bucket        ms     tok/s  TFLOP/s  host µs");
-    for f in figures {
+/// Operations a step cannot do without.
+struct Flops {
+    /// Multiply-adds of the layers for one token, of the head for one row, of attention for one pair of
+    /// positions.
+    layers: u64,
+    head: u64,
+    pair: u64,
+}
+
+impl Flops {
+    fn of(loaded: &loading::Loaded) -> Flops {
+        let shape = loaded.program.shape;
+        let matrices = loaded.program.weights.iter().filter(|w| w.rows > 1);
+        let all: u64 = matrices.map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
+        // Embedding rows are gathered and the head sees one row per prompt.
+        let head = u64::from(shape.vocab) * u64::from(shape.hidden);
+        let layers = all.saturating_sub(if loaded.config.tied { head } else { 2 * head });
+        let pair = 2 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
+        Flops { layers, head, pair }
+    }
+
+    fn of_step(&self, rows: &[(u32, u32)]) -> f64 {
+        let of_row = |&(tokens, context): &(u32, u32)| {
+            let (tokens, context) = (u64::from(tokens), u64::from(context));
+            let pairs = tokens * context + tokens * (tokens + 1) / 2;
+            2 * (self.layers * tokens + self.head + self.pair * pairs)
+        };
+        rows.iter().map(of_row).sum::<u64>() as f64
+    }
+}
+
+fn print(figures: &Figures) {
+    println!("{}; a large product: {:.1} TFLOP/s", figures.device, figures.matrix_rate * 1e-12);
+    println!(
+        "backend    shape              rows   tokens   bucket        ms     tok/s  TFLOP/s  of matrix  padding  host µs"
+    );
+    for f in &figures.steps {
         println!(
-            "{:<9} {:>8} {:>8} {:>8} {:>9.2} {:>9.0} {:>8.1} {:>8.1}",
+            "{:<10} {:<17} {:>5} {:>8} {:>8} {:>9.2} {:>9.0} {:>8.1} {:>9.0}% {:>7.1}% {:>8.1}{}",
             f.backend,
-            f.prompts,
+            f.shape,
+            f.rows,
             f.tokens,
             f.bucket,
             f.ms,
             f.tokens_per_second,
             f.teraflops,
-            f.host_us
+            f.matrix_share * 100.0,
+            f.padding_cost * 100.0,
+            f.host_us,
+            if f.replayed { "" } else { "  not all replayed" }
         );
+    }
+    for r in &figures.recordings {
+        let mib = r.bytes as f64 / f64::from(1 << 20);
+        println!("{}: {} graphs recorded in {:.3} s, {mib:.1} MiB", r.backend, r.graphs, r.seconds);
     }
 }

@@ -88,21 +88,17 @@ impl<'a> Steady<'a> {
         Ok(timing)
     }
 
-    /// Times one prefill step of `prompts` prompts of `tokens` tokens each that start at `context`,
-    /// `times` over, one at a time: from launch to result.
-    pub(crate) fn prefill(
-        &mut self,
-        prompts: u32,
-        tokens: u32,
-        context: u32,
-        times: u32,
-    ) -> Result<Timing> {
+    /// Times one prefill step whose rows have these (tokens, tokens before them), `times` over, one at a
+    /// time: from launch to result.
+    pub(crate) fn prefill(&mut self, rows: &[(u32, u32)], times: u32) -> Result<Timing> {
         let vocab = self.executor.geometry().vocab;
         let mut timing = Timing::default();
         for index in 0..times + 2 {
-            let mut step = self.seats(prompts, context, tokens)?;
-            step.rows = (0..prompts)
-                .map(|seat| Row {
+            let mut step = self.seated(rows)?;
+            step.rows = rows
+                .iter()
+                .zip(0..)
+                .map(|(&(tokens, context), seat)| Row {
                     tokens: (0..tokens)
                         .map(|i| (i * 7919 + seat * 104_729 + index) % vocab)
                         .collect(),
@@ -125,18 +121,27 @@ impl<'a> Steady<'a> {
 
     /// A step that seats `batch` sequences of `context` tokens with room for `more`.
     fn seats(&self, batch: u32, context: u32, more: u32) -> Result<Step> {
+        self.seated(&vec![(more, context); batch as usize])
+    }
+
+    /// A step that seats a sequence for each of these (room, tokens before it).
+    fn seated(&self, rows: &[(u32, u32)]) -> Result<Step> {
         let geometry = self.executor.geometry();
-        let each = (context + more).div_ceil(geometry.page_size);
-        let need = batch * each + 1;
+        let pages_of =
+            |&(more, context): &(u32, u32)| (context + more).div_ceil(geometry.page_size);
+        let most = rows.iter().map(pages_of).max().unwrap_or(0);
+        let batch = u32::try_from(rows.len())?;
+        let need = rows.iter().map(pages_of).sum::<u32>() + 1;
         ensure!(
-            each <= geometry.pages_per_seat && need <= geometry.pages && batch <= geometry.seats,
-            "{batch} sequences of {} tokens need {need} pages, {each} each; there are {}, {} each",
-            context + more,
+            most <= geometry.pages_per_seat && need <= geometry.pages && batch <= geometry.seats,
+            "{batch} sequences need {need} pages, up to {most} each; there are {}, {} each",
             geometry.pages,
             geometry.pages_per_seat
         );
-        let joins = (0..batch)
-            .map(|seat| Join {
+        let joins = rows
+            .iter()
+            .zip(0..)
+            .map(|(&(_, context), seat)| Join {
                 seat: Seat(seat),
                 len: context,
                 last_token: seat + 1,
@@ -144,16 +149,17 @@ impl<'a> Steady<'a> {
             })
             .collect();
         // Pages of one sequence lie apart, as they do after an hour of service.
-        let page = |seat: u32, index: u32| Page(1 + index * batch + (seat * 7 + index) % batch);
-        let pages = (0..batch)
-            .flat_map(|seat| {
-                (0..each).map(move |index| PageEntry {
-                    seat: Seat(seat),
-                    index,
-                    page: page(seat, index),
-                })
-            })
-            .collect();
+        let mut pages = Vec::new();
+        let mut next = 1;
+        for index in 0..most {
+            for turn in 0..batch {
+                let seat = (turn + 7 * index) % batch;
+                if index < pages_of(&rows[seat as usize]) {
+                    pages.push(PageEntry { seat: Seat(seat), index, page: Page(next) });
+                    next += 1;
+                }
+            }
+        }
         Ok(Step { joins, pages, ..Step::default() })
     }
 

@@ -104,8 +104,9 @@ fn main() {
     let (_, shape) = SHAPES.iter().find(|(name, _)| *name == args[0]).expect("a known shape");
     let (tokens, context, layers) = (number(1), number(2), number(3));
     let decode = args[4] == "decode";
-    // A prefill step is `tokens / 512` prompts of 512 tokens.
-    let rows = if decode { tokens } else { tokens.div_ceil(512) };
+    // A prefill step is `tokens / 512` prompts of 512 tokens, or as many as ROWS says.
+    let asked = std::env::var("ROWS").ok().map(|rows| rows.parse().expect("a number"));
+    let rows = asked.unwrap_or(if decode { tokens } else { tokens.div_ceil(512) });
     let pages_per_seat = context.div_ceil(16) + 2;
     let limits = StepLimits {
         seats: rows.max(4),

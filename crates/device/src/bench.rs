@@ -3,6 +3,7 @@
 
 mod cpu;
 mod cuda;
+mod matrix;
 
 use crate::{Device, DeviceKind, Result};
 use serde::Serialize;
@@ -58,7 +59,12 @@ pub fn run(device: &Device, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     Ok(Table { device: device.describe(), rows })
 }
 
-/// The median of `runs` results of `measure`, after one that does not count.
+/// Floating-point operations per second of a large bf16 product on the device: what prefill is compared
+/// with. On a GPU that is limited by power, the figure is one under load.
+pub fn matrix_rate(device: &Device) -> Result<f64> {
+    matrix::rate(device)
+}
+
 /// The device's read bandwidth in bytes per second: what every step is compared with.
 pub fn read_bandwidth(device: &Device) -> Result<f64> {
     match device.kind() {
@@ -67,6 +73,7 @@ pub fn read_bandwidth(device: &Device) -> Result<f64> {
     }
 }
 
+/// The median of `runs` results of `measure`, after one that does not count.
 fn median(runs: usize, mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
     measure()?;
     let mut results = (0..runs).map(|_| measure()).collect::<Result<Vec<f64>>>()?;

@@ -262,6 +262,71 @@ fn attention_varlen() {
     }
 }
 
+/// What a step of several prompts, of chunks in the middle of a context and of decoding rows looks like:
+/// lengths around tiles and pages, every head size, halves and pages of 16 as the fast kernels want them.
+fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
+    let rng = &mut Rng::new(seed);
+    let live: usize = rows.iter().map(|row| row.q_len).sum();
+    let half = rng.pick(&[DType::BF16, DType::F16]);
+    Case {
+        seed,
+        bucket_rows: rows.len() + rng.below(3),
+        bucket_tokens: live + rng.below(40),
+        rows,
+        kv_heads: 1 + rng.below(2),
+        group: rng.pick(&[1, 2, 3, 4, 7]),
+        dim,
+        page_size: 16,
+        kv: half,
+        x: half,
+        single: false,
+        window: rng.pick(&[None, None, Some(40), Some(200)]),
+        norms: false,
+    }
+}
+
+fn check_varlen(case: &Case) {
+    let build = |layout: &mut Layout| {
+        let attention = lay_out(case, layout, true).attention;
+        // Pad tokens too: they stay as they were.
+        let outs = vec![live_rows(&attention.out, case.live()), attention.out.span];
+        (vec![Op::Attention(attention)], outs)
+    };
+    against_reference(&build, &|device, want, got| {
+        let what = format!("seed {}, heads of {}, on {device}", case.seed, case.dim);
+        // Weights are rounded to 16 bits before the product with v.
+        assert_close(&what, case.x, 4.0, &want[0], &got[0]);
+        let pads = want[0].len();
+        assert!(want[1][pads..] == got[1][pads..], "{what}: a pad token was written");
+    });
+}
+
+#[test]
+fn attention_of_mixed_steps() {
+    for (index, dim) in [64, 80, 96, 128, 256, 64, 128].into_iter().enumerate() {
+        let seed = 400 + index as u64;
+        let rng = &mut Rng::new(seed);
+        let lengths = [1, 1, 2, 15, 16, 17, 33, 64, 90, 129];
+        let rows: Vec<Row> = (0..2 + rng.below(5))
+            .map(|_| {
+                let q_len = rng.pick(&lengths);
+                Row { q_len, kv_len: q_len + rng.pick(&[0, 0, 1, 15, 16, 111, 128, 150, 255, 300]) }
+            })
+            .collect();
+        check_varlen(&mixed(seed, dim, rows));
+    }
+}
+
+/// One row for every offset within a page, ends and beginnings of chunks alike.
+#[test]
+fn attention_at_every_offset_of_a_page() {
+    for (index, dim) in [64, 128].into_iter().enumerate() {
+        let rows: Vec<Row> =
+            (0..33).map(|at| Row { q_len: 1 + at % 3, kv_len: 1 + at % 3 + at }).collect();
+        check_varlen(&mixed(500 + index as u64, dim, rows));
+    }
+}
+
 /// Rotation fused into attention gives what the two ops give one after the other.
 #[test]
 fn attention_with_rope() {

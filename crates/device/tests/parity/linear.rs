@@ -146,6 +146,42 @@ fn rows_past_the_live_count_do_not_matter() {
     }
 }
 
+/// Many rows by tiles (on a GPU that has them; elsewhere whatever there is): every epilogue, edges of tiles in both
+/// directions, pad rows that are not numbers.
+#[test]
+fn many_rows_by_tiles() {
+    let shapes = [(300usize, 272usize, 128usize, 300u32), (520, 256, 64, 257), (256, 528, 192, 1)];
+    for (seed, (rows, n, k, live)) in shapes.into_iter().enumerate() {
+        for (which, half) in [(0, DType::BF16), (1, DType::BF16), (2, DType::BF16), (2, DType::F16)]
+        {
+            let build = |layout: &mut Layout| {
+                let rng = &mut Rng::new(700 + seed as u64);
+                let mut values = rng.floats(rows * k, 1.0);
+                values[live as usize * k..].fill(f32::NAN);
+                let x = layout.floats(half, rows, k, 0, &values);
+                let w = weights(layout, rng, half, n, k);
+                let (epilogue, y) = match which {
+                    0 => (Epilogue::Store, layout.poison(half, rows, n, 8)),
+                    1 => {
+                        let y = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
+                        (Epilogue::Residual(y), y)
+                    }
+                    _ => (Epilogue::SiluMul, layout.poison(half, rows, n / 2, 0)),
+                };
+                let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
+                let live = Some(layout.words(&[live]).span);
+                let (bias, norm, variant) = (None, None, Some("tiles".into()));
+                let linear = Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant };
+                (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
+            };
+            against_reference(&build, &|device, want, got| {
+                let what = format!("{rows}×{n}×{k}, epilogue {which}, {half:?} on {device}");
+                assert_close(&what, half, (k as f32).sqrt(), &want[0], &got[0]);
+            });
+        }
+    }
+}
+
 /// The product of packed weights is close to the exact product: quantising activations costs less than
 /// 1/127 of the largest activation per term, and the errors are independent.
 #[test]

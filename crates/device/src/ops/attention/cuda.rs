@@ -1,16 +1,20 @@
-//! Half formats and pages of 16: `kernels/attention.cu` for decode (and wide heads),
-//! `kernels/attention_varlen.cu` for rows of many tokens. Everything else: `kernels/attention_ref.cu`.
+//! Half formats and pages of 16: `kernels/attention.cu` for decode (and wide heads); for rows of many
+//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128, else
+//! `kernels/attention_varlen.cu`. Everything else: `kernels/attention_ref.cu`.
 //!
-//! `variant` overrides: `ref`, or `key=value` pairs (`splits=8,least=4,stages=3`).
+//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs
+//! (`splits=8,least=4,stages=3`).
 
 use crate::Result;
-use crate::cuda::launch::{Arg, Lowered, Target};
+use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::{Attention, Norm};
 use crate::step::count;
 use crate::{DType, Span};
 
 const WARPS: u32 = 4;
+/// Blocks of tokens that the Hopper kernel's list has room for.
+const MOST_SLOTS: u32 = 3072;
 
 impl Attention {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
@@ -26,8 +30,11 @@ impl Attention {
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         if self.tensor_cores(target) {
-            let many = !self.single && self.kv.head_dim <= 128;
-            let launch = if many { self.varlen(target)? } else { self.fast(target)? };
+            let launch = match (self.single, self.kv.head_dim) {
+                (false, 64 | 128) if self.warpgroups(target) => self.wgmma(target)?,
+                (false, ..=128) => self.varlen(target)?,
+                _ => self.fast(target)?,
+            };
             return Ok(vec![launch]);
         }
         let mut launches = match &self.rope {
@@ -148,6 +155,68 @@ impl Attention {
             .arg(Arg::F32(self.scale))
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
             .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)));
+        Ok(kernel.lowered())
+    }
+
+    /// Tokens a block of the Hopper kernel takes, and the most such blocks of a step.
+    fn packed(&self) -> (u32, u32) {
+        let tokens = 128 / (self.q_heads / self.kv.heads);
+        (tokens, self.out.rows / tokens + self.rows)
+    }
+
+    fn warpgroups(&self, target: &Target) -> bool {
+        let (_, slots) = self.packed();
+        // The list of blocks is in shared memory, a row and a block in a word.
+        let listed = slots <= MOST_SLOTS && self.rows <= u32::from(u16::MAX);
+        let wide = self.out.stride.is_multiple_of(8) && self.qkv.span.offset.is_multiple_of(16);
+        let asked = !matches!(self.variant.as_deref(), Some("mma" | "fixed"));
+        target.capability == (9, 0) && listed && wide && asked
+    }
+
+    fn wgmma(&self, target: &Target) -> Result<Lowered> {
+        let (kv, s) = (&self.kv, &self.state);
+        let group = self.q_heads / kv.heads;
+        let (tokens, slots) = self.packed();
+        let (tile, stages) = (self.option("kv").unwrap_or(128), self.option("stages").unwrap_or(2));
+        let bytes = u64::from(kv.head_dim) * 2;
+        let map = |span, dtype, dims: &[u64], strides: &[u64], tile: &[u32]| {
+            let (dims, strides, tile) = (dims.to_vec(), strides.to_vec(), tile.to_vec());
+            Arg::TensorMap(TensorMap { span, dtype, dims, strides, tile, swizzle: 128 })
+        };
+        let q = map(
+            self.qkv.span,
+            kv.dtype,
+            &[kv.head_dim.into(), self.q_heads.into(), self.qkv.rows.into()],
+            &[bytes, u64::from(self.qkv.stride) * 2],
+            &[64, group, tokens],
+        );
+        let lines = u64::from(kv.pages) * u64::from(2 * kv.heads * kv.page_size);
+        let pages =
+            map(kv.span, kv.dtype, &[kv.head_dim.into(), lines], &[bytes], &[64, kv.page_size]);
+        let kernel = Kernel::new(target, "attention_wgmma", "attention_wgmma")
+            .defines(&[
+                ("D", kv.head_dim),
+                ("HQ", self.q_heads),
+                ("HKV", kv.heads),
+                ("PAGE", kv.page_size),
+                ("Q_TOKENS", tokens),
+                ("KV", tile),
+                ("STAGES", stages),
+                ("TURNS", self.option("turns").unwrap_or(1)),
+                // Few sizes, so that the buckets of a model share a kernel.
+                ("SLOTS", slots.max(512).next_power_of_two().min(MOST_SLOTS)),
+                ("WINDOW", self.window.unwrap_or(0)),
+                ("TYPE", code(kv.dtype, "attention")?),
+                ("YT", code(self.out.dtype, "attention")?),
+            ])
+            .grid(target.sms.min(slots * kv.heads), 1, 1)
+            .threads(384)
+            .shared(2 * kv.head_dim * (2 * 128 + 2 * stages * tile) + 1024)
+            .arg(q)
+            .arg(pages)
+            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
+            .ints(&[self.rows, slots, s.limits.pages_per_seat, self.out.stride])
+            .arg(Arg::F32(self.scale));
         Ok(kernel.lowered())
     }
 

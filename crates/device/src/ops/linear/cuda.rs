@@ -2,7 +2,9 @@
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand;
-//! - `gemm`, beyond: the library, with norm and SiLU·mul as launches around it;
+//! - `tiles`, beyond on Hopper, where its tiles fill the GPU: stores and SiLU·mul in the product, nothing
+//!   computed past the live rows;
+//! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
 //! `variant` overrides: a name, then `key=value` pairs (`wgmma,wide=64,stages=4`).
@@ -19,9 +21,13 @@ const GEMM_WORKSPACE: u64 = 32 << 20;
 enum Plan {
     Stream { stages: u32 },
     Wgmma { wide: u32, columns: u32, stages: u32, split: u32 },
+    Tiles,
     Gemm,
     Reference,
 }
+
+/// Tokens and weight rows that a cluster of `tiles` takes at a time.
+const CLUSTER_TILE: (u32, u32) = (256, 256);
 
 impl Linear {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
@@ -34,6 +40,7 @@ impl Linear {
         match plan {
             Plan::Stream { stages } => Ok(vec![self.stream(target, stages)?]),
             Plan::Wgmma { .. } if room >= self.needs(plan) => self.wgmma(target, plan),
+            Plan::Tiles if room >= self.needs(plan) => self.tiles(target),
             Plan::Gemm if room >= self.needs(plan) => self.gemm(target),
             _ => Ok(vec![self.reference_launch(target)?]),
         }
@@ -64,6 +71,12 @@ impl Linear {
         let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
         if hopper && narrow_out && (name == "wgmma" || (name.is_empty() && rows <= 128)) {
             return self.wgmma_plan(target, option);
+        }
+        if hopper
+            && (name == "tiles" || name.is_empty())
+            && self.suits_tiles(target, !name.is_empty())
+        {
+            return Plan::Tiles;
         }
         let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
         if self.bias.is_none() && stored && rows > 8 { Plan::Gemm } else { Plan::Reference }
@@ -138,8 +151,8 @@ impl Linear {
         let normed = self.normed_bytes();
         match plan {
             Plan::Stream { .. } | Plan::Reference => 0,
-            Plan::Wgmma { .. } if self.norm.is_some() => SEMAPHORE_BYTES + normed,
-            Plan::Wgmma { .. } => 0,
+            Plan::Wgmma { .. } | Plan::Tiles if self.norm.is_some() => SEMAPHORE_BYTES + normed,
+            Plan::Wgmma { .. } | Plan::Tiles => 0,
             Plan::Gemm => SEMAPHORE_BYTES + normed + self.pair_bytes() + GEMM_WORKSPACE,
         }
     }
@@ -242,6 +255,67 @@ impl Linear {
             .tensors(&[&self.y])
             .optional(self.live)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride]);
+        launches.push(kernel.lowered());
+        Ok(launches)
+    }
+
+    /// Whether `tiles` can make this product, and (unless `asked` for) faster than the library: its waves
+    /// are well filled, and it saves a pass over the product or at least loses nothing.
+    fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
+        let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
+        let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
+        let columns = match self.epilogue {
+            Epilogue::SiluMul => self.w.rows.is_multiple_of(16),
+            Epilogue::Store => true,
+            Epilogue::Residual(r) => aligned(&r) && r.dtype == self.y.dtype,
+        };
+        let tiles = self.x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
+        let clusters = target.sms / 2;
+        let filled = f64::from(tiles) / f64::from(tiles.div_ceil(clusters) * clusters);
+        let faster = match self.epilogue {
+            Epilogue::SiluMul => self.x.rows > 128 && filled > 0.8,
+            Epilogue::Store => self.x.rows > 512 && filled > 0.9,
+            // Loading the residual shows where a tile's product is short.
+            Epilogue::Residual(_) => self.x.rows > 512 && filled > 0.9 && self.x.cols >= 8192,
+        };
+        halves && wide && columns && (asked || faster)
+    }
+
+    fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let (x, mut launches) = match self.scratch {
+            Some(scratch) => self.normed(target, scratch)?,
+            None => (self.x, Vec::new()),
+        };
+        let (epilogue, residual) = self.epilogue_code();
+        let map = |tensor: &Tensor| {
+            Arg::TensorMap(TensorMap {
+                span: tensor.span,
+                dtype: tensor.dtype,
+                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
+                strides: vec![u64::from(tensor.stride) * 2],
+                tile: vec![64, 128],
+                swizzle: 128,
+            })
+        };
+        let stages = 4;
+        let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
+        let kernel = Kernel::new(target, "linear_tiles", "linear_tiles")
+            .defines(&[("K", x.cols), ("N", self.w.rows), ("STAGES", stages), ("BAND", 8)])
+            .define("TYPE", code(x.dtype, "linear")?)
+            .define("RT", type_of(residual)?)
+            .define("YT", code(self.y.dtype, "linear")?)
+            .define("LIVE", u32::from(self.live.is_some()))
+            .define("EPILOGUE", epilogue)
+            .grid((2 * tiles).min(target.sms / 2 * 2), 1, 1)
+            .cluster(2)
+            .threads(384)
+            .shared(stages * (128 + 256) * 128 + 1024)
+            .arg(map(&x))
+            .arg(map(&self.w))
+            .optional(residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride]);
         launches.push(kernel.lowered());
         Ok(launches)
     }

@@ -1,0 +1,465 @@
+// Paged causal attention for rows of many tokens on Hopper. One block per multiprocessor works through a list of
+// items (a row's next Q_TOKENS tokens with all G query heads of one KV head: up to 128 packed rows), longest
+// first. The list is made by every block from the step's tables, in the same order, so the grid never
+// depends on the rows. One warp copies q and pages (KV tokens a tile, last tile first); two warpgroups of
+// 64 packed rows take turns: while one multiplies, the other computes its weights. Weights stay in
+// registers as the left operand of the product with v; sums are rescaled only when a row's maximum grew
+// by more than 2^8.
+//
+// D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128), STAGES, TURNS (0, 1), SLOTS (room in the
+// list), WINDOW (0: none), TYPE (of q and pages), YT.
+#include "wgmma_held.cuh"
+
+#define G (HQ / HKV)
+#define PARTS (D / 64)
+#define PAGES (KV / PAGE)
+#define TILE_BYTES (KV * D * 2)
+#define PART_BYTES (KV * 128)
+#define Q_BYTES (128 * D * 2)
+#define Q_FILLED (Q_TOKENS * G * D * 2)
+#define BINS 128
+#define DEAD 0xffffffffu
+#define GROWTH 8.0f
+
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+struct Item {
+    u32 head, seat, first_token, tokens, position, length, begin, end;
+};
+
+struct Shared {
+    u64 q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    Item item[2];
+    u32 count, longest, bins[BINS];
+    u8 bin[SLOTS];
+    u32 list[SLOTS];
+};
+
+DEVICE void tensor_copy_3d(u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+DEVICE void tensor_copy_2d(u32 to, const void* map, u32 x, u32 y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+DEVICE float exp2_fast(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+// The assembler would move a wait for products ahead of arithmetic that is meant to run beside them. This
+// branch, never taken (a sum of weights is not negative), cannot be passed before the sum is known.
+DEVICE void hold(float sum, u32 unused) {
+    asm volatile("{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n@never st.shared.f32 [%1], %0;\n}" ::"f"(sum), "r"(unused) : "memory");
+}
+DEVICE void named_sync(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// A descriptor from its lower word; the upper one is the same for every tile here, and a constant is cheaper
+// to hand to the matrix unit than a register.
+DEVICE u64 descriptor(u32 low) {
+    u64 d;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "n"(0x40000040));
+    return d;
+}
+// c = q · kᵀ for one warpgroup's rows.
+DEVICE void multiply_keys(float (&scores)[KV / 2], u32 q, u32 keys) {
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+        Product<TYPE, KV>::add(scores, descriptor(q + i / 4 * (128 * 128 >> 4) + i % 4 * 2),
+                               descriptor(keys + i / 4 * (PART_BYTES >> 4) + i % 4 * 2), i > 0);
+}
+// c (+)= weights · v.
+DEVICE void multiply_values(float (&sums)[D / 2], const u32 (&w)[KV / 4], u32 values, int keep) {
+#pragma unroll
+    for (int i = 0; i < KV / 16; i++)
+        HeldProduct<TYPE, D>::add(sums, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
+                                  descriptor(values + i * (16 * 128 >> 4)), i > 0 ? 1 : keep);
+}
+
+struct Rows {
+    const u32 *row_seat, *q_start, *kv_len;
+};
+
+// Tiles of KV that a block of tokens needs: [begin, end).
+DEVICE void tiles_of(u32 position, u32 tokens, u32& begin, u32& end) {
+    begin = WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / KV : 0;
+    end = (position + tokens + KV - 1) / KV;
+}
+
+// Every block makes the same list: blocks of tokens sorted by their tiles, most first, equal ones in order.
+DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) s.count = 0, s.longest = 1;
+    for (u32 i = threadIdx.x; i < BINS; i += 384) s.bins[i] = 0;
+    for (u32 i = threadIdx.x; i < slots; i += 384) s.list[i] = DEAD;
+    __syncthreads();
+    u32 longest = 0;
+    for (u32 r = threadIdx.x; r < rows; r += 384) longest = max(longest, (t.kv_len[r] + KV - 1) / KV);
+    atomicMax(&s.longest, longest);
+    __syncthreads();
+    const u32 shrink = (s.longest + BINS - 1) / BINS;
+    for (u32 chunk = warp * 32; chunk < rows; chunk += 384) {
+        const u32 mine = min(chunk + lane, rows - 1);
+        const u32 my_start = t.q_start[mine], my_tokens = chunk + lane < rows ? t.q_start[mine + 1] - my_start : 0;
+        const u32 my_length = t.kv_len[mine];
+        for (u32 i = 0; i < 32 && chunk + i < rows; i++) {
+            const u32 start = __shfl_sync(FULL, my_start, i), q_len = __shfl_sync(FULL, my_tokens, i);
+            const u32 length = __shfl_sync(FULL, my_length, i), slot = start / Q_TOKENS + chunk + i;
+            for (u32 b = lane; b * Q_TOKENS < q_len; b += 32) {
+                u32 begin, end;
+                tiles_of(length - q_len + b * Q_TOKENS, min(q_len - b * Q_TOKENS, (u32)Q_TOKENS), begin, end);
+                const u32 bin = BINS - 1 - min((end - begin) / shrink, BINS - 1u);
+                s.list[slot + b] = (chunk + i) << 16 | b;
+                s.bin[slot + b] = (u8)bin;
+                atomicAdd(&s.bins[bin], 1);
+            }
+        }
+    }
+    __syncthreads();
+    if (warp != 0) return;
+    // From counts to first places; then each slot in order takes the next place of its bin.
+    u32 sum = 0, counts[BINS / 32];
+#pragma unroll
+    for (int i = 0; i < BINS / 32; i++) sum += counts[i] = s.bins[lane * (BINS / 32) + i];
+    u32 before = sum;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        const u32 other = __shfl_up_sync(FULL, before, o);
+        if (lane >= o) before += other;
+    }
+    if (lane == 31) s.count = before;
+    before -= sum;
+#pragma unroll
+    for (int i = 0; i < BINS / 32; i++) s.bins[lane * (BINS / 32) + i] = before, before += counts[i];
+    __syncwarp();
+}
+
+// The places: `from` holds what make_list found in order of slots, `to` is sorted.
+DEVICE void sort_list(Shared& s, u32* to, u32 slots) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 chunk = 0; chunk < slots; chunk += 32) {
+        const u32 slot = chunk + lane, entry = slot < slots ? s.list[slot] : DEAD;
+        const u32 bin = entry == DEAD ? BINS : s.bin[slot];
+        const u32 same = __match_any_sync(FULL, bin);
+        const u32 rank = __popc(same & ((1u << lane) - 1));
+        const u32 place = bin < BINS ? s.bins[bin] + rank : 0;
+        __syncwarp();
+        if (bin < BINS) {
+            to[place] = entry;
+            if (rank == 0) s.bins[bin] += __popc(same);
+        }
+        __syncwarp();
+    }
+}
+
+// Item `index` of this block's share; snaking keeps shares of a sorted list equal.
+DEVICE bool find_item(Item& item, const Shared& s, const u32* list, const Rows& t, u32 round) {
+    const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const u32 index = round * gridDim.x + place;
+    if (index >= s.count * HKV) return false;
+    const u32 entry = list[index / HKV], r = entry >> 16, b = (entry & 0xffff) * Q_TOKENS;
+    const u32 start = t.q_start[r], q_len = t.q_start[r + 1] - start;
+    item.head = index % HKV;
+    item.seat = t.row_seat[r];
+    item.first_token = start + b;
+    item.tokens = min(q_len - b, (u32)Q_TOKENS);
+    item.length = t.kv_len[r];
+    item.position = item.length - q_len + b;
+    tiles_of(item.position, item.tokens, item.begin, item.end);
+    return true;
+}
+
+struct Ring {
+    u32 stage = 0, phase = 0;
+    DEVICE void next() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map, const Map& kv_map, const u32* page_table,
+                    u32 pages_per_seat, u32 base) {
+    const u32 lane = threadIdx.x % 32;
+    Ring k, v;
+    k.phase = v.phase = 1;
+    for (u32 round = 0;; round++) {
+        Item item;
+        const bool some = find_item(item, s, list, t, round);
+        const u32 stage = round % 2, full = shared_address(&s.q_full[stage]);
+        barrier_wait(shared_address(&s.q_empty[stage]), round / 2 % 2 ^ 1);
+        if (!some) {
+            if (lane == 0) s.item[stage].tokens = 0, barrier_arrive(full);
+            return;
+        }
+        if (lane == 0) {
+            s.item[stage] = item;
+            barrier_expect(full, Q_FILLED);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++)
+                tensor_copy_3d(base + stage * Q_BYTES + p * (128 * 128), &q_map, p * 64, item.head * G, item.first_token, full);
+        }
+        // A lane per page and part of 64 columns.
+        const u32* pages = page_table + (u64)item.seat * pages_per_seat;
+        const u32 last = (item.length - 1) / PAGE, page = lane / PARTS, part = lane % PARTS;
+        const bool copies = lane < PAGES * PARTS;
+        const u32 to = base + 2 * Q_BYTES + part * PART_BYTES + page * (PAGE * 128);
+        auto row_of = [&](u32 tile) { return copies ? pages[min(tile * PAGES + page, last)] * (2 * HKV * PAGE) + item.head * PAGE : 0; };
+        auto fetch = [&](Ring& ring, u64* fulls, u64* empties, u32 offset, u32 row) {
+            barrier_wait(shared_address(&empties[ring.stage]), ring.phase);
+            const u32 barrier = shared_address(&fulls[ring.stage]);
+            if (lane == 0) barrier_expect(barrier, TILE_BYTES);
+            __syncwarp();
+            if (copies) tensor_copy_2d(to + offset + ring.stage * TILE_BYTES, &kv_map, part * 64, row, barrier);
+            ring.next();
+        };
+        u32 row = row_of(item.end - 1);
+        fetch(k, s.k_full, s.k_empty, 0, row);
+        for (u32 tile = item.end - 1; tile > item.begin; tile--) {
+            const u32 next = row_of(tile - 1);
+            fetch(k, s.k_full, s.k_empty, 0, next);
+            fetch(v, s.v_full, s.v_empty, STAGES * TILE_BYTES, row + HKV * PAGE);
+            row = next;
+        }
+        fetch(v, s.v_full, s.v_empty, STAGES * TILE_BYTES, row + HKV * PAGE);
+    }
+}
+
+// One warpgroup's rows over one tile: weights and their sums, in place of the scores. Says whether earlier sums
+// must be scaled, and by what.
+DEVICE bool weigh(float (&s)[KV / 2], float (&top)[2], float (&total)[2], float (&scale)[2], bool masked, const int (&limit)[2],
+                  u32 tile, float factor) {
+    if (masked) {
+        const int column = tile * KV + 2 * (threadIdx.x % 4);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int most = limit[half] - column;
+#pragma unroll
+            for (int n = 0; n < KV / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int t = n * 8 + e;
+                    if (t > most || (WINDOW && t + (int)WINDOW <= most)) s[4 * n + 2 * half + e] = -INFINITY;
+                }
+        }
+    }
+    float most[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float m[2] = {s[2 * half], s[2 * half + 1]};
+#pragma unroll
+        for (int n = 1; n < KV / 8; n++) m[0] = fmaxf(m[0], s[4 * n + 2 * half]), m[1] = fmaxf(m[1], s[4 * n + 2 * half + 1]);
+        most[half] = fmaxf(m[0], m[1]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) most[half] = fmaxf(most[half], __shfl_xor_sync(FULL, most[half], 1));
+#pragma unroll
+    for (int half = 0; half < 2; half++) most[half] = fmaxf(most[half], __shfl_xor_sync(FULL, most[half], 2));
+    const float room = GROWTH / factor;
+    const bool grown = __any_sync(FULL, most[0] > top[0] + room || most[1] > top[1] + room);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float now = grown ? fmaxf(top[half], most[half]) : top[half];
+        const float shift = now == -INFINITY ? 0.0f : now * factor;
+        scale[half] = exp2_fast(top[half] * factor - shift);
+        top[half] = now;
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < KV / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& x = s[4 * n + 2 * half + e];
+                x = exp2_fast(x * factor - shift);
+                sum[e] += x;
+            }
+        total[half] = (grown ? total[half] * scale[half] : total[half]) + (sum[0] + sum[1]);
+    }
+    return grown;
+}
+
+// Rows g and g + 8 of this warp, each lane a pair of columns of every eight, to 16 bytes a lane.
+DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, float inverse, bool live) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 4) {
+        if (YT == F32) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (live)
+                    *(float2*)((float*)out + to + (n + i) * 8 + 2 * j) =
+                        make_float2(o[4 * (n + i) + 2 * half] * inverse, o[4 * (n + i) + 2 * half + 1] * inverse);
+            continue;
+        }
+        u32 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = pack2<YT>(o[4 * (n + i) + 2 * half] * inverse, o[4 * (n + i) + 2 * half + 1] * inverse);
+        // A 4 × 4 exchange within the quad: lane j ends with all of column group n + j.
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const u32 got = __shfl_xor_sync(FULL, j & 1 ? v[i] : v[i + 1], 1);
+            if (j & 1) v[i] = got;
+            else v[i + 1] = got;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 got = __shfl_xor_sync(FULL, j & 2 ? v[i] : v[i + 2], 2);
+            if (j & 2) v[i] = got;
+            else v[i + 2] = got;
+        }
+        if (live) *(uint4*)((u16*)out + to + (n + j) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor) {
+    // The same in all lanes, and the compiler is to know: descriptors then need no detour.
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0);
+    const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
+    const bool leader = threadIdx.x % 128 == 0;
+    const u32 k_base = base + 2 * Q_BYTES, v_base = k_base + STAGES * TILE_BYTES;
+    const u32 row0 = group * 64 + warp * 16 + g;
+    Ring k, v;
+    if (TURNS && group == 1) named_arrive(3, 256);
+    for (u32 round = 0;; round++) {
+        barrier_wait(shared_address(&s.q_full[round % 2]), round / 2 % 2);
+        Item item = s.item[round % 2];
+        item.tokens = __shfl_sync(FULL, item.tokens, 0);
+        item.begin = __shfl_sync(FULL, item.begin, 0);
+        item.end = __shfl_sync(FULL, item.end, 0);
+        if (item.tokens == 0) return;
+        const u32 q_empty = shared_address(&s.q_empty[round % 2]);
+        const bool both = item.tokens * G > 64;
+        if (group == 1 && !both) {
+            for (u32 tile = item.end; tile > item.begin; tile--) {
+                barrier_wait(shared_address(&s.k_full[k.stage]), k.phase);
+                if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+                k.next();
+                barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
+                if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+                v.next();
+            }
+            if (leader) barrier_arrive(q_empty);
+            continue;
+        }
+        const u32 q = (u32)swizzled_tile(base + round % 2 * Q_BYTES + group * 8192);
+        const int limit[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
+        const u32 first_limit = item.position + group * 64 / G, last_limit = item.position + (group * 64 + 63) / G;
+        auto partly = [&](u32 tile) { return tile * KV + KV - 1 > first_limit || (WINDOW && tile * KV + WINDOW <= last_limit); };
+        float scores[KV / 2], sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, scale[2];
+        u32 weights[KV / 4];
+
+        u32 tile = item.end - 1;
+        barrier_wait(shared_address(&s.k_full[k.stage]), k.phase);
+        {
+            const u32 b = (u32)swizzled_tile(k_base + k.stage * TILE_BYTES);
+            product_begin();
+            multiply_keys(scores, q, b);
+            product_commit();
+            product_wait<0>();
+            if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            k.next();
+        }
+        weigh(scores, top, total, scale, partly(tile), limit, tile, factor);
+#pragma unroll
+        for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
+        if (item.end * KV > item.length) {
+            // Weights past the row's end are zero, but what lies there may not be a number.
+            barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
+            const u32 past = item.length - tile * KV, bytes = v_base + v.stage * TILE_BYTES;
+            for (u32 i = past * 8 + threadIdx.x % 128; i < KV * 8; i += 128)
+#pragma unroll
+                for (int p = 0; p < PARTS; p++)
+                    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(bytes + p * PART_BYTES + i * 16), "r"(0) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            named_sync(1 + group, 128);
+        }
+        int keep = 0;
+#pragma unroll 1
+        for (; tile > item.begin; tile--) {
+            barrier_wait(shared_address(&s.k_full[k.stage]), k.phase);
+            if (TURNS && both) named_sync(3 + group, 256);
+            const u32 b = (u32)swizzled_tile(k_base + k.stage * TILE_BYTES);
+            product_begin();
+            multiply_keys(scores, q, b);
+            product_commit();
+            barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
+            const u32 c = (u32)swizzled_rows(v_base + v.stage * TILE_BYTES, PART_BYTES);
+            product_begin();
+            multiply_values(sums, weights, c, keep);
+            product_commit();
+            if (TURNS && both) named_arrive(3 + (group ^ 1), 256);
+            keep = 1;
+            product_wait<1>();
+            if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            k.next();
+            const bool grown = weigh(scores, top, total, scale, partly(tile - 1), limit, tile - 1, factor);
+            hold(total[0] + total[1], base);
+            product_wait<0>();
+            if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+            v.next();
+#pragma unroll
+            for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
+            if (grown)
+#pragma unroll
+                for (int i = 0; i < D / 2; i++) sums[i] *= scale[i / 2 % 2];
+        }
+        if (leader) barrier_arrive(q_empty);
+        barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
+        const u32 c = (u32)swizzled_rows(v_base + v.stage * TILE_BYTES, PART_BYTES);
+        product_begin();
+        multiply_values(sums, weights, c, keep);
+        product_commit();
+        product_wait<0>();
+        if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+        v.next();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = total[half];
+            sum += __shfl_xor_sync(FULL, sum, 1);
+            sum += __shfl_xor_sync(FULL, sum, 2);
+            const u32 row = row0 + 8 * half, t = row / G;
+            const bool live = t < item.tokens && row < Q_TOKENS * G;
+            store_row(out, (u64)(item.first_token + t) * out_stride + (item.head * G + row % G) * D, sums, half, 1.0f / sum, live);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map kv_map, void* out, const u32* row_seat,
+                const u32* q_start, const u32* kv_len, const u32* page_table, u32 rows, u32 slots, u32 pages_per_seat,
+                u32 out_stride, float scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ u8 memory[];
+    __shared__ Shared s;
+    __shared__ u32 sorted[SLOTS];
+    const u32 base = (shared_address(memory) + 1023) & ~1023u;
+    const Rows tables = {row_seat, q_start, kv_len};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) barrier_init(shared_address(&s.q_full[i]), 1), barrier_init(shared_address(&s.q_empty[i]), 2);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared_address(&s.k_full[i]), 1), barrier_init(shared_address(&s.k_empty[i]), 2);
+            barrier_init(shared_address(&s.v_full[i]), 1), barrier_init(shared_address(&s.v_empty[i]), 2);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    let_successor_start();
+    // The tables are the prologue's, which every kernel may read before its predecessor has ended.
+    make_list(s, tables, rows, slots);
+    if (threadIdx.x < 32) sort_list(s, sorted, slots);
+    __syncthreads();
+    wait_for_predecessor();
+    if (__shfl_sync(FULL, threadIdx.x / 128, 0) == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x < 32) {
+            asm volatile("fence.proxy.async;" ::: "memory");
+            produce(s, sorted, tables, q_map, kv_map, page_table, pages_per_seat, base);
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        consume(s, base, out, out_stride, scale * 1.44269504088896f);
+    }
+#endif
+}
