@@ -1,9 +1,9 @@
 //! `kernels/rope_kv.cu`: a warp per head.
 
+use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::RopeKv;
-use crate::{DType, Result};
 
 impl RopeKv {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -12,9 +12,6 @@ impl RopeKv {
         let norm_type = |norm: &Option<crate::op::Norm>| {
             norm.map_or(Ok(0), |norm| code(norm.weight.dtype, "rope_kv"))
         };
-        let even = self.qkv.stride.is_multiple_of(2) && self.qkv.span.offset.is_multiple_of(4);
-        let halves = matches!(kv.dtype, DType::F16 | DType::BF16) && self.qkv.dtype == kv.dtype;
-        let pairs = halves && even && kv.head_dim.is_multiple_of(4);
         let eps = |norm: &Option<crate::op::Norm>| Arg::F32(norm.map_or(0.0, |norm| norm.eps));
         let kernel = Kernel::new(target, "rope_kv", "rope_kv")
             .defines(&[
@@ -24,7 +21,6 @@ impl RopeKv {
                 ("PAGE", kv.page_size),
                 ("QN", u32::from(self.q_norm.is_some())),
                 ("KN", u32::from(self.k_norm.is_some())),
-                ("EACH", if pairs { 2 } else { 1 }),
                 ("XT", code(self.qkv.dtype, "rope_kv")?),
                 ("KT", code(kv.dtype, "rope_kv")?),
                 ("QNT", norm_type(&self.q_norm)?),
