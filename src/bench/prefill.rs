@@ -16,8 +16,11 @@ use std::path::PathBuf;
 pub(crate) struct PrefillArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// What one step feeds: PROMPTSxTOKENS\[@CONTEXT\], parts joined by +, or random\[:TOKENS\]
+    // Not a doc comment: rustdoc takes the brackets for a link.
     #[arg(long, alias = "mix", value_name = "NxT+NxT,…", value_delimiter = ',')]
+    #[arg(
+        help = "What one step feeds: PROMPTSxTOKENS[@CONTEXT], parts joined by +, or random[:TOKENS]"
+    )]
     #[arg(default_value = "1x512")]
     shape: Vec<String>,
     /// Tokens that each sequence already has, where a shape does not say
