@@ -115,15 +115,22 @@ fn put(dtype: DType, block: &mut [u8], r: usize, source: &Source) {
 
 /// The scale, minimum and value of row `r` and column `c` of a block.
 pub(crate) fn element(dtype: DType, block: &[u8], r: usize, c: usize) -> (f32, f32, i32) {
-    let d = quant::half_at(block, 2 * r);
-    let m = quant::half_at(block, 2 * ROWS + 2 * r);
+    let (d, m) = scales(block, r);
+    (d, m, value(dtype, block, r, c))
+}
+
+/// The scale and minimum of row `r` of a block.
+fn scales(block: &[u8], r: usize) -> (f32, f32) {
+    (quant::half_at(block, 2 * r), quant::half_at(block, 2 * ROWS + 2 * r))
+}
+
+fn value(dtype: DType, block: &[u8], r: usize, c: usize) -> i32 {
     let lines = &block[SCALES..];
-    let q = match (dtype, c) {
+    match (dtype, c) {
         (DType::P8, _) => i32::from((lines[c / 4 * 64 + 4 * r + c % 4] ^ 0x80) as i8),
         (_, 0..16) => i32::from(lines[c / 4 * 64 + 4 * r + c % 4] & 15),
         (_, _) => i32::from(lines[(c - 16) / 4 * 64 + 4 * r + c % 4] >> 4),
-    };
-    (d, m, q)
+    }
 }
 
 /// The block that holds row `row`, columns `32·at..`.
@@ -137,9 +144,9 @@ pub(crate) fn block(dtype: DType, packed: &[u8], cols: usize, row: usize, at: us
 pub(crate) fn read_row(dtype: DType, packed: &[u8], cols: usize, row: usize, out: &mut [f32]) {
     for (at, out) in out.chunks_exact_mut(COLS).enumerate() {
         let block = block(dtype, packed, cols, row, at);
+        let (d, m) = scales(block, row % ROWS);
         for (c, out) in out.iter_mut().enumerate() {
-            let (d, m, q) = element(dtype, block, row % ROWS, c);
-            *out = d * q as f32 + m;
+            *out = d * value(dtype, block, row % ROWS, c) as f32 + m;
         }
     }
 }

@@ -1,6 +1,8 @@
-//! Quantised blocks as GGUF defines them, turned into f32 one element at a time. Every product and sum
-//! is one f32 operation in the order the format's own reference uses, so results agree bit for bit.
+//! Quantised blocks as GGUF defines them, turned into f32. Every product and sum is one f32 operation
+//! in the order the format's own reference uses, so results agree bit for bit; sixteen elements that
+//! share a scale are one loop, which compilers turn into vectors.
 
+use super::simd::levels;
 use crate::DType;
 use half::f16;
 
@@ -9,6 +11,16 @@ use half::f16;
 /// # Panics
 /// If lengths do not match, or the dtype is not a GGUF block type.
 pub(crate) fn dequantise(dtype: DType, blocks: &[u8], out: &mut [f32]) {
+    dequantise_body::<false>(dtype, blocks, out);
+}
+
+levels! {
+    /// As [`dequantise`], with the level's instructions.
+    pub(crate) fn dequantise_with(dtype: DType, blocks: &[u8], out: &mut [f32]) = dequantise_body;
+}
+
+#[inline(always)]
+fn dequantise_body<const FMA: bool>(dtype: DType, blocks: &[u8], out: &mut [f32]) {
     let (elems, bytes) = (dtype.block_elems(), dtype.block_bytes());
     assert_eq!(blocks.len() / bytes * elems, out.len());
     for (block, out) in blocks.chunks_exact(bytes).zip(out.chunks_exact_mut(elems)) {
@@ -45,6 +57,7 @@ pub(crate) fn half_at(block: &[u8], at: usize) -> f32 {
 }
 
 /// Low nibbles are the first half of the block, high nibbles the second.
+#[inline(always)]
 fn q4(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) {
     let d = half_at(block, 0);
     for i in 0..16 {
@@ -53,6 +66,7 @@ fn q4(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) 
     }
 }
 
+#[inline(always)]
 fn q5(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) {
     let d = half_at(block, 0);
     let fifth = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
@@ -64,16 +78,43 @@ fn q5(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) 
     }
 }
 
-fn q2k(block: &[u8], out: &mut [f32]) {
-    let (scales, qs) = (&block[..16], &block[16..80]);
-    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+/// Sixteen consecutive bytes.
+#[inline(always)]
+fn sixteen(bytes: &[u8], at: usize) -> &[u8; 16] {
+    bytes[at..at + 16].try_into().expect("sixteen bytes")
+}
+
+/// Sixteen elements from `at` on: scale·q − min.
+#[inline(always)]
+fn put(out: &mut [f32], at: usize, scale: f32, min: f32, q: impl Fn(usize) -> i8) {
+    let out: &mut [f32; 16] = (&mut out[at..at + 16]).try_into().expect("sixteen floats");
     for (i, out) in out.iter_mut().enumerate() {
-        let scale = scales[i / 16];
-        let q = qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        *out = d * f32::from(scale & 15) * f32::from(q) - dmin * f32::from(scale >> 4);
+        *out = scale * f32::from(q(i)) - min;
     }
 }
 
+/// Calls with each group of sixteen of a block of 256: its number, its first element, the place of its
+/// two-bit values among 64 bytes, and how far those are shifted.
+#[inline(always)]
+fn pairs_of_bits(mut each: impl FnMut(usize, usize, usize, u32)) {
+    for group in 0..16 {
+        let (half, quarter) = (group / 8, group % 8 / 2);
+        each(group, 16 * group, 32 * half + 16 * (group % 2), 2 * quarter as u32);
+    }
+}
+
+#[inline(always)]
+fn q2k(block: &[u8], out: &mut [f32]) {
+    let (scales, qs) = (sixteen(block, 0), &block[16..80]);
+    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    pairs_of_bits(|group, to, at, shift| {
+        let (scale, q) = (scales[group], sixteen(qs, at));
+        let min = dmin * f32::from(scale >> 4);
+        put(out, to, d * f32::from(scale & 15), min, |i| (q[i] >> shift & 3) as i8);
+    });
+}
+
+#[inline(always)]
 fn q3k(block: &[u8], out: &mut [f32]) {
     let (high, qs, packed) = (&block[..32], &block[32..96], &block[96..108]);
     let d = half_at(block, 108);
@@ -83,14 +124,16 @@ fn q3k(block: &[u8], out: &mut [f32]) {
         let top = packed[8 + j % 4] >> (j / 4 * 2) & 3;
         f32::from(low | top << 4) - 32.0
     };
-    for (i, out) in out.iter_mut().enumerate() {
-        let low = qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-        let minus = if high[i % 32] >> (i / 32) & 1 == 0 { 4 } else { 0 };
-        *out = d * scale(i / 16) * f32::from(low as i8 - minus);
-    }
+    pairs_of_bits(|group, to, at, shift| {
+        let (q, high, bit) = (sixteen(qs, at), sixteen(high, group % 2 * 16), group / 2);
+        // The high bit is the one that is not taken off: a missing one makes the value 4 less.
+        let value = |i: usize| (q[i] >> shift & 3) as i8 + ((high[i] >> bit & 1) << 2) as i8 - 4;
+        put(out, to, d * scale(group), 0.0, value);
+    });
 }
 
 /// The six-bit scale and minimum of sub-block `j` of Q4_K and Q5_K.
+#[inline(always)]
 pub(crate) fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -100,35 +143,40 @@ pub(crate) fn scale_min(packed: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
+#[inline(always)]
 fn q4k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     let (packed, qs) = (&block[4..16], &block[16..144]);
-    for (i, out) in out.iter_mut().enumerate() {
-        let (scale, min) = scale_min(packed, i / 32);
-        let q = qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
-        *out = d * f32::from(scale) * f32::from(q) - dmin * f32::from(min);
+    for group in 0..16 {
+        let (scale, min) = scale_min(packed, group / 2);
+        let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
+        let (q, shift) = (sixteen(qs, group / 4 * 32 + group % 2 * 16), group / 2 % 2 * 4);
+        put(out, 16 * group, scale, min, |i| (q[i] >> shift & 15) as i8);
     }
 }
 
+#[inline(always)]
 fn q5k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     let (packed, high, qs) = (&block[4..16], &block[16..48], &block[48..176]);
-    for (i, out) in out.iter_mut().enumerate() {
-        let (scale, min) = scale_min(packed, i / 32);
-        let low = qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
-        let q = low | (high[i % 32] >> (i / 32) & 1) << 4;
-        *out = d * f32::from(scale) * f32::from(q) - dmin * f32::from(min);
+    for group in 0..16 {
+        let (scale, min) = scale_min(packed, group / 2);
+        let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
+        let (q, shift) = (sixteen(qs, group / 4 * 32 + group % 2 * 16), group / 2 % 2 * 4);
+        let (high, bit) = (sixteen(high, group % 2 * 16), group / 2);
+        let value = |i: usize| (q[i] >> shift & 15 | (high[i] >> bit & 1) << 4) as i8;
+        put(out, 16 * group, scale, min, value);
     }
 }
 
+#[inline(always)]
 fn q6k(block: &[u8], out: &mut [f32]) {
-    let (ql, qh, scales) = (&block[..128], &block[128..192], &block[192..208]);
+    let (ql, qh, scales) = (&block[..128], &block[128..192], sixteen(block, 192));
     let d = half_at(block, 208);
-    for (i, out) in out.iter_mut().enumerate() {
-        let (half, j) = (i / 128, i % 128);
-        let low = ql[half * 64 + j % 64] >> (j / 64 * 4) & 15;
-        let top = qh[half * 32 + j % 32] >> (j / 32 * 2) & 3;
-        let q = i32::from(low | top << 4) - 32;
-        *out = d * f32::from(scales[i / 16] as i8) * q as f32;
-    }
+    pairs_of_bits(|group, to, at, shift| {
+        let low = sixteen(ql, group / 8 * 64 + group % 4 * 16);
+        let (top, nibble) = (sixteen(qh, at), group % 8 / 4 * 4);
+        let value = |i: usize| (low[i] >> nibble & 15 | (top[i] >> shift & 3) << 4) as i8 - 32;
+        put(out, to, d * f32::from(scales[group] as i8), 0.0, value);
+    });
 }

@@ -1,6 +1,7 @@
 //! Typed views of arena memory for ops: floats of any dtype, and words.
 
 use super::memory::CpuMemory;
+use super::simd::Level;
 use super::{pack, quant};
 use crate::{DType, Span, Tensor};
 use half::slice::HalfFloatSliceExt;
@@ -79,14 +80,26 @@ impl Matrix {
                 let packed = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
                 pack::read_row(self.dtype, packed, self.cols, row, out);
             }
-            _ => {
-                let len = self.dtype.bytes(self.cols);
-                let start = self.dtype.bytes(row * self.stride);
-                // SAFETY: rows are whole blocks and the shape fits the span.
-                let blocks = unsafe { std::slice::from_raw_parts(self.ptr.add(start), len) };
-                quant::dequantise(self.dtype, blocks, out);
-            }
+            _ => quant::dequantise(self.dtype, self.blocks(row), out),
         }
+    }
+
+    /// A whole row of a GGUF block dtype as f32, with the level's instructions.
+    ///
+    /// # Safety
+    /// The level is one the processor has.
+    #[track_caller]
+    pub(crate) unsafe fn read_blocks(&self, level: Level, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols);
+        // SAFETY: the caller's promise.
+        unsafe { quant::dequantise_with(level, self.dtype, self.blocks(row), out) };
+    }
+
+    /// The blocks of a row of a GGUF block dtype.
+    fn blocks(&self, row: usize) -> &[u8] {
+        let start = self.dtype.bytes(row * self.stride);
+        // SAFETY: rows are whole blocks and the shape fits the span.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(start), self.dtype.bytes(self.cols)) }
     }
 }
 

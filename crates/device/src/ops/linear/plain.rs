@@ -39,7 +39,8 @@ impl Task<'_> {
                         DType::F16 | DType::BF16 => unsafe {
                             load_floats(dtype, self.w.at(n + i, 0), row);
                         },
-                        _ => self.w.read_row(n + i, row),
+                        // SAFETY: the level was detected.
+                        _ => unsafe { self.w.read_blocks(self.level, n + i, row) },
                     }
                     row.as_ptr()
                 }
