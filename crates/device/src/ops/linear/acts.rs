@@ -4,8 +4,12 @@ use crate::cpu::pack::{self, COLS};
 use crate::cpu::simd::{Level, levels};
 use half::f16;
 
+/// Rows whose scales lie side by side: those of a tile.
+const TILE: usize = 16;
+
 /// Rows of quantised activations in scratch: values, and per block of 32 columns the scale, the scaled
-/// sum, and −128 times the integer sum (what makes unsigned weights signed).
+/// sum, and −128 times the integer sum (what makes unsigned weights signed). Scales and sums of the same
+/// block of 16 rows follow each other, and so do the values: see [`Acts::index`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acts {
     pub(super) q: *mut i8,
@@ -26,11 +30,11 @@ impl Acts {
 
     /// Rows are padded to whole tiles of 16, so that a tile load stays inside.
     fn values(rows: usize, cols: usize) -> usize {
-        (rows.next_multiple_of(16) * cols).next_multiple_of(64)
+        (rows.next_multiple_of(TILE) * cols).next_multiple_of(64)
     }
 
     fn scales(rows: usize, cols: usize) -> usize {
-        (rows.next_multiple_of(16) * (cols / COLS) * 4).next_multiple_of(64)
+        (rows.next_multiple_of(TILE) * (cols / COLS) * 4).next_multiple_of(64)
     }
 
     /// Lays the arrays out at `at`, which has [`Acts::bytes`].
@@ -50,15 +54,21 @@ impl Acts {
         self.cols / COLS
     }
 
+    /// Where the scale and the sums of a row's block lie; its values are at 32 times that.
+    #[inline(always)]
+    pub(super) fn index(&self, row: usize, block: usize) -> usize {
+        (row / TILE * self.blocks() + block) * TILE + row % TILE
+    }
+
     /// Quantises a row.
     ///
     /// # Safety
     /// `row` is one of the rows laid out, and nobody else touches it now.
     pub(super) unsafe fn store(&self, level: Level, row: usize, values: &[f32]) {
-        let at = row * self.blocks();
+        let at = self.index(row, 0);
         // SAFETY: the caller's promise; the level was detected.
         unsafe {
-            let (q, d) = (self.q.add(row * self.cols), self.d.add(at));
+            let (q, d) = (self.q.add(at * COLS), self.d.add(at));
             let (s, z) = (self.s.add(at), self.z.add(at));
             match level {
                 #[cfg(target_arch = "x86_64")]
@@ -69,7 +79,7 @@ impl Acts {
     }
 }
 
-/// As [`pack::quantise`].
+/// As [`pack::quantise`]; blocks are [`TILE`] places apart.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, z: *mut i32) {
@@ -83,15 +93,15 @@ unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, 
             // Conversion rounds to nearest even.
             let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
             let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-            let to = q.add(block * COLS);
+            let to = q.add(TILE * COLS * block);
             _mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(a));
             _mm_storeu_si128(to.add(16).cast(), _mm512_cvtsepi32_epi8(b));
             let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
             let scale = amax / 127.0;
             let half = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(scale));
-            *d.add(block) = _mm_cvtss_f32(_mm_cvtph_ps(half));
-            *s.add(block) = scale * sum as f32;
-            *z.add(block) = -128 * sum;
+            *d.add(TILE * block) = _mm_cvtss_f32(_mm_cvtph_ps(half));
+            *s.add(TILE * block) = scale * sum as f32;
+            *z.add(TILE * block) = -128 * sum;
         }
     }
 }
@@ -131,11 +141,11 @@ unsafe fn quantise_body<const FMA: bool>(
         // SAFETY: the caller gave room for every block.
         unsafe {
             for (i, int) in ints.iter().enumerate() {
-                *q.add(block * pack::COLS + i) = *int as i8;
+                *q.add(TILE * COLS * block + i) = *int as i8;
             }
-            *d.add(block) = f16::from_f32(scale).to_f32();
-            *s.add(block) = scale * sum as f32;
-            *z.add(block) = -128 * sum;
+            *d.add(TILE * block) = f16::from_f32(scale).to_f32();
+            *s.add(TILE * block) = scale * sum as f32;
+            *z.add(TILE * block) = -128 * sum;
         }
     }
 }

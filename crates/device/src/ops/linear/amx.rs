@@ -11,6 +11,8 @@ use std::arch::x86_64::*;
 
 /// Rows of activations per tile.
 const TILE: usize = 16;
+/// Bytes ahead of the current block that are asked for.
+const AHEAD: usize = 2560;
 /// Bytes of an unpacked block.
 const BLOCK: usize = ROWS * COLS;
 
@@ -95,6 +97,10 @@ unsafe fn unpack<const P8: bool>(task: &Task<'_>, group: usize) -> Group {
     unsafe {
         for at in 0..blocks {
             let block = from.add(at * bytes);
+            for line in 0..bytes / 64 {
+                // A prefetch may point anywhere.
+                _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + 64 * line).cast());
+            }
             let scale = _mm512_cvtph_ps(_mm256_loadu_si256(block.cast()));
             let min = _mm512_cvtph_ps(_mm256_loadu_si256(block.add(2 * ROWS).cast()));
             _mm512_storeu_ps(d.add(16 * at), scale);
@@ -139,9 +145,9 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
     // SAFETY: activations are laid out in whole tiles of rows; the result tiles are the front of the
     // scratch.
     unsafe {
-        let q = acts.q.add(row * acts.cols).cast::<u8>();
-        let (d, s) = (acts.d.add(row * blocks), acts.s.add(row * blocks));
-        let z = acts.z.add(row * blocks);
+        let first = acts.index(row, 0);
+        let q = acts.q.add(first * COLS).cast::<u8>();
+        let (d, s, z) = (acts.d.add(first), acts.s.add(first), acts.z.add(first));
         let dots = task.own.cast::<i32>();
         // A macro, not a closure: `acc` must stay in registers.
         macro_rules! add {
@@ -149,14 +155,15 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
                 let (at, dots): (usize, *const i32) = ($at, $dots);
                 let scale = _mm512_loadu_ps(weights.d.add(16 * at));
                 let min = _mm512_loadu_ps(weights.m.add(16 * at));
+                let (d, s, z) = (d.add(TILE * at), s.add(TILE * at), z.add(TILE * at));
                 each_row!(R => {
                     let mut dot = _mm512_loadu_si512(dots.add(16 * R).cast());
                     if P8 {
-                        dot = _mm512_add_epi32(dot, _mm512_set1_epi32(*z.add(R * blocks + at)));
+                        dot = _mm512_add_epi32(dot, _mm512_set1_epi32(*z.add(R)));
                     }
-                    let both = _mm512_mul_ps(scale, _mm512_set1_ps(*d.add(R * blocks + at)));
+                    let both = _mm512_mul_ps(scale, _mm512_set1_ps(*d.add(R)));
                     acc[R] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[R]);
-                    acc[R] = _mm512_fmadd_ps(min, _mm512_set1_ps(*s.add(R * blocks + at)), acc[R]);
+                    acc[R] = _mm512_fmadd_ps(min, _mm512_set1_ps(*s.add(R)), acc[R]);
                 });
             };
         }
@@ -166,16 +173,16 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
             asm!(
                 "tilezero tmm0",
                 "tilezero tmm3",
-                "tileloadd tmm1, [{q} + {cols}]",
+                "tileloadd tmm1, [{q} + {row}]",
                 "tileloadd tmm2, [{w0} + {line}]",
                 "tdpbsud tmm0, tmm1, tmm2",
-                "tileloadd tmm4, [{q} + {cols} + 32]",
+                "tileloadd tmm4, [{q} + {row} + 512]",
                 "tileloadd tmm5, [{w1} + {line}]",
                 "tdpbsud tmm3, tmm4, tmm5",
                 "tilestored [{dots} + {line}], tmm0",
                 "tilestored [{dots} + {line} + 1024], tmm3",
-                q = in(reg) q.add(at * COLS),
-                cols = in(reg) acts.cols,
+                q = in(reg) q.add(at * TILE * COLS),
+                row = in(reg) COLS,
                 w0 = in(reg) w,
                 w1 = in(reg) w.add(weights.step),
                 line = in(reg) 64usize,
@@ -191,12 +198,12 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
         if at < blocks {
             asm!(
                 "tilezero tmm0",
-                "tileloadd tmm1, [{q} + {cols}]",
+                "tileloadd tmm1, [{q} + {row}]",
                 "tileloadd tmm2, [{w} + {line}]",
                 "tdpbsud tmm0, tmm1, tmm2",
                 "tilestored [{dots} + {line}], tmm0",
-                q = in(reg) q.add(at * COLS),
-                cols = in(reg) acts.cols,
+                q = in(reg) q.add(at * TILE * COLS),
+                row = in(reg) COLS,
                 w = in(reg) weights.values.add(at * weights.step),
                 line = in(reg) 64usize,
                 dots = in(reg) dots,
@@ -207,9 +214,7 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
         }
     }
     for (i, acc) in acc.into_iter().enumerate().take(task.rows - row) {
-        let mut products = [0.0f32; ROWS];
-        // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(products.as_mut_ptr(), acc) };
-        task.finish.row16(row + i, group * ROWS, &mut products);
+        // SAFETY: this task alone computes the group.
+        unsafe { task.finish.lanes16(row + i, group * ROWS, acc) };
     }
 }

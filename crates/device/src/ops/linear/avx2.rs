@@ -58,7 +58,7 @@ unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, ro
                     let line = block.add(SCALES + 64 * g + 32 * half);
                     let line = _mm256_loadu_si256(line.cast());
                     for (i, dots) in dots.iter_mut().enumerate() {
-                        let q = acts.q.add((row + i) * acts.cols + at * COLS).cast::<i32>();
+                        let q = acts.q.add(acts.index(row + i, at) * COLS).cast::<i32>();
                         let four = _mm256_set1_epi32(q.add(g).read_unaligned());
                         if P8 {
                             dots[half] = dot::<true>(dots[half], line, four);
@@ -77,7 +77,7 @@ unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, ro
                 let m = block.add(2 * ROWS + 16 * half);
                 let m = _mm256_cvtph_ps(_mm_loadu_si128(m.cast()));
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    let index = (row + i) * acts.blocks() + at;
+                    let index = acts.index(row + i, at);
                     let scale = _mm256_mul_ps(d, _mm256_set1_ps(*acts.d.add(index)));
                     let dots = _mm256_cvtepi32_ps(dots[i][half]);
                     acc[half] = _mm256_fmadd_ps(dots, scale, acc[half]);

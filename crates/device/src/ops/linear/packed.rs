@@ -98,13 +98,9 @@ impl Task<'_> {
                 for (at, block) in blocks.enumerate() {
                     // SAFETY: a row that was prepared.
                     let (q, d, s, z) = unsafe {
-                        let index = row * self.acts.blocks() + at;
+                        let index = self.acts.index(row, at);
                         (
-                            &*self
-                                .acts
-                                .q
-                                .add(row * self.acts.cols + at * COLS)
-                                .cast::<[i8; COLS]>(),
+                            &*self.acts.q.add(index * COLS).cast::<[i8; COLS]>(),
                             *self.acts.d.add(index),
                             *self.acts.s.add(index),
                             *self.acts.z.add(index),

@@ -68,8 +68,8 @@ unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, ro
                 }
             }
             for (i, acc) in acc.iter_mut().enumerate() {
-                let index = (row + i) * acts.blocks() + at;
-                let q = acts.q.add((row + i) * acts.cols + at * COLS).cast::<i32>();
+                let index = acts.index(row + i, at);
+                let q = acts.q.add(index * COLS).cast::<i32>();
                 let start = if P8 { *acts.z.add(index) } else { 0 };
                 let mut dots = [_mm512_set1_epi32(start), _mm512_setzero_si512()];
                 for (g, line) in lines.iter().enumerate() {
@@ -85,10 +85,8 @@ unsafe fn tile<const M: usize, const P8: bool>(task: &Task<'_>, group: usize, ro
         }
     }
     for (i, acc) in acc.into_iter().enumerate() {
-        let mut products = [0.0f32; ROWS];
-        // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(products.as_mut_ptr(), acc) };
-        task.finish.row16(row + i, group * ROWS, &mut products);
+        // SAFETY: this task alone computes the group.
+        unsafe { task.finish.lanes16(row + i, group * ROWS, acc) };
     }
     M
 }
