@@ -4,4 +4,5 @@ mod batch;
 mod echo;
 mod engine;
 mod grammar;
+mod loading;
 mod offline;
