@@ -58,6 +58,43 @@ struct Figures {
     /// Multiply-adds per second of the instruction that does them, if there is one.
     peak: Option<f64>,
     instruction: Option<&'static str>,
+    /// What a token of the answer and of the prompt cost at the least, and which floor is the higher.
+    decode_floor: Floor,
+    prompt_floor: Floor,
+}
+
+/// The least a token can cost on this machine: what reading takes and what multiplying takes, at the
+/// measured bandwidth and peak.
+#[derive(Debug, Serialize)]
+struct Floor {
+    read_ms: f64,
+    multiply_ms: Option<f64>,
+    limit: &'static str,
+}
+
+impl Floor {
+    fn new(bytes: f64, bandwidth: f64, multiply_adds: f64, peak: Option<f64>) -> Floor {
+        let read_ms = 1e3 * bytes / bandwidth;
+        let multiply_ms = peak.map(|peak| 1e3 * multiply_adds / peak);
+        let limit = match multiply_ms {
+            Some(multiply) if multiply > read_ms => "products",
+            _ => "memory",
+        };
+        Floor { read_ms, multiply_ms, limit }
+    }
+
+    /// One line: the floors, the higher one by name, and how far above it the token is.
+    fn show(&self, what: &str, rate: f64) {
+        let took = 1e3 / rate;
+        let floor = self.multiply_ms.map_or(self.read_ms, |multiply| multiply.max(self.read_ms));
+        let multiply = self.multiply_ms.map_or("not measured".into(), |ms| format!("{ms:.3} ms"));
+        println!(
+            "  {what} is limited by {}: reading takes {:.3} ms a token, multiplying {multiply}; it takes {took:.2} ms, {:.1} × the floor",
+            self.limit,
+            self.read_ms,
+            took / floor
+        );
+    }
 }
 
 pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
@@ -69,6 +106,11 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     let bandwidth = device::bench::read_bandwidth(loaded.executor.device())?;
     let threads = global.threads.map(usize::from);
     let peak = device::cpu::peak::multiply_adds(threads, device::cpu::Limit::None);
+    let peak_rate = peak.map(|(peak, _)| peak);
+    let bytes = bytes_per_token(&loaded, args.prompt + args.answer / 2);
+    let (work, head) = (multiply_adds(&loaded.config), head(&loaded.config));
+    let weights = loaded.executor.report().region(Region::Weights) as f64;
+    let prompt_bytes = weights / f64::from(args.prompt);
     let mut figures = Figures {
         model: loaded.name.clone(),
         prompt_tokens: args.prompt,
@@ -77,11 +119,13 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
         prompt_rates: Vec::new(),
         decode_rate: 0.0,
         decode_rates: Vec::new(),
-        bytes_per_token: bytes_per_token(&loaded, args.prompt + args.answer / 2),
+        bytes_per_token: bytes,
         bandwidth,
-        multiply_adds_per_token: multiply_adds(&loaded.config),
-        peak: peak.map(|(peak, _)| peak),
+        multiply_adds_per_token: work,
+        peak: peak_rate,
         instruction: peak.map(|(_, name)| name),
+        decode_floor: Floor::new(bytes, bandwidth, work + head, peak_rate),
+        prompt_floor: Floor::new(prompt_bytes, bandwidth, work, peak_rate),
     };
     let (line, vocab) = (loaded.device.clone(), loaded.config.vocab as u32);
     let mut engine = Engine::new(loaded.executor, engine::EngineConfig::default());
@@ -166,6 +210,11 @@ fn multiply_adds(config: &ModelConfig) -> f64 {
     (config.layers * (attention + 3 * config.hidden * config.intermediate)) as f64
 }
 
+/// Multiply-adds of the head, which a prompt needs once and an answer every token.
+fn head(config: &ModelConfig) -> f64 {
+    (config.hidden * config.vocab) as f64
+}
+
 fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -195,4 +244,7 @@ fn show(figures: &Figures, line: &str) {
             100.0 * work * prompt_rate / peak
         );
     }
+    // More than the bandwidth is possible: a cache may hold part of the weights from token to token.
+    figures.decode_floor.show("decode", *decode_rate);
+    figures.prompt_floor.show("prompt", *prompt_rate);
 }
