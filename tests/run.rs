@@ -168,6 +168,75 @@ fn ctrl_c_ends_the_answer_with_130() {
     assert!(error.contains("; interrupted]"), "{error}");
 }
 
+/// In a chat Ctrl-C ends the answer, not the conversation; the next one ends that.
+#[test]
+fn ctrl_c_in_a_chat_ends_the_answer_and_then_the_chat() {
+    let Some(model) = smollm2() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let mut child = dacapo(&["chat", model, "--ignore-eos", "-n", "4000"])
+        .env("DACAPO_CACHE", home.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let interrupt = |pid: u32| {
+        let kill = Command::new("kill").args(["-INT", &pid.to_string()]).status();
+        assert!(kill.unwrap().success());
+    };
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"Count.\n").unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0]).unwrap();
+    interrupt(child.id());
+    let mut stderr = child.stderr.take().unwrap();
+    let mut said = Vec::new();
+    while !String::from_utf8_lossy(&said).contains("; interrupted]") {
+        let mut byte = [0];
+        let count = stderr.read(&mut byte).unwrap();
+        assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&said));
+        said.extend(byte);
+    }
+    // The conversation goes on.
+    stdin.write_all(b"/system You are a poet.\n/system\n").unwrap();
+    let mut text = Vec::new();
+    while !String::from_utf8_lossy(&text).contains("You are a poet.") {
+        let mut byte = [0];
+        assert_eq!(stdout.read(&mut byte).unwrap(), 1, "it ended");
+        text.extend(byte);
+    }
+    interrupt(child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+/// Many at once say what each says alone.
+#[test]
+fn a_full_batch_gives_the_same_text_as_one_at_a_time() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (input, alone, together) = (file("in"), file("alone"), file("together"));
+    let line = |i: u32| format!("{{\"id\": {i}, \"prompt\": \"What comes after {}?\"}}\n", 7 * i);
+    std::fs::write(&input, (0..32).map(line).collect::<String>()).unwrap();
+    let answers = |output: &str, at_once: &str| {
+        let args = ["run", model, "-n", "8", "--temperature", "0", "--max-batch", at_once];
+        let run = dacapo(&args).args(["--batch", &input, "-o", output]).output().unwrap();
+        succeeds(run);
+        let mut lines: Vec<serde_json::Value> = std::fs::read_to_string(output)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        lines.sort_by_key(|line| line["id"].as_u64());
+        lines
+    };
+    let (alone, together) = (answers(&alone, "1"), answers(&together, "32"));
+    assert_eq!(alone.len(), 32);
+    for (alone, together) in alone.iter().zip(&together) {
+        assert_eq!(alone["text"], together["text"]);
+    }
+}
+
 #[test]
 fn wrong_input_is_one_line_and_code_2() {
     let folder = tempfile::tempdir().unwrap();
