@@ -39,11 +39,13 @@ impl Scheduler {
         if result.rows.len() != rows {
             return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
         }
+        let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let known = found.token.is_none_or(|token| token < self.geometry.vocab);
             if found.token.is_some() != row.sample
                 || !known
                 || found.scores.len() != row.targets as usize
+                || found.hidden.as_ref().map_or(0, Vec::len) as u32 != width(row)
             {
                 return Err(format!("row {index} of step {number} is not what was asked for"));
             }
@@ -119,7 +121,7 @@ impl Scheduler {
     }
 
     fn confirm(&mut self, key: Key, sample: bool, result: RowResult) {
-        let RowResult { token, stopped, logprob, scores } = result;
+        let RowResult { token, stopped, logprob, scores, hidden } = result;
         let sequence = &mut self.sequences[key];
         if sequence.scoring() {
             let first = sequence.scores.len() + 1;
@@ -131,11 +133,21 @@ impl Scheduler {
                 top,
             }));
         }
+        if let Some(hidden) = hidden {
+            sequence.add_hidden(&hidden);
+        }
         if !sequence.announced
             && sequence.seated().is_some_and(|at| at.confirmed >= sequence.goal())
         {
             self.announce(key);
-            if !self.sequences[key].wants_answer() {
+            let sequence = &mut self.sequences[key];
+            if let Some(embed) = sequence.spec.embed {
+                let (id, vector) = (sequence.id, sequence.vector(embed));
+                self.out.push(Output::Embedded { id, vector });
+                self.end(key, Finish::Stop(None));
+                return;
+            }
+            if !sequence.wants_answer() {
                 self.end(key, Finish::Length);
                 return;
             }

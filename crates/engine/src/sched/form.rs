@@ -172,8 +172,9 @@ impl Scheduler {
         at.sampling += 1;
         at.primed = true;
         let seat = at.seat;
-        self.forming.rows.push(FlightRow { key, end: start + 1, sample: true, targets: 0 });
-        self.step.rows.push(Row { seat, tokens: Vec::new(), start, sample: true, score: None });
+        let row = FlightRow { key, end: start + 1, sample: true, targets: 0, hidden: false };
+        self.forming.rows.push(row);
+        self.step.rows.push(Row::decode(seat, start));
     }
 
     /// Adds a prompt chunk of at most `most` tokens; says how many.
@@ -186,6 +187,7 @@ impl Scheduler {
         let Some(start) = self.prepare(key, sample) else { return 0 };
         let sequence = &mut self.sequences[key];
         let score = sequence.score(start, end);
+        let hidden = sequence.asks_hidden(end);
         let tokens = sequence.tokens[start as usize..end as usize].to_vec();
         let at = sequence.seated_mut().expect("only the seated have rows");
         at.fed = end;
@@ -195,8 +197,9 @@ impl Scheduler {
         at.primed = sample;
         let seat = at.seat;
         let targets = score.as_ref().map_or(0, |score| score.targets.len() as u32);
-        self.forming.rows.push(FlightRow { key, end, sample, targets });
-        self.step.rows.push(Row { seat, tokens, start, sample, score });
+        let row = FlightRow { key, end, sample, targets, hidden: hidden.is_some() };
+        self.forming.rows.push(row);
+        self.step.rows.push(Row { seat, tokens, start, sample, score, hidden });
         end - start
     }
 
@@ -318,6 +321,7 @@ impl Scheduler {
             announced: true,
             cached: sequence.cached,
             scores: Vec::new(),
+            hidden: Vec::new(),
             matcher: sequence.matcher.clone(),
             place: Place::Seated(Seated {
                 seat: crate::exec::Seat(index as u32),
