@@ -84,6 +84,16 @@ impl Row {
     pub fn decode(seat: Seat, start: u32) -> Row {
         Row { seat, tokens: Vec::new(), start, sample: true, score: None, hidden: None }
     }
+
+    /// Turns it into [`Row::decode`].
+    pub(crate) fn decode_at(&mut self, seat: Seat, start: u32) {
+        self.seat = seat;
+        self.start = start;
+        self.sample = true;
+        self.tokens.clear();
+        self.score = None;
+        self.hidden = None;
+    }
 }
 
 /// Asks a prefill row what the model thought of the prompt it was fed. Only an executor that says

@@ -173,7 +173,8 @@ impl Sequence {
 
     /// Whether prompt tokens are still to be scored.
     pub(crate) fn scoring(&self) -> bool {
-        self.spec.prompt_logprobs.is_some() && !self.announced
+        // What is near first: in steady decode the rest is not looked at.
+        !self.announced && self.spec.prompt_logprobs.is_some()
     }
 
     /// Whether every prompt token has to be fed, cached or not, because something is said of each.
