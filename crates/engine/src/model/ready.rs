@@ -181,8 +181,7 @@ pub fn load_executor(
         None => {
             let free = (device.memory_free()? as f64 * options.memory_share) as u64;
             let room = || recording_room(&program, &target, keys.len());
-            let taken =
-                layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
+            let taken = layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
             // No more than every seat can fill.
             let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
             u64::from(pages_that_fit(&program, limits.page_size, free.saturating_sub(taken)))
