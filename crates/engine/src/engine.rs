@@ -2,7 +2,7 @@
 
 use crate::exec::{ExecError, Executor, Page};
 use crate::pages::PageCounts;
-use crate::request::{Event, Micros, Output, Token};
+use crate::request::{Event, Micros, Output, RequestId, Token};
 use crate::sched::{EngineConfig, EngineStats, Holding, Reports, Scheduler};
 use std::sync::Arc;
 
@@ -97,6 +97,11 @@ impl<X: Executor> Engine<X> {
     /// Whether nothing lives, nothing is in flight and nothing is held.
     pub fn is_idle(&self) -> bool {
         self.sched.is_idle()
+    }
+
+    /// Whether a request was accepted and has not ended.
+    pub fn holds(&self, id: RequestId) -> bool {
+        self.sched.holds(id)
     }
 
     /// Where it stands.

@@ -387,6 +387,11 @@ impl Scheduler {
         })
     }
 
+    /// Whether a request was accepted and has not ended.
+    pub(crate) fn holds(&self, id: RequestId) -> bool {
+        self.live.contains_key(&id)
+    }
+
     /// Steps launched and not yet confirmed.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.len() + self.ghosts
