@@ -142,13 +142,23 @@ struct FlightRow {
     end: u32,
     sample: bool,
     targets: u32,
+    hidden: bool,
+}
+
+/// What the device can tell of prompts besides the next token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reports {
+    /// Log-probabilities of prompt tokens.
+    pub(crate) scores: bool,
+    /// Width of hidden states; 0 for none.
+    pub(crate) hidden: u32,
 }
 
 pub(crate) struct Scheduler {
     config: EngineConfig,
     geometry: Geometry,
     coverage: Coverage,
-    scores_prompts: bool,
+    reports: Reports,
     pool: Pool,
     sequences: Sequences,
     live: BTreeMap<RequestId, Live>,
@@ -194,7 +204,7 @@ impl Scheduler {
     pub(crate) fn new(
         geometry: Geometry,
         coverage: Coverage,
-        scores_prompts: bool,
+        reports: Reports,
         config: EngineConfig,
     ) -> Self {
         let seat_limit = geometry.seats.min(coverage.decode_rows);
@@ -203,7 +213,7 @@ impl Scheduler {
             config,
             geometry,
             coverage,
-            scores_prompts,
+            reports,
             sequences: Sequences::default(),
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -355,6 +365,9 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         if !sequence.announced {
             sequence.scores.clear();
+            if !planted(Plant::KeepHidden) {
+                sequence.hidden.clear();
+            }
         }
         if planted(Plant::ForgetAnswer) && sequence.answer_len() > 0 {
             sequence.tokens.pop();
@@ -372,6 +385,11 @@ impl Scheduler {
                 sequence.seated().is_some_and(|at| at.fed < sequence.prompt_len)
             })
         })
+    }
+
+    /// Whether a request was accepted and has not ended.
+    pub(crate) fn holds(&self, id: RequestId) -> bool {
+        self.live.contains_key(&id)
     }
 
     /// Steps launched and not yet confirmed.

@@ -28,5 +28,5 @@ pub use compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
 };
 pub use counters::{BucketCount, Counters, Reason};
-pub use key::{Phase, ShapeKey};
+pub use key::{FIXED, Phase, ShapeKey};
 pub use plan::Plan;
