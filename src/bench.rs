@@ -5,11 +5,13 @@ mod decode;
 mod device;
 mod mix;
 mod mixed;
+mod nodes;
 mod plot;
 mod prefill;
 pub(crate) mod record;
 mod serve;
 mod steady;
+mod tune;
 
 use crate::cli::Global;
 use anyhow::Result;
@@ -27,8 +29,10 @@ enum What {
     Device(device::DeviceArgs),
     Cpu(cpu::CpuArgs),
     Decode(decode::DecodeArgs),
+    Nodes(nodes::NodesArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
+    Tune(tune::TuneArgs),
     Serve(Box<serve::ServeArgs>),
 }
 
@@ -37,8 +41,10 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Device(args) => device::run(args, global),
         What::Cpu(args) => cpu::run(args, global),
         What::Decode(args) => decode::run(args, global),
+        What::Nodes(args) => nodes::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
+        What::Tune(args) => tune::run(args, global),
         What::Serve(args) => serve::run(args),
     }
 }

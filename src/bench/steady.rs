@@ -66,7 +66,19 @@ impl<'a> Steady<'a> {
         warm: u32,
         steps: u32,
     ) -> Result<Timing> {
-        let mut first = self.seats(batch, context, warm + steps + 4)?;
+        self.decode_with_room(batch, context, warm, steps, 0)
+    }
+
+    /// The same, with pages for `room` more tokens of each sequence.
+    pub(crate) fn decode_with_room(
+        &mut self,
+        batch: u32,
+        context: u32,
+        warm: u32,
+        steps: u32,
+        room: u32,
+    ) -> Result<Timing> {
+        let mut first = self.seats(batch, context, warm + steps + 4 + room)?;
         let rows: Vec<Row> = (0..batch).map(|seat| decode_row(seat, context)).collect();
         first.rows = rows.clone();
         let mut timing = Timing::default();

@@ -76,20 +76,32 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
     ]
 }
 
+/// Blocks among which attention shares the pages of one of eight KV heads. With a few rows all are resident at
+/// once: two on each multiprocessor hide each other's ends, one has half as many pieces to merge. More rows fill
+/// the GPU by themselves; the ways serve a row that is much longer than the others.
+pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
+    let resident = 2 * target.sms / 8;
+    match rows {
+        0..=4 => resident,
+        5..=16 => resident / 2,
+        _ => resident / 4,
+    }
+    .max(1)
+}
+
 impl Prologue {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let s = &self.state;
         let tables = [&s.seat_len, &s.seat_token, &s.page_table, &s.params, &s.biases];
         let kernel = Kernel::new(target, "prologue", "prologue")
             .defines(&layout(&s.limits))
-            .define("WAYS", (2 * target.sms / 8).max(1))
             .threads(1024)
             .tensors(&tables)
             .optional(s.seen.map(|seen| seen.span))
             .tensors(&[&s.counts, &s.row_seat, &s.row_flags, &s.row_q_len, &s.q_start, &s.kv_len])
             .tensors(&[&s.last_index, &s.token, &s.position, &s.kv_slot, &s.token_row])
             .spans(&s.mail)
-            .ints(&[self.rows, self.tokens]);
+            .ints(&[self.rows, self.tokens, ways(self.rows, target)]);
         Ok(vec![kernel.lowered()])
     }
 }
