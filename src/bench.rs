@@ -8,6 +8,8 @@ mod mixed;
 mod plot;
 mod prefill;
 pub(crate) mod record;
+mod replay;
+mod report;
 mod serve;
 mod steady;
 
@@ -29,6 +31,7 @@ enum What {
     Decode(decode::DecodeArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
+    Replay(replay::ReplayArgs),
     Serve(Box<serve::ServeArgs>),
 }
 
@@ -39,6 +42,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Decode(args) => decode::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
+        What::Replay(args) => replay::run(args, global),
         What::Serve(args) => serve::run(args),
     }
 }

@@ -256,7 +256,7 @@ fn write_layers(
         rows: (0..rows).map(fed).collect(),
         joins: (0..rows).map(join).collect(),
         pages: (0..rows).flat_map(|seat| (0..each).map(move |i| page(seat, i))).collect(),
-        copies: Vec::new(),
+        ..StepInput::default()
     };
     let decode = StepInput { rows: (0..rows).map(quiet).collect(), ..StepInput::default() };
     let mut first: Vec<u32> = Vec::new();

@@ -189,7 +189,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
-        Op::Prologue(Prologue { state, rows, tokens }),
+        Op::Prologue(Prologue { state, rows, tokens, given: None }),
         Op::Embed(Embed { ids, table: embed, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),

@@ -4,7 +4,9 @@ use crate::exec::{
     Coverage, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
 };
 use device::{DType, Device, Report, Tensor};
-use graph::mail::{JoinInput, MailError, PageInput, RowInput, SeatParams, StepInput, StepOutput};
+use graph::mail::{
+    JoinInput, MailError, PageInput, RowInput, RowOutput, SeatParams, StepInput, StepOutput,
+};
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase};
 use half::{bf16, f16};
@@ -17,6 +19,9 @@ pub struct GraphExecutor {
     geometry: Geometry,
     /// Kept between steps, so that steady decode allocates nothing for it.
     input: StepInput,
+    /// The same for what comes back.
+    output: StepOutput,
+    spare: Vec<RowResult>,
     /// Numbers of the steps in flight, oldest first.
     flight: VecDeque<u64>,
     last: Option<Ran>,
@@ -36,13 +41,26 @@ impl GraphExecutor {
             pages_per_seat: limits.pages_per_seat,
             vocab: limits.vocab,
         };
-        let (input, flight) = (StepInput::default(), VecDeque::new());
-        GraphExecutor { runners, geometry, input, flight, last: None, lost: false }
+        GraphExecutor {
+            runners,
+            geometry,
+            input: StepInput::default(),
+            output: StepOutput::default(),
+            spare: Vec::new(),
+            flight: VecDeque::new(),
+            last: None,
+            lost: false,
+        }
     }
 
     /// The runners: plans, graphs and memory.
     pub fn runners(&self) -> &Runners {
         &self.runners
+    }
+
+    /// The runners, to measure them; launching behind the executor's back breaks its promises.
+    pub fn runners_mut(&mut self) -> &mut Runners {
+        &mut self.runners
     }
 
     /// The device it runs on.
@@ -130,6 +148,19 @@ impl Executor for GraphExecutor {
         }
     }
 
+    fn steps(&self) -> u32 {
+        self.runners.decode.config().steps
+    }
+
+    fn leave(&mut self) {
+        self.runners.leave();
+    }
+
+    fn recycle(&mut self, mut result: StepResult) {
+        result.rows.clear();
+        self.spare = result.rows;
+    }
+
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         match self.start(step) {
             Ok(()) => Ok(()),
@@ -145,21 +176,26 @@ impl Executor for GraphExecutor {
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
         let Some(&number) = self.flight.front() else { return Ok(None) };
         loop {
-            match self.runners.poll() {
+            match self.runners.poll_into(&mut self.output) {
                 Err(error) => return Err(self.lose(&error)),
-                Ok(None) if block => std::hint::spin_loop(),
-                Ok(None) => return Ok(None),
-                Ok(Some(output)) => {
-                    self.flight.pop_front();
-                    return Ok(Some(result(number, output)));
-                }
+                Ok(false) if block => std::hint::spin_loop(),
+                Ok(false) => return Ok(None),
+                Ok(true) => break,
             }
         }
+        let mut rows = std::mem::take(&mut self.spare);
+        rows.extend(self.output.rows.drain(..).map(row_result));
+        let again = self.output.again;
+        if !again {
+            self.flight.pop_front();
+        }
+        Ok(Some(StepResult { number, again, rows }))
     }
 }
 
 /// The step in the runners' words. Rows are rewritten in place: a decode row holds no allocation.
 fn translate(step: &Step, input: &mut StepInput) {
+    input.steps = step.steps;
     input.rows.truncate(step.rows.len());
     input.rows.resize_with(step.rows.len(), RowInput::default);
     for (to, from) in input.rows.iter_mut().zip(&step.rows) {
@@ -204,12 +240,7 @@ fn join(join: &Join) -> JoinInput {
     JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
 }
 
-fn result(number: u64, output: StepOutput) -> StepResult {
-    let rows = output.rows.into_iter().map(|row| RowResult {
-        token: row.token,
-        stopped: row.stopped,
-        logprob: row.logprob,
-        scores: Vec::new(),
-    });
-    StepResult { number, rows: rows.collect() }
+fn row_result(row: RowOutput) -> RowResult {
+    let RowOutput { token, stopped, logprob } = row;
+    RowResult { token, stopped, logprob, scores: Vec::new() }
 }
