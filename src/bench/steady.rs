@@ -87,7 +87,9 @@ impl Timing {
 
     fn sort(&mut self) {
         let Timing { steps, host, preparation, call, latency } = self;
-        [steps, host, preparation, call, latency].map(|list| list.sort());
+        for list in [steps, host, preparation, call, latency] {
+            list.sort();
+        }
     }
 
     /// The host's time at a share of all steps, in microseconds.
