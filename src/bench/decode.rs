@@ -56,6 +56,8 @@ pub(crate) struct Figure {
     host_us: f64,
     host_us_p99: f64,
     replayed: bool,
+    /// Of the tokens of all steps.
+    tokens_hash: String,
 }
 
 pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
@@ -128,6 +130,7 @@ fn measure(
             host_us: timing.host_us(0.5),
             host_us_p99: timing.host_us(0.99),
             replayed,
+            tokens_hash: format!("{:016x}", timing.tokens),
         });
     }
     Ok(loaded.device)

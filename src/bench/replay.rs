@@ -10,7 +10,7 @@ use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::progress;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use graph::Prep;
 use serde::Serialize;
@@ -52,6 +52,8 @@ pub(crate) struct Figure {
     pub(crate) step_ms: f64,
     step_ms_p99: f64,
     tokens_per_second: f64,
+    /// Of the tokens of all steps: the same for every way.
+    tokens_hash: String,
 }
 
 pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
@@ -73,7 +75,14 @@ pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
     bar.finish_and_clear();
     figures.sort_by_key(|figure| figure.batch);
     let draw = |path: &std::path::Path| plot::replay(path, &args.load.model, &figures);
-    args.report.finish(&device, &figures, draw, || print(&device, &figures))
+    args.report.finish(&device, &figures, draw, || print(&device, &figures))?;
+    let odd = figures
+        .windows(2)
+        .find(|pair| pair[0].batch == pair[1].batch && pair[0].tokens_hash != pair[1].tokens_hash);
+    if let Some([one, other]) = odd {
+        bail!("{} and {} give different tokens at batch {}", one.prep, other.prep, one.batch);
+    }
+    Ok(())
 }
 
 fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -> Result<Figure> {
@@ -94,6 +103,7 @@ fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -
         step_ms: paced.step_ms(0.5),
         step_ms_p99: paced.step_ms(0.99),
         tokens_per_second: f64::from(batch) / paced.mean_step().as_secs_f64(),
+        tokens_hash: format!("{:016x}", alone.tokens),
     })
 }
 

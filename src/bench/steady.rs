@@ -27,6 +27,9 @@ pub(crate) struct Timing {
     call: Vec<Duration>,
     /// From that call to the result, sorted; with several steps in flight it includes waiting.
     latency: Vec<Duration>,
+    /// A hash of every token of every step, those that do not count included: equal steps are equal
+    /// whoever prepares them and however they are recorded.
+    pub(crate) tokens: u64,
 }
 
 /// What a launch took of the host.
@@ -86,7 +89,7 @@ impl Timing {
     }
 
     fn sort(&mut self) {
-        let Timing { steps, host, preparation, call, latency } = self;
+        let Timing { steps, host, preparation, call, latency, .. } = self;
         for list in [steps, host, preparation, call, latency] {
             list.sort();
         }
@@ -138,7 +141,7 @@ impl<'a> Steady<'a> {
                 (step.joins, step.pages) = (Vec::new(), Vec::new());
                 first_of_launch = true;
             }
-            let again = self.result()?;
+            let again = self.result(&mut timing.tokens)?;
             let now = Instant::now();
             let before = last.replace(now).filter(|_| index >= pace.warm);
             if let (Some(before), Some(host)) = (before, flying.front()) {
@@ -153,7 +156,7 @@ impl<'a> Steady<'a> {
             }
         }
         while !flying.is_empty() {
-            if !self.result()? {
+            if !self.result(&mut 0)? {
                 flying.pop_front();
             }
         }
@@ -189,7 +192,7 @@ impl<'a> Steady<'a> {
                 })
                 .collect();
             let host = self.launch(&mut step)?;
-            self.result()?;
+            self.result(&mut timing.tokens)?;
             // The first two warm caches and clocks.
             if index >= 2 {
                 let now = Instant::now();
@@ -254,9 +257,13 @@ impl<'a> Steady<'a> {
         Ok(Host { start, whole, call: self.executor.runners().replay_call() })
     }
 
-    /// Waits for the next result; says whether another of the same launch follows.
-    fn result(&mut self) -> Result<bool> {
+    /// Waits for the next result and adds its tokens to a hash; says whether another of the same launch
+    /// follows.
+    fn result(&mut self, hash: &mut u64) -> Result<bool> {
         let result = self.executor.poll(true)?.context("a launched step gave no result")?;
+        for token in result.rows.iter().filter_map(|row| row.token) {
+            *hash = (*hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
+        }
         let again = result.again;
         self.executor.recycle(result);
         Ok(again)
