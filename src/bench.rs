@@ -9,6 +9,8 @@ mod nodes;
 mod plot;
 mod prefill;
 pub(crate) mod record;
+mod replay;
+mod report;
 mod serve;
 mod steady;
 mod tune;
@@ -32,6 +34,7 @@ enum What {
     Nodes(nodes::NodesArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
+    Replay(replay::ReplayArgs),
     Tune(tune::TuneArgs),
     Serve(Box<serve::ServeArgs>),
 }
@@ -44,6 +47,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Nodes(args) => nodes::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
+        What::Replay(args) => replay::run(args, global),
         What::Tune(args) => tune::run(args, global),
         What::Serve(args) => serve::run(args),
     }

@@ -1,7 +1,8 @@
 //! `dacapo bench decode`: what a decode step costs, and how close that is to what memory allows.
 
-use super::steady::Steady;
-use super::{plot, record};
+use super::plot;
+use super::report::{BackendArgs, ReportArgs};
+use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::progress;
@@ -10,7 +11,6 @@ use clap::Args;
 use engine::exec::StepKind;
 use graph::program::ProgramOp;
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// Time decode steps of a model: milliseconds per step, tokens per second, share of the bandwidth
 #[derive(Args, Debug)]
@@ -26,59 +26,50 @@ pub(crate) struct DecodeArgs {
     /// Steps timed for each row of the table
     #[arg(long, value_name = "N", default_value_t = 128)]
     steps: u32,
-    /// Backends to compare, instead of the configured one
-    #[arg(long, value_name = "NAME,NAME,…", value_delimiter = ',')]
-    backend: Vec<String>,
-    /// Write the figures, with machine and command, to this file (- is standard output)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw step time over batch beside the memory floor
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    backend: BackendArgs,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
-    backend: String,
+    pub(crate) backend: String,
     pub(crate) batch: u32,
-    context: u32,
-    pub(crate) ms: f64,
+    pub(crate) context: u32,
+    ms: f64,
     ms_p99: f64,
     tokens_per_second: f64,
+    /// Read by a step: weights, and the pages of all sequences.
     bytes: u64,
     terabytes_per_second: f64,
     bandwidth_share: f64,
+    /// Measured, in bytes per second.
+    pub(crate) read_bandwidth: f64,
     /// The bytes over the measured bandwidth.
-    pub(crate) floor_ms: f64,
+    floor_ms: f64,
+    /// Multiplications and additions, for each byte of them.
+    pub(crate) flops_per_byte: f64,
+    pub(crate) teraflops: f64,
     nodes: usize,
     host_us: f64,
     host_us_p99: f64,
     replayed: bool,
+    /// Of the tokens of all steps.
+    tokens_hash: String,
 }
 
 pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
     ensure!(args.steps > 0 && args.batch.iter().all(|&b| b > 0), "batches and steps start at 1");
-    let flag = "graph-backend-decode";
-    let loads: Vec<LoadArgs> = match args.backend.as_slice() {
-        [] => vec![args.load.clone()],
-        names => names.iter().map(|name| args.load.with_graph_flag(flag, name)).collect(),
-    };
+    let loads = args.backend.loads(&args.load, "graph-backend-decode");
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();
     for load in &loads {
         device = measure(args, global, load, &mut figures)?;
     }
-    if let Some(path) = &args.svg {
-        plot::decode(path, &args.load.model, &figures)?;
-    }
-    if let Some(path) = &args.json {
-        record::write(path, &record::record(&device, &figures)?)?;
-    }
-    if args.json.as_deref() != Some("-".as_ref()) {
-        print(&device, &figures);
-    }
-    Ok(())
+    let draw = |path: &std::path::Path| plot::roofline(path, &args.load.model, &figures);
+    args.report.finish(&device, &figures, draw, || print(&device, &figures))
 }
 
 fn measure(
@@ -91,7 +82,7 @@ fn measure(
     // Before the model takes the memory.
     let bandwidth = device::bench::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load(load, global, most)?;
-    let weights = read_per_step(&loaded.program);
+    let (weights, parameters) = read_per_step(&loaded.program);
     let shape = loaded.program.shape;
     let kv_token = 2
         * u64::from(shape.kv_heads * shape.head_dim)
@@ -103,7 +94,8 @@ fn measure(
     for &batch in &args.batch {
         for &context in &args.context {
             let warm = 8 + args.steps / 8;
-            timed.push((batch, context, warm, steady.decode(batch, context, warm, args.steps)?));
+            let pace = Pace { batch, context, warm, steps: args.steps, depth: 2, room: 0 };
+            timed.push((batch, context, warm, steady.decode(&pace)?));
             bar.inc(1);
         }
     }
@@ -116,6 +108,8 @@ fn measure(
         let bytes = weights + u64::from(batch) * kv_token * middle;
         let ms = timing.step_ms(0.5);
         let achieved = bytes as f64 / (ms * 1e-3);
+        let pairs = 4 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
+        let flops = (u64::from(batch) * (2 * parameters + pairs * middle)) as f64;
         let plan =
             runner.plans().filter(|plan| plan.key.rows >= batch).min_by_key(|plan| plan.key.rows);
         figures.push(Figure {
@@ -124,22 +118,27 @@ fn measure(
             context,
             ms,
             ms_p99: timing.step_ms(0.99),
-            tokens_per_second: f64::from(batch) / (ms * 1e-3),
+            tokens_per_second: f64::from(batch) / timing.mean_step().as_secs_f64(),
             bytes,
             terabytes_per_second: achieved * 1e-12,
             bandwidth_share: achieved / bandwidth,
+            read_bandwidth: bandwidth,
             floor_ms: bytes as f64 / bandwidth * 1e3,
+            flops_per_byte: flops / bytes as f64,
+            teraflops: flops / (ms * 1e-3) * 1e-12,
             nodes: plan.map_or(0, |plan| plan.nodes.len()),
             host_us: timing.host_us(0.5),
             host_us_p99: timing.host_us(0.99),
             replayed,
+            tokens_hash: format!("{:016x}", timing.tokens),
         });
     }
     Ok(loaded.device)
 }
 
-/// Bytes of weights a step reads: all of them, but for an embedding table that is only gathered from.
-fn read_per_step(program: &graph::program::Program) -> u64 {
+/// Bytes of weights a step reads, and how many numbers they are: all of them, but for an embedding
+/// table that is only gathered from.
+fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
     let multiplied = |id| {
         program.steps.iter().any(|step| match &step.op {
             ProgramOp::Embed { .. } => false,
@@ -147,23 +146,27 @@ fn read_per_step(program: &graph::program::Program) -> u64 {
         })
     };
     let ids = (0..program.weights.len() as u32).map(graph::program::WeightId);
-    ids.filter(|&id| multiplied(id)).map(|id| program.weight(id).bytes()).sum()
+    let read = ids.filter(|&id| multiplied(id)).map(|id| program.weight(id));
+    read.fold((0, 0), |(bytes, count), weight| {
+        (bytes + weight.bytes(), count + u64::from(weight.rows) * u64::from(weight.cols))
+    })
 }
 
 fn print(device: &str, figures: &[Figure]) {
     println!("{device}");
     println!(
-        "backend    batch  context   ms/step      p99     tok/s   TB/s  of read  floor ms  nodes  host µs     p99"
+        "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  host µs     p99"
     );
     for f in figures {
         println!(
-            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1}{}",
+            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1}{}",
             f.backend,
             f.batch,
             f.context,
             f.ms,
             f.ms_p99,
             f.tokens_per_second,
+            f.bytes as f64 * 1e-6,
             f.terabytes_per_second,
             f.bandwidth_share * 100.0,
             f.floor_ms,

@@ -4,7 +4,7 @@
 //! second has over the sum is lost between the nodes.
 
 use super::record;
-use super::steady::Steady;
+use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use anyhow::{Context, Result, ensure};
@@ -81,7 +81,8 @@ fn measure(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result
     // Room for the replays below, which advance the sequences too.
     let room = 5 * (args.replays + 1);
     let mut steady = Steady::new(executor)?;
-    let timing = steady.decode_with_room(batch, args.context, warm, steps, room)?;
+    let timing =
+        steady.decode(&Pace { batch, context: args.context, warm, steps, depth: 2, room })?;
     let runners = executor.runners();
     let plan = runners.decode.plans().filter(|plan| plan.key.rows >= batch);
     let plan = plan.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;

@@ -1,24 +1,40 @@
 //! Pictures of figures, as SVG.
 
-use super::{decode, mixed, prefill};
+use super::{decode, mixed, prefill, replay};
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (860, 520);
 
+/// A name in the legend, and its points.
+type Series = (String, Vec<(f64, f64)>);
+
+/// How the vertical axis runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scale {
+    FromZero,
+    Logarithmic,
+}
+
 /// Lines of points with a legend; x is logarithmic.
 fn lines(
     path: &Path,
     title: &str,
-    x: &str,
-    y: &str,
-    series: &[(String, Vec<(f64, f64)>)],
+    (x, y): (&str, &str),
+    scale: Scale,
+    series: &[Series],
 ) -> Result<()> {
+    // A logarithmic axis is a linear one of exponents, labelled with what they stand for.
+    let height = |y: f64| if scale == Scale::Logarithmic { y.max(1e-9).log10() } else { y };
     let points = || series.iter().flat_map(|(_, points)| points);
     let (low, high) =
         points().fold((f64::MAX, 1.0f64), |(low, high), p| (low.min(p.0), high.max(p.0)));
-    let top = points().fold(0.0f64, |top, p| top.max(p.1)) * 1.1;
+    let top = height(points().fold(0.0f64, |top, p| top.max(p.1)) * 1.1);
+    let bottom = match scale {
+        Scale::FromZero => 0.0,
+        Scale::Logarithmic => height(points().fold(f64::MAX, |low, p| low.min(p.1)) * 0.8),
+    };
     let low = low.min(high / 2.0).max(0.5);
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let failed =
@@ -29,12 +45,16 @@ fn lines(
         .margin(16)
         .x_label_area_size(40)
         .y_label_area_size(64)
-        .build_cartesian_2d((low..high * 1.05).log_scale(), 0.0..top)
+        .build_cartesian_2d((low..high * 1.05).log_scale(), bottom..top)
         .map_err(failed)?;
     chart
         .configure_mesh()
         .x_desc(x)
         .y_desc(y)
+        .y_label_formatter(&|y: &f64| match scale {
+            Scale::FromZero => format!("{y}"),
+            Scale::Logarithmic => format!("{:.3}", 10f64.powf(*y)),
+        })
         .light_line_style(BLACK.mix(0.06))
         .draw()
         .map_err(failed)?;
@@ -42,7 +62,8 @@ fn lines(
         let color = Palette99::pick(index).to_rgba();
         chart
             .draw_series(
-                LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(3),
+                LineSeries::new(points.iter().map(|&(x, y)| (x, height(y))), color.stroke_width(2))
+                    .point_size(3),
             )
             .map_err(failed)?
             .label(name)
@@ -59,25 +80,55 @@ fn lines(
     Ok(())
 }
 
-/// Milliseconds per step over the batch, beside what memory allows.
-pub(crate) fn decode(path: &Path, model: &str, figures: &[decode::Figure]) -> Result<()> {
-    let measured = figures.iter().map(|f| (f64::from(f.batch), f.ms)).collect();
-    let floor = figures.iter().map(|f| (f64::from(f.batch), f.floor_ms)).collect();
-    let series = [("measured".to_owned(), measured), ("memory floor".to_owned(), floor)];
-    lines(path, &format!("{model}: decode step"), "sequences", "ms per step", &series)
+/// Adds a point to the series of this name.
+fn add(series: &mut Vec<Series>, name: String, point: (f64, f64)) {
+    match series.iter_mut().find(|(other, _)| *other == name) {
+        Some((_, points)) => points.push(point),
+        None => series.push((name, vec![point])),
+    }
+}
+
+/// What steps reach beside what memory allows: work done per second over work per byte read. A point on
+/// the roof reads as fast as the device can.
+pub(crate) fn roofline(path: &Path, model: &str, figures: &[decode::Figure]) -> Result<()> {
+    let mut series: Vec<Series> = Vec::new();
+    for f in figures {
+        let name = format!("{}, {} tokens of context", f.backend, f.context);
+        let point = (f.flops_per_byte, f.teraflops);
+        add(&mut series, name, point);
+    }
+    let bandwidth = figures.iter().map(|f| f.read_bandwidth).fold(0.0, f64::max);
+    let mut roof: Vec<(f64, f64)> =
+        figures.iter().map(|f| (f.flops_per_byte, f.flops_per_byte * bandwidth * 1e-12)).collect();
+    roof.sort_by(|a, b| a.0.total_cmp(&b.0));
+    series.push((format!("roof: {:.2} TB/s read", bandwidth * 1e-12), roof));
+    let labels = ("operations per byte read", "10¹² operations per second");
+    lines(path, &format!("{model}: decode"), labels, Scale::Logarithmic, &series)
+}
+
+/// What the host prepares and how long the device waits, per step, by the way of preparing.
+pub(crate) fn replay(path: &Path, model: &str, figures: &[replay::Figure]) -> Result<()> {
+    let mut series: Vec<Series> = Vec::new();
+    for f in figures {
+        let idle = f.step_ms * 1e3 * (1.0 - f.device_busy).max(0.0);
+        for (what, us) in [("prepared by the host", f.preparation_us), ("device waits", idle)] {
+            let name = format!("{}: {what}", f.prep);
+            add(&mut series, name, (f64::from(f.batch), us));
+        }
+    }
+    let title = format!("{model}: preparing a decode step");
+    lines(path, &title, ("sequences", "µs per step"), Scale::FromZero, &series)
 }
 
 /// Tokens per second over the tokens of a step, by backend.
 pub(crate) fn prefill(path: &Path, model: &str, figures: &[prefill::Figure]) -> Result<()> {
-    let mut series: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    let mut series: Vec<Series> = Vec::new();
     for f in figures {
         let point = (f64::from(f.tokens), f.tokens_per_second);
-        match series.iter_mut().find(|(name, _)| *name == f.backend) {
-            Some((_, points)) => points.push(point),
-            None => series.push((f.backend.clone(), vec![point])),
-        }
+        add(&mut series, f.backend.clone(), point);
     }
-    lines(path, &format!("{model}: prefill"), "tokens of a step", "tokens per second", &series)
+    let labels = ("tokens of a step", "tokens per second");
+    lines(path, &format!("{model}: prefill"), labels, Scale::FromZero, &series)
 }
 
 /// Time between tokens of a running request over a run, by the tokens a step may feed; grey where a prompt

@@ -1,15 +1,15 @@
 //! `dacapo bench prefill`: prompts per second, time to the first token, cost of padding.
 
 use super::mix::Mix;
+use super::plot;
+use super::report::{BackendArgs, ReportArgs};
 use super::steady::Steady;
-use super::{plot, record};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::progress;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// Time prefill steps of a model: tokens per second and time to the first token
 #[derive(Args, Debug)]
@@ -29,15 +29,10 @@ pub(crate) struct PrefillArgs {
     /// Steps timed for each row of the table
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u32,
-    /// Backends to compare, instead of the configured one
-    #[arg(long, value_name = "NAME,NAME,…", value_delimiter = ',')]
-    backend: Vec<String>,
-    /// Write the figures, with machine and command, to this file (- is standard output)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw tokens per second over the step's tokens
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    backend: BackendArgs,
+    #[command(flatten)]
+    report: ReportArgs,
 }
 
 /// One line of the table.
@@ -84,27 +79,15 @@ pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
     ensure!(args.steps > 0, "steps start at 1");
     let mixes: Vec<Mix> =
         args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
-    let flag = "graph-backend-prefill";
-    let loads: Vec<LoadArgs> = match args.backend.as_slice() {
-        [] => vec![args.load.clone()],
-        names => names.iter().map(|name| args.load.with_graph_flag(flag, name)).collect(),
-    };
+    let loads = args.backend.loads(&args.load, "graph-backend-prefill");
     // Before the model takes the memory.
     let matrix_rate = device::bench::matrix_rate(&loading::open_device(global)?.0)?;
     let mut figures = Figures { matrix_rate, ..Figures::default() };
     for load in &loads {
         measure(args, global, load, &mixes, &mut figures)?;
     }
-    if let Some(path) = &args.svg {
-        plot::prefill(path, &args.load.model, &figures.steps)?;
-    }
-    if let Some(path) = &args.json {
-        record::write(path, &record::record(&figures.device, &figures)?)?;
-    }
-    if args.json.as_deref() != Some("-".as_ref()) {
-        print(&figures);
-    }
-    Ok(())
+    let draw = |path: &std::path::Path| plot::prefill(path, &args.load.model, &figures.steps);
+    args.report.finish(&figures.device, &figures, draw, || print(&figures))
 }
 
 fn measure(

@@ -5,6 +5,7 @@ use device::op::Noise;
 use device::{Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::GraphExecutor;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Drives an executor by hand.
@@ -20,12 +21,80 @@ pub(crate) struct Timing {
     pub(crate) steps: Vec<Duration>,
     /// The host's part of each launch, sorted.
     pub(crate) host: Vec<Duration>,
+    /// Of this, what comes before the call that starts the device, sorted.
+    preparation: Vec<Duration>,
+    /// Of this, that call, sorted.
+    call: Vec<Duration>,
+    /// From that call to the result, sorted; with several steps in flight it includes waiting.
+    latency: Vec<Duration>,
+    /// A hash of every token of every step, those that do not count included: equal steps are equal
+    /// whoever prepares them and however they are recorded.
+    pub(crate) tokens: u64,
+}
+
+/// What a launch took of the host.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    start: Instant,
+    whole: Duration,
+    call: Duration,
+}
+
+/// Decode steps of one shape.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Sequences.
+    pub(crate) batch: u32,
+    /// Tokens each has before the first step.
+    pub(crate) context: u32,
+    /// Steps that do not count.
+    pub(crate) warm: u32,
+    /// Steps that do.
+    pub(crate) steps: u32,
+    /// Launches in flight; a launch of several steps flies alone.
+    pub(crate) depth: usize,
+    /// Tokens for which each sequence has pages beyond what the steps need.
+    pub(crate) room: u32,
 }
 
 impl Timing {
     /// The step time at a share of all steps, in milliseconds.
     pub(crate) fn step_ms(&self, share: f64) -> f64 {
         at(&self.steps, share).as_secs_f64() * 1e3
+    }
+
+    /// The mean step time: what throughput follows from.
+    pub(crate) fn mean_step(&self) -> Duration {
+        self.steps.iter().sum::<Duration>() / (self.steps.len() as u32).max(1)
+    }
+
+    /// From the call that starts the device to the result, in milliseconds.
+    pub(crate) fn latency_ms(&self, share: f64) -> f64 {
+        at(&self.latency, share).as_secs_f64() * 1e3
+    }
+
+    /// What the host does before that call, in microseconds.
+    pub(crate) fn preparation_us(&self, share: f64) -> f64 {
+        at(&self.preparation, share).as_secs_f64() * 1e6
+    }
+
+    /// That call, in microseconds.
+    pub(crate) fn call_us(&self, share: f64) -> f64 {
+        at(&self.call, share).as_secs_f64() * 1e6
+    }
+
+    fn launched(&mut self, host: &Host, done: Instant) {
+        self.host.push(host.whole);
+        self.preparation.push(host.whole.saturating_sub(host.call));
+        self.call.push(host.call);
+        self.latency.push((done - host.start).saturating_sub(host.whole.saturating_sub(host.call)));
+    }
+
+    fn sort(&mut self) {
+        let Timing { steps, host, preparation, call, latency, .. } = self;
+        for list in [steps, host, preparation, call, latency] {
+            list.sort();
+        }
     }
 
     /// The host's time at a share of all steps, in microseconds.
@@ -57,47 +126,55 @@ impl<'a> Steady<'a> {
         Ok(Steady { executor, number: 0 })
     }
 
-    /// Times `steps` decode steps of `batch` sequences with `context` tokens each, two in flight, after
-    /// `warm` steps that do not count.
-    pub(crate) fn decode(
-        &mut self,
-        batch: u32,
-        context: u32,
-        warm: u32,
-        steps: u32,
-    ) -> Result<Timing> {
-        self.decode_with_room(batch, context, warm, steps, 0)
-    }
-
-    /// The same, with pages for `room` more tokens of each sequence.
-    pub(crate) fn decode_with_room(
-        &mut self,
-        batch: u32,
-        context: u32,
-        warm: u32,
-        steps: u32,
-        room: u32,
-    ) -> Result<Timing> {
-        let mut first = self.seats(batch, context, warm + steps + 4 + room)?;
-        let rows: Vec<Row> = (0..batch).map(|seat| decode_row(seat, context)).collect();
-        first.rows = rows.clone();
+    /// Times decode steps, result by result. A device that has graphs of several steps runs those, and
+    /// then only the first step of each launch says something about the host.
+    pub(crate) fn decode(&mut self, pace: &Pace) -> Result<Timing> {
+        let many = self.executor.steps();
+        let mut step =
+            self.seats(pace.batch, pace.context, pace.warm + pace.steps + 4 + many + pace.room)?;
+        step.rows = (0..pace.batch).map(|seat| decode_row(seat, pace.context)).collect();
+        step.steps = many;
         let mut timing = Timing::default();
-        let mut last = None;
-        self.launch(first)?;
-        for index in 0..warm + steps {
-            let step = Step { rows: rows.clone(), ..Step::default() };
-            let host = self.launch(step)?;
-            self.result()?;
+        let mut flying: VecDeque<Host> = VecDeque::new();
+        let depth = if many > 1 { 1 } else { pace.depth };
+        let (mut last, mut first_of_launch) = (None, true);
+        for index in 0..pace.warm + pace.steps {
+            while flying.len() < depth {
+                flying.push_back(self.launch(&mut step)?);
+                (step.joins, step.pages) = (Vec::new(), Vec::new());
+                first_of_launch = true;
+            }
+            let again = self.result(&mut timing.tokens)?;
             let now = Instant::now();
-            if let Some(before) = last.replace(now).filter(|_| index >= warm) {
+            let before = last.replace(now).filter(|_| index >= pace.warm);
+            if let (Some(before), Some(host)) = (before, flying.front()) {
                 timing.steps.push(now - before);
-                timing.host.push(host);
+                if first_of_launch || depth > 1 {
+                    timing.launched(host, now);
+                }
+            }
+            first_of_launch = false;
+            if !again {
+                flying.pop_front();
             }
         }
-        self.result()?;
-        timing.steps.sort();
-        timing.host.sort();
+        while !flying.is_empty() {
+            if !self.result(&mut 0)? {
+                flying.pop_front();
+            }
+        }
+        timing.sort();
         Ok(timing)
+    }
+
+    /// The share of the time in which the device runs the graphs of such steps.
+    pub(crate) fn busy(&mut self, pace: &Pace) -> Result<f64> {
+        self.executor.runners_mut().watch((pace.warm + pace.steps) as usize)?;
+        let timing = self.decode(pace)?;
+        let watched = self.executor.runners_mut().watched()?;
+        let counted = watched.get(pace.warm as usize..).unwrap_or_default();
+        let mean = counted.iter().sum::<f64>() / (counted.len() as f64).max(1.0);
+        Ok(mean / (timing.mean_step().as_secs_f64() * 1e6))
     }
 
     /// Times one prefill step whose rows have these (tokens, tokens before them), `times` over, one at a
@@ -117,17 +194,16 @@ impl<'a> Steady<'a> {
                     ..decode_row(seat, context)
                 })
                 .collect();
-            let start = Instant::now();
-            let host = self.launch(step)?;
-            self.result()?;
+            let host = self.launch(&mut step)?;
+            self.result(&mut timing.tokens)?;
             // The first two warm caches and clocks.
             if index >= 2 {
-                timing.steps.push(start.elapsed());
-                timing.host.push(host);
+                let now = Instant::now();
+                timing.steps.push(now - host.start);
+                timing.launched(&host, now);
             }
         }
-        timing.steps.sort();
-        timing.host.sort();
+        timing.sort();
         Ok(timing)
     }
 
@@ -175,18 +251,25 @@ impl<'a> Steady<'a> {
         Ok(Step { joins, pages, ..Step::default() })
     }
 
-    fn launch(&mut self, step: Step) -> Result<Duration> {
-        let step = Step { number: self.number + 1, ..step };
-        let start = Instant::now();
-        self.executor.launch(&step).with_context(|| format!("step {}", step.number))?;
-        let host = start.elapsed();
+    fn launch(&mut self, step: &mut Step) -> Result<Host> {
         self.number += 1;
-        Ok(host)
+        step.number = self.number;
+        let start = Instant::now();
+        self.executor.launch(step).with_context(|| format!("step {}", step.number))?;
+        let whole = start.elapsed();
+        Ok(Host { start, whole, call: self.executor.runners().replay_call() })
     }
 
-    fn result(&mut self) -> Result<()> {
-        self.executor.poll(true)?.context("a launched step gave no result")?;
-        Ok(())
+    /// Waits for the next result and adds its tokens to a hash; says whether another of the same launch
+    /// follows.
+    fn result(&mut self, hash: &mut u64) -> Result<bool> {
+        let result = self.executor.poll(true)?.context("a launched step gave no result")?;
+        for token in result.rows.iter().filter_map(|row| row.token) {
+            *hash = (*hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
+        }
+        let again = result.again;
+        self.executor.recycle(result);
+        Ok(again)
     }
 }
 

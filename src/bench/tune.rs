@@ -1,7 +1,7 @@
 //! `dacapo bench tune`: measures the variants of every kernel of a model's decode steps on this GPU and keeps the
 //! winners beside the compiled kernels, where the next start finds them.
 
-use super::steady::Steady;
+use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
@@ -48,7 +48,8 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     let mut found = Tuned::default();
     for &batch in &args.batch {
         // Attention's time depends on what the prologue planned for the rows.
-        Steady::new(&mut loaded.executor)?.decode(batch, args.context, 2, 2)?;
+        let pace = Pace { batch, context: args.context, warm: 2, steps: 2, depth: 2, room: 0 };
+        Steady::new(&mut loaded.executor)?.decode(&pace)?;
         let runners = loaded.executor.runners();
         let mut plans = runners.decode.plans();
         let plan = plans.find(|plan| plan.key.rows == batch).context("the bucket has no plan")?;

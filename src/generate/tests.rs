@@ -35,7 +35,7 @@ impl Executor for Scripted {
             RowResult { token, stopped, ..RowResult::default() }
         });
         let rows = rows.collect();
-        self.done.push_back(StepResult { number: step.number, rows });
+        self.done.push_back(StepResult { number: step.number, again: false, rows });
         Ok(())
     }
 

@@ -96,6 +96,18 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.hidden()
     }
 
+    fn steps(&self) -> u32 {
+        self.inner.steps()
+    }
+
+    fn leave(&mut self) {
+        self.inner.leave();
+    }
+
+    fn recycle(&mut self, result: StepResult) {
+        self.inner.recycle(result);
+    }
+
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         let launch = Instant::now();
         self.inner.launch(step)?;
@@ -118,7 +130,9 @@ impl<X: Executor + Traced> Executor for Watched<X> {
                 return Err(error);
             }
         };
-        if let Some((launch, mut record)) = self.flight.pop_front() {
+        let done =
+            if result.again { self.flight.front().cloned() } else { self.flight.pop_front() };
+        if let Some((launch, mut record)) = done {
             // The device does one step after the other: a step begins when it is launched or when
             // the one before it is done, whichever is later.
             let begin = self.last_result.map_or(launch, |last| last.max(launch));

@@ -136,7 +136,7 @@ fn main() {
     let head = if shape.tied { table } else { step.weight("lm_head", shape.vocab, hidden) };
     let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
-    step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens }));
+    step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, given: None }));
     step.push("embed", None, Op::Embed(Embed { ids: state.token, table, out: x }));
     for layer in 0..layers {
         let at = Some(layer);

@@ -3,6 +3,7 @@
 //! Recording lowers each op once to a `step::Step`: addresses resolved, kernel chosen for this
 //! processor. Replaying walks the steps with a small pinned pool and allocates nothing.
 
+mod beside;
 mod driver;
 pub(crate) mod features;
 pub(crate) mod memory;

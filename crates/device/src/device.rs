@@ -5,7 +5,8 @@ use crate::capture::CaptureState;
 use crate::cuda::{driver::Cuda, launch::Target};
 use crate::error::Forbidden;
 use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
-use crate::{Arena, OpenArena, Region, Result, Span};
+use crate::stopwatch::{Marks, Stopwatch};
+use crate::{Arena, Op, OpenArena, Region, Result, Span};
 use std::sync::Arc;
 
 /// What a device must be able to do; one implementation per kind of device. Checks of state, spans
@@ -33,6 +34,11 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()>;
     /// Device → host, after everything launched so far.
     fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()>;
+    /// A copy in order with everything launched before, or `beside` it: then only what is launched
+    /// from now on waits for it.
+    fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
+    /// Points of the work launched that can be timed.
+    fn marks(&self, count: usize) -> Result<Box<dyn Marks>>;
     /// Gets everything ready that the items need (compiles kernels); so that running allocates nothing.
     fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()>;
     /// Runs one op now, in order with everything launched before.
@@ -109,6 +115,32 @@ impl Device {
         let mut bytes = vec![0; from.len as usize];
         self.driver.read(&arena.inner, from, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Copies a span to another of the same length, in order with everything launched so far. Nothing
+    /// is waited for: a host-mapped source must stay as it is until the copy is known to be done.
+    pub fn copy(&self, arena: &Arena, from: Span, to: Span) -> Result<()> {
+        self.checked_copy(arena, from, to, false)
+    }
+
+    /// As [`Device::copy`], but on a second stream: it starts at once, beside what is running, and only
+    /// what is launched from now on waits for it. Nothing under way may use the target.
+    pub fn copy_beside(&self, arena: &Arena, from: Span, to: Span) -> Result<()> {
+        self.checked_copy(arena, from, to, true)
+    }
+
+    fn checked_copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {
+        self.driver.capture().allow(Forbidden::EagerRun)?;
+        self.own(arena, "copy")?;
+        Op::Copy(crate::op::Copy { from, to }).check()?;
+        arena.inner.check("copy", from)?;
+        arena.inner.check("copy", to)?;
+        self.driver.copy(arena, from, to, beside)
+    }
+
+    /// A stopwatch with `count` marks.
+    pub fn stopwatch(&self, count: usize) -> Result<Stopwatch> {
+        Ok(Stopwatch { marks: self.driver.marks(count)? })
     }
 
     fn own(&self, arena: &Arena, what: &str) -> Result<()> {

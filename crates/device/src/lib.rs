@@ -1,5 +1,6 @@
 //! The ground everything stands on: an arena of static memory, ops as plain data, and two devices
 //! that run, record and replay them with the same refusals.
+pub mod allocs;
 pub mod arena;
 pub mod bench;
 mod capture;
@@ -16,6 +17,7 @@ pub mod op;
 pub mod ops;
 pub mod span;
 pub mod step;
+pub mod stopwatch;
 pub mod tensor;
 
 pub use arena::{Arena, ClosedArena, OpenArena, Report};
@@ -27,4 +29,5 @@ pub use graph::{Graph, Item, Node, RecordOptions};
 pub use op::Op;
 pub use span::{ALIGN, ArenaId, Region, Span};
 pub use step::{StepLimits, StepState};
+pub use stopwatch::Stopwatch;
 pub use tensor::Tensor;

@@ -55,6 +55,18 @@ impl Mapped {
         })
     }
 
+    /// Writes words that no launch under way reads, at once rather than one by one.
+    pub fn put(&mut self, at: u32, words: &[u32]) {
+        let end = u64::from(at) + words.len() as u64;
+        assert!(end <= u64::from(self.words), "words {at}..{end} of {}", self.words);
+        // SAFETY: inside the span and aligned; the caller's promise that the device does not read
+        // them now, and `&mut self` that no one else writes them.
+        unsafe {
+            let to = self.base.add(at as usize).cast_mut().cast::<u32>();
+            std::ptr::copy_nonoverlapping(words.as_ptr(), to, words.len());
+        }
+    }
+
     fn word(&self, index: u32) -> &AtomicU32 {
         assert!(index < self.words, "word {index} of {}", self.words);
         // SAFETY: inside the span, aligned, alive with the arena, and only accessed atomically.
@@ -254,6 +266,11 @@ impl<W: Words> Letter<'_, W> {
         Ok(())
     }
 
+    /// Sets how many steps a launch that repeats may run, from this one on.
+    pub fn steps(&mut self, steps: u32) {
+        self.count(header::STEPS, steps);
+    }
+
     /// Publishes it. The launch number is the last thing written, and ordered behind the rest.
     pub fn send(self) {
         self.bank.set(header::LAUNCH_HI, (self.launch >> 32) as u32, Ordering::Relaxed);
@@ -278,6 +295,8 @@ pub struct Entry<'a> {
     pub launch: u64,
     /// Live rows.
     pub rows: u32,
+    /// Another step of the same launch follows.
+    pub again: bool,
     words: &'a [u32],
 }
 
@@ -350,6 +369,7 @@ impl<W: Words> RingReader<W> {
             return Ok(None);
         }
         let rows = self.ring.get(at + ring::ROWS, Ordering::Relaxed).min(self.max_rows);
+        let again = self.ring.get(at + ring::AGAIN, Ordering::Relaxed) != 0;
         for row in 0..rows {
             self.copy_row(at + ring::HEADER_WORDS, row);
         }
@@ -359,7 +379,7 @@ impl<W: Words> RingReader<W> {
             return Err(Error::RingOverrun { expected: launch, found: after.max(found) });
         }
         self.confirmed = launch;
-        Ok(Some(Entry { launch, rows, words: &self.copy }))
+        Ok(Some(Entry { launch, rows, again, words: &self.copy }))
     }
 
     fn number(&self, at: u32, order: Ordering) -> u64 {

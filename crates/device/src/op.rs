@@ -1,6 +1,7 @@
 //! Ops as plain data. An op names spans and shapes; it holds no pointer, no closure and no device.
 //! Running it is the business of a device; planning, printing, checking and diffing it is not.
 
+use crate::step::HostInputs;
 use crate::{DType, Span, StepState, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,9 @@ pub struct Prologue {
     pub rows: u32,
     /// Tokens of the bucket.
     pub tokens: u32,
+    /// The step's inputs come from these blocks instead of being derived. Only with one token per row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<HostInputs>,
 }
 
 /// See `ops/embed.rs`.

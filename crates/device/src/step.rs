@@ -74,6 +74,8 @@ pub mod mail {
     pub const SEEN: u32 = 8;
     /// Non-zero when the mask area of this bank is used; the row flag says by which rows.
     pub const MASKS: u32 = 9;
+    /// Most steps of a launch that repeats ([`super::repeat`]); 0 leaves it as it was.
+    pub const STEPS: u32 = 10;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
 }
@@ -105,20 +107,87 @@ pub mod count {
     pub const MAX_KV: u32 = 4;
     /// KV tokens per attention split (a multiple of the page size), the same for every layer.
     pub const SPLIT: u32 = 5;
+    /// Steps a repeating launch may still run after this one; 0 in any other launch.
+    pub const LEFT: u32 = 6;
+    /// Most steps of a repeating launch, as the last mail that spoke of it said.
+    pub const STEPS: u32 = 7;
+    /// Whether another step follows in this launch: see [`super::repeat`].
+    pub const AGAIN: u32 = 8;
+    /// Low word of the number of this launch's first step.
+    pub const BASE: u32 = 9;
     /// Words.
     pub const WORDS: u32 = 16;
+}
+
+/// What `counts.AGAIN` says. A launch that repeats is recorded as: set it to `FIRST`; while it is not
+/// zero, run a step. The sampler sets it to `NEXT` when another step is to follow: some are left, no
+/// row stopped, every row has a page for its next token, and the host has not asked to leave.
+pub mod repeat {
+    /// A launch without repetition, or the end of one with it.
+    pub const DONE: u32 = 0;
+    /// A step of the same launch comes before this one.
+    pub const NEXT: u32 = 1;
+    /// The first step of a launch that repeats.
+    pub const FIRST: u32 = 2;
+}
+
+/// The block of inputs that the host may prepare for a decode step: a header, then areas whose places
+/// [`StepLimits::input_layout`] says. Everything in it could be derived on the device; it is how
+/// engines without state on the device feed their graphs, and what `--graph-prep` compares.
+pub mod input {
+    /// Live rows.
+    pub const ROWS: u32 = 0;
+    /// Page-table entries given for each row.
+    pub const WIDTH: u32 = 1;
+    /// Words of the header.
+    pub const HEADER_WORDS: u32 = 16;
+    /// Words of a row: seat, [`super::row`] flags, slot.
+    pub const ROW_WORDS: u32 = 3;
+    /// A token that a step under way is still computing: the device has it, the host does not.
+    pub const FROM_SEAT: u32 = u32::MAX;
+}
+
+/// Word offsets of the areas of an input block, for a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputLayout {
+    /// Per row: its token. Directly behind the header.
+    pub tokens: u32,
+    /// Per row: its position.
+    pub positions: u32,
+    /// Per row: KV length after the step.
+    pub lengths: u32,
+    /// Per row: [`input::ROW_WORDS`].
+    pub rows: u32,
+    /// Per row: [`PARAM_WORDS`].
+    pub params: u32,
+    /// Per row: `WIDTH` page-table entries, one row directly behind the other.
+    pub pages: u32,
+    /// Words in all, when every row gives its whole table.
+    pub words: u32,
+}
+
+/// Where input blocks lie: two on the device, so that one can be written while a step reads the other,
+/// and two for the host to prepare them in. Launch n uses number n mod 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct HostInputs {
+    /// Read by the prologue.
+    pub blocks: [Span; 2],
+    /// Host-mapped.
+    pub staging: [Span; 2],
 }
 
 /// Offsets in a ring entry, in words: a header, then arrays of one element per row.
 pub mod ring {
     /// Entries of the ring.
-    pub const ENTRIES: u32 = 8;
+    pub const ENTRIES: u32 = 32;
     /// Launch number, written last with release order: low word.
     pub const LAUNCH_LO: u32 = 0;
     /// High word.
     pub const LAUNCH_HI: u32 = 1;
     /// Live rows.
     pub const ROWS: u32 = 2;
+    /// Non-zero when another step of the same launch follows.
+    pub const AGAIN: u32 = 3;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
     /// Words per row: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
@@ -194,6 +263,12 @@ pub struct StepState {
     pub mail: [Span; 2],
     /// [`ring::ENTRIES`] entries, host-mapped.
     pub ring: Span,
+    /// One word, host-mapped: a launch that repeats leaves after the step that finds its own
+    /// `counts.BASE` here.
+    pub leave: Span,
+    /// Whether launches may repeat: without it GPU kernels leave out what only those need.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeats: bool,
 }
 
 /// Word offsets of a mail bank's areas, derived from the limits.
@@ -260,6 +335,18 @@ impl StepLimits {
         }
     }
 
+    /// Where things lie in an input block for a bucket of `rows`.
+    pub fn input_layout(&self, rows: u32) -> InputLayout {
+        let tokens = input::HEADER_WORDS;
+        let positions = tokens + rows;
+        let lengths = positions + rows;
+        let row_list = lengths + rows;
+        let params = row_list + rows * input::ROW_WORDS;
+        let pages = params + rows * PARAM_WORDS;
+        let words = pages + rows * self.pages_per_seat;
+        InputLayout { tokens, positions, lengths, rows: row_list, params, pages, words }
+    }
+
     /// Words of one ring entry.
     pub fn ring_entry_words(&self) -> u32 {
         ring::HEADER_WORDS + self.rows * ring::ROW_WORDS
@@ -301,6 +388,7 @@ impl StepState {
             [alloc(Region::HostMapped, "mail", bank), alloc(Region::HostMapped, "mail", bank)];
         let entries = u64::from(ring::ENTRIES * limits.ring_entry_words()) * 4;
         let ring = alloc(Region::HostMapped, "ring", entries);
+        let leave = alloc(Region::HostMapped, "leave", 4);
         let (seat_len, seat_token, page_table, params, biases, seen) = state;
         StepState {
             limits,
@@ -323,6 +411,23 @@ impl StepState {
             token_row,
             mail,
             ring,
+            leave,
+            repeats: false,
+        }
+    }
+}
+
+impl HostInputs {
+    /// Lays two blocks and their staging out for steps of up to `limits.rows` rows.
+    pub fn lay_out(
+        limits: &StepLimits,
+        mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
+    ) -> HostInputs {
+        let bytes = u64::from(limits.input_layout(limits.rows).words) * 4;
+        let mut pair = |region, name| [alloc(region, name, bytes), alloc(region, name, bytes)];
+        HostInputs {
+            blocks: pair(Region::State, "inputs"),
+            staging: pair(Region::HostMapped, "staging"),
         }
     }
 }

@@ -1,31 +1,12 @@
 //! Replaying on the CPU allocates nothing, with branches and loops, on any thread.
 
+use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{Attention, Embed, Epilogue, KvLayer, Linear, Norm, Prologue, RopeKv, Sample};
 use device::step::{count, mail, row};
 use device::{
     DType, Item, Node, Op, OpenArena, RecordOptions, Region, StepLimits, StepState, Tensor,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: hands everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -97,7 +78,7 @@ fn a_decode_step() {
         variant: None,
     };
     let body = vec![
-        node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS })),
+        node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, given: None })),
         node(Op::Embed(Embed { ids: state.token, table, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::Attention(attention)),
@@ -124,11 +105,11 @@ fn a_decode_step() {
     let bytes: Vec<u8> = bank.iter().flat_map(|word| word.to_le_bytes()).collect();
     device.write(&arena, state.mail[1], &bytes).expect("a write");
     graph.replay().expect("a replay");
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    let before = allocations();
     for _ in 0..50 {
         graph.replay().expect("a replay");
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0);
+    assert_eq!(allocations() - before, 0);
     let counts = device.read(&arena, state.counts.span).expect("a read");
     assert_eq!(counts[4 * count::LAUNCH_LO as usize], 51);
 }

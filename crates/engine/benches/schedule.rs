@@ -30,7 +30,7 @@ impl Executor for Null {
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         let row = |sample: bool| RowResult { token: sample.then_some(7), ..RowResult::default() };
         let rows = step.rows.iter().map(|asked| row(asked.sample)).collect();
-        self.results.push_back(StepResult { number: step.number, rows });
+        self.results.push_back(StepResult { number: step.number, again: false, rows });
         Ok(())
     }
 

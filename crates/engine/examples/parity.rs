@@ -160,7 +160,8 @@ impl Batch {
                 let end = (start + chunk).min(prompt.len());
                 let tokens = prompt[start..end].to_vec();
                 let sample = end == prompt.len();
-                let row = Row { seat, tokens, start: start as u32, sample, score: None };
+                let row =
+                    Row { seat, tokens, start: start as u32, sample, score: None, hidden: None };
                 let mut step = Step { rows: vec![row], ..Step::default() };
                 if start == 0 {
                     let params = SeatParams::greedy();
@@ -187,6 +188,7 @@ impl Batch {
                 start: tokens.len() as u32 - 1,
                 sample: true,
                 score: None,
+                hidden: None,
             };
             let rows = self.tokens.iter().enumerate().map(row).collect();
             let said = launch(executor, launches, Step { rows, ..Step::default() })?;
@@ -256,7 +258,7 @@ fn write_layers(
         rows: (0..rows).map(fed).collect(),
         joins: (0..rows).map(join).collect(),
         pages: (0..rows).flat_map(|seat| (0..each).map(move |i| page(seat, i))).collect(),
-        copies: Vec::new(),
+        ..StepInput::default()
     };
     let decode = StepInput { rows: (0..rows).map(quiet).collect(), ..StepInput::default() };
     let mut first: Vec<u32> = Vec::new();

@@ -2,6 +2,7 @@
 
 use crate::exec::{ExecError, Executor, Page};
 use crate::pages::PageCounts;
+use crate::plant::{Plant, planted};
 use crate::request::{Event, Micros, Output, RequestId, Token};
 use crate::sched::{EngineConfig, EngineStats, Holding, Reports, Scheduler};
 use std::sync::Arc;
@@ -21,7 +22,9 @@ impl<X: Executor> Engine<X> {
         config.depth = config.depth.clamp(1, X::DEPTH.max(1));
         let reports =
             Reports { scores: executor.scores_prompts(), hidden: executor.hidden().unwrap_or(0) };
-        let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
+        let (geometry, coverage, steps) =
+            (executor.geometry(), executor.coverage(), executor.steps());
+        let sched = Scheduler::new(geometry, coverage, reports, steps, config);
         Self { executor, sched }
     }
 
@@ -42,24 +45,43 @@ impl<X: Executor> Engine<X> {
             self.sched.event(event);
         }
         self.sched.time(now);
+        self.make_way();
         self.launch();
         if wait && self.sched.out.is_empty() && self.sched.in_flight() > 0 {
             self.take_results(true);
+            self.make_way();
             self.launch();
         }
         self.sched.check();
         std::mem::take(&mut self.sched.out)
     }
 
+    /// Takes a list of outputs back that was read, so that the next call need not allocate one.
+    pub fn recycle(&mut self, mut outputs: Vec<Output>) {
+        if self.sched.out.is_empty() && outputs.capacity() > self.sched.out.capacity() {
+            outputs.clear();
+            self.sched.out = outputs;
+        }
+    }
+
+    /// A launch of several steps ends early when somebody could be seated or is leaving.
+    fn make_way(&mut self) {
+        if self.sched.repeating() && self.sched.is_urgent() && !planted(Plant::NeverLeave) {
+            self.executor.leave();
+        }
+    }
+
     fn take_results(&mut self, mut wait: bool) {
         while self.sched.in_flight() > 0 {
             match self.executor.poll(std::mem::take(&mut wait)) {
-                Ok(Some(result)) => {
-                    if let Err(why) = self.sched.apply(result) {
+                Ok(Some(mut result)) => {
+                    if let Err(why) = self.sched.apply(&mut result) {
                         // That result is in; the steps behind it will still report.
-                        let unreported = self.sched.in_flight() - 1;
+                        let reported = usize::from(!result.again);
+                        let unreported = self.sched.in_flight() - reported;
                         self.sched.restart(&why, unreported);
                     }
+                    self.executor.recycle(result);
                 }
                 Ok(None) => return,
                 Err(error) => self.sched.restart(&error.to_string(), 0),
@@ -72,7 +94,8 @@ impl<X: Executor> Engine<X> {
         if self.sched.ghosts > 0 {
             return;
         }
-        while self.sched.in_flight() < self.sched.depth() {
+        // Behind a launch of several steps nobody knows yet where the next one begins.
+        while self.sched.in_flight() < self.sched.depth() && !self.sched.repeating() {
             if !self.sched.stalled && !self.sched.form() {
                 return;
             }

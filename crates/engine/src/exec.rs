@@ -40,6 +40,10 @@ pub struct Step {
     pub copies: Vec<(Page, Page)>,
     /// Allowed-token masks for rows of this step: (row index, one bit per token).
     pub masks: Vec<(u32, Vec<u32>)>,
+    /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
+    /// more than [`Executor::steps`]: the device goes on by itself, each row fed the token it just
+    /// chose, until one stops, one has no page for its next token, or [`Executor::leave`] was called.
+    pub steps: u32,
 }
 
 impl Step {
@@ -190,10 +194,12 @@ pub struct PageEntry {
 }
 
 /// What a finished step produced.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepResult {
     /// The step's number.
     pub number: u64,
+    /// The launch goes on: another result with this number follows, one token further on.
+    pub again: bool,
     /// One per row of the step, in its order.
     pub rows: Vec<RowResult>,
 }
@@ -270,7 +276,17 @@ pub trait Executor {
     fn hidden(&self) -> Option<u32> {
         None
     }
-    /// Starts a step. Decode rows may name a token that an earlier step in flight is still
+    /// Most decode steps of one launch.
+    fn steps(&self) -> u32 {
+        1
+    }
+    /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
+    /// one after it. A device that runs a launch to its end before it returns cannot do that.
+    fn leave(&mut self) {}
+    /// Takes a result back whose memory it can use for the next one.
+    fn recycle(&mut self, _result: StepResult) {}
+    /// Starts a step; after one of several steps, not before the last of them was polled.
+    /// Decode rows may name a token that an earlier step in flight is still
     /// computing: the device feeds it to itself.
     fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
     /// The next finished step, in launch order, or `None` when it is not there yet. `block` waits.

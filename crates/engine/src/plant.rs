@@ -60,6 +60,10 @@ plants! {
     ReuseForMean => "a vector over all tokens leaves out those found in the tree",
     TrustResult => "a malformed result is accepted",
     StarvePrefill => "prefill waits until no row decodes",
+    RunPastStop => "a launch of several steps goes on after a stop",
+    NeverLeave => "a launch of several steps is not asked to leave when somebody arrives",
+    BlindSteps => "rows with a grammar run several steps without their masks",
+    LastStepOnly => "of a launch of several steps only the last result counts",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }
 
@@ -77,15 +81,14 @@ mod active {
         ACTIVE.set(which);
     }
 
-    pub(crate) fn planted(which: Plant) -> bool {
+    /// Whether this bug is planted on this thread.
+    pub fn planted(which: Plant) -> bool {
         ACTIVE.get() == Some(which)
     }
 }
 
 #[cfg(feature = "plant")]
-pub use active::plant;
-#[cfg(feature = "plant")]
-pub(crate) use active::planted;
+pub use active::{plant, planted};
 
 #[cfg(not(feature = "plant"))]
 pub(crate) const fn planted(_: Plant) -> bool {

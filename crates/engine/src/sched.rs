@@ -132,6 +132,8 @@ struct Live {
 #[derive(Default)]
 struct Flight {
     number: u64,
+    /// Steps it may still run, this one included.
+    steps: u32,
     rows: Vec<FlightRow>,
 }
 
@@ -159,6 +161,8 @@ pub(crate) struct Scheduler {
     geometry: Geometry,
     coverage: Coverage,
     reports: Reports,
+    /// Most decode steps of one launch.
+    steps: u32,
     pool: Pool,
     sequences: Sequences,
     live: BTreeMap<RequestId, Live>,
@@ -205,6 +209,7 @@ impl Scheduler {
         geometry: Geometry,
         coverage: Coverage,
         reports: Reports,
+        steps: u32,
         config: EngineConfig,
     ) -> Self {
         let seat_limit = geometry.seats.min(coverage.decode_rows);
@@ -214,6 +219,7 @@ impl Scheduler {
             geometry,
             coverage,
             reports,
+            steps,
             sequences: Sequences::default(),
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -395,6 +401,18 @@ impl Scheduler {
     /// Steps launched and not yet confirmed.
     pub(crate) fn in_flight(&self) -> usize {
         self.flights.len() + self.ghosts
+    }
+
+    /// Whether a launch of several steps is in flight. It is the last one then.
+    pub(crate) fn repeating(&self) -> bool {
+        self.flights.back().is_some_and(|flight| flight.steps > 1)
+    }
+
+    /// Whether the next step should be formed soon: somebody waits whom admission has not refused for
+    /// what there is now, or somebody leaves and keeps what he holds until his row is back.
+    pub(crate) fn is_urgent(&self) -> bool {
+        let refused = |key| self.refused == Some((key, self.pool.epoch()));
+        self.leaving > 0 || self.queue.first().is_some_and(|key| !refused(key))
     }
 
     pub(crate) fn depth(&self) -> usize {

@@ -30,6 +30,7 @@ use crate::program::{Program, ProgramError};
 use crate::{Phase, Plan, ShapeKey};
 use device::cuda::launch::Target;
 use device::op::KvLayer;
+use device::step::HostInputs;
 use device::{Span, StepLimits, StepState, Tensor};
 use serde::{Deserialize, Serialize};
 use stage::Stage;
@@ -100,6 +101,9 @@ pub struct Bindings {
     /// At least [`scratch_bytes`] of every key, in the state region and zero before the first step;
     /// `None` where no kernel wants any.
     pub scratch: Option<Span>,
+    /// Where the host prepares decode steps' inputs, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<HostInputs>,
 }
 
 /// Why no plan could be made.

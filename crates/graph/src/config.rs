@@ -25,7 +25,7 @@ pub use options::{Kind, Setting, flags};
 
 use crate::bucket::{BucketError, BucketSpec, Buckets};
 use crate::runner::{Capture, Debug, Fallback, RunnerConfig};
-use crate::{BackendKind, Phase};
+use crate::{BackendKind, Phase, Prep};
 use device::{RecordOptions, StepLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -192,6 +192,10 @@ pub struct Resolved {
     pub debug: Debug,
     /// Dependent launch between kernels.
     pub pdl: bool,
+    /// Who prepares decode steps.
+    pub prep: Prep,
+    /// Most decode steps of one launch.
+    pub steps: u32,
     /// Bytes all graphs together may take.
     pub budget: Option<u64>,
     /// Every value with its source and reason, in the order of the options.
@@ -242,6 +246,8 @@ impl Resolved {
             budget: self.budget.map(share),
             break_at: Some(settings.break_at.clone()),
             options: RecordOptions { dependent_launch: self.pdl },
+            prep: if phase == Phase::Decode { self.prep } else { Prep::Device },
+            steps: if phase == Phase::Decode { self.steps } else { 1 },
         })
     }
 

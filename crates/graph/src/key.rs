@@ -44,6 +44,27 @@ impl fmt::Display for Phase {
 /// row computes depends on nothing but that row.
 pub const FIXED: &str = "fixed";
 
+/// What is recorded around a plan's nodes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// Nothing.
+    #[default]
+    Once,
+    /// In front, a copy of the host's inputs from staging block 0 or 1: a recorded copy has one source.
+    Staged(u8),
+    /// A loop: one launch is several steps.
+    Repeated,
+}
+
+impl Form {
+    fn is_once(&self) -> bool {
+        *self == Form::Once
+    }
+}
+
 /// Every choice the host makes before a step: two steps with equal keys may share a graph, two with
 /// different keys may not. A choice that is not in the key would be baked into whichever step was
 /// recorded first.
@@ -64,6 +85,9 @@ pub struct ShapeKey {
     /// Reserved for draft lengths of speculative decoding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<u32>,
+    /// What is recorded around the plan.
+    #[serde(default, skip_serializing_if = "Form::is_once")]
+    pub form: Form,
 }
 
 impl ShapeKey {
@@ -78,7 +102,21 @@ impl ShapeKey {
     }
 
     const fn new(phase: Phase, tokens: u32, rows: u32) -> ShapeKey {
-        ShapeKey { phase, tokens, rows, variant: None, adapter: None, draft: None }
+        ShapeKey {
+            phase,
+            tokens,
+            rows,
+            variant: None,
+            adapter: None,
+            draft: None,
+            form: Form::Once,
+        }
+    }
+
+    /// The same shape in another form.
+    pub fn with(mut self, form: Form) -> ShapeKey {
+        self.form = form;
+        self
     }
 
     /// The same for kernels of a variant.
@@ -111,6 +149,11 @@ impl fmt::Display for ShapeKey {
                 write!(f, "/{label}={text}")?;
             }
         }
-        self.draft.map_or(Ok(()), |draft| write!(f, "/draft={draft}"))
+        self.draft.map_or(Ok(()), |draft| write!(f, "/draft={draft}"))?;
+        match self.form {
+            Form::Once => Ok(()),
+            Form::Staged(block) => write!(f, "/staged={block}"),
+            Form::Repeated => f.write_str("/repeated"),
+        }
     }
 }

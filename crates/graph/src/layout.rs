@@ -1,12 +1,13 @@
 //! Lays a model out in an open arena: weights, tables, workspace, pages. The result is plain data; it
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
-use crate::ShapeKey;
 use crate::compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, scratch_bytes, workspace_bytes,
 };
 use crate::program::Program;
+use crate::{Prep, ShapeKey};
 use device::op::KvLayer;
+use device::step::HostInputs;
 use device::{ALIGN, DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 
 /// A model laid out up to the KV region, which takes what is left.
@@ -64,8 +65,18 @@ impl Layout {
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
-        let bindings = Bindings { weights, rope, state, kv: Vec::new(), workspace, scratch };
+        let bindings =
+            Bindings { weights, rope, state, kv: Vec::new(), workspace, scratch, inputs: None };
         Layout { arena, bindings }
+    }
+
+    /// Adds what `prep` needs to get the host's inputs to the device.
+    pub fn add_inputs(&mut self, prep: Prep) {
+        if prep != Prep::Device {
+            let (limits, arena) = (self.bindings.state.limits, &mut self.arena);
+            let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+            self.bindings.inputs = Some(HostInputs::lay_out(&limits, alloc));
+        }
     }
 
     /// Adds `pages` pages per layer, the scratch page included.

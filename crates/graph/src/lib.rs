@@ -16,6 +16,7 @@ pub mod layout;
 pub mod mail;
 pub mod memory;
 pub mod plan;
+pub mod prep;
 pub mod program;
 pub mod runner;
 pub mod slot;
@@ -28,5 +29,6 @@ pub use compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
 };
 pub use counters::{BucketCount, Counters, Reason};
-pub use key::{FIXED, Phase, ShapeKey};
+pub use key::{FIXED, Form, Phase, ShapeKey};
 pub use plan::Plan;
+pub use prep::Prep;

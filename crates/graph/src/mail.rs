@@ -7,11 +7,12 @@ mod letter;
 pub use input::{JoinInput, PageInput, RowInput, SeatParams, StepInput};
 pub use letter::{check, write_letter};
 
-use crate::ShapeKey;
-use device::mail::{Entry, MailBank, MailRow, RingReader};
+use crate::{Form, Phase, ShapeKey};
+use device::mail::{Entry, MailBank, MailRow, Mapped, RingReader, Words};
 use device::step::ring;
 use device::{Arena, StepState};
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// Why mail cannot be sent or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +47,12 @@ pub enum MailError {
         /// Rows in the ring.
         found: u32,
     },
+    /// A launch that repeats is under way: until it is done nobody knows the next one's number.
+    #[error("launch {launch} repeats and is not done")]
+    Repeating {
+        /// Its first step.
+        launch: u64,
+    },
     /// The device refused: among others, a bank that a launch under way still reads.
     #[error(transparent)]
     Device(#[from] device::Error),
@@ -63,27 +70,50 @@ pub struct RowOutput {
 }
 
 /// What a step produced.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// The launch.
     pub launch: u64,
+    /// Another step of the same launch follows; it counts as launch number + 1.
+    pub again: bool,
     /// One per row of the step.
     pub rows: Vec<RowOutput>,
 }
 
-/// The host's end of the two banks and the ring. It counts launches as the device does.
+/// A row of a launch under way.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    seat: u32,
+    /// Alternatives its seat asked for.
+    top: usize,
+}
+
+/// The host's end of the two banks and the ring. It counts launches as the device does: every step of a
+/// launch that repeats is one. In steady decode it allocates nothing.
 #[derive(Debug)]
 pub struct Mailbox {
     state: StepState,
     banks: MailBank,
     ring: RingReader,
+    leave: Mapped,
     launched: u64,
     rows: Vec<MailRow>,
+    /// The same for the step being posted.
+    next_rows: Vec<MailRow>,
     key: Option<ShapeKey>,
+    /// Decode steps get rows and pages from elsewhere.
+    given: bool,
+    /// Most steps of a launch that repeats, as the device has it.
+    steps: u32,
+    /// The first step of the launch under way that repeats.
+    repeating: Option<u64>,
     /// Alternatives each seat asked for.
     top: Vec<usize>,
-    /// The same for the rows of each launch under way.
-    pending: VecDeque<Vec<usize>>,
+    /// The rows of each launch under way.
+    pending: VecDeque<Vec<Pending>>,
+    /// The rows of the launch whose result was taken last.
+    taken: Vec<Pending>,
+    spare: Vec<Vec<Pending>>,
 }
 
 impl Mailbox {
@@ -93,12 +123,26 @@ impl Mailbox {
             state: *state,
             banks: MailBank::new(arena, state)?,
             ring: RingReader::new(arena, state)?,
+            leave: Mapped::new(arena, state.leave)?,
             launched: 0,
             rows: Vec::new(),
+            next_rows: Vec::new(),
             key: None,
+            given: false,
+            steps: 0,
+            repeating: None,
             top: vec![0; state.limits.seats as usize],
             pending: VecDeque::new(),
+            taken: Vec::new(),
+            spare: Vec::new(),
         })
+    }
+
+    /// The same, when decode steps take their rows and pages from blocks the host prepares: then mail
+    /// does not repeat them.
+    pub fn with_given(mut self, given: bool) -> Mailbox {
+        self.given = given;
+        self
     }
 
     /// Launches so far.
@@ -115,30 +159,50 @@ impl Mailbox {
     /// while two launches are under way: both banks are theirs. Until [`Mailbox::sent`] the number is
     /// not used up.
     pub fn post(&mut self, input: &StepInput, key: &ShapeKey) -> Result<u64, MailError> {
+        if let Some(launch) = self.repeating {
+            return Err(MailError::Repeating { launch });
+        }
         check(input, &self.state.limits)?;
         let number = self.launched + 1;
-        let rows: Vec<MailRow> = input.rows.iter().map(RowInput::mail_row).collect();
+        self.next_rows.clear();
+        self.next_rows.extend(input.rows.iter().map(RowInput::mail_row));
         // A row list belongs to a bucket: a new bucket gets it again, changed or not.
-        let same = rows == self.rows && self.key.as_ref() == Some(key);
-        let rows_changed = !same || input.speaks_of_rows();
+        let same = self.next_rows == self.rows && self.key.as_ref() == Some(key);
+        let given = self.given && key.phase == Phase::Decode;
+        let rows_changed = (!same && !given) || input.speaks_of_rows();
+        let steps = if key.form == Form::Repeated { input.steps.max(1) } else { self.steps };
+        let quiet = if given { input.joins.is_empty() } else { input.is_quiet() };
         let mut letter = self.banks.open(number, self.ring.confirmed())?;
-        if rows_changed || !input.is_quiet() {
-            write_letter(&mut letter, input, rows_changed.then_some(&rows[..]))?;
+        if rows_changed || !quiet || steps != self.steps {
+            let rows = rows_changed.then_some(&self.next_rows[..]);
+            write_letter(&mut letter, input, rows, !given)?;
+            if steps != self.steps {
+                letter.steps(steps);
+            }
             letter.send();
         }
         for join in &input.joins {
             self.top[join.seat as usize] = join.params.logprobs.unwrap_or(0) as usize;
         }
-        self.rows = rows;
-        self.key = Some(key.clone());
+        self.steps = steps;
+        std::mem::swap(&mut self.rows, &mut self.next_rows);
+        if self.key.as_ref() != Some(key) {
+            self.key = Some(key.clone());
+        }
         Ok(number)
     }
 
     /// The launch posted last is on its way.
     pub fn sent(&mut self) {
         self.launched += 1;
-        let top = |row: &MailRow| self.top[row.seat as usize];
-        self.pending.push_back(self.rows.iter().map(top).collect());
+        if self.key.as_ref().is_some_and(|key| key.form == Form::Repeated) {
+            self.repeating = Some(self.launched);
+        }
+        let mut rows = self.spare.pop().unwrap_or_default();
+        rows.clear();
+        let pending = |row: &MailRow| Pending { seat: row.seat, top: self.top[row.seat as usize] };
+        rows.extend(self.rows.iter().map(pending));
+        self.pending.push_back(rows);
     }
 
     /// The posted launch did not happen: what the device holds is what it held, so the next post says
@@ -146,25 +210,58 @@ impl Mailbox {
     pub fn not_sent(&mut self) {
         self.rows.clear();
         self.key = None;
+        self.steps = 0;
+    }
+
+    /// Asks the launch under way that repeats, or else the next one, to leave. It ends with the step
+    /// that begins after it has seen this: at the latest the one after the step under way.
+    pub fn leave(&mut self) {
+        let launch = self.repeating.unwrap_or(self.launched + 1);
+        self.leave.set(0, launch as u32, Ordering::Release);
     }
 
     /// The result of the oldest launch whose result has not been taken, when it is there.
     pub fn take(&mut self) -> Result<Option<StepOutput>, MailError> {
+        let mut output = StepOutput::default();
+        Ok(self.take_into(&mut output)?.then_some(output))
+    }
+
+    /// As [`Mailbox::take`], into an output that is used again; says whether there was one.
+    pub fn take_into(&mut self, output: &mut StepOutput) -> Result<bool, MailError> {
         if self.in_flight() == 0 {
-            return Ok(None);
+            return Ok(false);
         }
-        let Some(entry) = self.ring.poll()? else { return Ok(None) };
-        let top = self.pending.pop_front().unwrap_or_default();
-        if top.len() != entry.rows as usize {
-            let (launch, sent, found) = (entry.launch, top.len(), entry.rows);
+        let Some(entry) = self.ring.poll()? else { return Ok(false) };
+        let Some(rows) = self.pending.front() else { return Ok(false) };
+        if rows.len() != entry.rows as usize {
+            let (launch, sent, found) = (entry.launch, rows.len(), entry.rows);
             return Err(MailError::Rows { launch, sent, found });
         }
-        let rows = top.iter().zip(0..).map(|(&top, index)| output(&entry, index, top)).collect();
-        Ok(Some(StepOutput { launch: entry.launch, rows }))
+        output.launch = entry.launch;
+        output.again = entry.again;
+        output.rows.clear();
+        output
+            .rows
+            .extend(rows.iter().zip(0..).map(|(row, index)| row_output(&entry, index, row.top)));
+        self.taken.clone_from(rows);
+        if output.again {
+            self.launched += 1;
+        } else {
+            if self.pending.len() == 1 {
+                self.repeating = None;
+            }
+            self.spare.extend(self.pending.pop_front());
+        }
+        Ok(true)
+    }
+
+    /// The seats of the result taken last, row by row.
+    pub fn taken_seats(&self) -> impl Iterator<Item = u32> {
+        self.taken.iter().map(|row| row.seat)
     }
 }
 
-fn output(entry: &Entry<'_>, index: u32, top: usize) -> RowOutput {
+fn row_output(entry: &Entry<'_>, index: u32, top: usize) -> RowOutput {
     let row = entry.row(index);
     let has = |flag: u32| row.flags & flag != 0;
     RowOutput {

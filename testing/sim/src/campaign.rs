@@ -33,6 +33,8 @@ pub struct Totals {
     pub preemptions: u64,
     /// Times the device lost its state or lied.
     pub restarts: u64,
+    /// Steps that were not the first of their launch.
+    pub repeated: u64,
     /// Page copies.
     pub copies: u64,
     /// Prompt tokens found in the prefix tree.
@@ -48,6 +50,7 @@ impl Totals {
         self.tokens += stats.tokens;
         self.preemptions += stats.preemptions;
         self.restarts += stats.restarts;
+        self.repeated += report.repeated;
         self.copies += stats.copies;
         self.cached += stats.cached_tokens;
     }
@@ -59,6 +62,7 @@ impl Totals {
         self.tokens += other.tokens;
         self.preemptions += other.preemptions;
         self.restarts += other.restarts;
+        self.repeated += other.repeated;
         self.copies += other.copies;
         self.cached += other.cached;
     }

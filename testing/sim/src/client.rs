@@ -38,6 +38,8 @@ pub struct Scenario {
     pub faults: u32,
     /// Microseconds per tick.
     pub tick: Micros,
+    /// Most decode steps of one launch.
+    pub steps: u32,
 }
 
 /// What a seeded scenario should stress.
@@ -112,6 +114,7 @@ impl Scenario {
             max_delay: rng.range(0, 3),
             faults: if everything && rng.one_in(3) { rng.range(8, 200) } else { 0 },
             tick: 100,
+            steps: *Rng::new(seed, 5).pick(&[1, 1, 2, 3, 8]),
         };
         scenario.fill(&mut rng, everything);
         scenario.turn_some_into_vectors(&mut Rng::new(seed, 5));

@@ -9,6 +9,7 @@ use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat, SeatParams,
     Step, StepKind, StepResult,
 };
+use engine::plant::{Plant, planted};
 use engine::request::{Pooling, Token};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,8 +39,17 @@ pub enum Faults {
     OneIn(u32),
 }
 
-/// A step whose result has not been taken.
+/// A launch whose last result has not been taken.
 struct Pending {
+    /// What was launched; after each step, what its next one would be.
+    step: Step,
+    /// Steps it may still run.
+    left: u32,
+    /// Steps that ran and were not taken.
+    done: VecDeque<Done>,
+}
+
+struct Done {
     result: StepResult,
     /// Polls that still find nothing.
     delay: u32,
@@ -65,6 +75,11 @@ pub struct FakeDevice {
     faults: Faults,
     max_delay: u32,
     rng: Rng,
+    steps: u32,
+    /// The launch under way was asked to leave.
+    pub asked: bool,
+    /// Steps that were not the first of their launch.
+    pub repeated: u64,
     /// Launches and polls so far.
     pub calls: u64,
     /// Steps launched.
@@ -88,6 +103,7 @@ impl FakeDevice {
         coverage: Coverage,
         faults: Faults,
         max_delay: u32,
+        steps: u32,
         rng: Rng,
     ) -> Self {
         Self {
@@ -99,6 +115,9 @@ impl FakeDevice {
             faults,
             max_delay,
             rng,
+            steps,
+            asked: false,
+            repeated: 0,
             calls: 0,
             launches: 0,
             delivered: 0,
@@ -118,7 +137,16 @@ impl FakeDevice {
 
     /// Whether a step that has not reported yet writes this page.
     pub fn is_writing(&self, page: Page) -> bool {
-        self.pending.iter().any(|step| step.writes.contains_key(&page))
+        self.flying().any(|step| step.writes.contains_key(&page))
+    }
+
+    fn flying(&self) -> impl Iterator<Item = &Done> {
+        self.pending.iter().flat_map(|launch| &launch.done)
+    }
+
+    /// The launch under way that will run more steps by itself.
+    pub fn repeating(&self) -> Option<u64> {
+        self.pending.back().filter(|launch| launch.left > 0).map(|launch| launch.step.number)
     }
 
     fn wrong(&mut self, what: String) {
@@ -177,6 +205,45 @@ impl FakeDevice {
         if self.pending.len() >= Self::DEPTH {
             self.wrong(format!("{} steps are in flight already", self.pending.len()));
         }
+        if self.repeating().is_some() {
+            self.wrong("a launch behind one that is not done".into());
+        }
+        let once = step.kind() == StepKind::Prefill || !step.masks.is_empty();
+        if step.steps > self.steps || (once && step.steps > 1) {
+            self.wrong(format!("a launch of {} steps", step.steps));
+        }
+    }
+
+    /// Runs the next step of a launch. What could end it is looked at when the step begins, as a device
+    /// does: a page for the token after it, and whether somebody asked it to leave.
+    fn run(&mut self, mut launch: Pending) -> Pending {
+        let asked = self.asked;
+        let step = &mut launch.step;
+        let mut writes = BTreeMap::new();
+        let rows = (0..step.rows.len()).map(|row| self.run_row(step, row, &mut writes));
+        let rows: Vec<RowResult> = rows.collect();
+        let mut homeless = |row: &Row| {
+            let state = self.seats[row.seat.0 as usize].as_ref();
+            state.is_none_or(|state| self.cell_at(row.seat, state.len).is_none())
+        };
+        let homeless = step.rows.iter().any(&mut homeless);
+        let stopped = rows.iter().any(|row| row.stopped) && !planted(Plant::RunPastStop);
+        launch.left = if stopped || homeless || asked { 0 } else { launch.left - 1 };
+        let result = StepResult { number: step.number, again: launch.left > 0, rows };
+        step.rows.iter_mut().for_each(|row| row.start += 1);
+        let delay = self.rng.range(0, self.max_delay);
+        launch.done.push_back(Done { result, delay, writes });
+        launch
+    }
+
+    /// Lets the launch under way run up to `most` more steps.
+    fn run_on(&mut self, most: u32) {
+        for _ in 0..most {
+            let Some(launch) = self.pending.pop_back_if(|launch| launch.left > 0) else { return };
+            self.repeated += 1;
+            let launch = self.run(launch);
+            self.pending.push_back(launch);
+        }
     }
 
     fn update(&mut self, step: &Step) {
@@ -228,7 +295,7 @@ impl FakeDevice {
                 continue;
             };
             let page = Page(at as u32 / self.geometry.page_size);
-            let before = self.pending.iter().find_map(|step| step.writes.get(&page));
+            let before = self.flying().find_map(|step| step.writes.get(&page));
             if let Some(&other) = writes.get(&page).or(before)
                 && other != seat
             {
@@ -349,21 +416,31 @@ impl Executor for FakeDevice {
             let row = |row: &Row| (row.seat.0, row.start, row.tokens.len(), row.sample);
             let rows: Vec<_> = step.rows.iter().map(row).collect();
             let (number, joins, pages) = (step.number, step.joins.len(), step.pages.len());
-            let copies = &step.copies;
+            let (copies, steps) = (&step.copies, step.steps);
             log.push(format!(
-                "  step {number}: {joins} joins, {pages} pages, copies {copies:?}, \
+                "  step {number}, up to {steps}: {joins} joins, {pages} pages, copies {copies:?}, \
                  rows (seat, start, tokens, sample) {rows:?}"
             ));
         }
         self.prompt_launches += u64::from(step.kind() == StepKind::Prefill);
         self.covered(step);
         self.update(step);
-        let mut writes = BTreeMap::new();
-        let rows = (0..step.rows.len()).map(|row| self.run_row(step, row, &mut writes)).collect();
-        let result = StepResult { number: step.number, rows };
-        let delay = self.rng.range(0, self.max_delay);
-        self.pending.push_back(Pending { result, delay, writes });
+        self.asked = false;
+        let left = step.steps.max(1);
+        let launch = Pending { step: step.clone(), left, done: VecDeque::new() };
+        let launch = self.run(launch);
+        self.pending.push_back(launch);
+        let ahead = self.rng.range(0, 2);
+        self.run_on(ahead);
         Ok(())
+    }
+
+    fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    fn leave(&mut self) {
+        self.asked = true;
     }
 
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
@@ -373,12 +450,24 @@ impl Executor for FakeDevice {
             self.lose();
             return Err(ExecError::StateLost("planned".into()));
         }
-        let Some(first) = self.pending.front_mut() else { return Ok(None) };
+        if self.repeating().is_some() {
+            let ahead = self.rng.range(0, 2);
+            self.run_on(ahead);
+        }
+        if self.pending.front().is_some_and(|launch| launch.done.is_empty()) {
+            self.run_on(1);
+        }
+        let first = self.pending.front_mut().and_then(|launch| launch.done.front_mut());
+        let Some(first) = first else { return Ok(None) };
         if fault == Some(Fault::NotLaunched) || (first.delay > 0 && !block) {
             first.delay = first.delay.saturating_sub(1);
             return Ok(None);
         }
-        let mut result = self.pending.pop_front().expect("looked at above").result;
+        let launch = self.pending.front_mut().expect("looked at above");
+        let mut result = launch.done.pop_front().expect("looked at above").result;
+        if !result.again {
+            self.pending.pop_front();
+        }
         self.delivered += 1;
         if fault == Some(Fault::Corrupt) {
             self.failed = true;

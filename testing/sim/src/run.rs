@@ -20,6 +20,8 @@ pub struct Report {
     pub calls: u64,
     /// Most pages held at once, by living sequences.
     pub peak_pages: u32,
+    /// Steps that were not the first of their launch.
+    pub repeated: u64,
     /// Every answer: tokens and end, by request and choice.
     pub answers: BTreeMap<(RequestId, u32), (Vec<Token>, Finish)>,
     /// A hash of everything the engine said, in order.
@@ -78,6 +80,7 @@ impl Run {
             scenario.coverage,
             faults.unwrap_or(random),
             scenario.max_delay,
+            scenario.steps,
             Rng::new(seed, 2),
         );
         Self {
@@ -189,6 +192,8 @@ impl Run {
 
     fn step(&mut self, events: Vec<Event>) -> Result<(), String> {
         let before = self.engine.holdings();
+        let (nobody, launch) =
+            (self.engine.stats().waiting == 0, self.engine.executor().repeating());
         self.now += self.scenario.tick;
         let outputs = if self.rng.one_in(2) {
             self.engine.step(self.now, events)
@@ -207,6 +212,7 @@ impl Run {
             self.hear(output)?;
         }
         self.check_device()?;
+        self.check_leaving(nobody, launch)?;
         self.engine.audit()?;
         self.check_cache()?;
         let after = self.engine.holdings();
@@ -220,6 +226,20 @@ impl Run {
             Some(what) => Err(what.clone()),
             None => Ok(()),
         }
+    }
+
+    /// Whoever comes first to an empty queue ends a launch of several steps, and nothing but a failing
+    /// device makes the engine start over.
+    fn check_leaving(&self, nobody: bool, launch: Option<u64>) -> Result<(), String> {
+        let (stats, device) = (self.engine.stats(), self.engine.executor());
+        let same = launch.is_some() && device.repeating() == launch;
+        if nobody && stats.waiting > 0 && same && !device.asked {
+            return Err("somebody waits and the launch under way was not asked to leave".into());
+        }
+        if stats.restarts > 0 && stats.retries == 0 && !device.failed {
+            return Err("the engine started over although nothing failed".into());
+        }
+        Ok(())
     }
 
     /// Every cached page holds on the device what the tree says, by a step that is confirmed.
@@ -266,14 +286,16 @@ impl Run {
         Ok(())
     }
 
-    /// Those who cancelled hold nothing once two more steps came back.
+    /// Those who cancelled hold nothing once two more launches came back.
     fn check_holdings(&mut self) -> Result<(), String> {
         let delivered = self.engine.executor().delivered;
+        // The device may have run a whole launch of steps before it was asked to leave.
+        let bound = 1 + u64::from(self.scenario.steps);
         let mut pages: Vec<u32> = Vec::new();
         for held in self.engine.holdings() {
             pages.extend(held.pages.iter().map(|page| page.0));
             let cancelled = self.clients.get(&held.id).and_then(|client| client.cancelled_at);
-            if !held.pages.is_empty() && cancelled.is_some_and(|at| delivered >= at + 2) {
+            if !held.pages.is_empty() && cancelled.is_some_and(|at| delivered >= at + bound) {
                 return Err(format!("{:?} was cancelled and still holds pages", held.id));
             }
         }
@@ -434,6 +456,7 @@ impl Run {
             ticks: self.tick,
             calls: self.engine.executor().calls,
             peak_pages: self.peak_pages,
+            repeated: self.engine.executor().repeated,
             answers,
             trace: self.trace,
         })

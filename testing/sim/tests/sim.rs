@@ -11,6 +11,7 @@ fn seeds_hold() {
     assert!(
         totals.preemptions > 0 && totals.restarts > 0 && totals.copies > 0 && totals.cached > 0
     );
+    assert!(totals.repeated > 1000, "only {} steps in launches of several", totals.repeated);
 }
 
 #[test]

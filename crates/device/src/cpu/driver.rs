@@ -1,5 +1,6 @@
 //! The CPU's driver: arenas of plain memory, recordings as lists of prepared steps.
 
+use super::beside::{Beside, Job};
 use super::features::Features;
 use super::memory::{self, CpuMemory, Mapping, Regions};
 use super::pool::Pool;
@@ -8,8 +9,10 @@ use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
 use crate::device::{DeviceKind, Driver};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
+use crate::stopwatch::Marks;
 use crate::{Arena, Error, Region, Result, Span};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 /// The processor as a device.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ struct Executor {
     pool: Pool,
     scratch: Mapping,
     size: Scratch,
+    /// The second stream, once somebody wanted one.
+    beside: Option<Beside>,
 }
 
 impl std::fmt::Debug for Executor {
@@ -50,7 +55,15 @@ impl Executor {
         Ok(())
     }
 
+    /// Waits for copies beside the pool.
+    fn meet(&self) {
+        if let Some(beside) = &self.beside {
+            beside.wait();
+        }
+    }
+
     fn play(&self, program: &[Instruction]) {
+        self.meet();
         let team = Team { pool: &self.pool, scratch: self.scratch.start(), size: self.size };
         let _awake = self.pool.awake();
         play(program, &team);
@@ -102,7 +115,7 @@ impl CpuDriver {
     pub(super) fn new(threads: Option<usize>, reference: bool, features: Features) -> CpuDriver {
         let pool = Pool::new(if reference { Some(1) } else { threads });
         let scratch = Mapping::new(0).expect("an empty mapping");
-        let executor = Executor { pool, scratch, size: Scratch::default() };
+        let executor = Executor { pool, scratch, size: Scratch::default(), beside: None };
         CpuDriver {
             capture: CaptureState::default(),
             features,
@@ -184,8 +197,35 @@ impl Driver for CpuDriver {
         Ok(Box::new(Regions::new(sizes, memory::available())?))
     }
 
+    fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {
+        let (source, target) = (arena.inner.address(from), arena.inner.address(to));
+        let (from, to, bytes) = (source, target, from.len as usize);
+        let mut executor = self.executor();
+        if beside {
+            if executor.beside.is_none() {
+                let failed = |error: std::io::Error| Error::NoDevice {
+                    asked: "a copying thread".into(),
+                    reason: error.to_string(),
+                };
+                executor.beside = Some(Beside::new().map_err(failed)?);
+            }
+            let stream = executor.beside.as_ref().expect("made above");
+            stream.start(Job { from, to, bytes, _arena: arena.inner.clone() });
+            return Ok(());
+        }
+        executor.meet();
+        // SAFETY: both spans were checked and do not overlap; no replay runs while the lock is held.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn marks(&self, count: usize) -> Result<Box<dyn Marks>> {
+        Ok(Box::new(Instants(vec![None; count])))
+    }
+
     fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()> {
-        let _executor = self.executor();
+        let executor = self.executor();
+        executor.meet();
         // SAFETY: the span was checked and has this length; no replay runs while the lock is held.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -198,7 +238,8 @@ impl Driver for CpuDriver {
     }
 
     fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()> {
-        let _executor = self.executor();
+        let executor = self.executor();
+        executor.meet();
         // SAFETY: as for `write`.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -237,8 +278,24 @@ impl Driver for CpuDriver {
     }
 
     fn sync(&self) -> Result<()> {
-        drop(self.executor());
+        self.executor().meet();
         Ok(())
+    }
+}
+
+/// Launches are done when they return: marks are moments.
+#[derive(Debug)]
+struct Instants(Vec<Option<Instant>>);
+
+impl Marks for Instants {
+    fn mark(&mut self, index: usize) -> Result<()> {
+        self.0[index] = Some(Instant::now());
+        Ok(())
+    }
+
+    fn micros(&self, from: usize, to: usize) -> Result<f64> {
+        let (Some(from), Some(to)) = (self.0[from], self.0[to]) else { return Ok(0.0) };
+        Ok(to.saturating_duration_since(from).as_secs_f64() * 1e6)
     }
 }
 

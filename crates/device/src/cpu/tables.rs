@@ -27,6 +27,7 @@ pub(crate) struct Tables {
     pub(crate) token_row: Words,
     pub(crate) mail: [Words; 2],
     pub(crate) ring: Words,
+    pub(crate) leave: Words,
 }
 
 impl Tables {
@@ -54,6 +55,7 @@ impl Tables {
             token_row: words(&state.token_row),
             mail: state.mail.map(|bank| Words::of_span(memory, bank)),
             ring: Words::of_span(memory, state.ring),
+            leave: Words::of_span(memory, state.leave),
         }
     }
 

@@ -140,6 +140,7 @@ api! {
     fn cuEventDestroy_v2(event: sys::CUevent);
     fn cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
     fn cuEventSynchronize(event: sys::CUevent);
+    fn cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
     fn cuEventElapsedTime(ms: *mut f32, from: sys::CUevent, to: sys::CUevent);
     fn cuTensorMapEncodeTiled(
         map: *mut sys::CUtensorMap,

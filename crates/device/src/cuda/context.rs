@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use sys::CUdevice_attribute as Attribute;
 
 /// A GPU as found, before anything is opened.
@@ -75,6 +75,9 @@ pub(crate) struct Context {
     pub(crate) gpu: Gpu,
     pub(crate) raw: sys::CUcontext,
     pub(crate) stream: Stream,
+    /// For copies that need not wait for what `stream` is doing, and the mark that `stream` then waits
+    /// for; made when first wanted.
+    beside: OnceLock<(Stream, Event)>,
 }
 
 // SAFETY: driver handles may be used from any thread; `bind` makes the context current first.
@@ -101,13 +104,30 @@ impl Context {
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
         bind(api, raw)?;
         let stream = Stream::new(api)?;
-        Ok(Arc::new(Context { api, gpu, raw, stream }))
+        Ok(Arc::new(Context { api, gpu, raw, stream, beside: OnceLock::new() }))
     }
 
     /// Makes the context current on this thread; every path into the driver starts here.
     pub(crate) fn bind(&self) -> Result<&'static DriverApi> {
         bind(self.api, self.raw)?;
         Ok(self.api)
+    }
+
+    /// Copies beside the stream: at once, while the stream works; what the stream is given from now on
+    /// waits for the copy.
+    pub(crate) fn copy_beside(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let api = self.bind()?;
+        if self.beside.get().is_none() {
+            let made = (Stream::new(api)?, Event::new(api)?);
+            // Another thread may have been faster: then this pair goes.
+            drop(self.beside.set(made));
+        }
+        let (stream, done) = self.beside.get().expect("set above");
+        // SAFETY: the caller checked both ranges against a living arena.
+        unsafe { api.cuMemcpyAsync(to, from, bytes, stream.raw) }?;
+        done.record(stream)?;
+        // SAFETY: both belong to this context; the event was just recorded.
+        unsafe { api.cuStreamWaitEvent(self.stream.raw, done.raw, 0) }
     }
 
     /// Waits for everything launched.

@@ -2,7 +2,7 @@
 
 use super::cache::Cache;
 use super::compile::Compiler;
-use super::context::{Context, Stream};
+use super::context::{Context, Event, Stream};
 use super::gemm::Products;
 use super::kernel::Kernels;
 use super::launch::{Launch, Lowered, Target};
@@ -13,6 +13,7 @@ use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
 use crate::device::{DeviceKind, Driver};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
+use crate::stopwatch::Marks;
 use crate::{Arena, Error, Result, Span};
 use std::sync::Arc;
 
@@ -140,6 +141,26 @@ impl Cuda {
     }
 }
 
+/// Events of the stream.
+#[derive(Debug)]
+struct Events {
+    context: Arc<Context>,
+    events: Vec<Event>,
+}
+
+impl Marks for Events {
+    fn mark(&mut self, index: usize) -> Result<()> {
+        self.context.bind()?;
+        self.events[index].record(&self.context.stream)
+    }
+
+    fn micros(&self, from: usize, to: usize) -> Result<f64> {
+        self.context.bind()?;
+        self.events[to].wait()?;
+        self.events[to].since(&self.events[from])
+    }
+}
+
 impl Driver for Cuda {
     fn capture(&self) -> &CaptureState {
         &self.capture
@@ -183,6 +204,23 @@ impl Driver for Cuda {
 
     fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()> {
         self.staging.read(self.context(), arena, from, bytes)
+    }
+
+    fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {
+        let (to_address, from_address) = (arena.inner.address(to), arena.inner.address(from));
+        let bytes = from.len as usize;
+        if beside {
+            return self.context().copy_beside(to_address, from_address, bytes);
+        }
+        let (api, stream) = (self.context().bind()?, self.context().stream.raw);
+        // SAFETY: both spans were checked and are equally long.
+        unsafe { api.cuMemcpyAsync(to_address, from_address, bytes, stream) }
+    }
+
+    fn marks(&self, count: usize) -> Result<Box<dyn Marks>> {
+        let api = self.context().bind()?;
+        let events = (0..count).map(|_| Event::new(api)).collect::<Result<_>>()?;
+        Ok(Box::new(Events { context: self.context().clone(), events }))
     }
 
     fn prepare(&self, items: &[Item], _options: RecordOptions) -> Result<()> {

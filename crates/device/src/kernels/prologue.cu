@@ -65,6 +65,9 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
             atomicOr(to, 0x80000000u);
             if (entry[2]) atomicAdd(to, 1);
         }
+#if REPEATS
+    if (tid == 0 && mail[MAIL_STEPS]) counts[COUNT_STEPS] = mail[MAIL_STEPS];
+#endif
     if (mail[MAIL_ROWS_CHANGED]) {
         const u32 rows = min(mail[MAIL_ROWS], bucket);
         for (u32 r = tid; r < rows; r += THREADS) {
@@ -77,6 +80,9 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
     }
     __syncthreads();
 }
+
+// Steps that neither repeat nor are given from outside, and so may take the short way.
+#define PLAIN (!GIVEN && !REPEATS)
 
 // What a row brings into a step.
 struct Entry {
@@ -115,13 +121,43 @@ DEVICE void write_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pag
     counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
 }
 
+#if GIVEN
+// Takes the rows, and what their seats should hold, from the block that the host prepared.
+DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* counts,
+                  u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket) {
+    const u32 tid = threadIdx.x, rows = min(given[INPUT_ROWS], bucket), width = min(given[INPUT_WIDTH], PAGES_PER_SEAT);
+    for (u32 r = tid; r < rows; r += THREADS) {
+        const u32* entry = given + INPUT_ROWS_AT + INPUT_ROW_WORDS * r;
+        const u32 seat = min(entry[0], SEATS), length = given[INPUT_LENGTHS_AT + r], known = given[INPUT_TOKENS_AT + r];
+        row_seat[r] = seat;
+        row_flags[r] = entry[1];
+        row_q_len[r] = 1;
+        seat_len[seat] = length - (length ? 1 : 0);
+        if (known != FULL) seat_token[seat] = known;
+    }
+    for (u32 i = tid; i < rows * PARAM_WORDS; i += THREADS) {
+        const u32 seat = min(given[INPUT_ROWS_AT + INPUT_ROW_WORDS * (i / PARAM_WORDS)], SEATS);
+        params[seat * PARAM_WORDS + i % PARAM_WORDS] = given[INPUT_PARAMS_AT + i];
+    }
+    for (u32 i = tid; i < rows * width; i += THREADS) {
+        const u32 seat = min(given[INPUT_ROWS_AT + INPUT_ROW_WORDS * (i / width)], SEATS);
+        page_table[(u64)seat * PAGES_PER_SEAT + i % width] = given[INPUT_PAGES_AT + i];
+    }
+    if (tid == 0) counts[COUNT_ROWS] = rows;
+    __syncthreads();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* biases, u32* seen, u32* counts,
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
-         u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, u32 bucket_rows,
-         u32 bucket_tokens, u32 ways) {
+         u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, const u32* leave,
+         const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens, u32 ways) {
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
+#if REPEATS
+    __shared__ u32 left, pageless;
+#endif
     // Rows as they stand in this step: first token, KV length before it, seat, place in the mail's tokens.
     __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
     const u32 tid = threadIdx.x;
@@ -138,7 +174,12 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         shared_launch[1] = launch & 1 ? second : first;
     }
     u32 rows = min(counts[COUNT_ROWS], bucket_rows);
+#if PLAIN
     Entry own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
+#endif
+#if REPEATS
+    if (tid == 32) pageless = 0;
+#endif
     __syncthreads();
     const bool mailed = shared_launch[0] == shared_launch[1];
     const volatile u32* mail = shared_launch[0] & 1 ? mail1 : mail0;
@@ -146,10 +187,13 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         __threadfence_system();
         apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
                    row_q_len, bucket_rows);
+#if PLAIN
         rows = min(counts[COUNT_ROWS], bucket_rows);
         own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
+#endif
     }
 
+#if PLAIN
     // Decode: one token per row, so that token and row are the same and nothing has to be searched.
     const bool plain = tid >= rows || (own.q_len == 1 && !(own.flags & ROW_PROMPT));
     if (__syncthreads_and(plain && bucket_rows <= THREADS && rows <= bucket_tokens)) {
@@ -178,6 +222,22 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         let_successor_start();
         return;
     }
+#endif
+#if GIVEN
+    const u32* given = shared_launch[0] & 1 ? given1 : given0;
+    adopt(given, seat_len, seat_token, page_table, params, counts, row_seat, row_flags, row_q_len, bucket_rows);
+#endif
+    rows = min(counts[COUNT_ROWS], bucket_rows);
+#if REPEATS
+    // Steps this launch may still run; only one that repeats asks the host. Seen by all after the scan.
+    if (tid == 0) {
+        const u32 again = counts[COUNT_AGAIN];
+        if (again != REPEAT_NEXT) counts[COUNT_BASE] = (u32)shared_launch[0];
+        left = again == REPEAT_FIRST ? counts[COUNT_STEPS] : again == REPEAT_NEXT ? counts[COUNT_LEFT] : 0;
+        if (left) left -= 1;
+        if (left && *(const volatile u32*)leave == counts[COUNT_BASE]) left = 0;
+    }
+#endif
 
     // Rows, THREADS at a time.
     u32 tokens = 0, prompt_tokens = 0, longest = 0, pages = 0;
@@ -198,6 +258,13 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             prompts[r] = mailed && flags & ROW_PROMPT ? prompt : FULL;
             q_start[r] = clamped;
             if (r < rows) {
+#if REPEATS
+                if (left) {
+                    // Every row may say so; it is the same word.
+                    const u32 next = (length + q_len) / PAGE;
+                    if (next >= PAGES_PER_SEAT || !page_table[(u64)seat * PAGES_PER_SEAT + next]) pageless = 1;
+                }
+#endif
                 kv_len[r] = length + q_len;
                 last_index[r] = clamped + q_len - (q_len ? 1 : 0);
                 longest = max(longest, length + q_len);
@@ -217,7 +284,12 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     if (tid == 0) starts[bucket_rows] = tokens;
     for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
     block_totals(longest, pages, shared, sums);
-    if (tid == 0) write_counts(counts, rows, tokens, longest, pages, ways);
+    if (tid == 0) {
+#if REPEATS
+        counts[COUNT_LEFT] = pageless ? 0 : left;
+#endif
+        write_counts(counts, rows, tokens, longest, pages, ways);
+    }
     for (u32 t = tid; t < bucket_tokens; t += THREADS) {
         if (t >= tokens) {
             token[t] = 0;
@@ -234,10 +306,16 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             else high = middle;
         }
         const u32 j = t - starts[low], at = lengths[low] + j, seat = seats[low];
-        const u32 page = at / PAGE < PAGES_PER_SEAT ? page_table[(u64)seat * PAGES_PER_SEAT + at / PAGE] : 0;
         token[t] = prompts[low] != FULL ? mail[AREA_TOKENS + min(prompts[low] + j, TOKENS_LIMIT - 1)] : seat_token[seat];
+#if GIVEN
+        (void)at;
+        position[t] = given[INPUT_POSITIONS_AT + t];
+        kv_slot[t] = given[INPUT_ROWS_AT + INPUT_ROW_WORDS * t + 2];
+#else
+        const u32 page = at / PAGE < PAGES_PER_SEAT ? page_table[(u64)seat * PAGES_PER_SEAT + at / PAGE] : 0;
         position[t] = at;
         kv_slot[t] = page * PAGE + at % PAGE;
+#endif
         token_row[t] = low;
     }
     // Late on purpose: attention kernels read these tables before they wait.

@@ -276,7 +276,7 @@ DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u3
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, const u32* biases, u32* seen,
-       const u32* counts, const u32* row_seat, const u32* row_flags, const u32* row_q_len, const u32* mail0,
+       u32* counts, const u32* row_seat, const u32* row_flags, const u32* row_q_len, const u32* mail0,
        const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride) {
     __shared__ Select s;
     __shared__ u32 order;
@@ -309,6 +309,9 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     wait_for_predecessor();
     if (rows == 0 && r == 0 && part == 0 && threadIdx.x == 0) {
         entry[RING_ROWS] = 0;
+#if REPEATS
+        entry[RING_AGAIN] = counts[COUNT_AGAIN] = REPEAT_DONE;
+#endif
         store_release_system((u64*)entry, launch);
     }
     if (r >= rows) return;
@@ -387,6 +390,10 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
             }
             for (u32 i = 0; i < row.stop_count; i++)
                 if (row.params[PARAM_STOP + i] == token) bits |= RING_STOPPED;
+#if REPEATS
+            // A launch that repeats goes no further; every row that stops writes the same.
+            if (bits & RING_STOPPED) counts[COUNT_LEFT] = 0;
+#endif
             if (wanted) bits |= RING_LOGPROBS;
         }
         ring_row[0] = sampled ? token : 0;
@@ -396,6 +403,9 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         if (rows == 1 || add_acquire_release(&semaphores[0], 1) == rows - 1) {
             if (rows > 1) semaphores[0] = 0;
             entry[RING_ROWS] = rows;
+#if REPEATS
+            entry[RING_AGAIN] = counts[COUNT_AGAIN] = __ldcg(&counts[COUNT_LEFT]) ? REPEAT_NEXT : REPEAT_DONE;
+#endif
             store_release_system((u64*)entry, launch);
         }
     }

@@ -7,7 +7,10 @@
 //!    half, bit 31 set), then the row list if it changed (row_seat, row_q_len, row_flags, counts.ROWS;
 //!    rows past it up to the bucket become pad rows: seat = `seats`, q_len 0, flags 0).
 //!    Without mail everything stays: the row list of the last step is this step's.
-//! 3. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
+//!    If the mail says how many steps a repeating launch may have, that is `counts.STEPS`.
+//! 3. If input blocks are given, block n mod 2 replaces the row list, and for its rows the seats' length,
+//!    token (unless it is FROM_SEAT), parameters and the first `WIDTH` page-table entries.
+//! 4. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
 //!    counts.TOKENS, per row kv_len = seat_len + q_len, last_index = q_start + q_len − 1, per token
 //!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
@@ -15,6 +18,10 @@
 //!    seat_token.
 //!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
+//!    With a block, position and slot are the block's.
+//! 5. counts.LEFT: how many steps this launch may still run ([`crate::step::repeat`]): STEPS − 1 in its
+//!    first, one less in each, 0 outside of repetition, when a row has no page for the token after
+//!    this step's, or when the host asked this launch to leave.
 //!
 //! Rows past the live ones are made pad rows in every step, so a bucket never sees a stale row.
 //! Row lists never exceed the bucket and q_len never exceeds the tokens of the bucket: the runner
@@ -30,7 +37,9 @@ use crate::cpu::step::{Serial, Step};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Words;
 use crate::op::Prologue;
-use crate::step::{JOIN_WORDS, MAX_BIASES, PARAM_WORDS, count, mail, param, row};
+use crate::step::{
+    InputLayout, JOIN_WORDS, MAX_BIASES, PARAM_WORDS, count, input, mail, param, repeat, row,
+};
 
 impl Contract for Prologue {
     const NAME: &'static str = "prologue";
@@ -42,6 +51,12 @@ impl Contract for Prologue {
                 "bucket of {} rows and {} tokens exceeds the limits {} and {}",
                 self.rows, self.tokens, limits.rows, limits.tokens
             )
+        })?;
+        let Some(given) = self.given else { return Ok(()) };
+        let words = u64::from(limits.input_layout(self.rows).words);
+        let fits = given.blocks.iter().chain(&given.staging).all(|block| block.len >= words * 4);
+        require(fits && self.rows == self.tokens, Self::NAME, || {
+            format!("inputs for {} rows of one token need {} bytes", self.rows, words * 4)
         })
     }
 
@@ -71,10 +86,19 @@ impl Contract for Prologue {
         if let Some(seen) = &s.seen {
             visit(seen.span, Access::Update);
         }
-        for bank in s.mail {
+        for bank in s.mail.into_iter().chain([s.leave]) {
             visit(bank, Access::Read);
         }
+        for block in self.given.iter().flat_map(|given| given.blocks) {
+            visit(block, Access::Read);
+        }
     }
+}
+
+/// The host's inputs for the step under way.
+struct Block {
+    words: Words,
+    layout: InputLayout,
 }
 
 impl Prologue {
@@ -92,7 +116,66 @@ impl Prologue {
         if let Some(bank) = &mail {
             self.apply(&tables, bank);
         }
-        self.derive(&tables, mail.as_ref());
+        let block = self.given.map(|given| Block {
+            words: Words::of_span(memory, given.blocks[(launch % 2) as usize]),
+            layout: self.state.limits.input_layout(self.rows),
+        });
+        if let Some(block) = &block {
+            self.adopt(&tables, block);
+        }
+        self.derive(&tables, mail.as_ref(), block.as_ref());
+        self.count_steps(&tables, launch as u32);
+    }
+
+    /// Takes the rows, and what their seats should hold, from the host's block.
+    fn adopt(&self, tables: &Tables, Block { words, layout }: &Block) {
+        let rows = (words.get(input::ROWS as usize) as usize).min(self.rows as usize);
+        let per_seat = tables.limits.pages_per_seat as usize;
+        let width = (words.get(input::WIDTH as usize) as usize).min(per_seat);
+        for r in 0..rows {
+            let at = layout.rows as usize + r * input::ROW_WORDS as usize;
+            let seat = words.get(at).min(tables.limits.seats) as usize;
+            tables.row_seat.set(r, seat as u32);
+            tables.row_flags.set(r, words.get(at + 1));
+            tables.row_q_len.set(r, 1);
+            tables.seat_len.set(seat, words.get(layout.lengths as usize + r).saturating_sub(1));
+            let token = words.get(layout.tokens as usize + r);
+            if token != input::FROM_SEAT {
+                tables.seat_token.set(seat, token);
+            }
+            let params = PARAM_WORDS as usize;
+            for p in 0..params {
+                let word = words.get(layout.params as usize + r * params + p);
+                tables.params.set(seat * params + p, word);
+            }
+            for p in 0..width {
+                let page = words.get(layout.pages as usize + r * width + p);
+                tables.page_table.set(seat * per_seat + p, page);
+            }
+        }
+        tables.counts.set(count::ROWS as usize, rows as u32);
+    }
+
+    /// How many steps of this launch are left.
+    fn count_steps(&self, tables: &Tables, launch: u32) {
+        let counts = |word: u32| tables.counts.get(word as usize);
+        let again = counts(count::AGAIN);
+        if again != repeat::NEXT {
+            tables.counts.set(count::BASE as usize, launch);
+        }
+        let mut left = match again {
+            repeat::FIRST => counts(count::STEPS).saturating_sub(1),
+            repeat::NEXT => counts(count::LEFT).saturating_sub(1),
+            _ => 0,
+        };
+        let has_page = |r: usize| {
+            tables.page(tables.row_seat.get(r) as usize, tables.kv_len.get(r) as usize) != 0
+        };
+        let rows = counts(count::ROWS) as usize;
+        if tables.leave.get(0) == counts(count::BASE) || !(0..rows).all(has_page) {
+            left = 0;
+        }
+        tables.counts.set(count::LEFT as usize, left);
     }
 
     fn apply(&self, tables: &Tables, bank: &Words) {
@@ -151,9 +234,13 @@ impl Prologue {
             }
             tables.counts.set(count::ROWS as usize, rows as u32);
         }
+        let steps = bank.get(mail::STEPS as usize);
+        if steps != 0 {
+            tables.counts.set(count::STEPS as usize, steps);
+        }
     }
 
-    fn derive(&self, tables: &Tables, bank: Option<&Words>) {
+    fn derive(&self, tables: &Tables, bank: Option<&Words>, block: Option<&Block>) {
         let limits = tables.limits;
         let (rows, tokens) = (self.rows as usize, self.tokens as usize);
         let live = (tables.counts.get(count::ROWS as usize) as usize).min(rows);
@@ -180,9 +267,16 @@ impl Prologue {
                     _ => tables.seat_token.get(seat),
                 };
                 tables.token.set(token, id);
-                tables.position.set(token, position as u32);
                 let slot = tables.page(seat, position) * size + position % size;
-                tables.kv_slot.set(token, slot as u32);
+                let (position, slot) = match block {
+                    Some(Block { words, layout }) => (
+                        words.get(layout.positions as usize + r),
+                        words.get((layout.rows + input::ROW_WORDS * r as u32 + 2) as usize),
+                    ),
+                    None => (position as u32, slot as u32),
+                };
+                tables.position.set(token, position);
+                tables.kv_slot.set(token, slot);
                 tables.token_row.set(token, r as u32);
             }
             start += q_len;

@@ -17,7 +17,8 @@
 //!
 //! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
 //! counted in `seen` if the seat is penalised. Last, the ring entry (launch n mod ENTRIES) is written:
-//! rows, per row token, flags and log-probabilities; its launch number after everything else, so that a
+//! rows, per row token, flags and log-probabilities, whether another step of this launch follows
+//! (`counts.LEFT` is not 0 and no row stopped; `counts.AGAIN` says the same); its launch number after everything else, so that a
 //! host that sees n sees the whole entry.
 
 mod cuda;
@@ -55,7 +56,8 @@ impl Contract for Sample {
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         let s = &self.state;
         visit(self.logits.span, Access::Update);
-        for table in [&s.params, &s.biases, &s.counts, &s.row_seat, &s.row_flags, &s.row_q_len] {
+        visit(s.counts.span, Access::Update);
+        for table in [&s.params, &s.biases, &s.row_seat, &s.row_flags, &s.row_q_len] {
             visit(table.span, Access::Read);
         }
         for bank in s.mail {

@@ -252,7 +252,7 @@ impl Machine {
         let mut steps = BUCKETS.map(|(rows, tokens)| {
             let logits = Tensor::dense(logits, DType::F32, rows, LIMITS.vocab);
             [
-                Op::Prologue(Prologue { state, rows, tokens }),
+                Op::Prologue(Prologue { state, rows, tokens, given: None }),
                 Op::Sample(Sample { logits, state, scratch: None, rows }),
             ]
         });

@@ -189,7 +189,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
-        Op::Prologue(Prologue { state, rows, tokens }),
+        Op::Prologue(Prologue { state, rows, tokens, given: None }),
         Op::Embed(Embed { ids, table: embed, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
@@ -212,6 +212,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
 }
 
 /// The same with kernels that are fixed, without what is never fused into them.
+#[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| match op {
         Op::Linear(op) => op.norm.is_none(),

@@ -5,7 +5,9 @@ use crate::exec::{
     Coverage, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
 };
 use device::{Device, Report, Tensor};
-use graph::mail::{JoinInput, MailError, PageInput, RowInput, SeatParams, StepInput, StepOutput};
+use graph::mail::{
+    JoinInput, MailError, PageInput, RowInput, RowOutput, SeatParams, StepInput, StepOutput,
+};
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
@@ -19,6 +21,9 @@ pub struct GraphExecutor {
     width: u32,
     /// Kept between steps, so that steady decode allocates nothing for it.
     input: StepInput,
+    /// The same for what comes back.
+    output: StepOutput,
+    spare: Vec<RowResult>,
     /// The steps in flight, oldest first.
     flight: VecDeque<Flight>,
     last: Option<Ran>,
@@ -46,14 +51,28 @@ impl GraphExecutor {
             pages_per_seat: limits.pages_per_seat,
             vocab: limits.vocab,
         };
-        let (input, flight) = (StepInput::default(), VecDeque::new());
         let width = runners.program().shape.hidden;
-        GraphExecutor { runners, geometry, width, input, flight, last: None, lost: false }
+        GraphExecutor {
+            runners,
+            geometry,
+            width,
+            input: StepInput::default(),
+            output: StepOutput::default(),
+            spare: Vec::new(),
+            flight: VecDeque::new(),
+            last: None,
+            lost: false,
+        }
     }
 
     /// The runners: plans, graphs and memory.
     pub fn runners(&self) -> &Runners {
         &self.runners
+    }
+
+    /// The runners, to measure them; launching behind the executor's back breaks its promises.
+    pub fn runners_mut(&mut self) -> &mut Runners {
+        &mut self.runners
     }
 
     /// The device it runs on.
@@ -154,6 +173,19 @@ impl Executor for GraphExecutor {
         Some(self.width)
     }
 
+    fn steps(&self) -> u32 {
+        self.runners.decode.config().steps
+    }
+
+    fn leave(&mut self) {
+        self.runners.leave();
+    }
+
+    fn recycle(&mut self, mut result: StepResult) {
+        result.rows.clear();
+        self.spare = result.rows;
+    }
+
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         match self.start(step) {
             Ok(()) => Ok(()),
@@ -171,20 +203,30 @@ impl Executor for GraphExecutor {
             return Ok(None);
         }
         loop {
-            match self.runners.poll() {
+            match self.runners.poll_into(&mut self.output) {
                 Err(error) => return Err(self.lose(&error)),
-                Ok(None) if block => std::hint::spin_loop(),
-                Ok(None) => return Ok(None),
-                Ok(Some(output)) => {
-                    return Ok(self.flight.pop_front().map(|flight| result(flight, output)));
-                }
+                Ok(false) if block => std::hint::spin_loop(),
+                Ok(false) => return Ok(None),
+                Ok(true) => break,
             }
         }
+        let flight = self.flight.front_mut().expect("looked at above");
+        let number = flight.number;
+        // Nothing is observed of a decode step, so the second of several finds nothing to take.
+        let mut observed = flight.observed.iter_mut();
+        let mut rows = std::mem::take(&mut self.spare);
+        rows.extend(self.output.rows.drain(..).map(|row| row_result(row, observed.next())));
+        let again = self.output.again;
+        if !again {
+            self.flight.pop_front();
+        }
+        Ok(Some(StepResult { number, again, rows }))
     }
 }
 
 /// The step in the runners' words. Rows are rewritten in place: a decode row holds no allocation.
 fn translate(step: &Step, input: &mut StepInput) {
+    input.steps = step.steps;
     input.rows.truncate(step.rows.len());
     input.rows.resize_with(step.rows.len(), RowInput::default);
     for (to, from) in input.rows.iter_mut().zip(&step.rows) {
@@ -229,11 +271,8 @@ fn join(join: &Join) -> JoinInput {
     JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
 }
 
-fn result(flight: Flight, output: StepOutput) -> StepResult {
-    let mut observed = flight.observed.into_iter();
-    let rows = output.rows.into_iter().map(|row| {
-        let Observed { scores, hidden } = observed.next().unwrap_or_default();
-        RowResult { token: row.token, stopped: row.stopped, logprob: row.logprob, scores, hidden }
-    });
-    StepResult { number: flight.number, rows: rows.collect() }
+fn row_result(row: RowOutput, observed: Option<&mut Observed>) -> RowResult {
+    let RowOutput { token, stopped, logprob } = row;
+    let Observed { scores, hidden } = observed.map(std::mem::take).unwrap_or_default();
+    RowResult { token, stopped, logprob, scores, hidden }
 }

@@ -176,8 +176,9 @@ pub fn load_executor(
     let decode = graphs.runner(Phase::Decode, &limits)?;
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
-        [&decode, &prefill].iter().flat_map(|config| config.buckets.keys(&limits)).collect();
+        [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
     let mut layout = Layout::new(&program, &target, limits, &keys)?;
+    layout.add_inputs(graphs.prep);
     let pages = match options.pages {
         Some(pages) => pages,
         None => {

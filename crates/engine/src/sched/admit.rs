@@ -69,6 +69,8 @@ impl Scheduler {
         let fed = cached * self.geometry.page_size;
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
+        // Room for the whole answer, so that decoding need not ask for any.
+        sequence.tokens.reserve(sequence.max_len.saturating_sub(sequence.len()) as usize);
         sequence.place = Place::Seated(Seated {
             seat: Seat(index as u32),
             table,

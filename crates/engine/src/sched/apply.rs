@@ -9,26 +9,45 @@ use crate::sequence::{Key, Leaving, Sequence};
 impl Scheduler {
     /// Takes one result. An error says that it cannot be true: then nothing the device holds can be
     /// trusted.
-    pub(crate) fn apply(&mut self, mut result: StepResult) -> Result<(), String> {
+    pub(crate) fn apply(&mut self, result: &mut StepResult) -> Result<(), String> {
         if result.number <= self.void {
-            self.ghosts = self.ghosts.saturating_sub(1);
+            self.ghosts = self.ghosts.saturating_sub(usize::from(!result.again));
             return Ok(());
         }
         let Some(flight) = self.flights.front() else {
             return Err(format!("step {} is not in flight", result.number));
         };
         if !planted(Plant::TrustResult) {
-            self.believable(flight, &result)?;
+            self.believable(flight, result)?;
         }
-        let Flight { mut rows, .. } = self.flights.pop_front().expect("looked at above");
+        let Flight { number, steps, mut rows } = self.flights.pop_front().expect("looked at above");
         self.strikes = 0;
         self.out.reserve(rows.len());
-        for (&row, result) in rows.iter().zip(&mut result.rows) {
+        if result.again {
+            rows.iter().for_each(|row| self.goes_on(row.key));
+        }
+        let skip = planted(Plant::LastStepOnly) && result.again;
+        for (&row, result) in rows.iter().zip(&mut result.rows).filter(|_| !skip) {
             self.apply_row(row, result);
         }
-        rows.clear();
-        self.spare.push(rows);
+        if result.again {
+            self.stats.decode_steps += 1;
+            rows.iter_mut().for_each(|row| row.end += 1);
+            self.flights.push_front(Flight { number, steps: steps - 1, rows });
+        } else {
+            rows.clear();
+            self.spare.push(rows);
+        }
         Ok(())
+    }
+
+    /// The device has begun the next step of the same launch for this sequence.
+    fn goes_on(&mut self, key: Key) {
+        if let Some(at) = self.sequences.get_mut(key).and_then(Sequence::seated_mut) {
+            at.fed += 1;
+            at.flying += 1;
+            at.sampling += 1;
+        }
     }
 
     fn believable(&self, flight: &Flight, result: &StepResult) -> Result<(), String> {
@@ -40,6 +59,10 @@ impl Scheduler {
             return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
         }
         let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
+        let stopped = result.rows.iter().any(|row| row.stopped);
+        if result.again && (flight.steps <= 1 || stopped) {
+            return Err(format!("step {number} went on where it had to end"));
+        }
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let known = found.token.is_none_or(|token| token < self.geometry.vocab);
             if found.token.is_some() != row.sample

@@ -17,7 +17,9 @@ impl Scheduler {
         self.step.copies.clear();
         self.step.masks.clear();
         self.seen = 0;
-        self.forming = Flight { number: 0, rows: self.spare.pop().unwrap_or_default() };
+        self.step.steps = 1;
+        let rows = self.spare.pop().unwrap_or_default();
+        self.forming = Flight { number: 0, steps: 1, rows };
         self.forming.rows.clear();
 
         let starved = self.gather();
@@ -30,6 +32,9 @@ impl Scheduler {
         if self.step.rows.is_empty() {
             self.spare.push(std::mem::take(&mut self.forming.rows));
             return false;
+        }
+        if self.steps > 1 && !starved {
+            self.lengthen();
         }
         self.numbered += 1;
         self.step.number = self.numbered;
@@ -185,6 +190,47 @@ impl Scheduler {
             self.step.rows.push(Row::decode(crate::exec::Seat(0), 0));
         }
         &mut self.step.rows[index]
+    }
+
+    /// Makes the formed step a launch of several, if it may be one: nobody feeds a prompt, nobody needs
+    /// a mask, nobody is leaving, and none of its rows can reach its last token before the last step.
+    /// Whoever waits was refused just now, and can only be seated when somebody ends, which ends the
+    /// launch too.
+    fn lengthen(&mut self) {
+        let blind = |key: &Key| self.sequences[*key].matcher.is_some();
+        let alone = !self.prompts.is_empty() || self.leaving > 0;
+        let masked = self.seats.iter().flatten().any(blind) && !planted(Plant::BlindSteps);
+        if alone || masked || self.step.kind() == StepKind::Prefill {
+            return;
+        }
+        let left = |row: &FlightRow| {
+            let sequence = &self.sequences[row.key];
+            let known = sequence.len() + sequence.seated().map_or(0, |at| at.sampling);
+            1 + sequence.max_len.saturating_sub(known)
+        };
+        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.steps);
+        if steps <= 1 {
+            return;
+        }
+        self.step.steps = steps;
+        self.forming.steps = steps;
+        // Pages for all of it, as far as there are any: the device leaves when one is missing.
+        let page_size = self.geometry.page_size;
+        for row in &self.forming.rows {
+            let Some(at) = self.sequences[row.key].seated_mut() else { continue };
+            let last = row.end + steps - 2;
+            while last >= at.table.len() as u32 * page_size
+                && let Some(page) = self.pool.take()
+            {
+                at.table.push(page);
+            }
+            let seat = at.seat;
+            for index in at.sent..at.table.len() as u32 {
+                let page = at.table[index as usize];
+                self.step.pages.push(PageEntry { seat, index, page });
+            }
+            at.sent = at.table.len() as u32;
+        }
     }
 
     /// Adds a prompt chunk of at most `most` tokens; says how many.

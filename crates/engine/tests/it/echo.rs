@@ -79,7 +79,7 @@ impl Executor for Echo {
             rows.push(result);
         }
         self.steps.push(step.clone());
-        self.results.push_back(StepResult { number: step.number, rows });
+        self.results.push_back(StepResult { number: step.number, again: false, rows });
         Ok(())
     }
 

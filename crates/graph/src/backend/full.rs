@@ -1,8 +1,10 @@
 //! The whole plan as one graph: one launch per step, nothing for the host to do in between.
 
-use super::{Backend, BackendKind, Context, push_nodes};
-use crate::{Plan, ShapeKey};
-use device::{Graph, Result};
+use super::{Backend, BackendKind, Context};
+use crate::{Form, Plan, ShapeKey};
+use device::op::{Copy, Fill, Prologue};
+use device::step::{count, repeat};
+use device::{Graph, Item, Node, Op, Result};
 use std::collections::BTreeMap;
 
 /// See the module's words.
@@ -18,7 +20,9 @@ impl Backend for Full {
 
     fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
-        push_nodes(&mut recording, &plan.nodes)?;
+        for item in items(plan) {
+            recording.push(item)?;
+        }
         if let Some(graph) = recording.finish()?.pop() {
             self.graphs.insert(plan.key.clone(), graph);
         }
@@ -44,4 +48,31 @@ impl Backend for Full {
     fn clear(&mut self) {
         self.graphs.clear();
     }
+}
+
+/// The plan's nodes with what its key's form puts around them.
+fn items(plan: &Plan) -> Vec<Item> {
+    let nodes = plan.nodes.iter().cloned().map(Item::Node);
+    let node = |op: Op, name: &str| Item::Node(Node { op, name: name.into(), layer: None });
+    match (plan.key.form, prologue(plan)) {
+        (Form::Staged(block), Some(Prologue { state, rows, given: Some(given), .. })) => {
+            let bytes = u64::from(state.limits.input_layout(*rows).words) * 4;
+            let part = |blocks: [device::Span; 2]| blocks[usize::from(block)].part(0, bytes);
+            let copy = Copy { from: part(given.staging), to: part(given.blocks) };
+            [node(Op::Copy(copy), "inputs")].into_iter().chain(nodes).collect()
+        }
+        (Form::Repeated, Some(Prologue { state, .. })) => {
+            let cond = state.counts.span.part(u64::from(count::AGAIN) * 4, 4);
+            let first = Fill { to: cond, word: repeat::FIRST };
+            vec![node(Op::Fill(first), "first"), Item::While { cond, body: nodes.collect() }]
+        }
+        _ => nodes.collect(),
+    }
+}
+
+fn prologue(plan: &Plan) -> Option<&Prologue> {
+    plan.nodes.iter().find_map(|node| match &node.op {
+        Op::Prologue(prologue) => Some(prologue),
+        _ => None,
+    })
 }

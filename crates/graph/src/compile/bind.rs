@@ -72,7 +72,8 @@ impl Binder<'_> {
         Ok(match &stage.kind {
             Kind::Prologue => {
                 let (rows, tokens) = (self.key.rows, self.key.tokens);
-                Op::Prologue(op::Prologue { state, rows, tokens })
+                let given = self.bindings.inputs.filter(|_| self.key.phase == Phase::Decode);
+                Op::Prologue(op::Prologue { state, rows, tokens, given })
             }
             Kind::Embed { table, out } => Op::Embed(op::Embed {
                 ids: state.token,

@@ -1,6 +1,6 @@
 //! Help and documents, generated from the tables.
 
-use super::options::{Kind, SETTINGS, Setting};
+use super::options::{Kind, MAX_STEPS, SETTINGS, Setting};
 use super::rules::RULES;
 
 /// What a value looks like.
@@ -12,6 +12,7 @@ fn shape(kind: Kind) -> String {
         Kind::Ratio => "0 to 1, or none".into(),
         Kind::Bytes => "bytes, or none".into(),
         Kind::Ops => "op names".into(),
+        Kind::Steps => format!("1 to {MAX_STEPS}"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The one table of options.
 
 use super::{Decision, Facts, Source};
+use crate::Prep;
 use crate::backend::BackendKind;
 
 /// What an option's text must be.
@@ -18,7 +19,12 @@ pub enum Kind {
     Bytes,
     /// Op names, separated by commas.
     Ops,
+    /// A whole number from 1 to [`MAX_STEPS`].
+    Steps,
 }
+
+/// Most steps of one launch: the ring must hold the results of all of them and of a launch in front.
+pub const MAX_STEPS: u32 = device::step::ring::ENTRIES / 2;
 
 /// One option.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +48,9 @@ const BACKENDS: &[&str] = &[
     BackendKind::Piecewise.name(),
     BackendKind::Disabled.name(),
 ];
+
+const PREPS: &[&str] =
+    &[Prep::Copy.name(), Prep::Fused.name(), Prep::Async.name(), Prep::Device.name()];
 
 /// Op names a plan has: what breaks may be asked for at.
 pub(super) const OPS: &[&str] =
@@ -94,6 +103,24 @@ pub const SETTINGS: &[Setting] = &[
         help: "Ops at which breakable breaks and piecewise splits a decode step.",
         default_words: "attention",
         default: |_| fixed("attention", "the op whose work varies most"),
+    },
+    Setting {
+        path: "decode.prep",
+        flag: Some("graph-prep"),
+        kind: Kind::Word(PREPS),
+        help: "Who prepares a decode step's inputs: the host, sent as six copies before each replay, as one copy in the graph or as one copy on a second stream; or the device, which has them already.",
+        default_words: "device",
+        default: |_| fixed("device", "all state lives there; the others are for comparison"),
+    },
+    Setting {
+        path: "decode.steps",
+        flag: Some("graph-steps"),
+        kind: Kind::Steps,
+        help: "Most decode steps of one launch. It ends early when a request stops, a page is missing or somebody arrives.",
+        default_words: "1",
+        default: |_| {
+            fixed("1", "with two launches in flight the device does not wait for the host")
+        },
     },
     Setting {
         path: "prefill.backend",

@@ -132,7 +132,56 @@ pub const RULES: &[Rule] = &[
         effect: "prefill.break_at = attention",
         why: "without a cut it would be `full` by another name",
     },
+    Rule {
+        name: "inputs-in-one-graph",
+        when: "decode.prep = fused",
+        applies: |draft, _| draft.get("decode.prep") == "fused",
+        path: "decode.backend",
+        to: |_, _| "full".into(),
+        effect: "decode.backend = full",
+        why: "the copy is a node in front of all others of one graph",
+    },
+    Rule {
+        name: "steps-in-one-graph",
+        when: "decode.steps is above 1",
+        applies: |draft, _| repeats(draft),
+        path: "decode.backend",
+        to: |_, _| "full".into(),
+        effect: "decode.backend = full",
+        why: "only a whole step can be the body of a loop on the device",
+    },
+    Rule {
+        name: "steps-without-the-host",
+        when: "decode.steps is above 1",
+        applies: |draft, _| repeats(draft),
+        path: "decode.prep",
+        to: |_, _| "device".into(),
+        effect: "decode.prep = device",
+        why: "the host cannot prepare steps that it does not see begin",
+    },
+    Rule {
+        name: "steps-are-recorded-at-start",
+        when: "decode.steps is above 1",
+        applies: |draft, _| repeats(draft),
+        path: "capture",
+        to: |_, _| "startup".into(),
+        effect: "capture = startup",
+        why: "a bucket has two graphs then, and lazy capture counts one",
+    },
+    Rule {
+        name: "debug-sees-every-step",
+        when: "debug is not off",
+        applies: |draft, _| draft.get("debug") != "off",
+        path: "decode.steps",
+        to: |_, _| "1".into(),
+        effect: "decode.steps = 1",
+        why: "steps are compared one at a time",
+    },
 ];
+
+fn repeats(draft: &Draft<'_>) -> bool {
+    draft.number("decode.steps") > Some(1)
+}
 
 fn cuts(backend: &str) -> bool {
     matches!(backend, "breakable" | "piecewise")

@@ -28,6 +28,8 @@ fn the_table_at_start_says_why() {
         decode.max                 256        default: what the scheduler may run at once
         decode.max_padding_ratio   none       default: replaying with padding beats not replaying
         decode.break_at            attention  default: the op whose work varies most
+        decode.prep                device     default: all state lives there; the others are for comparison
+        decode.steps               1          default: with two launches in flight the device does not wait for the host
         prefill.backend            full       default: attention reads row boundaries on the device, so any mix replays
         prefill.buckets            auto       default: as few as keep padding below a quarter
         prefill.max                8192       default: what the scheduler puts into a step
@@ -48,6 +50,8 @@ fn the_table_at_start_says_why() {
         decode.max                 256        default: what the scheduler may run at once
         decode.max_padding_ratio   none       default: replaying with padding beats not replaying
         decode.break_at            attention  default: the op whose work varies most
+        decode.prep                device     default: all state lives there; the others are for comparison
+        decode.steps               1          default: with two launches in flight the device does not wait for the host
         prefill.backend            breakable  --graph-backend-prefill
         prefill.buckets            auto       default: as few as keep padding below a quarter
         prefill.max                8192       default: what the scheduler puts into a step
@@ -77,6 +81,7 @@ fn json_beats_flags_for_every_option_and_says_so() {
         Kind::Ratio => ("0.5", "0.25"),
         Kind::Bytes => ("1MiB", "2MiB"),
         Kind::Ops => ("linear", "sample"),
+        Kind::Steps => ("4", "8"),
     };
     for setting in flags() {
         let (in_json, in_flag) = other(setting.kind);
@@ -185,10 +190,33 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             "",
             r#"{"prefill": {"backend": "piecewise", "break_at": []}}"#,
         ),
+        (
+            "inputs-in-one-graph",
+            &H200,
+            "",
+            r#"{"decode": {"prep": "fused", "backend": "piecewise"}}"#,
+        ),
+        ("steps-in-one-graph", &H200, "", r#"{"decode": {"steps": 4, "backend": "breakable"}}"#),
+        ("steps-without-the-host", &H200, "", r#"{"decode": {"steps": 4, "prep": "copy"}}"#),
+        (
+            "steps-are-recorded-at-start",
+            &H200,
+            "",
+            r#"{"decode": {"steps": 4}, "capture": "lazy"}"#,
+        ),
+        ("debug-sees-every-step", &H200, "", r#"{"decode": {"steps": 4}, "debug": "verify"}"#),
     ];
     // Options whose default cannot offend: only a person's choice can, and it is refused.
-    let choice_only =
-        ["refusing-means-recorded", "decode-breaks-somewhere", "prefill-breaks-somewhere"];
+    let choice_only = [
+        "refusing-means-recorded",
+        "decode-breaks-somewhere",
+        "prefill-breaks-somewhere",
+        "inputs-in-one-graph",
+        "steps-in-one-graph",
+        "steps-without-the-host",
+        "steps-are-recorded-at-start",
+        "debug-sees-every-step",
+    ];
     for (name, facts, changes, refuses) in cases {
         let rule = rules::RULES.iter().find(|rule| rule.name == *name).expect(name);
         if !choice_only.contains(name) {

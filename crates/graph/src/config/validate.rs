@@ -1,11 +1,11 @@
 //! Stage 4: texts become values.
 
 use super::nearest::nearest;
-use super::options::{Kind, OPS, setting};
+use super::options::{Kind, MAX_STEPS, OPS, setting};
 use super::{ConfigError, Decision, PhaseSettings, Resolved};
 use crate::bucket::{BucketSpec, Buckets};
 use crate::runner::{Capture, Debug, Fallback};
-use crate::{BackendKind, Phase};
+use crate::{BackendKind, Phase, Prep};
 use std::collections::BTreeSet;
 
 /// The typed configuration.
@@ -46,6 +46,11 @@ pub(super) fn validate(
             _ => Debug::Off,
         },
         pdl: get("pdl") == "on",
+        prep: Prep::ALL
+            .into_iter()
+            .find(|prep| prep.name() == get("decode.prep"))
+            .unwrap_or_default(),
+        steps: get("decode.steps").parse().unwrap_or(1),
         budget: parse_bytes(get("memory.budget")),
         decisions,
         warnings,
@@ -75,6 +80,9 @@ fn check(decision: &Decision) -> Result<(), ConfigError> {
         },
         Kind::Count if !value.parse::<u32>().is_ok_and(|count| count > 0) => {
             "a whole number from 1 is needed".into()
+        }
+        Kind::Steps if !value.parse().is_ok_and(|steps| (1..=MAX_STEPS).contains(&steps)) => {
+            format!("a whole number from 1 to {MAX_STEPS} is needed")
         }
         Kind::Ratio
             if value != "none" && !value.parse().is_ok_and(|r| (0.0..=1.0).contains(&r)) =>

@@ -149,6 +149,8 @@ pub struct StepInput {
     pub pages: Vec<PageInput>,
     /// Whole pages copied before the step, in every layer: (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// Most steps that the launch may run, for decode steps of a runner that has such graphs; 0 is 1.
+    pub steps: u32,
 }
 
 impl StepInput {

@@ -5,11 +5,13 @@ use device::StepLimits;
 use device::mail::{Letter, MailRow, Words};
 use device::step::{MAX_BIASES, MAX_STOPS};
 
-/// Writes everything the step says into a letter; `rows` is the row list if it must be given.
+/// Writes everything the step says into a letter; `rows` is the row list if it must be given, `pages`
+/// whether page entries must be.
 pub fn write_letter<W: Words>(
     letter: &mut Letter<'_, W>,
     input: &StepInput,
     rows: Option<&[MailRow]>,
+    pages: bool,
 ) -> Result<(), MailError> {
     if let Some(rows) = rows {
         letter.rows(rows)?;
@@ -29,7 +31,7 @@ pub fn write_letter<W: Words>(
             letter.seen(join.seat, token, in_answer)?;
         }
     }
-    for page in &input.pages {
+    for page in input.pages.iter().filter(|_| pages) {
         letter.page(page.seat, page.index, page.page)?;
     }
     Ok(())

@@ -6,8 +6,8 @@ use crate::backend::{Backend, BackendKind, Context, run_eagerly};
 use crate::bucket::Buckets;
 use crate::compile::{Bindings, CompileError, CompileTarget, compile};
 use crate::program::Program;
-use crate::{Counters, Plan, Reason, ShapeKey, verify};
-use device::{Arena, Device, Item, Node, RecordOptions};
+use crate::{Counters, Form, Plan, Prep, Reason, ShapeKey, verify};
+use device::{Arena, Device, Item, Node, RecordOptions, StepLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -37,6 +37,10 @@ pub struct RunnerConfig {
     pub options: RecordOptions,
     /// Op names to break and split at; `None` leaves it to the target.
     pub break_at: Option<BTreeSet<String>>,
+    /// Who prepares the inputs of decode steps.
+    pub prep: Prep,
+    /// Most decode steps of one launch.
+    pub steps: u32,
 }
 
 impl RunnerConfig {
@@ -52,7 +56,24 @@ impl RunnerConfig {
             budget: None,
             options: RecordOptions::default(),
             break_at: None,
+            prep: Prep::Device,
+            steps: 1,
         }
+    }
+
+    /// In which forms every bucket is recorded.
+    pub fn forms(&self) -> &'static [Form] {
+        match (self.prep, self.steps) {
+            (Prep::Fused, _) => &[Form::Staged(0), Form::Staged(1)],
+            (_, 0 | 1) => &[Form::Once],
+            _ => &[Form::Once, Form::Repeated],
+        }
+    }
+
+    /// Every graph of the phase, largest first.
+    pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
+        let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.clone().with(*form));
+        self.buckets.keys(limits).into_iter().flat_map(forms).collect()
     }
 }
 
@@ -120,7 +141,7 @@ impl<P: PhaseRule> Runner<P> {
         }
         assert_eq!(config.buckets.phase, P::PHASE, "buckets of the other phase");
         let mut plans = BTreeMap::new();
-        for key in config.buckets.keys(&bindings.state.limits) {
+        for key in config.keys(&bindings.state.limits) {
             let plan = compile(&program, &target, &key, &bindings)?;
             plans.insert(key, plan);
         }
@@ -181,6 +202,10 @@ impl<P: PhaseRule> Runner<P> {
 
     /// The key whose graph the step would replay, or why there is none.
     pub fn can_run(&self, shape: &StepShape) -> Result<ShapeKey, Reason> {
+        self.can_run_as(shape, self.config.forms()[0])
+    }
+
+    fn can_run_as(&self, shape: &StepShape, form: Form) -> Result<ShapeKey, Reason> {
         if !P::admits(shape) {
             return Err(Reason::WrongPhase);
         }
@@ -189,7 +214,7 @@ impl<P: PhaseRule> Runner<P> {
         }
         let size = P::size(shape);
         let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
-        let key = self.config.buckets.key(bucket, &self.bindings.state.limits);
+        let key = self.config.buckets.key(bucket, &self.bindings.state.limits).with(form);
         let wasted = f64::from(bucket - size) / f64::from(bucket);
         if self.config.max_padding.is_some_and(|most| wasted > most) {
             return Err(Reason::Padding);
@@ -200,7 +225,7 @@ impl<P: PhaseRule> Runner<P> {
         // A larger graph is better than none.
         let limits = &self.bindings.state.limits;
         let larger = self.config.buckets.sizes.iter().filter(|&&other| other > bucket);
-        let mut larger = larger.map(|&other| self.config.buckets.key(other, limits));
+        let mut larger = larger.map(|&other| self.config.buckets.key(other, limits).with(form));
         match self.config.capture {
             _ if self.over_budget.contains(&key) => {
                 larger.find(|key| self.backend.has(key)).ok_or(Reason::OverBudget)
@@ -224,7 +249,7 @@ impl<P: PhaseRule> Runner<P> {
         if !self.records_at_start() {
             return Ok(());
         }
-        let keys = self.config.buckets.keys(&self.bindings.state.limits);
+        let keys = self.config.keys(&self.bindings.state.limits);
         let total = keys.len();
         self.over_budget.clear();
         let start = Instant::now();
@@ -300,10 +325,26 @@ impl<P: PhaseRule> Runner<P> {
         Ok(Ran { key, eager: Some(reason), warn })
     }
 
+    /// The form in which launch `number` of up to `steps` steps is to run.
+    pub(super) fn form(&self, shape: &StepShape, number: u64, steps: u32) -> Form {
+        match self.config.forms() {
+            [Form::Staged(_), ..] => Form::Staged((number % 2) as u8),
+            [_, Form::Repeated] if steps > 1 && self.can_run_as(shape, Form::Repeated).is_ok() => {
+                Form::Repeated
+            }
+            _ => Form::Once,
+        }
+    }
+
+    /// Another step of a launch that repeats was reported.
+    pub(super) fn repeated(&mut self, key: &ShapeKey, size: u32) {
+        self.counters.replayed(key, size);
+    }
+
     /// Decides how a step will run, before its mail is written.
-    pub(super) fn choose(&mut self, shape: &StepShape) -> Result<Choice, RunError> {
+    pub(super) fn choose(&mut self, shape: &StepShape, form: Form) -> Result<Choice, RunError> {
         let limits = self.bindings.state.limits;
-        let (key, eager) = match self.can_run(shape) {
+        let (key, eager) = match self.can_run_as(shape, form) {
             Ok(key) if self.config.debug == Debug::Eager => (key, Some(Reason::Debug)),
             Ok(key) => (key, None),
             Err(reason) => {
@@ -316,7 +357,8 @@ impl<P: PhaseRule> Runner<P> {
                 let bucket = self.config.buckets.fit(P::size(shape));
                 let own =
                     || P::exact(shape, &limits).with_variant(self.config.buckets.variant.clone());
-                (bucket.map_or_else(own, |b| self.config.buckets.key(b, &limits)), Some(reason))
+                let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);
+                (bucket.map_or_else(own, planned), Some(reason))
             }
         };
         if !self.plans.contains_key(&key) {
@@ -359,8 +401,11 @@ impl<P: PhaseRule> Runner<P> {
     fn keep_within_budget(&mut self) {
         let Some(budget) = self.config.budget else { return };
         let recorded = self.recorded();
-        let candidates: Vec<_> =
-            recorded.iter().map(|(key, bytes)| (key.bucket(), *bytes)).collect();
+        let mut by_bucket: BTreeMap<u32, u64> = BTreeMap::new();
+        for (key, bytes) in &recorded {
+            *by_bucket.entry(key.bucket()).or_default() += bytes;
+        }
+        let candidates: Vec<_> = by_bucket.into_iter().rev().collect();
         let kept = crate::tune::within_budget(&candidates, &self.counters.sizes, budget);
         for (key, _) in recorded {
             if !kept.contains(&key.bucket()) {

@@ -1,13 +1,16 @@
 //! Both runners and the mailbox they share.
 
-use super::{Decode, Prefill, Progress, Ran, RunError, Runner, RunnerConfig};
-use crate::compile::{Bindings, CompileTarget};
+use super::Debug as Debugging;
+use super::base::Choice;
+use super::{Decode, Prefill, Progress, Ran, RunError, Runner, RunnerConfig, StepShape};
+use crate::compile::{Bindings, CompileError, CompileTarget};
 use crate::mail::{Mailbox, StepInput, StepOutput};
+use crate::prep::Inputs;
 use crate::program::Program;
-use crate::{Counters, Phase, ShapeKey};
-use device::{Arena, Device, Region, Span};
+use crate::{Counters, Form, Phase, Prep, ShapeKey};
+use device::{Arena, Device, Region, Span, Stopwatch};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A step that is on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,21 @@ pub struct Runners {
     /// Steps with prompt chunks.
     pub prefill: Runner<Prefill>,
     mailbox: Mailbox,
+    /// The host's mirror of the seats, where it prepares decode steps.
+    inputs: Option<Inputs>,
+    /// Key and rows of the launch under way that repeats.
+    repeating: Option<(ShapeKey, u32)>,
+    /// What the last launch's call to the device took.
+    replay: Duration,
+    watch: Option<Watch>,
+}
+
+/// Marks around launches.
+#[derive(Debug)]
+struct Watch {
+    stopwatch: Stopwatch,
+    launches: usize,
+    seen: usize,
 }
 
 impl Runners {
@@ -50,17 +68,38 @@ impl Runners {
         arena: &Arena,
         program: Program,
         target: CompileTarget,
-        bindings: Bindings,
+        mut bindings: Bindings,
         decode: RunnerConfig,
         prefill: RunnerConfig,
     ) -> Result<Runners, RunError> {
+        bindings.state.repeats = decode.steps > 1;
+        match (decode.prep, bindings.inputs) {
+            (Prep::Device, _) => bindings.inputs = None,
+            (_, Some(_)) => {}
+            (prep, None) => {
+                let (what, problem) = (format!("inputs for {prep}"), "not bound".into());
+                return Err(CompileError::Binding { what, problem }.into());
+            }
+        }
         let (program, bindings) = (Arc::new(program), Arc::new(bindings));
         let mailbox = Mailbox::new(arena, &bindings.state)?;
         let decode =
             Runner::new(device, arena, program.clone(), target.clone(), bindings.clone(), decode)?;
         let prefill = Runner::new(device, arena, program, target, bindings.clone(), prefill)?;
         let (device, arena) = (device.clone(), arena.clone());
-        let mut runners = Runners { device, arena, bindings, decode, prefill, mailbox };
+        let (inputs, repeating, replay, watch) = (None, None, Duration::ZERO, None);
+        let mut runners = Runners {
+            device,
+            arena,
+            bindings,
+            decode,
+            prefill,
+            mailbox,
+            inputs,
+            repeating,
+            replay,
+            watch,
+        };
         runners.reset()?;
         Ok(runners)
     }
@@ -106,13 +145,19 @@ impl Runners {
             .map(|table| table.span)
             .chain(self.bindings.scratch)
             .chain(state.mail)
-            .chain([state.ring])
+            .chain([state.ring, state.leave])
+            .chain(self.bindings.inputs.iter().flat_map(|inputs| inputs.blocks))
             .collect();
         for span in spans {
             debug_assert!(span.region != Region::Weights && span.region != Region::Kv);
             self.device.write(&self.arena, span, &vec![0; span.len as usize])?;
         }
-        self.mailbox = Mailbox::new(&self.arena, state)?;
+        let prep = self.decode.config().prep;
+        let spans = self.bindings.inputs.filter(|_| prep != Prep::Device);
+        let inputs = |spans| Inputs::new(&self.arena, prep, spans, state.limits);
+        self.inputs = spans.map(inputs).transpose()?;
+        self.mailbox = Mailbox::new(&self.arena, state)?.with_given(self.inputs.is_some());
+        self.repeating = None;
         Ok(())
     }
 
@@ -145,17 +190,26 @@ impl Runners {
     pub fn launch(&mut self, input: &StepInput) -> Result<Launched, RunError> {
         let shape = input.shape();
         let choice = match shape.phase {
-            Phase::Decode => self.decode.choose(&shape)?,
-            Phase::Prefill => self.prefill.choose(&shape)?,
+            Phase::Decode => {
+                let form = self.decode.form(&shape, self.mailbox.launched() + 1, input.steps);
+                self.decode.choose(&shape, form)?
+            }
+            Phase::Prefill => self.prefill.choose(&shape, Form::Once)?,
         };
         let number = self.mailbox.post(input, &choice.key)?;
-        let ran = self.copy_pages(&input.copies).and_then(|()| match shape.phase {
-            Phase::Decode => self.decode.run(&shape, &choice),
-            Phase::Prefill => self.prefill.run(&shape, &choice),
-        });
+        let prepared = self.prepare(input, &choice.key, choice.eager.is_none(), number);
+        let start = Instant::now();
+        let ran = prepared.and_then(|()| self.run(&shape, &choice));
+        self.replay = start.elapsed();
         match ran {
             Ok(ran) => {
                 self.mailbox.sent();
+                if let Some(inputs) = &mut self.inputs {
+                    inputs.launched(input, number);
+                }
+                if choice.key.form == Form::Repeated {
+                    self.repeating = Some((choice.key, shape.rows));
+                }
                 Ok(Launched { number, ran })
             }
             Err(error) => {
@@ -165,9 +219,89 @@ impl Runners {
         }
     }
 
+    /// What has to be on the device before the graph: copied pages, and the inputs if the host has
+    /// them.
+    fn prepare(
+        &mut self,
+        input: &StepInput,
+        key: &ShapeKey,
+        replays: bool,
+        number: u64,
+    ) -> Result<(), RunError> {
+        self.copy_pages(&input.copies)?;
+        let Some(inputs) = &mut self.inputs else { return Ok(()) };
+        inputs.learn(input);
+        if key.phase == Phase::Decode {
+            // Nothing but a replay runs the copy that is recorded in the graph.
+            let in_graph = replays && self.decode.config().debug == Debugging::Off;
+            inputs.prepare(&self.device, &self.arena, input, key.rows, number, in_graph)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
+        let mut mark = |after: usize| match &mut self.watch {
+            Some(watch) if watch.seen < watch.launches => {
+                watch.stopwatch.mark(2 * watch.seen + after)?;
+                watch.seen += after;
+                Ok(())
+            }
+            _ => Ok::<(), RunError>(()),
+        };
+        mark(0)?;
+        let ran = match shape.phase {
+            Phase::Decode => self.decode.run(shape, choice),
+            Phase::Prefill => self.prefill.run(shape, choice),
+        }?;
+        mark(1)?;
+        Ok(ran)
+    }
+
+    /// Watches the next `launches` launches on the device's clock; see [`Runners::watched`].
+    pub fn watch(&mut self, launches: usize) -> Result<(), RunError> {
+        let stopwatch = self.device.stopwatch(2 * launches)?;
+        self.watch = Some(Watch { stopwatch, launches, seen: 0 });
+        Ok(())
+    }
+
+    /// Microseconds that the device worked on each launch watched, graphs only; ends the watch.
+    pub fn watched(&mut self) -> Result<Vec<f64>, RunError> {
+        let Some(watch) = self.watch.take() else { return Ok(Vec::new()) };
+        let micros = |launch| Ok(watch.stopwatch.micros(2 * launch, 2 * launch + 1)?);
+        (0..watch.seen).map(micros).collect()
+    }
+
+    /// What the last launch's call to the device took, without what was prepared for it. On the CPU
+    /// that is the whole step.
+    pub fn replay_call(&self) -> Duration {
+        self.replay
+    }
+
+    /// Asks a launch that repeats to leave early: the one under way, or else the next one.
+    pub fn leave(&mut self) {
+        self.mailbox.leave();
+    }
+
     /// The result of the oldest step whose result has not been taken, when it is there.
     pub fn poll(&mut self) -> Result<Option<StepOutput>, RunError> {
-        Ok(self.mailbox.take()?)
+        let mut output = StepOutput::default();
+        Ok(self.poll_into(&mut output)?.then_some(output))
+    }
+
+    /// As [`Runners::poll`], into an output that is used again; says whether there was one.
+    pub fn poll_into(&mut self, output: &mut StepOutput) -> Result<bool, RunError> {
+        if !self.mailbox.take_into(output)? {
+            return Ok(false);
+        }
+        if let Some(inputs) = &mut self.inputs {
+            inputs.heard(self.mailbox.taken_seats(), output);
+        }
+        match &self.repeating {
+            Some((key, rows)) if output.again => self.decode.repeated(key, *rows),
+            _ if self.mailbox.in_flight() == 0 => self.repeating = None,
+            _ => {}
+        }
+        Ok(true)
     }
 
     /// Waits for everything launched, then takes the oldest result.

@@ -10,7 +10,7 @@ use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::{Layout, rope_table};
 use graph::program::Program;
 use graph::runner::{RunnerConfig, Runners};
-use graph::{Bindings, CompileTarget, Phase};
+use graph::{Bindings, CompileTarget, Phase, Prep};
 
 pub const PAGES: u32 = 40;
 
@@ -59,6 +59,10 @@ impl Place {
     pub fn world(&self, program: &Program) -> World {
         World::on(self.device.clone(), program, &self.target)
     }
+
+    pub fn prepared(&self, program: &Program, prep: Prep) -> World {
+        World::prepared(self.device.clone(), program, &self.target, prep)
+    }
 }
 
 pub struct World {
@@ -76,12 +80,23 @@ impl World {
     }
 
     pub fn on(device: Device, program: &Program, target: &CompileTarget) -> World {
+        Self::prepared(device, program, target, Prep::Device)
+    }
+
+    /// With what the host needs to prepare decode steps.
+    pub fn prepared(
+        device: Device,
+        program: &Program,
+        target: &CompileTarget,
+        prep: Prep,
+    ) -> World {
         let limits = limits(program);
         let mut keys = Vec::new();
         for (phase, max) in [(Phase::Decode, limits.rows), (Phase::Prefill, limits.tokens)] {
             keys.extend(buckets("auto", phase, max).keys(&limits));
         }
         let mut layout = Layout::new(program, target, limits, &keys).unwrap();
+        layout.add_inputs(prep);
         layout.add_pages(program, PAGES);
         let Layout { arena, bindings } = layout;
         let arena = device.seal(arena).unwrap();

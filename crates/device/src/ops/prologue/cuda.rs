@@ -5,8 +5,8 @@ use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::Kernel;
 use crate::op::Prologue;
 use crate::step::{
-    JOIN_WORDS, MAX_BIASES, MAX_STOPS, MAX_TOP, PARAM_WORDS, StepLimits, count, mail, param, ring,
-    row,
+    InputLayout, JOIN_WORDS, MAX_BIASES, MAX_STOPS, MAX_TOP, PARAM_WORDS, StepLimits, count, input,
+    mail, param, repeat, ring, row,
 };
 
 /// The layout of the step's records, for the kernels that read them.
@@ -45,6 +45,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("MAIL_PAGES", mail::PAGES),
         ("MAIL_BIASES", mail::BIASES),
         ("MAIL_SEEN", mail::SEEN),
+        ("MAIL_STEPS", mail::STEPS),
         ("ROW_SAMPLE", row::SAMPLE),
         ("ROW_PROMPT", row::PROMPT),
         ("ROW_MASKED", row::MASKED),
@@ -54,6 +55,13 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("COUNT_TOKENS", count::TOKENS),
         ("COUNT_MAX_KV", count::MAX_KV),
         ("COUNT_SPLIT", count::SPLIT),
+        ("COUNT_LEFT", count::LEFT),
+        ("COUNT_STEPS", count::STEPS),
+        ("COUNT_AGAIN", count::AGAIN),
+        ("COUNT_BASE", count::BASE),
+        ("REPEAT_DONE", repeat::DONE),
+        ("REPEAT_NEXT", repeat::NEXT),
+        ("REPEAT_FIRST", repeat::FIRST),
         ("AREA_ROWS", areas.rows),
         ("AREA_TOKENS", areas.tokens),
         ("AREA_JOINS", areas.joins),
@@ -70,6 +78,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("RING_HEADER_WORDS", ring::HEADER_WORDS),
         ("RING_ROW_WORDS", ring::ROW_WORDS),
         ("RING_ROWS", ring::ROWS),
+        ("RING_AGAIN", ring::AGAIN),
         ("RING_SAMPLED", ring::SAMPLED),
         ("RING_STOPPED", ring::STOPPED),
         ("RING_LOGPROBS", ring::LOGPROBS),
@@ -90,17 +99,40 @@ pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
 }
 
 impl Prologue {
+    /// Where things lie in an input block; all 0 without one.
+    fn input_layout(&self) -> Vec<(&'static str, u32)> {
+        let at = self.given.map(|_| self.state.limits.input_layout(self.rows));
+        let area = |area: fn(&InputLayout) -> u32| at.as_ref().map_or(0, area);
+        vec![
+            ("GIVEN", u32::from(at.is_some())),
+            ("INPUT_ROWS", input::ROWS),
+            ("INPUT_WIDTH", input::WIDTH),
+            ("INPUT_ROW_WORDS", input::ROW_WORDS),
+            ("INPUT_TOKENS_AT", area(|at| at.tokens)),
+            ("INPUT_POSITIONS_AT", area(|at| at.positions)),
+            ("INPUT_LENGTHS_AT", area(|at| at.lengths)),
+            ("INPUT_ROWS_AT", area(|at| at.rows)),
+            ("INPUT_PARAMS_AT", area(|at| at.params)),
+            ("INPUT_PAGES_AT", area(|at| at.pages)),
+        ]
+    }
+
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let s = &self.state;
         let tables = [&s.seat_len, &s.seat_token, &s.page_table, &s.params, &s.biases];
         let kernel = Kernel::new(target, "prologue", "prologue")
             .defines(&layout(&s.limits))
+            .defines(&self.input_layout())
+            .define("REPEATS", u32::from(s.repeats))
             .threads(1024)
             .tensors(&tables)
             .optional(s.seen.map(|seen| seen.span))
             .tensors(&[&s.counts, &s.row_seat, &s.row_flags, &s.row_q_len, &s.q_start, &s.kv_len])
             .tensors(&[&s.last_index, &s.token, &s.position, &s.kv_slot, &s.token_row])
             .spans(&s.mail)
+            .spans(&[s.leave])
+            .optional(self.given.map(|given| given.blocks[0]))
+            .optional(self.given.map(|given| given.blocks[1]))
             .ints(&[self.rows, self.tokens, ways(self.rows, target)]);
         Ok(vec![kernel.lowered()])
     }

@@ -28,6 +28,7 @@ impl Sample {
             .defines(&layout(&s.limits))
             .define("XT", code(self.logits.dtype, "sample")?)
             .define("PARTS", parts)
+            .define("REPEATS", u32::from(s.repeats))
             .define("ALIGNED", u32::from(aligned(&self.logits)))
             .grid(parts, self.rows, 1)
             .threads(512)

@@ -123,7 +123,16 @@ impl StepEnd {
 
     /// Writes the entry's header, its launch number last.
     pub(super) fn publish(&self) {
+        let flags = |r: usize| {
+            let at = ring::HEADER_WORDS as usize + r * ring::ROW_WORDS as usize + 1;
+            self.tables.ring.get(self.entry + at)
+        };
+        let goes_on = self.tables.counts.get(count::LEFT as usize) > 0
+            && (0..self.live).all(|r| flags(r) & ring::STOPPED == 0);
+        let again = if goes_on { step::repeat::NEXT } else { step::repeat::DONE };
+        self.tables.counts.set(count::AGAIN as usize, again);
         self.tables.ring.set(self.entry + ring::ROWS as usize, self.live as u32);
+        self.tables.ring.set(self.entry + ring::AGAIN as usize, again);
         self.tables.ring.publish_u64(self.entry + ring::LAUNCH_LO as usize, self.launch);
     }
 }

@@ -1,0 +1,131 @@
+//! `dacapo bench replay`: what a decode step costs with each way of preparing it.
+//!
+//! For every way, the five metrics that tell them apart: how long a replay takes from the call to its
+//! result, what the host does before that call, how much of the time the device works, how long a step
+//! takes end to end with two in flight, and the tokens per second that gives.
+
+use super::plot;
+use super::report::ReportArgs;
+use super::steady::{Pace, Steady};
+use crate::cli::Global;
+use crate::loading::{self, LoadArgs};
+use crate::progress;
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use graph::Prep;
+use serde::Serialize;
+
+/// Compare the ways to prepare a decode step: copy, fused, async, device
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Sequences per step
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    batch: Vec<u32>,
+    /// Tokens that each sequence has before the first step
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    context: u32,
+    /// Steps timed for each metric
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    steps: u32,
+    #[command(flatten)]
+    report: ReportArgs,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) prep: String,
+    pub(crate) batch: u32,
+    context: u32,
+    /// From the call to the result, one step in flight.
+    replay_ms: f64,
+    /// What the host does before the call.
+    pub(crate) preparation_us: f64,
+    preparation_us_p99: f64,
+    /// The call itself.
+    call_us: f64,
+    /// Share of the time in which the device runs graphs, two steps in flight.
+    pub(crate) device_busy: f64,
+    /// From result to result, two steps in flight.
+    pub(crate) step_ms: f64,
+    step_ms_p99: f64,
+    tokens_per_second: f64,
+    /// Of the tokens of all steps: the same for every way.
+    tokens_hash: String,
+}
+
+pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
+    ensure!(args.steps > 0 && args.batch.iter().all(|&b| b > 0), "batches and steps start at 1");
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut device = String::new();
+    let bar = progress::count((Prep::ALL.len() * args.batch.len()) as u64, "replay");
+    for prep in Prep::ALL {
+        let load = args.load.with_graph_flag("graph-prep", prep.name());
+        let most = args.batch.iter().copied().max().unwrap_or(1);
+        let mut loaded = loading::load(&load, global, most)?;
+        let mut steady = Steady::new(&mut loaded.executor)?;
+        for &batch in &args.batch {
+            figures.push(measure(args, &mut steady, prep, batch)?);
+            bar.inc(1);
+        }
+        device = loaded.device;
+    }
+    bar.finish_and_clear();
+    figures.sort_by_key(|figure| figure.batch);
+    let draw = |path: &std::path::Path| plot::replay(path, &args.load.model, &figures);
+    args.report.finish(&device, &figures, draw, || print(&device, &figures))?;
+    let odd = figures
+        .windows(2)
+        .find(|pair| pair[0].batch == pair[1].batch && pair[0].tokens_hash != pair[1].tokens_hash);
+    if let Some([one, other]) = odd {
+        bail!("{} and {} give different tokens at batch {}", one.prep, other.prep, one.batch);
+    }
+    Ok(())
+}
+
+fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -> Result<Figure> {
+    let warm = 8 + args.steps / 8;
+    let pace =
+        |depth| Pace { batch, context: args.context, warm, steps: args.steps, depth, room: 0 };
+    let alone = steady.decode(&pace(1))?;
+    let paced = steady.decode(&pace(2))?;
+    let busy = steady.busy(&pace(2))?;
+    Ok(Figure {
+        prep: prep.to_string(),
+        batch,
+        context: args.context,
+        replay_ms: alone.latency_ms(0.5),
+        preparation_us: paced.preparation_us(0.5),
+        preparation_us_p99: paced.preparation_us(0.99),
+        call_us: paced.call_us(0.5),
+        device_busy: busy,
+        step_ms: paced.step_ms(0.5),
+        step_ms_p99: paced.step_ms(0.99),
+        tokens_per_second: f64::from(batch) / paced.mean_step().as_secs_f64(),
+        tokens_hash: format!("{:016x}", alone.tokens),
+    })
+}
+
+fn print(device: &str, figures: &[Figure]) {
+    println!("{device}");
+    println!(
+        "prep     batch  context  replay ms  preparation µs     p99  device busy  step ms      p99      tok/s"
+    );
+    for f in figures {
+        println!(
+            "{:<7} {:>6} {:>8} {:>10.3} {:>15.1} {:>7.1} {:>11.1}% {:>8.3} {:>8.3} {:>10.0}",
+            f.prep,
+            f.batch,
+            f.context,
+            f.replay_ms,
+            f.preparation_us,
+            f.preparation_us_p99,
+            f.device_busy * 100.0,
+            f.step_ms,
+            f.step_ms_p99,
+            f.tokens_per_second,
+        );
+    }
+}
