@@ -13,7 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +47,7 @@ impl Server {
             Some(path) => Some(TraceWriter::create(path).map_err(ServeError::Trace)?),
             None => None,
         };
-        let listener = TcpListener::bind(config.listen).await;
-        let listener = listener.map_err(|e| ServeError::Listen(config.listen, e))?;
+        let listener = listen(config).map_err(|e| ServeError::Listen(config.listen, e))?;
         let metrics = Arc::new(Metrics::default());
         let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
         let keys = Keys::new(&config.api_keys);
@@ -76,6 +75,20 @@ impl Server {
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
         exit
     }
+}
+
+/// Takes the address, with room for as many to knock at once as may come in: a knock that finds no
+/// room is tried again only after a second.
+fn listen(config: &ServerConfig) -> io::Result<TcpListener> {
+    let socket = match config.listen {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A server that was just stopped leaves its address behind for a while.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(config.listen)?;
+    socket.listen(u32::try_from(config.limits.connections).unwrap_or(u32::MAX).min(4096))
 }
 
 /// Runs a server until SIGTERM or Ctrl-C, then drains. Blocks; brings its own runtime. A second
