@@ -20,11 +20,12 @@ impl<X: Executor> Engine<X> {
     /// An engine over a device that is ready.
     pub fn new(executor: X, mut config: EngineConfig) -> Self {
         config.depth = config.depth.clamp(1, X::DEPTH.max(1));
-        let reports =
-            Reports { scores: executor.scores_prompts(), hidden: executor.hidden().unwrap_or(0) };
-        let (geometry, coverage, steps) =
-            (executor.geometry(), executor.coverage(), executor.steps());
-        let sched = Scheduler::new(geometry, coverage, reports, steps, config);
+        let reports = Reports {
+            scores: executor.scores_prompts(),
+            hidden: executor.hidden().unwrap_or(0),
+            steps: executor.steps(),
+        };
+        let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
         Self { executor, sched }
     }
 

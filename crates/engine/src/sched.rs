@@ -147,13 +147,15 @@ struct FlightRow {
     hidden: bool,
 }
 
-/// What the device can tell of prompts besides the next token.
+/// What the device can do besides telling the next token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reports {
     /// Log-probabilities of prompt tokens.
     pub(crate) scores: bool,
     /// Width of hidden states; 0 for none.
     pub(crate) hidden: u32,
+    /// Most decode steps of one launch.
+    pub(crate) steps: u32,
 }
 
 pub(crate) struct Scheduler {
@@ -161,8 +163,6 @@ pub(crate) struct Scheduler {
     geometry: Geometry,
     coverage: Coverage,
     reports: Reports,
-    /// Most decode steps of one launch.
-    steps: u32,
     pool: Pool,
     sequences: Sequences,
     live: BTreeMap<RequestId, Live>,
@@ -209,7 +209,6 @@ impl Scheduler {
         geometry: Geometry,
         coverage: Coverage,
         reports: Reports,
-        steps: u32,
         config: EngineConfig,
     ) -> Self {
         let seat_limit = geometry.seats.min(coverage.decode_rows);
@@ -219,7 +218,6 @@ impl Scheduler {
             geometry,
             coverage,
             reports,
-            steps,
             sequences: Sequences::default(),
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),

@@ -47,9 +47,8 @@ impl Bench {
             rows: seats.clone().map(|seat| Row::decode(seat, 0)).collect(),
             joins: seats.clone().map(&mut join).collect(),
             pages: seats.map(|seat| PageEntry { seat, index: 0, page: Page(seat.0 + 1) }).collect(),
-            steps: 1,
-            copies: Vec::new(),
             masks: (0..SEATS).filter_map(|row| Some((row, mask?.to_vec()))).collect(),
+            ..Step::default()
         };
         self.executor.launch(&step).unwrap();
         let result = self.executor.poll(true).unwrap().expect("a result");

@@ -65,6 +65,10 @@ impl Form {
     }
 }
 
+/// The variant that runs one kernel with one order of summation for every size of step, so that what a
+/// row computes depends on nothing but that row.
+pub const FIXED: &str = "fixed";
+
 /// Every choice the host makes before a step: two steps with equal keys may share a graph, two with
 /// different keys may not. A choice that is not in the key would be baked into whichever step was
 /// recorded first.

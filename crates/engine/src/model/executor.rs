@@ -217,6 +217,11 @@ impl Executor for GraphExecutor {
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows.drain(..).map(|row| row_result(row, observed.next())));
         let again = self.output.again;
+        let Some(flight) = self.flight.front_mut() else { return Ok(None) };
+        for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
+            (row.scores, row.hidden) = (observed.scores, observed.hidden);
+        }
+        let number = flight.number;
         if !again {
             self.flight.pop_front();
         }
@@ -273,6 +278,5 @@ fn join(join: &Join) -> JoinInput {
 
 fn row_result(row: RowOutput, observed: Option<&mut Observed>) -> RowResult {
     let RowOutput { token, stopped, logprob } = row;
-    let Observed { scores, hidden } = observed.map(std::mem::take).unwrap_or_default();
-    RowResult { token, stopped, logprob, scores, hidden }
+    RowResult { token, stopped, logprob, scores: Vec::new(), hidden: None }
 }

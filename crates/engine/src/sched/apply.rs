@@ -63,6 +63,7 @@ impl Scheduler {
         if result.again && (flight.steps <= 1 || stopped) {
             return Err(format!("step {number} went on where it had to end"));
         }
+        let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let known = found.token.is_none_or(|token| token < self.geometry.vocab);
             if found.token.is_some() != row.sample

@@ -33,7 +33,7 @@ impl Scheduler {
             self.spare.push(std::mem::take(&mut self.forming.rows));
             return false;
         }
-        if self.steps > 1 && !starved {
+        if self.reports.steps > 1 && !starved {
             self.lengthen();
         }
         self.numbered += 1;
@@ -208,7 +208,7 @@ impl Scheduler {
             let known = sequence.len() + sequence.seated().map_or(0, |at| at.sampling);
             1 + sequence.max_len.saturating_sub(known)
         };
-        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.steps);
+        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.reports.steps);
         if steps <= 1 {
             return;
         }
