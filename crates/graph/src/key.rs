@@ -40,10 +40,6 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The variant that runs one kernel with one order of summation for every size of step, so that what a
-/// row computes depends on nothing but that row.
-pub const FIXED: &str = "fixed";
-
 /// What is recorded around a plan's nodes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,

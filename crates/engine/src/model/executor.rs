@@ -210,12 +210,8 @@ impl Executor for GraphExecutor {
                 Ok(true) => break,
             }
         }
-        let flight = self.flight.front_mut().expect("looked at above");
-        let number = flight.number;
-        // Nothing is observed of a decode step, so the second of several finds nothing to take.
-        let mut observed = flight.observed.iter_mut();
         let mut rows = std::mem::take(&mut self.spare);
-        rows.extend(self.output.rows.drain(..).map(|row| row_result(row, observed.next())));
+        rows.extend(self.output.rows.drain(..).map(row_result));
         let again = self.output.again;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
@@ -276,7 +272,7 @@ fn join(join: &Join) -> JoinInput {
     JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
 }
 
-fn row_result(row: RowOutput, observed: Option<&mut Observed>) -> RowResult {
+fn row_result(row: RowOutput) -> RowResult {
     let RowOutput { token, stopped, logprob } = row;
     RowResult { token, stopped, logprob, scores: Vec::new(), hidden: None }
 }

@@ -58,7 +58,6 @@ impl Scheduler {
         if result.rows.len() != rows {
             return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
         }
-        let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
         let stopped = result.rows.iter().any(|row| row.stopped);
         if result.again && (flight.steps <= 1 || stopped) {
             return Err(format!("step {number} went on where it had to end"));
