@@ -149,7 +149,8 @@ impl<X: Executor> Chat<X> {
                 return Ok(());
             }
         };
-        let ask = Ask { prompt, sampling: self.sampling.clone(), stop: self.stop.clone() };
+        let (sampling, stop) = (self.sampling.clone(), self.stop.clone());
+        let ask = Ask { prompt, sampling, stop, prompt_logprobs: None };
         let mut screen = Screen::new();
         let answer = self.speaker.answer(ask, &self.interrupt, &mut |text| screen.show(text));
         screen.end_line()?;

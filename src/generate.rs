@@ -4,7 +4,7 @@ use crate::interrupt::Interrupt;
 use anyhow::{Result, bail};
 use engine::Engine;
 use engine::exec::Executor;
-use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token};
+use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token, TokenLogprob};
 use formats::tokenizer::{Detokenizer, Tokenizer};
 use serde_json::{Value, json};
 use server::answer::StopFinder;
@@ -25,6 +25,8 @@ pub(crate) struct Ask {
     pub(crate) sampling: Sampling,
     /// Texts that end the answer.
     pub(crate) stop: Vec<String>,
+    /// Log-probabilities of the prompt's tokens, with this many alternatives each.
+    pub(crate) prompt_logprobs: Option<u32>,
 }
 
 /// How an answer ended.
@@ -51,6 +53,8 @@ pub(crate) struct Answer {
     pub(crate) prompt_time: Duration,
     /// From then to the end.
     pub(crate) answer_time: Duration,
+    /// One per prompt token after the first, when asked for.
+    pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,
 }
 
 impl Answer {
@@ -85,8 +89,8 @@ impl Answer {
     }
 
     /// The answer as one JSON object.
-    pub(crate) fn to_json(&self) -> Value {
-        json!({
+    pub(crate) fn to_json(&self, tokenizer: &Tokenizer) -> Value {
+        let mut json = json!({
             "text": self.text,
             "finish": match self.ending {
                 Ending::Stop => "stop",
@@ -100,7 +104,18 @@ impl Answer {
             "answer_seconds": self.answer_time.as_secs_f64(),
             "prompt_tokens_per_second": self.prompt_rate(),
             "answer_tokens_per_second": self.answer_rate(),
-        })
+        });
+        if let Some(scores) = &self.prompt_logprobs {
+            let entry = |token: Token, logprob: f32| json!({"token": token, "text": tokenizer.decode(&[token]), "logprob": logprob});
+            let score = |score: &TokenLogprob| {
+                let mut value = entry(score.token, score.logprob);
+                let top: Vec<Value> = score.top.iter().map(|(t, l)| entry(*t, *l)).collect();
+                value["top"] = top.into();
+                value
+            };
+            json["prompt_logprobs"] = scores.iter().map(score).collect::<Vec<_>>().into();
+        }
+        json
     }
 }
 
@@ -137,6 +152,7 @@ impl<X: Executor> Speaker<X> {
             answer_tokens: 0,
             prompt_time: Duration::ZERO,
             answer_time: Duration::ZERO,
+            prompt_logprobs: None,
         };
         let request = Request {
             id,
@@ -146,7 +162,8 @@ impl<X: Executor> Speaker<X> {
             priority: 0,
             deadline: None,
             tenant: 0,
-            prompt_logprobs: None,
+            prompt_logprobs: ask.prompt_logprobs,
+            embed: None,
         };
         let begin = Instant::now();
         let mut events = vec![Event::Submit(Box::new(request))];
@@ -156,10 +173,12 @@ impl<X: Executor> Speaker<X> {
             for output in self.engine.step_wait(now, std::mem::take(&mut events)) {
                 match output {
                     Output::Rejected { reason, .. } => bail!("the request was refused: {reason}"),
-                    Output::Prefilled { cached_tokens, .. } => {
+                    Output::Prefilled { cached_tokens, prompt_logprobs, .. } => {
                         answer.cached_tokens = cached_tokens;
+                        answer.prompt_logprobs = ask.prompt_logprobs.map(|_| prompt_logprobs);
                         answer.prompt_time = begin.elapsed();
                     }
+                    Output::Embedded { .. } => bail!("a vector nobody asked for"),
                     // What was under way when the answer was cut off.
                     Output::Token { .. } if cancelled => {}
                     Output::Token { token, .. } => {
@@ -199,31 +218,35 @@ impl<X: Executor> Speaker<X> {
 }
 
 /// Tokens become text here: whole characters only, and nothing of a stop text.
-struct Text {
+pub(crate) struct Text {
     characters: Detokenizer,
     stops: StopFinder,
-    whole: String,
+    pub(crate) whole: String,
     shown: usize,
+    /// A stop text was found: nothing comes after it.
+    stopped: bool,
 }
 
 impl Text {
-    fn new(tokenizer: &Arc<Tokenizer>, stop: Vec<String>) -> Self {
+    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stop: Vec<String>) -> Self {
         Self {
             characters: Detokenizer::new(tokenizer.clone()),
             stops: StopFinder::new(stop),
             whole: String::new(),
             shown: 0,
+            stopped: false,
         }
     }
 
     /// Takes a token; true when a stop text is complete.
-    fn push(&mut self, token: Token) -> bool {
-        self.stops.push(self.characters.push(token), &mut self.whole)
+    pub(crate) fn push(&mut self, token: Token) -> bool {
+        self.stopped |= self.stops.push(self.characters.push(token), &mut self.whole);
+        self.stopped
     }
 
     /// Lets out what was held back.
-    fn finish(&mut self) {
-        if !self.stops.push(self.characters.finish(), &mut self.whole) {
+    pub(crate) fn finish(&mut self) {
+        if !self.stopped && !self.stops.push(self.characters.finish(), &mut self.whole) {
             self.stops.flush(&mut self.whole);
         }
     }

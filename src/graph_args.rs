@@ -3,6 +3,7 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use graph::config::{self, Given};
+use std::collections::BTreeMap;
 
 /// What the command line says about device graphs.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,9 @@ pub(crate) struct GraphArgs {
 
 const CONFIG: &str = "graph-config";
 const HEADING: &str = "Device graphs";
+/// What people look for, and what it stands for.
+const DETERMINISTIC: &str = "deterministic";
+const KERNELS: (&str, &str) = ("graph-kernels", "fixed");
 
 impl Args for GraphArgs {
     fn augment_args(command: Command) -> Command {
@@ -21,7 +25,13 @@ impl Args for GraphArgs {
             .value_name("JSON|@FILE")
             .help("Everything about graphs as one JSON object; wins over the flags below")
             .help_heading(HEADING);
-        config::flags().fold(command.arg(config), |command, setting| {
+        let deterministic = Arg::new(DETERMINISTIC)
+            .long(DETERMINISTIC)
+            .action(clap::ArgAction::SetTrue)
+            .conflicts_with(KERNELS.0)
+            .help("Same request, same tokens, whatever else runs beside it; slower")
+            .help_heading(HEADING);
+        config::flags().fold(command.arg(config).arg(deterministic), |command, setting| {
             let flag = setting.flag.expect("flags() gives only those that have one");
             command.arg(
                 Arg::new(flag)
@@ -42,7 +52,11 @@ impl FromArgMatches for GraphArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let text = |name: &str| matches.get_one::<String>(name).cloned();
         let flags = config::flags().filter_map(|setting| setting.flag);
-        let flags = flags.filter_map(|flag| Some((flag.to_owned(), text(flag)?))).collect();
+        let mut flags: BTreeMap<String, String> =
+            flags.filter_map(|flag| Some((flag.to_owned(), text(flag)?))).collect();
+        if matches.get_flag(DETERMINISTIC) {
+            flags.insert(KERNELS.0.to_owned(), KERNELS.1.to_owned());
+        }
         Ok(Self { given: Given { config: text(CONFIG), flags } })
     }
 
@@ -71,5 +85,9 @@ mod tests {
         assert_eq!(given.flags.get("graph-backend-decode").map(String::as_str), Some("full"));
         assert_eq!(given.flags.len(), 1);
         assert!(Flags::try_parse_from(["x", "--graph-nonsense", "1"]).is_err());
+        let fixed = Flags::parse_from(["x", "--deterministic"]).graph.given;
+        assert_eq!(fixed.flags.get("graph-kernels").map(String::as_str), Some("fixed"));
+        let both = ["x", "--deterministic", "--graph-kernels", "auto"];
+        assert!(Flags::try_parse_from(both).is_err());
     }
 }

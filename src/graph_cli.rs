@@ -80,6 +80,9 @@ struct ModelArgs {
     /// Tokens per KV page
     #[arg(long, value_name = "N", default_value_t = 16)]
     page_size: u32,
+    /// The kernels of --deterministic: the same for every bucket
+    #[arg(long)]
+    deterministic: bool,
 }
 
 impl ModelArgs {
@@ -105,7 +108,8 @@ impl ModelArgs {
     ) -> Result<Plan> {
         let program = source.program(&self.model, &self.load_format, target)?;
         let limits = self.limits(&program);
-        let key = shape.key(&limits);
+        let variant = self.deterministic.then(|| graph::FIXED.to_owned());
+        let key = shape.key(&limits).with_variant(variant);
         let mut layout = Layout::new(&program, target, limits, std::slice::from_ref(&key))?;
         layout.add_pages(&program, 1 + limits.pages_per_seat);
         Ok(graph::compile(&program, target, &key, &layout.bindings)?)

@@ -36,6 +36,9 @@ pub(crate) struct LoadArgs {
     /// Share of the free device memory to use
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Loading")]
     memory_share: f64,
+    /// Share no KV pages between requests with equal beginnings
+    #[arg(long, help_heading = "Loading")]
+    no_prefix_cache: bool,
     #[command(flatten)]
     graph: GraphArgs,
 }
@@ -69,6 +72,8 @@ pub(crate) struct Loaded {
     pub(crate) program: Program,
     /// How graphs came to be configured.
     pub(crate) graphs: Resolved,
+    /// Whether requests with equal beginnings share pages.
+    prefix_cache: bool,
     /// `None` for dummy weights.
     pub(crate) text: Option<ModelText>,
 }
@@ -145,6 +150,7 @@ pub(crate) fn load_sized(
         executor: loaded.executor,
         graphs: loaded.graphs,
         program: loaded.program,
+        prefix_cache: !args.no_prefix_cache,
         text,
     })
 }
@@ -198,7 +204,8 @@ impl Loaded {
     pub(crate) fn engine_config(&self, grammars: bool) -> EngineConfig {
         let text = self.text.as_ref().filter(|_| grammars);
         let vocabulary = text.and_then(|text| vocabulary(text, &self.config));
-        EngineConfig { eos: self.config.eos.clone(), vocabulary, ..EngineConfig::default() }
+        let (eos, prefix_cache) = (self.config.eos.clone(), self.prefix_cache);
+        EngineConfig { eos, prefix_cache, vocabulary, ..EngineConfig::default() }
     }
 
     /// Ready to talk; a model of dummy weights has nothing to say.

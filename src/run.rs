@@ -34,6 +34,10 @@ pub(crate) struct RunArgs {
     /// Print one JSON object instead of the text
     #[arg(long)]
     json: bool,
+    /// With --json: the log-probability of every prompt token after the first, with N alternatives
+    #[arg(long, value_name = "N", requires = "json")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=20))]
+    prompt_logprobs: Option<u32>,
     /// Answer every line of a file: JSON objects with `prompt` or `messages`, or texts; the same
     /// command goes on where it was stopped
     #[arg(long, value_name = "FILE", requires = "output", conflicts_with_all = ["prompt", "json"])]
@@ -70,15 +74,16 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
             chat.ask(&text)?
         }
     };
-    let ask = Ask { prompt, sampling, stop: args.sampling.stop.clone() };
-    let mut speaker = Speaker::new(talk.engine, talk.tokenizer);
+    let (stop, prompt_logprobs) = (args.sampling.stop.clone(), args.prompt_logprobs);
+    let ask = Ask { prompt, sampling, stop, prompt_logprobs };
+    let mut speaker = Speaker::new(talk.engine, talk.tokenizer.clone());
     let mut screen = Screen::new();
     let answer = speaker.answer(ask, &interrupt, &mut |text| match args.json {
         true => Ok(()),
         false => screen.show(text),
     })?;
     if args.json {
-        let mut report = answer.to_json();
+        let mut report = answer.to_json(&talk.tokenizer);
         report["model"] = model.into();
         report["device"] = device.into();
         println!("{report}");

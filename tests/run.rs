@@ -143,11 +143,121 @@ fn a_batch_is_answered_once_and_goes_on_where_it_was() {
     assert_eq!(sorted(&std::fs::read_to_string(&output).unwrap()), sorted(&whole));
 }
 
+/// Sixteen questions, one a line, with answers long enough to be interrupted.
+fn sixteen(folder: &Path) -> PathBuf {
+    let path = folder.join("sixteen.jsonl");
+    let line = |n: u32| format!("{{\"prompt\": \"Write {n} words about rivers.\", \"id\": {n}}}\n");
+    std::fs::write(&path, (1..=16).map(line).collect::<String>()).unwrap();
+    path
+}
+
+fn answers(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut answers: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    answers.sort_by_key(|answer| answer["line"].as_u64());
+    answers
+}
+
+#[test]
+fn a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let input = sixteen(folder.path());
+    let batch = |output: &Path| {
+        let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+        let flags = ["-n", "12", "--ignore-eos", "--max-batch", "3", "--deterministic"];
+        let mut command = dacapo(&["run", model, "--batch", files[0], "-o", files[1]]);
+        command.args(flags).stderr(Stdio::null());
+        command
+    };
+    let whole = folder.path().join("whole.jsonl");
+    assert!(batch(&whole).status().unwrap().success());
+    let expected = answers(&whole);
+    assert_eq!(expected.len(), 16);
+
+    let output = folder.path().join("killed.jsonl");
+    let (mut kills, mut seed) = (0, 12345u64);
+    loop {
+        // Killed when the file has grown by a few bytes more: at no particular place in an answer.
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let size = || std::fs::metadata(&output).map_or(0, |data| data.len());
+        let goal = size() + 1 + (seed >> 33) % 400;
+        let mut child = batch(&output).spawn().unwrap();
+        let ended = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if size() >= goal => break None,
+                None => std::thread::sleep(std::time::Duration::from_millis(2)),
+            }
+        };
+        let Some(status) = ended else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+            continue;
+        };
+        assert!(status.success());
+        break;
+    }
+    assert!(kills >= 3, "only {kills} kills");
+    assert_eq!(answers(&output), expected, "after {kills} kills");
+}
+
+#[test]
+fn stop_texts_end_answers_of_a_batch_where_they_appear() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (sixteen(folder.path()), folder.path().join("out.jsonl"));
+    let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+    let flags = ["--batch", files[0], "-o", files[1], "-n", "200", "--ignore-eos", "--stop", "e"];
+    succeeds(dacapo(&["run", model]).args(flags).output().unwrap());
+    for answer in answers(&output) {
+        assert_eq!(answer["finish"], "stop", "{answer}");
+        assert!(!answer["text"].as_str().unwrap().contains('e'), "{answer}");
+        // Not cut afterwards: generation ended there.
+        assert!(answer["answer_tokens"].as_u64().unwrap() < 60, "{answer}");
+    }
+}
+
+#[test]
+fn many_at_once_say_what_each_says_alone() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let input = sixteen(folder.path());
+    let run = |batch: &str, flag: &[&str]| {
+        let output = folder.path().join(format!("{batch}{}.jsonl", flag.len()));
+        let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+        let flags = ["--batch", files[0], "-o", files[1], "-n", "24", "--max-batch", batch];
+        succeeds(dacapo(&["run", model]).args(flags).args(flag).output().unwrap());
+        answers(&output)
+    };
+    assert_eq!(run("16", &["--deterministic"]), run("1", &["--deterministic"]));
+}
+
+#[test]
+fn prompts_are_scored() {
+    let Some(model) = smollm2() else { return };
+    let args = ["run", model, "--raw", "-p", "The capital of France is Paris", "-n", "1", "--json"];
+    let mut command = dacapo(&args);
+    let (json, _) = succeeds(command.args(["--prompt-logprobs", "2"]).output().unwrap());
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let scores = report["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(scores.len() as u64, report["prompt_tokens"].as_u64().unwrap() - 1);
+    let paris = scores.last().unwrap();
+    assert_eq!(paris["text"], " Paris");
+    assert!(paris["logprob"].as_f64().unwrap() > -2.0, "{paris}");
+    assert_eq!(paris["top"].as_array().unwrap().len(), 2);
+    assert_eq!(paris["top"][0]["text"], " Paris", "{paris}");
+}
+
 #[test]
 fn graphs_are_explained_without_weights() {
     let args = ["graph", "explain", "qwen3-0.6b", "--load-format", "dummy"];
     let (text, _) = succeeds(dacapo(&args).output().unwrap());
     assert!(text.contains("attention") && text.contains("sample"), "{text}");
+    let (fixed, _) = succeeds(dacapo(&args).arg("--deterministic").output().unwrap());
+    assert!(fixed.contains("variant=fixed") && !text.contains("variant="), "{fixed}");
 }
 
 #[test]

@@ -170,6 +170,7 @@ fn once<X: Executor>(
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     };
     let start = Instant::now();
     let (mut first, mut tokens) = (None, 0);
@@ -188,7 +189,7 @@ fn once<X: Executor>(
                 }
                 Output::Finished { finish, .. } => bail!("ended after {tokens} tokens: {finish:?}"),
                 Output::Rejected { reason, .. } => bail!("the request was refused: {reason}"),
-                Output::Prefilled { .. } => {}
+                Output::Prefilled { .. } | Output::Embedded { .. } => {}
             }
         }
     }

@@ -107,6 +107,7 @@ fn request(id: u64, tokens: u32, answer: u32, vocab: u32) -> Request {
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     }
 }
 
@@ -202,7 +203,7 @@ fn step<X: Executor>(
                 if id > u64::from(args.running) => {}
             Output::Finished { finish, .. } => bail!("a running request ended: {finish:?}"),
             Output::Rejected { reason, .. } => bail!("a request was refused: {reason}"),
-            Output::Prefilled { .. } => {}
+            Output::Prefilled { .. } | Output::Embedded { .. } => {}
         }
     }
     Ok(())

@@ -271,5 +271,5 @@ impl<'a> Steady<'a> {
 }
 
 fn decode_row(seat: u32, context: u32) -> Row {
-    Row { seat: Seat(seat), tokens: Vec::new(), start: context, sample: true, score: None }
+    Row::decode(Seat(seat), context)
 }

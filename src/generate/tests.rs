@@ -66,7 +66,8 @@ fn speaker(script: &[Token]) -> Speaker<Scripted> {
 
 fn ask(stop: &[&str], max_tokens: u32) -> Ask {
     let sampling = Sampling { max_tokens, ..Sampling::default() };
-    Ask { prompt: vec![0, 1], sampling, stop: stop.iter().map(|s| (*s).into()).collect() }
+    let stop = stop.iter().map(|s| (*s).into()).collect();
+    Ask { prompt: vec![0, 1], sampling, stop, prompt_logprobs: None }
 }
 
 /// The answer, and what was shown piece by piece.
@@ -123,6 +124,7 @@ fn rates_leave_out_what_cost_nothing() {
         answer_tokens: 11,
         prompt_time: Duration::from_secs(2),
         answer_time: Duration::from_secs(1),
+        prompt_logprobs: None,
     };
     let line = "prompt 30 tokens (10 known), 10.0 tok/s; answer 11 tokens, 10.0 tok/s";
     assert_eq!(answer.summary(), line);

@@ -4,6 +4,7 @@
 use super::RunArgs;
 use crate::cli::Global;
 use crate::exit::bad_input;
+use crate::generate::Text;
 use crate::loading::{self, Loaded, ModelText};
 use crate::{progress, prompt};
 use anyhow::Result;
@@ -13,6 +14,8 @@ use engine::offline::Completion;
 use engine::request::{Finish, Request, RequestId, Sampling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// One line of the input: a prompt or messages, and what is different for this one.
@@ -46,10 +49,17 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let mut engine = Engine::builder(executor).config(config).build();
     let bar = progress::count(batch.total(), "answers");
     let mut counted = (0, 0);
+    // Answers under way, by line.
+    let saying: RefCell<BTreeMap<u64, Text>> = RefCell::default();
+    let text_of = || Text::new(&text.tokenizer, args.sampling.stop.clone());
     batch.run(
         &mut engine,
         |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),
-        |item, completion| answer(item, args, &text, completion),
+        |line, token| saying.borrow_mut().entry(line).or_insert_with(text_of).push(token),
+        |item, completion| {
+            let said = saying.borrow_mut().remove(&item.line);
+            answer(item, said.unwrap_or_else(text_of), completion)
+        },
         |done, total| {
             counted = (done, total);
             bar.set_position(done);
@@ -105,32 +115,23 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     })
 }
 
-fn answer(
-    item: &Item,
-    args: &RunArgs,
-    text: &ModelText,
-    completion: &Completion,
-) -> Map<String, Value> {
+fn answer(item: &Item, mut said: Text, completion: &Completion) -> Map<String, Value> {
     let mut fields = Map::new();
     if let Some(id) = parse(&item.text).ok().and_then(|line| line.id) {
         fields.insert("id".into(), id);
     }
     let Some(choice) = completion.choices.first() else { return fields };
-    let mut words = text.tokenizer.decode(&choice.tokens);
-    let stop = args.sampling.stop.iter().filter_map(|stop| words.find(stop.as_str())).min();
-    if let Some(at) = stop {
-        words.truncate(at);
-    }
+    said.finish();
     let finish = match &choice.finish {
-        _ if stop.is_some() => "stop",
         Some(Finish::Stop(_)) => "stop",
         Some(Finish::Length) => "length",
         _ => "failed",
     };
-    fields.insert("text".into(), words.into());
+    fields.insert("text".into(), said.whole.into());
     fields.insert("finish".into(), finish.into());
     fields.insert("prompt_tokens".into(), json!(completion.prompt_tokens));
     fields.insert("answer_tokens".into(), json!(choice.tokens.len()));

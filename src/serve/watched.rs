@@ -92,6 +92,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.scores_prompts()
     }
 
+    fn hidden(&self) -> Option<u32> {
+        self.inner.hidden()
+    }
+
     fn steps(&self) -> u32 {
         self.inner.steps()
     }

@@ -109,7 +109,8 @@ pub struct Linear {
     pub live: Option<Span>,
     /// Room for partial sums and prepared inputs; see [`crate::cuda::lower::scratch_bytes`].
     pub scratch: Option<Span>,
-    /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide.
+    /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide; `fixed` is one
+    /// order of summation for any number of rows.
     pub variant: Option<String>,
 }
 

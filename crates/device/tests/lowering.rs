@@ -32,7 +32,8 @@ fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {
     for target in targets() {
         for model in shapes::MODELS {
             for (rows, tokens, single) in shapes::BUCKETS {
-                for op in shapes::ops(&model, rows, tokens, single) {
+                let ops = shapes::ops(&model, rows, tokens, single);
+                for op in shapes::fixed(ops.clone()).into_iter().chain(ops) {
                     for lowered in lower(&op, &target).expect("every op has a kernel") {
                         if let Lowered::Launch(launch) = lowered {
                             see(&target, &op, rows, &launch);
@@ -114,4 +115,38 @@ fn a_product_gets_the_kernel_of_its_batch() {
         16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma
         32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma attention_wgmma library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma
     "#]].assert_eq(&table);
+}
+
+/// The order in which a kernel sums must not follow from the bucket.
+#[test]
+fn fixed_kernels_are_the_same_for_every_batch() {
+    for model in shapes::MODELS {
+        for target in targets() {
+            let kernels = |(rows, tokens, single)| {
+                let ops = shapes::fixed(shapes::ops(&model, rows, tokens, single));
+                let name = |op: &Op| match &lower(op, &target).expect("a lowering")[..] {
+                    [Lowered::Launch(launch)] => {
+                        let define = |name: &str| {
+                            let defines = &launch.kernel.defines;
+                            let found = defines.iter().find(|(key, _)| key == name);
+                            found.map_or("", |(_, value)| value.as_str()).to_owned()
+                        };
+                        let (split, splits, warps) =
+                            (define("SPLIT"), define("SPLITS"), define("WARPS"));
+                        format!("{} {split} {splits} {warps}", launch.kernel.entry)
+                    }
+                    other => panic!("{} launches instead of one kernel of ours", other.len()),
+                };
+                ops.iter().map(name).collect::<Vec<_>>()
+            };
+            for bucket in shapes::BUCKETS {
+                assert_eq!(
+                    kernels(bucket),
+                    kernels(shapes::BUCKETS[0]),
+                    "{}, {bucket:?}",
+                    model.name
+                );
+            }
+        }
+    }
 }

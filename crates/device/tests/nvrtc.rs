@@ -47,7 +47,9 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
             if !chosen && !everything {
                 continue;
             }
-            for op in shapes::ops(model, rows, tokens, single) {
+            let ops = shapes::ops(model, rows, tokens, single);
+            let fixed = if hopper { shapes::fixed(ops.clone()) } else { Vec::new() };
+            for op in ops.into_iter().chain(fixed) {
                 op.check().unwrap_or_else(|problem| panic!("{} × {rows}: {problem}", model.name));
                 assert!(
                     scratch_bytes(&op, target) <= shapes::SCRATCH,

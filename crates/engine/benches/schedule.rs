@@ -52,6 +52,7 @@ fn request(id: u64) -> Event {
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     }))
 }
 
@@ -80,13 +81,7 @@ fn schedule(c: &mut Criterion) {
     }
     // What of the above is the device and the vector of outputs, not the engine.
     let mut device = Null::default();
-    let row = |seat| engine::exec::Row {
-        seat: engine::exec::Seat(seat),
-        tokens: Vec::new(),
-        start: 9,
-        sample: true,
-        score: None,
-    };
+    let row = |seat| engine::exec::Row::decode(engine::exec::Seat(seat), 9);
     let step = Step { number: 1, rows: (0..RUNNING).map(row).collect(), ..Step::default() };
     c.bench_function("null_device_alone", |b| {
         b.iter(|| {

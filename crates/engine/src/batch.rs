@@ -7,7 +7,7 @@
 
 use crate::exec::Executor;
 use crate::offline::{Completion, Offline};
-use crate::request::{Reject, Request};
+use crate::request::{Reject, Request, Token};
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -162,13 +162,15 @@ impl Batch {
         Ok(())
     }
 
-    /// Answers everything that has no answer. `request` makes a request of an item, `answer` the
-    /// fields of an output line; an item that is no request, or is refused, is answered by an
+    /// Answers everything that has no answer. `request` makes a request of an item, `enough` hears
+    /// every token with its item's line and may end the answer there, `answer` makes the fields of an
+    /// output line; an item that is no request, or is refused, is answered by an
     /// `error` field. `progress` hears how many of how many are done.
     pub fn run<X: Executor>(
         self,
         engine: &mut Offline<X>,
         mut request: impl FnMut(&Item) -> Result<Request, String>,
+        mut enough: impl FnMut(u64, Token) -> bool,
         mut answer: impl FnMut(&Item, &Completion) -> Map<String, Value>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(), BatchError> {
@@ -195,7 +197,12 @@ impl Batch {
             }
             None
         });
-        engine.stream(requests, |index, completion| {
+        let enough = |index: u64, _: u32, token: Token| {
+            let (_, taken, _) = &*shared.borrow();
+            let item = taken.get(index as usize).and_then(Option::as_ref);
+            item.is_some_and(|item| enough(item.line, token))
+        };
+        engine.stream_until(requests, enough, |index, completion| {
             let (batch, taken, result) = &mut *shared.borrow_mut();
             let Some(item) = taken.get_mut(index as usize).and_then(Option::take) else {
                 return true;

@@ -3,8 +3,8 @@
 use crate::exec::{ExecError, Executor, Page};
 use crate::pages::PageCounts;
 use crate::plant::{Plant, planted};
-use crate::request::{Event, Micros, Output, Token};
-use crate::sched::{EngineConfig, EngineStats, Holding, Scheduler};
+use crate::request::{Event, Micros, Output, RequestId, Token};
+use crate::sched::{EngineConfig, EngineStats, Holding, Reports, Scheduler};
 use std::sync::Arc;
 
 /// Many requests on one device.
@@ -20,13 +20,12 @@ impl<X: Executor> Engine<X> {
     /// An engine over a device that is ready.
     pub fn new(executor: X, mut config: EngineConfig) -> Self {
         config.depth = config.depth.clamp(1, X::DEPTH.max(1));
-        let sched = Scheduler::new(
-            executor.geometry(),
-            executor.coverage(),
-            executor.scores_prompts(),
-            executor.steps(),
-            config,
-        );
+        let reports = Reports {
+            scores: executor.scores_prompts(),
+            hidden: executor.hidden().unwrap_or(0),
+            steps: executor.steps(),
+        };
+        let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
         Self { executor, sched }
     }
 
@@ -122,6 +121,11 @@ impl<X: Executor> Engine<X> {
     /// Whether nothing lives, nothing is in flight and nothing is held.
     pub fn is_idle(&self) -> bool {
         self.sched.is_idle()
+    }
+
+    /// Whether a request was accepted and has not ended.
+    pub fn holds(&self, id: RequestId) -> bool {
+        self.sched.holds(id)
     }
 
     /// Where it stands.

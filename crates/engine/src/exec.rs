@@ -1,7 +1,7 @@
 //! The engine's view of a device: launch a step, poll for its result. The real one replays device
 //! graphs; the simulator has one that lies on schedule.
 
-use crate::request::Token;
+use crate::request::{Pooling, Token};
 
 /// A running sequence's place on the device, `0..max_seats`. State that outlives a step (length,
 /// last token, page table, sampling parameters) lives there, not on the host.
@@ -78,6 +78,26 @@ pub struct Row {
     pub sample: bool,
     /// Log-probabilities of prompt tokens, when the request asked for them.
     pub score: Option<Score>,
+    /// Hidden states of the tokens fed, when the request asked for a vector. Only an executor that has
+    /// an [`Executor::hidden`] ever sees one.
+    pub hidden: Option<Pooling>,
+}
+
+impl Row {
+    /// A decode row: feeds the token its seat holds and samples the next.
+    pub fn decode(seat: Seat, start: u32) -> Row {
+        Row { seat, tokens: Vec::new(), start, sample: true, score: None, hidden: None }
+    }
+
+    /// Turns it into [`Row::decode`].
+    pub(crate) fn decode_at(&mut self, seat: Seat, start: u32) {
+        self.seat = seat;
+        self.start = start;
+        self.sample = true;
+        self.tokens.clear();
+        self.score = None;
+        self.hidden = None;
+    }
 }
 
 /// Asks a prefill row what the model thought of the prompt it was fed. Only an executor that says
@@ -195,6 +215,8 @@ pub struct RowResult {
     pub logprob: Option<(f32, Vec<(Token, f32)>)>,
     /// One per target of the row's [`Score`]: its log-probability, and the alternatives best first.
     pub scores: Vec<(f32, Vec<(Token, f32)>)>,
+    /// If the row asked for hidden states: their sum over the tokens fed, or the last one's.
+    pub hidden: Option<Vec<f64>>,
 }
 
 /// Why a device could not do a step.
@@ -250,6 +272,10 @@ pub trait Executor {
     fn scores_prompts(&self) -> bool {
         false
     }
+    /// Width of the hidden states it can report; `None` if it reports none.
+    fn hidden(&self) -> Option<u32> {
+        None
+    }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {
         1
@@ -259,7 +285,8 @@ pub trait Executor {
     fn leave(&mut self) {}
     /// Takes a result back whose memory it can use for the next one.
     fn recycle(&mut self, _result: StepResult) {}
-    /// Starts a step; after one of several steps, not before the last of them was polled. Decode rows may name a token that an earlier step in flight is still
+    /// Starts a step; after one of several steps, not before the last of them was polled. Decode rows
+    /// may name a token that an earlier step in flight is still
     /// computing: the device feeds it to itself.
     fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
     /// The next finished step, in launch order, or `None` when it is not there yet. `block` waits.

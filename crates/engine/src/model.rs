@@ -3,6 +3,7 @@
 pub mod dense;
 pub mod executor;
 pub mod fill;
+mod observe;
 pub mod place;
 mod ready;
 pub mod rope;

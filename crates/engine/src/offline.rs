@@ -87,6 +87,8 @@ pub struct Completion {
     pub cached_tokens: u32,
     /// One per prompt token after the first, when asked for.
     pub prompt_logprobs: Vec<TokenLogprob>,
+    /// The prompt's vector, when asked for.
+    pub embedding: Vec<f32>,
 }
 
 /// One continuation of a prompt.
@@ -98,6 +100,8 @@ pub struct Answer {
     pub logprobs: Vec<TokenLogprob>,
     /// How it ended; nothing while it runs.
     pub finish: Option<Finish>,
+    /// The caller has heard enough.
+    cut: bool,
 }
 
 /// An engine that is driven by whoever waits for its answers.
@@ -127,6 +131,7 @@ impl<X: Executor> Offline<X> {
                 deadline: None,
                 tenant: 0,
                 prompt_logprobs: None,
+                embed: None,
             }
         };
         self.answer(prompts.iter().enumerate().map(request))
@@ -150,13 +155,25 @@ impl<X: Executor> Offline<X> {
     pub fn stream(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
+        done: impl FnMut(u64, Result<Completion, Reject>) -> bool,
+    ) {
+        self.stream_until(requests, |_, _, _| false, done);
+    }
+
+    /// As [`Offline::stream`]; `enough` hears every token with the request's place and the choice, and
+    /// says when that choice has said enough: it ends with [`Finish::Stop`] there, and no more is
+    /// computed for it once none of its request's choices goes on.
+    pub fn stream_until(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        mut enough: impl FnMut(u64, u32, Token) -> bool,
         mut done: impl FnMut(u64, Result<Completion, Reject>) -> bool,
     ) {
         let mut requests = requests.into_iter();
         let mut open: BTreeMap<RequestId, (u64, Completion)> = BTreeMap::new();
         let (mut taken, mut exhausted, mut go_on) = (0, false, true);
+        let mut events = Vec::new();
         loop {
-            let mut events = Vec::new();
             while go_on && open.len() < self.window {
                 let Some(mut request) = requests.next() else {
                     exhausted = true;
@@ -173,8 +190,18 @@ impl<X: Executor> Offline<X> {
                 events.extend(open.keys().map(|&id| Event::Cancel(id)));
             }
             // No clock: nothing here has a deadline.
-            for output in self.engine.step_wait(0, events) {
+            for output in self.engine.step_wait(0, std::mem::take(&mut events)) {
+                if let Output::Token { id, choice, token, .. } = &output
+                    && let Some((index, completion)) = open.get_mut(id)
+                    && completion.is_open(*choice)
+                    && enough(*index, *choice, *token)
+                {
+                    completion.choices[*choice as usize].cut = true;
+                }
+                let id = id_of(&output);
                 if let Some((index, answer)) = hear(&mut open, output) {
+                    // Unless it ended by itself, the engine still works on it.
+                    events.push(Event::Cancel(id));
                     go_on = go_on && done(index, answer);
                 }
             }
@@ -195,6 +222,23 @@ impl<X: Executor> Offline<X> {
     }
 }
 
+const fn id_of(output: &Output) -> RequestId {
+    match output {
+        Output::Rejected { id, .. }
+        | Output::Prefilled { id, .. }
+        | Output::Embedded { id, .. }
+        | Output::Token { id, .. }
+        | Output::Finished { id, .. } => *id,
+    }
+}
+
+impl Completion {
+    /// Whether a choice has not ended.
+    fn is_open(&self, choice: u32) -> bool {
+        self.choices.get(choice as usize).is_some_and(|answer| answer.finish.is_none())
+    }
+}
+
 /// Adds what the engine said to the answer it belongs to; says when that one is complete.
 fn hear(
     open: &mut BTreeMap<RequestId, (u64, Completion)>,
@@ -209,19 +253,38 @@ fn hear(
             completion.prompt_logprobs = prompt_logprobs;
             None
         }
-        Output::Token { id, choice, token, logprob } => {
-            let answer = open.get_mut(&id)?.1.choices.get_mut(choice as usize)?;
-            answer.tokens.push(token);
-            answer.logprobs.extend(logprob);
+        Output::Embedded { id, vector } => {
+            open.get_mut(&id)?.1.embedding = vector;
             None
         }
-        Output::Finished { id, choice, finish } => {
-            let choices = &mut open.get_mut(&id)?.1.choices;
-            choices.get_mut(choice as usize)?.finish = Some(finish);
-            if choices.iter().any(|answer| answer.finish.is_none()) {
+        Output::Token { id, choice, token, logprob } => {
+            let (_, completion) = open.get_mut(&id)?;
+            if !completion.is_open(choice) {
                 return None;
             }
-            open.remove(&id).map(|(index, completion)| (index, Ok(completion)))
+            let answer = &mut completion.choices[choice as usize];
+            answer.tokens.push(token);
+            answer.logprobs.extend(logprob);
+            if !answer.cut {
+                return None;
+            }
+            finish(open, id, choice, Finish::Stop(None))
         }
+        Output::Finished { id, choice, finish: how } => finish(open, id, choice, how),
     }
+}
+
+/// Ends a choice that has not ended; says when its request is complete.
+fn finish(
+    open: &mut BTreeMap<RequestId, (u64, Completion)>,
+    id: RequestId,
+    choice: u32,
+    how: Finish,
+) -> Option<(u64, Result<Completion, Reject>)> {
+    let choices = &mut open.get_mut(&id)?.1.choices;
+    choices.get_mut(choice as usize)?.finish.get_or_insert(how);
+    if choices.iter().any(|answer| answer.finish.is_none()) {
+        return None;
+    }
+    open.remove(&id).map(|(index, completion)| (index, Ok(completion)))
 }

@@ -39,7 +39,8 @@ pub(crate) struct Match {
 
 impl Pool {
     pub(crate) fn new(pages: u32, page_size: u32, cache: bool) -> Self {
-        Self { ledger: Ledger::new(pages), tree: Tree::default(), page_size, cache, epoch: 0 }
+        let (ledger, tree) = (Ledger::new(pages), Tree::new(page_size));
+        Self { ledger, tree, page_size, cache, epoch: 0 }
     }
 
     /// A page for one holder: a free one, else the least recently used page nobody reads.
@@ -168,7 +169,7 @@ impl Pool {
         let pages = self.ledger.counts().total;
         self.ledger = Ledger::new(pages);
         self.epoch += 1;
-        let old = std::mem::take(&mut self.tree);
+        let old = std::mem::replace(&mut self.tree, Tree::new(self.page_size));
         if planted(Plant::KeepTree) {
             for Found { tenant, depth, tokens, .. } in old.walk() {
                 if depth == 0

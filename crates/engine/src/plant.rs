@@ -56,6 +56,8 @@ plants! {
     KeepSeats => "seats survive the loss of the device's state",
     DropUnlaunched => "a step that was not launched is forgotten instead of repeated",
     SameSeed => "every choice of a request draws the same numbers",
+    KeepHidden => "a preempted prompt counts twice in its vector",
+    ReuseForMean => "a vector over all tokens leaves out those found in the tree",
     TrustResult => "a malformed result is accepted",
     StarvePrefill => "prefill waits until no row decodes",
     RunPastStop => "a launch of several steps goes on after a stop",

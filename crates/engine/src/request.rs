@@ -33,6 +33,28 @@ pub struct Request {
     pub tenant: u64,
     /// Ask for log-probabilities of the prompt tokens too.
     pub prompt_logprobs: Option<u32>,
+    /// Ask for the prompt's vector instead of a continuation: the request ends with
+    /// [`Output::Embedded`], and nothing is sampled.
+    pub embed: Option<Embed>,
+}
+
+/// How a prompt becomes one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Embed {
+    /// Which tokens count.
+    pub pooling: Pooling,
+    /// Whether the vector is divided by its length.
+    pub unit: bool,
+}
+
+/// Which tokens' hidden states, after the model's last norm, make the vector of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// The mean of all.
+    Mean,
+    /// The last one's.
+    Last,
 }
 
 /// How the next token is chosen and when to stop. `Default` is greedy with no limit but the context.
@@ -136,6 +158,13 @@ pub enum Output {
         /// One entry per prompt token after the first, when asked for.
         prompt_logprobs: Vec<TokenLogprob>,
     },
+    /// The prompt's vector, for a request that asked for it; its end follows.
+    Embedded {
+        /// Which.
+        id: RequestId,
+        /// As many numbers as the model is wide.
+        vector: Vec<f32>,
+    },
     /// One more token of an answer.
     Token {
         /// Which.
@@ -173,7 +202,8 @@ pub struct TokenLogprob {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
-    /// A stop token (which one) or, for a grammar, its end (`None`).
+    /// A stop token (which one) or, for a grammar, its end (`None`). A prompt whose vector was asked
+    /// for ends so too.
     Stop(Option<Token>),
     /// `max_tokens` or the context limit.
     Length,

@@ -144,15 +144,25 @@ struct FlightRow {
     end: u32,
     sample: bool,
     targets: u32,
+    hidden: bool,
+}
+
+/// What the device can do besides telling the next token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reports {
+    /// Log-probabilities of prompt tokens.
+    pub(crate) scores: bool,
+    /// Width of hidden states; 0 for none.
+    pub(crate) hidden: u32,
+    /// Most decode steps of one launch.
+    pub(crate) steps: u32,
 }
 
 pub(crate) struct Scheduler {
     config: EngineConfig,
     geometry: Geometry,
     coverage: Coverage,
-    scores_prompts: bool,
-    /// Most decode steps of one launch.
-    steps: u32,
+    reports: Reports,
     pool: Pool,
     sequences: Sequences,
     live: BTreeMap<RequestId, Live>,
@@ -198,8 +208,7 @@ impl Scheduler {
     pub(crate) fn new(
         geometry: Geometry,
         coverage: Coverage,
-        scores_prompts: bool,
-        steps: u32,
+        reports: Reports,
         config: EngineConfig,
     ) -> Self {
         let seat_limit = geometry.seats.min(coverage.decode_rows);
@@ -208,8 +217,7 @@ impl Scheduler {
             config,
             geometry,
             coverage,
-            scores_prompts,
-            steps,
+            reports,
             sequences: Sequences::default(),
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -361,6 +369,9 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         if !sequence.announced {
             sequence.scores.clear();
+            if !planted(Plant::KeepHidden) {
+                sequence.hidden.clear();
+            }
         }
         if planted(Plant::ForgetAnswer) && sequence.answer_len() > 0 {
             sequence.tokens.pop();
@@ -378,6 +389,11 @@ impl Scheduler {
                 sequence.seated().is_some_and(|at| at.fed < sequence.prompt_len)
             })
         })
+    }
+
+    /// Whether a request was accepted and has not ended.
+    pub(crate) fn holds(&self, id: RequestId) -> bool {
+        self.live.contains_key(&id)
     }
 
     /// Steps launched and not yet confirmed.

@@ -7,7 +7,8 @@
 use crate::exec::{Page, Seat};
 use crate::grammar::Matcher;
 use crate::pages::Cursor;
-use crate::request::{RequestId, Sampling, Token, TokenLogprob};
+use crate::plant::{Plant, planted};
+use crate::request::{Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ pub(crate) struct Spec {
     pub(crate) priority: i32,
     pub(crate) tenant: u64,
     pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) embed: Option<Embed>,
 }
 
 /// One continuation.
@@ -46,6 +48,8 @@ pub(crate) struct Sequence {
     /// Prompt tokens found in the tree when it was first seated.
     pub(crate) cached: u32,
     pub(crate) scores: Vec<TokenLogprob>,
+    /// Hidden states added up so far; empty before the first.
+    pub(crate) hidden: Vec<f64>,
     pub(crate) matcher: Option<Box<Matcher>>,
     pub(crate) place: Place,
 }
@@ -157,9 +161,10 @@ impl Sequence {
     }
 
     /// Known tokens that have to be fed before anything else can happen. A request for no tokens at
-    /// all never needs the logits of its last one.
+    /// all never needs the logits of its last one, unless its hidden state is wanted.
     pub(crate) fn goal(&self) -> u32 {
-        if self.wants_answer() { self.len() } else { self.len() - 1 }
+        let whole = self.wants_answer() || self.spec.embed.is_some();
+        if whole { self.len() } else { self.len() - 1 }
     }
 
     pub(crate) fn wants_answer(&self) -> bool {
@@ -168,7 +173,38 @@ impl Sequence {
 
     /// Whether prompt tokens are still to be scored.
     pub(crate) fn scoring(&self) -> bool {
-        self.spec.prompt_logprobs.is_some() && !self.announced
+        // What is near first: in steady decode the rest is not looked at.
+        !self.announced && self.spec.prompt_logprobs.is_some()
+    }
+
+    /// Whether every prompt token has to be fed, cached or not, because something is said of each.
+    pub(crate) fn needs_every_token(&self) -> bool {
+        let mean = self.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
+        self.scoring() || (mean && !planted(Plant::ReuseForMean))
+    }
+
+    /// The hidden states a chunk up to `end` is asked for, if any.
+    pub(crate) fn asks_hidden(&self, end: u32) -> Option<Pooling> {
+        let pooling = self.spec.embed?.pooling;
+        (pooling == Pooling::Mean || end == self.goal()).then_some(pooling)
+    }
+
+    /// Adds what a chunk reported.
+    pub(crate) fn add_hidden(&mut self, part: &[f64]) {
+        self.hidden.resize(part.len(), 0.0);
+        self.hidden.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+
+    /// The vector, once every chunk has reported.
+    pub(crate) fn vector(&mut self, embed: Embed) -> Vec<f32> {
+        let sum = std::mem::take(&mut self.hidden);
+        let count = match embed.pooling {
+            Pooling::Mean => f64::from(self.prompt_len),
+            Pooling::Last => 1.0,
+        };
+        let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let by = if embed.unit && length > 0.0 { length } else { count };
+        sum.iter().map(|x| (x / by) as f32).collect()
     }
 
     pub(crate) fn work(&self) -> Work {

@@ -2,9 +2,11 @@
 //! expected numbers under `goldens/` come from `tools/make_model_goldens.py`.
 
 use device::{DType, Device, DeviceChoice, DeviceKind};
+use engine::Engine;
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::dense::Numbers;
 use engine::model::{LoadOptions, ModelSource, load_executor};
+use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 use formats::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
 
@@ -78,7 +80,14 @@ fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
             (0..4).filter(|_| first).map(|i| PageEntry { seat, index: i, page: Page(30 - i * 3) });
         assert!(golden.tokens.len() <= 4 * page_size as usize);
         let tokens = golden.tokens[start..end].to_vec();
-        let rows = vec![Row { seat, tokens, start: start as u32, sample: true, score: None }];
+        let rows = vec![Row {
+            seat,
+            tokens,
+            start: start as u32,
+            sample: true,
+            score: None,
+            hidden: None,
+        }];
         let step = Step {
             number: number as u64 + 1,
             rows,
@@ -96,6 +105,113 @@ fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
         if start == golden.tokens.len() {
             break;
         }
+    }
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = logits.iter().map(|l| (l - max).exp()).sum();
+    logits.iter().map(|l| l - max - total.ln()).collect()
+}
+
+/// The head's weights, rows of the vocabulary.
+fn head(case: &str) -> Vec<Vec<f32>> {
+    let file = Checkpoint::open(&folder(case).join("model.safetensors")).unwrap();
+    let tied = "model.embed_tokens.weight";
+    let name = if file.get("lm_head.weight").is_some() { "lm_head.weight" } else { tied };
+    let width = file.get(name).unwrap().shape[1];
+    file.read_f32(name).unwrap().chunks(width).map(<[f32]>::to_vec).collect()
+}
+
+/// Prompt log-probabilities and hidden states through a whole engine, in chunks of `chunk` tokens,
+/// beside another request. Hidden states are compared through the head, which is linear: what it makes
+/// of the mean is the mean of what transformers made of each token.
+fn check_prompt(case: &str, device: &Device, chunk: u32, tolerance: f32) {
+    let golden = golden(case);
+    let options = LoadOptions {
+        max_batch: 3,
+        max_context: 128,
+        prefill_tokens: Some(64),
+        pages: Some(40),
+        numbers: (device.kind() == DeviceKind::Cpu)
+            .then_some(Numbers { act: DType::F32, kv: DType::F32 }),
+        ..LoadOptions::default()
+    };
+    let source = ModelSource::Checkpoint(folder(case));
+    let loaded = load_executor(&source, device, &options, &|_| {}).unwrap();
+    let mut engine = Engine::builder(loaded.executor).step_tokens(chunk).build();
+    let request = |prompt_logprobs, embed: Option<Embed>| Request {
+        id: RequestId(0),
+        prompt: golden.tokens.clone().into(),
+        sampling: Sampling { max_tokens: 1, ..Sampling::default() },
+        choices: 1,
+        priority: 0,
+        deadline: None,
+        tenant: 0,
+        prompt_logprobs,
+        embed,
+    };
+    let mean = Embed { pooling: Pooling::Mean, unit: false };
+    let last = Embed { pooling: Pooling::Last, unit: false };
+    let unit = Embed { pooling: Pooling::Mean, unit: true };
+    // The first fills the prefix tree: what needs every token must not be cut short by it.
+    let asked = [(None, None), (Some(3), None), (None, Some(mean)), (None, Some(last))];
+    let asked = asked.into_iter().chain([(None, Some(unit))]).map(|(p, e)| request(p, e));
+    let answers: Vec<_> = engine.answer(asked).into_iter().map(Result::unwrap).collect();
+    let close = |ours: f32, theirs: f32, what: &str| {
+        assert!((ours - theirs).abs() <= tolerance, "{case}: {what}: {ours}, not {theirs}");
+    };
+
+    let scores = &answers[1].prompt_logprobs;
+    assert_eq!(scores.len(), golden.tokens.len() - 1);
+    for (at, score) in scores.iter().enumerate() {
+        let expected = log_softmax(&golden.logits[at]);
+        assert_eq!(score.token, golden.tokens[at + 1]);
+        close(score.logprob, expected[score.token as usize], "a prompt token");
+        let mut best = expected.clone();
+        best.sort_by(|a, b| b.total_cmp(a));
+        assert_eq!(score.top.len(), 3);
+        for (&(token, logprob), &best) in score.top.iter().zip(&best) {
+            close(logprob, best, "an alternative");
+            close(logprob, expected[token as usize], "an alternative's token");
+        }
+    }
+
+    let count = golden.logits.len();
+    for (token, weights) in head(case).iter().enumerate() {
+        let through = |vector: &[f32]| vector.iter().zip(weights).map(|(x, w)| x * w).sum::<f32>();
+        let expected = golden.logits.iter().map(|logits| logits[token]).sum::<f32>() / count as f32;
+        close(through(&answers[2].embedding), expected, "the mean");
+        close(through(&answers[3].embedding), golden.logits[count - 1][token], "the last");
+    }
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert!((length(&answers[4].embedding) - 1.0).abs() < 1e-5);
+    let by = length(&answers[2].embedding);
+    for (unit, mean) in answers[4].embedding.iter().zip(&answers[2].embedding) {
+        close(*unit, mean / by, "the unit vector");
+    }
+    assert!(answers[2].choices[0].tokens.is_empty(), "a vector comes without an answer");
+    assert_eq!(engine.engine().pages().held, 0);
+}
+
+#[test]
+fn prompts_are_judged_as_by_transformers_on_the_cpu() {
+    let device = device::cpu::open(None, false).unwrap();
+    for case in CASES {
+        for chunk in [64, 7] {
+            check_prompt(case, &device, chunk, 2e-4);
+        }
+    }
+}
+
+#[test]
+fn prompts_are_judged_nearly_as_by_transformers_on_the_gpu() {
+    let Ok((device, _)) = Device::open(DeviceChoice::Cuda(0)) else {
+        eprintln!("skipped: no GPU");
+        return;
+    };
+    for case in CASES {
+        check_prompt(case, &device, 17, 0.15);
     }
 }
 

@@ -68,6 +68,7 @@ fn request(id: u64, vocab: u32) -> Request {
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     }
 }
 

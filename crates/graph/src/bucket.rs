@@ -131,6 +131,9 @@ pub struct Buckets {
     pub phase: Phase,
     /// In its unit.
     pub sizes: Vec<u32>,
+    /// The kernel variant of every key, if one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
 }
 
 impl Buckets {
@@ -154,7 +157,7 @@ impl Buckets {
             _ if sizes.len() > MAX_BUCKETS => {
                 Err(BucketError::TooMany { phase, count: sizes.len() })
             }
-            _ => Ok(Buckets { phase, sizes }),
+            _ => Ok(Buckets { phase, sizes, variant: None }),
         }
     }
 
@@ -171,11 +174,12 @@ impl Buckets {
 
     /// The key of a bucket.
     pub fn key(&self, bucket: u32, limits: &StepLimits) -> ShapeKey {
-        match self.phase {
+        let key = match self.phase {
             Phase::Decode => ShapeKey::decode(bucket),
             // Every row has a token, so this many rows cover any step of that many tokens.
             Phase::Prefill => ShapeKey::prefill(bucket, bucket.min(limits.rows)),
-        }
+        };
+        key.with_variant(self.variant.clone())
     }
 
     /// All keys, largest first: the order of recording.

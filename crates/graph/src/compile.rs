@@ -229,7 +229,8 @@ pub fn scratch_bytes(
     let Schedule { stages, placement } = schedule(program, target, limits, key)?;
     // Kernels are asked about bound ops; a layout that never becomes memory binds them.
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
-    let nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    choose::set_variants(key, &mut nodes);
     Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
 }
 

@@ -186,6 +186,8 @@ pub struct Resolved {
     pub capture: Capture,
     /// What happens to uncovered steps.
     pub fallback: Fallback,
+    /// Kernels and splits are the same for every bucket.
+    pub fixed: bool,
     /// What is checked at every step.
     pub debug: Debug,
     /// Dependent launch between kernels.
@@ -228,7 +230,8 @@ impl Resolved {
             Phase::Prefill => limits.tokens,
         };
         let max = settings.max.min(most);
-        let buckets = Buckets::generate(&settings.buckets, phase, max, settings.max_padding)?;
+        let mut buckets = Buckets::generate(&settings.buckets, phase, max, settings.max_padding)?;
+        buckets.variant = self.fixed.then(|| crate::FIXED.to_owned());
         let share = |bytes: u64| match phase {
             Phase::Decode => bytes / 4 * 3,
             Phase::Prefill => bytes / 4,

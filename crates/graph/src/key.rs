@@ -61,6 +61,10 @@ impl Form {
     }
 }
 
+/// The variant that runs one kernel with one order of summation for every size of step, so that what a
+/// row computes depends on nothing but that row.
+pub const FIXED: &str = "fixed";
+
 /// Every choice the host makes before a step: two steps with equal keys may share a graph, two with
 /// different keys may not. A choice that is not in the key would be baked into whichever step was
 /// recorded first.
@@ -113,6 +117,16 @@ impl ShapeKey {
     pub fn with(mut self, form: Form) -> ShapeKey {
         self.form = form;
         self
+    }
+
+    /// The same for kernels of a variant.
+    pub fn with_variant(self, variant: Option<String>) -> ShapeKey {
+        ShapeKey { variant, ..self }
+    }
+
+    /// Whether a row's numbers may not depend on the other rows.
+    pub fn is_fixed(&self) -> bool {
+        self.variant.as_deref() == Some(FIXED)
     }
 
     /// The key's size in the unit of its phase.

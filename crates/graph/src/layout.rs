@@ -31,7 +31,9 @@ impl Layout {
     ) -> Result<Layout, CompileError> {
         let (mut workspace, mut scratch) = (0, 0);
         let rows = limits.rows.min(limits.tokens);
-        let largest = [ShapeKey::decode(rows), ShapeKey::prefill(limits.tokens, rows)];
+        let variant = keys.first().and_then(|key| key.variant.clone());
+        let largest = [ShapeKey::decode(rows), ShapeKey::prefill(limits.tokens, rows)]
+            .map(|key| key.with_variant(variant.clone()));
         let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
         for key in largest.chain(keys) {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 use engine::EngineConfig;
 use engine::exec::{Coverage, Geometry};
 use engine::grammar::Vocabulary;
-use engine::request::{Grammar, Micros, Request, RequestId, Sampling, Token};
+use engine::request::{Embed, Grammar, Micros, Pooling, Request, RequestId, Sampling, Token};
 use std::sync::{Arc, OnceLock};
 
 /// One client's visit.
@@ -117,7 +117,21 @@ impl Scenario {
             steps: *Rng::new(seed, 5).pick(&[1, 1, 2, 3, 8]),
         };
         scenario.fill(&mut rng, everything);
+        scenario.turn_some_into_vectors(&mut Rng::new(seed, 5));
         scenario
+    }
+
+    /// Some clients want their prompt's vector and no answer.
+    fn turn_some_into_vectors(&mut self, rng: &mut Rng) {
+        for visit in &mut self.visits {
+            let (last, unit, chosen) = (rng.one_in(3), rng.one_in(2), rng.one_in(9));
+            let request = &mut visit.request;
+            if chosen && request.sampling.grammar.is_none() {
+                let pooling = if last { Pooling::Last } else { Pooling::Mean };
+                request.embed = Some(Embed { pooling, unit });
+                (request.choices, request.prompt_logprobs) = (1, None);
+            }
+        }
     }
 
     fn fill(&mut self, rng: &mut Rng, everything: bool) {
@@ -179,6 +193,7 @@ impl Scenario {
             deadline: late.then(|| (at + u64::from(rng.range(0, 120))) * self.tick),
             tenant: u64::from(rng.range(0, 2) / 2),
             prompt_logprobs: rng.one_in(12).then(|| rng.range(0, 3)),
+            embed: None,
         }
     }
 }

@@ -3,14 +3,14 @@
 //! It trusts nothing: whatever a real device could not survive (a page with two writers, a read of
 //! something never written, a step no graph covers) is written down as a violation.
 
-use crate::oracle::{Prefix, VOCAB, cell};
+use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat, SeatParams,
     Step, StepKind, StepResult,
 };
 use engine::plant::{Plant, planted};
-use engine::request::Token;
+use engine::request::{Pooling, Token};
 use std::collections::{BTreeMap, VecDeque};
 
 const POISON: u64 = u64::MAX;
@@ -330,7 +330,7 @@ impl FakeDevice {
         self.feed(seat, row.start, &tokens, writes);
 
         let mut prefix = Prefix::new();
-        let mut scores = Vec::new();
+        let (mut scores, mut hidden) = (Vec::new(), vec![0.0; HIDDEN as usize]);
         for position in 0..len {
             let found = self.cell_at(seat, position).map_or(POISON, |at| self.cells[at]);
             if found >> 32 != u64::from(position) {
@@ -343,11 +343,18 @@ impl FakeDevice {
             {
                 scores.push(prefix.logprob(target, score.top));
             }
+            if row.hidden == Some(Pooling::Last) {
+                hidden.fill(0.0);
+            }
+            if position >= row.start {
+                hidden.iter_mut().zip(prefix.hidden()).for_each(|(sum, x)| *sum += x);
+            }
         }
         let mask = step.masks.iter().find(|(row, _)| *row as usize == index);
         let state = self.seats[seat.0 as usize].as_mut().expect("looked at above");
         state.len = len;
-        let mut result = RowResult { scores, ..RowResult::default() };
+        let hidden = row.hidden.map(|_| hidden);
+        let mut result = RowResult { scores, hidden, ..RowResult::default() };
         if row.sample {
             let mask = mask.map(|(_, bits)| &bits[..]);
             let token = prefix.next(len, &state.params, &state.seen, mask);
@@ -384,6 +391,10 @@ impl Executor for FakeDevice {
 
     fn scores_prompts(&self) -> bool {
         true
+    }
+
+    fn hidden(&self) -> Option<u32> {
+        Some(HIDDEN)
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {

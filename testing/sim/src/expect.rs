@@ -1,9 +1,9 @@
 //! What every answer must be, computed from the request alone.
 
 use crate::client::{GRAMMAR_MAX, GRAMMAR_MIN, grammar_letters};
-use crate::oracle::{EOS, Prefix, VOCAB, cell};
+use crate::oracle::{EOS, HIDDEN, Prefix, VOCAB, cell};
 use engine::exec::SeatParams;
-use engine::request::{Finish, Request, Token, TokenLogprob};
+use engine::request::{Embed, Finish, Pooling, Request, Token, TokenLogprob};
 
 /// What the oracle says next.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,6 +105,25 @@ fn mask(letters: u32) -> Vec<u32> {
         allow(EOS);
     }
     mask
+}
+
+/// The vector a prompt must get.
+pub fn vector(request: &Request, embed: Embed) -> Vec<f32> {
+    let mut prefix = Prefix::new();
+    let mut states = Vec::new();
+    for (position, &token) in (0..).zip(request.prompt.iter()) {
+        prefix.push(cell(token, position));
+        states.push(prefix.hidden());
+    }
+    let counted = match embed.pooling {
+        Pooling::Mean => &states[..],
+        Pooling::Last => &states[states.len() - 1..],
+    };
+    let sum = |at: usize| counted.iter().map(|state| state[at]).sum::<f64>();
+    let sums: Vec<f64> = (0..HIDDEN as usize).map(sum).collect();
+    let length = sums.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let by = if embed.unit && length > 0.0 { length } else { counted.len() as f64 };
+    sums.iter().map(|x| (x / by) as f32).collect()
 }
 
 /// The log-probabilities a prompt must get.

@@ -11,6 +11,8 @@ use engine::request::Token;
 /// Vocabulary: single bytes from the space up, so that grammars have text to match, after the
 /// end-of-text token 0.
 pub const VOCAB: u32 = 96;
+/// Width of its hidden states.
+pub const HIDDEN: u32 = 3;
 /// The model's own stop token.
 pub const EOS: Token = 0;
 
@@ -55,6 +57,11 @@ impl Prefix {
             !stop && !masked
         };
         (0..VOCAB).map(|step| (first + step) % VOCAB).find(allowed).unwrap_or(EOS)
+    }
+
+    /// A made-up hidden state: whole numbers, so that sums do not depend on their order.
+    pub fn hidden(&self) -> [f64; HIDDEN as usize] {
+        std::array::from_fn(|at| (mix(self.0 ^ mix(at as u64 + 77)) % 4096) as f64 - 2048.0)
     }
 
     /// A made-up log-probability with alternatives, different for every prefix and target.

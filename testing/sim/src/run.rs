@@ -2,7 +2,7 @@
 
 use crate::client::{Scenario, Visit};
 use crate::device::{FakeDevice, Faults};
-use crate::expect::{Answer, Next, prompt_logprobs};
+use crate::expect::{Answer, Next, prompt_logprobs, vector};
 use crate::oracle::cell;
 use crate::rng::{Rng, mix};
 use engine::request::{Event, Finish, Output, Reject, Request, RequestId, Token};
@@ -35,6 +35,7 @@ struct Client {
     heard: Vec<Vec<Token>>,
     finished: Vec<Option<Finish>>,
     prefilled: bool,
+    embedded: bool,
     rejected: bool,
     cancelled: bool,
     /// Results delivered when the engine heard that it cancelled.
@@ -157,6 +158,7 @@ impl Run {
             heard: vec![Vec::new(); request.choices as usize],
             finished: vec![None; request.choices as usize],
             prefilled: false,
+            embedded: false,
             rejected: false,
             cancelled: false,
             cancelled_at: None,
@@ -307,6 +309,7 @@ impl Run {
         let id = match &output {
             Output::Rejected { id, .. }
             | Output::Prefilled { id, .. }
+            | Output::Embedded { id, .. }
             | Output::Token { id, .. }
             | Output::Finished { id, .. } => *id,
         };
@@ -344,6 +347,14 @@ impl Run {
                 }
                 Ok(())
             }
+            Output::Embedded { vector: found, .. } => {
+                let expected = client.request.embed.map(|embed| vector(&client.request, embed));
+                let twice = std::mem::replace(&mut client.embedded, true);
+                if twice || !client.prefilled || expected.as_ref() != Some(&found) {
+                    return Err(format!("{id:?} got {found:?} as its vector, not {expected:?}"));
+                }
+                Ok(())
+            }
             Output::Token { choice, token, logprob, .. } => {
                 client.unread += 1;
                 let at = choice as usize;
@@ -371,6 +382,9 @@ impl Run {
                     Finish::Cancelled => client.cancelled,
                     Finish::Deadline => deadline.is_some_and(|deadline| deadline < now),
                     Finish::Failed(_) => failed,
+                    end if client.request.embed.is_some() => {
+                        client.embedded && *end == Finish::Stop(None)
+                    }
                     end => client.answers[at].advance() == Next::End(end.clone()),
                 };
                 if !legitimate {
@@ -455,6 +469,7 @@ fn hash(output: &Output) -> u64 {
         Output::Prefilled { id, cached_tokens, .. } => {
             id.0 << 20 | u64::from(*cached_tokens) | 2 << 60
         }
+        Output::Embedded { id, .. } => id.0 | 5 << 60,
         Output::Token { id, choice, token, .. } => {
             id.0 << 20 | u64::from(*choice) << 10 | u64::from(*token) | 3 << 60
         }

@@ -9,7 +9,7 @@
 // a row, found on the device from q_start.
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLITS, SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
-// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT.
+// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT. With FIXED a page's warp follows from the page alone.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
@@ -134,7 +134,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 end = position + tokens;
     row.fresh = ROPE ? row.length - 1 : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-    u32 page = begin / PAGE, last_page = (end - 1) / PAGE, splits = 1;
+    u32 page = begin / PAGE / (FIXED ? WARPS : 1) * (FIXED ? WARPS : 1), last_page = (end - 1) / PAGE, splits = 1;
     if (SPLITS > 1) {
         const u32 pages = last_page + 1 - page;
         u32 share = max(__ldcg(counts + COUNT_SPLIT) * HKV / (8 * PAGE), (u32)LEAST_PAGES);

@@ -7,6 +7,10 @@
 //! With `single` every live row has exactly one token and row r's token index is r. Pad rows have
 //! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written.
 
+//!
+//! `variant` is a device's own word for one of its kernels, or `fixed`: then the order of every sum follows
+//! from the token's position alone, whatever step it is part of.
+
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
@@ -70,6 +74,11 @@ impl Contract for Attention {
 }
 
 impl Attention {
+    /// What a token gets may depend on nothing but its own position and pages.
+    pub(crate) fn fixed(&self) -> bool {
+        self.variant.as_deref() == Some("fixed")
+    }
+
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         if let Some(rope) = &self.rope {
             rope.reference(memory);

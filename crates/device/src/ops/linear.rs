@@ -6,6 +6,8 @@
 //! storing. For `SiluMul` the rows of `w` alternate gate and up, so `y` has n/2 columns.
 //! Packed weights (`P4`, `P8`) are multiplied with x quantised to 8 bits per 32 columns, as
 //! `cpu::pack::quantise` does; sums within a block are then exact integers.
+//! With the variant `fixed` a row's sums are in the same order whatever the number of rows; CPU kernels
+//! are so anyway.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
 
 mod cuda;

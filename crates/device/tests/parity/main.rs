@@ -2,6 +2,7 @@
 //! ragged lengths, outputs poisoned before. A GPU is one more device where there is one.
 
 mod attention;
+mod fixed;
 mod linear;
 mod quant;
 mod rows;

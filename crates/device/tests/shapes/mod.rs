@@ -210,3 +210,19 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     }
     ops
 }
+
+/// The same with kernels that are fixed, without what is never fused into them.
+pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
+    let unfused = |op: &Op| match op {
+        Op::Linear(op) => op.norm.is_none(),
+        Op::Attention(op) => op.rope.is_none(),
+        _ => false,
+    };
+    let mut ops: Vec<Op> = ops.into_iter().filter(unfused).collect();
+    for op in &mut ops {
+        if let Op::Linear(Linear { variant, .. }) | Op::Attention(Attention { variant, .. }) = op {
+            *variant = Some("fixed".into());
+        }
+    }
+    ops
+}

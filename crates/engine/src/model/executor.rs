@@ -1,15 +1,15 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
+use super::observe::{self, Observed};
 use crate::exec::{
     Coverage, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
 };
-use device::{DType, Device, Report, Tensor};
+use device::{Device, Report, Tensor};
 use graph::mail::{
     JoinInput, MailError, PageInput, RowInput, RowOutput, SeatParams, StepInput, StepOutput,
 };
 use graph::runner::{Ran, RunError, Runners};
-use graph::{Counters, Phase};
-use half::{bf16, f16};
+use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
 
 /// Runs steps by replaying device graphs.
@@ -17,16 +17,26 @@ use std::collections::VecDeque;
 pub struct GraphExecutor {
     runners: Runners,
     geometry: Geometry,
+    /// Width of the residual stream.
+    width: u32,
     /// Kept between steps, so that steady decode allocates nothing for it.
     input: StepInput,
     /// The same for what comes back.
     output: StepOutput,
     spare: Vec<RowResult>,
-    /// Numbers of the steps in flight, oldest first.
-    flight: VecDeque<u64>,
+    /// The steps in flight, oldest first.
+    flight: VecDeque<Flight>,
     last: Option<Ran>,
     /// After a loss the runners start over before the next step.
     lost: bool,
+}
+
+/// A step on its way.
+#[derive(Debug)]
+struct Flight {
+    number: u64,
+    /// What was observed of each row; empty when nobody asked.
+    observed: Vec<Observed>,
 }
 
 impl GraphExecutor {
@@ -41,9 +51,11 @@ impl GraphExecutor {
             pages_per_seat: limits.pages_per_seat,
             vocab: limits.vocab,
         };
+        let width = runners.program().shape.hidden;
         GraphExecutor {
             runners,
             geometry,
+            width,
             input: StepInput::default(),
             output: StepOutput::default(),
             spare: Vec::new(),
@@ -93,24 +105,24 @@ impl GraphExecutor {
         let bytes = logits.dtype.bytes(logits.cols as usize) as u64;
         let at = u64::from(row) * logits.dtype.bytes(logits.stride as usize) as u64;
         let raw = self.device().read(self.runners.arena(), logits.span.part(at, bytes))?;
-        let halves = |convert: fn([u8; 2]) -> f32| {
-            raw.as_chunks::<2>().0.iter().map(|bytes| convert(*bytes)).collect()
-        };
-        Ok(match logits.dtype {
-            DType::BF16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
-            DType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
-            _ => raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        })
+        Ok(observe::floats(logits.dtype, &raw))
     }
 
     fn logits(&self) -> Option<Tensor> {
-        let key = &self.last.as_ref()?.key;
-        let mut plans = self.runners.decode.plans().chain(self.runners.prefill.plans());
-        let plan = plans.find(|plan| plan.key == *key)?;
-        plan.nodes.iter().find_map(|node| match &node.op {
+        let nodes = &self.last_plan()?.nodes;
+        nodes.iter().find_map(|node| match &node.op {
             device::Op::Sample(sample) => Some(sample.logits),
             _ => None,
         })
+    }
+
+    /// The plan of the last step launched.
+    fn last_plan(&self) -> Option<&Plan> {
+        let key = &self.last.as_ref()?.key;
+        match key.phase {
+            Phase::Decode => self.runners.decode.plan_of(key),
+            Phase::Prefill => self.runners.prefill.plan_of(key),
+        }
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
@@ -119,7 +131,12 @@ impl GraphExecutor {
         }
         translate(step, &mut self.input);
         self.last = Some(self.runners.launch(&self.input)?.ran);
-        self.flight.push_back(step.number);
+        let asked = step.rows.iter().any(|row| row.score.is_some() || row.hidden.is_some());
+        let observed = match self.last_plan().filter(|_| asked) {
+            Some(plan) => observe::observe(&self.runners, plan, step)?,
+            None => Vec::new(),
+        };
+        self.flight.push_back(Flight { number: step.number, observed });
         Ok(())
     }
 
@@ -148,6 +165,14 @@ impl Executor for GraphExecutor {
         }
     }
 
+    fn scores_prompts(&self) -> bool {
+        true
+    }
+
+    fn hidden(&self) -> Option<u32> {
+        Some(self.width)
+    }
+
     fn steps(&self) -> u32 {
         self.runners.decode.config().steps
     }
@@ -174,7 +199,9 @@ impl Executor for GraphExecutor {
     }
 
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
-        let Some(&number) = self.flight.front() else { return Ok(None) };
+        if self.flight.is_empty() {
+            return Ok(None);
+        }
         loop {
             match self.runners.poll_into(&mut self.output) {
                 Err(error) => return Err(self.lose(&error)),
@@ -186,6 +213,11 @@ impl Executor for GraphExecutor {
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows.drain(..).map(row_result));
         let again = self.output.again;
+        let Some(flight) = self.flight.front_mut() else { return Ok(None) };
+        for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
+            (row.scores, row.hidden) = (observed.scores, observed.hidden);
+        }
+        let number = flight.number;
         if !again {
             self.flight.pop_front();
         }
@@ -242,5 +274,5 @@ fn join(join: &Join) -> JoinInput {
 
 fn row_result(row: RowOutput) -> RowResult {
     let RowOutput { token, stopped, logprob } = row;
-    RowResult { token, stopped, logprob, scores: Vec::new() }
+    RowResult { token, stopped, logprob, scores: Vec::new(), hidden: None }
 }

@@ -26,8 +26,17 @@ impl Scheduler {
 
     fn accept(&mut self, request: Request) -> Result<(), Reject> {
         self.admissible(&request)?;
-        let Request { id, prompt, sampling, choices, priority, deadline, tenant, prompt_logprobs } =
-            request;
+        let Request {
+            id,
+            prompt,
+            sampling,
+            choices,
+            priority,
+            deadline,
+            tenant,
+            prompt_logprobs,
+            embed,
+        } = request;
         let matcher = match (&sampling.grammar, &self.config.vocabulary) {
             (None, _) => None,
             (Some(grammar), Some(vocabulary)) => Some(Box::new(vocabulary.matcher(grammar)?)),
@@ -37,13 +46,15 @@ impl Scheduler {
             }
         };
         let prompt_len = prompt.len() as u32;
-        let max_len = prompt_len.saturating_add(sampling.max_tokens).min(self.longest());
+        let answer = if embed.is_some() { 0 } else { sampling.max_tokens };
+        let max_len = prompt_len.saturating_add(answer).min(self.longest());
         let spec = Spec {
             stops: sampling::stops(&sampling, &self.config.eos),
             sampling,
             priority,
             tenant,
             prompt_logprobs,
+            embed,
         };
         self.arrivals += 1;
         let sequence = Sequence {
@@ -60,6 +71,7 @@ impl Scheduler {
             announced: false,
             cached: 0,
             scores: Vec::new(),
+            hidden: Vec::new(),
             matcher,
             place: Place::Waiting,
         };
@@ -112,8 +124,16 @@ impl Scheduler {
         if self.coverage.prefill_tokens == 0 || self.coverage.prefill_rows == 0 {
             return Err(Reject::NotCovered("no graph feeds prompts".into()));
         }
+        if request.embed.is_some() {
+            if self.reports.hidden == 0 {
+                return bad("embed", "this device does not report hidden states");
+            }
+            if request.choices != 1 || request.prompt_logprobs.is_some() {
+                return bad("embed", "a vector comes alone: one choice, no log-probabilities");
+            }
+        }
         match request.prompt_logprobs {
-            Some(_) if !self.scores_prompts => {
+            Some(_) if !self.reports.scores => {
                 bad("prompt_logprobs", "this device does not report them")
             }
             Some(count) if count > sampling::MAX_LOGPROBS => bad("prompt_logprobs", "at most 20"),

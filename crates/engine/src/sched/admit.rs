@@ -103,7 +103,7 @@ impl Scheduler {
     /// sample from. Prompt tokens whose log-probabilities are wanted have to be fed too.
     fn find_cached(&mut self, key: Key) -> Match {
         let sequence = &self.sequences[key];
-        if sequence.scoring() {
+        if sequence.needs_every_token() {
             return Match::default();
         }
         let keep = if planted(Plant::MatchWholePrompt) { 0 } else { 1 };

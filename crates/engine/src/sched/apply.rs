@@ -3,7 +3,7 @@
 use super::{Flight, FlightRow, Scheduler};
 use crate::exec::{RowResult, StepResult};
 use crate::plant::{Plant, planted};
-use crate::request::{Finish, Output, Token, TokenLogprob};
+use crate::request::{Finish, Output, RequestId, Token, TokenLogprob};
 use crate::sequence::{Key, Leaving, Sequence};
 
 impl Scheduler {
@@ -27,7 +27,7 @@ impl Scheduler {
             rows.iter().for_each(|row| self.goes_on(row.key));
         }
         let skip = planted(Plant::LastStepOnly) && result.again;
-        for (&row, result) in rows.iter().zip(result.rows.drain(..)).filter(|_| !skip) {
+        for (&row, result) in rows.iter().zip(&mut result.rows).filter(|_| !skip) {
             self.apply_row(row, result);
         }
         if result.again {
@@ -62,11 +62,13 @@ impl Scheduler {
         if result.again && (flight.steps <= 1 || stopped) {
             return Err(format!("step {number} went on where it had to end"));
         }
+        let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let known = found.token.is_none_or(|token| token < self.geometry.vocab);
             if found.token.is_some() != row.sample
                 || !known
                 || found.scores.len() != row.targets as usize
+                || found.hidden.as_ref().map_or(0, Vec::len) as u32 != width(row)
             {
                 return Err(format!("row {index} of step {number} is not what was asked for"));
             }
@@ -74,7 +76,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn apply_row(&mut self, row: FlightRow, result: RowResult) {
+    fn apply_row(&mut self, row: FlightRow, result: &mut RowResult) {
         let FlightRow { key, end, sample, .. } = row;
         let page_size = self.geometry.page_size;
         let Some(at) = self.sequences.get_mut(key).and_then(Sequence::seated_mut) else { return };
@@ -82,7 +84,7 @@ impl Scheduler {
         at.sampling -= u32::from(sample);
         if at.leaving == Some(Leaving::Ended) {
             self.stats.discarded_rows += 1;
-            self.discard(key, end, &result);
+            self.discard(key, end, result);
         } else {
             at.confirmed = end;
             let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
@@ -141,10 +143,10 @@ impl Scheduler {
         }
     }
 
-    fn confirm(&mut self, key: Key, sample: bool, result: RowResult) {
-        let RowResult { token, stopped, logprob, scores } = result;
+    fn confirm(&mut self, key: Key, sample: bool, result: &mut RowResult) {
         let sequence = &mut self.sequences[key];
         if sequence.scoring() {
+            let scores = std::mem::take(&mut result.scores);
             let first = sequence.scores.len() + 1;
             let targets = &sequence.tokens[first..first + scores.len()];
             let scored = targets.iter().zip(scores);
@@ -154,17 +156,27 @@ impl Scheduler {
                 top,
             }));
         }
+        if let Some(hidden) = &result.hidden {
+            sequence.add_hidden(hidden);
+        }
         if !sequence.announced
             && sequence.seated().is_some_and(|at| at.confirmed >= sequence.goal())
         {
             self.announce(key);
-            if !self.sequences[key].wants_answer() {
+            let sequence = &mut self.sequences[key];
+            if let Some(embed) = sequence.spec.embed {
+                let (id, vector) = (sequence.id, sequence.vector(embed));
+                self.out.push(Output::Embedded { id, vector });
+                self.end(key, Finish::Stop(None));
+                return;
+            }
+            if !sequence.wants_answer() {
                 self.end(key, Finish::Length);
                 return;
             }
         }
-        if let Some(token) = token.filter(|_| sample) {
-            self.token(key, token, stopped, logprob);
+        if let Some(token) = result.token.filter(|_| sample) {
+            self.token(key, token, result);
         }
     }
 
@@ -180,20 +192,14 @@ impl Scheduler {
         });
     }
 
-    fn token(
-        &mut self,
-        key: Key,
-        token: Token,
-        stopped: bool,
-        logprob: Option<(f32, Vec<(Token, f32)>)>,
-    ) {
+    fn token(&mut self, key: Key, token: Token, result: &mut RowResult) {
         let sequence = &mut self.sequences[key];
         let spec = &sequence.spec;
         let stops = spec.stops.binary_search(&token).is_ok();
-        self.stats.stop_disagreements += u64::from(stops != stopped);
-        let enough = sequence.answer_len() >= spec.sampling.min_tokens;
+        self.stats.stop_disagreements += u64::from(stops != result.stopped);
         let ends = sequence.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
-        if (stops && enough) || ends {
+        let enough = || sequence.answer_len() >= spec.sampling.min_tokens;
+        if (stops && enough()) || ends {
             self.end(key, Finish::Stop(Some(token)));
             return;
         }
@@ -209,9 +215,13 @@ impl Scheduler {
             }
         }
         sequence.tokens.push(token);
-        let logprob = logprob.map(|(logprob, top)| TokenLogprob { token, logprob, top });
         let (id, choice) = (sequence.id, sequence.choice);
-        self.out.push(Output::Token { id, choice, token, logprob });
+        say(&mut self.out, id, choice, token);
+        if let Some((logprob, top)) = result.logprob.take()
+            && let Some(Output::Token { logprob: said, .. }) = self.out.last_mut()
+        {
+            *said = Some(TokenLogprob { token, logprob, top });
+        }
         self.stats.tokens += 1;
         let extra = u32::from(planted(Plant::OneTooMany));
         if finish.is_none() && sequence.len() >= sequence.max_len + extra {
@@ -220,5 +230,14 @@ impl Scheduler {
         if let Some(finish) = finish {
             self.end(key, finish);
         }
+    }
+}
+
+/// Adds a token to what is said. A constant first, then its fields: built on the stack and moved, it
+/// would be read back before its parts are written, 256 times a step.
+fn say(out: &mut Vec<Output>, id: RequestId, choice: u32, token: Token) {
+    out.push(const { Output::Token { id: RequestId(0), choice: 0, token: 0, logprob: None } });
+    if let Some(Output::Token { id: of, choice: which, token: what, .. }) = out.last_mut() {
+        (*of, *which, *what) = (id, choice, token);
     }
 }

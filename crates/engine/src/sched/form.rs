@@ -12,7 +12,6 @@ impl Scheduler {
     /// Fills `step` and says whether there is anything to launch. From here on the step counts as
     /// launched; it is either launched, tried again, or taken back by a restart.
     pub(crate) fn form(&mut self) -> bool {
-        self.step.rows.clear();
         self.step.joins.clear();
         self.step.pages.clear();
         self.step.copies.clear();
@@ -29,11 +28,12 @@ impl Scheduler {
             self.gather();
         }
         self.add_rows();
+        self.step.rows.truncate(self.forming.rows.len());
         if self.step.rows.is_empty() {
             self.spare.push(std::mem::take(&mut self.forming.rows));
             return false;
         }
-        if self.steps > 1 && !starved {
+        if self.reports.steps > 1 && !starved {
             self.lengthen();
         }
         self.numbered += 1;
@@ -177,8 +177,19 @@ impl Scheduler {
         at.sampling += 1;
         at.primed = true;
         let seat = at.seat;
-        self.forming.rows.push(FlightRow { key, end: start + 1, sample: true, targets: 0 });
-        self.step.rows.push(Row { seat, tokens: Vec::new(), start, sample: true, score: None });
+        let row = FlightRow { key, end: start + 1, sample: true, targets: 0, hidden: false };
+        let index = self.forming.rows.len();
+        self.forming.rows.push(row);
+        self.step_row(index).decode_at(seat, start);
+    }
+
+    /// Row `index` of the step being formed: in steady decode it is the last step's, so that nothing is
+    /// built anew.
+    fn step_row(&mut self, index: usize) -> &mut Row {
+        if index == self.step.rows.len() {
+            self.step.rows.push(Row::decode(crate::exec::Seat(0), 0));
+        }
+        &mut self.step.rows[index]
     }
 
     /// Makes the formed step a launch of several, if it may be one: nobody feeds a prompt, nobody needs
@@ -197,7 +208,7 @@ impl Scheduler {
             let known = sequence.len() + sequence.seated().map_or(0, |at| at.sampling);
             1 + sequence.max_len.saturating_sub(known)
         };
-        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.steps);
+        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.reports.steps);
         if steps <= 1 {
             return;
         }
@@ -232,6 +243,7 @@ impl Scheduler {
         let Some(start) = self.prepare(key, sample) else { return 0 };
         let sequence = &mut self.sequences[key];
         let score = sequence.score(start, end);
+        let hidden = sequence.asks_hidden(end);
         let tokens = sequence.tokens[start as usize..end as usize].to_vec();
         let at = sequence.seated_mut().expect("only the seated have rows");
         at.fed = end;
@@ -241,8 +253,10 @@ impl Scheduler {
         at.primed = sample;
         let seat = at.seat;
         let targets = score.as_ref().map_or(0, |score| score.targets.len() as u32);
-        self.forming.rows.push(FlightRow { key, end, sample, targets });
-        self.step.rows.push(Row { seat, tokens, start, sample, score });
+        let row = FlightRow { key, end, sample, targets, hidden: hidden.is_some() };
+        let index = self.forming.rows.len();
+        self.forming.rows.push(row);
+        *self.step_row(index) = Row { seat, tokens, start, sample, score, hidden };
         end - start
     }
 
@@ -263,7 +277,7 @@ impl Scheduler {
                 Ok(mut mask) => {
                     // Logits may be padded past the tokenizer's last token: those are never allowed.
                     mask.resize(self.geometry.vocab.div_ceil(32) as usize, 0);
-                    self.step.masks.push((self.step.rows.len() as u32, mask));
+                    self.step.masks.push((self.forming.rows.len() as u32, mask));
                 }
                 Err(error) => {
                     self.end(key, Finish::Failed(format!("grammar: {error}")));
@@ -364,6 +378,7 @@ impl Scheduler {
             announced: true,
             cached: sequence.cached,
             scores: Vec::new(),
+            hidden: Vec::new(),
             matcher: sequence.matcher.clone(),
             place: Place::Seated(Seated {
                 seat: crate::exec::Seat(index as u32),

@@ -25,7 +25,13 @@ fn run(input: &Path, output: &Path) -> Result<Vec<(u64, u64)>, BatchError> {
     let mut engine = Engine::builder(Echo::new(2, 60)).prefix_cache(false).build();
     let mut heard = Vec::new();
     let batch = Batch::open(input, output)?;
-    batch.run(&mut engine, to_request, to_fields, |done, total| heard.push((done, total)))?;
+    batch.run(
+        &mut engine,
+        to_request,
+        |_, _| false,
+        to_fields,
+        |done, total| heard.push((done, total)),
+    )?;
     Ok(heard)
 }
 

@@ -98,5 +98,6 @@ pub(crate) fn request(id: u64, prompt: &[Token], max_tokens: u32) -> Request {
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     }
 }

@@ -1,6 +1,6 @@
 use crate::echo::Echo;
 use engine::Engine;
-use engine::request::{Finish, Reject, Sampling};
+use engine::request::{Finish, Reject, Request, Sampling};
 
 fn prompts(count: u32) -> Vec<Vec<u32>> {
     (0..count).map(|n| (0..3 + n % 5).map(|i| (n * 7 + i) % 100 + 1).collect()).collect()
@@ -46,4 +46,32 @@ fn stopping_early_leaves_nothing_behind() {
     assert!(heard >= 5);
     assert!(engine.engine().is_idle());
     assert_eq!(engine.engine().pages().held, 0);
+}
+
+#[test]
+fn enough_ends_a_choice_and_stops_computing_it() {
+    let mut engine = Engine::builder(Echo::new(4, 100)).build();
+    let two = Request { choices: 2, ..crate::echo::request(0, &[1, 2, 3], 100) };
+    let one = crate::echo::request(0, &[9, 2, 3], 10);
+    let (mut heard, mut answers) = (Vec::new(), Vec::new());
+    engine.stream_until(
+        [two, one],
+        |index, choice, token| {
+            heard.push((index, choice, token));
+            let said = heard.iter().filter(|(i, c, _)| (*i, *c) == (index, choice)).count();
+            index == 0 && said == 5 + 3 * choice as usize
+        },
+        |index, answer| {
+            answers.push((index, answer.unwrap()));
+            true
+        },
+    );
+    answers.sort_by_key(|(index, _)| *index);
+    let of = |index: usize, choice: usize| &answers[index].1.choices[choice];
+    assert_eq!((of(0, 0).tokens.len(), of(0, 1).tokens.len()), (5, 8));
+    assert!((0..2).all(|choice| of(0, choice).finish == Some(Finish::Stop(None))));
+    assert_eq!((of(1, 0).tokens.len(), &of(1, 0).finish), (10, &Some(Finish::Length)));
+    // Nothing is heard past the end, and far fewer steps ran than 100 tokens take.
+    assert_eq!(heard.len(), 5 + 8 + 10);
+    assert!(engine.stats().decode_steps < 20 && engine.engine().is_idle());
 }

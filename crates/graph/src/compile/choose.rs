@@ -15,12 +15,8 @@ pub fn choose(
     bindings: &Bindings,
     nodes: &mut [Node],
 ) -> Result<(), CompileError> {
+    set_variants(key, nodes);
     for node in nodes {
-        if let Op::Linear(device::op::Linear { variant, .. })
-        | Op::Attention(device::op::Attention { variant, .. }) = &mut node.op
-        {
-            variant.clone_from(&key.variant);
-        }
         let needed = scratch_bytes(target, &node.op);
         if needed == 0 {
             continue;
@@ -35,6 +31,17 @@ pub fn choose(
         give_scratch(&mut node.op, span);
     }
     Ok(())
+}
+
+/// Every op that has a choice of kernels takes the key's.
+pub(super) fn set_variants(key: &ShapeKey, nodes: &mut [Node]) {
+    for node in nodes {
+        if let Op::Linear(device::op::Linear { variant, .. })
+        | Op::Attention(device::op::Attention { variant, .. }) = &mut node.op
+        {
+            variant.clone_from(&key.variant);
+        }
+    }
 }
 
 fn give_scratch(op: &mut Op, span: Span) {

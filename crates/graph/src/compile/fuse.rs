@@ -24,8 +24,13 @@ impl Fusion {
 
     /// What suits a device and a key. A prefill linear on a GPU is a tensor-core product that reads
     /// its input by bulk copies, so there the norm stays a node of its own.
+    ///
+    /// Fused kernels round in other places on a GPU, so fixed kernels are never fused there.
     pub fn suited(device: &TargetDevice, key: &ShapeKey) -> Fusion {
         let decode = key.phase == Phase::Decode;
+        if key.is_fixed() && *device != TargetDevice::Cpu {
+            return Fusion::NONE;
+        }
         Fusion { norm: decode || matches!(device, TargetDevice::Cpu), rope: decode }
     }
 }

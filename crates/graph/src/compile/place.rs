@@ -1,6 +1,8 @@
 //! Offsets in the workspace. A value lives from the stage that makes it to the last that reads it,
 //! over the whole plan: a break in between changes nothing, so what a break reads cannot be given
-//! away before it ran. Values whose lives do not meet share bytes.
+//! away before it ran. Values whose lives do not meet share bytes. What a gather reads, every token's
+//! last state of which the head sees only some, lives to the end: who wants to know what the model
+//! thought of a prompt reads it there after the step.
 //!
 //! Buffers are placed largest first at the lowest offset that is free for their whole life, which is
 //! within a few percent of the best known packing for such plans, and stable.
@@ -64,7 +66,12 @@ fn buffers(
     let mut buffers: Vec<Buffer> = Vec::new();
     for (index, stage) in stages.iter().enumerate() {
         let Some(out) = stage.out() else { continue };
-        let last = readers(stages, out).into_iter().max().unwrap_or(index);
+        let readers = readers(stages, out);
+        let kept = readers.iter().any(|&r| matches!(stages[r].kind, Kind::Gather { .. }));
+        let last = match readers.into_iter().max() {
+            Some(_) if kept => stages.len() - 1,
+            last => last.unwrap_or(index),
+        };
         let heir = in_place(program, stages, index)?;
         let owner = heir.and_then(|from| buffers.iter_mut().find(|b| b.values.contains(&from)));
         match owner {

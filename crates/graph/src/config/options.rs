@@ -191,6 +191,14 @@ pub const SETTINGS: &[Setting] = &[
         default: |_| fixed("warn", "nothing falls back in silence"),
     },
     Setting {
+        path: "kernels",
+        flag: Some("graph-kernels"),
+        kind: Kind::Word(&["auto", "fixed"]),
+        help: "Kernels: the fastest for each bucket, or one with one order of summation for all, so that a request's tokens depend on nothing else in the batch (--deterministic).",
+        default_words: "auto",
+        default: |_| fixed("auto", "every bucket has the kernels that are fastest for it"),
+    },
+    Setting {
         path: "debug",
         flag: Some("graph-debug"),
         kind: Kind::Word(&["off", "eager", "verify"]),

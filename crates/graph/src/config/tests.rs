@@ -38,6 +38,7 @@ fn the_table_at_start_says_why() {
         memory.budget              none       default: graphs are small; their exact bytes are reported
         capture                    startup    default: recording is data, not warm-up runs: it takes a moment
         fallback                   warn       default: nothing falls back in silence
+        kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        on         default: weights are fetched before the previous kernel ends
     "#]].assert_eq(&resolved("", &[], &H200).table());
@@ -59,6 +60,7 @@ fn the_table_at_start_says_why() {
         memory.budget              256MiB     rule lazy-is-bounded: a set of graphs that grows with traffic needs an end
         capture                    lazy       --graph-config
         fallback                   warn       default: nothing falls back in silence
+        kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        off        rule pdl-needs-a-gpu: a CPU runs one op after the other
     "#]].assert_eq(&table);

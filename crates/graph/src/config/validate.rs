@@ -39,6 +39,7 @@ pub(super) fn validate(
             "allow" => Fallback::Allow,
             _ => Fallback::Warn,
         },
+        fixed: get("kernels") == "fixed",
         debug: match get("debug") {
             "eager" => Debug::Eager,
             "verify" => Debug::Verify,

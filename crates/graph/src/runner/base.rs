@@ -163,6 +163,11 @@ impl<P: PhaseRule> Runner<P> {
         })
     }
 
+    /// What it computes.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
     /// What happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -350,7 +355,8 @@ impl<P: PhaseRule> Runner<P> {
                 // The bucket's plan serves as well op by op; only past the last bucket does a step
                 // need a plan of its own.
                 let bucket = self.config.buckets.fit(P::size(shape));
-                let own = || P::exact(shape, &limits);
+                let own =
+                    || P::exact(shape, &limits).with_variant(self.config.buckets.variant.clone());
                 let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);
                 (bucket.map_or_else(own, planned), Some(reason))
             }
@@ -361,9 +367,14 @@ impl<P: PhaseRule> Runner<P> {
         Ok(Choice { key, eager })
     }
 
-    fn plan(&self, key: &ShapeKey) -> &Plan {
+    /// The plan of a key that a step ran under lately, covered by a bucket or not.
+    pub fn plan_of(&self, key: &ShapeKey) -> Option<&Plan> {
         let uncovered = || self.uncovered.iter().find(|plan| plan.key == *key);
-        self.plans.get(key).or_else(uncovered).expect("choose made it")
+        self.plans.get(key).or_else(uncovered)
+    }
+
+    fn plan(&self, key: &ShapeKey) -> &Plan {
+        self.plan_of(key).expect("choose made it")
     }
 
     fn make_uncovered(&mut self, key: &ShapeKey) -> Result<(), RunError> {

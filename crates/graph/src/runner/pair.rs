@@ -161,6 +161,11 @@ impl Runners {
         Ok(())
     }
 
+    /// What it computes.
+    pub fn program(&self) -> &Program {
+        self.decode.program()
+    }
+
     /// What can replay.
     pub fn coverage(&self) -> Coverage {
         let prefill_tokens = self.prefill.coverage();

@@ -161,6 +161,7 @@ impl Run {
                 sink(Piece::Prompt { position, logprobs: prompt_logprobs });
                 Ok(())
             }
+            Reply::Output(Output::Embedded { .. }) => Ok(()),
             Reply::Output(Output::Token { id, choice, token, logprob }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
                 let slot = &mut self.slots[index];

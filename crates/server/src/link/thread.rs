@@ -241,6 +241,7 @@ impl Worker {
         let id = match &output {
             Output::Rejected { id, .. }
             | Output::Prefilled { id, .. }
+            | Output::Embedded { id, .. }
             | Output::Token { id, .. }
             | Output::Finished { id, .. } => *id,
         };
@@ -256,6 +257,7 @@ impl Worker {
                 metrics.prompt_tokens.inc_by(u64::from(*prompt_tokens));
                 metrics.cached_tokens.inc_by(u64::from(*cached_tokens));
             }
+            Output::Embedded { .. } => {}
             Output::Token { choice, .. } => {
                 metrics.generated_tokens.inc();
                 if let Some(last) = live.last_token.get_mut(*choice as usize) {

@@ -2,6 +2,8 @@
 //! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128, else
 //! `kernels/attention_varlen.cu`. Everything else: `kernels/attention_ref.cu`.
 //!
+//! `fixed`: the decode kernel without splits for any number of tokens.
+//!
 //! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs
 //! (`splits=8,least=4,stages=3`).
 
@@ -30,7 +32,7 @@ impl Attention {
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         if self.tensor_cores(target) {
-            let launch = match (self.single, self.kv.head_dim) {
+            let launch = match (self.single || self.fixed(), self.kv.head_dim) {
                 (false, 64 | 128) if self.warpgroups(target) => self.wgmma(target)?,
                 (false, ..=128) => self.varlen(target)?,
                 _ => self.fast(target)?,
@@ -75,7 +77,7 @@ impl Attention {
     /// Blocks that may share a row's pages. Blocks past what a row needs leave at once.
     fn splits(&self, target: &Target) -> u32 {
         let pairs = self.rows * self.kv.heads;
-        if !self.single || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
+        if !self.single || self.fixed() || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
             return 1;
         }
         let ways = (self.option("ways").unwrap_or(2) * target.sms).div_ceil(pairs);
@@ -134,6 +136,7 @@ impl Attention {
                 ("QNT", norm_type(q_norm)?),
                 ("KNT", norm_type(k_norm)?),
                 ("COUNT_SPLIT", count::SPLIT),
+                ("FIXED", u32::from(self.fixed())),
             ])
             .grid(
                 if self.single { splits } else { items },

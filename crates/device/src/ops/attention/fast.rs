@@ -30,6 +30,8 @@ pub(super) struct AttentionStep {
     pub(super) level: Level,
     /// The AVX-512 kernels fit the shape.
     wide: bool,
+    /// Every token alone, however many there are.
+    fixed: bool,
 }
 
 // SAFETY: addresses in an arena that the recording keeps; chunks write different heads of the output.
@@ -56,6 +58,7 @@ impl Attention {
             rope: self.rope.as_ref().map(|rope| rope.resolve(memory, features)),
             level,
             wide,
+            fixed: self.fixed(),
         })
     }
 }
@@ -204,7 +207,7 @@ impl AttentionStep {
         if self.wide {
             // SAFETY: `wide` says the processor has AVX-512; the scratch is what was asked for.
             unsafe {
-                if tokens * self.group() <= 6 {
+                if self.fixed || tokens * self.group() <= 6 {
                     (0..tokens).for_each(|i| avx512::few(&heads, token + i, position + i));
                 } else {
                     avx512::block(&heads, token, tokens, position);

@@ -7,6 +7,9 @@
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
+//! - `fixed`, asked for by name: `wgmma` without sharing K for any number of rows, else `ref`; both sum a
+//!   row in the same order whatever is beside it.
+//!
 //! `variant` overrides: a name, then `key=value` pairs (`wgmma,wide=64,stages=4`).
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
@@ -52,6 +55,9 @@ impl Linear {
             None => ("", ""),
         };
         let option = |key: &str| {
+            if name == "fixed" {
+                return (key == "split").then_some(1);
+            }
             let pair =
                 options.split(',').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
             pair.and_then(|value| value.parse::<u32>().ok())
@@ -69,8 +75,12 @@ impl Linear {
         }
         let hopper = target.capability == (9, 0) && self.x.cols.is_multiple_of(64);
         let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
-        if hopper && narrow_out && (name == "wgmma" || (name.is_empty() && rows <= 128)) {
+        let wanted = matches!(name, "wgmma" | "fixed") || (name.is_empty() && rows <= 128);
+        if hopper && narrow_out && wanted {
             return self.wgmma_plan(target, option);
+        }
+        if name == "fixed" {
+            return Plan::Reference;
         }
         if hopper
             && (name == "tiles" || name.is_empty())

@@ -51,6 +51,7 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
         deadline: None,
         tenant: 0,
         prompt_logprobs: None,
+        embed: None,
     };
     let requests = spread(base, !choice.stops.is_empty() || choice.single_call);
     let choices = requests.iter().map(|r| r.choices).collect();

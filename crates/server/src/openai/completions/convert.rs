@@ -43,6 +43,7 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
             deadline: None,
             tenant: 0,
             prompt_logprobs: request.logprobs.filter(|_| echo),
+            embed: None,
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
         let apart = spread(base, !stops.is_empty());
