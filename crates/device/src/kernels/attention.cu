@@ -11,7 +11,7 @@
 // wait, since nothing in flight can write them. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
 // a row, found on the device from q_start.
 //
-// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLITS, SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
+// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
 // YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT. With FIXED a page's warp follows from the page alone.
 #include "prelude.cuh"
 
@@ -205,16 +205,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 end = position + tokens;
     row.fresh = ROPE ? row.length - 1 : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-    u32 page = begin / PAGE / (FIXED ? WARPS : 1) * (FIXED ? WARPS : 1), last_page = (end - 1) / PAGE, splits = 1;
-    if (SPLITS > 1) {
-        const u32 pages = last_page + 1 - page;
-        u32 share = max(__ldcg(counts + COUNT_SPLIT) * HKV / (8 * PAGE), (u32)LEAST_PAGES);
-        splits = min(max((pages + share / 2) / share, 1u), (u32)SPLITS);
-        if (blockIdx.x >= splits) return;
-        share = (pages + splits - 1) / splits;
-        splits = (pages + share - 1) / share;
-        if (blockIdx.x >= splits) return;
-        page += blockIdx.x * share;
+    u32 page = begin / PAGE / (FIXED ? WARPS : 1) * (FIXED ? WARPS : 1), last_page = (end - 1) / PAGE;
+    if (splits > 1) {
+        const u32 share = (last_page + splits - page) / splits;
+        page += split * share;
         last_page = min(page + share - 1, last_page);
     }
     const bool has_newest = ROPE && last_page == row.fresh / PAGE;

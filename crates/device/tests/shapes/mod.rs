@@ -212,6 +212,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
 }
 
 /// The same with kernels that are fixed, without what is never fused into them.
+#[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| match op {
         Op::Linear(op) => op.norm.is_none(),

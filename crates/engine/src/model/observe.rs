@@ -15,10 +15,13 @@ use graph::runner::Runners;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+/// The log-probability of a token, and the likeliest tokens with theirs.
+type Scored = (f32, Vec<(Token, f32)>);
+
 /// What was observed of a row.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    pub(super) scores: Vec<(f32, Vec<(Token, f32)>)>,
+    pub(super) scores: Vec<Scored>,
     pub(super) hidden: Option<Vec<f64>>,
 }
 
@@ -81,7 +84,7 @@ impl<'a> Tail<'a> {
         Ok(floats(tensor.dtype, &raw))
     }
 
-    fn scores(&self, first: u32, score: &Score) -> Result<Vec<(f32, Vec<(Token, f32)>)>> {
+    fn scores(&self, first: u32, score: &Score) -> Result<Vec<Scored>> {
         let (device, arena) = (self.runners.device(), self.runners.arena());
         let row = self.stream.dtype.bytes(self.stream.stride as usize) as u64;
         let mut scores = Vec::with_capacity(score.targets.len());

@@ -4,8 +4,7 @@
 //!
 //! `fixed`: the decode kernel without splits for any number of tokens.
 //!
-//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs
-//! (`splits=8,least=4,stages=3`).
+//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs (`least=4,stages=3`).
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
@@ -89,11 +88,16 @@ impl Attention {
             && target.capability.0 >= 8
     }
 
-    /// Blocks that may share a row's pages. Blocks past what a row needs leave at once.
-    fn splits(&self, target: &Target) -> u32 {
-        let pairs = self.rows * self.kv.heads;
-        if !self.single || self.fixed() || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
-            return 1;
+    /// How rows are cut into pieces (SPLIT in the kernel), and blocks per KV head in two dimensions. A few rows
+    /// have pieces of their own; more rows share a list of them, so that blocks without work stay few; many rows
+    /// fill the GPU without.
+    fn pieces(&self, target: &Target) -> (u32, u32, u32) {
+        let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
+        match self.rows {
+            _ if self.fixed() => (0, self.rows, 1),
+            0..=4 if self.single => (2, (ways / self.rows.max(1)).max(8), self.rows),
+            5..=64 if self.single => (1, self.rows + ways, 1),
+            _ => (0, self.rows, 1),
         }
     }
 
