@@ -114,10 +114,12 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
     let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
+    let embedding = engine::exec::Executor::hidden(&loaded.executor);
     let config = &loaded.config;
     let vocab = config.vocab as u32;
     let Some(text) = loaded.text.take() else {
-        return Model::new(name, context, Arc::new(WordText::new(vocab, config.eos.clone())));
+        let text = WordText::new(vocab, config.eos.clone());
+        return Model { embedding, ..Model::new(name, context, Arc::new(text)) };
     };
     let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
     let (tools, reasoning) = (text.tool_format(), text.reasoning());
@@ -130,7 +132,7 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
         min_p: suggested.min_p.unwrap_or(plain.defaults.min_p),
         ..plain.defaults.clone()
     };
-    Model { defaults, tools, reasoning, ..plain }
+    Model { defaults, tools, reasoning, embedding, ..plain }
 }
 
 /// Lines for the page.

@@ -116,11 +116,22 @@ def openai_completions():
 
 @test
 def openai_embeddings():
+    texts = ["A cat sat on the mat.", "A kitten lay on the rug.", "Interest rates rose again."]
+    made = client.embeddings.create(model=MODEL, input=texts)
+    assert [one.index for one in made.data] == [0, 1, 2]
+    width = len(made.data[0].embedding)
+    assert made.usage.prompt_tokens == made.usage.total_tokens > 3
+    for one in made.data:
+        assert len(one.embedding) == width and abs(sum(x * x for x in one.embedding) - 1) < 1e-3
+    # The client asks for base64 by itself; numbers are the same.
+    plain = client.embeddings.create(model=MODEL, input=texts[1], encoding_format="float", dimensions=width)
+    assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, made.data[1].embedding)) < 1e-2
     try:
-        made = client.embeddings.create(model=MODEL, input=["a", "b"])
-        assert len(made.data) == 2 and len(made.data[0].embedding) > 0
-    except openai.APIStatusError as e:
-        assert e.status_code == 501 and not args.mock, e
+        client.embeddings.create(model=MODEL, input="x", dimensions=width - 1)
+    except openai.BadRequestError as e:
+        assert e.param == "dimensions", e
+    else:
+        raise AssertionError("a narrower vector was promised")
 
 
 @test
