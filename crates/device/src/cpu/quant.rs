@@ -78,40 +78,40 @@ fn q5(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) 
     }
 }
 
-/// Sixteen consecutive bytes.
+/// Sixteen consecutive bytes, as wide as the floats they become: vectors have no shifts of bytes.
 #[inline(always)]
-fn sixteen(bytes: &[u8], at: usize) -> &[u8; 16] {
-    bytes[at..at + 16].try_into().expect("sixteen bytes")
+fn sixteen(bytes: &[u8], at: usize) -> [i32; 16] {
+    let bytes: [u8; 16] = bytes[at..at + 16].try_into().expect("sixteen bytes");
+    bytes.map(i32::from)
 }
 
 /// Sixteen elements from `at` on: scale·q − min.
 #[inline(always)]
-fn put(out: &mut [f32], at: usize, scale: f32, min: f32, q: impl Fn(usize) -> i8) {
+fn put(out: &mut [f32], at: usize, scale: f32, min: f32, q: impl Fn(usize) -> i32) {
     let out: &mut [f32; 16] = (&mut out[at..at + 16]).try_into().expect("sixteen floats");
     for (i, out) in out.iter_mut().enumerate() {
-        *out = scale * f32::from(q(i)) - min;
+        *out = scale * q(i) as f32 - min;
     }
 }
 
-/// Calls with each group of sixteen of a block of 256: its number, its first element, the place of its
-/// two-bit values among 64 bytes, and how far those are shifted.
+/// Where the two-bit values of a group of sixteen lie in a block of 256: the first of their bytes among
+/// 64, and how far they are shifted. (Not a function that takes a closure: one that is not inlined
+/// would be compiled for the baseline.)
 #[inline(always)]
-fn pairs_of_bits(mut each: impl FnMut(usize, usize, usize, u32)) {
-    for group in 0..16 {
-        let (half, quarter) = (group / 8, group % 8 / 2);
-        each(group, 16 * group, 32 * half + 16 * (group % 2), 2 * quarter as u32);
-    }
+fn two_bits(group: usize) -> (usize, usize) {
+    (32 * (group / 8) + 16 * (group % 2), group % 8 / 2 * 2)
 }
 
 #[inline(always)]
 fn q2k(block: &[u8], out: &mut [f32]) {
-    let (scales, qs) = (sixteen(block, 0), &block[16..80]);
+    let (scales, qs) = (&block[..16], &block[16..80]);
     let (d, dmin) = (half_at(block, 80), half_at(block, 82));
-    pairs_of_bits(|group, to, at, shift| {
+    for group in 0..16 {
+        let (at, shift) = two_bits(group);
         let (scale, q) = (scales[group], sixteen(qs, at));
         let min = dmin * f32::from(scale >> 4);
-        put(out, to, d * f32::from(scale & 15), min, |i| (q[i] >> shift & 3) as i8);
-    });
+        put(out, 16 * group, d * f32::from(scale & 15), min, |i| q[i] >> shift & 3);
+    }
 }
 
 #[inline(always)]
@@ -124,12 +124,13 @@ fn q3k(block: &[u8], out: &mut [f32]) {
         let top = packed[8 + j % 4] >> (j / 4 * 2) & 3;
         f32::from(low | top << 4) - 32.0
     };
-    pairs_of_bits(|group, to, at, shift| {
+    for group in 0..16 {
+        let (at, shift) = two_bits(group);
         let (q, high, bit) = (sixteen(qs, at), sixteen(high, group % 2 * 16), group / 2);
         // The high bit is the one that is not taken off: a missing one makes the value 4 less.
-        let value = |i: usize| (q[i] >> shift & 3) as i8 + ((high[i] >> bit & 1) << 2) as i8 - 4;
-        put(out, to, d * scale(group), 0.0, value);
-    });
+        let value = |i: usize| (q[i] >> shift & 3) + ((high[i] >> bit & 1) << 2) - 4;
+        put(out, 16 * group, d * scale(group), 0.0, value);
+    }
 }
 
 /// The six-bit scale and minimum of sub-block `j` of Q4_K and Q5_K.
@@ -151,7 +152,7 @@ fn q4k(block: &[u8], out: &mut [f32]) {
         let (scale, min) = scale_min(packed, group / 2);
         let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
         let (q, shift) = (sixteen(qs, group / 4 * 32 + group % 2 * 16), group / 2 % 2 * 4);
-        put(out, 16 * group, scale, min, |i| (q[i] >> shift & 15) as i8);
+        put(out, 16 * group, scale, min, |i| q[i] >> shift & 15);
     }
 }
 
@@ -164,19 +165,20 @@ fn q5k(block: &[u8], out: &mut [f32]) {
         let (scale, min) = (d * f32::from(scale), dmin * f32::from(min));
         let (q, shift) = (sixteen(qs, group / 4 * 32 + group % 2 * 16), group / 2 % 2 * 4);
         let (high, bit) = (sixteen(high, group % 2 * 16), group / 2);
-        let value = |i: usize| (q[i] >> shift & 15 | (high[i] >> bit & 1) << 4) as i8;
+        let value = |i: usize| q[i] >> shift & 15 | (high[i] >> bit & 1) << 4;
         put(out, 16 * group, scale, min, value);
     }
 }
 
 #[inline(always)]
 fn q6k(block: &[u8], out: &mut [f32]) {
-    let (ql, qh, scales) = (&block[..128], &block[128..192], sixteen(block, 192));
+    let (ql, qh, scales) = (&block[..128], &block[128..192], &block[192..208]);
     let d = half_at(block, 208);
-    pairs_of_bits(|group, to, at, shift| {
+    for group in 0..16 {
+        let (at, shift) = two_bits(group);
         let low = sixteen(ql, group / 8 * 64 + group % 4 * 16);
         let (top, nibble) = (sixteen(qh, at), group % 8 / 4 * 4);
-        let value = |i: usize| (low[i] >> nibble & 15 | (top[i] >> shift & 3) << 4) as i8 - 32;
-        put(out, to, d * f32::from(scales[group] as i8), 0.0, value);
-    });
+        let value = |i: usize| (low[i] >> nibble & 15 | (top[i] >> shift & 3) << 4) - 32;
+        put(out, 16 * group, d * f32::from(scales[group] as i8), 0.0, value);
+    }
 }
