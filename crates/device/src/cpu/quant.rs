@@ -106,9 +106,9 @@ fn two_bits(group: usize) -> (usize, usize) {
 fn q2k(block: &[u8], out: &mut [f32]) {
     let (scales, qs) = (&block[..16], &block[16..80]);
     let (d, dmin) = (half_at(block, 80), half_at(block, 82));
-    for group in 0..16 {
+    for (group, scale) in scales.iter().enumerate() {
         let (at, shift) = two_bits(group);
-        let (scale, q) = (scales[group], sixteen(qs, at));
+        let q = sixteen(qs, at);
         let min = dmin * f32::from(scale >> 4);
         put(out, 16 * group, d * f32::from(scale & 15), min, |i| q[i] >> shift & 3);
     }
@@ -174,11 +174,11 @@ fn q5k(block: &[u8], out: &mut [f32]) {
 fn q6k(block: &[u8], out: &mut [f32]) {
     let (ql, qh, scales) = (&block[..128], &block[128..192], &block[192..208]);
     let d = half_at(block, 208);
-    for group in 0..16 {
+    for (group, scale) in scales.iter().enumerate() {
         let (at, shift) = two_bits(group);
         let low = sixteen(ql, group / 8 * 64 + group % 4 * 16);
         let (top, nibble) = (sixteen(qh, at), group % 8 / 4 * 4);
         let value = |i: usize| (low[i] >> nibble & 15 | (top[i] >> shift & 3) << 4) - 32;
-        put(out, 16 * group, d * f32::from(scales[group] as i8), 0.0, value);
+        put(out, 16 * group, d * f32::from(*scale as i8), 0.0, value);
     }
 }
