@@ -2,7 +2,8 @@
 
 step.py check  STEP.json...        every node, poisoned outputs, against PyTorch
 step.py chain  STEP.json...        40 replays with dependent launch, the same bits as node by node
-step.py time   STEP.json...        ms per step as one graph with dependent launch, and per kind of node
+step.py time   STEP.json...        ms per step as one graph with dependent launch
+                                   PARTS=1: and per kind of node; MAPPED=1: and as the engine runs it
 """
 import ctypes, json, os, random, sys
 import torch
@@ -10,6 +11,7 @@ from compile import Nvrtc
 
 cuda = ctypes.CDLL("libcuda.so.1")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "b_f16": torch.bfloat16, "u32": torch.int32}
+RING_ENTRIES = 8
 SIZES = {"f32": 4, "f16": 2, "b_f16": 2, "u32": 4}
 
 
@@ -62,7 +64,9 @@ class Step:
             have = self.memory.get(region)
             if have is None or have.numel() < size:
                 self.memory.pop(region, None)
-                fresh = torch.zeros(max(size, 256), dtype=torch.uint8, device="cuda")
+                # MAPPED: mail and ring in host memory, as they are in the engine.
+                mapped = region == "host_mapped" and "MAPPED" in os.environ
+                fresh = torch.zeros(max(size, 256), dtype=torch.uint8, device="cpu" if mapped else "cuda", pin_memory=mapped)
                 self.memory[region] = fresh
                 if region in ("weights", "kv"):
                     half = fresh.view(torch.bfloat16)
@@ -335,6 +339,29 @@ def timed(graph, reset, rounds=7, per=12):
     return sorted(times)[len(times) // 2]
 
 
+def in_flight(step, graph, reset, steps=64):
+    """ms from result to result with two steps in flight, results polled from the ring (needs MAPPED)."""
+    import time
+    reset()
+    step.memory["host_mapped"].zero_()
+    torch.cuda.synchronize()
+    entry, ring = 4 * step.data["mail"]["entry"], step.address(step.data["state"]["ring"])
+    words = [ctypes.c_uint64.from_address(ring + i * entry) for i in range(RING_ENTRIES)]
+    graph.replay()
+    times, last = [], None
+    for n in range(1, steps + 1):
+        graph.replay()
+        word = words[n % RING_ENTRIES]
+        while word.value != n:
+            pass
+        now = time.perf_counter()
+        if n > 8:
+            times.append(now - last)
+        last = now
+    torch.cuda.synchronize()
+    return sorted(times)[len(times) // 2] * 1000
+
+
 def chain(path, memory):
     """Replays with dependent launch give the bits of a run that waits after every node."""
     step = Step(path, memory)
@@ -382,6 +409,8 @@ def time_step(path, memory, context, parts=True):
     nodes = step.data["nodes"]
     whole = timed(graph_of(step, range(len(nodes))), reset, per=12 if decode else 3)
     result = {"whole": whole}
+    if decode and "MAPPED" in os.environ:
+        result["in flight"] = in_flight(step, graph_of(step, range(len(nodes))), reset)
     if parts:
         reset()
         step.run(0)

@@ -14,6 +14,8 @@ pub mod lower;
 mod memory;
 pub(crate) mod record;
 pub mod source;
+pub mod tune;
+pub mod tuned;
 pub mod usage;
 
 pub use context::{Gpu, gpus};

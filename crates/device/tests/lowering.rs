@@ -15,6 +15,7 @@ fn targets() -> [Target; 2] {
         shared_per_block: 163 << 10,
         shared_per_sm: 164 << 10,
         l2: 40 << 20,
+        tuned: Default::default(),
     };
     [ampere, Target::h200()]
 }

@@ -23,6 +23,7 @@ fn targets() -> Vec<Target> {
             shared_per_block: block << 10,
             shared_per_sm: sm << 10,
             l2: 40 << 20,
+            tuned: Default::default(),
         })
         .to_vec()
 }

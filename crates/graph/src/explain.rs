@@ -6,8 +6,9 @@ mod picture;
 use crate::compile::{CompileTarget, TargetDevice};
 use crate::plan::{Plan, bytes, describe, outputs};
 use crate::{BackendKind, Phase};
-use device::cuda::launch::Lowered;
+use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
+use device::cuda::tuned::shape;
 use device::op::{Epilogue, Norm};
 use device::{Op, Tensor};
 use serde::Serialize;
@@ -38,6 +39,8 @@ pub struct NodeExplained {
     pub op: String,
     /// What it becomes on the target; empty on a CPU.
     pub kernels: Vec<KernelUse>,
+    /// Which variant of its kernel, and why; nothing where there is no choice.
+    pub choice: Option<String>,
     /// Why it has no kernel, if the target has none for it.
     pub problem: Option<String>,
     /// Bytes of weights it reads.
@@ -118,12 +121,17 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
         },
     };
     let (weight_bytes, value_bytes) = traffic(&node.op);
+    let choice = match &target.device {
+        TargetDevice::Cuda(target) if problem.is_none() => choice(&node.op, target),
+        _ => None,
+    };
     NodeExplained {
         index,
         layer: node.layer,
         name: node.name.clone(),
         op: describe(&node.op),
         kernels,
+        choice,
         problem,
         weight_bytes,
         value_bytes,
@@ -131,6 +139,21 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
         breaks: plan.breaks.contains(&index),
         splits: plan.splits.contains(&index),
     }
+}
+
+/// The variant an op runs as: asked for, measured, or by the rule.
+fn choice(op: &Op, target: &Target) -> Option<String> {
+    shape(op)?;
+    let asked = match op {
+        Op::Linear(op) => op.variant.as_ref(),
+        Op::Attention(op) => op.variant.as_ref(),
+        _ => None,
+    };
+    Some(match (asked, target.tuned.choice(op)) {
+        (Some(variant), _) => format!("{variant}, asked for"),
+        (None, Some(choice)) => choice.to_string(),
+        (None, None) => "default".into(),
+    })
 }
 
 fn kernel(lowered: &Lowered) -> KernelUse {
@@ -198,14 +221,14 @@ impl Explanation {
                 kind.name()
             ));
         }
-        let rows: Vec<[String; 7]> = self.nodes.iter().map(row).collect();
-        let head =
-            ["#", "node", "op", "kernel", "grid × block", "weights", "writes"].map(String::from);
+        let rows: Vec<[String; 8]> = self.nodes.iter().map(row).collect();
+        let head = ["#", "node", "op", "kernel", "grid × block", "weights", "writes", "choice"]
+            .map(String::from);
         let width = |column: usize| {
             let cells = rows.iter().chain([&head]).map(|row| row[column].chars().count());
             cells.max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..7).map(width).collect();
+        let widths: Vec<usize> = (0..8).map(width).collect();
         for row in [&head].into_iter().chain(&rows) {
             let cell = |(cell, &width): (&String, &usize)| {
                 format!("{cell}{}", " ".repeat(width - cell.chars().count()))
@@ -223,7 +246,7 @@ impl Explanation {
     }
 }
 
-fn row(node: &NodeExplained) -> [String; 7] {
+fn row(node: &NodeExplained) -> [String; 8] {
     let full = node.layer.map_or(node.name.clone(), |layer| format!("{layer}.{}", node.name));
     let kernel = match (&node.problem, node.kernels.is_empty()) {
         (Some(_), _) => "none".to_owned(),
@@ -236,7 +259,9 @@ fn row(node: &NodeExplained) -> [String; 7] {
     };
     let weights = if node.weight_bytes == 0 { String::new() } else { bytes(node.weight_bytes) };
     let grids = if node.kernels.is_empty() { String::new() } else { join(&node.kernels, launch) };
-    [node.index.to_string(), full, node.op.clone(), kernel, grids, weights, node.writes.clone()]
+    let choice = node.choice.clone().unwrap_or_default();
+    let (index, op, writes) = (node.index.to_string(), node.op.clone(), node.writes.clone());
+    [index, full, op, kernel, grids, weights, writes, choice]
 }
 
 fn join<T>(items: &[T], text: impl Fn(&T) -> String) -> String {

@@ -2,6 +2,7 @@
 
 use device::StepLimits;
 use device::cuda::launch::Target;
+use device::cuda::tuned::{Choice, Tuned, shape};
 use expect_test::expect;
 use graph::explain::{Explanation, explain};
 use graph::layout::{Layout, pages_that_fit};
@@ -10,8 +11,12 @@ use graph::program::sample::Sample;
 use graph::{BackendKind, CompileTarget, Plan, ShapeKey};
 
 fn qwen3_8b(key: &ShapeKey) -> (Plan, Explanation) {
+    qwen3_8b_on(Target::h200(), key)
+}
+
+fn qwen3_8b_on(target: Target, key: &ShapeKey) -> (Plan, Explanation) {
     let program = Sample::qwen3_8b().build("qwen3-8b");
-    let target = CompileTarget::cuda(Target::h200());
+    let target = CompileTarget::cuda(target);
     let limits = StepLimits {
         seats: 256,
         rows: 256,
@@ -41,6 +46,27 @@ fn a_gpu_has_a_kernel_for_every_node_of_qwen3_8b() {
         assert_eq!(plan.check(), vec![], "{key}");
         println!("{key}: {} nodes, {} launches", plan.nodes.len(), explanation.launches);
     }
+}
+
+#[test]
+fn a_variant_is_said_with_the_reason_for_it() {
+    let key = ShapeKey::decode(16);
+    let mut target = Target { tuned: Tuned::default(), ..Target::h200() };
+    let (plan, before) = qwen3_8b_on(target.clone(), &key);
+    // Nodes of layer 0: norm + qkv, attention, output, norm + gate/up, down.
+    assert_eq!(before.nodes[2].choice.as_deref(), Some("default"));
+    assert_eq!(before.nodes[0].choice, None, "a prologue has no variants");
+    let choice =
+        |variant: &str| Choice { variant: variant.into(), nanos: 8_100, rule_nanos: 9_000 };
+    target.tuned.insert(shape(&plan.nodes[2].op).unwrap(), choice("gemm"));
+    target.tuned.insert(shape(&plan.nodes[4].op).unwrap(), choice(""));
+    let (_, after) = qwen3_8b_on(target, &key);
+    assert_eq!(after.nodes[2].choice.as_deref(), Some("gemm, tuned 8.1 µs over 9.0"));
+    assert!(after.nodes[2].kernels.iter().any(|kernel| kernel.name == "cublaslt"));
+    let kept = after.nodes[4].choice.as_deref();
+    assert_eq!(kept, Some("default, 9.0 µs is the best measured"));
+    assert_eq!(after.nodes[4].kernels, before.nodes[4].kernels);
+    assert!(after.table().contains("tuned 8.1 µs over 9.0"));
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! A GPU's primary context and the one stream everything runs on.
 
 use super::api::DriverApi;
-use super::launch::Target;
+use super::cache::Cache;
+use super::launch::{Target, arch};
 use super::library;
+use super::tuned::Tuned;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -50,15 +52,18 @@ fn gpu(api: &DriverApi, ordinal: u32) -> Result<(Gpu, sys::CUdevice)> {
         unsafe { api.cuDeviceGetAttribute(&mut value, which, device) }?;
         Ok(value as u32)
     };
+    let capability = (
+        read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let sms = read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let target = Target {
-        capability: (
-            read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
-        sms: read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        capability,
+        sms,
         shared_per_block: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
         l2: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
+        tuned: Tuned::of_machine(Cache::of_user().folder(), &arch(capability), sms),
     };
     Ok((Gpu { ordinal, name, memory: memory as u64, target }, device))
 }

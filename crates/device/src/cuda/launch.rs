@@ -1,5 +1,6 @@
 //! What an op becomes on a GPU: plain data that names a kernel, its shape constants and arguments.
 
+use super::tuned::Tuned;
 use crate::{DType, Span};
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +122,8 @@ pub struct Target {
     pub shared_per_sm: u32,
     /// L2 bytes.
     pub l2: u64,
+    /// Variants that were measured to be faster than the rules.
+    pub tuned: Tuned,
 }
 
 impl Target {
@@ -132,13 +135,18 @@ impl Target {
             shared_per_block: 227 << 10,
             shared_per_sm: 228 << 10,
             l2: 60 << 20,
+            tuned: Tuned::shipped("sm_90a", 132),
         }
     }
 
     /// The NVRTC architecture name: `sm_90a`, `sm_80`, …
     pub fn arch(&self) -> String {
-        let (major, minor) = self.capability;
-        let suffix = if major >= 9 { "a" } else { "" };
-        format!("sm_{major}{minor}{suffix}")
+        arch(self.capability)
     }
+}
+
+/// The NVRTC architecture name of a compute capability.
+pub(crate) fn arch((major, minor): (u32, u32)) -> String {
+    let suffix = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{suffix}")
 }

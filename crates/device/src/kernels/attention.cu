@@ -3,12 +3,15 @@
 // Warps of a block share the KV range round robin, each with its own ring, and merge at the end; blocks of
 // a row share it by splits and the last to arrive merges them, always in the same order.
 //
-// Decode (SINGLE): grid (SPLITS, HKV, rows). With ROPE the block prepares q itself, and the block that
+// Decode (SINGLE): a row is cut into pieces by the prologue's plan, so that all pieces of all rows are about
+// equal. SPLIT 0: not at all, grid (HKV, rows). SPLIT 1: grid (HKV, items); together the pieces are at most
+// the rows and the plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows:
+// grid (HKV, most pieces of a row, rows). Blocks past the pieces leave at once. With ROPE the block prepares q itself, and the block that
 // holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the
 // wait, since nothing in flight can write them. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
 // a row, found on the device from q_start.
 //
-// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLITS, SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
+// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
 // YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT.
 #include "prelude.cuh"
 
@@ -19,6 +22,8 @@
 #define STAGE_BYTES (2 * 16 * PITCH)
 #define STEPS (D / 16)
 #define PER ((D / 2 + 31) / 32)
+// Parts that are loaded at once when splits are merged: a journey to L2 per round.
+#define MERGED 17
 
 struct Row {
     const u32* pages;
@@ -61,6 +66,58 @@ template <int NORM, int T_> DEVICE Turn turn(const void* weight, const float* ta
     }
     return t;
 }
+// How many pieces the pages of a row of `length` tokens are cut into.
+DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
+    const u32 begin = WINDOW && length > WINDOW ? length - WINDOW : 0;
+    const u32 pages = length ? (length - 1) / PAGE + 1 - begin / PAGE : 0, splits = min((pages + share / 2) / share, most);
+    if (splits <= 1) return 1;
+    const u32 each = (pages + splits - 1) / splits;
+    return (pages + each - 1) / each;
+}
+
+// Pages of an equal piece.
+DEVICE u32 share_of(const u32* counts) {
+    return max((__ldcg(counts + COUNT_SPLIT) * HKV + 8 * PAGE - 1) / (8 * PAGE), (u32)LEAST_PAGES);
+}
+
+struct Item {
+    u32 row, seat, length, split, splits;
+};
+// The row and piece of an item, by a sum over the rows before it; every warp finds it for itself. All loads
+// are on their way at once.
+DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, const u32* counts) {
+    const u32 lane = threadIdx.x % 32;
+    u32 lengths[ROWS32], seats[ROWS32], before = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS32; i++) {
+        const u32 r = min(i * 32 + lane, rows - 1);
+        lengths[i] = __ldcg(kv_len + r), seats[i] = __ldcg(row_seat + r);
+    }
+    const u32 share = share_of(counts);
+    Item found = {rows, 0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < ROWS32; i++) {
+        const u32 own = i * 32 + lane < rows ? splits_of(lengths[i], share, FULL) : 0;
+        u32 sum = own;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            const u32 other = __shfl_up_sync(FULL, sum, o);
+            if (lane >= o) sum += other;
+        }
+        const u32 past = __ballot_sync(FULL, before + sum > item), at = __ffs(past) - 1;
+        const u32 total = __shfl_sync(FULL, sum, 31);
+        if (past && found.row == rows) {
+            found.row = i * 32 + at;
+            found.seat = __shfl_sync(FULL, seats[i], at);
+            found.length = __shfl_sync(FULL, lengths[i], at);
+            found.splits = __shfl_sync(FULL, own, at);
+            found.split = item - (before + __shfl_sync(FULL, sum, at) - found.splits);
+        }
+        before += total;
+    }
+    return found;
+}
+
 // Normalises and rotates a head into shared memory.
 template <int NORM> DEVICE void prepare(const void* from, u64 at, float eps, const Turn& t, u16* to) {
     const u32 lane = threadIdx.x % 32;
@@ -92,11 +149,13 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     __shared__ __align__(16) u16 newest[2][D];
     __shared__ float maxima[WARPS][TILES * 8], totals[WARPS][TILES * 8];
     __shared__ u32 shared_word;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, head = blockIdx.y;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+    const u32 head = SINGLE ? blockIdx.x : blockIdx.y;
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
 
     // Which row, and which of its tokens.
-    u32 r = blockIdx.z, first_token = r, tokens = 1;
+    const u32 piece = blockIdx.z * gridDim.y + blockIdx.y;
+    u32 r = SPLIT == 2 ? blockIdx.z : blockIdx.y, first_token = r, tokens = 1, split = 0, splits = 1;
     if (!SINGLE) {
         wait_for_predecessor();
         if (threadIdx.x == 0) shared_word = rows;
@@ -118,11 +177,23 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     Row row;
     // Read before the wait with ROPE: from L2, where the prologue left them.
-    row.length = __ldcg(kv_len + r);
-    row.pages = page_table + (u64)__ldcg(row_seat + r) * pages_per_seat;
+    if (SINGLE && SPLIT == 1) {
+        const Item item = find(blockIdx.y, rows, kv_len, row_seat, counts);
+        if (item.row >= rows) return;
+        r = first_token = item.row, split = item.split, splits = item.splits;
+        row.length = item.length;
+        row.pages = page_table + (u64)item.seat * pages_per_seat;
+    } else {
+        row.length = __ldcg(kv_len + r);
+        row.pages = page_table + (u64)__ldcg(row_seat + r) * pages_per_seat;
+        if (SINGLE && SPLIT == 2) {
+            split = blockIdx.y, splits = splits_of(row.length, share_of(counts), gridDim.y);
+            if (split >= splits) return;
+        }
+    }
     row.kv = kv + (u64)head * (PAGE * D * 2);
     if (row.length == 0) {
-        if (SINGLE && blockIdx.x == 0) {
+        if (SINGLE) {
             wait_for_predecessor();
             for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
                 store1<YT>(out, (u64)r * out_stride + head * (G * D) + i, 0.0f);
@@ -134,16 +205,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 end = position + tokens;
     row.fresh = ROPE ? row.length - 1 : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
-    u32 page = begin / PAGE, last_page = (end - 1) / PAGE, splits = 1;
-    if (SPLITS > 1) {
-        const u32 pages = last_page + 1 - page;
-        u32 share = max(__ldcg(counts + COUNT_SPLIT) * HKV / (8 * PAGE), (u32)LEAST_PAGES);
-        splits = min(max((pages + share / 2) / share, 1u), (u32)SPLITS);
-        if (blockIdx.x >= splits) return;
-        share = (pages + splits - 1) / splits;
-        splits = (pages + share - 1) / share;
-        if (blockIdx.x >= splits) return;
-        page += blockIdx.x * share;
+    u32 page = begin / PAGE, last_page = (end - 1) / PAGE;
+    if (splits > 1) {
+        const u32 share = (last_page + splits - page) / splits;
+        page += split * share;
         last_page = min(page + share - 1, last_page);
     }
     const bool has_newest = ROPE && last_page == row.fresh / PAGE;
@@ -298,8 +363,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     __syncthreads();
     // A block's part: maximum and total of each column, padded to four words, then the sums.
     const u32 live = tokens * G, quads = live * (D / 4), words = COLUMNS * (D + 4);
-    float* mine = partial + (((u64)r * HKV + head) * SPLITS + blockIdx.x) * words;
-    const bool alone = SPLITS == 1 || splits == 1;
+    float* mine = partial + ((u64)piece * HKV + head) * words;
+    const bool alone = !SPLIT || splits == 1;
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         float top = maxima[0][column], weight = 0.0f;
@@ -332,30 +397,30 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     __syncthreads();
     if (shared_word != splits - 1) return;
-    // The last one adds the parts up, eight independent loads at a time.
-    const float* all = partial + ((u64)r * HKV + head) * SPLITS * words;
+    // The last one adds the parts up, many independent loads at a time.
+    const float* all = partial + ((u64)(piece - split) * HKV + head) * words;
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float top = -INFINITY, weight = 0.0f;
-        for (u32 base = 0; base < splits; base += 8) {
-            float2 stats[8];
-            float4 parts[8];
+        for (u32 base = 0; base < splits; base += MERGED) {
+            float2 stats[MERGED];
+            float4 parts[MERGED];
 #pragma unroll
-            for (int u = 0; u < 8; u++) {
-                const float* from = all + min(base + u, splits - 1) * words;
+            for (int u = 0; u < MERGED; u++) {
+                const float* from = all + (u64)min(base + u, splits - 1) * (HKV * words);
                 stats[u] = __ldcg((const float2*)(from + 4 * column));
                 parts[u] = __ldcg((const float4*)(from + 4 * COLUMNS) + i);
             }
             float next = top;
 #pragma unroll
-            for (int u = 0; u < 8; u++)
+            for (int u = 0; u < MERGED; u++)
                 if (base + u < splits) next = fmaxf(next, stats[u].x);
             const float keep = exp2f(top - next);
             weight *= keep, sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
             top = next;
 #pragma unroll
-            for (int u = 0; u < 8; u++) {
+            for (int u = 0; u < MERGED; u++) {
                 const float part = base + u < splits ? exp2f(stats[u].x - top) : 0.0f;
                 const float4 v = parts[u];
                 weight += stats[u].y * part;

@@ -191,9 +191,9 @@ DEVICE u32 transpose_8x8(u32 v) {
 
 // ---- ordered memory ---------------------------------------------------------------------------
 
-DEVICE u64 load_acquire_system(const u64* p) {
+DEVICE u64 load_relaxed_system(const u64* p) {
     u64 v;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 DEVICE void store_release_system(u64* p, u64 v) {

@@ -3,6 +3,8 @@
 #include "prelude.cuh"
 
 #define THREADS 1024
+// A step that takes nothing but mail and runs once: the way a decode step usually goes.
+#define PLAIN (!GIVEN && !REPEATS)
 
 // Exclusive sum of one value per thread; the total in `total`.
 DEVICE u32 scan(u32 v, u32* shared, u32& total) {
@@ -108,11 +110,48 @@ DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_ta
 }
 #endif
 
+// What a row brings into a step.
+struct Entry {
+    u32 q_len, flags, seat, length, token, page;
+};
+
+// Loads of a row that depend on nothing but the tables; `page` is the one its next token goes to.
+DEVICE Entry entry_of(u32 r, u32 rows, const u32* row_seat, const u32* row_flags, const u32* row_q_len,
+                      const u32* seat_len, const u32* seat_token, const u32* page_table) {
+    Entry e = {0, 0, SEATS, 0, 0, 0};
+    if (r < rows) e.q_len = row_q_len[r], e.flags = row_flags[r], e.seat = min(row_seat[r], (u32)SEATS);
+    e.length = seat_len[e.seat];
+    e.token = seat_token[e.seat];
+    if (e.length / PAGE < PAGES_PER_SEAT) e.page = page_table[(u64)e.seat * PAGES_PER_SEAT + e.length / PAGE];
+    return e;
+}
+
+// The longest row and the pages of all rows, in thread 0.
+DEVICE void block_totals(u32& longest, u32& pages, u32* shared, u32* sums) {
+    longest = __reduce_max_sync(FULL, longest);
+    pages = __reduce_add_sync(FULL, pages);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = longest, sums[threadIdx.x / 32] = pages;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        longest = __reduce_max_sync(FULL, shared[threadIdx.x]);
+        pages = __reduce_add_sync(FULL, sums[threadIdx.x]);
+    }
+}
+
+DEVICE void write_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pages, u32 ways) {
+    counts[COUNT_ROWS] = rows;
+    counts[COUNT_TOKENS] = tokens;
+    counts[COUNT_MAX_KV] = longest;
+    // An equal share, in tokens, for each of `ways` blocks per KV head, were there eight; kernels scale it by
+    // theirs. Rounded up: `ways` shares hold all pages.
+    counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* biases, u32* seen, u32* counts,
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
          u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, const u32* leave,
-         const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens) {
+         const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens, u32 ways) {
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
 #if REPEATS
@@ -122,15 +161,23 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
     const u32 tid = threadIdx.x;
     wait_for_predecessor();
-    if (tid == 0) {
+    // The way to host memory and back is the longest of this kernel. Both banks are asked at once, and while
+    // they are, every thread loads its row as it stands: a step without mail then has all it needs. (The
+    // last warp asks: it seldom has a row to wait for.)
+    if (tid == THREADS - 32) {
+        const u64 first = load_relaxed_system((const u64*)mail0), second = load_relaxed_system((const u64*)mail1);
         const u64 launch = ((u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO]) + 1;
         counts[COUNT_LAUNCH_LO] = (u32)launch;
         counts[COUNT_LAUNCH_HI] = (u32)(launch >> 32);
         shared_launch[0] = launch;
-        shared_launch[1] = load_acquire_system((const u64*)(launch & 1 ? mail1 : mail0));
+        shared_launch[1] = launch & 1 ? second : first;
     }
 #if REPEATS
     if (tid == 32) pageless = 0;
+#endif
+    u32 rows = min(counts[COUNT_ROWS], bucket_rows);
+#if PLAIN
+    Entry own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
 #endif
     __syncthreads();
     const bool mailed = shared_launch[0] == shared_launch[1];
@@ -139,12 +186,16 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         __threadfence_system();
         apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
                    row_q_len, bucket_rows);
+        rows = min(counts[COUNT_ROWS], bucket_rows);
+#if PLAIN
+        own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
+#endif
     }
 #if GIVEN
     const u32* given = shared_launch[0] & 1 ? given1 : given0;
     adopt(given, seat_len, seat_token, page_table, params, counts, row_seat, row_flags, row_q_len, bucket_rows);
+    rows = min(counts[COUNT_ROWS], bucket_rows);
 #endif
-    const u32 rows = min(counts[COUNT_ROWS], bucket_rows);
 #if REPEATS
     // Steps this launch may still run; only one that repeats asks the host. Seen by all after the scan.
     if (tid == 0) {
@@ -156,8 +207,39 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     }
 #endif
 
+#if PLAIN
+    // Decode: one token per row, so that token and row are the same and nothing has to be searched.
+    const bool plain = tid >= rows || (own.q_len == 1 && !(own.flags & ROW_PROMPT));
+    if (__syncthreads_and(plain && bucket_rows <= THREADS && rows <= bucket_tokens)) {
+        const bool live = tid < rows;
+        if (tid < bucket_rows) {
+            q_start[tid] = min(tid, rows);
+            kv_len[tid] = live ? own.length + 1 : 0;
+            last_index[tid] = live ? tid : 0;
+            if (!live) row_seat[tid] = SEATS, row_flags[tid] = 0, row_q_len[tid] = 0;
+        }
+        for (u32 t = tid; t < bucket_tokens; t += THREADS) {
+            const bool fed = t < rows;
+            token[t] = fed ? own.token : 0;
+            position[t] = fed ? own.length : 0;
+            kv_slot[t] = fed ? own.page * PAGE + own.length % PAGE : t % PAGE;
+            token_row[t] = fed ? t : ROWS_LIMIT;
+        }
+        u32 longest = live ? own.length + 1 : 0, pages = (longest + PAGE - 1) / PAGE;
+        block_totals(longest, pages, shared, sums);
+        if (tid == 0) {
+            q_start[bucket_rows] = rows;
+            write_counts(counts, rows, rows, longest, pages, ways);
+        }
+        __threadfence();
+        __syncthreads();
+        let_successor_start();
+        return;
+    }
+#endif
+
     // Rows, THREADS at a time.
-    u32 tokens = 0, prompt_tokens = 0, longest = 0, cached = 0;
+    u32 tokens = 0, prompt_tokens = 0, longest = 0, pages = 0;
     for (u32 base = 0; base < bucket_rows; base += THREADS) {
         const u32 r = base + tid;
         u32 q_len = 0, flags = 0, seat = SEATS;
@@ -185,7 +267,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
                 kv_len[r] = length + q_len;
                 last_index[r] = clamped + q_len - (q_len ? 1 : 0);
                 longest = max(longest, length + q_len);
-                cached += length + q_len;
+                pages += (length + q_len + PAGE - 1) / PAGE;
             } else {
                 row_seat[r] = SEATS;
                 row_flags[r] = 0;
@@ -200,23 +282,12 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     tokens = min(tokens, bucket_tokens);
     if (tid == 0) starts[bucket_rows] = tokens;
     for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        longest = max(longest, __shfl_xor_sync(FULL, longest, o));
-        cached += __shfl_xor_sync(FULL, cached, o);
-    }
-    if (tid % 32 == 0) shared[tid / 32] = longest, sums[tid / 32] = cached;
-    __syncthreads();
+    block_totals(longest, pages, shared, sums);
     if (tid == 0) {
-        for (u32 w = 1; w < THREADS / 32; w++) longest = max(longest, shared[w]), cached += sums[w];
-        counts[COUNT_ROWS] = rows;
+        write_counts(counts, rows, tokens, longest, pages, ways);
 #if REPEATS
         counts[COUNT_LEFT] = pageless ? 0 : left;
 #endif
-        counts[COUNT_TOKENS] = tokens;
-        counts[COUNT_MAX_KV] = longest;
-        // An equal share for each of WAYS blocks per KV head, were there eight; kernels scale it by theirs.
-        counts[COUNT_SPLIT] = max((cached / WAYS + PAGE - 1) / PAGE * PAGE, PAGE);
     }
     for (u32 t = tid; t < bucket_tokens; t += THREADS) {
         if (t >= tokens) {

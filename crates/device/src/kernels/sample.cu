@@ -282,37 +282,41 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     __shared__ u32 order;
     extern __shared__ u32 marked[];
     const u32 r = blockIdx.y, part = blockIdx.x;
+    // All of this is the prologue's or older, so it is loaded before the wait for the logits.
+    const u32 rows = __ldcg(counts + COUNT_ROWS);
+    const u64 launch = (u64)__ldcg(counts + COUNT_LAUNCH_HI) << 32 | __ldcg(counts + COUNT_LAUNCH_LO);
+    u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;
+    const u32 flags = r < rows ? __ldcg(row_flags + r) : 0;
+    const bool sampled = flags & ROW_SAMPLE;
+    u32 seat = SEATS, length = 0;
+    Row row;
+    if (r < rows) {
+        seat = __ldcg(row_seat + r);
+        length = __ldcg(seat_len + seat) + __ldcg(row_q_len + r);
+        row.logits = logits;
+        row.base = (u64)r * stride;
+        row.params = params + (u64)seat * PARAM_WORDS;
+        row.biases = biases + (u64)seat * (2 * MAX_BIASES);
+        row.seen = seen && __ldcg(row.params + PARAM_PENALISED) ? seen + (u64)seat * VOCAB : (const u32*)0;
+        row.mask = flags & ROW_MASKED ? (launch & 1 ? mail1 : mail0) + AREA_MASKS + (u64)r * MASK_WORDS : (const u32*)0;
+        row.marked = marked;
+        row.bias_count = min(__ldcg(row.params + PARAM_BIASES), (u32)MAX_BIASES);
+        row.stop_count = min(__ldcg(row.params + PARAM_STOPS), (u32)MAX_STOPS);
+        row.too_short = length < __ldcg(row.params + PARAM_MIN_LEN) && row.stop_count;
+        row.plain = !row.seen && !row.mask && !row.bias_count && !row.too_short;
+    }
     let_successor_start();
     wait_for_predecessor();
-    const u32 rows = counts[COUNT_ROWS];
-    const u64 launch = (u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO];
-    u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;
-    const u32 flags = r < rows ? row_flags[r] : 0;
-    const bool sampled = flags & ROW_SAMPLE;
     if (rows == 0 && r == 0 && part == 0 && threadIdx.x == 0) {
         entry[RING_ROWS] = 0;
 #if REPEATS
         entry[RING_AGAIN] = counts[COUNT_AGAIN] = REPEAT_DONE;
 #endif
-        __threadfence_system();
         store_release_system((u64*)entry, launch);
     }
     if (r >= rows) return;
-    const u32 seat = row_seat[r], length = seat_len[seat] + row_q_len[r];
     Best best = {-INFINITY, VOCAB};
-    Row row;
     if (sampled) {
-        row.logits = logits;
-        row.base = (u64)r * stride;
-        row.params = params + (u64)seat * PARAM_WORDS;
-        row.biases = biases + (u64)seat * (2 * MAX_BIASES);
-        row.seen = seen && row.params[PARAM_PENALISED] ? seen + (u64)seat * VOCAB : (const u32*)0;
-        row.mask = flags & ROW_MASKED ? (launch & 1 ? mail1 : mail0) + AREA_MASKS + (u64)r * MASK_WORDS : (const u32*)0;
-        row.marked = marked;
-        row.bias_count = min(row.params[PARAM_BIASES], (u32)MAX_BIASES);
-        row.stop_count = min(row.params[PARAM_STOPS], (u32)MAX_STOPS);
-        row.too_short = length < row.params[PARAM_MIN_LEN] && row.stop_count;
-        row.plain = !row.seen && !row.mask && !row.bias_count && !row.too_short;
         if (!row.plain) {
             for (u32 i = threadIdx.x; i < MASK_WORDS; i += THREADS) marked[i] = 0;
             __syncthreads();
@@ -394,14 +398,14 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         }
         ring_row[0] = sampled ? token : 0;
         ring_row[1] = bits;
-        __threadfence_system();
-        if (add_acquire_release(&semaphores[0], 1) == rows - 1) {
-            semaphores[0] = 0;
+        // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases
+        // all of them to the host: one journey there, whatever the number of rows.
+        if (rows == 1 || add_acquire_release(&semaphores[0], 1) == rows - 1) {
+            if (rows > 1) semaphores[0] = 0;
             entry[RING_ROWS] = rows;
 #if REPEATS
             entry[RING_AGAIN] = counts[COUNT_AGAIN] = __ldcg(&counts[COUNT_LEFT]) ? REPEAT_NEXT : REPEAT_DONE;
 #endif
-            __threadfence_system();
             store_release_system((u64*)entry, launch);
         }
     }

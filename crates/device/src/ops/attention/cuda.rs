@@ -2,13 +2,14 @@
 //! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128, else
 //! `kernels/attention_varlen.cu`. Everything else: `kernels/attention_ref.cu`.
 //!
-//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs
-//! (`splits=8,least=4,stages=3`).
+//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs (`least=4,stages=3`).
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::cuda::tuned;
 use crate::op::{Attention, Norm};
+use crate::ops::prologue::cuda::ways;
 use crate::step::count;
 use crate::{DType, Span};
 
@@ -18,13 +19,13 @@ const MOST_SLOTS: u32 = 3072;
 
 impl Attention {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
-        let splits = self.splits(target);
-        if !self.tensor_cores(target) || splits == 1 {
+        let (split, y, z) = self.pieces(target);
+        if !self.tensor_cores(target) || split == 0 {
             return 0;
         }
         let columns = self.q_heads / self.kv.heads;
         let floats = u64::from(columns) * u64::from(self.kv.head_dim + 4);
-        let parts = u64::from(self.rows) * u64::from(self.kv.heads) * u64::from(splits);
+        let parts = u64::from(y * z) * u64::from(self.kv.heads);
         SEMAPHORE_BYTES + parts * floats * 4
     }
 
@@ -45,8 +46,21 @@ impl Attention {
         Ok(launches)
     }
 
-    fn option(&self, key: &str) -> Option<u32> {
-        let mut pairs = self.variant.as_deref()?.split(',');
+    /// Other settings worth measuring, each by its variant.
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<String> {
+        if !self.single || !self.tensor_cores(target) {
+            return Vec::new();
+        }
+        ["least=2", "least=8", "stages=2"].map(String::from).to_vec()
+    }
+
+    fn option(&self, target: &Target, key: &str) -> Option<u32> {
+        let variant = match &self.variant {
+            Some(variant) => variant.as_str(),
+            None if self.single => target.tuned.variant(&tuned::attention(self))?,
+            None => return None,
+        };
+        let mut pairs = variant.split(',');
         pairs.find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
     }
 
@@ -72,19 +86,16 @@ impl Attention {
             && target.capability.0 >= 8
     }
 
-    /// Blocks that may share a row's pages. Blocks past what a row needs leave at once.
-    fn splits(&self, target: &Target) -> u32 {
-        let pairs = self.rows * self.kv.heads;
-        if !self.single || u64::from(pairs) * 4 > SEMAPHORE_BYTES {
-            return 1;
+    /// How rows are cut into pieces (SPLIT in the kernel), and blocks per KV head in two dimensions. A few rows
+    /// have pieces of their own; more rows share a list of them, so that blocks without work stay few; many rows
+    /// fill the GPU without.
+    fn pieces(&self, target: &Target) -> (u32, u32, u32) {
+        let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
+        match self.rows {
+            0..=4 if self.single => (2, (ways / self.rows.max(1)).max(8), self.rows),
+            5..=64 if self.single => (1, self.rows + ways, 1),
+            _ => (0, self.rows, 1),
         }
-        let ways = (self.option("ways").unwrap_or(2) * target.sms).div_ceil(pairs);
-        let least = match self.rows {
-            0..=16 => 8,
-            17..=64 => 2,
-            _ => 1,
-        };
-        self.option("splits").unwrap_or(ways.max(least).min(64))
     }
 
     /// (tokens per block, stages, dynamic shared memory).
@@ -93,7 +104,8 @@ impl Attention {
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.single { 1 } else { (columns / group).max(1) };
         let stage = 2 * 16 * (2 * dim + 16);
-        let stages = self.option("stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
+        let stages =
+            self.option(target, "stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
         let merged = WARPS * tokens * group * (dim + 4) * 4;
         let shared = (WARPS * stages * stage).max(merged);
         (tokens, stages, shared.min(target.shared_per_block))
@@ -103,7 +115,10 @@ impl Attention {
         let (kv, s) = (&self.kv, &self.state);
         let needed = self.scratch_bytes(target);
         let scratch = self.scratch.filter(|scratch| scratch.len >= needed && needed > 0);
-        let splits = if scratch.is_some() { self.splits(target) } else { 1 };
+        let (split, y, z) = match scratch {
+            Some(_) => self.pieces(target),
+            None => (0, self.rows, 1),
+        };
         let (tokens, stages, shared) = self.shape(target);
         let rope = self.rope.as_deref();
         let (q_norm, k_norm) = rope.map_or((None, None), |rope| (rope.q_norm, rope.k_norm));
@@ -112,7 +127,6 @@ impl Attention {
         let part = |from: u64, len: Option<u64>| {
             scratch.map(|scratch: Span| scratch.part(from, len.unwrap_or(scratch.len - from)))
         };
-        let items = self.out.rows / tokens + self.rows;
         let kernel = Kernel::new(target, "attention", "attention")
             .defines(&[
                 ("D", kv.head_dim),
@@ -121,8 +135,9 @@ impl Attention {
                 ("PAGE", kv.page_size),
                 ("WARPS", WARPS),
                 ("STAGES", stages),
-                ("SPLITS", splits),
-                ("LEAST_PAGES", self.option("least").unwrap_or(WARPS)),
+                ("SPLIT", split),
+                ("ROWS32", if split == 1 { self.rows.div_ceil(32) } else { 1 }),
+                ("LEAST_PAGES", self.option(target, "least").unwrap_or(WARPS)),
                 ("SINGLE", u32::from(self.single)),
                 ("ROPE", u32::from(rope.is_some())),
                 ("Q_TOKENS", tokens),
@@ -136,9 +151,9 @@ impl Attention {
                 ("COUNT_SPLIT", count::SPLIT),
             ])
             .grid(
-                if self.single { splits } else { items },
-                kv.heads,
-                if self.single { self.rows } else { 1 },
+                if self.single { kv.heads } else { self.out.rows / tokens + self.rows },
+                if self.single { y } else { kv.heads },
+                if self.single { z } else { 1 },
             )
             .threads(WARPS * 32)
             .shared(shared)
@@ -177,7 +192,8 @@ impl Attention {
         let (kv, s) = (&self.kv, &self.state);
         let group = self.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
-        let (tile, stages) = (self.option("kv").unwrap_or(128), self.option("stages").unwrap_or(2));
+        let (tile, stages) =
+            (self.option(target, "kv").unwrap_or(128), self.option(target, "stages").unwrap_or(2));
         let bytes = u64::from(kv.head_dim) * 2;
         let map = |span, dtype, dims: &[u64], strides: &[u64], tile: &[u32]| {
             let (dims, strides, tile) = (dims.to_vec(), strides.to_vec(), tile.to_vec());
@@ -202,7 +218,7 @@ impl Attention {
                 ("Q_TOKENS", tokens),
                 ("KV", tile),
                 ("STAGES", stages),
-                ("TURNS", self.option("turns").unwrap_or(1)),
+                ("TURNS", self.option(target, "turns").unwrap_or(1)),
                 // Few sizes, so that the buckets of a model share a kernel.
                 ("SLOTS", slots.max(512).next_power_of_two().min(MOST_SLOTS)),
                 ("WINDOW", self.window.unwrap_or(0)),
@@ -222,7 +238,7 @@ impl Attention {
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
-        let warps = self.option("warps").unwrap_or(4);
+        let warps = self.option(target, "warps").unwrap_or(4);
         let tokens = (16 * warps / (self.q_heads / kv.heads)).max(1);
         let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
             .defines(&[

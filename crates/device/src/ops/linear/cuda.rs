@@ -11,6 +11,7 @@
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::cuda::tuned;
 use crate::op::{Epilogue, Linear, RmsNorm};
 use crate::{DType, Result, Span, Tensor};
 
@@ -29,6 +30,26 @@ enum Plan {
 /// Tokens and weight rows that a cluster of `tiles` takes at a time.
 const CLUSTER_TILE: (u32, u32) = (256, 256);
 
+impl Plan {
+    /// Whether it is what the variant names: one that cannot be had is answered with another.
+    fn is(self, variant: &str) -> bool {
+        match self {
+            Plan::Stream { .. } => variant.starts_with("stream"),
+            Plan::Wgmma { wide, split, .. } => {
+                let named = |key: &str, value: u32| {
+                    variant.split(',').find_map(|pair| pair.strip_prefix(key)).is_none_or(|given| {
+                        given.strip_prefix('=') == Some(value.to_string().as_str())
+                    })
+                };
+                variant.starts_with("wgmma") && named("wide", wide) && named("split", split)
+            }
+            Plan::Tiles => variant == "tiles",
+            Plan::Gemm => variant == "gemm",
+            Plan::Reference => variant == "ref",
+        }
+    }
+}
+
 impl Linear {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
         self.needs(self.plan(target))
@@ -46,11 +67,34 @@ impl Linear {
         }
     }
 
+    /// What was asked for, else what was measured to be best, else what the rule says.
     fn plan(&self, target: &Target) -> Plan {
-        let (name, options) = match &self.variant {
-            Some(variant) => variant.split_once(',').unwrap_or((variant, "")),
-            None => ("", ""),
+        let variant = match &self.variant {
+            Some(variant) => variant.as_str(),
+            None => target.tuned.variant(&tuned::linear(self)).unwrap_or(""),
         };
+        self.plan_for(target, variant)
+    }
+
+    /// Other plans worth measuring, each by its variant.
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<String> {
+        let rows = self.x.rows;
+        let stream = (3..=6).map(|stages| format!("stream,stages={stages}"));
+        let tiles = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
+        let tiles = tiles.map(|(w, s)| format!("wgmma,wide={w},split={s}"));
+        let mut seen = vec![self.plan_for(target, ""), Plan::Reference];
+        let mut worth = |variant: &String| {
+            let plan = self.plan_for(target, variant);
+            let same = plan.is(variant) && !seen.contains(&plan);
+            seen.push(plan);
+            same
+        };
+        let own = stream.filter(|_| rows <= 8).chain(tiles.filter(|_| rows > 4 && rows <= 256));
+        own.chain(["tiles", "gemm"].map(String::from)).filter(|variant| worth(variant)).collect()
+    }
+
+    fn plan_for(&self, target: &Target, variant: &str) -> Plan {
+        let (name, options) = variant.split_once(',').unwrap_or((variant, ""));
         let option = |key: &str| {
             let pair =
                 options.split(',').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));

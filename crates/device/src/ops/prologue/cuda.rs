@@ -85,6 +85,19 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
     ]
 }
 
+/// Blocks among which attention shares the pages of one of eight KV heads. With a few rows all are resident at
+/// once: two on each multiprocessor hide each other's ends, one has half as many pieces to merge. More rows fill
+/// the GPU by themselves; the ways serve a row that is much longer than the others.
+pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
+    let resident = 2 * target.sms / 8;
+    match rows {
+        0..=4 => resident,
+        5..=16 => resident / 2,
+        _ => resident / 4,
+    }
+    .max(1)
+}
+
 impl Prologue {
     /// Where things lie in an input block; all 0 without one.
     fn input_layout(&self) -> Vec<(&'static str, u32)> {
@@ -109,7 +122,6 @@ impl Prologue {
         let tables = [&s.seat_len, &s.seat_token, &s.page_table, &s.params, &s.biases];
         let kernel = Kernel::new(target, "prologue", "prologue")
             .defines(&layout(&s.limits))
-            .define("WAYS", (2 * target.sms / 8).max(1))
             .defines(&self.input_layout())
             .define("REPEATS", u32::from(s.repeats))
             .threads(1024)
@@ -121,7 +133,7 @@ impl Prologue {
             .spans(&[s.leave])
             .optional(self.given.map(|given| given.blocks[0]))
             .optional(self.given.map(|given| given.blocks[1]))
-            .ints(&[self.rows, self.tokens]);
+            .ints(&[self.rows, self.tokens, ways(self.rows, target)]);
         Ok(vec![kernel.lowered()])
     }
 }

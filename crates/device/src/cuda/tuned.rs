@@ -1,0 +1,182 @@
+//! Which variant of a kernel was measured fastest for an op of a shape. Lowering follows the table where the op
+//! itself asks for nothing; where the table is silent too, it follows its rule.
+//!
+//! A table for some GPUs ships with the sources (`tuned/*.tsv`: shape, variant, nanoseconds, nanoseconds by the rule). `dacapo tune` measures on the machine at hand and
+//! keeps its table beside the compiled kernels, under a hash of everything that decides it: GPU and kernel sources. It
+//! is read whole or not at all, so a torn file costs a tuning, not a start.
+
+use super::launch::Target;
+use super::source::SOURCES;
+use crate::op::{Attention, Epilogue, Linear};
+use crate::{Error, Op, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Tables that were measured by the project: architecture, multiprocessors, contents.
+const SHIPPED: [(&str, u32, &str); 1] = [("sm_90a", 132, include_str!("tuned/sm_90a-132.tsv"))];
+
+/// What was found for one shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// As an op's `variant`; empty where nothing beat the rule's own choice.
+    pub variant: String,
+    /// Nanoseconds per op with it.
+    pub nanos: u32,
+    /// Nanoseconds per op with the rule's own choice.
+    pub rule_nanos: u32,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [best, rule] = [self.nanos, self.rule_nanos].map(|nanos| f64::from(nanos) * 1e-3);
+        match self.variant.as_str() {
+            "" => write!(f, "default, {rule:.1} µs is the best measured"),
+            variant => write!(f, "{variant}, tuned {best:.1} µs over {rule:.1}"),
+        }
+    }
+}
+
+/// Choices by shape.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tuned(BTreeMap<String, Choice>);
+
+impl Tuned {
+    /// The choice for an op, if its shape was measured.
+    pub fn choice(&self, op: &Op) -> Option<&Choice> {
+        self.0.get(&shape(op)?)
+    }
+
+    /// The variant for a shape, if one beat the rule.
+    pub(crate) fn variant(&self, shape: &str) -> Option<&str> {
+        let choice = self.0.get(shape)?;
+        (!choice.variant.is_empty()).then_some(choice.variant.as_str())
+    }
+
+    /// Takes note of a choice, in place of an older one for the same shape.
+    pub fn insert(&mut self, shape: String, choice: Choice) {
+        self.0.insert(shape, choice);
+    }
+
+    /// Shapes and choices, in the order of shapes.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Choice)> {
+        self.0.iter().map(|(shape, choice)| (shape.as_str(), choice))
+    }
+
+    /// Takes all choices of another table, which win over those here.
+    pub fn merge(&mut self, newer: Tuned) {
+        self.0.extend(newer.0);
+    }
+
+    /// A table from its lines; `None` if one of them is not whole.
+    pub fn parse(text: &str) -> Option<Tuned> {
+        let line = |line: &str| {
+            let mut cells = line.split('\t');
+            let (shape, variant) = (cells.next()?.to_owned(), cells.next()?.to_owned());
+            let [nanos, rule_nanos] = [cells.next()?.parse().ok()?, cells.next()?.parse().ok()?];
+            cells.next().is_none().then_some((shape, Choice { variant, nanos, rule_nanos }))
+        };
+        text.lines().map(line).collect::<Option<_>>().map(Tuned)
+    }
+
+    /// The table that ships for an architecture and a number of multiprocessors; empty if there is none.
+    pub fn shipped(arch: &str, sms: u32) -> Tuned {
+        let found = SHIPPED.iter().find(|(a, s, _)| (*a, *s) == (arch, sms));
+        // A test reads them all.
+        found.and_then(|(.., text)| Tuned::parse(text)).unwrap_or_default()
+    }
+
+    /// What is known for a GPU: the shipped table, and over it what was measured on this machine.
+    pub fn of_machine(folder: &Path, arch: &str, sms: u32) -> Tuned {
+        let mut tuned = Tuned::shipped(arch, sms);
+        tuned.merge(Tuned::read(&file(folder, arch, sms)).unwrap_or_default());
+        tuned
+    }
+
+    /// A table from a file; `None` unless it is there and whole.
+    pub fn read(path: &Path) -> Option<Tuned> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let (sum, body) = text.split_once('\n')?;
+        (blake3::hash(body.as_bytes()).to_hex().as_str() == sum).then_some(())?;
+        Tuned::parse(body)
+    }
+
+    /// Writes the table, aside and then renamed: a reader sees all of it or the one before.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let failed = |problem: std::io::Error| Error::Io {
+            path: path.display().to_string(),
+            problem: problem.to_string(),
+        };
+        let body = self.to_string();
+        let text = format!("{}\n{body}", blake3::hash(body.as_bytes()).to_hex());
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let aside = path.with_extension(format!("{}.part", std::process::id()));
+        std::fs::write(&aside, text).map_err(failed)?;
+        std::fs::rename(&aside, path).map_err(failed)
+    }
+}
+
+/// The lines of the table, as [`Tuned::parse`] reads them.
+impl fmt::Display for Tuned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |(shape, c): (&String, &Choice)| {
+            writeln!(f, "{shape}\t{}\t{}\t{}", c.variant, c.nanos, c.rule_nanos)
+        };
+        self.0.iter().try_for_each(line)
+    }
+}
+
+/// The file of a GPU's table: another GPU or another kernel has another.
+pub fn file(folder: &Path, arch: &str, sms: u32) -> PathBuf {
+    let mut hash = blake3::Hasher::new();
+    for (name, text) in SOURCES {
+        hash.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        hash.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    folder.join(format!("tuned-{arch}-{sms}-{}.tsv", &hash.finalize().to_hex()[..32]))
+}
+
+/// What decides how long an op takes, in words; `None` for ops without variants.
+pub fn shape(op: &Op) -> Option<String> {
+    match op {
+        Op::Linear(op) => Some(linear(op)),
+        Op::Attention(op) if op.single => Some(attention(op)),
+        _ => None,
+    }
+}
+
+pub(crate) fn linear(op: &Linear) -> String {
+    let norm = if op.norm.is_some() { "norm+" } else { "" };
+    let bias = if op.bias.is_some() { "+bias" } else { "" };
+    let end = match op.epilogue {
+        Epilogue::Store => "",
+        Epilogue::Residual(_) => "+residual",
+        Epilogue::SiluMul => "+silu",
+    };
+    let (x, w, y) = (op.x.dtype, op.w.dtype, op.y.dtype);
+    let (rows, k, n) = (op.x.rows, op.x.cols, op.w.rows);
+    format!("{norm}linear{bias}{end} {rows}x{k}x{n} {x:?} {w:?} {y:?}")
+}
+
+pub(crate) fn attention(op: &Attention) -> String {
+    let kv = &op.kv;
+    let (rows, q_heads, window) = (op.rows, op.q_heads, op.window.unwrap_or(0));
+    format!(
+        "attention {rows}x{q_heads}:{}x{} {:?} window {window}",
+        kv.heads, kv.head_dim, kv.dtype
+    )
+}
+
+/// Variants worth measuring for an op on a target; the rule's own choice is not among them.
+pub fn candidates(op: &Op, target: &Target) -> Vec<String> {
+    match op {
+        Op::Linear(op) => op.candidates(target),
+        Op::Attention(op) => op.candidates(target),
+        _ => Vec::new(),
+    }
+}

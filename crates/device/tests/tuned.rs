@@ -1,0 +1,169 @@
+//! The table of measured choices: what the tuner makes of a clock, what lowering makes of the table, and what
+//! becomes of a torn file. No GPU: the clock is made up.
+
+mod shapes;
+
+use device::cuda::launch::{Lowered, Target};
+use device::cuda::lower::{lower, scratch_bytes};
+use device::cuda::tune::{Timer, tune};
+use device::cuda::tuned::{Choice, Tuned, candidates, file, shape};
+use device::{Node, Op, Result};
+use std::time::Duration;
+
+/// Takes what a function of the variant says; remembers what it was asked.
+struct Clock<F> {
+    nanos: F,
+    prepared: usize,
+    timed: usize,
+}
+
+impl<F: Fn(&Op, &str) -> u64> Timer for Clock<F> {
+    fn prepare(&mut self, nodes: &[Node]) -> Result<()> {
+        self.prepared += nodes.len();
+        Ok(())
+    }
+
+    fn time(&mut self, nodes: &[Node]) -> Result<Duration> {
+        self.timed += 1;
+        let each = nodes.iter().map(|node| (self.nanos)(&node.op, variant(&node.op)));
+        Ok(Duration::from_nanos(each.sum()))
+    }
+}
+
+fn clock<F: Fn(&Op, &str) -> u64>(nanos: F) -> Clock<F> {
+    Clock { nanos, prepared: 0, timed: 0 }
+}
+
+fn variant(op: &Op) -> &str {
+    let variant = match op {
+        Op::Linear(op) => &op.variant,
+        Op::Attention(op) => &op.variant,
+        _ => panic!("{} has no variants", op.name()),
+    };
+    variant.as_deref().expect("the tuner always asks for one")
+}
+
+/// Two layers of a decode step of Qwen3-8B's shapes.
+fn nodes(rows: u32) -> Vec<Node> {
+    let model = shapes::MODELS.iter().find(|model| model.name == "qwen3-8b").expect("it is there");
+    let ops = shapes::ops(model, rows, rows, true);
+    let layer = |layer: u32| {
+        let node =
+            move |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(layer) };
+        ops.iter().map(node).collect::<Vec<_>>()
+    };
+    [layer(0), layer(1)].concat()
+}
+
+#[test]
+fn the_fastest_variant_wins_and_noise_does_not() {
+    let target = Target { tuned: Tuned::default(), ..Target::h200() };
+    let nodes = nodes(16);
+    let time = |op: &Op, variant: &str| match (op, variant) {
+        (Op::Linear(_), "gemm") => 8_100,
+        (Op::Linear(_), _) => 9_000,
+        // One per cent is not a reason.
+        (_, "stages=2") => 8_910,
+        _ => 9_000,
+    };
+    let mut clock = clock(time);
+    let mut seen = 0;
+    let tuned =
+        tune(&nodes, &target, &mut clock, &mut |_, _| seen += 1).expect("a clock cannot fail");
+    assert_eq!(seen, tuned.iter().count());
+    assert!(clock.prepared > 0 && clock.timed >= clock.prepared, "prepared once, timed each");
+    for (shape, choice) in tuned.iter() {
+        let best = if shape.contains("linear") { ("gemm", 8_100) } else { ("", 9_000) };
+        assert_eq!(
+            (choice.variant.as_str(), choice.nanos, choice.rule_nanos),
+            (best.0, best.1, 9_000)
+        );
+    }
+    let linear = nodes.iter().find(|node| matches!(node.op, Op::Linear(_))).expect("a linear");
+    let said = tuned.choice(&linear.op).expect("it was measured").to_string();
+    assert_eq!(said, "gemm, tuned 8.1 µs over 9.0");
+}
+
+#[test]
+fn lowering_follows_the_table_and_an_op_that_asks_follows_itself() {
+    let rule = Target { tuned: Tuned::default(), ..Target::h200() };
+    let library = |lowered: &[Lowered]| lowered.iter().any(|l| matches!(l, Lowered::Gemm(_)));
+    for node in nodes(16).iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+        let mut tuned = rule.clone();
+        let choice = Choice { variant: "gemm".into(), nanos: 1, rule_nanos: 2 };
+        tuned.tuned.insert(shape(&node.op).expect("linears have one"), choice);
+        assert!(!library(&lower(&node.op, &rule).expect("a kernel")));
+        assert!(library(&lower(&node.op, &tuned).expect("a kernel")), "{}", node.name);
+        assert!(scratch_bytes(&node.op, &tuned) > scratch_bytes(&node.op, &rule));
+        let mut asked = node.op.clone();
+        if let Op::Linear(op) = &mut asked {
+            op.variant = Some("wgmma".into());
+        }
+        assert!(!library(&lower(&asked, &tuned).expect("a kernel")));
+    }
+}
+
+#[test]
+fn every_candidate_is_another_program_than_the_rule_and_than_each_other() {
+    let target = Target { tuned: Tuned::default(), ..Target::h200() };
+    for (rows, ..) in shapes::BUCKETS.into_iter().filter(|(.., single)| *single) {
+        for node in &nodes(rows) {
+            let as_variant = |name: &str| {
+                let mut op = node.op.clone();
+                match &mut op {
+                    Op::Linear(op) => op.variant = Some(name.into()),
+                    Op::Attention(op) => op.variant = Some(name.into()),
+                    _ => {}
+                }
+                lower(&op, &target).expect("a kernel")
+            };
+            let mut programs = vec![as_variant("")];
+            for name in candidates(&node.op, &target) {
+                let program = as_variant(&name);
+                let fresh = !matches!(node.op, Op::Linear(_)) || !programs.contains(&program);
+                assert!(fresh, "{name} at {rows} rows of {}", node.name);
+                programs.push(program);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_table_survives_the_disk_and_a_torn_one_counts_as_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = file(folder.path(), "sm_90a", 132);
+    let mut tuned = Tuned::default();
+    for (index, variant) in ["", "gemm", "wgmma,wide=64,split=2"].into_iter().enumerate() {
+        let choice = Choice { variant: variant.into(), nanos: index as u32, rule_nanos: 7 };
+        tuned.insert(format!("linear {index}"), choice);
+    }
+    tuned.write(&path).expect("a folder that can be written");
+    assert_eq!(Tuned::read(&path).as_ref(), Some(&tuned));
+    assert_eq!(Tuned::of_machine(folder.path(), "sm_80", 108), Tuned::default(), "another GPU");
+    let mut known = Tuned::shipped("sm_90a", 132);
+    known.merge(tuned);
+    assert_eq!(Tuned::of_machine(folder.path(), "sm_90a", 132), known);
+    let whole = std::fs::read(&path).expect("it was written");
+    for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..cut]).expect("a file that can be written");
+        assert_eq!(Tuned::read(&path), None, "cut at {cut}");
+    }
+    let mut flipped = whole.clone();
+    *flipped.last_mut().expect("not empty") ^= 1;
+    std::fs::write(&path, flipped).expect("a file that can be written");
+    assert_eq!(Tuned::read(&path), None);
+    assert_eq!(Tuned::of_machine(folder.path(), "sm_90a", 132), Tuned::shipped("sm_90a", 132));
+}
+
+#[test]
+fn shipped_tables_are_whole_and_name_variants_that_exist() {
+    let text = include_str!("../src/cuda/tuned/sm_90a-132.tsv");
+    let table = Tuned::parse(text).expect("every line has its cells");
+    assert_eq!(table, Tuned::shipped("sm_90a", 132));
+    assert_eq!(table.to_string(), text, "sorted, as it would be written");
+    for (shape, choice) in table.iter() {
+        let known = ["", "stream", "wgmma", "tiles", "gemm", "least=", "stages="];
+        assert!(known.iter().any(|name| choice.variant.starts_with(name)), "{shape}: {choice}");
+        assert!(choice.nanos <= choice.rule_nanos, "{shape}: {choice}");
+    }
+}
