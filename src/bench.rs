@@ -5,6 +5,7 @@ mod decode;
 mod device;
 mod mix;
 mod mixed;
+mod nodes;
 mod plot;
 mod prefill;
 pub(crate) mod record;
@@ -12,6 +13,7 @@ mod replay;
 mod report;
 mod serve;
 mod steady;
+mod tune;
 
 use crate::cli::Global;
 use anyhow::Result;
@@ -29,9 +31,11 @@ enum What {
     Device(device::DeviceArgs),
     Cpu(cpu::CpuArgs),
     Decode(decode::DecodeArgs),
+    Nodes(nodes::NodesArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
     Replay(replay::ReplayArgs),
+    Tune(tune::TuneArgs),
     Serve(Box<serve::ServeArgs>),
 }
 
@@ -40,9 +44,11 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Device(args) => device::run(args, global),
         What::Cpu(args) => cpu::run(args, global),
         What::Decode(args) => decode::run(args, global),
+        What::Nodes(args) => nodes::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
         What::Replay(args) => replay::run(args, global),
+        What::Tune(args) => tune::run(args, global),
         What::Serve(args) => serve::run(args),
     }
 }

@@ -1,0 +1,148 @@
+//! `dacapo bench nodes`: where the time of a decode step goes. The nodes of each kind of the very plan that
+//! is replayed are recorded as a graph of their own and timed; beside them the whole step, once with results
+//! read by the host and once only replayed. What the first has over the second is the host's; what the
+//! second has over the sum is lost between the nodes.
+
+use super::record;
+use super::steady::{Pace, Steady};
+use crate::cli::Global;
+use crate::loading::{self, LoadArgs};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use device::{Graph, Item, Node, RecordOptions};
+use engine::model::GraphExecutor;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Time each kind of node of a decode step, beside the whole step
+#[derive(Args, Debug)]
+pub(crate) struct NodesArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Sequences per step
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    batch: Vec<u32>,
+    /// Tokens that each sequence has before the first step
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    context: u32,
+    /// Replays of each graph
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    replays: u32,
+    /// Write the figures, with machine and command, to this file (- is standard output)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One kind of node.
+#[derive(Clone, Debug, Serialize)]
+struct Kind {
+    name: String,
+    nodes: usize,
+    us_each: f64,
+}
+
+/// One batch.
+#[derive(Clone, Debug, Serialize)]
+struct Figure {
+    batch: u32,
+    context: u32,
+    /// From result to result.
+    step_ms: f64,
+    /// Replays one after the other, nobody looking.
+    replay_ms: f64,
+    /// The same without the nodes that belong to no layer.
+    layers_ms: f64,
+    kinds: Vec<Kind>,
+}
+
+pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
+    ensure!(
+        args.replays > 0 && args.batch.iter().all(|&b| b > 0),
+        "batches and replays start at 1"
+    );
+    let most = args.batch.iter().copied().max().unwrap_or(1);
+    let mut loaded = loading::load(&args.load, global, most)?;
+    let mut figures = Vec::new();
+    for &batch in &args.batch {
+        figures.push(measure(args, &mut loaded.executor, batch)?);
+    }
+    if let Some(path) = &args.json {
+        record::write(path, &record::record(&loaded.device, &figures)?)?;
+    }
+    if args.json.as_deref() != Some("-".as_ref()) {
+        print(&loaded.device, &figures);
+    }
+    Ok(())
+}
+
+fn measure(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<Figure> {
+    let pace = Pace { batch, context: args.context, warm: 8, steps: 4 * args.replays, depth: 2 };
+    // The replays below advance the sequences too; past their pages they use the scratch page.
+    let timing = Steady::new(executor)?.decode(&pace)?;
+    let runners = executor.runners();
+    let plan = runners.decode.plans().filter(|plan| plan.key.rows >= batch);
+    let plan = plan.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;
+    let state = &runners.bindings().state;
+    let counts = runners.device().read(runners.arena(), state.counts.span)?;
+    let time = |nodes: &[&Node]| -> Result<f64> {
+        let graph = graph_of(executor, nodes)?;
+        graph.replay()?;
+        runners.device().sync()?;
+        let start = Instant::now();
+        for _ in 0..args.replays {
+            graph.replay()?;
+        }
+        runners.device().sync()?;
+        Ok(start.elapsed().as_secs_f64() / f64::from(args.replays))
+    };
+    let all: Vec<&Node> = plan.nodes.iter().collect();
+    let layers: Vec<&Node> = all.iter().copied().filter(|node| node.layer.is_some()).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for node in &all {
+        if !names.contains(&node.name.as_str()) {
+            names.push(&node.name);
+        }
+    }
+    let (replay_ms, layers_ms) = (time(&all)? * 1e3, time(&layers)? * 1e3);
+    let mut kinds = Vec::new();
+    for name in names {
+        let nodes: Vec<&Node> = all.iter().copied().filter(|node| node.name == name).collect();
+        let us_each = time(&nodes)? * 1e6 / nodes.len() as f64;
+        kinds.push(Kind { name: name.into(), nodes: nodes.len(), us_each });
+    }
+    // The replays counted launches and filled the ring behind the mailbox's back.
+    runners.device().write(runners.arena(), state.counts.span, &counts)?;
+    runners.device().write(runners.arena(), state.ring, &vec![0; state.ring.len as usize])?;
+    let (context, step_ms) = (args.context, timing.step_ms(0.5));
+    Ok(Figure { batch, context, step_ms, replay_ms, layers_ms, kinds })
+}
+
+fn graph_of(executor: &GraphExecutor, nodes: &[&Node]) -> Result<Graph> {
+    let runners = executor.runners();
+    let options = RecordOptions::default();
+    let mut recording = runners.device().record(runners.arena(), "nodes", options)?;
+    for node in nodes {
+        recording.push(Item::Node((*node).clone()))?;
+    }
+    recording.finish()?.pop().context("nothing was recorded")
+}
+
+fn print(device: &str, figures: &[Figure]) {
+    println!("{device}");
+    for f in figures {
+        let sum: f64 = f.kinds.iter().map(|kind| kind.us_each * kind.nodes as f64).sum();
+        println!(
+            "batch {:>3}, context {}: step {:.3} ms, replayed alone {:.3}, its layers {:.3}, sum of nodes {:.3}",
+            f.batch,
+            f.context,
+            f.step_ms,
+            f.replay_ms,
+            f.layers_ms,
+            sum * 1e-3
+        );
+        for kind in &f.kinds {
+            println!("  {:<12} {:>4} × {:>8.2} µs", kind.name, kind.nodes, kind.us_each);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `dacapo bench tune`: measures the variants of every kernel of a model's decode steps on this GPU and keeps the
+//! winners beside the compiled kernels, where the next start finds them.
+
+use super::steady::{Pace, Steady};
+use crate::cli::Global;
+use crate::exit::bad_input;
+use crate::loading::{self, LoadArgs};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use device::cuda::cache::Cache;
+use device::cuda::tune::{Replays, tune};
+use device::cuda::tuned::{Tuned, file};
+use std::path::PathBuf;
+
+/// Find the fastest variant of every kernel of a model's decode steps, and keep the choice
+#[derive(Args, Debug)]
+pub(crate) struct TuneArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Sequences per step: the buckets to tune
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    #[arg(default_value = "1,2,4,8,16,24,32,48,64,96,128,192,256")]
+    batch: Vec<u32>,
+    /// Tokens that each sequence has meanwhile
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    context: u32,
+    /// Replays of each variant
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    replays: u32,
+    /// Write what was found here too
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
+    ensure!(
+        args.replays > 0 && args.batch.iter().all(|&b| b > 0),
+        "batches and replays start at 1"
+    );
+    let most = args.batch.iter().copied().max().unwrap_or(1);
+    let buckets: Vec<String> = args.batch.iter().map(u32::to_string).collect();
+    let load = args.load.with_graph_flag("graph-buckets-decode", &buckets.join(","));
+    let load = load.with_graph_flag("graph-backend-prefill", "disabled");
+    let mut loaded = loading::load(&load, global, most)?;
+    let Some(target) = loaded.executor.device().target() else {
+        return Err(bad_input("only kernels of a GPU have variants to choose from"));
+    };
+    let mut found = Tuned::default();
+    for &batch in &args.batch {
+        // Attention's time depends on what the prologue planned for the rows.
+        let pace = Pace { batch, context: args.context, warm: 2, steps: 2, depth: 2 };
+        Steady::new(&mut loaded.executor)?.decode(&pace)?;
+        let runners = loaded.executor.runners();
+        let mut plans = runners.decode.plans();
+        let plan = plans.find(|plan| plan.key.rows == batch).context("the bucket has no plan")?;
+        let mut timer =
+            Replays { device: runners.device(), arena: runners.arena(), rounds: args.replays };
+        let show = &mut |shape: &str, choice: &_| println!("{shape}: {choice}");
+        found.merge(tune(&plan.nodes, &target, &mut timer, show)?);
+    }
+    let path = file(Cache::of_user().folder(), &target.arch(), target.sms);
+    let mut all = Tuned::read(&path).unwrap_or_default();
+    all.merge(found.clone());
+    all.write(&path)?;
+    if let Some(path) = &args.output {
+        std::fs::write(path, found.to_string())
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
