@@ -83,46 +83,6 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
     __syncthreads();
 }
 
-// Steps that neither repeat nor are given from outside, and so may take the short way.
-#define PLAIN (!GIVEN && !REPEATS)
-
-// What a row brings into a step.
-struct Entry {
-    u32 q_len, flags, seat, length, token, page;
-};
-
-// Loads of a row that depend on nothing but the tables; `page` is the one its next token goes to.
-DEVICE Entry entry_of(u32 r, u32 rows, const u32* row_seat, const u32* row_flags, const u32* row_q_len,
-                      const u32* seat_len, const u32* seat_token, const u32* page_table) {
-    Entry e = {0, 0, SEATS, 0, 0, 0};
-    if (r < rows) e.q_len = row_q_len[r], e.flags = row_flags[r], e.seat = min(row_seat[r], (u32)SEATS);
-    e.length = seat_len[e.seat];
-    e.token = seat_token[e.seat];
-    if (e.length / PAGE < PAGES_PER_SEAT) e.page = page_table[(u64)e.seat * PAGES_PER_SEAT + e.length / PAGE];
-    return e;
-}
-
-// The longest row and the pages of all rows, in thread 0.
-DEVICE void block_totals(u32& longest, u32& pages, u32* shared, u32* sums) {
-    longest = __reduce_max_sync(FULL, longest);
-    pages = __reduce_add_sync(FULL, pages);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = longest, sums[threadIdx.x / 32] = pages;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        longest = __reduce_max_sync(FULL, shared[threadIdx.x]);
-        pages = __reduce_add_sync(FULL, sums[threadIdx.x]);
-    }
-}
-
-DEVICE void write_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pages, u32 ways) {
-    counts[COUNT_ROWS] = rows;
-    counts[COUNT_TOKENS] = tokens;
-    counts[COUNT_MAX_KV] = longest;
-    // An equal share, in tokens, for each of `ways` blocks per KV head, were there eight; kernels scale it by
-    // theirs. Rounded up: `ways` shares hold all pages.
-    counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
-}
-
 #if GIVEN
 // Takes the rows, and what their seats should hold, from the block that the host prepared.
 DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* counts,
@@ -212,10 +172,6 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         shared_launch[0] = launch;
         shared_launch[1] = launch & 1 ? second : first;
     }
-    u32 rows = min(counts[COUNT_ROWS], bucket_rows);
-#if PLAIN
-    Entry own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
-#endif
 #if REPEATS
     if (tid == 32) pageless = 0;
 #endif
@@ -230,48 +186,16 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         __threadfence_system();
         apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
                    row_q_len, bucket_rows);
-#if PLAIN
         rows = min(counts[COUNT_ROWS], bucket_rows);
+#if PLAIN
         own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
 #endif
     }
-
-#if PLAIN
-    // Decode: one token per row, so that token and row are the same and nothing has to be searched.
-    const bool plain = tid >= rows || (own.q_len == 1 && !(own.flags & ROW_PROMPT));
-    if (__syncthreads_and(plain && bucket_rows <= THREADS && rows <= bucket_tokens)) {
-        const bool live = tid < rows;
-        if (tid < bucket_rows) {
-            q_start[tid] = min(tid, rows);
-            kv_len[tid] = live ? own.length + 1 : 0;
-            last_index[tid] = live ? tid : 0;
-            if (!live) row_seat[tid] = SEATS, row_flags[tid] = 0, row_q_len[tid] = 0;
-        }
-        for (u32 t = tid; t < bucket_tokens; t += THREADS) {
-            const bool fed = t < rows;
-            token[t] = fed ? own.token : 0;
-            position[t] = fed ? own.length : 0;
-            kv_slot[t] = fed ? own.page * PAGE + own.length % PAGE : t % PAGE;
-            token_row[t] = fed ? t : ROWS_LIMIT;
-        }
-        u32 longest = live ? own.length + 1 : 0, pages = (longest + PAGE - 1) / PAGE;
-        block_totals(longest, pages, shared, sums);
-        if (tid == 0) {
-            q_start[bucket_rows] = rows;
-            write_counts(counts, rows, rows, longest, pages, ways);
-        }
-        __threadfence();
-        __syncthreads();
-        let_successor_start();
-        return;
-    }
-#endif
 #if GIVEN
     const u32* given = shared_launch[0] & 1 ? given1 : given0;
     adopt(given, seat_len, seat_token, page_table, params, counts, row_seat, row_flags, row_q_len, bucket_rows);
     rows = min(counts[COUNT_ROWS], bucket_rows);
 #endif
-    rows = min(counts[COUNT_ROWS], bucket_rows);
 #if REPEATS
     // Steps this launch may still run; only one that repeats asks the host. Seen by all after the scan.
     if (tid == 0) {
@@ -360,10 +284,10 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
     block_totals(longest, pages, shared, sums);
     if (tid == 0) {
+        write_counts(counts, rows, tokens, longest, pages, ways);
 #if REPEATS
         counts[COUNT_LEFT] = pageless ? 0 : left;
 #endif
-        write_counts(counts, rows, tokens, longest, pages, ways);
     }
     for (u32 t = tid; t < bucket_tokens; t += THREADS) {
         if (t >= tokens) {
