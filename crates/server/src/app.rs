@@ -4,7 +4,7 @@ use crate::answer::{Reasoning, ToolFormat};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Keys;
-use crate::link::{Call, Health, Link, Refusal};
+use crate::link::{Call, Health, Link, Reader, Refusal};
 use crate::metrics::Metrics;
 use crate::text::TextModel;
 use engine::request::{Request, Sampling};
@@ -121,9 +121,9 @@ impl App {
     }
 
     /// Hands requests to the engine.
-    pub(crate) fn submit(&self, requests: Vec<Request>) -> Result<Call, ApiError> {
+    pub(crate) fn submit(&self, requests: Vec<Request>, reader: Reader) -> Result<Call, ApiError> {
         self.ready().map_err(ApiError::unavailable)?;
-        self.link.submit(requests).map_err(|refusal| self.refused(refusal))
+        self.link.submit(requests, reader).map_err(|refusal| self.refused(refusal))
     }
 
     pub(crate) fn refused(&self, refusal: Refusal) -> ApiError {

@@ -121,6 +121,16 @@ pub(crate) struct Shared {
     stall: Micros,
 }
 
+/// Who takes an answer's tokens as they come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A client, as fast as its line: past the backlog it has lost its stream.
+    Client,
+    /// The server itself, which holds the whole answer anyway: however late its turn comes, nothing is
+    /// lost.
+    Server,
+}
+
 /// The way in to the engine's thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Link {
@@ -164,7 +174,7 @@ impl Link {
 
     /// Hands requests to the engine as one call. Their ids are chosen here, consecutive from the
     /// call's first. Dropping the call cancels what is left of it.
-    pub fn submit(&self, mut requests: Vec<Request>) -> Result<Call, Refusal> {
+    pub fn submit(&self, mut requests: Vec<Request>, reader: Reader) -> Result<Call, Refusal> {
         let count = requests.len() as u64;
         let shared = &self.shared;
         self.check_room(count)?;
@@ -179,8 +189,11 @@ impl Link {
             request.id = RequestId(id);
             tokens += u64::from(request.choices) * (u64::from(request.sampling.max_tokens) + 2) + 2;
         }
-        let room = tokens.min(shared.max_backlog.max(2 * count)) as usize;
-        let (replies, inbox) = tokio::sync::mpsc::channel(room);
+        let room = match reader {
+            Reader::Client => tokens.min(shared.max_backlog.max(2 * count)),
+            Reader::Server => tokens,
+        };
+        let (replies, inbox) = tokio::sync::mpsc::channel(room as usize);
         if self.messages.send(Message::Submit { requests, replies }).is_err() {
             shared.inflight.fetch_sub(count, Ordering::Relaxed);
             return Err(Refusal::Down(Health::Dead));

@@ -107,6 +107,21 @@ async fn a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits() {
 }
 
 #[tokio::test]
+async fn a_whole_answer_is_never_too_slow_for_itself() {
+    let mut config = crate::bed::config();
+    config.limits.backlog = 2;
+    let mock = MockConfig { context: 100_000, pages: 1 << 16, ..MockConfig::default() };
+    let mut model = crate::bed::model();
+    model.context = 100_000;
+    let bed = Bed::with(config, mock, model).await;
+    let mut ask = endless();
+    ask["max_tokens"] = 20_000.into();
+    ask["stream"] = false.into();
+    let found = bed.ok("/v1/completions", &ask).await;
+    assert_eq!(found["usage"]["completion_tokens"], 20_000);
+}
+
+#[tokio::test]
 async fn a_long_wait_is_kept_alive() {
     let mut config = crate::bed::config();
     config.limits.ping_ms = 50;

@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::read_json;
 use crate::http::sse;
+use crate::link::Reader;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
 use axum::extract::{Request, State};
@@ -26,9 +27,10 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
     validate(&request, &app.model, &app.limits)?;
     let Prepared { requests, setup } = convert(&app, &request).await?;
     let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
-    let call = app.submit(requests)?;
+    let streamed = request.stream == Some(true);
+    let call = app.submit(requests, if streamed { Reader::Client } else { Reader::Server })?;
     let run = Run::new(call, &*app.model.text, setup);
-    if request.stream == Some(true) {
+    if streamed {
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
         let events = ChatEvents::new(&app, count, usage, request.wants_logprobs());
         return sse::respond(run, events, &app.limits).await;

@@ -8,6 +8,7 @@ use crate::answer::{Delta, Piece, Run};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::http::{read_json, sse};
+use crate::link::Reader;
 use crate::openai::chat::handler::finite;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
@@ -24,7 +25,8 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
     validate(&request, &app.model, &app.limits)?;
     let Prepared { requests, setup, prompts } = convert(&app, &request).await?;
     let firsts = starts(&setup.choices);
-    let call = app.submit(requests)?;
+    let streamed = request.stream == Some(true);
+    let call = app.submit(requests, if streamed { Reader::Client } else { Reader::Server })?;
     let mut run = Run::new(call, &*app.model.text, setup);
     let writer = Writer {
         text: app.model.text.clone(),
@@ -35,7 +37,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         offsets: Vec::new(),
     };
     let mut writer = writer.ready();
-    if request.stream == Some(true) {
+    if streamed {
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
         let events = CompletionEvents::new(&app, writer, usage);
         return sse::respond(run, events, &app.limits).await;
