@@ -78,6 +78,8 @@ impl Scheduler {
         let (rank, arrival) = (sequence.rank(), sequence.arrival);
         let nothing_to_do = sequence.goal() == 0;
         let key = self.sequences.insert(sequence);
+        // Keys are used again: what was refused under this one may be gone.
+        self.refused = self.refused.filter(|(refused, _)| *refused != key);
         self.queue.push(rank, arrival, key);
         self.live.insert(id, Live { sequences: vec![key], deadline });
         if let Some(deadline) = deadline {

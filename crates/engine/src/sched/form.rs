@@ -400,6 +400,7 @@ impl Scheduler {
         };
         let id = fork.id;
         let key = self.sequences.insert(fork);
+        self.refused = self.refused.filter(|(refused, _)| *refused != key);
         self.seats[index] = Some(key);
         self.seated += 1;
         self.reserved -= 1;
