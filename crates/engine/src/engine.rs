@@ -65,9 +65,11 @@ impl<X: Executor> Engine<X> {
         }
     }
 
-    /// A launch of several steps ends early when somebody could be seated or is leaving.
+    /// A launch of several steps ends early when somebody could be seated or is leaving; so does one from
+    /// before a restart, behind which everybody waits.
     fn make_way(&mut self) {
-        if self.sched.repeating() && self.sched.is_urgent() && !planted(Plant::NeverLeave) {
+        let repeating = self.sched.repeating() || self.sched.ghosts > 0;
+        if repeating && self.sched.is_urgent() && !planted(Plant::NeverLeave) {
             self.executor.leave();
         }
     }
