@@ -76,6 +76,8 @@ pub struct FakeDevice {
     max_delay: u32,
     rng: Rng,
     steps: u32,
+    /// Launches it refused.
+    pub refusals: u64,
     /// The launch under way was asked to leave.
     pub asked: bool,
     /// Steps that were not the first of their launch.
@@ -116,6 +118,7 @@ impl FakeDevice {
             max_delay,
             rng,
             steps,
+            refusals: 0,
             asked: false,
             repeated: 0,
             calls: 0,
@@ -399,7 +402,10 @@ impl Executor for FakeDevice {
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         match self.fault(true) {
-            Some(Fault::NotLaunched) => return Err(ExecError::NotLaunched("planned".into())),
+            Some(Fault::NotLaunched) => {
+                self.refusals += 1;
+                return Err(ExecError::NotLaunched("planned".into()));
+            }
             Some(Fault::NotCovered) => {
                 self.failed = true;
                 return Err(ExecError::NotCovered("planned".into()));

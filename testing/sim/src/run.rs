@@ -66,6 +66,8 @@ pub struct Run {
     peak_pages: u32,
     trace: u64,
     told: u64,
+    /// Launches the device had refused when somebody last heard something.
+    refusals: u64,
 }
 
 impl Run {
@@ -96,6 +98,7 @@ impl Run {
             peak_pages: 0,
             trace: 0,
             told: 0,
+            refusals: 0,
         }
     }
 
@@ -192,6 +195,7 @@ impl Run {
 
     fn step(&mut self, events: Vec<Event>) -> Result<(), String> {
         let before = self.engine.holdings();
+        let refusals = self.engine.executor().refusals;
         let (nobody, launch) =
             (self.engine.stats().waiting == 0, self.engine.executor().repeating());
         self.now += self.scenario.tick;
@@ -209,6 +213,9 @@ impl Run {
         }
         for output in outputs {
             self.trace = mix(self.trace ^ hash(&output));
+            if !matches!(output, Output::Finished { .. } | Output::Rejected { .. }) {
+                self.refusals = refusals;
+            }
             self.hear(output)?;
         }
         self.check_device()?;
@@ -313,7 +320,11 @@ impl Run {
             | Output::Token { id, .. }
             | Output::Finished { id, .. } => *id,
         };
-        let failed = self.engine.executor().failed;
+        // A device that refuses launch after launch is given up too, as the configuration says.
+        let device = self.engine.executor();
+        let config = &self.scenario.config;
+        let patience = u64::from((config.launch_retries + 1) * (config.restarts + 1));
+        let failed = device.failed || device.refusals - self.refusals >= patience;
         let full = self.scenario.config.max_waiting;
         let now = self.now;
         let Some(client) = self.clients.get_mut(&id) else {
@@ -438,10 +449,12 @@ impl Run {
             if client.rejected {
                 continue;
             }
+            // Whether it may fail was asked when it did.
+            let gone = |end: &Option<Finish>| matches!(end, Some(Finish::Failed(_)));
             if client.request.deadline.is_none()
                 && !client.cancelled
                 && !client.prefilled
-                && !self.engine.executor().failed
+                && !client.finished.iter().any(gone)
             {
                 return Err(format!("{id:?} was never prefilled"));
             }
