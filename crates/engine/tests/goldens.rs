@@ -5,7 +5,7 @@ use device::{DType, Device, DeviceChoice, DeviceKind};
 use engine::Engine;
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::dense::Numbers;
-use engine::model::{LoadOptions, ModelSource, load_executor};
+use engine::model::{LoadOptions, LoadedExecutor, ModelSource, load_executor};
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 use formats::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
@@ -49,20 +49,25 @@ fn golden(case: &str) -> Golden {
     Golden { tokens, logits }
 }
 
-/// Feeds the golden tokens in chunks and compares the logits after each chunk's last token.
-fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
-    let golden = golden(case);
+/// The case's model; on the CPU in the numbers of the reference.
+fn load(case: &str, device: &Device, max_batch: u32) -> LoadedExecutor {
+    let exact = Numbers { act: DType::F32, kv: DType::F32 };
     let options = LoadOptions {
-        max_batch: 4,
+        max_batch,
         max_context: 128,
         prefill_tokens: Some(64),
         pages: Some(40),
-        numbers: (device.kind() == DeviceKind::Cpu)
-            .then_some(Numbers { act: DType::F32, kv: DType::F32 }),
+        numbers: (device.kind() == DeviceKind::Cpu).then_some(exact),
         ..LoadOptions::default()
     };
     let source = ModelSource::Checkpoint(folder(case));
-    let mut loaded = load_executor(&source, device, &options, &|_| {}).unwrap();
+    load_executor(&source, device, &options, &|_| {}).unwrap()
+}
+
+/// Feeds the golden tokens in chunks and compares the logits after each chunk's last token.
+fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
+    let golden = golden(case);
+    let mut loaded = load(case, device, 4);
     let executor = &mut loaded.executor;
     let page_size = executor.geometry().page_size;
     let seat = Seat(1);
@@ -128,17 +133,7 @@ fn head(case: &str) -> Vec<Vec<f32>> {
 /// of the mean is the mean of what transformers made of each token.
 fn check_prompt(case: &str, device: &Device, chunk: u32, tolerance: f32) {
     let golden = golden(case);
-    let options = LoadOptions {
-        max_batch: 3,
-        max_context: 128,
-        prefill_tokens: Some(64),
-        pages: Some(40),
-        numbers: (device.kind() == DeviceKind::Cpu)
-            .then_some(Numbers { act: DType::F32, kv: DType::F32 }),
-        ..LoadOptions::default()
-    };
-    let source = ModelSource::Checkpoint(folder(case));
-    let loaded = load_executor(&source, device, &options, &|_| {}).unwrap();
+    let loaded = load(case, device, 3);
     let mut engine = Engine::builder(loaded.executor).step_tokens(chunk).build();
     let request = |prompt_logprobs, embed: Option<Embed>| Request {
         id: RequestId(0),

@@ -52,6 +52,9 @@ struct Group {
     step: usize,
     d: *mut f32,
     m: *mut f32,
+    /// The next group's blocks, of so many bytes each.
+    next: *const u8,
+    packed: usize,
 }
 
 /// Groups of 16 weight rows for every row of activations.
@@ -116,11 +119,9 @@ unsafe fn unpack<const P8: bool>(task: &Task<'_>, group: usize) -> Group {
             }
         }
     }
-    if P8 {
-        Group { values: from.wrapping_add(SCALES), step: bytes, d, m }
-    } else {
-        Group { values, step: BLOCK, d, m }
-    }
+    let (values, step) =
+        if P8 { (from.wrapping_add(SCALES), bytes) } else { (values.cast_const(), BLOCK) };
+    Group { values, step, d, m, next: from.wrapping_add(task.group_bytes()), packed: bytes }
 }
 
 /// Runs the body for r = 0..16, each r a constant, so that arrays stay in registers.
@@ -169,6 +170,13 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
         }
         let mut at = 0;
         while at + 2 <= blocks {
+            if row == 0 {
+                // The next group comes from memory while this one is multiplied.
+                for line in 0..2 * weights.packed / 64 {
+                    let ahead = at * weights.packed + 64 * line;
+                    _mm_prefetch::<_MM_HINT_T1>(weights.next.wrapping_add(ahead).cast());
+                }
+            }
             let w = weights.values.add(at * weights.step);
             asm!(
                 "tilezero tmm0",
