@@ -34,7 +34,8 @@ fn link(entry: &str, waits: bool, words: Span) -> Launch {
         kernel: KernelKey {
             source: "bench_chain".into(),
             entry: entry.into(),
-            defines: Vec::new(),
+            // Words side by side.
+            defines: vec![("LINE".into(), "4".into())],
         },
         grid: [128, 1, 1],
         block: [64, 1, 1],
