@@ -10,6 +10,7 @@ mod tools;
 
 pub use choice::{Choice, ChoiceSetup};
 pub use reasoning::{Reasoning, ReasoningSplit};
+pub(crate) use run::rejected;
 pub use run::{Piece, Run, RunSetup, Usage};
 pub use stop::StopFinder;
 pub use tools::{ToolFormat, ToolSplit};

@@ -130,6 +130,11 @@ impl ApiError {
         e
     }
 
+    /// 501: the loaded model makes no vectors.
+    pub fn no_embeddings() -> Self {
+        Self::not_supported("the loaded model gives no embeddings")
+    }
+
     /// 503: the engine is down, starting, or the server is going away.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);

@@ -12,11 +12,10 @@ pub use snapshot::{
 pub use thread::spawn;
 
 use crate::metrics::Metrics;
-use engine::request::{Event, Micros, Output, Request, RequestId, Token};
+use engine::request::{Event, Micros, Output, Request, RequestId};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
-use tokio::sync::oneshot;
 
 /// What the engine looks like from its thread. One backend, one thread, no locks.
 pub trait Backend {
@@ -27,10 +26,6 @@ pub trait Backend {
     fn is_idle(&self) -> bool;
     /// The state for `/metrics` and the page. Called some ten times a second, between steps.
     fn snapshot(&self) -> Snapshot;
-    /// The embedding of a text; `None` when this backend has none to give.
-    fn embed(&mut self, _tokens: &[Token], _pooling: Pooling) -> Option<Result<Vec<f32>, String>> {
-        None
-    }
 }
 
 /// Makes a backend on the engine's thread: once at the start and again after each panic. An error
@@ -44,15 +39,6 @@ pub fn once(backend: impl Backend + Send + 'static) -> Factory {
         Some(backend) => Ok(Box::new(backend)),
         None => Err("the engine failed and cannot be started again".into()),
     })
-}
-
-/// How token vectors become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The mean over all tokens.
-    Mean,
-    /// The last token's.
-    Last,
 }
 
 /// Whether the engine can take requests.
@@ -99,12 +85,9 @@ pub enum Refusal {
 pub(crate) enum Message {
     Submit { requests: Vec<Request>, replies: tokio::sync::mpsc::Sender<Reply> },
     Cancel(Vec<RequestId>),
-    Embed { tokens: Vec<Token>, pooling: Pooling, reply: oneshot::Sender<EmbedReply> },
     AbortAll(String),
     Stop,
 }
-
-pub(crate) type EmbedReply = Option<Result<Vec<f32>, String>>;
 
 pub(crate) struct Shared {
     origin: Instant,
@@ -199,16 +182,6 @@ impl Link {
             return Err(Refusal::Down(Health::Dead));
         }
         Ok(Call::new(inbox, first, count, self.messages.clone()))
-    }
-
-    /// The embedding of one text; `None` when the backend gives none or is gone.
-    pub async fn embed(&self, tokens: Vec<Token>, pooling: Pooling) -> Result<EmbedReply, Refusal> {
-        self.check_room(1)?;
-        let (reply, answer) = oneshot::channel();
-        let message = Message::Embed { tokens, pooling, reply };
-        let down = |_| Refusal::Down(Health::Dead);
-        self.messages.send(message).map_err(|_| Refusal::Down(Health::Dead))?;
-        answer.await.map_err(down)
     }
 
     /// Ends every live request with a final reply that says why.

@@ -7,12 +7,11 @@ mod picture;
 pub use oracle::{Oracle, demo, echo};
 
 use crate::link::{
-    Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, Pooling, PrefixUse, Run, Snapshot,
-    StepRecord,
+    Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
 };
 use crate::text::bytes::END;
 use engine::request::{
-    Event, Finish, Micros, Output, Reject, Request, RequestId, Token, TokenLogprob,
+    Embed, Event, Finish, Micros, Output, Pooling, Reject, Request, RequestId, Token, TokenLogprob,
 };
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -118,7 +117,10 @@ impl Mock {
         let found = request.prompt.len() as u64;
         let allowed = (self.config.context - 1).min(self.config.pages * PAGE);
         let unknown = request.prompt.iter().find(|token| **token >= self.config.vocab);
-        if found == 0 {
+        if request.embed.is_some() && self.config.embedding == 0 {
+            let problem = "the mock was told to give no vectors".into();
+            Err(Reject::BadParameter { field: "embed", problem })
+        } else if found == 0 {
             Err(Reject::EmptyPrompt)
         } else if found > allowed {
             Err(Reject::TooLong { found, allowed })
@@ -179,6 +181,13 @@ impl Mock {
             cached_tokens,
             prompt_logprobs,
         });
+        if let Some(embed) = request.embed {
+            let id = request.id;
+            let vector = vector(&request.prompt, embed, self.config.embedding);
+            outputs.push(Output::Embedded { id, vector });
+            outputs.push(Output::Finished { id, choice: 0, finish: Finish::Stop(None) });
+            return Some(prompt);
+        }
         for choice in 0..choices as u32 {
             self.used += pages;
             self.running.push(Sequence {
@@ -363,21 +372,21 @@ impl Backend for Mock {
             graph: self.graph.clone(),
         }
     }
+}
 
-    fn embed(&mut self, tokens: &[Token], pooling: Pooling) -> Option<Result<Vec<f32>, String>> {
-        if self.config.embedding == 0 {
-            return None;
-        }
-        let width = self.config.embedding;
-        let mut vector = vec![0f32; width];
-        let from = if pooling == Pooling::Last { tokens.len().saturating_sub(1) } else { 0 };
-        for token in &tokens[from..] {
-            vector[*token as usize % width] += 1.0;
-        }
-        let norm = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-9);
-        vector.iter_mut().for_each(|x| *x /= norm);
-        Some(Ok(vector))
+/// How often each token occurs, counted in as many places as the vector has.
+fn vector(tokens: &[Token], embed: Embed, width: usize) -> Vec<f32> {
+    let mut vector = vec![0f32; width];
+    let from = if embed.pooling == Pooling::Last { tokens.len().saturating_sub(1) } else { 0 };
+    for token in &tokens[from..] {
+        vector[*token as usize % width] += 1.0;
     }
+    let length = match embed.unit {
+        true => vector.iter().map(|x| x * x).sum::<f32>().sqrt(),
+        false => (tokens.len() - from) as f32,
+    };
+    vector.iter_mut().for_each(|x| *x /= length.max(1e-9));
+    vector
 }
 
 fn describe(config: &MockConfig) -> GraphInfo {

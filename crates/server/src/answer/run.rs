@@ -161,6 +161,7 @@ impl Run {
                 sink(Piece::Prompt { position, logprobs: prompt_logprobs });
                 Ok(())
             }
+            // Nobody who reads text asks for it.
             Reply::Output(Output::Embedded { .. }) => Ok(()),
             Reply::Output(Output::Token { id, choice, token, logprob }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
@@ -236,10 +237,12 @@ fn fell_behind() -> ApiError {
     e
 }
 
-fn rejected(reason: Reject) -> ApiError {
+/// What a client is told when the engine refuses.
+pub(crate) fn rejected(reason: Reject) -> ApiError {
     match reason {
         Reject::TooLong { found, allowed } => ApiError::too_long("prompt", found, allowed),
         Reject::QueueFull { waiting } => ApiError::busy(waiting),
+        Reject::BadParameter { field: "embed", .. } => ApiError::no_embeddings(),
         Reject::BadParameter { field: "grammar", .. } => {
             ApiError::invalid("response_format", reason.to_string())
         }

@@ -141,11 +141,7 @@ impl Worker {
                     return End::Stopped;
                 }
                 match self.inbox.recv_timeout(Duration::from_millis(500)) {
-                    Ok(message) => {
-                        if let Err(end) = self.take(message, backend) {
-                            return end;
-                        }
-                    }
+                    Ok(message) => self.take(message),
                     Err(RecvTimeoutError::Timeout) => self.publish(backend),
                     Err(RecvTimeoutError::Disconnected) => return End::Stopped,
                 }
@@ -155,9 +151,7 @@ impl Worker {
                 && let Ok(message) = self.inbox.try_recv()
             {
                 taken += 1;
-                if let Err(end) = self.take(message, backend) {
-                    return end;
-                }
+                self.take(message);
             }
             if self.events.is_empty() && backend.is_idle() {
                 continue;
@@ -183,7 +177,7 @@ impl Worker {
         }
     }
 
-    fn take(&mut self, message: Message, backend: &mut dyn Backend) -> Result<(), End> {
+    fn take(&mut self, message: Message) {
         match message {
             Message::Submit { requests, replies } => {
                 for request in requests {
@@ -196,16 +190,6 @@ impl Worker {
                         live.replies = None;
                         self.events.push(Event::Cancel(id));
                     }
-                }
-            }
-            Message::Embed { tokens, pooling, reply } => {
-                self.shared.step_began.store(self.shared.now().max(1), Ordering::Relaxed);
-                let made = catch_unwind(AssertUnwindSafe(|| backend.embed(&tokens, pooling)));
-                self.shared.step_began.store(0, Ordering::Relaxed);
-                match made {
-                    // The one who asked may be gone by now.
-                    Ok(made) => drop(reply.send(made)),
-                    Err(panic) => return Err(End::Died(panic_text(&*panic))),
                 }
             }
             Message::AbortAll(why) => {
@@ -221,7 +205,6 @@ impl Worker {
             }
             Message::Stop => self.stopping = true,
         }
-        Ok(())
     }
 
     fn accept(&mut self, request: Request, replies: Sender<Reply>) {
@@ -335,7 +318,7 @@ impl Worker {
                 }
                 false
             }
-            Message::Embed { .. } | Message::Cancel(_) | Message::AbortAll(_) => false,
+            Message::Cancel(_) | Message::AbortAll(_) => false,
             Message::Stop => true,
         }
     }

@@ -3,25 +3,32 @@
 use super::types::{EmbeddingRequest, Vector};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::link::Pooling;
 use crate::openai::completions::convert::tokenize;
-use engine::request::Token;
+use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
-/// How token vectors become one: the mean, unless asked.
-pub fn pooling(request: &EmbeddingRequest) -> Pooling {
-    match request.pooling.as_deref() {
+/// One request of the engine for each input, every one within the context. Vectors have length 1, as
+/// those of OpenAI's models do, and are the mean over the tokens unless asked otherwise.
+pub async fn convert(app: &App, request: &EmbeddingRequest) -> Result<Vec<Request>, ApiError> {
+    let pooling = match request.pooling.as_deref() {
         Some("last") => Pooling::Last,
         _ => Pooling::Mean,
-    }
-}
-
-/// The inputs as tokens, each within the context.
-pub async fn inputs(app: &App, request: &EmbeddingRequest) -> Result<Vec<Vec<Token>>, ApiError> {
+    };
     let inputs = tokenize(app, "input", request.input.clone()).await?;
-    for input in &inputs {
+    let one = |input: Vec<u32>| {
         app.model.room("input", input.len())?;
-    }
-    Ok(inputs)
+        Ok(Request {
+            id: RequestId(0),
+            prompt: input.into(),
+            sampling: Sampling { max_tokens: 1, ..Sampling::default() },
+            choices: 1,
+            priority: 0,
+            deadline: None,
+            tenant: 0,
+            prompt_logprobs: None,
+            embed: Some(Embed { pooling, unit: true }),
+        })
+    };
+    inputs.into_iter().map(one).collect()
 }
 
 /// A vector in the form that was asked for.
