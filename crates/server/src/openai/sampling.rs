@@ -84,6 +84,9 @@ macro_rules! generation_type {
                 pub stream_options: Option<$crate::openai::sampling::StreamOptions>,
                 /// Larger goes first. An extension.
                 pub priority: Option<i64> = {"minimum": -1_000_000, "maximum": 1_000_000},
+                /// Requests share cached prefixes only with requests of the same salt, so that how long
+                /// one takes says nothing about another's prompt. An extension.
+                pub cache_salt: Option<String> = {"minLength": 1, "maxLength": 256},
                 /// Who is asking; kept for nobody.
                 pub user: Option<String>,
             }
@@ -109,6 +112,7 @@ macro_rules! generation_type {
                     min_tokens: self.min_tokens,
                     ignore_eos: self.ignore_eos,
                     priority: self.priority,
+                    cache_salt: self.cache_salt.as_deref(),
                 }
             }
         }
@@ -134,6 +138,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) min_tokens: Option<u32>,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) priority: Option<i64>,
+    pub(crate) cache_salt: Option<&'a str>,
 }
 
 fn between(name: &str, value: Option<f32>, least: f32, most: f32) -> Result<(), ApiError> {
@@ -178,6 +183,10 @@ impl Shared<'_> {
             let text = "priority must be between -1000000 and 1000000";
             return Err(ApiError::invalid("priority", text));
         }
+        if self.cache_salt.is_some_and(|salt| !(1..=256).contains(&salt.chars().count())) {
+            let text = "cache_salt must have between 1 and 256 characters";
+            return Err(ApiError::invalid("cache_salt", text));
+        }
         at_most(
             "logit_bias",
             "entries",
@@ -205,6 +214,15 @@ impl Shared<'_> {
             return Err(ApiError::invalid("stop", text));
         }
         Ok(())
+    }
+
+    /// Whose cached prefixes the request may share: those of its salt, or of all that have none.
+    pub(crate) fn tenant(&self) -> u64 {
+        self.cache_salt.map_or(0, |salt| {
+            let hash = blake3::hash(salt.as_bytes());
+            // Any value but that of no salt.
+            u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes")).max(1)
+        })
     }
 
     /// The stop strings.
@@ -245,5 +263,26 @@ impl Shared<'_> {
             ignore_eos,
             ..Sampling::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::openai::completions::types::CompletionRequest;
+
+    #[test]
+    fn a_salt_parts_caches_and_none_shares_with_none() {
+        let tenant = |fields: &str| {
+            let text = format!("{{\"prompt\": \"a\"{fields}}}");
+            serde_json::from_str::<CompletionRequest>(&text).unwrap().shared().tenant()
+        };
+        let (none, alice, bob) = (
+            tenant(""),
+            tenant(", \"cache_salt\": \"alice\""),
+            tenant(", \"cache_salt\": \"bob\""),
+        );
+        assert_eq!(none, 0);
+        assert_eq!(alice, tenant(", \"cache_salt\": \"alice\", \"user\": \"x\""));
+        assert!(none != alice && none != bob && alice != bob);
     }
 }

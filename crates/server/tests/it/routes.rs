@@ -66,7 +66,12 @@ async fn embeddings() {
 async fn metrics_count_what_happened() {
     let bed = Bed::new(MockConfig::default()).await;
     bed.ok("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3})).await;
-    bed.until("the snapshot is there", || !bed.link.snapshot().steps.is_empty()).await;
+    // Snapshots are some ten a second: one from the middle of the answer may be the newest for a while.
+    bed.until("a snapshot from after the answer", || {
+        let snapshot = bed.link.snapshot();
+        !snapshot.steps.is_empty() && snapshot.running == 0 && snapshot.pages.used == 0
+    })
+    .await;
     let (head, text) = bed.get("/metrics").await;
     assert_eq!(head.status, 200);
     let text = String::from_utf8(text).unwrap();

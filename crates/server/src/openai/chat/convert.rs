@@ -49,7 +49,7 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
         choices: request.n.unwrap_or(1),
         priority: shared.priority.unwrap_or(0) as i32,
         deadline: None,
-        tenant: 0,
+        tenant: shared.tenant(),
         prompt_logprobs: None,
         embed: None,
     };

@@ -41,7 +41,7 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
             choices: request.n.unwrap_or(1),
             priority: shared.priority.unwrap_or(0) as i32,
             deadline: None,
-            tenant: 0,
+            tenant: shared.tenant(),
             prompt_logprobs: request.logprobs.filter(|_| echo),
             embed: None,
         };
