@@ -99,7 +99,7 @@ impl Attention {
             _ if self.fixed() => (0, self.rows, 1),
             0..=4 if self.single => {
                 let cluster = self.cluster(target);
-                (2, (ways / self.rows.max(1)).max(8).next_multiple_of(cluster) / cluster, self.rows)
+                (2, (ways / self.rows.max(1)).max(8).div_ceil(cluster), self.rows)
             }
             5..=64 if self.single => (1, self.rows + ways.div_ceil(self.cluster(target)), 1),
             _ => (0, self.rows, 1),
