@@ -25,10 +25,8 @@ impl Attention {
         if !self.tensor_cores(target) || split == 0 {
             return 0;
         }
-        let columns = self.q_heads / self.kv.heads;
-        let floats = u64::from(columns) * u64::from(self.kv.head_dim + 4);
         let parts = u64::from(y * z) * u64::from(self.kv.heads);
-        SEMAPHORE_BYTES + parts * floats * 4
+        SEMAPHORE_BYTES + parts * u64::from(self.part_bytes())
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -53,7 +51,11 @@ impl Attention {
         if !self.single || !self.tensor_cores(target) {
             return Vec::new();
         }
-        ["least=2", "least=8", "stages=2"].map(String::from).to_vec()
+        let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
+        let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
+        let clusters = clusters.map(|cluster| format!("cluster={cluster}"));
+        let others = ["least=2", "least=8", "stages=2", "warps=8,stages=2"].map(String::from);
+        others.into_iter().chain(clusters).collect()
     }
 
     fn option(&self, target: &Target, key: &str) -> Option<u32> {
@@ -95,10 +97,36 @@ impl Attention {
         let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
         match self.rows {
             _ if self.fixed() => (0, self.rows, 1),
-            0..=4 if self.single => (2, (ways / self.rows.max(1)).max(8), self.rows),
-            5..=64 if self.single => (1, self.rows + ways, 1),
+            0..=4 if self.single => {
+                let cluster = self.cluster(target);
+                (2, (ways / self.rows.max(1)).max(8).div_ceil(cluster), self.rows)
+            }
+            5..=64 if self.single => (1, self.rows + ways.div_ceil(self.cluster(target)), 1),
             _ => (0, self.rows, 1),
         }
+    }
+
+    /// Blocks that share a piece and merge in shared memory.
+    fn cluster(&self, target: &Target) -> u32 {
+        let asked = self.option(target, "cluster");
+        let suited = match self.rows {
+            _ if !self.single || self.fixed() || target.capability.0 < 9 => return 1,
+            // Eight to a cluster leave some multiprocessors out: not for contexts that need them all.
+            1 | 2 if self.state.limits.pages_per_seat <= 512 => 8,
+            5..=16 => 2,
+            _ => 1,
+        };
+        asked.filter(|cluster| [1, 2, 4, 8].contains(cluster)).unwrap_or(suited)
+    }
+
+    /// Bytes of the partial result of a piece.
+    fn part_bytes(&self) -> u32 {
+        self.q_heads / self.kv.heads * (self.kv.head_dim + 4) * 4
+    }
+
+    /// Warps that share the pages of a piece.
+    fn warps(&self, target: &Target) -> u32 {
+        self.option(target, "warps").unwrap_or(WARPS)
     }
 
     /// (tokens per block, stages, dynamic shared memory).
@@ -107,10 +135,14 @@ impl Attention {
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.single { 1 } else { (columns / group).max(1) };
         let stage = 2 * 16 * (2 * dim + 16);
-        let stages =
-            self.option(target, "stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
-        let merged = WARPS * tokens * group * (dim + 4) * 4;
-        let shared = (WARPS * stages * stage).max(merged);
+        let warps = self.warps(target);
+        let cluster = self.cluster(target);
+        let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
+        // Two blocks to a multiprocessor.
+        let room = (108u32 << 10).saturating_sub(left);
+        let stages = self.option(target, "stages").unwrap_or((room / (warps * stage)).clamp(2, 4));
+        let merged = warps * tokens * group * (dim + 4) * 4;
+        let shared = (warps * stages * stage).max(merged) + left;
         (tokens, stages, shared.min(target.shared_per_block))
     }
 
@@ -122,6 +154,7 @@ impl Attention {
             Some(_) => self.pieces(target),
             None => (0, self.rows, 1),
         };
+        let cluster = if split == 0 { 1 } else { self.cluster(target) };
         let (tokens, stages, shared) = self.shape(target);
         let rope = self.rope.as_deref();
         let (q_norm, k_norm) = rope.map_or((None, None), |rope| (rope.q_norm, rope.k_norm));
@@ -136,9 +169,10 @@ impl Attention {
                 ("HQ", self.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
-                ("WARPS", WARPS),
+                ("WARPS", self.warps(target)),
                 ("STAGES", stages),
                 ("SPLIT", split),
+                ("CLUSTER", cluster),
                 ("ROWS32", if split == 1 { self.rows.div_ceil(32) } else { 1 }),
                 ("LEAST_PAGES", self.option(target, "least").unwrap_or(WARPS)),
                 ("SINGLE", u32::from(self.single)),
@@ -156,10 +190,11 @@ impl Attention {
             ])
             .grid(
                 if self.single { kv.heads } else { self.out.rows / tokens + self.rows },
-                if self.single { y } else { kv.heads },
+                if self.single { y * cluster } else { kv.heads },
                 if self.single { z } else { 1 },
             )
-            .threads(WARPS * 32)
+            .cluster_along_y(cluster)
+            .threads(self.warps(target) * 32)
             .shared(shared)
             .tensors(&[&self.qkv])
             .spans(&[kv.span])
