@@ -253,7 +253,8 @@ class Checker:
             elif name == "qkv":
                 self.note(name, rel(v("qkv")[:tokens], norm(before, L("norm1")).bfloat16().float()[:tokens] @ L("qkv").float().t()))
             elif name == "rope_kv":
-                self.rotated(qkv0, layer, store=False)
+                q = self.rotated(qkv0, layer, store=False)
+                self.note("q rotated", rel(v("qkv")[:tokens, :hq * d], q.reshape(tokens, hq * d)))
             elif name == "attention":
                 self.attention(qkv0, layer)
             elif name == "o":

@@ -18,6 +18,8 @@ use crate::{DType, Span};
 const WARPS: u32 = 4;
 /// Blocks of tokens that the Hopper kernel's list has room for.
 const MOST_SLOTS: u32 = 3072;
+/// Tokens of a sequence up to which wide tiles of the Hopper kernel would mostly be cut off.
+const SHORT: u32 = 1024;
 
 impl Attention {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
@@ -218,6 +220,11 @@ impl Attention {
         (tokens, self.out.rows / tokens + self.rows)
     }
 
+    /// The longest a sequence can be.
+    fn context(&self) -> u32 {
+        self.state.limits.pages_per_seat * self.kv.page_size
+    }
+
     fn warpgroups(&self, target: &Target) -> bool {
         let (_, slots) = self.packed();
         // The list of blocks is in shared memory, a row and a block in a word.
@@ -231,8 +238,19 @@ impl Attention {
         let (kv, s) = (&self.kv, &self.state);
         let group = self.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
-        let (tile, stages) =
-            (self.option(target, "kv").unwrap_or(128), self.option(target, "stages").unwrap_or(2));
+        let stages = self.option(target, "stages").unwrap_or(2);
+        // Few sizes, so that the buckets of a model share a kernel.
+        let room = slots.max(512).next_power_of_two().min(MOST_SLOTS);
+        // Wide tiles leave room for q once only, and their warpgroups need no turns.
+        let shared = |tile: u32| {
+            let q = if tile > 128 { 128 } else { 256 };
+            2 * kv.head_dim * (q + 2 * stages * tile) + 1024
+        };
+        let wide = kv.head_dim == 128
+            && self.context() > SHORT
+            && shared(176) + room * 9 + 2048 <= target.shared_per_block;
+        let tile = self.option(target, "kv").unwrap_or(if wide { 176 } else { 128 });
+        let narrow = u32::from(tile <= 128);
         let bytes = u64::from(kv.head_dim) * 2;
         let map = |span, dtype, dims: &[u64], strides: &[u64], tile: &[u32]| {
             let (dims, strides, tile) = (dims.to_vec(), strides.to_vec(), tile.to_vec());
@@ -257,16 +275,16 @@ impl Attention {
                 ("Q_TOKENS", tokens),
                 ("KV", tile),
                 ("STAGES", stages),
-                ("TURNS", self.option(target, "turns").unwrap_or(1)),
-                // Few sizes, so that the buckets of a model share a kernel.
-                ("SLOTS", slots.max(512).next_power_of_two().min(MOST_SLOTS)),
+                ("Q_STAGES", 1 + narrow),
+                ("TURNS", self.option(target, "turns").unwrap_or(narrow)),
+                ("SLOTS", room),
                 ("WINDOW", self.window.unwrap_or(0)),
                 ("TYPE", code(kv.dtype, "attention")?),
                 ("YT", code(self.out.dtype, "attention")?),
             ])
             .grid(target.sms.min(slots * kv.heads), 1, 1)
             .threads(384)
-            .shared(2 * kv.head_dim * (2 * 128 + 2 * stages * tile) + 1024)
+            .shared(shared(tile))
             .arg(q)
             .arg(pages)
             .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
