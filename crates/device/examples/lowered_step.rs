@@ -6,7 +6,7 @@
 use device::cuda::launch::Target;
 use device::cuda::lower::{lower, scratch_bytes};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, KvLayer, Linear, Norm, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, Gather, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::{DType, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
@@ -168,6 +168,7 @@ fn main() {
             q_norm: Some(qn),
             k_norm: Some(kn),
             rope,
+            pairs: Pairs::Halves,
             state,
             kv,
         };

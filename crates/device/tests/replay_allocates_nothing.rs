@@ -62,7 +62,8 @@ fn a_decode_step() {
         let (bias, live, scratch, variant) = (None, None, None, None);
         node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant }))
     };
-    let rope = RopeKv { qkv, q_heads: 2, q_norm: None, k_norm: None, rope, state, kv };
+    let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
+    let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
     let attention = Attention {
         qkv,
         q_heads: 2,
