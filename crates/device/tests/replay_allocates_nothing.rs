@@ -2,7 +2,9 @@
 
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
-use device::op::{Attention, Embed, Epilogue, KvLayer, Linear, Norm, Prologue, RopeKv, Sample};
+use device::op::{
+    Attention, Embed, Epilogue, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
+};
 use device::step::{count, mail, row};
 use device::{
     DType, Item, Node, Op, OpenArena, RecordOptions, Region, StepLimits, StepState, Tensor,
