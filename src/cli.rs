@@ -1,7 +1,8 @@
 //! What may stand on the command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::DeviceChoice;
+use device::cpu::Numerics;
 
 /// Runs language models by recording them as device graphs and replaying those
 #[derive(Parser, Debug)]
@@ -43,6 +44,28 @@ pub(crate) struct Global {
     /// Threads of the CPU device; all cores unless said
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+    /// Where the CPU rounds. ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0);
+    /// slower
+    #[arg(long, global = true, value_name = "HOW", default_value = "fast")]
+    pub(crate) numerics: Rounding,
+}
+
+/// Where the CPU device rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rounding {
+    /// Wherever it is fastest
+    Fast,
+    /// As llama.cpp does, to the bit
+    Ggml,
+}
+
+impl From<Rounding> for Numerics {
+    fn from(rounding: Rounding) -> Numerics {
+        match rounding {
+            Rounding::Fast => Numerics::Fast,
+            Rounding::Ggml => Numerics::Ggml,
+        }
+    }
 }
 
 /// The commands; each is a file of its own.

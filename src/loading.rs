@@ -7,6 +7,7 @@ use crate::models::{self, DEFAULT, HubEnv, ModelName};
 use crate::progress;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind};
 use engine::grammar::Vocabulary;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
@@ -94,10 +95,15 @@ pub(crate) struct Talk {
 /// Opens the device that the flags ask for; says which it is and why.
 pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
     let (device, line) = Device::open(global.device)?;
-    match global.threads {
-        Some(threads) if device.kind() == DeviceKind::Cpu => {
+    let numerics = global.numerics.into();
+    match device.kind() {
+        DeviceKind::Cuda if numerics != Numerics::Fast => {
+            Err(bad_input("--numerics ggml is the CPU's: add --device cpu"))
+        }
+        DeviceKind::Cpu if global.threads.is_some() || numerics != Numerics::Fast => {
             drop(device);
-            let device = device::cpu::open(Some(threads.into()), false)?;
+            let threads = global.threads.map(usize::from);
+            let device = device::cpu::open_rounding(threads, numerics, Limit::None)?;
             let line = device.describe();
             Ok((device, line))
         }

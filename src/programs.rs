@@ -77,11 +77,11 @@ impl ProgramSource for Programs<'_> {
             None => fill::from_seed(device, arena, &placed, 0)?,
             Some(found) => {
                 let tensors = sources(found, &specs)?;
-                let head = config.head_dim;
-                fill::from_checkpoint(device, arena, &placed, found, &tensors, head, &|_| ())?;
+                let heads = fill::HeadRows::new(found, config.head_dim, program.pairs);
+                fill::from_checkpoint(device, arena, &placed, found, &tensors, heads, &|_| ())?;
             }
         }
-        let table = rope::table(&config, program.shape.max_positions as usize);
+        let table = rope::table(&config, program.shape.max_positions as usize, device.numerics());
         let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok(device.write(arena, bindings.rope.span, &bytes)?)
     }

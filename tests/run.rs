@@ -204,6 +204,36 @@ fn a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing() {
     assert_eq!(answers(&output), expected, "after {kills} kills");
 }
 
+/// Greedy answers that llama.cpp gave (`tools/ggml_goldens.py`), token for token; all at once here, one by one
+/// there.
+#[test]
+fn with_its_numerics_answers_are_those_of_llama_cpp() {
+    let Some(model) = smollm2() else { return };
+    if !device::cpu::describe_features().contains("avx2") {
+        eprintln!("skipped: this processor has no AVX2 and FMA");
+        return;
+    }
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("goldens/llama_cpp.json")).unwrap();
+    let expected = golden["answers"].as_array().unwrap();
+    assert!(model.ends_with(golden["model"].as_str().unwrap()), "made from another file");
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    let line = |answer: &serde_json::Value| {
+        serde_json::json!({ "prompt": answer["prompt"] }).to_string() + "\n"
+    };
+    std::fs::write(&input, expected.iter().map(line).collect::<String>()).unwrap();
+    let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+    let flags = ["--batch", files[0], "-o", files[1], "-n", "32", "--temperature", "0"];
+    let how = ["--raw", "--numerics", "ggml", "--max-batch", "8"];
+    succeeds(dacapo(&["run", model]).args(flags).args(how).output().unwrap());
+    let answers = answers(&output);
+    assert_eq!(answers.len(), expected.len());
+    for (answer, expected) in answers.iter().zip(expected) {
+        assert_eq!(answer["text"], expected["text"], "after {}", expected["prompt"]);
+    }
+}
+
 #[test]
 fn stop_texts_end_answers_of_a_batch_where_they_appear() {
     let Some(model) = smollm2() else { return };

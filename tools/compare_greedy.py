@@ -2,14 +2,15 @@
 """Compares greedy answers with llama.cpp: same GGUF, 20 prompts, 32 tokens each.
 
     pip install llama-cpp-python gguf
-    python tools/compare_greedy.py MODEL.gguf [--dacapo target/release/dacapo] [--f32] [--itself]
+    python tools/compare_greedy.py MODEL.gguf [--dacapo target/release/dacapo] [--numerics fast] [--f32] [--itself]
 
 A quantised model is multiplied with activations rounded to 8 bits, by both engines. Two sums that differ in their last
 bit (the order of additions is enough) round some activation the other way, and that moves logits by tenths: llama.cpp
-with and without flash attention differs from itself as much, which `--itself` shows. So equality is asked for where
-nothing is rounded to 8 bits: `--f32` writes the same weights out as float32 (exactly: a block's scale times its
-integers) and has both engines run that file. There the first difference, if any, must be a tie: the exit status is 1 if
-llama.cpp's two best tokens are further apart than 1e-3 logits at the first place where the answers differ.
+with and without flash attention differs from itself as much, which `--itself` shows. So ours runs with `--numerics ggml`
+here, which rounds and adds as llama.cpp built for AVX-512 does; `--numerics fast` shows the default. `--f32` writes the
+same weights out as float32 (exactly: a block's scale times its integers) and has both engines run that file. The first
+difference, if any, must be a tie: the exit status is 1 if llama.cpp's two best tokens are further apart than 1e-3
+logits at the first place where the answers differ.
 """
 
 import argparse
@@ -31,13 +32,6 @@ PROMPTS = [
 ]
 TOKENS = 32
 TIE = 1e-3
-
-arguments = argparse.ArgumentParser()
-arguments.add_argument("model")
-arguments.add_argument("--dacapo", default="target/release/dacapo")
-arguments.add_argument("--f32", action="store_true", help="compare on the same weights written out as float32")
-arguments.add_argument("--itself", action="store_true", help="also compare llama.cpp with flash attention and without")
-options = arguments.parse_args()
 
 
 def written_out(path, folder):
@@ -63,12 +57,12 @@ def written_out(path, folder):
     return to
 
 
-def ours(path, folder):
+def ours(path, folder, options):
     """Our answers, as texts."""
     asked, answered = pathlib.Path(folder) / "prompts.jsonl", pathlib.Path(folder) / "answers.jsonl"
     asked.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(PROMPTS)))
     command = [options.dacapo, "run", path, "--device", "cpu", "--raw", "--batch", str(asked), "-o", str(answered),
-               "--max-batch", "1", "--max-tokens", str(TOKENS), "--temperature", "0"]
+               "--max-batch", "1", "--max-tokens", str(TOKENS), "--temperature", "0", "--numerics", options.numerics]
     subprocess.run(command, check=True, capture_output=True)
     answers = [json.loads(line) for line in answered.read_text().splitlines()]
     return [answer["text"] for answer in sorted(answers, key=lambda answer: answer["id"])]
@@ -110,10 +104,17 @@ def compare(what, texts, theirs):
 
 
 def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("model")
+    arguments.add_argument("--dacapo", default="target/release/dacapo")
+    arguments.add_argument("--numerics", default="ggml", help="how ours rounds: ggml or fast")
+    arguments.add_argument("--f32", action="store_true", help="compare on the same weights written out as float32")
+    arguments.add_argument("--itself", action="store_true", help="also compare llama.cpp with flash attention and without")
+    options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = written_out(options.model, folder) if options.f32 else options.model
         theirs = llama(path)
-        worst = compare("ours and llama.cpp", ours(path, folder), theirs)
+        worst = compare("ours and llama.cpp", ours(path, folder, options), theirs)
         if options.itself:
             flash = [pieces[-1] if pieces else "" for pieces, _ in llama(path, flash_attn=True)]
             compare("llama.cpp with flash attention and without", flash, theirs)

@@ -6,7 +6,8 @@
 use device::cuda::launch::Target;
 use device::cuda::lower::{hand_on, lower, scratch_bytes};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Linear, Norm, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv,
+    Sample,
 };
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
@@ -178,6 +179,7 @@ fn main() {
             q_norm: Some(qn),
             k_norm: Some(kn),
             rope,
+            pairs: Pairs::Halves,
             state,
             kv,
         };

@@ -6,7 +6,9 @@
 mod beside;
 mod driver;
 pub(crate) mod features;
+pub(crate) mod ggml;
 pub(crate) mod memory;
+pub(crate) mod numerics;
 pub mod pack;
 pub mod peak;
 pub(crate) mod pool;
@@ -16,7 +18,10 @@ pub(crate) mod step;
 pub(crate) mod tables;
 pub(crate) mod view;
 
+pub use numerics::Numerics;
+
 use crate::{Device, Result};
+use numerics::Lowering;
 use std::sync::Arc;
 
 /// Opens the CPU with `threads` threads (all this process may use, if `None`). With `reference` every
@@ -42,7 +47,15 @@ pub enum Limit {
 /// As [`open`], with fast paths held to `limit`.
 pub fn open_limited(threads: Option<usize>, reference: bool, limit: Limit) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
-    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, reference, features)) })
+    let how = (!reference).then(|| Lowering::new(features, Numerics::Fast));
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how)) })
+}
+
+/// As [`open`], with fast paths that round where `numerics` says and use no more than `limit`.
+pub fn open_rounding(threads: Option<usize>, numerics: Numerics, limit: Limit) -> Result<Device> {
+    let features = features::Features::detect().limited(limit);
+    let how = Some(Lowering::new(features, numerics));
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how)) })
 }
 
 /// What this processor offers that the fast paths use, in one line.

@@ -2,6 +2,7 @@
 
 use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
+use crate::cpu::Numerics;
 use crate::cuda::{driver::Cuda, launch::Target};
 use crate::error::Forbidden;
 use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
@@ -18,6 +19,10 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn describe(&self) -> String;
     /// Which kind.
     fn kind(&self) -> DeviceKind;
+    /// Where the CPU rounds.
+    fn numerics(&self) -> Numerics {
+        Numerics::Fast
+    }
     /// What lowering needs to know, if the device is a GPU.
     fn target(&self) -> Option<Target> {
         None
@@ -79,6 +84,11 @@ impl Device {
     /// Which kind.
     pub fn kind(&self) -> DeviceKind {
         self.driver.kind()
+    }
+
+    /// Where it rounds, if it is the CPU; a GPU has one way only.
+    pub fn numerics(&self) -> Numerics {
+        self.driver.numerics()
     }
 
     /// What lowering needs to know of the GPU; `None` for the CPU.

@@ -138,6 +138,32 @@ pub struct Linear {
     pub variant: Option<String>,
 }
 
+/// Which elements of a head a rotation turns together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pairs {
+    /// Element i and i + head_dim/2.
+    #[default]
+    Halves,
+    /// Elements 2i and 2i + 1, as GGUF files of the `llama` architecture have them. The CPU only.
+    Neighbours,
+}
+
+impl Pairs {
+    /// Whether this is what every device has.
+    pub fn is_halves(&self) -> bool {
+        *self == Pairs::Halves
+    }
+
+    /// The two elements of pair `i` of a head.
+    pub const fn pair(self, i: usize, head_dim: usize) -> (usize, usize) {
+        match self {
+            Pairs::Halves => (i, i + head_dim / 2),
+            Pairs::Neighbours => (2 * i, 2 * i + 1),
+        }
+    }
+}
+
 /// How q and k are prepared and where k and v go.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeKv {
@@ -150,8 +176,10 @@ pub struct RopeKv {
     /// Normalises each k head before rotation.
     pub k_norm: Option<Norm>,
     /// max_position × head_dim, f32: cosines of the head_dim/2 frequencies, then their sines.
-    /// Rotation pairs element i with i + head_dim/2.
     pub rope: Tensor,
+    /// What is rotated with what.
+    #[serde(default, skip_serializing_if = "Pairs::is_halves")]
+    pub pairs: Pairs,
     /// Per-token tables and pages.
     pub state: StepState,
     /// Where k and v go.

@@ -14,8 +14,8 @@ mod rms_norm;
 mod rope_kv;
 mod sample;
 
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
 use crate::op::Norm;
 use crate::{DType, Error, Op, Result, Span, StepState, Tensor};
@@ -87,8 +87,8 @@ impl Op {
     }
 
     /// Lowers the op for this processor.
-    pub(crate) fn prepare_cpu(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
-        for_each_op!(self, op => op.prepare(memory, features))
+    pub(crate) fn prepare_cpu(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        for_each_op!(self, op => op.prepare(memory, lowering))
     }
 }
 

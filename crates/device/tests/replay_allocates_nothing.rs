@@ -3,7 +3,7 @@
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    Attention, Embed, Epilogue, Hand, KvLayer, Linear, Norm, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -64,7 +64,8 @@ fn a_decode_step() {
         let (bias, live, hand, scratch, variant) = (None, None, Hand::Nothing, None, None);
         node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant }))
     };
-    let rope = RopeKv { qkv, q_heads: 2, q_norm: None, k_norm: None, rope, state, kv };
+    let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
+    let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
     let attention = Attention {
         qkv,
         q_heads: 2,

@@ -61,9 +61,9 @@ fn sweep(folder: &Path, device: &Device) {
         tensor.map(|tensor| Placed { spec: spec.clone(), tensor })
     };
     let placed: Vec<Placed> = specs.iter().filter_map(place).collect();
-    fill::from_checkpoint(device, &arena, &placed, &checkpoint, &tensors, config.head_dim, &|_| ())
-        .unwrap();
-    let table = rope::table(&config, program.shape.max_positions as usize);
+    let heads = fill::HeadRows::new(&checkpoint, config.head_dim, program.pairs);
+    fill::from_checkpoint(device, &arena, &placed, &checkpoint, &tensors, heads, &|_| ()).unwrap();
+    let table = rope::table(&config, program.shape.max_positions as usize, device.numerics());
     let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
     device.write(&arena, bindings.rope.span, &bytes).unwrap();
     let findings = sweep.run(device, &arena, &program, &target, &bindings, &mut |_| ()).unwrap();

@@ -11,6 +11,8 @@ pub mod sample;
 pub use builder::ProgramBuilder;
 pub use check::ProgramError;
 
+pub use device::op::Pairs;
+
 use crate::Phase;
 use device::DType;
 use serde::{Deserialize, Serialize};
@@ -274,6 +276,9 @@ pub struct Program {
     pub name: String,
     /// Its numbers.
     pub shape: ModelShape,
+    /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
+    #[serde(default, skip_serializing_if = "Pairs::is_halves")]
+    pub pairs: Pairs,
     /// Phases it may run in.
     pub phases: Vec<Phase>,
     /// Parameters, in order of first use.

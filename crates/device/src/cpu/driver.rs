@@ -1,8 +1,8 @@
 //! The CPU's driver: arenas of plain memory, recordings as lists of prepared steps.
 
 use super::beside::{Beside, Job};
-use super::features::Features;
 use super::memory::{self, CpuMemory, Mapping, Regions};
+use super::numerics::{Lowering, Numerics};
 use super::pool::Pool;
 use super::step::{Scratch, Step, Team};
 use crate::arena::{ArenaInner, Memory};
@@ -18,9 +18,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct CpuDriver {
     capture: CaptureState,
-    features: Features,
-    /// Every op runs its scalar reference.
-    reference: bool,
+    /// `None`: every op runs its scalar reference.
+    lowering: Option<Lowering>,
     executor: Arc<Mutex<Executor>>,
 }
 
@@ -112,14 +111,14 @@ impl Cond {
 }
 
 impl CpuDriver {
-    pub(super) fn new(threads: Option<usize>, reference: bool, features: Features) -> CpuDriver {
-        let pool = Pool::new(if reference { Some(1) } else { threads });
+    /// Ops are lowered as said, or run their scalar references on the calling thread.
+    pub(super) fn new(threads: Option<usize>, lowering: Option<Lowering>) -> CpuDriver {
+        let pool = Pool::new(if lowering.is_none() { Some(1) } else { threads });
         let scratch = Mapping::new(0).expect("an empty mapping");
         let executor = Executor { pool, scratch, size: Scratch::default(), beside: None };
         CpuDriver {
             capture: CaptureState::default(),
-            features,
-            reference,
+            lowering,
             executor: Arc::new(Mutex::new(executor)),
         }
     }
@@ -129,10 +128,9 @@ impl CpuDriver {
     }
 
     fn lower_node(&self, memory: CpuMemory, node: &Node) -> Box<dyn Step> {
-        if self.reference {
-            Box::new(Reference { op: node.op.clone(), memory })
-        } else {
-            node.op.prepare_cpu(&memory, &self.features)
+        match &self.lowering {
+            Some(lowering) => node.op.prepare_cpu(&memory, lowering),
+            None => Box::new(Reference { op: node.op.clone(), memory }),
         }
     }
 
@@ -180,13 +178,20 @@ impl Driver for CpuDriver {
 
     fn describe(&self) -> String {
         let threads = self.executor().pool.threads();
-        let how =
-            if self.reference { "scalar references".into() } else { self.features.to_string() };
+        let how = match &self.lowering {
+            Some(lowering) if lowering.ggml() => format!("{}, as ggml rounds", lowering.features),
+            Some(lowering) => lowering.features.to_string(),
+            None => "scalar references".into(),
+        };
         format!("CPU, {threads} thread{}, {how}", if threads == 1 { "" } else { "s" })
     }
 
     fn kind(&self) -> DeviceKind {
         DeviceKind::Cpu
+    }
+
+    fn numerics(&self) -> Numerics {
+        self.lowering.map_or(Numerics::Fast, |lowering| lowering.numerics)
     }
 
     fn memory_free(&self) -> Result<u64> {

@@ -22,6 +22,7 @@ use crate::op::Attention;
 
 mod avx512;
 mod fast;
+mod ggml;
 mod portable;
 
 impl Contract for Attention {

@@ -2,8 +2,8 @@
 
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::op::Copy;
 
@@ -22,7 +22,7 @@ impl Contract for Copy {
 }
 
 impl Copy {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Serial::boxed(self.clone(), memory, Copy::reference)
     }
 

@@ -4,8 +4,8 @@
 mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit};
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::view::{Matrix, Words};
 use crate::op::Gather;
@@ -34,7 +34,7 @@ impl Contract for Gather {
 }
 
 impl Gather {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Serial::boxed(self.clone(), memory, Gather::reference)
     }
 

@@ -26,6 +26,7 @@ mod amx;
 mod avx2;
 mod fast;
 mod finish;
+mod ggml;
 mod packed;
 mod plain;
 mod vnni;

@@ -31,8 +31,8 @@ pub(crate) mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require};
 use crate::Result;
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Words;
@@ -102,7 +102,7 @@ struct Block {
 }
 
 impl Prologue {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Serial::boxed(self.clone(), memory, Prologue::reference)
     }
 

@@ -1,7 +1,7 @@
 //! For each token: normalise its q and k heads (if norms are given), rotate them by its position,
 //! store q in place, and write k and v to the page slot of the token.
 //!
-//! Rotation pairs element i with i + head_dim/2:
+//! Rotation turns the two elements of each of `pairs`:
 //! `(a, b) → (a·cos − b·sin, b·cos + a·sin)` with the cosines and sines of the token's position.
 //! All in f32, rounded once when storing. A pad token's slot lies in the scratch page (page 0), so it
 //! may be written like any other; it never touches a live page.
@@ -85,9 +85,10 @@ impl RopeKv {
                 }
                 for i in 0..dim / 2 {
                     let (cos, sin) = (rope.get(position, i), rope.get(position, dim / 2 + i));
-                    let (a, b) = (head[i], head[i + dim / 2]);
-                    head[i] = a * cos - b * sin;
-                    head[i + dim / 2] = b * cos + a * sin;
+                    let (at, other) = self.pairs.pair(i, dim);
+                    let (a, b) = (head[at], head[other]);
+                    head[at] = a * cos - b * sin;
+                    head[other] = b * cos + a * sin;
                 }
             }
             for (i, value) in head.iter().enumerate() {

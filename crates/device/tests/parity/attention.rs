@@ -2,7 +2,7 @@
 //! holds NaN, so a read past a row's length or into another's page shows.
 
 use crate::support::*;
-use device::op::{Attention, KvLayer, Norm, RopeKv};
+use device::op::{Attention, KvLayer, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -27,6 +27,7 @@ struct Case {
     single: bool,
     window: Option<u32>,
     norms: bool,
+    pairs: Pairs,
 }
 
 impl Case {
@@ -54,6 +55,7 @@ impl Case {
             single,
             window: rng.pick(&[None, None, Some(1), Some(7), Some(33)]),
             norms: rng.below(2) == 0,
+            pairs: rng.pick(&[Pairs::Halves, Pairs::Halves, Pairs::Neighbours]),
         }
     }
 
@@ -187,7 +189,8 @@ fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     };
     let (q_norm, k_norm) = (norm(), norm());
     let q_heads = (case.kv_heads * case.group) as u32;
-    let rope = RopeKv { qkv, q_heads, q_norm, k_norm, rope, state, kv };
+    let pairs = case.pairs;
+    let rope = RopeKv { qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
     let out_cols = case.kv_heads * case.group * case.dim;
     let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
     let attention = Attention {
@@ -282,6 +285,7 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
         single: false,
         window: rng.pick(&[None, None, Some(40), Some(200)]),
         norms: false,
+        pairs: Pairs::Halves,
     }
 }
 
@@ -364,6 +368,7 @@ fn attention_by_hand() {
             single: true,
             window: None,
             norms: false,
+            pairs: Pairs::Halves,
         };
         let out = run(&reference, &|layout: &mut Layout| {
             let attention = lay_out(&case, layout, true).attention;

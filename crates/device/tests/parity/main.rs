@@ -3,6 +3,7 @@
 
 mod attention;
 mod fixed;
+mod ggml;
 mod linear;
 mod quant;
 mod rows;

@@ -164,14 +164,17 @@ fn gpu() -> Option<Device> {
     GPU.with(Option::clone)
 }
 
-/// Whether a device has the formats an op uses: the packed ones are the CPU's own.
+/// Whether a device has what an op uses: packed formats and rotated neighbours are the CPU's own.
 fn knows(device: &Device, op: &Op) -> bool {
-    let weights = match op {
-        Op::Linear(op) => op.w.dtype,
-        Op::Embed(op) => op.table.dtype,
-        _ => DType::F32,
+    let unpacked = |dtype: DType| !matches!(dtype, DType::P4 | DType::P8);
+    let everywhere = match op {
+        Op::Linear(op) => unpacked(op.w.dtype),
+        Op::Embed(op) => unpacked(op.table.dtype),
+        Op::RopeKv(op) => op.pairs.is_halves(),
+        Op::Attention(op) => op.rope.as_ref().is_none_or(|rope| rope.pairs.is_halves()),
+        _ => true,
     };
-    device.kind() == DeviceKind::Cpu || !matches!(weights, DType::P4 | DType::P8)
+    device.kind() == DeviceKind::Cpu || everywhere
 }
 
 /// Gives ops the scratch that the device asks for.

@@ -169,6 +169,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         q_norm: head_norms(q_norm),
         k_norm: head_norms(k_norm),
         rope,
+        pairs: Pairs::Halves,
         state,
         kv,
     };

@@ -5,16 +5,43 @@ use super::place::{Placed, Sources, device_dtype};
 use super::weights::WeightKind;
 use device::cpu::pack::pack_rows;
 use device::graph::Node;
-use device::op::{Noise, Op};
+use device::op::{Noise, Op, Pairs};
 use device::{Arena, DType, Device};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use formats::quant::dequantise;
+use formats::tensor_names::RopeLayout;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of source rows handled at once; bounds the memory of a load to this times the threads.
 const CHUNK_BYTES: usize = 16 << 20;
+
+/// The order in which rows of q and k heads are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows {
+    layout: RopeLayout,
+    head_dim: usize,
+}
+
+impl HeadRows {
+    /// As a program with these pairs computes with.
+    pub fn new(checkpoint: &Checkpoint, head_dim: usize, pairs: Pairs) -> HeadRows {
+        let layout = match pairs {
+            Pairs::Halves => checkpoint.rope_layout(),
+            Pairs::Neighbours => RopeLayout::Halves,
+        };
+        HeadRows { layout, head_dim }
+    }
+}
+
+/// How a checkpoint pairs the elements of a head.
+pub fn pairs_of(checkpoint: &Checkpoint) -> Pairs {
+    match checkpoint.rope_layout() {
+        RopeLayout::Halves => Pairs::Halves,
+        RopeLayout::Interleaved => Pairs::Neighbours,
+    }
+}
 
 /// Fills every weight from a checkpoint; `progress` gets bytes done so far.
 pub fn from_checkpoint(
@@ -23,10 +50,11 @@ pub fn from_checkpoint(
     placed: &[Placed],
     checkpoint: &Checkpoint,
     sources: &Sources<'_>,
-    head_dim: usize,
+    heads: HeadRows,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), LoadError> {
     let done = AtomicU64::new(0);
+    let head_dim = heads.head_dim;
     let jobs: Vec<(usize, std::ops::Range<usize>)> = placed
         .iter()
         .enumerate()
@@ -42,7 +70,7 @@ pub fn from_checkpoint(
         .collect();
     jobs.into_par_iter().try_for_each(|(index, rows)| {
         let weight = &placed[index];
-        let read = fill_rows(device, arena, weight, checkpoint, sources, head_dim, rows)?;
+        let read = fill_rows(device, arena, weight, checkpoint, sources, heads, rows)?;
         progress(done.fetch_add(read, Ordering::Relaxed) + read);
         Ok(())
     })
@@ -79,14 +107,14 @@ fn fill_rows(
     weight: &Placed,
     checkpoint: &Checkpoint,
     sources: &Sources<'_>,
-    head_dim: usize,
+    heads: HeadRows,
     rows: std::ops::Range<usize>,
 ) -> Result<u64, LoadError> {
     let (spec, tensor) = (&weight.spec, &weight.tensor);
     if spec.kind == WeightKind::Vector {
-        return fill_vector(device, arena, weight, checkpoint, sources, head_dim);
+        return fill_vector(device, arena, weight, checkpoint, sources, heads);
     }
-    let layout = checkpoint.rope_layout();
+    let HeadRows { layout, head_dim } = heads;
     // For each part, the range of stored rows this chunk needs.
     let mut ranges: Vec<Option<(usize, usize)>> = vec![None; spec.parts.len()];
     for row in rows.clone() {
@@ -138,7 +166,7 @@ fn fill_vector(
     weight: &Placed,
     checkpoint: &Checkpoint,
     sources: &Sources<'_>,
-    head_dim: usize,
+    heads: HeadRows,
 ) -> Result<u64, LoadError> {
     let mut all = Vec::with_capacity(weight.spec.cols);
     let mut read = 0;
@@ -146,9 +174,10 @@ fn fill_vector(
         let info = sources[&part.role];
         let stored = checkpoint.read_f32(&info.name)?;
         read += info.bytes as u64;
-        let layout = checkpoint.rope_layout();
         match part.role.is_rotated() {
-            true => all.extend((0..stored.len()).map(|i| stored[layout.stored_row(i, head_dim)])),
+            true => all.extend(
+                (0..stored.len()).map(|i| stored[heads.layout.stored_row(i, heads.head_dim)]),
+            ),
             false => all.extend(stored),
         }
     }

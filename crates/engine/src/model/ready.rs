@@ -2,9 +2,11 @@
 //! estimated: weights, state and workspace are counted exactly, and pages take what is left.
 
 use super::executor::GraphExecutor;
+use super::fill::HeadRows;
 use super::place::{Placed, device_dtype, sources, stored_dtype};
 use super::weights::{WeightSpec, specs};
 use super::{LoadError, dense, fill, rope};
+use device::cpu::Numerics;
 use device::{DType, Device, DeviceKind, StepLimits};
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
@@ -147,7 +149,12 @@ pub fn load_executor(
     };
     let context = options.max_context.min(config.max_position as u32);
     let numbers = options.numbers.unwrap_or_else(|| numbers(kind));
-    let (program, specs) = program(&config, kind, numbers, context, &part_dtype)?;
+    let (mut program, specs) = program(&config, kind, numbers, context, &part_dtype)?;
+    let numerics = device.numerics();
+    if let (Numerics::Ggml, Some(checkpoint)) = (numerics, &checkpoint) {
+        // Sums over a head's elements are in the file's order.
+        program.pairs = fill::pairs_of(checkpoint);
+    }
     let chunk = match kind {
         DeviceKind::Cpu => 512,
         DeviceKind::Cuda => 2048,
@@ -206,20 +213,15 @@ pub fn load_executor(
         (_, Some(checkpoint), Some(tensors)) => {
             let total = checkpoint.total_bytes();
             let report = |done| progress(Progress::Weights(done, total));
-            fill::from_checkpoint(
-                device,
-                &arena,
-                &placed,
-                checkpoint,
-                tensors,
-                config.head_dim,
-                &report,
-            )?;
+            let heads = HeadRows::new(checkpoint, config.head_dim, program.pairs);
+            fill::from_checkpoint(device, &arena, &placed, checkpoint, tensors, heads, &report)?;
         }
         _ => unreachable!("a checkpoint was opened with its tensors"),
     }
-    let table: Vec<u8> =
-        rope::table(&config, context as usize).iter().flat_map(|x| x.to_le_bytes()).collect();
+    let table: Vec<u8> = rope::table(&config, context as usize, numerics)
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
     device.write(&arena, bindings.rope.span, &table)?;
     let mut runners =
         Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?;

@@ -162,6 +162,7 @@ impl Binder<'_> {
             q_norm: rope.q_norm.map(|norm| self.norm(norm)).transpose()?,
             k_norm: rope.k_norm.map(|norm| self.norm(norm)).transpose()?,
             rope: self.bindings.rope,
+            pairs: self.program.pairs,
             state: self.bindings.state,
             kv: self.kv(rope.kv)?,
         })

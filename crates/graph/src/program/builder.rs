@@ -1,7 +1,7 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, NormRef, Program, ProgramError, ProgramOp, Step, Value, ValueId,
+    Dim, Mark, ModelShape, NormRef, Pairs, Program, ProgramError, ProgramOp, Step, Value, ValueId,
     WeightId, WeightRef,
 };
 use crate::Phase;
@@ -56,6 +56,7 @@ impl ProgramBuilder {
         let program = Program {
             name: name.into(),
             shape,
+            pairs: Pairs::default(),
             phases: Phase::ALL.to_vec(),
             weights: Vec::new(),
             values: Vec::new(),

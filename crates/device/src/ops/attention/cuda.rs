@@ -32,6 +32,9 @@ impl Attention {
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        if let Some(rope) = &self.rope {
+            rope.require_halves()?;
+        }
         if self.tensor_cores(target) {
             let launch = match (self.single || self.fixed(), self.kv.head_dim) {
                 (false, 64 | 128) if self.warpgroups(target) => self.wgmma(target)?,

@@ -3,10 +3,10 @@
 use super::Attention;
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::portable;
+use super::{ggml, portable};
 use crate::DType;
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::Level;
 use crate::cpu::step::{Scratch, Step, Team};
 use crate::cpu::tables::Tables;
@@ -30,6 +30,8 @@ pub(super) struct AttentionStep {
     pub(super) level: Level,
     /// The AVX-512 kernels fit the shape.
     wide: bool,
+    /// Every sum as ggml has it.
+    ggml: bool,
     /// Every token alone, however many there are.
     fixed: bool,
 }
@@ -40,10 +42,12 @@ unsafe impl Send for AttentionStep {}
 unsafe impl Sync for AttentionStep {}
 
 impl Attention {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
-        let level = Level::of(features);
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        let level = lowering.level;
         let group = self.q_heads / self.kv.heads;
-        let wide = level == Level::Avx512 && self.kv.head_dim.is_multiple_of(16) && group <= 16;
+        let ggml = lowering.ggml();
+        let fits = self.kv.head_dim.is_multiple_of(16) && group <= 16;
+        let wide = level == Level::Avx512 && fits && !ggml;
         Box::new(AttentionStep {
             qkv: Matrix::new(memory, &self.qkv),
             out: Matrix::new(memory, &self.out),
@@ -55,9 +59,10 @@ impl Attention {
             window: self.window.map(|window| window as usize),
             rows: self.rows as usize,
             single: self.single,
-            rope: self.rope.as_ref().map(|rope| rope.resolve(memory, features)),
+            rope: self.rope.as_ref().map(|rope| rope.resolve(memory, lowering)),
             level,
             wide,
+            ggml,
             fixed: self.fixed(),
         })
     }
@@ -215,7 +220,11 @@ impl AttentionStep {
             }
             return;
         }
-        (0..tokens).for_each(|i| portable::token(&heads, token + i, position + i));
+        let alone = self.tokens(row).1 == 1;
+        (0..tokens).for_each(|i| match self.ggml {
+            true => ggml::token(&heads, token + i, position + i, alone),
+            false => portable::token(&heads, token + i, position + i),
+        });
     }
 }
 
@@ -223,6 +232,7 @@ impl Step for AttentionStep {
     fn scratch(&self) -> Scratch {
         let (dim, group, context) = (self.kv.head_dim as usize, self.group(), self.context());
         let portable = portable::own_floats(dim, group, context);
+        let portable = ggml::own_floats(dim, group, context).max(portable);
         #[cfg(target_arch = "x86_64")]
         let floats = avx512::own_floats(dim, group, context).max(portable);
         #[cfg(not(target_arch = "x86_64"))]

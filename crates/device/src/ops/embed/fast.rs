@@ -1,7 +1,7 @@
 //! Tokens cut among the threads.
 
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, Words, store_floats};
 use crate::op::Embed;
@@ -13,7 +13,7 @@ struct EmbedStep {
 }
 
 impl Embed {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Box::new(EmbedStep {
             ids: Words::new(memory, &self.ids),
             table: Matrix::new(memory, &self.table),

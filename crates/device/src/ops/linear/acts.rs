@@ -60,6 +60,20 @@ impl Acts {
         (row / TILE * self.blocks() + block) * TILE + row % TILE
     }
 
+    /// Rounds a row's scaled sums to f16.
+    ///
+    /// # Safety
+    /// As for [`Acts::store`], which came before.
+    pub(super) unsafe fn round_sums(&self, row: usize) {
+        for block in 0..self.blocks() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let s = self.s.add(self.index(row, block));
+                *s = f16::from_f32(*s).to_f32();
+            }
+        }
+    }
+
     /// Quantises a row.
     ///
     /// # Safety

@@ -5,8 +5,8 @@ use super::acts::Acts;
 use super::finish::Finish;
 use super::{packed, plain};
 use crate::DType;
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::pack;
 use crate::cpu::simd::Level;
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
@@ -36,18 +36,18 @@ enum Kernel {
 }
 
 impl Linear {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
-        let level = Level::of(features);
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        let level = lowering.level;
         let kernel = match self.w.dtype {
-            DType::P4 | DType::P8 => Kernel::Packed(packed::Kind::of(features)),
+            DType::P4 | DType::P8 => Kernel::Packed(packed::Kind::of(lowering)),
             _ => Kernel::Plain,
         };
         Box::new(LinearStep {
             x: Matrix::new(memory, &self.x),
             w: Matrix::new(memory, &self.w),
-            norm: self.norm.as_ref().map(|norm| norm.resolve(memory, level)),
+            norm: self.norm.as_ref().map(|norm| norm.resolve(memory, lowering)),
             live: self.live.map(|live| Words::of_span(memory, live)),
-            finish: Finish::new(self, memory, level),
+            finish: Finish::new(self, memory, lowering),
             kernel,
             level,
         })
@@ -113,7 +113,12 @@ impl LinearStep {
         let acts = Acts::new(team.shared(), self.x.rows, self.x.cols);
         self.prepare_rows(team, rows, &|row, values| {
             // SAFETY: row `row` of the shared scratch, written by this chunk alone.
-            unsafe { acts.store(self.level, row, values) };
+            unsafe {
+                acts.store(self.level, row, values);
+                if let packed::Kind::Ggml { .. } = kind {
+                    acts.round_sums(row);
+                }
+            };
         });
         let units = self.w.rows / pack::ROWS;
         let bytes = self.w.dtype.bytes(pack::ROWS * self.x.cols);

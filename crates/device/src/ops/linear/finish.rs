@@ -1,7 +1,9 @@
 //! What happens to products before they are stored.
 
 use crate::DType;
+use crate::cpu::ggml;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, exp, levels};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::op::{Epilogue, Linear};
@@ -25,13 +27,16 @@ enum Kind {
     Store,
     Residual(Matrix),
     SiluMul,
+    /// With ggml's e^x.
+    GgmlSiluMul,
 }
 
 impl Finish {
-    pub(super) fn new(op: &Linear, memory: &CpuMemory, level: Level) -> Finish {
+    pub(super) fn new(op: &Linear, memory: &CpuMemory, lowering: &Lowering) -> Finish {
         let kind = match &op.epilogue {
             Epilogue::Store => Kind::Store,
             Epilogue::Residual(residual) => Kind::Residual(Matrix::new(memory, residual)),
+            Epilogue::SiluMul if lowering.ggml() => Kind::GgmlSiluMul,
             Epilogue::SiluMul => Kind::SiluMul,
         };
         let bias = op.bias.as_ref().map(|bias| Matrix::new(memory, bias));
@@ -41,7 +46,7 @@ impl Finish {
             _ => true,
         };
         let plain = bias.is_none() && y.dtype == DType::F32 && f32s;
-        Finish { bias, kind, y, level, plain }
+        Finish { bias, kind, y, level: lowering.level, plain }
     }
 
     /// As [`Finish::row16`], from a register.
@@ -92,7 +97,7 @@ impl Finish {
                 products.iter_mut().zip(other).for_each(|(product, other)| *product += other);
                 self.put(row, n, products);
             }
-            Kind::Residual(_) => self.row(row, n, products),
+            Kind::Residual(_) | Kind::GgmlSiluMul => self.row(row, n, products),
             Kind::SiluMul => {
                 let mut out = [0.0f32; MOST / 2];
                 // SAFETY: the level was detected.
@@ -130,10 +135,17 @@ impl Finish {
                 products.iter_mut().zip(part).for_each(|(product, other)| *product += *other);
                 self.store(row, n, products);
             }
-            Kind::SiluMul => {
+            Kind::SiluMul | Kind::GgmlSiluMul => {
                 let half = products.len() / 2;
                 // SAFETY: the level was detected; lengths match.
-                unsafe { silu_mul(self.level, products, &mut other[..half]) };
+                unsafe {
+                    match self.kind {
+                        Kind::GgmlSiluMul => {
+                            ggml::silu_mul(self.level, products, &mut other[..half])
+                        }
+                        _ => silu_mul(self.level, products, &mut other[..half]),
+                    }
+                };
                 self.store(row, n / 2, &other[..half]);
             }
         }

@@ -2,12 +2,15 @@
 
 use super::acts::Acts;
 use super::finish::Finish;
+use super::ggml;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, vnni};
 use crate::DType;
 use crate::cpu::features::Features;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::pack::{self, COLS, ROWS};
 use crate::cpu::quant::half_at;
+use crate::cpu::simd::Level;
 
 /// Which instructions do the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +23,17 @@ pub(super) enum Kind {
     Avx2,
     /// Whatever the compiler makes of plain loops.
     Portable,
+    /// Sums in ggml's order, by AVX-512 dot products of bytes if `vnni`.
+    Ggml { level: Level, vnni: bool },
 }
 
 impl Kind {
     /// The best the processor has.
-    pub(super) fn of(features: &Features) -> Kind {
-        match features {
+    pub(super) fn of(lowering: &Lowering) -> Kind {
+        if lowering.ggml() {
+            return Kind::Ggml { level: lowering.level, vnni: lowering.features.vnni };
+        }
+        match &lowering.features {
             Features { vnni: true, amx_int8: true, .. } => Kind::Amx,
             Features { vnni: true, .. } => Kind::Vnni,
             Features { avx2: true, .. } => Kind::Avx2,
@@ -82,6 +90,7 @@ impl Task<'_> {
                 Kind::Amx | Kind::Vnni => vnni::run(self, groups),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Avx2 => avx2::run(self, groups),
+                Kind::Ggml { level, vnni } => ggml::run(self, level, vnni, groups),
                 _ => self.portable(groups),
             }
         }

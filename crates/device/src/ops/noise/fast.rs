@@ -1,7 +1,7 @@
 //! Rows of noise, cut among the threads.
 
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Step, Team, part};
 use crate::cpu::view::Matrix;
 use crate::op::Noise;
@@ -15,7 +15,7 @@ struct NoiseStep {
 }
 
 impl Noise {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, _features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Box::new(NoiseStep { op: self.clone(), to: Matrix::new(memory, &self.to) })
     }
 }

@@ -1,8 +1,9 @@
 //! Rows cut among the threads.
 
-use crate::cpu::features::Features;
+use crate::cpu::ggml;
 use crate::cpu::memory::CpuMemory;
-use crate::cpu::simd::{self, Level};
+use crate::cpu::numerics::Lowering;
+use crate::cpu::simd;
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::op::{Norm, RmsNorm};
@@ -12,13 +13,14 @@ use crate::op::{Norm, RmsNorm};
 pub(crate) struct NormStep {
     weight: Matrix,
     eps: f32,
-    level: Level,
+    lowering: Lowering,
 }
 
 impl Norm {
     /// Resolves the norm's weight.
-    pub(crate) fn resolve(&self, memory: &CpuMemory, level: Level) -> NormStep {
-        NormStep { weight: Matrix::new(memory, &self.weight), eps: self.eps, level }
+    pub(crate) fn resolve(&self, memory: &CpuMemory, lowering: &Lowering) -> NormStep {
+        let weight = Matrix::new(memory, &self.weight);
+        NormStep { weight, eps: self.eps, lowering: *lowering }
     }
 }
 
@@ -29,7 +31,10 @@ impl NormStep {
         // SAFETY: the weight is one row of this many floats; the level was detected.
         unsafe {
             load_floats(self.weight.dtype, self.weight.start(), scratch);
-            simd::rms_norm(self.level, values, scratch, self.eps);
+            match self.lowering.ggml() {
+                true => ggml::rms_norm(values, scratch, self.eps),
+                false => simd::rms_norm(self.lowering.level, values, scratch, self.eps),
+            }
         }
     }
 }
@@ -41,8 +46,8 @@ struct RmsNormStep {
 }
 
 impl RmsNorm {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
-        let norm = self.norm.resolve(memory, Level::of(features));
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        let norm = self.norm.resolve(memory, lowering);
         Box::new(RmsNormStep {
             x: Matrix::new(memory, &self.x),
             y: Matrix::new(memory, &self.y),

@@ -4,9 +4,16 @@ use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::RopeKv;
+use crate::ops::{Contract, require};
 
 impl RopeKv {
+    /// That the kernels can do this rotation.
+    pub(crate) fn require_halves(&self) -> Result<()> {
+        require(self.pairs.is_halves(), Self::NAME, || "kernels rotate halves only".into())
+    }
+
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        self.require_halves()?;
         let kv = &self.kv;
         let heads = self.q_heads + 2 * kv.heads;
         let wide = [kv.head_dim / 2, self.qkv.stride, self.rope.stride];

@@ -1,12 +1,12 @@
 //! Tokens cut among the threads; heads of a token in f32 scratch.
 
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, fma, levels};
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load_floats, store_floats};
-use crate::op::{KvLayer, RopeKv};
+use crate::op::{KvLayer, Pairs, RopeKv};
 use crate::ops::rms_norm::NormStep;
 use crate::step::count;
 
@@ -17,6 +17,7 @@ pub(crate) struct RopeKvStep {
     q_norm: Option<NormStep>,
     k_norm: Option<NormStep>,
     rope: Matrix,
+    pairs: Pairs,
     tables: Tables,
     kv: KvLayer,
     pages: *mut u8,
@@ -30,27 +31,28 @@ unsafe impl Send for RopeKvStep {}
 unsafe impl Sync for RopeKvStep {}
 
 impl RopeKv {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
-        Box::new(self.resolve(memory, features))
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        Box::new(self.resolve(memory, lowering))
     }
 
     /// The step itself, for attention that rotates first.
-    pub(crate) fn resolve(&self, memory: &CpuMemory, features: &Features) -> RopeKvStep {
-        let level = Level::of(features);
+    pub(crate) fn resolve(&self, memory: &CpuMemory, lowering: &Lowering) -> RopeKvStep {
         RopeKvStep {
             qkv: Matrix::new(memory, &self.qkv),
             q_heads: self.q_heads as usize,
-            q_norm: self.q_norm.as_ref().map(|norm| norm.resolve(memory, level)),
-            k_norm: self.k_norm.as_ref().map(|norm| norm.resolve(memory, level)),
+            q_norm: self.q_norm.as_ref().map(|norm| norm.resolve(memory, lowering)),
+            k_norm: self.k_norm.as_ref().map(|norm| norm.resolve(memory, lowering)),
             rope: Matrix::new(memory, &self.rope),
+            pairs: self.pairs,
             tables: Tables::new(memory, &self.state),
             kv: self.kv,
             pages: memory.address(self.kv.span),
-            level,
+            level: lowering.level,
         }
     }
 }
 
+/// Which product is fused is ggml's choice too: it costs nothing to have its bits.
 #[inline(always)]
 fn rotate_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
     let (low, high) = head.split_at_mut(table.len() / 2);
@@ -58,8 +60,23 @@ fn rotate_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
     for i in 0..low.len() {
         let (a, b) = (low[i], high[i]);
         low[i] = fma::<FMA>(a, cos[i], -(b * sin[i]));
-        high[i] = fma::<FMA>(b, cos[i], a * sin[i]);
+        high[i] = fma::<FMA>(a, sin[i], b * cos[i]);
     }
+}
+
+#[inline(always)]
+fn rotate_neighbours_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
+    let (cos, sin) = table.split_at(table.len() / 2);
+    for (pair, (cos, sin)) in head.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
+        let (a, b) = (pair[0], pair[1]);
+        pair[0] = fma::<FMA>(a, *cos, -(b * sin));
+        pair[1] = fma::<FMA>(a, *sin, b * cos);
+    }
+}
+
+levels! {
+    /// As [`rotate`], of pairs that stand side by side.
+    fn rotate_neighbours(head: &mut [f32], table: &[f32]) = rotate_neighbours_body;
 }
 
 levels! {
@@ -91,7 +108,12 @@ impl RopeKvStep {
                     norm.apply(head, norm_scratch);
                 }
                 // SAFETY: the level was detected; lengths match.
-                unsafe { rotate(self.level, head, table) };
+                unsafe {
+                    match self.pairs {
+                        Pairs::Halves => rotate(self.level, head, table),
+                        Pairs::Neighbours => rotate_neighbours(self.level, head, table),
+                    }
+                };
             }
             if is_q {
                 // SAFETY: as for the load.

@@ -2,8 +2,8 @@
 
 use super::row::{Choice, SampledRow, StepEnd};
 use crate::StepState;
-use crate::cpu::features::Features;
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{LANES, Level, exp, levels};
 use crate::cpu::step::{Scratch, Step, Team};
 use crate::cpu::view::{Matrix, load_floats};
@@ -18,13 +18,13 @@ struct SampleStep {
 }
 
 impl Sample {
-    pub(crate) fn prepare(&self, memory: &CpuMemory, features: &Features) -> Box<dyn Step> {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         Box::new(SampleStep {
             logits: Matrix::new(memory, &self.logits),
             state: self.state,
             memory: *memory,
             rows: self.rows,
-            level: Level::of(features),
+            level: lowering.level,
         })
     }
 }

@@ -1,0 +1,66 @@
+//! The arithmetic of ggml as llama.cpp has it when built for AVX-512: what its results are made of, operation
+//! by operation, so that ours have the same bits. Found in llama.cpp's sources and its compiled form (the one
+//! in llama-cpp-python 0.3.36); `tools/ggml_goldens.py` makes the values that tests hold this against.
+//!
+//! Where it differs from the fast paths:
+//!
+//! * **norm**: squares are rounded to f32 and added one after the other in f64;
+//! * **products of quantised weights**: `linear/ggml.rs`;
+//! * **attention**: `attention/ggml.rs`;
+//! * **e^x**: another polynomial.
+//!
+//! A fused multiply-add is one here on every processor: where there is no instruction for it, it is a
+//! call, and slow.
+
+use super::simd::levels;
+
+/// e^x, to 2 ulp; 0 for what is far below.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    // Adding 1.5·2²³ rounds to an integer, which then stands in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    let float = f32::from_bits;
+    let z = x.mul_add(float(0x3fb8_aa3b), MAGIC);
+    let n = z - MAGIC;
+    let high = (-n).mul_add(float(0x3f31_7200), x);
+    let b = (-n).mul_add(float(0x35bf_be8e), high);
+    let u = b * b;
+    let p = float(0x3c07_2010).mul_add(b, float(0x3d2b_9f17));
+    let q = float(0x3e2a_af33).mul_add(b, float(0x3eff_fedb));
+    let one = float(0x3f7f_fff6).mul_add(b, 1.0);
+    let j = p.mul_add(u, q).mul_add(u, one);
+    // 2ⁿ in two steps, each a normal number: only the last product is rounded, and only when the
+    // result is smaller than normal numbers are.
+    let n_int = (z.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
+    let first = n_int >> 1;
+    let power = |n: i32| float((n.wrapping_add(127) as u32) << 23);
+    let scaled = j * power(first) * power(n_int.wrapping_sub(first));
+    let far = if n <= 0.0 { 0.0 } else { f32::INFINITY };
+    if n.abs() > 192.0 { far } else { scaled }
+}
+
+#[inline(always)]
+fn silu_mul_body<const FMA: bool>(products: &[f32], out: &mut [f32]) {
+    for (out, pair) in out.iter_mut().zip(products.chunks_exact(2)) {
+        let (gate, up) = (pair[0], pair[1]);
+        *out = gate / (1.0 + exp(0.0 - gate)) * up;
+    }
+}
+
+levels! {
+    /// out[i] = silu(products[2i]) · products[2i + 1].
+    pub(crate) fn silu_mul(products: &[f32], out: &mut [f32]) = silu_mul_body;
+}
+
+/// Normalises a row in place.
+pub(crate) fn rms_norm(values: &mut [f32], weight: &[f32], eps: f32) {
+    let mut sum = 0.0f64;
+    for value in &*values {
+        sum += f64::from(value * value);
+    }
+    let mean = (sum / values.len() as f64) as f32;
+    let scale = 1.0 / (mean + eps).sqrt();
+    for (value, weight) in values.iter_mut().zip(weight) {
+        *value = *value * scale * weight;
+    }
+}

@@ -1,0 +1,39 @@
+//! Where the CPU rounds, and in what order it adds.
+
+use super::features::Features;
+use super::simd::Level;
+
+/// What the CPU's fast paths are held to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numerics {
+    /// Whatever is fastest on this processor; sums are in an order of its own.
+    #[default]
+    Fast,
+    /// As llama.cpp built for AVX-512 computes, to the bit, on any processor with AVX2 and FMA: packed
+    /// weights (but Q4_0, which it keeps in another form), F16 pages, attention without its flash kernel.
+    /// Other weights are multiplied as by [`Numerics::Fast`]. Slower; see `cpu/ggml.rs`.
+    Ggml,
+}
+
+/// What an op is lowered for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lowering {
+    /// What the processor has.
+    pub(crate) features: Features,
+    /// The best level of that.
+    pub(crate) level: Level,
+    /// Where to round.
+    pub(crate) numerics: Numerics,
+}
+
+impl Lowering {
+    /// For a processor with `features`.
+    pub(crate) fn new(features: Features, numerics: Numerics) -> Lowering {
+        Lowering { features, level: Level::of(&features), numerics }
+    }
+
+    /// Whether every bit is to be as ggml has it.
+    pub(crate) fn ggml(&self) -> bool {
+        self.numerics == Numerics::Ggml
+    }
+}

@@ -1,0 +1,264 @@
+//! Numerics of ggml: what llama.cpp computed (`tools/ggml_goldens.py`), to the bit, with every instruction set.
+
+use crate::support::*;
+use device::cpu::{Limit, Numerics, open_rounding, pack};
+use device::op::{Attention, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::step::count;
+use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
+
+/// The parts of the golden file, one after the other.
+struct Golden(&'static [u8]);
+
+impl Golden {
+    fn open() -> Golden {
+        Golden(include_bytes!("../goldens/ggml.bin"))
+    }
+
+    fn bytes(&mut self) -> &'static [u8] {
+        let (len, rest) = self.0.split_at(4);
+        let (part, rest) = rest.split_at(bytes_to_words(len)[0] as usize);
+        self.0 = rest;
+        part
+    }
+
+    fn floats(&mut self) -> Vec<f32> {
+        decode(DType::F32, self.bytes())
+    }
+
+    fn skip(&mut self, parts: usize) {
+        (0..parts).for_each(|_| {
+            self.bytes();
+        });
+    }
+}
+
+const WEIGHTS: [DType; 4] = [DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
+const WEIGHT_PARTS: usize = 3 * WEIGHTS.len();
+const SWIGLU_PARTS: usize = 5;
+const ATTENTION_PARTS: usize = 8;
+
+fn devices() -> Vec<(Limit, Device)> {
+    let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
+    let open = |limit| open_rounding(Some(2), Numerics::Ggml, limit).expect("a CPU");
+    limits.map(|limit| (limit, open(limit))).into()
+}
+
+#[track_caller]
+fn same_bits(what: &str, build: Build<'_>, want: &[f32]) {
+    for (limit, device) in devices() {
+        let got = decode(DType::F32, &run(&device, build)[0]);
+        assert_eq!(got.len(), want.len());
+        let wrong: Vec<usize> =
+            (0..got.len()).filter(|&i| got[i].to_bits() != want[i].to_bits()).collect();
+        if let Some(&i) = wrong.first() {
+            let (got, want, wrong, all) = (got[i], want[i], wrong.len(), got.len());
+            panic!(
+                "{what}, {limit:?}: {wrong} of {all} differ, the first is {i}: {got}, not {want}"
+            );
+        }
+    }
+}
+
+fn packed(layout: &mut Layout, source: DType, blocks: &[u8], rows: usize, cols: usize) -> Tensor {
+    let dtype = pack::packed_dtype(source, rows, cols).expect("rows that can be packed");
+    let mut bytes = vec![0; dtype.bytes(rows * cols)];
+    pack::pack_rows(source, blocks, rows, cols, &mut bytes);
+    let span = layout.bytes(Region::Weights, "w", bytes);
+    Tensor::dense(span, dtype, rows as u32, cols as u32)
+}
+
+#[test]
+fn products() {
+    let golden = &mut Golden::open();
+    let (n, k) = (32, 160);
+    for source in WEIGHTS {
+        let (blocks, x, want) = (golden.bytes(), golden.floats(), golden.floats());
+        for rows in [1, 2, x.len() / k] {
+            let build = |layout: &mut Layout| {
+                let x = layout.floats(DType::F32, rows, k, 0, &x[..rows * k]);
+                let w = packed(layout, source, blocks, n, k);
+                let y = layout.poison(DType::F32, rows, n, 0);
+                let (epilogue, live, variant) = (Epilogue::Store, None, None);
+                let (bias, norm, scratch) = (None, None, None);
+                let op = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    y,
+                    live,
+                    hand: Hand::Nothing,
+                    scratch,
+                    variant,
+                };
+                (vec![Op::Linear(op)], vec![y.span])
+            };
+            same_bits(&format!("{source:?}, {rows} rows"), &build, &want[..rows * n]);
+        }
+    }
+}
+
+#[test]
+fn norm_products_and_swiglu() {
+    let golden = &mut Golden::open();
+    golden.skip(WEIGHT_PARTS);
+    let (n, k) = (32, 576);
+    let (x, weight, gate, up) = (golden.floats(), golden.floats(), golden.bytes(), golden.bytes());
+    let want = golden.floats();
+    let row_bytes = gate.len() / n;
+    let alternating: Vec<u8> = gate
+        .chunks_exact(row_bytes)
+        .zip(up.chunks_exact(row_bytes))
+        .flat_map(|(gate, up)| [gate, up].concat())
+        .collect();
+    let build = |layout: &mut Layout| {
+        let rows = x.len() / k;
+        let x = layout.floats(DType::F32, rows, k, 0, &x);
+        let w = packed(layout, DType::Q4_1, &alternating, 2 * n, k);
+        let weight = layout.floats(DType::F32, 1, k, 0, &weight);
+        let y = layout.poison(DType::F32, rows, n, 0);
+        let norm = Some(Norm { weight, eps: 1e-5 });
+        let (bias, live, scratch, variant) = (None, None, None, None);
+        let epilogue = Epilogue::SiluMul;
+        let op =
+            Linear { x, w, bias, norm, epilogue, y, live, hand: Hand::Nothing, scratch, variant };
+        (vec![Op::Linear(op)], vec![y.span])
+    };
+    same_bits("norm, gate and up", &build, &want);
+}
+
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const DIM: usize = 64;
+
+/// Heads × tokens × elements to tokens × heads × elements, or back.
+fn swapped(values: &[f32], outer: usize, inner: usize) -> Vec<f32> {
+    let at = |i: usize, o: usize| &values[(o * inner + i) * DIM..][..DIM];
+    (0..inner).flat_map(|i| (0..outer).flat_map(move |o| at(i, o))).copied().collect()
+}
+
+#[test]
+fn attention() {
+    let golden = &mut Golden::open();
+    golden.skip(WEIGHT_PARTS + SWIGLU_PARTS);
+    for _ in 0..2 {
+        let q = golden.floats();
+        let (k, v) = (golden.bytes(), golden.bytes());
+        let want = golden.floats();
+        let tokens = q.len() / HEADS / DIM;
+        let len = k.len() / 2 / KV_HEADS / DIM;
+        let build = |layout: &mut Layout| {
+            let (state, kv) = lay_out(layout, [k, v], tokens, len);
+            let q = swapped(&q, HEADS, tokens);
+            let attention = Attention {
+                qkv: layout.floats(DType::F32, tokens, HEADS * DIM, 0, &q),
+                q_heads: HEADS as u32,
+                kv,
+                state,
+                out: layout.poison(DType::F32, tokens, HEADS * DIM, 0),
+                scale: (DIM as f32).powf(-0.5),
+                window: None,
+                rows: 1,
+                single: tokens == 1,
+                rope: None,
+                scratch: None,
+                variant: None,
+            };
+            let out = attention.out.span;
+            (vec![Op::Attention(attention)], vec![out])
+        };
+        let what = format!("{tokens} tokens at the end of {len}");
+        same_bits(&what, &build, &swapped(&want, HEADS, tokens));
+    }
+}
+
+/// Rotation of neighbours, as in llama.cpp's graphs. A processor without fused multiply-adds rounds twice.
+#[test]
+fn rotation() {
+    let golden = &mut Golden::open();
+    golden.skip(WEIGHT_PARTS + SWIGLU_PARTS + ATTENTION_PARTS + 1);
+    // Pairs of (1, 0) become cosine and sine.
+    let turned = golden.floats();
+    let (q, want) = (golden.floats(), golden.floats());
+    let tokens = turned.len() / DIM;
+    let every = |from: usize| turned.iter().skip(from).step_by(2).copied();
+    let (cos, sin): (Vec<f32>, Vec<f32>) = (every(0).collect(), every(1).collect());
+    let table = cos.chunks_exact(DIM / 2).zip(sin.chunks_exact(DIM / 2));
+    let table: Vec<f32> = table.flat_map(|(cos, sin)| [cos, sin].concat()).collect();
+    let cols = (HEADS + 2 * KV_HEADS) * DIM;
+    let build = |layout: &mut Layout| {
+        let (state, kv) = lay_out(layout, [&[], &[]], tokens, tokens);
+        let mut rows = Vec::new();
+        for q in q.chunks_exact(HEADS * DIM) {
+            rows.extend_from_slice(q);
+            rows.resize(rows.len() + 2 * KV_HEADS * DIM, 0.5);
+        }
+        let qkv = layout.floats(DType::F32, tokens, cols, 0, &rows);
+        let rope = layout.floats(DType::F32, tokens, DIM, 0, &table);
+        let (q_heads, q_norm, k_norm, pairs) = (HEADS as u32, None, None, Pairs::Neighbours);
+        let op = RopeKv { qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
+        (vec![Op::RopeKv(op)], vec![qkv.span])
+    };
+    for limit in [Limit::None, Limit::Avx2] {
+        let device = open_rounding(Some(2), Numerics::Ggml, limit).expect("a CPU");
+        let fused = device.describe().contains("avx2");
+        let got = decode(DType::F32, &run(&device, &build)[0]);
+        let rows = got.chunks_exact(cols).zip(want.chunks_exact(HEADS * DIM));
+        for (i, (got, want)) in rows.flat_map(|(got, want)| got.iter().zip(want)).enumerate() {
+            let same = got.to_bits() == want.to_bits();
+            assert!(same || !fused && (got - want).abs() < 1e-5, "{i}: {got}, not {want}");
+        }
+    }
+}
+
+/// One row of `tokens` at the end of `len` positions, on pages in order.
+fn lay_out(layout: &mut Layout, kv: [&[u8]; 2], tokens: usize, len: usize) -> (StepState, KvLayer) {
+    let size = 16;
+    let pages = len.div_ceil(size);
+    let limits = StepLimits {
+        seats: 1,
+        rows: 1,
+        tokens: tokens as u32,
+        pages_per_seat: pages as u32,
+        page_size: size as u32,
+        vocab: 32,
+        penalties: false,
+    };
+    let state =
+        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    let mut counts = vec![0u32; count::WORDS as usize];
+    (counts[count::ROWS as usize], counts[count::TOKENS as usize]) = (1, tokens as u32);
+    counts[count::MAX_KV as usize] = len as u32;
+    let mut table: Vec<u32> = (1..=pages as u32).collect();
+    table.resize(2 * pages, 0);
+    for (tensor, words) in [
+        (&state.page_table, table),
+        (&state.row_seat, vec![0]),
+        (&state.kv_len, vec![len as u32]),
+        (&state.q_start, vec![0, tokens as u32]),
+        (&state.position, (0..tokens as u32).collect()),
+        (&state.kv_slot, (0..tokens as u32).map(|t| size as u32 + t).collect()),
+        (&state.counts, counts),
+    ] {
+        layout.set(tensor.span, words_to_bytes(&words));
+    }
+    // From heads × positions to pages × (k, v) × heads × positions.
+    let mut bytes = vec![0xffu8; (pages + 1) * 2 * KV_HEADS * size * DIM * 2];
+    for (part, values) in kv.into_iter().enumerate() {
+        for (at, line) in values.chunks_exact(DIM * 2).enumerate() {
+            let (head, p) = (at / len, at % len);
+            let slot = (((p / size + 1) * 2 + part) * KV_HEADS + head) * size + p % size;
+            bytes[slot * DIM * 2..][..DIM * 2].copy_from_slice(line);
+        }
+    }
+    let kv = KvLayer {
+        span: layout.bytes(Region::Kv, "kv", bytes),
+        dtype: DType::F16,
+        pages: pages as u32 + 1,
+        page_size: size as u32,
+        heads: KV_HEADS as u32,
+        head_dim: DIM as u32,
+    };
+    (state, kv)
+}

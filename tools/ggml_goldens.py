@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Writes what llama.cpp computes, for the tests of `--numerics ggml`.
+
+    pip install llama-cpp-python==0.3.36 gguf     # CMAKE_ARGS as in tools/bench_cpu.py: AVX-512
+    python tools/ggml_goldens.py SmolLM2-135M-Instruct.Q4_1.gguf
+
+* crates/device/tests/goldens/ggml.bin: random inputs of ggml's ops and their results, to the bit. Parts, each with its
+  length before it (u32): for Q4_1, Q5_0, Q5_1 and Q8_0 weights, activations and products; a row, a norm's weight, gate
+  and up and the result of norm, products and SwiGLU; for a token alone and for five together queries, keys, values and
+  the attention's result; pairs of (1, 0) and queries, each with what rotating them by eight positions gives.
+* tests/goldens/llama_cpp.json: greedy answers to 20 prompts, 32 tokens each. Prompts are fed whole, flash attention is
+  off, pages are f16: the package's defaults.
+
+Run from the repository's root.
+"""
+
+import ctypes
+import json
+import pathlib
+import struct
+import sys
+
+import llama_cpp
+import numpy as np
+from compare_greedy import PROMPTS, llama
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+OPS = "crates/device/tests/goldens/ggml.bin"
+TOKENS = "tests/goldens/llama_cpp.json"
+F32, F16, I32 = 0, 1, 26
+HALVES = {"Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}
+random = np.random.default_rng(20261115)
+
+
+class Ggml:
+    """Graphs of a few ops on the CPU, in f32 where nothing is said."""
+
+    def __init__(self):
+        folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
+        self.base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+        self.cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
+        self.cpu.ggml_cpu_init()
+
+        class Params(ctypes.Structure):
+            _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+        self.base.ggml_init.restype = ctypes.c_void_p
+        self.context = ctypes.c_void_p(self.base.ggml_init(Params(64 << 20, None, False)))
+
+    def call(self, name, *arguments):
+        function = getattr(self.base, name)
+        function.restype = ctypes.c_void_p
+        wrapped = [ctypes.c_float(a) if isinstance(a, float) else a for a in arguments]
+        return ctypes.c_void_p(function(self.context, *wrapped))
+
+    def tensor(self, kind, shape, data):
+        """A tensor of `shape`, innermost first."""
+        made = self.call(f"ggml_new_tensor_{len(shape)}d", kind, *map(ctypes.c_int64, shape))
+        ctypes.memmove(self.data(made), data.tobytes(), data.nbytes)
+        return made
+
+    def data(self, tensor):
+        self.base.ggml_get_data.restype = ctypes.c_void_p
+        return self.base.ggml_get_data(tensor)
+
+    def floats(self, tensor, count):
+        """Computes a tensor."""
+        graph = self.call("ggml_new_graph")
+        self.base.ggml_build_forward_expand(graph, tensor)
+        self.cpu.ggml_graph_compute_with_ctx(self.context, graph, 2)
+        return np.ctypeslib.as_array(ctypes.cast(self.data(tensor), ctypes.POINTER(ctypes.c_float)), (count,)).copy()
+
+
+def normal(*shape):
+    return random.normal(0, 1, shape).astype(np.float32)
+
+
+def blocks(name, rows, cols):
+    elems, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    made = random.integers(0, 256, (rows * cols // elems, size), dtype=np.uint8)
+    for at in HALVES[name]:
+        halves = random.uniform(-0.05, 0.05, len(made)).astype(np.float16)
+        made[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    return made
+
+
+def write_ops(ggml):
+    parts = []
+    for name in HALVES:
+        rows, n, k = 5, 32, 160
+        w, x = blocks(name, n, k), normal(rows, k)
+        matrix = ggml.tensor(GGMLQuantizationType[name], (k, n), w)
+        product = ggml.call("ggml_mul_mat", matrix, ggml.tensor(F32, (k, rows), x))
+        parts += [w, x, ggml.floats(product, rows * n)]
+
+    rows, n, k = 3, 32, 576
+    x, weight, gate, up = normal(rows, k), 1 + normal(k) / 4, blocks("Q4_1", n, k), blocks("Q4_1", n, k)
+    normed = ggml.call("ggml_rms_norm", ggml.tensor(F32, (k, rows), x), 1e-5)
+    normed = ggml.call("ggml_mul", normed, ggml.tensor(F32, (k,), weight))
+    both = [ggml.call("ggml_mul_mat", ggml.tensor(GGMLQuantizationType.Q4_1, (k, n), w), normed) for w in (gate, up)]
+    parts += [x, weight, gate, up, ggml.floats(ggml.call("ggml_swiglu_split", *both), rows * n)]
+
+    heads, kv_heads, dim, cells = 6, 2, 64, 256
+    for tokens, length in ((1, 150), (5, 41)):
+        q = 3 * normal(heads, tokens, dim)
+        k, v = normal(kv_heads, length, dim).astype(np.float16), normal(kv_heads, length, dim).astype(np.float16)
+        keys, values = (np.zeros((kv_heads, cells, dim), np.float16) for _ in range(2))
+        keys[:, :length], values[:, :length] = k, v
+        mask = np.full((tokens, cells), -np.inf, np.float32)
+        for token in range(tokens):
+            mask[token, : length - tokens + token + 1] = 0
+        kq = ggml.call("ggml_mul_mat", ggml.tensor(F16, (dim, cells, kv_heads), keys),
+                       ggml.tensor(F32, (dim, tokens, heads), q))
+        kq = ggml.call("ggml_soft_max_ext", kq, ggml.tensor(F32, (cells, tokens), mask), dim**-0.5, 0.0)
+        transposed = np.ascontiguousarray(values.transpose(0, 2, 1))
+        kqv = ggml.call("ggml_mul_mat", ggml.tensor(F16, (cells, dim, kv_heads), transposed), kq)
+        parts += [q, k, v, ggml.floats(kqv, q.size)]
+
+    positions = np.array([0, 1, 2, 7, 100, 511, 1000, 8191], np.int32)
+    ones = np.tile(np.array([1, 0], np.float32), (len(positions), 1, dim // 2))
+    q = normal(len(positions), heads, dim)
+    for x in (ones, q):
+        # In place, as in llama.cpp's graphs: another loop of ggml, which fuses other products.
+        rotated = ggml.call("ggml_rope_ext_inplace", ggml.tensor(F32, x.shape[::-1], x),
+                            ggml.tensor(I32, (len(positions),), positions), None, dim, 0, 8192, 100000.0, 1.0, 0.0, 1.0,
+                            32.0, 1.0)
+        parts += [x, ggml.floats(rotated, x.size)]
+
+    with open(OPS, "wb") as out:
+        for part in parts:
+            out.write(struct.pack("<I", part.nbytes) + part.tobytes())
+
+
+def write_tokens(model):
+    answers = [
+        {"prompt": prompt, "text": pieces[-1], "least_gap": round(min(gaps), 5)}
+        for prompt, (pieces, gaps) in zip(PROMPTS, llama(model))
+    ]
+    made = {"by": f"llama-cpp-python {llama_cpp.__version__}", "model": pathlib.Path(model).name, "answers": answers}
+    pathlib.Path(TOKENS).parent.mkdir(exist_ok=True)
+    pathlib.Path(TOKENS).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    write_ops(Ggml())
+    write_tokens(sys.argv[1])
