@@ -31,6 +31,8 @@
 // Threads that add up the squares of a row.
 #define ADDERS (WORKERS >= 32 * COLUMNS ? 32 : WORKERS >= 16 * COLUMNS ? 16 : WORKERS >= 8 * COLUMNS ? 8 : \
                 WORKERS >= 4 * COLUMNS ? 4 : WORKERS >= 2 * COLUMNS ? 2 : 1)
+// Loads of four sums that each of them has.
+#define FOURS ((K + 256 * ADDERS - 1) / (256 * ADDERS))
 
 struct alignas(64) Map {
     u64 words[16];
@@ -192,15 +194,15 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         // Squares arrive while the first tokens do.
         const u32 row = threadIdx.x / ADDERS;
         float sum = 0.0f;
-        float4 four[(K / 256 + ADDERS - 1) / ADDERS];
+        float4 four[FOURS];
 #pragma unroll
-        for (int t = 0; t < (K / 256 + ADDERS - 1) / ADDERS; t++) {
+        for (int t = 0; t < FOURS; t++) {
             const u32 i = t * ADDERS + threadIdx.x % ADDERS;
             four[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (row < ROWS && i < K / 256) four[t] = __ldcg((const float4*)(squares + (u64)row * (K / 64)) + i);
         }
 #pragma unroll
-        for (int t = 0; t < (K / 256 + ADDERS - 1) / ADDERS; t++) sum += four[t].x + four[t].y + four[t].z + four[t].w;
+        for (int t = 0; t < FOURS; t++) sum += four[t].x + four[t].y + four[t].z + four[t].w;
 #pragma unroll
         for (int lanes = ADDERS / 2; lanes; lanes /= 2) sum += __shfl_xor_sync(FULL, sum, lanes);
         if (row < COLUMNS && threadIdx.x % ADDERS == 0) scales[row] = 1.0f / sqrtf(sum / (float)K + eps);
