@@ -1,21 +1,25 @@
-//! `dacapo bench nodes`: where the time of a decode step goes. The nodes of each kind of the very plan that
-//! is replayed are recorded as a graph of their own and timed; beside them the whole step, once with results
+//! `dacapo bench nodes`: where the time of a step goes. The nodes of each kind of the very plan that is
+//! replayed are recorded as a graph of their own and timed; beside them the whole step, once with results
 //! read by the host and once only replayed. What the first has over the second is the host's; what the
 //! second has over the sum is lost between the nodes.
+//!
+//! A decode step is replayed whole. Of a prefill step, whose mail is read only once, everything but its
+//! two ends is.
 
+use super::mix::Mix;
 use super::record;
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use device::{Graph, Item, Node, RecordOptions};
+use device::{Graph, Item, Node, Op, RecordOptions};
 use engine::model::GraphExecutor;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Time each kind of node of a decode step, beside the whole step
+/// Time each kind of node of a decode or prefill step, beside the whole step
 #[derive(Args, Debug)]
 pub(crate) struct NodesArgs {
     #[command(flatten)]
@@ -26,6 +30,10 @@ pub(crate) struct NodesArgs {
     /// Tokens that each sequence has before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
+    // Not a doc comment: rustdoc takes the brackets for a link.
+    #[arg(long, value_name = "NxT+NxT,…", value_delimiter = ',', conflicts_with = "batch")]
+    #[arg(help = "Prefill steps instead: PROMPTSxTOKENS[@CONTEXT], parts joined by +")]
+    prefill: Vec<String>,
     /// Replays of each graph
     #[arg(long, value_name = "N", default_value_t = 12)]
     replays: u32,
@@ -42,11 +50,10 @@ struct Kind {
     us_each: f64,
 }
 
-/// One batch.
+/// One step.
 #[derive(Clone, Debug, Serialize)]
 struct Figure {
-    batch: u32,
-    context: u32,
+    step: String,
     /// From result to result.
     step_ms: f64,
     /// Replays one after the other, nobody looking.
@@ -61,11 +68,18 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
         args.replays > 0 && args.batch.iter().all(|&b| b > 0),
         "batches and replays start at 1"
     );
-    let most = args.batch.iter().copied().max().unwrap_or(1);
-    let mut loaded = loading::load(&args.load, global, most)?;
+    let mixes: Vec<Mix> =
+        args.prefill.iter().map(|text| Mix::parse(text, 0)).collect::<Result<_>>()?;
+    let rows = mixes.iter().map(|mix| mix.rows.len() as u32);
+    let most = if mixes.is_empty() { args.batch.iter().copied().max() } else { rows.max() };
+    let tokens = mixes.iter().map(Mix::tokens).max();
+    let mut loaded = loading::load_sized(&args.load, global, most.unwrap_or(1), tokens)?;
     let mut figures = Vec::new();
-    for &batch in &args.batch {
-        figures.push(measure(args, &mut loaded.executor, batch)?);
+    for mix in &mixes {
+        figures.push(prefill(args, &mut loaded.executor, mix)?);
+    }
+    for &batch in args.batch.iter().filter(|_| mixes.is_empty()) {
+        figures.push(decode(args, &mut loaded.executor, batch)?);
     }
     if let Some(path) = &args.json {
         record::write(path, &record::record(&loaded.device, &figures)?)?;
@@ -76,16 +90,36 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
     Ok(())
 }
 
-fn measure(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<Figure> {
-    let (warm, steps) = (8, 4 * args.replays);
+fn decode(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<Figure> {
+    let (warm, steps, context) = (8, 4 * args.replays, args.context);
     // Room for the replays below, which advance the sequences too.
     let room = 5 * (args.replays + 1);
     let mut steady = Steady::new(executor)?;
-    let timing =
-        steady.decode(&Pace { batch, context: args.context, warm, steps, depth: 2, room })?;
+    let timing = steady.decode(&Pace { batch, context, warm, steps, depth: 2, room })?;
+    let plans = executor.runners().decode.plans().filter(|plan| plan.key.rows >= batch);
+    let plan = plans.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;
+    let nodes: Vec<&Node> = plan.nodes.iter().collect();
+    let step = format!("batch {batch}, context {context}");
+    measure(args, executor, &nodes, step, timing.step_ms(0.5))
+}
+
+fn prefill(args: &NodesArgs, executor: &mut GraphExecutor, mix: &Mix) -> Result<Figure> {
+    let timing = Steady::new(executor)?.prefill(&mix.rows, args.replays)?;
+    let plans = executor.runners().prefill.plans().filter(|plan| plan.key.tokens >= mix.tokens());
+    let plan = plans.min_by_key(|plan| plan.key.tokens).context("no bucket holds this step")?;
+    let ends = |node: &&Node| matches!(node.op, Op::Prologue(_) | Op::Sample(_));
+    let nodes: Vec<&Node> = plan.nodes.iter().filter(|node| !ends(node)).collect();
+    measure(args, executor, &nodes, mix.name.clone(), timing.step_ms(0.5))
+}
+
+fn measure(
+    args: &NodesArgs,
+    executor: &GraphExecutor,
+    all: &[&Node],
+    step: String,
+    step_ms: f64,
+) -> Result<Figure> {
     let runners = executor.runners();
-    let plan = runners.decode.plans().filter(|plan| plan.key.rows >= batch);
-    let plan = plan.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;
     let state = &runners.bindings().state;
     let counts = runners.device().read(runners.arena(), state.counts.span)?;
     let time = |nodes: &[&Node]| -> Result<f64> {
@@ -99,15 +133,14 @@ fn measure(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result
         runners.device().sync()?;
         Ok(start.elapsed().as_secs_f64() / f64::from(args.replays))
     };
-    let all: Vec<&Node> = plan.nodes.iter().collect();
     let layers: Vec<&Node> = all.iter().copied().filter(|node| node.layer.is_some()).collect();
     let mut names: Vec<&str> = Vec::new();
-    for node in &all {
+    for node in all {
         if !names.contains(&node.name.as_str()) {
             names.push(&node.name);
         }
     }
-    let (replay_ms, layers_ms) = (time(&all)? * 1e3, time(&layers)? * 1e3);
+    let (replay_ms, layers_ms) = (time(all)? * 1e3, time(&layers)? * 1e3);
     let mut kinds = Vec::new();
     for name in names {
         let nodes: Vec<&Node> = all.iter().copied().filter(|node| node.name == name).collect();
@@ -117,8 +150,7 @@ fn measure(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result
     // The replays counted launches and filled the ring behind the mailbox's back.
     runners.device().write(runners.arena(), state.counts.span, &counts)?;
     runners.device().write(runners.arena(), state.ring, &vec![0; state.ring.len as usize])?;
-    let (context, step_ms) = (args.context, timing.step_ms(0.5));
-    Ok(Figure { batch, context, step_ms, replay_ms, layers_ms, kinds })
+    Ok(Figure { step, step_ms, replay_ms, layers_ms, kinds })
 }
 
 fn graph_of(executor: &GraphExecutor, nodes: &[&Node]) -> Result<Graph> {
@@ -136,9 +168,8 @@ fn print(device: &str, figures: &[Figure]) {
     for f in figures {
         let sum: f64 = f.kinds.iter().map(|kind| kind.us_each * kind.nodes as f64).sum();
         println!(
-            "batch {:>3}, context {}: step {:.3} ms, replayed alone {:.3}, its layers {:.3}, sum of nodes {:.3}",
-            f.batch,
-            f.context,
+            "{}: step {:.3} ms, replayed alone {:.3}, its layers {:.3}, sum of nodes {:.3}",
+            f.step,
             f.step_ms,
             f.replay_ms,
             f.layers_ms,

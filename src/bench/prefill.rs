@@ -9,6 +9,7 @@ use crate::loading::{self, LoadArgs};
 use crate::progress;
 use anyhow::{Result, ensure};
 use clap::Args;
+use graph::program::{Dim, ProgramOp};
 use serde::Serialize;
 
 /// Time prefill steps of a model: tokens per second and time to the first token
@@ -154,30 +155,37 @@ fn measure(
 
 /// Operations a step cannot do without.
 struct Flops {
-    /// Multiply-adds of the layers for one token, of the head for one row, of attention for one pair of
-    /// positions.
-    layers: u64,
-    head: u64,
+    /// Multiply-adds of products for one token, for the last token of a row on top, of attention for one
+    /// pair of positions.
+    token: u64,
+    row: u64,
     pair: u64,
 }
 
 impl Flops {
     fn of(loaded: &loading::Loaded) -> Flops {
-        let shape = loaded.program.shape;
-        let matrices = loaded.program.weights.iter().filter(|w| w.rows > 1);
-        let all: u64 = matrices.map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
-        // Embedding rows are gathered and the head sees one row per prompt.
-        let head = u64::from(shape.vocab) * u64::from(shape.hidden);
-        let layers = all.saturating_sub(if loaded.config.tied { head } else { 2 * head });
+        let program = &loaded.program;
+        let shape = program.shape;
         let pair = 2 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
-        Flops { layers, head, pair }
+        let mut flops = Flops { token: 0, row: 0, pair };
+        for step in &program.steps {
+            if let ProgramOp::Linear { x, w, .. } = step.op {
+                let w = program.weight(w);
+                let once = u64::from(w.rows) * u64::from(w.cols);
+                match program.value(x).rows {
+                    Dim::Rows => flops.row += once,
+                    _ => flops.token += once,
+                }
+            }
+        }
+        flops
     }
 
     fn of_step(&self, rows: &[(u32, u32)]) -> f64 {
         let of_row = |&(tokens, context): &(u32, u32)| {
             let (tokens, context) = (u64::from(tokens), u64::from(context));
             let pairs = tokens * context + tokens * (tokens + 1) / 2;
-            2 * (self.layers * tokens + self.head + self.pair * pairs)
+            2 * (self.token * tokens + self.row + self.pair * pairs)
         };
         rows.iter().map(of_row).sum::<u64>() as f64
     }

@@ -60,6 +60,11 @@ class Step:
         self.data = json.load(open(path))
         self.path = path
         self.memory = memory if memory is not None else {}
+        # Another layout would take one's tables for the other's weights.
+        layout = json.dumps([self.data["shape"], self.data["named"]["rope"]])
+        if self.memory.get("layout") != layout:
+            self.memory.clear()
+            self.memory["layout"] = layout
         for region, size in self.data["regions"].items():
             have = self.memory.get(region)
             if have is None or have.numel() < size:
@@ -233,7 +238,8 @@ class Checker:
             out = {"qkv": "qkv", "attention": "attended", "gate_up": "act", "head": "logits", "embed": "x"}.get(name)
             if out:
                 v(out).fill_(float("nan"))
-            if name == "qkv":
+            # What the op before has prepared stays; all else in scratch is nobody's.
+            if name in ("attention", "o", "down"):
                 s.memory["state"][s.data["scratch"]["offset"] + 65536:].fill_(255)
             s.run(i)
             torch.cuda.synchronize()
@@ -247,7 +253,8 @@ class Checker:
             elif name == "qkv":
                 self.note(name, rel(v("qkv")[:tokens], norm(before, L("norm1")).bfloat16().float()[:tokens] @ L("qkv").float().t()))
             elif name == "rope_kv":
-                self.rotated(qkv0, layer, store=False)
+                q = self.rotated(qkv0, layer, store=False)
+                self.note("q rotated", rel(v("qkv")[:tokens, :hq * d], q.reshape(tokens, hq * d)))
             elif name == "attention":
                 self.attention(qkv0, layer)
             elif name == "o":

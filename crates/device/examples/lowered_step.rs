@@ -4,11 +4,12 @@
 //! `cargo run -p device --example lowered_step -- 8b|0.6b ROWS CONTEXT LAYERS decode|prefill`
 
 use device::cuda::launch::Target;
-use device::cuda::lower::{lower, scratch_bytes};
+use device::cuda::lower::{hand_on, lower, scratch_bytes};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv,
+    Sample,
 };
-use device::{DType, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
+use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
 
 struct Shape {
@@ -61,9 +62,10 @@ const SHAPES: [(&str, Shape); 3] = [
 ];
 
 struct Step {
+    live: Span,
     arena: OpenArena,
     named: Vec<(String, Tensor)>,
-    nodes: Vec<(String, Option<u32>, Op)>,
+    nodes: Vec<Node>,
 }
 
 impl Step {
@@ -79,8 +81,15 @@ impl Step {
         self.tensor(Region::Weights, name, rows, cols, DType::BF16)
     }
 
-    fn push(&mut self, name: &str, layer: Option<u32>, op: Op) {
-        self.nodes.push((name.into(), layer, op));
+    fn push(&mut self, name: &str, layer: Option<u32>, mut op: Op) {
+        if let Op::Linear(op) = &mut op {
+            op.live = Some(self.live);
+        }
+        // VARIANT_qkv=…: the variant of one kind of node.
+        if let (Op::Linear(op), Ok(asked)) = (&mut op, std::env::var(format!("VARIANT_{name}"))) {
+            op.variant = Some(asked);
+        }
+        self.nodes.push(Node { op, name: name.into(), layer });
     }
 }
 
@@ -93,6 +102,7 @@ fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tenso
         epilogue,
         y,
         live: None,
+        hand: Hand::Nothing,
         scratch: None,
         variant: std::env::var("VARIANT").ok(),
     })
@@ -119,7 +129,8 @@ fn main() {
     };
     let mut arena = OpenArena::new();
     let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
-    let mut step = Step { arena, named: Vec::new(), nodes: Vec::new() };
+    let live = state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4);
+    let mut step = Step { live, arena, named: Vec::new(), nodes: Vec::new() };
     let (hidden, dim) = (shape.hidden, shape.head_dim);
     let (q, qkv_cols) = (shape.q_heads * dim, (shape.q_heads + 2 * shape.kv_heads) * dim);
     let pages = rows * pages_per_seat + 1;
@@ -206,7 +217,11 @@ fn main() {
 
 fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) {
     let target = Target::h200();
-    let need = step.nodes.iter().map(|(_, _, op)| scratch_bytes(op, &target)).max().unwrap_or(0);
+    // HAND=0: every norm is a launch of its own.
+    if std::env::var("HAND").as_deref() != Ok("0") {
+        hand_on(&mut step.nodes, &target);
+    }
+    let need = step.nodes.iter().map(|node| scratch_bytes(&node.op, &target)).max().unwrap_or(0);
     let scratch = step.arena.alloc(Region::State, "scratch", need);
     let give = |op: &mut Op, span: Span| match op {
         Op::Linear(op) => op.scratch = Some(span),
@@ -217,7 +232,7 @@ fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) 
     let nodes: Vec<Value> = step
         .nodes
         .iter_mut()
-        .map(|(name, layer, op)| {
+        .map(|Node { name, layer, op }| {
             give(op, scratch);
             op.check().expect("a valid op");
             let lowered = lower(op, &target).expect("a lowering");

@@ -90,6 +90,27 @@ pub enum Epilogue {
     SiluMul,
 }
 
+/// What two products with a norm between them do for each other, where kernels can: it saves the norm a launch.
+/// What the ops compute is the same either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hand {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The very next op applies this norm to `y`: it finds `y` prepared in its scratch.
+    Gives(Norm),
+    /// The op before has prepared `x` for `norm` in this op's scratch.
+    Takes,
+}
+
+impl Hand {
+    /// Whether it is [`Hand::Nothing`].
+    pub fn is_nothing(&self) -> bool {
+        *self == Hand::Nothing
+    }
+}
+
 /// See `ops/linear.rs`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
@@ -107,6 +128,9 @@ pub struct Linear {
     pub y: Tensor,
     /// Rows past this device-side count need not be computed (a u32 in a `counts` tensor).
     pub live: Option<Span>,
+    /// What it does for the next op, or the one before did for it.
+    #[serde(default, skip_serializing_if = "Hand::is_nothing")]
+    pub hand: Hand,
     /// Room for partial sums and prepared inputs; see [`crate::cuda::lower::scratch_bytes`].
     pub scratch: Option<Span>,
     /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide; `fixed` is one

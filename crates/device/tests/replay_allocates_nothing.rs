@@ -3,7 +3,7 @@
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    Attention, Embed, Epilogue, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -61,8 +61,8 @@ fn a_decode_step() {
     let cond = open.alloc(Region::State, "cond", 4);
     let norm = Some(Norm { weight: norm, eps: 1e-5 });
     let linear = |x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue| {
-        let (bias, live, scratch, variant) = (None, None, None, None);
-        node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant }))
+        let (bias, live, hand, scratch, variant) = (None, None, Hand::Nothing, None, None);
+        node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant }))
     };
     let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
     let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };

@@ -71,9 +71,11 @@ fn the_fastest_variant_wins_and_noise_does_not() {
     let tuned =
         tune(&nodes, &target, &mut clock, &mut |_, _| seen += 1).expect("a clock cannot fail");
     assert_eq!(seen, tuned.iter().count());
-    assert!(clock.prepared > 0 && clock.timed >= clock.prepared, "prepared once, timed each");
+    assert!(clock.prepared > 0 && clock.timed >= 2 * clock.prepared, "prepared once, timed each");
     for (shape, choice) in tuned.iter() {
-        let best = if shape.contains("linear") { ("gemm", 8_100) } else { ("", 9_000) };
+        // What is prepared for the next product must be prepared by a kernel of ours.
+        let library = shape.contains("linear") && !shape.contains("prepare");
+        let best = if library { ("gemm", 8_100) } else { ("", 9_000) };
         assert_eq!(
             (choice.variant.as_str(), choice.nanos, choice.rule_nanos),
             (best.0, best.1, 9_000)

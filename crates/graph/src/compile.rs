@@ -231,6 +231,7 @@ pub fn scratch_bytes(
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
     let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
     choose::set_variants(key, &mut nodes);
+    choose::hand_on(target, &mut nodes);
     Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
 }
 

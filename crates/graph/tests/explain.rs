@@ -48,6 +48,21 @@ fn a_gpu_has_a_kernel_for_every_node_of_qwen3_8b() {
     }
 }
 
+/// A norm behind a product has no launch; only the first layer's, behind the embedding, has one.
+#[test]
+fn norms_between_products_have_no_launches() {
+    for rows in [16, 32] {
+        let (plan, explanation) = qwen3_8b(&ShapeKey::decode(rows));
+        assert_eq!(explanation.launches, plan.nodes.len() + 1, "{rows} rows");
+        let said = |index: usize, what: &str| {
+            assert!(explanation.nodes[index].op.contains(what), "{}", explanation.nodes[index].op);
+        };
+        said(4, "prepares the next norm");
+        said(5, "prepared norm + ");
+        assert_eq!(plan.check(), vec![]);
+    }
+}
+
 #[test]
 fn a_variant_is_said_with_the_reason_for_it() {
     let key = ShapeKey::decode(16);

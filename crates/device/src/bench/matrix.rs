@@ -1,7 +1,7 @@
 //! The rate of a large matrix product through the public ops: what prefill is compared with.
 
 use super::median;
-use crate::op::{Epilogue, Linear, Noise};
+use crate::op::{Epilogue, Hand, Linear, Noise};
 use crate::{DType, Device, DeviceKind, Node, Op, OpenArena, Region, Result, Tensor};
 use std::time::Instant;
 
@@ -27,6 +27,7 @@ pub(super) fn rate(device: &Device) -> Result<f64> {
         epilogue: Epilogue::Store,
         y,
         live: None,
+        hand: Hand::Nothing,
         scratch: None,
         variant: (device.kind() == DeviceKind::Cuda).then(|| "gemm".into()),
     });

@@ -2,11 +2,13 @@
 //!
 //! Scratch: the caller reserves **one span in [`crate::Region::State`]**, as long as the largest
 //! [`scratch_bytes`] of all ops of all its graphs, zero at the start, and gives it to every op as
-//! `scratch`. Nothing in it outlives an op, but its first [`SEMAPHORE_BYTES`] count arrivals of blocks
+//! `scratch`. Nothing in it outlives an op, except what a product prepares for the very next one
+//! ([`hand_on`]), but its first [`SEMAPHORE_BYTES`] count arrivals of blocks
 //! and are zero again when an op ends; that is why it must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
-use crate::{DType, Error, Op, Result, Span, Tensor};
+use crate::op::Hand;
+use crate::{DType, Error, Node, Op, Result, Span, Tensor};
 
 /// Bytes at the front of a scratch span that are zero between ops.
 pub const SEMAPHORE_BYTES: u64 = 64 << 10;
@@ -35,6 +37,20 @@ pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
         Op::Attention(op) => op.scratch_bytes(target),
         Op::Sample(op) => op.scratch_bytes(target),
         _ => 0,
+    }
+}
+
+/// Lets products prepare their results for the norm of the product right behind them, where both have kernels for
+/// it. For nodes that run in this order with nothing between and share their scratch.
+pub fn hand_on(nodes: &mut [Node], target: &Target) {
+    for at in 1..nodes.len() {
+        let (before, after) = nodes.split_at_mut(at);
+        if let (Op::Linear(giver), Op::Linear(taker)) = (&mut before[at - 1].op, &mut after[0].op)
+            && giver.can_hand_on(taker, target)
+            && let Some(norm) = taker.norm
+        {
+            (giver.hand, taker.hand) = (Hand::Gives(norm), Hand::Takes);
+        }
     }
 }
 
@@ -76,6 +92,12 @@ impl Kernel {
     /// Blocks per cluster, along x.
     pub(crate) fn cluster(mut self, blocks: u32) -> Kernel {
         self.0.cluster = [blocks, 1, 1];
+        self
+    }
+
+    /// Blocks per cluster, along y.
+    pub(crate) fn cluster_along_y(mut self, blocks: u32) -> Kernel {
+        self.0.cluster = [1, blocks, 1];
         self
     }
 

@@ -7,8 +7,9 @@ use crate::{Arena, Device, Item, Node, Op, RecordOptions, Result};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A variant must be this much faster than the rule's own choice: less is noise.
+/// A variant must save this share of what the rule's own choice takes, and of the step: less is noise.
 const GAIN: f64 = 0.02;
+const OF_STEP: f64 = 0.002;
 
 /// Says how long nodes take together.
 pub trait Timer {
@@ -56,59 +57,70 @@ impl Timer for Replays<'_> {
     }
 }
 
-/// The best variant for each shape among the nodes. Nodes of a shape are timed together, as they are in a
-/// step: each reads weights of its own, so nothing is in the cache that would not be there.
+/// The best variant for each shape among the nodes of a step. A variant is timed in the middle of all the others: one
+/// that is faster alone may leave no room for its neighbours to start beside it, and a step is what counts. What won
+/// stays while the next shapes are tried.
 pub fn tune(
     nodes: &[Node],
     target: &Target,
     timer: &mut dyn Timer,
     progress: &mut dyn FnMut(&str, &Choice),
 ) -> Result<Tuned> {
-    let mut groups: BTreeMap<String, Vec<&Node>> = BTreeMap::new();
-    for node in nodes {
-        if let Some(shape) = shape(&node.op) {
-            groups.entry(shape).or_default().push(node);
-        }
+    let mut step: Vec<Node> =
+        nodes.iter().filter(|node| shape(&node.op).is_some()).cloned().collect();
+    let all: Vec<usize> = (0..step.len()).collect();
+    set_variant(&mut step, &all, "");
+    let mut groups: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (at, node) in step.iter().enumerate() {
+        groups.entry(shape(&node.op).unwrap_or_default()).or_default().push(at);
     }
-    let trials = |group: &[&Node]| -> Vec<(String, Vec<Node>)> {
-        let names = candidates(&group[0].op, target).into_iter();
-        let all = names.map(|name| (name.clone(), with_variant(group, &name)));
+    let trials = |step: &[Node], group: &[usize]| -> Vec<(String, Vec<Node>)> {
+        let names = candidates(&step[group[0]].op, target).into_iter();
+        let all = names.map(|name| {
+            let mut trial = step.to_vec();
+            set_variant(&mut trial, group, &name);
+            (name, trial)
+        });
         // A variant that wants more scratch than there is would run as something else.
-        all.filter(|(_, nodes)| fits(&nodes[0].op, target)).collect()
+        all.filter(|(_, trial)| fits(&trial[group[0]].op, target)).collect()
     };
-    let first = |nodes: Vec<Node>| nodes.into_iter().next();
-    let all = groups.values().flat_map(|group| trials(group));
-    timer.prepare(&all.filter_map(|(_, nodes)| first(nodes)).collect::<Vec<_>>())?;
+    let first = |group: &Vec<usize>| {
+        let one = trials(&step, group).into_iter().map(|(_, trial)| trial[group[0]].clone());
+        one.collect::<Vec<_>>()
+    };
+    timer.prepare(&groups.values().flat_map(first).collect::<Vec<_>>())?;
     let mut tuned = Tuned::default();
     for (shape, group) in &groups {
-        let each = |time: Duration| time.as_nanos() as f64 / group.len() as f64;
-        let rule = each(timer.time(&with_variant(group, ""))?);
-        let mut best = (String::new(), rule);
-        for (name, nodes) in trials(group) {
-            let took = each(timer.time(&nodes)?);
-            if took < best.1 && took < rule * (1.0 - GAIN) {
-                best = (name, took);
+        let alone: Vec<Node> = group.iter().map(|&at| step[at].clone()).collect();
+        let rule = timer.time(&alone)?.as_nanos() as f64;
+        let mut best = (String::new(), 0.0);
+        for (name, trial) in trials(&step, group) {
+            // In turns, so that a clock that drifts favours neither.
+            let whole = timer.time(&step)?.as_nanos() as f64;
+            let saved = whole - timer.time(&trial)?.as_nanos() as f64;
+            if saved > best.1 && saved > rule * GAIN && saved > whole * OF_STEP {
+                best = (name, saved);
             }
         }
-        let (variant, took) = best;
-        let choice = Choice { variant, nanos: took as u32, rule_nanos: rule as u32 };
+        let (variant, saved) = best;
+        set_variant(&mut step, group, &variant);
+        let each = |nanos: f64| (nanos / group.len() as f64) as u32;
+        let choice = Choice { variant, nanos: each(rule - saved), rule_nanos: each(rule) };
         progress(shape, &choice);
         tuned.insert(shape.clone(), choice);
     }
     Ok(tuned)
 }
 
-/// The nodes with a variant asked for; the empty one is the rule's.
-fn with_variant(nodes: &[&Node], name: &str) -> Vec<Node> {
-    let mut nodes: Vec<Node> = nodes.iter().map(|node| (*node).clone()).collect();
-    for node in &mut nodes {
-        match &mut node.op {
+/// Asks for a variant of some nodes; the empty one is the rule's.
+fn set_variant(nodes: &mut [Node], group: &[usize], name: &str) {
+    for &at in group {
+        match &mut nodes[at].op {
             Op::Linear(op) => op.variant = Some(name.into()),
             Op::Attention(op) => op.variant = Some(name.into()),
             _ => {}
         }
     }
-    nodes
 }
 
 fn fits(op: &Op, target: &Target) -> bool {

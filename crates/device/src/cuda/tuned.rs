@@ -7,7 +7,7 @@
 
 use super::launch::Target;
 use super::source::SOURCES;
-use crate::op::{Attention, Epilogue, Linear};
+use crate::op::{Attention, Epilogue, Hand, Linear};
 use crate::{Error, Op, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -152,9 +152,11 @@ pub fn shape(op: &Op) -> Option<String> {
 
 pub(crate) fn linear(op: &Linear) -> String {
     let norm = if op.norm.is_some() { "norm+" } else { "" };
+    let norm = if op.hand == Hand::Takes { "prepared+" } else { norm };
     let bias = if op.bias.is_some() { "+bias" } else { "" };
     let end = match op.epilogue {
         Epilogue::Store => "",
+        Epilogue::Residual(_) if !op.hand.is_nothing() => "+residual+prepare",
         Epilogue::Residual(_) => "+residual",
         Epilogue::SiluMul => "+silu",
     };

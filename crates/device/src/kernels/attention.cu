@@ -11,6 +11,9 @@
 // wait, since nothing in flight can write them. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
 // a row, found on the device from q_start.
 //
+// CLUSTER > 1: so many blocks share a piece by a second cut, and the first of them merges what all leave in its
+// shared memory, which takes a third of the time of a merge through L2.
+//
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
 // YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT. With FIXED a page's warp follows from the page alone.
 #include "prelude.cuh"
@@ -22,6 +25,13 @@
 #define STAGE_BYTES (2 * 16 * PITCH)
 #define STEPS (D / 16)
 #define PER ((D / 2 + 31) / 32)
+// Words of a block's part: maximum and total of each column, padded to four words, then the sums.
+#define PART_WORDS (COLUMNS * (D + 4))
+#define RING_BYTES (WARPS * STAGES * STAGE_BYTES)
+// Scores are two sums in turn, so that a product does not wait for the one before it; FIXED wants one order.
+#define IN_TURN (TILES == 1 && !FIXED)
+// The rings are also where warps are merged; what other blocks leave lies behind.
+#define PARTS_AT (RING_BYTES > WARPS * PART_WORDS * 4 ? RING_BYTES : WARPS * PART_WORDS * 4)
 // Parts that are loaded at once when splits are merged: a journey to L2 per round.
 #define MERGED 17
 
@@ -75,9 +85,9 @@ DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
     return (pages + each - 1) / each;
 }
 
-// Pages of an equal piece.
+// Pages of an equal piece; a cluster's piece is that of all its blocks.
 DEVICE u32 share_of(const u32* counts) {
-    return max((__ldcg(counts + COUNT_SPLIT) * HKV + 8 * PAGE - 1) / (8 * PAGE), (u32)LEAST_PAGES);
+    return CLUSTER * max((__ldcg(counts + COUNT_SPLIT) * HKV + 8 * PAGE - 1) / (8 * PAGE), (u32)LEAST_PAGES);
 }
 
 struct Item {
@@ -154,8 +164,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
 
     // Which row, and which of its tokens.
-    const u32 piece = blockIdx.z * gridDim.y + blockIdx.y;
-    u32 r = SPLIT == 2 ? blockIdx.z : blockIdx.y, first_token = r, tokens = 1, split = 0, splits = 1;
+    const u32 rank = blockIdx.y % CLUSTER, cut = blockIdx.y / CLUSTER, cuts = gridDim.y / CLUSTER, piece = blockIdx.z * cuts + cut;
+    u32 r = SPLIT == 2 ? blockIdx.z : cut, first_token = r, tokens = 1, split = 0, splits = 1;
     if (!SINGLE) {
         wait_for_predecessor();
         if (threadIdx.x == 0) shared_word = rows;
@@ -178,7 +188,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     Row row;
     // Read before the wait with ROPE: from L2, where the prologue left them.
     if (SINGLE && SPLIT == 1) {
-        const Item item = find(blockIdx.y, rows, kv_len, row_seat, counts);
+        const Item item = find(cut, rows, kv_len, row_seat, counts);
         if (item.row >= rows) return;
         r = first_token = item.row, split = item.split, splits = item.splits;
         row.length = item.length;
@@ -187,7 +197,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         row.length = __ldcg(kv_len + r);
         row.pages = page_table + (u64)__ldcg(row_seat + r) * pages_per_seat;
         if (SINGLE && SPLIT == 2) {
-            split = blockIdx.y, splits = splits_of(row.length, share_of(counts), gridDim.y);
+            split = cut, splits = splits_of(row.length, share_of(counts), cuts);
             if (split >= splits) return;
         }
     }
@@ -211,7 +221,14 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         page += split * share;
         last_page = min(page + share - 1, last_page);
     }
-    const bool has_newest = ROPE && last_page == row.fresh / PAGE;
+    if (CLUSTER > 1) {
+        // All blocks of the cluster have come this far when the barrier is waited for below.
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+        const u32 share = (last_page + CLUSTER - page) / CLUSTER;
+        page += rank * share;
+        last_page = min(page + share - 1, last_page);
+    }
+    const bool has_newest = ROPE && page <= last_page && last_page == row.fresh / PAGE;
     u32 ahead = page + warp;
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
@@ -290,6 +307,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         float scores[TILES][4];
 #pragma unroll
         for (int n = 0; n < TILES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+        float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             u32 a[4];
@@ -298,8 +316,12 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                          : "r"(keys + (lane % 16) * PITCH + s * 32 + (lane / 16) * 16)
                          : "memory");
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma_16x8x16<TYPE>(scores[n], a[0], a[1], a[2], a[3], q[n][s][0], q[n][s][1]);
+            for (int n = 0; n < TILES; n++)
+                mma_16x8x16<TYPE>(IN_TURN && s % 2 ? odd : scores[n], a[0], a[1], a[2], a[3], q[n][s][0], q[n][s][1]);
         }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (IN_TURN) scores[0][e] += odd[e];
         u32 weights[TILES][2];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -361,10 +383,26 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 }
         }
     __syncthreads();
-    // A block's part: maximum and total of each column, padded to four words, then the sums.
-    const u32 live = tokens * G, quads = live * (D / 4), words = COLUMNS * (D + 4);
+    const u32 live = tokens * G, quads = live * (D / 4), words = PART_WORDS;
     float* mine = partial + ((u64)piece * HKV + head) * words;
     const bool alone = !SPLIT || splits == 1;
+    // What is known of quad i of the sums: final, or a part for the merge of splits.
+    auto leave = [&](u32 i, float top, float weight, float4 sum) {
+        const u32 column = i / (D / 4), at = i % (D / 4) * 4;
+        if (alone) {
+            const float inverse = 1.0f / weight;
+            const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
+            store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
+        } else {
+            __stcg((float4*)(mine + 4 * COLUMNS) + i, sum);
+            if (at == 0) __stcg((float2*)(mine + 4 * column), make_float2(top, weight));
+        }
+    };
+    u32 first_parts = 0;
+    if (CLUSTER > 1) {
+        asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first_parts) : "r"(shared_address(memory) + PARTS_AT));
+    }
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         float top = maxima[0][column], weight = 0.0f;
@@ -378,13 +416,37 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             weight += totals[w][column] * part;
             sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
         }
-        if (alone) {
-            const float inverse = 1.0f / weight;
-            const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
-            store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
-        } else {
-            __stcg((float4*)(mine + 4 * COLUMNS) + i, sum);
-            if (at == 0) __stcg((float2*)(mine + 4 * column), make_float2(top, weight));
+        if (CLUSTER > 1) {
+            const u32 to = first_parts + rank * (PART_WORDS * 4);
+            asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + 16 * COLUMNS + 16 * i),
+                         "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                         : "memory");
+            if (at == 0)
+                asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to + 16 * column), "f"(top), "f"(weight) : "memory");
+        } else
+            leave(i, top, weight, sum);
+    }
+    if (CLUSTER > 1) {
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        if (rank != 0) return;
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        const float* parts = (const float*)(memory + PARTS_AT);
+        for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
+            const u32 column = i / (D / 4);
+            float top = -INFINITY, weight = 0.0f;
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int c = 0; c < CLUSTER; c++) top = fmaxf(top, parts[c * PART_WORDS + 4 * column]);
+#pragma unroll
+            for (int c = 0; c < CLUSTER; c++) {
+                const float2 stats = *(const float2*)(parts + c * PART_WORDS + 4 * column);
+                const float4 v = *(const float4*)(parts + c * PART_WORDS + 4 * COLUMNS + 4 * i);
+                const float part = stats.x == -INFINITY ? 0.0f : exp2f(stats.x - top);
+                weight += stats.y * part;
+                sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+            }
+            leave(i, top, weight, sum);
         }
     }
     if (alone) return;

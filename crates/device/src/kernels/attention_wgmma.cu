@@ -1,13 +1,16 @@
 // Paged causal attention for rows of many tokens on Hopper. One block per multiprocessor works through a list of
 // items (a row's next Q_TOKENS tokens with all G query heads of one KV head: up to 128 packed rows), longest
 // first. The list is made by every block from the step's tables, in the same order, so the grid never
-// depends on the rows. One warp copies q and pages (KV tokens a tile, last tile first); two warpgroups of
-// 64 packed rows take turns: while one multiplies, the other computes its weights. Weights stay in
-// registers as the left operand of the product with v; sums are rescaled only when a row's maximum grew
-// by more than 2^8.
+// depends on the rows. One warp copies q and pages (KV tokens a tile, last tile first); of two warpgroups of
+// 64 packed rows one multiplies while the other computes its weights, by themselves or in turns. Weights stay
+// in registers as the left operand of the product with v.
 //
-// D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128), STAGES, TURNS (0, 1), SLOTS (room in the
-// list), WINDOW (0: none), TYPE (of q and pages), YT.
+// A row's first maximum serves as its reference for all tiles: weights are powers relative to it, and only
+// their sums tell (MOST) that it has become too small. Such a tile, hardly ever met, is multiplied again,
+// and the sums so far are scaled.
+//
+// D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
+// (room in the list), WINDOW (0: none), TYPE (of q and pages), YT.
 #include "wgmma_held.cuh"
 
 #define G (HQ / HKV)
@@ -19,7 +22,8 @@
 #define Q_FILLED (Q_TOKENS * G * D * 2)
 #define BINS 128
 #define DEAD 0xffffffffu
-#define GROWTH 8.0f
+// A lane's weights in a tile may add up to this: far from the end of the numbers.
+#define MOST (TYPE == F16 ? 16384.0f : 4294967296.0f)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -30,8 +34,8 @@ struct Item {
 };
 
 struct Shared {
-    u64 q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    Item item[2];
+    u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    Item item[Q_STAGES];
     u32 count, longest, bins[BINS];
     u8 bin[SLOTS];
     u32 list[SLOTS];
@@ -190,8 +194,8 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
     for (u32 round = 0;; round++) {
         Item item;
         const bool some = find_item(item, s, list, t, round);
-        const u32 stage = round % 2, full = shared_address(&s.q_full[stage]);
-        barrier_wait(shared_address(&s.q_empty[stage]), round / 2 % 2 ^ 1);
+        const u32 stage = round % Q_STAGES, full = shared_address(&s.q_full[stage]);
+        barrier_wait(shared_address(&s.q_empty[stage]), round / Q_STAGES % 2 ^ 1);
         if (!some) {
             if (lane == 0) s.item[stage].tokens = 0, barrier_arrive(full);
             return;
@@ -207,7 +211,7 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
         const u32* pages = page_table + (u64)item.seat * pages_per_seat;
         const u32 last = (item.length - 1) / PAGE, page = lane / PARTS, part = lane % PARTS;
         const bool copies = lane < PAGES * PARTS;
-        const u32 to = base + 2 * Q_BYTES + part * PART_BYTES + page * (PAGE * 128);
+        const u32 to = base + Q_STAGES * Q_BYTES + part * PART_BYTES + page * (PAGE * 128);
         auto row_of = [&](u32 tile) { return copies ? pages[min(tile * PAGES + page, last)] * (2 * HKV * PAGE) + item.head * PAGE : 0; };
         auto fetch = [&](Ring& ring, u64* fulls, u64* empties, u32 offset, u32 row) {
             barrier_wait(shared_address(&empties[ring.stage]), ring.phase);
@@ -229,10 +233,27 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
     }
 }
 
-// One warpgroup's rows over one tile: weights and their sums, in place of the scores. Says whether earlier sums
-// must be scaled, and by what.
-DEVICE bool weigh(float (&s)[KV / 2], float (&top)[2], float (&total)[2], float (&scale)[2], bool masked, const int (&limit)[2],
-                  u32 tile, float factor) {
+// Scores become weights, powers of two relative to the reference; `sum` is what this lane's add up to.
+DEVICE void raise(float (&s)[KV / 2], const float (&shift)[2], float (&sum)[2], float factor) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float part[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < KV / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& x = s[4 * n + 2 * half + e];
+                x = exp2_fast(x * factor - shift[half]);
+                part[e] += x;
+            }
+        sum[half] = part[0] + part[1];
+    }
+}
+
+// The same for a tile in which rows begin or end, or whose maxima must be known: references grow to them.
+// `scale` is what earlier sums must be multiplied by.
+DEVICE void weigh(float (&s)[KV / 2], float (&top)[2], float (&shift)[2], float (&total)[2], float (&scale)[2], bool masked,
+                  const int (&limit)[2], u32 tile, float factor) {
     if (masked) {
         const int column = tile * KV + 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -247,7 +268,7 @@ DEVICE bool weigh(float (&s)[KV / 2], float (&top)[2], float (&total)[2], float 
                 }
         }
     }
-    float most[2];
+    float most[2], sum[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float m[2] = {s[2 * half], s[2 * half + 1]};
@@ -259,26 +280,42 @@ DEVICE bool weigh(float (&s)[KV / 2], float (&top)[2], float (&total)[2], float 
     for (int half = 0; half < 2; half++) most[half] = fmaxf(most[half], __shfl_xor_sync(FULL, most[half], 1));
 #pragma unroll
     for (int half = 0; half < 2; half++) most[half] = fmaxf(most[half], __shfl_xor_sync(FULL, most[half], 2));
-    const float room = GROWTH / factor;
-    const bool grown = __any_sync(FULL, most[0] > top[0] + room || most[1] > top[1] + room);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float now = grown ? fmaxf(top[half], most[half]) : top[half];
-        const float shift = now == -INFINITY ? 0.0f : now * factor;
-        scale[half] = exp2_fast(top[half] * factor - shift);
+        const float now = fmaxf(top[half], most[half] * factor);
+        shift[half] = now == -INFINITY ? 0.0f : now;
+        scale[half] = exp2_fast(top[half] - shift[half]);
         top[half] = now;
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int n = 0; n < KV / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float& x = s[4 * n + 2 * half + e];
-                x = exp2_fast(x * factor - shift);
-                sum[e] += x;
-            }
-        total[half] = (grown ? total[half] * scale[half] : total[half]) + (sum[0] + sum[1]);
     }
-    return grown;
+    raise(s, shift, sum, factor);
+#pragma unroll
+    for (int half = 0; half < 2; half++) total[half] = total[half] * scale[half] + sum[half];
+}
+
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+// Sixteen bytes of a swizzled row of 128.
+DEVICE u32 swizzled(u32 tile, u32 row, u32 chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
+
+// The scores of this warp's 16 rows once more, by itself: `rows` are its q, `keys` the tile.
+DEVICE void score_again(float (&s)[KV / 2], u32 rows, u32 keys) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < KV / 2; i++) s[i] = 0.0f;
+#pragma unroll 1
+    for (u32 i = 0; i < D / 16; i++) {
+        u32 a[4], b[4];
+        load_matrices(a, swizzled(rows + i / 4 * (128 * 128), lane % 16, i % 4 * 2 + lane / 16));
+#pragma unroll
+        for (int n = 0; n < KV / 16; n++) {
+            load_matrices(b, swizzled(keys + i / 4 * PART_BYTES, n * 16 + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2));
+            float(&c)[4] = *(float(*)[4])(s + 8 * n), (&d)[4] = *(float(*)[4])(s + 8 * n + 4);
+            mma_16x8x16<TYPE>(c, a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma_16x8x16<TYPE>(d, a[0], a[1], a[2], a[3], b[2], b[3]);
+        }
+    }
 }
 
 // Rows g and g + 8 of this warp, each lane a pair of columns of every eight, to 16 bytes a lane.
@@ -297,19 +334,8 @@ DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, floa
         u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = pack2<YT>(o[4 * (n + i) + 2 * half] * inverse, o[4 * (n + i) + 2 * half + 1] * inverse);
-        // A 4 × 4 exchange within the quad: lane j ends with all of column group n + j.
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            const u32 got = __shfl_xor_sync(FULL, j & 1 ? v[i] : v[i + 1], 1);
-            if (j & 1) v[i] = got;
-            else v[i + 1] = got;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u32 got = __shfl_xor_sync(FULL, j & 2 ? v[i] : v[i + 2], 2);
-            if (j & 2) v[i] = got;
-            else v[i + 2] = got;
-        }
+        // Lane j ends with all of column group n + j.
+        exchange(v);
         if (live) *(uint4*)((u16*)out + to + (n + j) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
@@ -318,37 +344,39 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
     // The same in all lanes, and the compiler is to know: descriptors then need no detour.
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0);
     const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
-    const bool leader = threadIdx.x % 128 == 0;
-    const u32 k_base = base + 2 * Q_BYTES, v_base = k_base + STAGES * TILE_BYTES;
+    const bool leader = threadIdx.x % 128 == 0, first = lane == 0;
+    const u32 k_base = base + Q_STAGES * Q_BYTES, v_base = k_base + STAGES * TILE_BYTES;
     const u32 row0 = group * 64 + warp * 16 + g;
     Ring k, v;
     if (TURNS && group == 1) named_arrive(3, 256);
     for (u32 round = 0;; round++) {
-        barrier_wait(shared_address(&s.q_full[round % 2]), round / 2 % 2);
-        Item item = s.item[round % 2];
+        const u32 q_stage = round % Q_STAGES;
+        barrier_wait(shared_address(&s.q_full[q_stage]), round / Q_STAGES % 2);
+        Item item = s.item[q_stage];
         item.tokens = __shfl_sync(FULL, item.tokens, 0);
         item.begin = __shfl_sync(FULL, item.begin, 0);
         item.end = __shfl_sync(FULL, item.end, 0);
         if (item.tokens == 0) return;
-        const u32 q_empty = shared_address(&s.q_empty[round % 2]);
+        const u32 q_empty = shared_address(&s.q_empty[q_stage]);
         const bool both = item.tokens * G > 64;
         if (group == 1 && !both) {
             for (u32 tile = item.end; tile > item.begin; tile--) {
                 barrier_wait(shared_address(&s.k_full[k.stage]), k.phase);
-                if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+                if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
                 k.next();
                 barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
                 if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
                 v.next();
             }
-            if (leader) barrier_arrive(q_empty);
+            if (first) barrier_arrive(q_empty);
             continue;
         }
-        const u32 q = (u32)swizzled_tile(base + round % 2 * Q_BYTES + group * 8192);
+        const u32 q_at = base + q_stage * Q_BYTES + group * 8192, q = (u32)swizzled_tile(q_at);
         const int limit[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
         const u32 first_limit = item.position + group * 64 / G, last_limit = item.position + (group * 64 + 63) / G;
-        auto partly = [&](u32 tile) { return tile * KV + KV - 1 > first_limit || (WINDOW && tile * KV + WINDOW <= last_limit); };
-        float scores[KV / 2], sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, scale[2];
+        // Behind the first row's end every row has a reference, and none ends.
+        auto careful = [&](u32 tile) { return tile * KV + KV > first_limit || (WINDOW && tile * KV + WINDOW <= last_limit); };
+        float scores[KV / 2], sums[D / 2], top[2] = {-INFINITY, -INFINITY}, shift[2], total[2] = {0.0f, 0.0f}, scale[2];
         u32 weights[KV / 4];
 
         u32 tile = item.end - 1;
@@ -359,10 +387,10 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
             multiply_keys(scores, q, b);
             product_commit();
             product_wait<0>();
-            if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
             k.next();
         }
-        weigh(scores, top, total, scale, partly(tile), limit, tile, factor);
+        weigh(scores, top, shift, total, scale, careful(tile), limit, tile, factor);
 #pragma unroll
         for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
         if (item.end * KV > item.length) {
@@ -393,20 +421,31 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
             if (TURNS && both) named_arrive(3 + (group ^ 1), 256);
             keep = 1;
             product_wait<1>();
-            if (leader) barrier_arrive(shared_address(&s.k_empty[k.stage]));
-            k.next();
-            const bool grown = weigh(scores, top, total, scale, partly(tile - 1), limit, tile - 1, factor);
-            hold(total[0] + total[1], base);
+            const bool known = !careful(tile - 1);
+            bool fits = known;
+            float sum[2] = {0.0f, 0.0f};
+            if (known) {
+                raise(scores, shift, sum, factor);
+                fits = !__any_sync(FULL, sum[0] > MOST || sum[1] > MOST);
+            }
+            hold(sum[0] + sum[1], base);
             product_wait<0>();
             if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
             v.next();
-#pragma unroll
-            for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
-            if (grown)
+            if (fits) {
+                total[0] += sum[0], total[1] += sum[1];
+            } else {
+                if (known) score_again(scores, q_at + warp * 2048, k_base + k.stage * TILE_BYTES);
+                weigh(scores, top, shift, total, scale, !known, limit, tile - 1, factor);
 #pragma unroll
                 for (int i = 0; i < D / 2; i++) sums[i] *= scale[i / 2 % 2];
+            }
+            if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            k.next();
+#pragma unroll
+            for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
         }
-        if (leader) barrier_arrive(q_empty);
+        if (first) barrier_arrive(q_empty);
         barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
         const u32 c = (u32)swizzled_rows(v_base + v.stage * TILE_BYTES, PART_BYTES);
         product_begin();
@@ -438,9 +477,9 @@ attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map k
     const u32 base = (shared_address(memory) + 1023) & ~1023u;
     const Rows tables = {row_seat, q_start, kv_len};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) barrier_init(shared_address(&s.q_full[i]), 1), barrier_init(shared_address(&s.q_empty[i]), 2);
+        for (int i = 0; i < Q_STAGES; i++) barrier_init(shared_address(&s.q_full[i]), 1), barrier_init(shared_address(&s.q_empty[i]), 8);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.k_full[i]), 1), barrier_init(shared_address(&s.k_empty[i]), 2);
+            barrier_init(shared_address(&s.k_full[i]), 1), barrier_init(shared_address(&s.k_empty[i]), 8);
             barrier_init(shared_address(&s.v_full[i]), 1), barrier_init(shared_address(&s.v_empty[i]), 2);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -19,7 +19,8 @@
 #define PER_WARP ((CHUNKS + WARPS - 1) / WARPS)
 #define HELD (PER_WARP <= 4 && (!NORM || (TYPE == BF16 && NT == BF16)))
 #define OUT (EPILOGUE == 2 ? 8 : 16)
-#define AT_ONCE (ROUNDS <= 4)
+// Tiles between two exchanges of the warps.
+#define BATCH (ROUNDS <= 4 ? ROUNDS : 4)
 // Warps that prepare one row of x, and 8-element vectors per thread of them.
 #define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : 8)
 #define WARPS_PER_ROW (WARPS / GROUPS)
@@ -181,18 +182,16 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
 
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
     const u8* x_mine = xs + (g < ROWS ? g : 0) * X_PITCH + j * 16;
-    u32 stage = 0, buffer = 0;
-    // The thread's share of the epilogue: column `out` of a tile, row `out_row`. Few tiles are kept until
-    // the end and finished all at once (ROUNDS · OUT · ROWS ≤ threads), many are finished one by one.
-    const u32 item = AT_ONCE ? threadIdx.x / (OUT * ROWS) : 0, rest = threadIdx.x - item * (OUT * ROWS);
+    u32 stage = 0, buffer = 0, count = 0;
+    // Tiles are finished BATCH at a time (BATCH · OUT · ROWS ≤ threads). The thread's share of that: tile `item`
+    // of the batch, which is `own`, column `out` of it and row `out_row`.
+    const u32 item = threadIdx.x / (OUT * ROWS), rest = threadIdx.x - item * (OUT * ROWS);
     const u32 out = rest % OUT, out_row = rest / OUT;
-    const u32 own = blockIdx.x + item * gridDim.x;
+    u32 own = blockIdx.x + item * gridDim.x;
     float before = 0.0f;
-    if (AT_ONCE && EPILOGUE == 1 && item < ROUNDS && own < TILES && own * 16 + out < N)
-        before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
     for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
-        if (!AT_ONCE && EPILOGUE == 1 && out_row < ROWS && tile * 16 + out < N)
-            before = load1<RT>(residual, (u64)out_row * r_stride + tile * 16 + out);
+        if (EPILOGUE == 1 && count == 0 && item < BATCH && own < TILES && own * 16 + out < N)
+            before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int turn = 0; turn < PER_WARP; turn++) {
@@ -220,21 +219,16 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             commit_copies();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        // [buffer][warp][row of x][column]
-        float* to = partial + (buffer * WARPS + warp) * (16 * ROWS);
+        // [buffer][tile of the batch][warp][row of x][column]
+        float* to = partial + ((buffer + count) * WARPS + warp) * (16 * ROWS);
         if (2 * j < ROWS) to[2 * j * 16 + g] = sums[0], to[2 * j * 16 + g + 8] = sums[2];
         if (2 * j + 1 < ROWS) to[(2 * j + 1) * 16 + g] = sums[1], to[(2 * j + 1) * 16 + g + 8] = sums[3];
-        if (AT_ONCE) {
-            buffer++;
-            continue;
-        }
+        if (++count < BATCH && tile + gridDim.x < TILES) continue;
         __syncthreads();
-        if (out_row < ROWS) finish(partial + buffer * WARPS * (16 * ROWS), tile, out, out_row, before, bias, y, y_stride, squares, eps);
-        buffer ^= 1;
-    }
-    if (AT_ONCE) {
-        __syncthreads();
-        if (item < ROUNDS && own < TILES)
-            finish(partial + item * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps);
+        if (item < count)
+            finish(partial + (buffer + item) * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps);
+        own += BATCH * gridDim.x;
+        count = 0;
+        if (ROUNDS > BATCH) buffer ^= BATCH;
     }
 }

@@ -1,22 +1,38 @@
 // y = epilogue(x · wᵀ + bias) for a batch on Hopper. Weights are the 64-row operand of the warpgroup
 // product and tokens the columns, so that a small batch wastes nothing. One thread copies tiles (WIDE
 // weight rows × 64, and COLUMNS tokens × 64) into a ring, its first weights before the wait for the
-// predecessor; WIDE/64 warpgroups multiply. When there are fewer tiles than multiprocessors, SPLIT blocks
+// predecessor; WIDE/64 warpgroups multiply. Tiles of 48 rows are products of 64 whose last 16 rows nobody
+// looks at. When there are fewer tiles than multiprocessors, SPLIT blocks
 // of a cluster share a tile's K: each leaves its sums in its own shared memory and all of them add up and
 // store a part, always in the same order.
 //
-// K, N, ROWS, WIDE (64, 128, 192), COLUMNS (8, 16, 32, 64, 128, 256), STAGES, SPLIT, TYPE (of x, w), BT, RT, YT, BIAS,
-// LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul). K is a multiple of 64 · SPLIT; with SPLIT > 1 there
-// is one tile per cluster.
+// A norm between two products costs no launch: the first (GIVES) also stores y times the norm's weights, and the
+// squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
+//
+// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (8, 16, 32, 64, 128, 256), STAGES, SPLIT, TYPE (of x, w), BT, RT, YT, BIAS,
+// LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul), PAIRS (residuals can be loaded by twos), GIVES, TAKES. K is a
+// multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a multiple of 256, whole
+// warpgroups; TAKES: K a multiple of 256, one tile of tokens.
 #include "wgmma.cuh"
 
-#define GROUPS (WIDE / 64)
+#define GROUPS ((WIDE + 63) / 64)
 #define WORKERS (GROUPS * 128)
 #define WEIGHT_BYTES (WIDE * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + COLUMNS * 128)
 #define TILES_T ((ROWS + COLUMNS - 1) / COLUMNS)
 #define TILES ((N + WIDE - 1) / WIDE * TILES_T)
 #define CHUNKS (K / 64 / SPLIT)
+// A tile's sums are finished in pieces of 16 weight rows × 8 tokens; how many a warp has.
+#define OWNERS (WIDE / 16)
+#define ALL_PIECES (OWNERS * (COLUMNS / 8))
+#define PIECES (SPLIT == 1 ? COLUMNS / 8 : (ALL_PIECES + SPLIT * GROUPS * 4 - 1) / (SPLIT * GROUPS * 4))
+// Residuals are on their way while the products run.
+#define EARLY (EPILOGUE == 1 && PAIRS && YT != F32 && PIECES <= 16)
+// Threads that add up the squares of a row.
+#define ADDERS (WORKERS >= 32 * COLUMNS ? 32 : WORKERS >= 16 * COLUMNS ? 16 : WORKERS >= 8 * COLUMNS ? 8 : \
+                WORKERS >= 4 * COLUMNS ? 4 : WORKERS >= 2 * COLUMNS ? 2 : 1)
+// Loads of four sums that each of them has.
+#define FOURS ((K + 256 * ADDERS - 1) / (256 * ADDERS))
 
 struct alignas(64) Map {
     u64 words[16];
@@ -26,20 +42,48 @@ struct Output {
     const void* bias;
     const void* residual;
     void* y;
+    void* prepared;
     u32 r_stride, y_stride, rows;
 };
 
+// What a lane of a piece needs from elsewhere: pairs of residuals and of the next norm's weights, for rows of the
+// tile 2j, 2j + 1 and those + 8.
+struct Pairs {
+    u32 low, high;
+};
+DEVICE Pairs pairs_at(const void* from, u64 row, u32 column) {
+    const u16* at = (const u16*)from + row + column;
+    Pairs p = {0, 0};
+    if (column < N) p.low = *(const u32*)at;
+    if (column + 8 < N) p.high = *(const u32*)(at + 8);
+    return p;
+}
+
 // The 16 weight rows from `top` and 8 tokens from `token`: v holds rows g, g, g+8, g+8 of tokens 2j, 2j+1.
 // Rows of a tile are columns of y, so pieces are transposed to make stores wide; a sum travels as two
-// halves, which keeps more than the one rounding at the end does.
-DEVICE void finish(const Output& o, u32 top, u32 token, float (&v)[4]) {
+// halves, which keeps more than the one rounding at the end does. Returns the lane's part of the squares of y in
+// row `token` + g.
+DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 scale, Pairs before, Pairs next) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+    float squares = 0.0f;
+    if (TAKES) v[0] *= scale.x, v[1] *= scale.y, v[2] *= scale.x, v[3] *= scale.y;
     if (BIAS) {
         const float b0 = top + g < N ? load1<BT>(o.bias, top + g) : 0.0f;
         const float b1 = top + g + 8 < N ? load1<BT>(o.bias, top + g + 8) : 0.0f;
         v[0] += b0, v[1] += b0, v[2] += b1, v[3] += b1;
     }
-    if (EPILOGUE == 2) {
+    if (EPILOGUE == 2 && YT != F32) {
+        // Lane g even has gates, g odd the ups that belong to them: the even one makes output g / 2, the odd one
+        // output (g - 1) / 2 + 4. Transposed, a lane has outputs j and j + 4 of token g, and gets j's neighbours.
+        const bool odd = g % 2;
+        const float got0 = __shfl_xor_sync(FULL, odd ? v[0] : v[2], 4), got1 = __shfl_xor_sync(FULL, odd ? v[1] : v[3], 4);
+        const float gate0 = odd ? got0 : v[0], gate1 = odd ? got1 : v[1], up0 = odd ? v[2] : got0, up1 = odd ? v[3] : got1;
+        const u32 pair = transpose_8x8(pack2<YT>(__fdividef(gate0, 1.0f + __expf(-gate0)) * up0, __fdividef(gate1, 1.0f + __expf(-gate1)) * up1));
+        const u32 a = __shfl_sync(FULL, pair, (lane & ~3u) | (2 * j & 3)), b = __shfl_sync(FULL, pair, (lane & ~3u) | (2 * j + 1 & 3));
+        const u32 row = token + g, column = top / 2 + 2 * j;
+        if (row < o.rows && column < N / 2)
+            *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = __byte_perm(a, b, j < 2 ? 0x5410 : 0x7632);
+    } else if (EPILOGUE == 2) {
         // Lane g even has the gate, g odd the up of the same output.
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -69,21 +113,35 @@ DEVICE void finish(const Output& o, u32 top, u32 token, float (&v)[4]) {
             const u32 h = transpose_8x8(high), l = transpose_8x8(low), column = top + half * 8 + 2 * j;
             if (row >= o.rows || column >= N) continue;
             float a = low_half<BF16>(h) + low_half<BF16>(l), b = high_half<BF16>(h) + high_half<BF16>(l);
-            if (EPILOGUE == 1) {
+            if (EARLY) {
+                const u32 pair = half ? before.high : before.low;
+                a += low_half<RT>(pair), b += high_half<RT>(pair);
+            } else if (EPILOGUE == 1) {
                 a += load1<RT>(o.residual, (u64)row * o.r_stride + column);
                 b += load1<RT>(o.residual, (u64)row * o.r_stride + column + 1);
             }
-            *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = pack2<YT>(a, b);
+            const u32 stored = pack2<YT>(a, b);
+            *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = stored;
+            if (GIVES) {
+                const u32 weights = half ? next.high : next.low;
+                a = low_half<YT>(stored), b = high_half<YT>(stored);
+                squares += a * a + b * b;
+                *(u32*)((u16*)o.prepared + (u64)row * N + column) = pack2<YT>(a * low_half<YT>(weights), b * high_half<YT>(weights));
+            }
         }
     }
+    return squares;
 }
 
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1)
 linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* bias,
-             const void* residual, void* y, const u32* live, u32 r_stride, u32 y_stride) {
+             const void* residual, void* y, const u32* live, float* squares, const void* next_norm, void* prepared,
+             u32 r_stride, u32 y_stride, float eps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
+    __shared__ __align__(8) float scales[TAKES ? COLUMNS : 1];
+    __shared__ float parts[GIVES ? GROUPS * 4 : 1][GIVES ? COLUMNS : 1];
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
@@ -130,10 +188,40 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     }
 
     wait_for_predecessor();
-    const u32 group = warp / 4;
-    const Output o = {bias, residual, y, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS};
+    const u32 group = warp / 4, g = lane / 4, j = lane % 4;
+    const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS};
+    if (TAKES) {
+        // Squares arrive while the first tokens do.
+        const u32 row = threadIdx.x / ADDERS;
+        float sum = 0.0f;
+        float4 four[FOURS];
+#pragma unroll
+        for (int t = 0; t < FOURS; t++) {
+            const u32 i = t * ADDERS + threadIdx.x % ADDERS;
+            four[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (row < ROWS && i < K / 256) four[t] = __ldcg((const float4*)(squares + (u64)row * (K / 64)) + i);
+        }
+#pragma unroll
+        for (int t = 0; t < FOURS; t++) sum += four[t].x + four[t].y + four[t].z + four[t].w;
+#pragma unroll
+        for (int lanes = ADDERS / 2; lanes; lanes /= 2) sum += __shfl_xor_sync(FULL, sum, lanes);
+        if (row < COLUMNS && threadIdx.x % ADDERS == 0) scales[row] = 1.0f / sqrtf(sum / (float)K + eps);
+    }
     u32 stage = 0, phase = 0;
     for (u32 tile = first; tile < TILES; tile += stride) {
+        const u32 rows = tile / TILES_T * WIDE, tokens = tile % TILES_T * COLUMNS;
+        // Piece p of this warp: which 16 rows and which 8 tokens.
+        auto number = [&](int p) { return SPLIT == 1 ? p * OWNERS + warp : (p * SPLIT + share) * (GROUPS * 4) + warp; };
+        Pairs before[EARLY ? PIECES : 1], next = {0, 0};
+        if (EARLY)
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                const u32 owner = number(p) % OWNERS, token = tokens + number(p) / OWNERS * 8 + g;
+                before[p] = {0, 0};
+                if (token < ROWS && number(p) < ALL_PIECES && (SPLIT > 1 || warp < OWNERS))
+                    before[p] = pairs_at(residual, (u64)token * r_stride, rows + owner * 16 + 2 * j);
+            }
+        if (GIVES) next = pairs_at(next_norm, 0, rows + warp * 16 + 2 * j);
         float c[COLUMNS / 2];
         u32 previous = stage;
 #pragma unroll 1
@@ -153,25 +241,37 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         }
         product_wait<0>();
         if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
-        const u32 rows = tile / TILES_T * WIDE, tokens = tile % TILES_T * COLUMNS;
-        if (SPLIT == 1) {
+        // Scales are there, squares of the tile before are stored, and all products of this block are done.
+        if (SPLIT > 1 || TAKES || GIVES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
+        float2 scale[TAKES ? PIECES : 1];
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++) {
-                float v[4] = {c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]};
-                finish(o, rows + warp * 16, tokens + n * 8, v);
-            }
+        for (int p = 0; p < (TAKES ? PIECES : 0); p++)
+            scale[p] = *(const float2*)(scales + (SPLIT == 1 ? p : min(number(p), ALL_PIECES - 1u) / OWNERS) * 8 + 2 * j);
+        if (SPLIT == 1) {
+            if (warp < OWNERS)
+#pragma unroll
+                for (int n = 0; n < COLUMNS / 8; n++) {
+                    float v[4] = {c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]};
+                    float sum = finish(o, rows + warp * 16, tokens + n * 8, v, scale[TAKES ? n : 0], before[EARLY ? n : 0], next);
+                    if (GIVES) {
+                        sum += __shfl_xor_sync(FULL, sum, 1);
+                        sum += __shfl_xor_sync(FULL, sum, 2);
+                        if (j == 0) parts[warp][GIVES ? n * 8 + g : 0] = sum;
+                    }
+                }
         } else {
-            // All products of this block are done; its ring becomes [column / 8][thread] of four sums.
-            asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
+            // The ring becomes [column / 8][thread] of four sums.
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; n++)
                 asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(base + (n * WORKERS + threadIdx.x) * 16),
                              "f"(c[4 * n]), "f"(c[4 * n + 1]), "f"(c[4 * n + 2]), "f"(c[4 * n + 3])
                              : "memory");
             asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-            // Pieces of 16 rows × 8 tokens are dealt to the warps of all blocks of the cluster.
-            for (u32 i = share * (GROUPS * 4) + warp; i < GROUPS * 4 * (COLUMNS / 8); i += SPLIT * GROUPS * 4) {
-                const u32 owner = i % (GROUPS * 4), n = i / (GROUPS * 4);
+            // Pieces are dealt to the warps of all blocks of the cluster.
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                if (number(p) >= ALL_PIECES) continue;
+                const u32 owner = number(p) % OWNERS, n = number(p) / OWNERS;
                 const u32 at = base + (n * WORKERS + owner * 32 + lane) * 16;
                 float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -185,11 +285,28 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                         : "memory");
                     v[0] += p0, v[1] += p1, v[2] += p2, v[3] += p3;
                 }
-                finish(o, rows + owner * 16, tokens + n * 8, v);
+                float sum = finish(o, rows + owner * 16, tokens + n * 8, v, scale[TAKES ? p : 0], before[EARLY ? p : 0], next);
+                if (GIVES) {
+                    sum += __shfl_xor_sync(FULL, sum, 1);
+                    sum += __shfl_xor_sync(FULL, sum, 2);
+                    if (j == 0) parts[warp][GIVES ? n * 8 + g : 0] = sum;
+                }
             }
-            // Nobody leaves while others read its memory.
-            asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+            asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
+        if (GIVES) {
+            // Squares of 64 columns: those of four warps, for the tokens that this block finished.
+            asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
+            for (u32 i = threadIdx.x; i < GROUPS * COLUMNS; i += WORKERS) {
+                const u32 token = i % COLUMNS, four = i / COLUMNS, column = rows + four * 64;
+                if (token / 8 % SPLIT != share || tokens + token >= o.rows || column >= N) continue;
+                const float sum = parts[four * 4][token] + parts[four * 4 + 1][token] + parts[four * 4 + 2][token] + parts[four * 4 + 3][token];
+                squares[(u64)(tokens + token) * (N / 64) + column / 64] = sum;
+            }
+        }
+        // Nobody leaves while others read its memory.
+        __syncwarp();
+        if (SPLIT > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
 #endif
 }

@@ -266,3 +266,20 @@ template <> struct Product<F16, 256> {
             : "l"(a), "l"(b), "r"(keep));
     }
 };
+
+// A 4 × 4 exchange in the quad; its own inverse.
+DEVICE void exchange(u32 (&v)[4]) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(FULL, j & 1 ? v[i] : v[i + 1], 1);
+        if (j & 1) v[i] = got;
+        else v[i + 1] = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 got = __shfl_xor_sync(FULL, j & 2 ? v[i] : v[i + 2], 2);
+        if (j & 2) v[i] = got;
+        else v[i + 2] = got;
+    }
+}

@@ -43,3 +43,21 @@ template <int T, int N_> struct HeldProduct;
 
 HELD_PRODUCT(BF16, "bf16")
 HELD_PRODUCT(F16, "f16")
+
+// Both operands in shared memory, K-major, for a width that no other kernel has.
+#define NAMES_88                                                                                          \
+    NAMES_64                                                                                              \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"
+#define WIDE_PRODUCT(T, NAME)                                                                            \
+    template <> struct Product<T, 176> {                                                                 \
+        static DEVICE void add(float (&c)[88], u64 a, u64 b, int keep) {                                 \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"                                    \
+                         "wgmma.mma_async.sync.aligned.m64n176k16.f32." NAME "." NAME " {" NAMES_88 "}, " \
+                         "%88, %89, p, 1, 1, 0, 0;\n}"                                                   \
+                         : HELD_32(c, 0), HELD_32(c, 32), HELD_16(c, 64), HELD_4(c, 80), HELD_4(c, 84)   \
+                         : "l"(a), "l"(b), "r"(keep));                                                   \
+        }                                                                                                \
+    };
+
+WIDE_PRODUCT(BF16, "bf16")
+WIDE_PRODUCT(F16, "f16")

@@ -8,6 +8,8 @@
 //! `cpu::pack::quantise` does; sums within a block are then exact integers.
 //! With the variant `fixed` a row's sums are in the same order whatever the number of rows; CPU kernels
 //! are so anyway.
+//! With `hand` an op prepares its result for the norm of the next one, in scratch that both have; a device
+//! without such kernels leaves it and applies the norm as ever.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
 
 mod cuda;
@@ -16,7 +18,7 @@ use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::pack;
 use crate::cpu::view::{Matrix, Words, round_to};
-use crate::op::{Epilogue, Linear};
+use crate::op::{Epilogue, Hand, Linear};
 use crate::{DType, Result};
 
 mod acts;
@@ -58,6 +60,13 @@ impl Contract for Linear {
         if let Some(norm) = &self.norm {
             require_norm(norm, self.x.cols, Self::NAME)?;
         }
+        match &self.hand {
+            Hand::Nothing => {}
+            Hand::Gives(norm) => require_norm(norm, self.y.cols, Self::NAME)?,
+            Hand::Takes => require(self.norm.is_some(), Self::NAME, || {
+                "takes a prepared input without a norm".into()
+            })?,
+        }
         if let Some(bias) = &self.bias {
             require_fit(bias, Self::NAME, "bias")?;
             require(bias.cols == self.w.rows, Self::NAME, || "bias length differs from n".into())?;
@@ -91,7 +100,13 @@ impl Contract for Linear {
         if let Some(live) = self.live {
             visit(live, Access::Read);
         }
+        if let Hand::Gives(norm) = &self.hand {
+            visit(norm.weight.span, Access::Read);
+        }
         if let Some(scratch) = self.scratch {
+            if self.hand == Hand::Takes {
+                visit(scratch, Access::Read);
+            }
             visit(scratch, Access::Write);
         }
         visit(self.y.span, Access::Write);

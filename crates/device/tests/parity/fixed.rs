@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Attention, Epilogue, KvLayer, Linear};
+use device::op::{Attention, Epilogue, Hand, KvLayer, Linear};
 use device::step::count;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -38,8 +38,8 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let y = layout.poison(case.x, case.rows, cols, 0);
     let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
     let variant = Some("fixed".to_owned());
-    let linear =
-        Linear { x, w, bias: None, norm: None, epilogue, y, live: None, scratch: None, variant };
+    let (bias, norm, live, hand, scratch) = (None, None, None, Hand::Nothing, None);
+    let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 

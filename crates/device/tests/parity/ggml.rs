@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::{Limit, Numerics, open_rounding, pack};
-use device::op::{Attention, Epilogue, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::op::{Attention, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
 
@@ -80,7 +80,18 @@ fn products() {
                 let y = layout.poison(DType::F32, rows, n, 0);
                 let (epilogue, live, variant) = (Epilogue::Store, None, None);
                 let (bias, norm, scratch) = (None, None, None);
-                let op = Linear { x, w, bias, norm, epilogue, y, live, scratch, variant };
+                let op = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    y,
+                    live,
+                    hand: Hand::Nothing,
+                    scratch,
+                    variant,
+                };
                 (vec![Op::Linear(op)], vec![y.span])
             };
             same_bits(&format!("{source:?}, {rows} rows"), &build, &want[..rows * n]);
@@ -110,7 +121,8 @@ fn norm_products_and_swiglu() {
         let norm = Some(Norm { weight, eps: 1e-5 });
         let (bias, live, scratch, variant) = (None, None, None, None);
         let epilogue = Epilogue::SiluMul;
-        let op = Linear { x, w, bias, norm, epilogue, y, live, scratch, variant };
+        let op =
+            Linear { x, w, bias, norm, epilogue, y, live, hand: Hand::Nothing, scratch, variant };
         (vec![Op::Linear(op)], vec![y.span])
     };
     same_bits("norm, gate and up", &build, &want);

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Epilogue, Linear, Norm};
+use device::op::{Epilogue, Hand, Linear, Norm};
 use device::{DType, Op, Region, Span, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -67,7 +67,8 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         }
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
-    let linear = Linear { x, w, bias, norm, epilogue, y, live: None, scratch: None, variant: None };
+    let (live, hand, scratch, variant) = (None, Hand::Nothing, None, None);
+    let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 
@@ -135,8 +136,8 @@ fn rows_past_the_live_count_do_not_matter() {
                 let y = layout.poison(DType::F32, rows, 32, 0);
                 let live = Some(layout.words(&[live]).span);
                 let (bias, norm, epilogue) = (None, None, Epilogue::Store);
-                let linear =
-                    Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant: None };
+                let (hand, scratch, variant) = (Hand::Nothing, None, None);
+                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
                 (vec![Op::Linear(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
             };
             against_reference(&build, &|device, want, got| {
@@ -171,12 +172,77 @@ fn many_rows_by_tiles() {
                 let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
                 let live = Some(layout.words(&[live]).span);
                 let (bias, norm, variant) = (None, None, Some("tiles".into()));
-                let linear = Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant };
+                let (hand, scratch) = (Hand::Nothing, None);
+                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
                 (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
             };
             against_reference(&build, &|device, want, got| {
                 let what = format!("{rows}×{n}×{k}, epilogue {which}, {half:?} on {device}");
                 assert_close(&what, half, (k as f32).sqrt(), &want[0], &got[0]);
+            });
+        }
+    }
+}
+
+/// A product prepares its result for the norm of the next one (on a GPU that can; elsewhere the norm is applied as
+/// ever): every batch from one tile of tokens to several, K shared or not, every epilogue behind it, pad rows that are
+/// not numbers.
+#[test]
+fn a_product_prepares_the_input_of_the_next() {
+    let shapes = [(9, 256, 64, 9), (16, 1024, 256, 11), (64, 512, 1024, 64), (100, 256, 128, 97)];
+    for (seed, (rows, n, k, live)) in shapes.into_iter().enumerate() {
+        for which in [0, 2] {
+            let build = |layout: &mut Layout| {
+                let rng = &mut Rng::new(800 + seed as u64);
+                let half = DType::BF16;
+                let mut values = rng.floats(rows * k, 1.0);
+                values[live * k..].fill(f32::NAN);
+                let x = layout.floats(half, rows, k, 0, &values);
+                let mid = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
+                let weight: Vec<f32> = rng.floats(n, 0.5).iter().map(|w| w + 1.0).collect();
+                let norm = Norm { weight: layout.floats(half, 1, n, 0, &weight), eps: 1e-5 };
+                let (w, w2) = (weights(layout, rng, half, n, k), weights(layout, rng, half, 96, n));
+                let (epilogue, cols) =
+                    if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
+                let y = layout.poison(half, rows, cols, 0);
+                let counted = Some(layout.words(&[live as u32]).span);
+                let (bias, scratch, variant) = (None, None, None);
+                let first = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm: None,
+                    epilogue: Epilogue::Residual(mid),
+                    y: mid,
+                    live: counted,
+                    hand: Hand::Gives(norm),
+                    scratch,
+                    variant: variant.clone(),
+                };
+                let (x, w, norm, live_rows) = (mid, w2, Some(norm), counted);
+                let (hand, live_bytes) = (Hand::Takes, |cols: usize| (live * cols * 2) as u64);
+                let second = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    y,
+                    live: live_rows,
+                    hand,
+                    scratch,
+                    variant,
+                };
+                let outs = vec![mid.span.part(0, live_bytes(n)), y.span.part(0, live_bytes(cols))];
+                (vec![Op::Linear(first), Op::Linear(second)], outs)
+            };
+            against_reference(&build, &|device, want, got| {
+                let what = format!("{rows}×{n}×{k}, epilogue {which} on {device}");
+                assert_close(&what, DType::BF16, (k as f32).sqrt(), &want[0], &got[0]);
+                // Sums of n normalised numbers times 0.06: about one to two, roundings at random; SiLU·mul
+                // multiplies two of them.
+                let scale = if which == 0 { 4.0 } else { 8.0 };
+                assert_close(&what, DType::BF16, scale, &want[1], &got[1]);
             });
         }
     }
@@ -208,8 +274,8 @@ fn packing_stays_close_to_exact() {
                 let y = layout.poison(DType::F32, rows, n, 0);
                 let (bias, norm, live) = (None, None, None);
                 let epilogue = Epilogue::Store;
-                let linear =
-                    Linear { x, w, bias, norm, epilogue, y, live, scratch: None, variant: None };
+                let (hand, scratch, variant) = (Hand::Nothing, None, None);
+                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
                 (vec![Op::Linear(linear)], vec![y.span])
             })
         };

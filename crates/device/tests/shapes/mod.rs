@@ -157,9 +157,11 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     };
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
-    let linear = |x, w, norm, bias, epilogue, y| {
-        Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, scratch, variant: None })
+    let product = |x, w, norm, bias, epilogue, y, hand| {
+        Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant: None })
     };
+    let linear =
+        |x, w, norm, bias, epilogue, y| product(x, w, norm, bias, epilogue, y, Hand::Nothing);
     let head_norms = |norm| model.head_norms.then_some(norm);
     let rope_kv = RopeKv {
         qkv,
@@ -208,6 +210,12 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     ];
     if single {
         ops.push(attention(Some(Box::new(rope_kv)), None));
+        // Products that prepare the input of the next one, and those that find it prepared.
+        let (gives2, gives3) = (Hand::Gives(norm2), Hand::Gives(norm3));
+        ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
+        ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, Hand::Takes));
+        ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
+        ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, Hand::Takes));
     }
     ops
 }
@@ -216,7 +224,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
 #[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| match op {
-        Op::Linear(op) => op.norm.is_none(),
+        Op::Linear(op) => op.norm.is_none() && op.hand.is_nothing(),
         Op::Attention(op) => op.rope.is_none(),
         _ => false,
     };

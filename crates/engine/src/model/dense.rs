@@ -44,8 +44,7 @@ pub fn program(
             model.mlp(b, layer, x)
         });
     }
-    let last = b.gather_last("last", x);
-    let h = b.rms_norm("norm", last, model.norm("final_norm".into()), config.rms_eps);
+    let h = b.rms_norm("norm", x, model.norm("final_norm".into()), config.rms_eps);
     // One matrix serves both ends when it is stored alike for both.
     let shared = config.tied && stored("embed") == stored("lm_head");
     let head = if shared { "embed" } else { "lm_head" };
@@ -61,7 +60,8 @@ struct Dense<'a> {
 }
 
 impl Dense<'_> {
-    /// x + o(attention(rope(qkv(norm(x)))))
+    /// x + o(attention(rope(qkv(norm(x))))). Behind the last layer's pages only the last token of each row
+    /// matters: from there on it is the only one.
     fn attention(&self, b: &mut ProgramBuilder, layer: usize, x: ValueId) -> ValueId {
         let (config, shape) = (self.config, self.shape);
         let name = |name| in_layer(layer, name);
@@ -75,7 +75,11 @@ impl Dense<'_> {
         let qkv = b.rope_kv("rope", qkv, head_norm("q_norm"), head_norm("k_norm"));
         let scale = (shape.head_dim as f32).powf(-0.5);
         let window = config.window(layer).map(|window| window as u32);
-        let a = b.attention("attn", qkv, scale, window);
+        let mut a = b.attention("attn", qkv, scale, window);
+        let mut x = x;
+        if layer + 1 == config.layers {
+            (a, x) = (b.gather_last("attn_last", a), b.gather_last("last", x));
+        }
         let o = b.linear("o", a, self.matrix(name("o"), shape.hidden, shape.q_cols()), None);
         b.add("attn_out", x, o)
     }

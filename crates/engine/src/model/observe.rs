@@ -1,14 +1,14 @@
 //! What the model thought of a prompt: log-probabilities of its tokens, and their hidden states.
 //!
-//! A prefill plan keeps the residual stream of every token to its end and gathers the last ones for
-//! the head. Where a row asks for more, the rest is looked at after the step: the plan's own nodes
-//! behind the gather run again, op by op, over as many tokens at a time as the head has rows for; and
-//! hidden states are read and normalised here. Such a step is waited for. A step that nobody asks
-//! anything of pays nothing.
+//! The end of a prefill plan, from the last layer's output projection on, sees only the last token of
+//! each row: gathers take it from values of every token, which are kept to the end of the plan. Where a
+//! row asks for more, the plan's own nodes behind the gathers run again after the step, op by op, over
+//! as many tokens at a time as they have rows for; hidden states are read and normalised here. Such a
+//! step is waited for. A step that nobody asks anything of pays nothing.
 
 use crate::exec::{Score, Step};
 use crate::request::{Pooling, Token};
-use device::op::{Copy, Norm};
+use device::op::{Copy, Gather, Norm};
 use device::{DType, Node, Op, Result, Tensor};
 use graph::Plan;
 use graph::runner::Runners;
@@ -43,62 +43,77 @@ pub(super) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec
 /// The end of a prefill plan.
 struct Tail<'a> {
     runners: &'a Runners,
-    /// Every token's last state.
-    stream: Tensor,
-    /// Where the head takes its rows from.
-    gathered: Tensor,
+    /// What every token has, and where the end takes its rows from.
+    gathers: Vec<Gather>,
+    /// From there to the last state of each row.
+    layer: Vec<Node>,
+    state: Tensor,
     /// From there to the logits.
-    nodes: Vec<Node>,
+    head: Vec<Node>,
     logits: Tensor,
     norm: Option<Norm>,
+    /// Rows it takes at a time.
+    rows: u32,
 }
 
 impl<'a> Tail<'a> {
     fn of(runners: &'a Runners, plan: &Plan) -> Option<Tail<'a>> {
-        let (at, gather) = plan.nodes.iter().enumerate().find_map(|(at, node)| match &node.op {
-            Op::Gather(gather) => Some((at, gather)),
+        let gather = |node: &Node| match &node.op {
+            Op::Gather(gather) => Some(gather.clone()),
             _ => None,
-        })?;
-        let mut nodes = plan.nodes[at + 1..].to_vec();
-        let Some(Op::Sample(sample)) = nodes.pop().map(|node| node.op) else { return None };
-        let norm = nodes.iter().find_map(|node| match &node.op {
-            Op::RmsNorm(op) => Some(op.norm),
-            Op::Linear(op) => op.norm,
-            _ => None,
-        });
-        for node in &mut nodes {
+        };
+        let (Node { op: Op::Sample(sample), .. }, nodes) = plan.nodes.split_last()? else {
+            return None;
+        };
+        let gathers: Vec<Gather> = nodes.iter().filter_map(gather).collect();
+        let behind = nodes.iter().rposition(|node| gather(node).is_some())? + 1;
+        let mut layer = nodes[behind..].to_vec();
+        for node in &mut layer {
             // As many rows as there are here, not as the step had.
             if let Op::Linear(linear) = &mut node.op {
                 linear.live = None;
             }
         }
-        let (stream, gathered, logits) = (gather.x, gather.y, sample.logits);
-        Some(Tail { runners, stream, gathered, nodes, logits, norm })
+        // The last norm is the head's own or a node before it.
+        let (state, norm, nodes) = match &layer[..] {
+            [.., Node { op: Op::RmsNorm(norm), .. }, _] => (norm.x, Some(norm.norm), 2),
+            [.., Node { op: Op::Linear(head), .. }] => (head.x, head.norm, 1),
+            _ => return None,
+        };
+        let head = layer.split_off(layer.len() - nodes);
+        let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
+        let logits = sample.logits;
+        Some(Tail { runners, gathers, layer, state, head, logits, norm, rows })
     }
 
-    /// Rows `first..first + count` of a tensor.
-    fn read(&self, tensor: Tensor, first: u32, count: u32) -> Result<Vec<f32>> {
-        let bytes = |rows: u32| tensor.dtype.bytes((rows * tensor.stride) as usize) as u64;
-        let span = tensor.span.part(bytes(first), bytes(count));
-        let raw = self.runners.device().read(self.runners.arena(), span)?;
+    /// Tokens `first..first + count`, at most as many as there are rows, take the place of rows, and `nodes` run.
+    fn run(&self, first: u32, count: u32, nodes: &[&[Node]]) -> Result<()> {
+        let (device, arena) = (self.runners.device(), self.runners.arena());
+        let copies = self.gathers.iter().map(|gather| {
+            let row = gather.x.dtype.bytes(gather.x.stride as usize) as u64;
+            let from = gather.x.span.part(u64::from(first) * row, u64::from(count) * row);
+            let op = Op::Copy(Copy { from, to: gather.y.span.part(0, u64::from(count) * row) });
+            Node { op, name: "prompt".into(), layer: None }
+        });
+        for node in copies.collect::<Vec<_>>().iter().chain(nodes.iter().copied().flatten()) {
+            device.run(arena, node)?;
+        }
+        Ok(())
+    }
+
+    /// The first `count` rows of a tensor.
+    fn read(&self, tensor: Tensor, count: u32) -> Result<Vec<f32>> {
+        let bytes = tensor.dtype.bytes((count * tensor.stride) as usize) as u64;
+        let raw = self.runners.device().read(self.runners.arena(), tensor.span.part(0, bytes))?;
         Ok(floats(tensor.dtype, &raw))
     }
 
     fn scores(&self, first: u32, score: &Score) -> Result<Vec<Scored>> {
-        let (device, arena) = (self.runners.device(), self.runners.arena());
-        let row = self.stream.dtype.bytes(self.stream.stride as usize) as u64;
         let mut scores = Vec::with_capacity(score.targets.len());
-        for (targets, at) in score.targets.chunks(self.gathered.rows as usize).zip(0..) {
-            let (from, count) = (first + at * self.gathered.rows, targets.len() as u32);
-            let copy = Op::Copy(Copy {
-                from: self.stream.span.part(u64::from(from) * row, u64::from(count) * row),
-                to: self.gathered.span.part(0, u64::from(count) * row),
-            });
-            device.run(arena, &Node { op: copy, name: "prompt".into(), layer: None })?;
-            for node in &self.nodes {
-                device.run(arena, node)?;
-            }
-            let logits = self.read(self.logits, 0, count)?;
+        for (targets, at) in score.targets.chunks(self.rows as usize).zip(0..) {
+            let count = targets.len() as u32;
+            self.run(first + at * self.rows, count, &[&self.layer, &self.head])?;
+            let logits = self.read(self.logits, count)?;
             let rows = logits.par_chunks_exact(self.logits.stride as usize).zip(targets);
             scores.par_extend(rows.map(|(logits, &target)| logprob(logits, target, score.top)));
         }
@@ -111,19 +126,23 @@ impl<'a> Tail<'a> {
             Pooling::Mean => (first, count),
             Pooling::Last => (first + count - 1, 1),
         };
-        let width = self.stream.cols as usize;
-        let weight = self.norm.map(|norm| self.read(norm.weight, 0, 1)).transpose()?;
+        let width = self.state.cols as usize;
+        let weight = self.norm.map(|norm| self.read(norm.weight, 1)).transpose()?;
         let eps = f64::from(self.norm.map_or(0.0, |norm| norm.eps));
         let mut sum = vec![0.0; width];
-        for row in self.read(self.stream, first, count)?.chunks_exact(width) {
-            let square = |x: &f32| f64::from(*x) * f64::from(*x);
-            let mean = row.iter().map(square).sum::<f64>() / width as f64;
-            let scale = 1.0 / (mean + eps).sqrt();
-            for (i, (sum, x)) in sum.iter_mut().zip(row).enumerate() {
-                *sum += match &weight {
-                    Some(weight) => f64::from(*x) * scale * f64::from(weight[i]),
-                    None => f64::from(*x),
-                };
+        for at in (0..count).step_by(self.rows as usize) {
+            let some = self.rows.min(count - at);
+            self.run(first + at, some, &[&self.layer])?;
+            for row in self.read(self.state, some)?.chunks_exact(width) {
+                let square = |x: &f32| f64::from(*x) * f64::from(*x);
+                let mean = row.iter().map(square).sum::<f64>() / width as f64;
+                let scale = 1.0 / (mean + eps).sqrt();
+                for (i, (sum, x)) in sum.iter_mut().zip(row).enumerate() {
+                    *sum += match &weight {
+                        Some(weight) => f64::from(*x) * scale * f64::from(weight[i]),
+                        None => f64::from(*x),
+                    };
+                }
             }
         }
         Ok(sum)

@@ -92,8 +92,10 @@ pub fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
 pub fn stored_dtype(kind: DeviceKind, spec: &WeightSpec, parts: &[DType]) -> DType {
     let same = parts.windows(2).all(|pair| pair[0] == pair[1]);
     match (spec.kind, kind) {
-        (WeightKind::Vector, _) => DType::F32,
+        // Vectors too: kernels that keep a norm's weights in registers need them small, and what is rounded
+        // with them is bf16 anyway.
         (_, DeviceKind::Cuda) => DType::BF16,
+        (WeightKind::Vector, DeviceKind::Cpu) => DType::F32,
         (WeightKind::Table, DeviceKind::Cpu) => parts[0],
         (WeightKind::Matrix, DeviceKind::Cpu) => {
             if !same {

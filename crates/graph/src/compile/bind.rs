@@ -96,6 +96,7 @@ impl Binder<'_> {
                 },
                 y: self.value(*out),
                 live: Some(self.live(*x)),
+                hand: op::Hand::Nothing,
                 scratch: None,
                 variant: None,
             }),

@@ -1,7 +1,8 @@
 //! Which kernel runs an op in this bucket, and the scratch it needs.
 //!
 //! A device has a rule of its own for the kernel, by shape; a key that names a variant overrides it.
-//! Scratch is one span for all ops of all graphs: nothing in it outlives an op.
+//! Scratch is one span for all ops of all graphs: nothing in it outlives an op, except what a product
+//! prepares for the norm of the next one.
 
 use super::{Bindings, CompileError, CompileTarget, TargetDevice};
 use crate::ShapeKey;
@@ -16,6 +17,7 @@ pub fn choose(
     nodes: &mut [Node],
 ) -> Result<(), CompileError> {
     set_variants(key, nodes);
+    hand_on(target, nodes);
     for node in nodes {
         let needed = scratch_bytes(target, &node.op);
         if needed == 0 {
@@ -41,6 +43,13 @@ pub(super) fn set_variants(key: &ShapeKey, nodes: &mut [Node]) {
         {
             variant.clone_from(&key.variant);
         }
+    }
+}
+
+/// Norms between products go without launches of their own where the target's kernels can.
+pub(super) fn hand_on(target: &CompileTarget, nodes: &mut [Node]) {
+    if let TargetDevice::Cuda(target) = &target.device {
+        lower::hand_on(nodes, target);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Offsets in the workspace. A value lives from the stage that makes it to the last that reads it,
 //! over the whole plan: a break in between changes nothing, so what a break reads cannot be given
 //! away before it ran. Values whose lives do not meet share bytes. What a gather reads, every token's
-//! last state of which the head sees only some, lives to the end: who wants to know what the model
-//! thought of a prompt reads it there after the step.
+//! state of which the end of the model sees only some, lives to the end: who wants to know what the
+//! model thought of a prompt takes it from there after the step.
 //!
 //! Buffers are placed largest first at the lowest offset that is free for their whole life, which is
 //! within a few percent of the best known packing for such plans, and stable.
@@ -72,7 +72,7 @@ fn buffers(
             Some(_) if kept => stages.len() - 1,
             last => last.unwrap_or(index),
         };
-        let heir = in_place(program, stages, index)?;
+        let heir = in_place(program, key, stages, index)?;
         let owner = heir.and_then(|from| buffers.iter_mut().find(|b| b.values.contains(&from)));
         match owner {
             Some(buffer) => {
@@ -94,13 +94,14 @@ fn buffers(
 /// The input whose bytes stage `index` may or must write its output to.
 fn in_place(
     program: &Program,
+    key: &ShapeKey,
     stages: &[Stage],
     index: usize,
 ) -> Result<Option<ValueId>, CompileError> {
     let dies_here = |value| readers(stages, value).into_iter().max() == Some(index);
     let alike = |a: ValueId, b: ValueId| {
         let (a, b) = (program.value(a), program.value(b));
-        (a.rows, a.cols, a.dtype) == (b.rows, b.cols, b.dtype)
+        (a.rows.size(key), a.cols, a.dtype) == (b.rows.size(key), b.cols, b.dtype)
     };
     Ok(match stages[index].kind {
         Kind::RopeKv(rope) => {

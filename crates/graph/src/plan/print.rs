@@ -1,7 +1,7 @@
 //! A plan for people.
 
 use super::Plan;
-use device::op::Epilogue;
+use device::op::{Epilogue, Hand};
 use device::{DType, Op, Region, Tensor};
 use std::fmt;
 
@@ -45,7 +45,8 @@ pub fn describe(op: &Op) -> String {
         Op::Linear(op) => {
             let mut text = format!("linear {} · {}", shape(&op.x), shape(&op.w));
             if op.norm.is_some() {
-                text.insert_str(0, "norm + ");
+                let ready = op.hand == Hand::Takes;
+                text.insert_str(0, if ready { "prepared norm + " } else { "norm + " });
             }
             if op.bias.is_some() {
                 text.push_str(" + bias");
@@ -55,6 +56,9 @@ pub fn describe(op: &Op) -> String {
                 Epilogue::Residual(_) => " + residual",
                 Epilogue::SiluMul => ", silu·mul",
             });
+            if matches!(op.hand, Hand::Gives(_)) {
+                text.push_str(", prepares the next norm");
+            }
             text.push_str(&variant(&op.variant));
             text
         }

@@ -39,14 +39,17 @@ impl Place {
         Place { target: CompileTarget::cpu(), device }
     }
 
-    /// The CPU always, a GPU when there is one. Says so when there is none.
+    /// The CPU, and a GPU when there is one; says so when there is none. `DACAPO_TEST_DEVICE=cuda` leaves the
+    /// CPU out.
     pub fn all() -> Vec<Place> {
-        let mut places = vec![Self::cpu()];
+        let only_gpu = std::env::var("DACAPO_TEST_DEVICE").is_ok_and(|only| only == "cuda");
+        let mut places = if only_gpu { Vec::new() } else { vec![Self::cpu()] };
         match Device::open(DeviceChoice::Cuda(0)) {
             Ok((device, _)) => {
                 let target = CompileTarget::cuda(device.target().expect("a GPU has a target"));
                 places.push(Place { target, device });
             }
+            Err(reason) if only_gpu => panic!("DACAPO_TEST_DEVICE asks for a GPU: {reason}"),
             Err(reason) => eprintln!("skipped: no GPU ({reason})"),
         }
         places

@@ -18,6 +18,8 @@ use crate::{DType, Span};
 const WARPS: u32 = 4;
 /// Blocks of tokens that the Hopper kernel's list has room for.
 const MOST_SLOTS: u32 = 3072;
+/// Tokens of a sequence up to which wide tiles of the Hopper kernel would mostly be cut off.
+const SHORT: u32 = 1024;
 
 impl Attention {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
@@ -25,10 +27,8 @@ impl Attention {
         if !self.tensor_cores(target) || split == 0 {
             return 0;
         }
-        let columns = self.q_heads / self.kv.heads;
-        let floats = u64::from(columns) * u64::from(self.kv.head_dim + 4);
         let parts = u64::from(y * z) * u64::from(self.kv.heads);
-        SEMAPHORE_BYTES + parts * floats * 4
+        SEMAPHORE_BYTES + parts * u64::from(self.part_bytes())
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -56,7 +56,11 @@ impl Attention {
         if !self.single || !self.tensor_cores(target) {
             return Vec::new();
         }
-        ["least=2", "least=8", "stages=2"].map(String::from).to_vec()
+        let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
+        let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
+        let clusters = clusters.map(|cluster| format!("cluster={cluster}"));
+        let others = ["least=2", "least=8", "stages=2", "warps=8,stages=2"].map(String::from);
+        others.into_iter().chain(clusters).collect()
     }
 
     fn option(&self, target: &Target, key: &str) -> Option<u32> {
@@ -98,10 +102,36 @@ impl Attention {
         let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
         match self.rows {
             _ if self.fixed() => (0, self.rows, 1),
-            0..=4 if self.single => (2, (ways / self.rows.max(1)).max(8), self.rows),
-            5..=64 if self.single => (1, self.rows + ways, 1),
+            0..=4 if self.single => {
+                let cluster = self.cluster(target);
+                (2, (ways / self.rows.max(1)).max(8).div_ceil(cluster), self.rows)
+            }
+            5..=64 if self.single => (1, self.rows + ways.div_ceil(self.cluster(target)), 1),
             _ => (0, self.rows, 1),
         }
+    }
+
+    /// Blocks that share a piece and merge in shared memory.
+    fn cluster(&self, target: &Target) -> u32 {
+        let asked = self.option(target, "cluster");
+        let suited = match self.rows {
+            _ if !self.single || self.fixed() || target.capability.0 < 9 => return 1,
+            // Eight to a cluster leave some multiprocessors out: not for contexts that need them all.
+            1 | 2 if self.state.limits.pages_per_seat <= 512 => 8,
+            5..=16 => 2,
+            _ => 1,
+        };
+        asked.filter(|cluster| [1, 2, 4, 8].contains(cluster)).unwrap_or(suited)
+    }
+
+    /// Bytes of the partial result of a piece.
+    fn part_bytes(&self) -> u32 {
+        self.q_heads / self.kv.heads * (self.kv.head_dim + 4) * 4
+    }
+
+    /// Warps that share the pages of a piece.
+    fn warps(&self, target: &Target) -> u32 {
+        self.option(target, "warps").unwrap_or(WARPS)
     }
 
     /// (tokens per block, stages, dynamic shared memory).
@@ -110,10 +140,14 @@ impl Attention {
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.single { 1 } else { (columns / group).max(1) };
         let stage = 2 * 16 * (2 * dim + 16);
-        let stages =
-            self.option(target, "stages").unwrap_or(((108 << 10) / (WARPS * stage)).clamp(2, 4));
-        let merged = WARPS * tokens * group * (dim + 4) * 4;
-        let shared = (WARPS * stages * stage).max(merged);
+        let warps = self.warps(target);
+        let cluster = self.cluster(target);
+        let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
+        // Two blocks to a multiprocessor.
+        let room = (108u32 << 10).saturating_sub(left);
+        let stages = self.option(target, "stages").unwrap_or((room / (warps * stage)).clamp(2, 4));
+        let merged = warps * tokens * group * (dim + 4) * 4;
+        let shared = (warps * stages * stage).max(merged) + left;
         (tokens, stages, shared.min(target.shared_per_block))
     }
 
@@ -125,6 +159,7 @@ impl Attention {
             Some(_) => self.pieces(target),
             None => (0, self.rows, 1),
         };
+        let cluster = if split == 0 { 1 } else { self.cluster(target) };
         let (tokens, stages, shared) = self.shape(target);
         let rope = self.rope.as_deref();
         let (q_norm, k_norm) = rope.map_or((None, None), |rope| (rope.q_norm, rope.k_norm));
@@ -139,9 +174,10 @@ impl Attention {
                 ("HQ", self.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
-                ("WARPS", WARPS),
+                ("WARPS", self.warps(target)),
                 ("STAGES", stages),
                 ("SPLIT", split),
+                ("CLUSTER", cluster),
                 ("ROWS32", if split == 1 { self.rows.div_ceil(32) } else { 1 }),
                 ("LEAST_PAGES", self.option(target, "least").unwrap_or(WARPS)),
                 ("SINGLE", u32::from(self.single)),
@@ -159,10 +195,11 @@ impl Attention {
             ])
             .grid(
                 if self.single { kv.heads } else { self.out.rows / tokens + self.rows },
-                if self.single { y } else { kv.heads },
+                if self.single { y * cluster } else { kv.heads },
                 if self.single { z } else { 1 },
             )
-            .threads(WARPS * 32)
+            .cluster_along_y(cluster)
+            .threads(self.warps(target) * 32)
             .shared(shared)
             .tensors(&[&self.qkv])
             .spans(&[kv.span])
@@ -186,6 +223,11 @@ impl Attention {
         (tokens, self.out.rows / tokens + self.rows)
     }
 
+    /// The longest a sequence can be.
+    fn context(&self) -> u32 {
+        self.state.limits.pages_per_seat * self.kv.page_size
+    }
+
     fn warpgroups(&self, target: &Target) -> bool {
         let (_, slots) = self.packed();
         // The list of blocks is in shared memory, a row and a block in a word.
@@ -199,8 +241,19 @@ impl Attention {
         let (kv, s) = (&self.kv, &self.state);
         let group = self.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
-        let (tile, stages) =
-            (self.option(target, "kv").unwrap_or(128), self.option(target, "stages").unwrap_or(2));
+        let stages = self.option(target, "stages").unwrap_or(2);
+        // Few sizes, so that the buckets of a model share a kernel.
+        let room = slots.max(512).next_power_of_two().min(MOST_SLOTS);
+        // Wide tiles leave room for q once only, and their warpgroups need no turns.
+        let shared = |tile: u32| {
+            let q = if tile > 128 { 128 } else { 256 };
+            2 * kv.head_dim * (q + 2 * stages * tile) + 1024
+        };
+        let wide = kv.head_dim == 128
+            && self.context() > SHORT
+            && shared(176) + room * 9 + 2048 <= target.shared_per_block;
+        let tile = self.option(target, "kv").unwrap_or(if wide { 176 } else { 128 });
+        let narrow = u32::from(tile <= 128);
         let bytes = u64::from(kv.head_dim) * 2;
         let map = |span, dtype, dims: &[u64], strides: &[u64], tile: &[u32]| {
             let (dims, strides, tile) = (dims.to_vec(), strides.to_vec(), tile.to_vec());
@@ -225,16 +278,16 @@ impl Attention {
                 ("Q_TOKENS", tokens),
                 ("KV", tile),
                 ("STAGES", stages),
-                ("TURNS", self.option(target, "turns").unwrap_or(1)),
-                // Few sizes, so that the buckets of a model share a kernel.
-                ("SLOTS", slots.max(512).next_power_of_two().min(MOST_SLOTS)),
+                ("Q_STAGES", 1 + narrow),
+                ("TURNS", self.option(target, "turns").unwrap_or(narrow)),
+                ("SLOTS", room),
                 ("WINDOW", self.window.unwrap_or(0)),
                 ("TYPE", code(kv.dtype, "attention")?),
                 ("YT", code(self.out.dtype, "attention")?),
             ])
             .grid(target.sms.min(slots * kv.heads), 1, 1)
             .threads(384)
-            .shared(2 * kv.head_dim * (2 * 128 + 2 * stages * tile) + 1024)
+            .shared(shared(tile))
             .arg(q)
             .arg(pages)
             .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])

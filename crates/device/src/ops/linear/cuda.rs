@@ -1,7 +1,8 @@
 //! Which kernel a product gets, by rows and shape:
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
-//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand;
+//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand. One that
+//!   adds a residual also prepares its result for the norm of the next one, so that the norm has no launch;
 //! - `tiles`, beyond on Hopper, where its tiles fill the GPU: stores and SiLU·mul in the product, nothing
 //!   computed past the live rows;
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
@@ -15,7 +16,7 @@
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::cuda::tuned;
-use crate::op::{Epilogue, Linear, RmsNorm};
+use crate::op::{Epilogue, Hand, Linear, Norm, RmsNorm};
 use crate::{DType, Result, Span, Tensor};
 
 /// Room the library may use.
@@ -24,11 +25,14 @@ const GEMM_WORKSPACE: u64 = 32 << 20;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plan {
     Stream { stages: u32 },
-    Wgmma { wide: u32, columns: u32, stages: u32, split: u32 },
+    Wgmma { wide: u32, columns: u32, stages: u32, split: u32, shared: u32 },
     Tiles,
     Gemm,
     Reference,
 }
+
+/// Weight rows of the narrow tiles of `wgmma`: a matrix that 64 at a time would leave multiprocessors without any.
+const NARROW: u32 = 48;
 
 /// Tokens and weight rows that a cluster of `tiles` takes at a time.
 const CLUSTER_TILE: (u32, u32) = (256, 256);
@@ -79,11 +83,27 @@ impl Linear {
         self.plan_for(target, variant)
     }
 
+    /// Whether this op and the one after it, `next`, have kernels that hand the input of its norm over.
+    pub(crate) fn can_hand_on(&self, next: &Linear, target: &Target) -> bool {
+        let Some(norm) = next.norm else { return false };
+        let halves = [self.y.dtype, norm.weight.dtype, next.w.dtype] == [DType::BF16; 3];
+        let dense = self.y == next.x && self.y.cols.is_multiple_of(256);
+        let adds = matches!(self.epilogue, Epilogue::Residual(_));
+        let here = |plan| matches!(plan, Plan::Wgmma { wide, .. } if wide != NARROW);
+        let there = |plan| matches!(plan, Plan::Wgmma { columns, .. } if columns >= next.x.rows);
+        let giver = Linear { hand: Hand::Gives(norm), ..self.clone() };
+        let taker = Linear { hand: Hand::Takes, ..next.clone() };
+        // Beyond this, storing two more bytes per element takes what the norm's launch did.
+        let few = self.y.rows * self.y.cols <= 128 << 10;
+        let ready = few && self.hand == Hand::Nothing && next.hand == Hand::Nothing;
+        ready && halves && dense && adds && here(giver.plan(target)) && there(taker.plan(target))
+    }
+
     /// Other plans worth measuring, each by its variant.
     pub(crate) fn candidates(&self, target: &Target) -> Vec<String> {
         let rows = self.x.rows;
         let stream = (3..=6).map(|stages| format!("stream,stages={stages}"));
-        let tiles = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
+        let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
         let tiles = tiles.map(|(w, s)| format!("wgmma,wide={w},split={s}"));
         let mut seen = vec![self.plan_for(target, ""), Plan::Reference];
         let mut worth = |variant: &String| {
@@ -93,7 +113,10 @@ impl Linear {
             same
         };
         let own = stream.filter(|_| rows <= 8).chain(tiles.filter(|_| rows > 4 && rows <= 256));
-        own.chain(["tiles", "gemm"].map(String::from)).filter(|variant| worth(variant)).collect()
+        let others = ["tiles", "gemm"].map(String::from).into_iter();
+        // A hand given must be given by whatever runs.
+        let others = others.filter(|_| self.hand.is_nothing());
+        own.chain(others).filter(|variant| worth(variant)).collect()
     }
 
     fn plan_for(&self, target: &Target, variant: &str) -> Plan {
@@ -113,11 +136,13 @@ impl Linear {
             return Plan::Reference;
         }
         let rows = self.x.rows;
+        let hopper = target.capability == (9, 0) && self.x.cols.is_multiple_of(64);
         let stream = self.stream_stages(target, option("stages"));
-        if let (Some(stages), true) = (stream, name == "stream" || name.is_empty()) {
+        // A head has so many tiles that their exchanges show, unless each has much to read for few rows.
+        let many = hopper && self.rounds(target) > 32 && (rows > 4 || self.x.cols <= 1024);
+        if let (Some(stages), true) = (stream, name == "stream" || (name.is_empty() && !many)) {
             return Plan::Stream { stages };
         }
-        let hopper = target.capability == (9, 0) && self.x.cols.is_multiple_of(64);
         let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
         let wanted = matches!(name, "wgmma" | "fixed") || (name.is_empty() && rows <= 128);
         if hopper && narrow_out && wanted {
@@ -145,7 +170,10 @@ impl Linear {
         match asked {
             Some(stages) => fits(stages, most).then_some(stages),
             // Bytes in flight decide: as deep as fits, and too shallow is worse than another kernel.
-            None => (3..=self.stream_depth(target)).rev().find(|stages| fits(*stages, most)),
+            None => {
+                let depth = self.stream_depth(target);
+                (depth.min(3)..=depth).rev().find(|stages| fits(*stages, most))
+            }
         }
     }
 
@@ -161,7 +189,8 @@ impl Linear {
 
     fn stream_shared(&self, target: &Target, stages: u32) -> u32 {
         let (rows, k) = (self.x.rows, self.x.cols);
-        let buffers = if self.rounds(target) <= 4 { self.rounds(target).max(1) } else { 2 };
+        // Few tiles are all kept until the end; of many, two batches of four.
+        let buffers = if self.rounds(target) <= 4 { self.rounds(target).max(1) } else { 8 };
         // A warp with few chunks keeps x in registers (HELD in the kernel).
         let held = k.div_ceil(64).div_ceil(16) <= 4
             && self.norm.is_none_or(|norm| [self.x.dtype, norm.weight.dtype] == [DType::BF16; 2]);
@@ -172,19 +201,32 @@ impl Linear {
     fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
-        // Rounds of the busiest block, in 64-row tiles of full K; sharing K costs a little.
+        let gives = matches!(self.hand, Hand::Gives(_));
+        // Microseconds that the busiest block reads, and what sharing K takes.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
             let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
             let fits = k.is_multiple_of(64 * split) && alone && wide + columns <= 320;
+            // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
+            let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
             let rounds = (tiles * split).div_ceil(target.sms);
-            let share = f64::from(rounds * wide) / f64::from(64 * split);
-            let extra = if split > 1 { 1.02 } else { 1.0 } + if wide == 64 { 0.01 } else { 0.0 };
-            if fits { share * extra } else { f64::INFINITY }
+            let reads = f64::from(rounds * wide) * f64::from(k / split) * 2.0 / 34e3;
+            let extra = match wide {
+                NARROW => 1.05,
+                64 => 1.01,
+                _ => 1.0,
+            };
+            let shares = match split {
+                1 => 0.0,
+                2 => 0.15,
+                4 => 0.4,
+                _ => 2.5,
+            };
+            if fits { reads * extra + shares } else { f64::INFINITY }
         };
         let asked = (option("wide"), option("split"));
-        let shapes = [64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
+        let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
         let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
         // What was asked for if it can be, else the cheapest that can.
         let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
@@ -193,11 +235,20 @@ impl Linear {
         let stage = (wide + columns) * 128;
         let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
         // Deep enough that two blocks of a kernel never share a multiprocessor.
-        let most = ((target.shared_per_block - 2048) / stage).min(20);
+        let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
+        let most = ((target.shared_per_block - beside) / stage).min(20);
         // The sums of a shared tile take the place of the ring.
         let least = (wide * columns * 4).div_ceil(stage).max(3);
-        let stages = option("stages").unwrap_or(most.min(chunks)).clamp(least.min(most), most);
-        Plan::Wgmma { wide, columns, stages, split }
+        // Half a multiprocessor's memory and a little: attention's blocks fit beside it, so that each may start
+        // while the other runs, and still no two of one product.
+        let half = target.shared_per_sm / 2 - 1024;
+        let halved = option("half").map_or(wide <= 64 && columns <= 64, |asked| asked == 1);
+        let deep = if halved { (half + 3072).saturating_sub(beside) / stage } else { most };
+        let stages = option("stages").unwrap_or(deep.min(chunks)).clamp(least.min(most), most);
+        let shared = stages * stage + 1024;
+        // A ring that holds all there is to read does no harm twice.
+        let shared = if halved && stages < chunks { shared.max(half) } else { shared };
+        Plan::Wgmma { wide, columns, stages, split, shared }
     }
 
     /// Scratch after the semaphores: the normalised input, then sums or products.
@@ -205,6 +256,10 @@ impl Linear {
         let normed = self.normed_bytes();
         match plan {
             Plan::Stream { .. } | Plan::Reference => 0,
+            Plan::Wgmma { .. } if !self.hand.is_nothing() => {
+                let (_, prepared, squares) = self.handed_bytes();
+                SEMAPHORE_BYTES + prepared + squares
+            }
             Plan::Wgmma { .. } | Plan::Tiles if self.norm.is_some() => SEMAPHORE_BYTES + normed,
             Plan::Wgmma { .. } | Plan::Tiles => 0,
             Plan::Gemm => SEMAPHORE_BYTES + normed + self.pair_bytes() + GEMM_WORKSPACE,
@@ -227,6 +282,21 @@ impl Linear {
         let span = scratch.part(SEMAPHORE_BYTES, self.normed_bytes());
         let y = Tensor::dense(span, self.x.dtype, self.x.rows, self.x.cols);
         Ok((y, RmsNorm { x: self.x, norm, y }.lower(target)?))
+    }
+
+    /// What is handed over through scratch: one side's y and the other's x, times the norm's weights, and a sum of
+    /// squares for each 64 columns of a row.
+    fn handed(&self, scratch: Span) -> (Tensor, Span) {
+        let (like, prepared, squares) = self.handed_bytes();
+        let span = scratch.part(SEMAPHORE_BYTES, prepared);
+        let squares = scratch.part(SEMAPHORE_BYTES + prepared, squares);
+        (Tensor::dense(span, like.dtype, like.rows, like.cols), squares)
+    }
+
+    fn handed_bytes(&self) -> (&Tensor, u64, u64) {
+        let like = if self.hand == Hand::Takes { &self.x } else { &self.y };
+        let elems = u64::from(like.rows) * u64::from(like.cols);
+        (like, (2 * elems).next_multiple_of(1024), elems / 64 * 4)
     }
 
     fn epilogue_code(&self) -> (u32, Option<Tensor>) {
@@ -273,14 +343,28 @@ impl Linear {
     }
 
     fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split } = plan else {
+        let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
-        let (x, mut launches) = match self.scratch {
-            Some(scratch) => self.normed(target, scratch)?,
-            None => (self.x, Vec::new()),
+        let handed = match (self.scratch, &self.hand) {
+            (Some(scratch), Hand::Gives(_) | Hand::Takes) => Some(self.handed(scratch)),
+            _ => None,
+        };
+        let (x, mut launches) = match (self.scratch, handed) {
+            (_, Some((prepared, _))) if self.hand == Hand::Takes => (prepared, Vec::new()),
+            (Some(scratch), _) => self.normed(target, scratch)?,
+            (None, _) => (self.x, Vec::new()),
+        };
+        let next: Option<Norm> = match self.hand {
+            Hand::Gives(norm) if handed.is_some() => Some(norm),
+            _ => None,
         };
         let (epilogue, residual) = self.epilogue_code();
+        let pairs = residual.is_some_and(|residual| {
+            let whole = residual.stride.is_multiple_of(2) && residual.span.offset.is_multiple_of(4);
+            whole && matches!(residual.dtype, DType::F16 | DType::BF16)
+        });
+        let takes = handed.is_some() && self.hand == Hand::Takes;
         let map = |tensor: &Tensor, rows: u32| {
             Arg::TensorMap(TensorMap {
                 span: tensor.span,
@@ -297,18 +381,27 @@ impl Linear {
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
             .define("TYPE", code(x.dtype, "linear")?)
             .defines(&self.types(residual, epilogue)?)
-            .define("LIVE", u32::from(self.live.is_some()))
+            .defines(&[
+                ("LIVE", u32::from(self.live.is_some())),
+                ("PAIRS", u32::from(pairs)),
+                ("GIVES", u32::from(next.is_some())),
+                ("TAKES", u32::from(takes)),
+            ])
             .grid((tiles * split).min(target.sms / split * split), 1, 1)
             .cluster(split)
-            .threads(wide * 2 + 32)
-            .shared(stages * (wide + columns) * 128 + 1024)
+            .threads(wide.next_multiple_of(64) * 2 + 32)
+            .shared(shared)
             .arg(map(&x, columns))
             .arg(map(&self.w, wide))
             .optional(self.bias.map(|bias| bias.span))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live)
-            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride]);
+            .optional(handed.map(|(_, squares)| squares))
+            .optional(next.map(|norm| norm.weight.span))
+            .optional(next.and(handed).map(|(prepared, _)| prepared.span))
+            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
+            .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         launches.push(kernel.lowered());
         Ok(launches)
     }

@@ -1,4 +1,4 @@
-//! `kernels/rope_kv.cu`: a warp per head.
+//! `kernels/rope_kv.cu`: several lanes per head, a block per token (of few tokens: several).
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
@@ -16,6 +16,12 @@ impl RopeKv {
         self.require_halves()?;
         let kv = &self.kv;
         let heads = self.q_heads + 2 * kv.heads;
+        let wide = [kv.head_dim / 2, self.qkv.stride, self.rope.stride];
+        let wide =
+            wide.iter().all(|n| n.is_multiple_of(4)) && self.qkv.span.offset.is_multiple_of(16);
+        let together = if wide { 4 } else { 1 };
+        let lanes = (kv.head_dim / 2 / together).next_power_of_two().clamp(8, 32);
+        let blocks = if self.qkv.rows < 64 { heads.div_ceil(256 / lanes) } else { 1 };
         let norm_type = |norm: &Option<crate::op::Norm>| {
             norm.map_or(Ok(0), |norm| code(norm.weight.dtype, "rope_kv"))
         };
@@ -26,6 +32,8 @@ impl RopeKv {
                 ("HQ", self.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
+                ("V", together),
+                ("ROUNDS", heads.div_ceil(256 / lanes * blocks)),
                 ("QN", u32::from(self.q_norm.is_some())),
                 ("KN", u32::from(self.k_norm.is_some())),
                 ("XT", code(self.qkv.dtype, "rope_kv")?),
@@ -33,7 +41,7 @@ impl RopeKv {
                 ("QNT", norm_type(&self.q_norm)?),
                 ("KNT", norm_type(&self.k_norm)?),
             ])
-            .grid(self.qkv.rows, if self.qkv.rows < 64 { heads.div_ceil(8) } else { 1 }, 1)
+            .grid(self.qkv.rows, blocks, 1)
             .tensors(&[&self.qkv])
             .optional(self.q_norm.map(|norm| norm.weight.span))
             .optional(self.k_norm.map(|norm| norm.weight.span))
