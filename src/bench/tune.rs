@@ -8,8 +8,10 @@ use crate::loading::{self, LoadArgs};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use device::cuda::cache::Cache;
-use device::cuda::tune::{Replays, tune};
+use device::cuda::tune::{Replays, tune, tune_layers};
 use device::cuda::tuned::{Tuned, file};
+use device::op::Layers;
+use device::{Node, Op, Span};
 use std::path::PathBuf;
 
 /// Find the fastest variant of every kernel of a model's decode steps, and keep the choice
@@ -56,7 +58,12 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
         let mut timer =
             Replays { device: runners.device(), arena: runners.arena(), rounds: args.replays };
         let show = &mut |shape: &str, choice: &_| println!("{shape}: {choice}");
-        found.merge(tune(&plan.nodes, &target, &mut timer, show)?);
+        let (nodes, layers) = taken_apart(&plan.nodes, runners.bindings().exchange);
+        found.merge(tune(&nodes, &target, &mut timer, show)?);
+        if let Some((shape, choice)) = tune_layers(&layers, &target, &mut timer)? {
+            show(&shape, &choice);
+            found.insert(shape, choice);
+        }
     }
     let path = file(Cache::of_user().folder(), &target.arch(), target.sms);
     let mut all = Tuned::read(&path).unwrap_or_default();
@@ -67,4 +74,19 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
             .with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
+}
+
+/// A step's nodes with all layers as nodes of their own, and those layers as what could be one node.
+fn taken_apart(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Layers) {
+    let apart = |node: &Node| match &node.op {
+        Op::Layers(layers) => {
+            let member = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(0) };
+            layers.members.iter().map(member).collect()
+        }
+        _ => vec![node.clone()],
+    };
+    let nodes: Vec<Node> = nodes.iter().flat_map(apart).collect();
+    let members = nodes.iter().filter(|node| node.layer.is_some()).map(|node| node.op.clone());
+    let layers = Layers { members: members.collect(), exchange };
+    (nodes, layers)
 }

@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use graph::Phase;
 use graph::compile::fuse::Fusion;
+use graph::compile::merge::Merge;
 use std::path::PathBuf;
 
 /// Show the nodes of a graph: layer, kernel, grid, bytes, spans
@@ -27,6 +28,10 @@ pub(super) struct ExplainArgs {
     /// Without fusing norms into linears and rope into attention
     #[arg(long)]
     unfused: bool,
+    /// All layers as one node where that was measured to be faster (auto), never (nodes), or wherever there is a kernel
+    /// for that (one)
+    #[arg(long, value_parser = parse_merge, default_value = "auto")]
+    layers: Merge,
     /// table, json, svg (a picture of nodes and workspace), plan (JSON for `graph diff`) or program
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -44,9 +49,14 @@ enum Format {
     Program,
 }
 
+fn parse_merge(text: &str) -> Result<Merge, String> {
+    Merge::named(text).ok_or_else(|| "auto, nodes or one".into())
+}
+
 pub(super) fn run(args: &ExplainArgs, source: &dyn ProgramSource) -> Result<()> {
     let mut target = parse_target(&args.target)?;
     target.fusion = args.unfused.then_some(Fusion::NONE);
+    target.merge = args.layers;
     let size = if args.phase == Phase::Decode { args.batch } else { args.tokens };
     let shape = Shape { phase: args.phase, size };
     let text = match args.format {

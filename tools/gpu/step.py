@@ -4,15 +4,16 @@ step.py check  STEP.json...        every node, poisoned outputs, against PyTorch
 step.py chain  STEP.json...        40 replays with dependent launch, the same bits as node by node
 step.py time   STEP.json...        ms per step as one graph with dependent launch
                                    PARTS=1: and per kind of node; MAPPED=1: and as the engine runs it
+step.py layers FIVE.json ONE.json...  a persistent step against PyTorch in fp32 and against its five-node form
 """
 import ctypes, json, os, random, sys
 import torch
 from compile import Nvrtc
 
 cuda = ctypes.CDLL("libcuda.so.1")
-TYPES = {"f32": torch.float32, "f16": torch.float16, "b_f16": torch.bfloat16, "u32": torch.int32}
+TYPES = {"f32": torch.float32, "f16": torch.float16, "b_f16": torch.bfloat16, "u32": torch.int32, "u8": torch.uint8}
+SIZES = {"f32": 4, "f16": 2, "b_f16": 2, "u32": 4, "u8": 1}
 RING_ENTRIES = 8
-SIZES = {"f32": 4, "f16": 2, "b_f16": 2, "u32": 4}
 
 
 def ok(code):
@@ -113,6 +114,8 @@ class Step:
             for a in l["args"]:
                 if a == "null":
                     args.append(ctypes.c_uint64(0))
+                elif "addresses" in a:
+                    args.append((ctypes.c_uint64 * len(a["addresses"]))(*[self.address(x) for x in a["addresses"]]))
                 elif "address" in a:
                     args.append(ctypes.c_uint64(self.address(a["address"])))
                 elif "u32" in a:
@@ -403,6 +406,96 @@ def chain(path, memory):
     return bad
 
 
+def reference(step, lengths):
+    """The residual stream after all layers, in fp32, from the pages and weights in memory."""
+    named, sh = step.data["named"], step.data["shape"]
+    v = lambda n: step.view(named[n]).float()
+    checker = Checker.__new__(Checker)
+    checker.s, checker.shape, checker.lengths = step, sh, lengths
+    layers = sum(n.endswith(".norm1") for n in named)
+    d, hq, hk, rows = sh["head_dim"], sh["q_heads"], sh["kv_heads"], len(lengths)
+    page, pages = 2 * hk * 16 * d, rows * step.data["limits"]["pages_per_seat"] + 1
+    total, flat = step.data["regions"]["kv"] // layers, step.memory["kv"].view(torch.bfloat16)
+    x = v("embed")[step.state("seat_token")[0, :rows].long()]
+    positions, table = torch.tensor(lengths, device="cuda"), step.state("page_table")
+    fresh = []
+    for l in range(layers):
+        L = lambda n: v("%d.%s" % (l, n))
+        kv = flat[l * (total // 2):l * (total // 2) + pages * page].view(pages, 2, hk, 16, d)
+        heads = (norm(x, L("norm1")) @ L("qkv").t()).view(rows, hq + 2 * hk, d)
+        q = checker.rope(norm(heads[:, :hq], L("q_norm")), positions)
+        k, values = checker.rope(norm(heads[:, hq:hq + hk], L("k_norm")), positions), heads[:, hq + hk:]
+        fresh.append((k, values))
+        out = []
+        for r, n in enumerate(lengths):
+            own = table[r, :(n + 15) // 16].long()
+            old = lambda which: kv[own, which].permute(1, 0, 2, 3).reshape(hk, -1, d)[:, :n].float()
+            ks = torch.cat([old(0), k[r][:, None]], 1).repeat_interleave(hq // hk, 0)
+            vs = torch.cat([old(1), values[r][:, None]], 1).repeat_interleave(hq // hk, 0)
+            p = (torch.einsum("hd,hkd->hk", q[r], ks) * d ** -0.5).softmax(-1)
+            out.append(torch.einsum("hk,hkd->hd", p, vs).reshape(-1))
+        x = x + torch.stack(out) @ L("o").t()
+        p = norm(x, L("norm2")) @ L("gate_up").t()
+        x = x + (torch.nn.functional.silu(p[:, 0::2]) * p[:, 1::2]) @ L("down").t()
+    return x, fresh
+
+
+def compare_layers(five, one, memory, rounds=3):
+    """Both forms of a step against the reference, ragged lengths, everything poisoned; a wrap of the generations too."""
+    worst = {}
+    for turn in range(rounds):
+        # Twice: the second time nothing grows, and all addresses hold.
+        for _ in range(2):
+            steps = [Step(five, memory), Step(one, memory)]
+        rows = steps[0].data["named"]["logits"]["rows"]
+        room = (steps[0].data["limits"]["pages_per_seat"] - 1) * 16
+        lengths = [random.randrange(0, room) for _ in range(rows)] if turn else [room - 1] + [r for r in range(rows - 1)]
+        torch.manual_seed(turn)
+        kv = memory["kv"].clone()
+        for step, name in zip(steps, ("five", "one")):
+            memory["kv"].copy_(kv)
+            torch.manual_seed(turn)
+            step.set_rows(lengths)
+            if name == "five":
+                want, fresh = reference(step, lengths)
+            memory["workspace"].fill_(255)
+            if name == "one" and turn:
+                layers = sum(n.endswith(".norm1") for n in step.data["named"])
+                exchange = step.view(step.data["named"]["exchange"]).view(torch.int64)
+                exchange[0, 0] = 0xffffffff // layers - 2 - (turn > 1)
+            repeats = 3 if name == "one" else 1
+            for again in range(repeats):
+                keep = memory["state"].clone()
+                for i in range(len(step.data["nodes"]) - 1):
+                    step.run(i)
+                    torch.cuda.synchronize()
+                if again + 1 < repeats:
+                    exchange = step.view(step.data["named"]["exchange"]).clone()
+                    memory["state"].copy_(keep)
+                    step.view(step.data["named"]["exchange"]).copy_(exchange)
+                    memory["workspace"].fill_(255)
+                x = step.view(step.data["named"]["x"])[:rows] if again + 1 == repeats else None
+            logits = step.view(step.data["named"]["logits"])[:rows]
+            worst[name] = max(worst.get(name, 0), rel(x, want))
+            if name == "five":
+                before = logits.clone(), x.clone()
+            else:
+                worst["logits"] = max(worst.get("logits", 0), rel(logits, before[0]))
+                worst["x"] = max(worst.get("x", 0), rel(x, before[1]))
+                slot = step.state("kv_slot")[0, :rows].long()
+                total = step.data["regions"]["kv"] // len(fresh)
+                sh = step.data["shape"]
+                page = 2 * sh["kv_heads"] * 16 * sh["head_dim"]
+                flat = memory["kv"].view(torch.bfloat16)
+                for l, (k, v) in enumerate(fresh):
+                    pages = rows * step.data["limits"]["pages_per_seat"] + 1
+                    view = flat[l * (total // 2):l * (total // 2) + pages * page].view(pages, 2, sh["kv_heads"], 16, sh["head_dim"])
+                    worst["k"] = max(worst.get("k", 0), rel(view[slot // 16, 0, :, slot % 16], k))
+                    worst["v"] = max(worst.get("v", 0), rel(view[slot // 16, 1, :, slot % 16], v))
+        memory["kv"].copy_(kv)
+    return worst
+
+
 def time_step(path, memory, context, parts=True):
     step = Step(path, memory)
     rows = step.data["named"]["logits"]["rows"]
@@ -435,10 +528,14 @@ def main():
     torch.manual_seed(int(os.environ.get("SEED", "1")))
     random.seed(1)
     memory = {}
+    five = files.pop(0) if mode == "layers" else None
     for f in files:
         name = os.path.basename(f)
         try:
-            if mode == "check":
+            if mode == "layers":
+                worst = compare_layers(five, f, memory)
+                print(name, " ".join("%s %.2e" % kv for kv in worst.items()), flush=True)
+            elif mode == "check":
                 step = Step(f, memory)
                 rows = step.data["named"]["logits"]["rows"]
                 tokens = step.data["named"]["x"]["rows"]

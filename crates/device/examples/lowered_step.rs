@@ -1,13 +1,13 @@
 //! Prints a decode step (or, with `prefill`, a prefill step) of a Qwen3 shape as JSON: regions, named
 //! spans, and for each op what it is lowered to. `tools/gpu` runs and times exactly these launches.
 //!
-//! `cargo run -p device --example lowered_step -- 8b|0.6b ROWS CONTEXT LAYERS decode|prefill`
+//! `cargo run -p device --example lowered_step -- 8b|0.6b ROWS CONTEXT LAYERS decode|persistent|prefill`
 
 use device::cuda::launch::Target;
-use device::cuda::lower::{hand_on, lower, scratch_bytes};
+use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv,
-    Sample,
+    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Layers, Linear, Norm, Pairs, Prologue,
+    RopeKv, Sample,
 };
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ fn main() {
     let number = |i: usize| args[i].parse::<u32>().expect("a number");
     let (_, shape) = SHAPES.iter().find(|(name, _)| *name == args[0]).expect("a known shape");
     let (tokens, context, layers) = (number(1), number(2), number(3));
-    let decode = args[4] == "decode";
+    let decode = args[4] != "prefill";
     // A prefill step is `tokens / 512` prompts of 512 tokens, or as many as ROWS says.
     let asked = std::env::var("ROWS").ok().map(|rows| rows.parse().expect("a number"));
     let rows = asked.unwrap_or(if decode { tokens } else { tokens.div_ceil(512) });
@@ -212,7 +212,25 @@ fn main() {
     }
     step.push("head", None, linear(head_in, head, Some(final_norm), Epilogue::Store, logits));
     step.push("sample", None, Op::Sample(Sample { logits, state, scratch: None, rows }));
+    if args[4] == "persistent" {
+        merge_layers(&mut step);
+    }
     print(step, &state, shape, &limits);
+}
+
+/// All layers as one node.
+fn merge_layers(step: &mut Step) {
+    let at = step.nodes.iter().position(|node| node.layer.is_some()).expect("a layer");
+    let nodes = std::mem::take(&mut step.nodes);
+    let (layers, mut rest): (Vec<Node>, Vec<Node>) =
+        nodes.into_iter().partition(|node| node.layer.is_some());
+    let members = layers.into_iter().map(|node| node.op).collect();
+    let mut layers = Layers { members, exchange: None };
+    let bytes = exchange_bytes(&Op::Layers(layers.clone()), &Target::h200());
+    assert!(bytes > 0, "{:?}", layers.unfit(&Target::h200()));
+    layers.exchange = Some(step.tensor(Region::State, "exchange", 1, bytes as u32, DType::U8).span);
+    rest.insert(at, Node { op: Op::Layers(layers), name: "layers".into(), layer: None });
+    step.nodes = rest;
 }
 
 fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) {

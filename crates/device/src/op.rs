@@ -31,6 +31,8 @@ pub enum Op {
     Fill(Fill),
     /// Fills with numbers drawn from a seed.
     Noise(Noise),
+    /// A run of decoder layers as one node.
+    Layers(Layers),
 }
 
 /// RMS normalisation of the input of another op: y = x / sqrt(mean(x²) + eps) · weight.
@@ -297,4 +299,14 @@ pub struct Noise {
     pub mean: f32,
     /// Half the width of the range.
     pub scale: f32,
+}
+
+/// See `ops/layers.rs`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layers {
+    /// What it does, in order: products and attention.
+    pub members: Vec<Op>,
+    /// Where blocks of a GPU hand each other activations: in [`crate::Region::State`], zero at the start
+    /// and used by ops of this kind alone; see [`crate::cuda::lower::exchange_bytes`].
+    pub exchange: Option<Span>,
 }

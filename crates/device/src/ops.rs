@@ -7,6 +7,7 @@ mod copy;
 mod embed;
 mod fill;
 mod gather;
+mod layers;
 mod linear;
 mod noise;
 mod prologue;
@@ -58,6 +59,7 @@ macro_rules! for_each_op {
             Op::Copy($op) => $body,
             Op::Fill($op) => $body,
             Op::Noise($op) => $body,
+            Op::Layers($op) => $body,
         }
     };
 }

@@ -5,8 +5,8 @@ mod shapes;
 
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::{lower, scratch_bytes};
-use device::cuda::tune::{Timer, tune};
-use device::cuda::tuned::{Choice, Tuned, candidates, file, shape};
+use device::cuda::tune::{Timer, tune, tune_layers};
+use device::cuda::tuned::{Choice, ONE, Tuned, candidates, file, shape};
 use device::{Node, Op, Result};
 use std::time::Duration;
 
@@ -167,5 +167,43 @@ fn shipped_tables_are_whole_and_name_variants_that_exist() {
         let known = ["", "stream", "wgmma", "tiles", "gemm", "least=", "stages="];
         assert!(known.iter().any(|name| choice.variant.starts_with(name)), "{shape}: {choice}");
         assert!(choice.nanos <= choice.rule_nanos, "{shape}: {choice}");
+    }
+}
+
+/// Takes so long for one node, and so long for several.
+struct Counts(u64, u64);
+
+impl Timer for Counts {
+    fn prepare(&mut self, _: &[Node]) -> Result<()> {
+        Ok(())
+    }
+
+    fn time(&mut self, nodes: &[Node]) -> Result<Duration> {
+        Ok(Duration::from_nanos(if nodes.len() == 1 { self.0 } else { self.1 }))
+    }
+}
+
+#[test]
+fn layers_are_one_node_only_where_that_is_faster() {
+    let target = Target { tuned: Tuned::default(), ..Target::h200() };
+    let layers = |name: &str, rows: u32| {
+        let model = shapes::MODELS.iter().find(|model| model.name == name).expect("it is there");
+        let ops = shapes::ops(model, rows, rows, true);
+        let found = ops.into_iter().find_map(|op| match op {
+            Op::Layers(layers) => Some(layers),
+            _ => None,
+        });
+        found.expect("decode steps have layers")
+    };
+    let small = layers("qwen3-0.6b", 1);
+    let choice = |one, five| tune_layers(&small, &target, &mut Counts(one, five)).expect("it runs");
+    let (name, faster) = choice(300, 400).expect("there is a kernel");
+    assert_eq!(Some(name), shape(&Op::Layers(small.clone())));
+    assert_eq!(faster, Choice { variant: ONE.into(), nanos: 300, rule_nanos: 400 });
+    let (_, noise) = choice(395, 400).expect("there is a kernel");
+    assert_eq!(noise, Choice { variant: String::new(), nanos: 400, rule_nanos: 400 });
+    // No kernel, or no room for what its blocks exchange: nothing to measure.
+    for layers in [layers("qwen3-8b", 1), device::op::Layers { exchange: None, ..small.clone() }] {
+        assert_eq!(tune_layers(&layers, &target, &mut Counts(1, 400)), Ok(None));
     }
 }

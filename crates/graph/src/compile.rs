@@ -6,6 +6,7 @@
 //! | [`fuse`] | norms move into linears, rope into attention, where the target has such kernels |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
 //! | [`choose`] | which kernel runs an op in this bucket, and the scratch it needs |
+//! | [`merge`] | all layers become one node, where that was asked for and a kernel can; after `bind` |
 //! | [`place`] | offsets in the workspace by liveness over the whole plan, breaks included |
 //! | [`mark`] | where `breakable` breaks and `piecewise` splits |
 //! | [`bind`] | offsets and names become spans and ops |
@@ -22,6 +23,7 @@ pub mod choose;
 pub mod fold;
 pub mod fuse;
 pub mod mark;
+pub mod merge;
 pub mod order;
 pub mod place;
 pub mod stage;
@@ -43,6 +45,8 @@ pub struct CompileTarget {
     pub device: TargetDevice,
     /// What to fuse; `None` takes what suits the device and the key.
     pub fusion: Option<fuse::Fusion>,
+    /// When all layers of a decode step become one node.
+    pub merge: merge::Merge,
     /// Op names `breakable` breaks at.
     pub breaks: BTreeSet<String>,
     /// Op names `piecewise` splits at.
@@ -73,7 +77,13 @@ impl CompileTarget {
     /// A target with the usual marks: breaks and splits at attention.
     pub fn for_device(device: TargetDevice) -> CompileTarget {
         let at: BTreeSet<String> = ["attention".to_owned()].into();
-        CompileTarget { device, fusion: None, breaks: at.clone(), splits: at }
+        CompileTarget {
+            device,
+            fusion: None,
+            merge: merge::Merge::Never,
+            breaks: at.clone(),
+            splits: at,
+        }
     }
 
     /// In one word, for listings.
@@ -104,6 +114,8 @@ pub struct Bindings {
     /// Where the host prepares decode steps' inputs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<HostInputs>,
+    /// At least [`exchange_bytes`] of every key, likewise, and touched by merged layers alone.
+    pub exchange: Option<Span>,
 }
 
 /// Why no plan could be made.
@@ -235,6 +247,22 @@ pub fn scratch_bytes(
     Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
 }
 
+/// Bytes that merged layers of a key exchange, exactly. Pure: no memory, no device.
+pub fn exchange_bytes(
+    program: &Program,
+    target: &CompileTarget,
+    limits: &StepLimits,
+    key: &ShapeKey,
+) -> Result<u64, CompileError> {
+    if target.merge == merge::Merge::Never {
+        return Ok(0);
+    }
+    let Schedule { stages, placement } = schedule(program, target, limits, key)?;
+    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
+    let nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    Ok(merge::exchange_bytes(target, key, &nodes))
+}
+
 /// The plan of a program for a key: every op with its spans, ready to run or record.
 pub fn compile(
     program: &Program,
@@ -245,11 +273,12 @@ pub fn compile(
     let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
     let mut nodes = bind::bind(program, key, bindings, &stages, &placement)?;
     choose::choose(target, key, bindings, &mut nodes)?;
+    let mut marks = mark::mark(target, &stages);
+    let mut values = bind::placed_values(program, key, bindings, &placement);
+    merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {
         node.op.check()?;
     }
-    let marks = mark::mark(target, &stages);
-    let values = bind::placed_values(program, key, bindings, &placement);
     let plan = Plan {
         program: program.name.clone(),
         target: target.name(),

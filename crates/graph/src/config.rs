@@ -196,6 +196,8 @@ pub struct Resolved {
     pub prep: Prep,
     /// Most decode steps of one launch.
     pub steps: u32,
+    /// When all layers of a decode step become one node.
+    pub merge: crate::compile::merge::Merge,
     /// Bytes all graphs together may take.
     pub budget: Option<u64>,
     /// Every value with its source and reason, in the order of the options.

@@ -193,6 +193,9 @@ fn traffic(op: &Op) -> (u64, u64) {
         }
         Op::Gather(op) => (0, 2 * op.y.bytes()),
         Op::Sample(op) => (0, op.logits.bytes()),
+        Op::Layers(op) => {
+            op.members.iter().map(traffic).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+        }
         Op::Prologue(_) | Op::Copy(_) | Op::Fill(_) | Op::Noise(_) => (0, 0),
     }
 }

@@ -2,10 +2,11 @@
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
 use crate::compile::{
-    Bindings, CompileError, CompileTarget, TargetDevice, scratch_bytes, workspace_bytes,
+    Bindings, CompileError, CompileTarget, TargetDevice, exchange_bytes, merge, scratch_bytes,
+    workspace_bytes,
 };
 use crate::program::Program;
-use crate::{Prep, ShapeKey};
+use crate::{Phase, Prep, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
 use device::{ALIGN, DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -39,7 +40,17 @@ impl Layout {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
             scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
         }
-        Ok(Self::with_sizes(program, limits, workspace, scratch))
+        let mut layout = Self::with_sizes(program, limits, workspace, scratch);
+        // For every number of rows that can merge, bucket or no bucket.
+        let mut exchange = 0;
+        let most =
+            if program.phases.contains(&Phase::Decode) { rows.min(merge::MOST_ROWS) } else { 0 };
+        for key in (1..=most).map(ShapeKey::decode) {
+            exchange = exchange.max(exchange_bytes(program, target, &limits, &key)?);
+        }
+        layout.bindings.exchange =
+            (exchange > 0).then(|| layout.arena.alloc(Region::State, "exchange", exchange));
+        Ok(layout)
     }
 
     /// A layout with one page per layer that nobody will seal: what a kernel is asked about.
@@ -65,8 +76,8 @@ impl Layout {
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
-        let bindings =
-            Bindings { weights, rope, state, kv: Vec::new(), workspace, scratch, inputs: None };
+        let (kv, exchange, inputs) = (Vec::new(), None, None);
+        let bindings = Bindings { weights, rope, state, kv, workspace, scratch, exchange, inputs };
         Layout { arena, bindings }
     }
 

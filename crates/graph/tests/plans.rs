@@ -2,7 +2,9 @@
 
 use device::StepLimits;
 use device::cuda::launch::Target;
+use device::cuda::tuned::{Choice, ONE, Tuned, shape};
 use expect_test::expect;
+use graph::compile::merge::Merge;
 use graph::compile::{compile, fuse::Fusion};
 use graph::layout::Layout;
 use graph::program::Program;
@@ -54,6 +56,54 @@ fn a_decode_plan_has_five_nodes_per_layer() {
         assert_eq!(layer, ["linear", "attention", "linear", "linear", "linear"]);
         assert_eq!(plan.check(), vec![]);
     }
+}
+
+/// The plan of a step of `rows`, with layers merged or not.
+fn merged(merge: Merge, gpu: &Target, sample: Sample, key: ShapeKey) -> Plan {
+    let target = CompileTarget { merge, ..CompileTarget::cuda(gpu.clone()) };
+    let program = sample.build("qwen3");
+    let limits = StepLimits {
+        seats: 16,
+        rows: 16,
+        tokens: 256,
+        pages_per_seat: 64,
+        page_size: 16,
+        vocab: program.shape.vocab,
+        penalties: false,
+    };
+    let plan = plan_for(&program, &target, limits, key);
+    assert_eq!(plan.check(), vec![]);
+    plan
+}
+
+#[test]
+fn small_layers_become_one_node_where_that_is_asked_for_or_measured() {
+    let mut gpu = Target { tuned: Tuned::default(), ..Target::h200() };
+    let names = |plan: &Plan| plan.nodes.iter().map(|node| node.op.name()).collect::<Vec<_>>();
+    let one = ["prologue", "embed", "layers", "linear", "sample"];
+    let asked = merged(Merge::Always, &gpu, Sample::qwen3_0_6b(), ShapeKey::decode(1));
+    assert_eq!(names(&asked), one);
+    let eight = merged(Merge::Always, &gpu, Sample::qwen3_0_6b(), ShapeKey::decode(8));
+    assert_eq!(names(&eight), one);
+    // Too many rows, layers that are not small, or one order of summation for all: nodes as before.
+    let fixed = ShapeKey::decode(1).with_variant(Some("fixed".into()));
+    for (sample, key) in [
+        (Sample::qwen3_0_6b(), ShapeKey::decode(16)),
+        (Sample::qwen3_8b(), ShapeKey::decode(1)),
+        (Sample::qwen3_0_6b(), fixed),
+    ] {
+        assert!(!names(&merged(Merge::Always, &gpu, sample, key)).contains(&"layers"));
+    }
+    // Measured: nodes, until a table says that one is faster.
+    let measured = |gpu: &Target, rows: u32| {
+        merged(Merge::Measured, gpu, Sample::qwen3_0_6b(), ShapeKey::decode(rows)).nodes.len()
+    };
+    assert_eq!((measured(&gpu, 1), measured(&gpu, 8)), (28 * 5 + 4, 28 * 5 + 4));
+    let shape = |plan: &Plan| shape(&plan.nodes[2].op).expect("layers have a shape");
+    let choice = |variant: &str| Choice { variant: variant.into(), nanos: 1, rule_nanos: 2 };
+    gpu.tuned.insert(shape(&asked), choice(ONE));
+    gpu.tuned.insert(shape(&eight), choice(""));
+    assert_eq!((measured(&gpu, 1), measured(&gpu, 8)), (5, 28 * 5 + 4));
 }
 
 #[test]

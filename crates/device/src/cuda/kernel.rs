@@ -78,7 +78,7 @@ impl Kernel {
         let mut values: Vec<Slot> =
             launch.args.iter().map(|arg| slot(api, arena, arg)).collect::<Result<_>>()?;
         let mut args: Vec<*mut c_void> =
-            values.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
+            values.iter_mut().map(|slot| slot.0.as_mut_ptr().cast()).collect();
         let mut attributes = Vec::new();
         if launch.cluster != [1, 1, 1] {
             let [x, y, z] = launch.cluster;
@@ -140,21 +140,36 @@ fn attribute(
     sys::CUlaunchAttribute { id, pad: [0; 4], value }
 }
 
-/// Room for any argument, aligned for a tensor map, the largest of them.
+/// Eight words, aligned as a tensor map must be.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Slot([u64; 16]);
+struct Line([u64; 8]);
+
+/// Room for an argument.
+struct Slot(Vec<Line>);
+
+impl Slot {
+    fn of(words: &[u64]) -> Slot {
+        let line = |part: &[u64]| {
+            let mut line = Line([0; 8]);
+            line.0[..part.len()].copy_from_slice(part);
+            line
+        };
+        Slot(words.chunks(8).map(line).collect())
+    }
+}
 
 fn slot(api: &DriverApi, arena: &ArenaInner, arg: &Arg) -> Result<Slot> {
-    let word = |value: u64| {
-        let mut slot = Slot([0; 16]);
-        slot.0[0] = value;
-        slot
+    let word = |value: u64| Slot::of(&[value]);
+    let address = |span: &crate::Span| {
+        arena.check("argument", *span)?;
+        Ok(arena.address(*span))
     };
     // Little endian: a 32-bit argument is the front half of the word.
     Ok(match arg {
-        Arg::Address(span) => {
-            arena.check("argument", *span)?;
-            word(arena.address(*span))
+        Arg::Address(span) => word(address(span)?),
+        Arg::Addresses(spans) => {
+            Slot::of(&spans.iter().map(address).collect::<Result<Vec<u64>>>()?)
         }
         Arg::Null => word(0),
         Arg::U32(value) => word((*value).into()),
@@ -188,12 +203,12 @@ fn encode(api: &DriverApi, arena: &ArenaInner, map: &TensorMap) -> Result<Slot> 
         128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         _ => return Err(refuse("a swizzle is 0, 32, 64 or 128 bytes")),
     };
-    let mut slot = Slot([0; 16]);
+    let mut slot = Slot::of(&[0; 16]);
     let steps = [1u32; 5];
     // SAFETY: the slot is a tensor map's size and alignment; the arrays have `rank` entries.
     unsafe {
         api.cuTensorMapEncodeTiled(
-            std::ptr::from_mut(&mut slot).cast(),
+            slot.0.as_mut_ptr().cast(),
             dtype,
             rank as u32,
             arena.address(map.span) as *mut c_void,

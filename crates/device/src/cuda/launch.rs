@@ -29,6 +29,8 @@ pub enum Arg {
     U64(u64),
     /// A float.
     F32(f32),
+    /// An array of device addresses, passed by value.
+    Addresses(Vec<Span>),
     /// A TMA descriptor, passed by value as `__grid_constant__ const CUtensorMap`.
     TensorMap(TensorMap),
 }

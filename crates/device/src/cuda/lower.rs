@@ -25,6 +25,7 @@ pub fn lower(op: &Op, target: &Target) -> Result<Vec<Lowered>> {
         Op::Gather(op) => op.lower(target),
         Op::Sample(op) => op.lower(target),
         Op::Noise(op) => op.lower(target),
+        Op::Layers(op) => op.lower(target),
         Op::Copy(op) => Ok(vec![Lowered::Copy { from: op.from, to: op.to }]),
         Op::Fill(op) => Ok(vec![Lowered::Fill { to: op.to, word: op.word }]),
     }
@@ -36,6 +37,16 @@ pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
         Op::Linear(op) => op.scratch_bytes(target),
         Op::Attention(op) => op.scratch_bytes(target),
         Op::Sample(op) => op.scratch_bytes(target),
+        Op::Layers(op) => op.scratch_bytes(target),
+        _ => 0,
+    }
+}
+
+/// Bytes the blocks of a [`crate::op::Layers`] exchange on `target`; 0 for every other op, and where its
+/// members stay kernels of their own.
+pub fn exchange_bytes(op: &Op, target: &Target) -> u64 {
+    match op {
+        Op::Layers(op) => op.exchange_bytes(target),
         _ => 0,
     }
 }

@@ -1,8 +1,9 @@
 //! Finds the fastest variant for every shape among some nodes, by measuring.
 
 use super::launch::Target;
-use super::lower::scratch_bytes;
-use super::tuned::{Choice, Tuned, candidates, shape};
+use super::lower::{exchange_bytes, scratch_bytes};
+use super::tuned::{Choice, ONE, Tuned, candidates, shape};
+use crate::op::Layers;
 use crate::{Arena, Device, Item, Node, Op, RecordOptions, Result};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -66,8 +67,7 @@ pub fn tune(
     timer: &mut dyn Timer,
     progress: &mut dyn FnMut(&str, &Choice),
 ) -> Result<Tuned> {
-    let mut step: Vec<Node> =
-        nodes.iter().filter(|node| shape(&node.op).is_some()).cloned().collect();
+    let mut step: Vec<Node> = nodes.iter().filter(|node| has_variants(&node.op)).cloned().collect();
     let all: Vec<usize> = (0..step.len()).collect();
     set_variant(&mut step, &all, "");
     let mut groups: BTreeMap<String, Vec<usize>> = BTreeMap::new();
@@ -110,6 +110,33 @@ pub fn tune(
         tuned.insert(shape.clone(), choice);
     }
     Ok(tuned)
+}
+
+/// Layers as one node are measured against their members, below.
+fn has_variants(op: &Op) -> bool {
+    shape(op).is_some() && !matches!(op, Op::Layers(_))
+}
+
+/// Whether all layers of a step are faster as one node: `layers`, as one node or as its members. `None` if
+/// `target` has no kernel for them.
+pub fn tune_layers(
+    layers: &Layers,
+    target: &Target,
+    timer: &mut dyn Timer,
+) -> Result<Option<(String, Choice)>> {
+    let one = Op::Layers(layers.clone());
+    let room = layers.exchange.map_or(0, |span| span.len);
+    let fits = (1..=room).contains(&exchange_bytes(&one, target));
+    let Some(shape) = shape(&one).filter(|_| fits) else { return Ok(None) };
+    let node = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: None };
+    let (members, one): (Vec<Node>, _) = (layers.members.iter().map(node).collect(), [node(&one)]);
+    timer.prepare(&members)?;
+    timer.prepare(&one)?;
+    let [rule, took] = [timer.time(&members)?, timer.time(&one)?].map(|t| t.as_nanos() as f64);
+    let variant = if took < rule * (1.0 - GAIN) { ONE } else { "" };
+    let nanos = if variant.is_empty() { rule } else { took };
+    let choice = Choice { variant: variant.into(), nanos: nanos as u32, rule_nanos: rule as u32 };
+    Ok(Some((shape, choice)))
 }
 
 /// Asks for a variant of some nodes; the empty one is the rule's.

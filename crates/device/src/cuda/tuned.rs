@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 /// Tables that were measured by the project: architecture, multiprocessors, contents.
 const SHIPPED: [(&str, u32, &str); 1] = [("sm_90a", 132, include_str!("tuned/sm_90a-132.tsv"))];
 
+/// The variant of layers that are one node.
+pub const ONE: &str = "one";
+
 /// What was found for one shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,6 +149,7 @@ pub fn shape(op: &Op) -> Option<String> {
     match op {
         Op::Linear(op) => Some(linear(op)),
         Op::Attention(op) if op.single => Some(attention(op)),
+        Op::Layers(op) => op.shape(),
         _ => None,
     }
 }

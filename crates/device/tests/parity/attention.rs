@@ -8,26 +8,26 @@ use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
 /// One row of a step.
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    q_len: usize,
-    kv_len: usize,
+pub(crate) struct Row {
+    pub(crate) q_len: usize,
+    pub(crate) kv_len: usize,
 }
 
-struct Case {
-    seed: u64,
-    rows: Vec<Row>,
-    bucket_rows: usize,
-    bucket_tokens: usize,
-    kv_heads: usize,
-    group: usize,
-    dim: usize,
-    page_size: usize,
-    kv: DType,
-    x: DType,
-    single: bool,
-    window: Option<u32>,
-    norms: bool,
-    pairs: Pairs,
+pub(crate) struct Case {
+    pub(crate) seed: u64,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) bucket_rows: usize,
+    pub(crate) bucket_tokens: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) group: usize,
+    pub(crate) dim: usize,
+    pub(crate) page_size: usize,
+    pub(crate) kv: DType,
+    pub(crate) x: DType,
+    pub(crate) single: bool,
+    pub(crate) window: Option<u32>,
+    pub(crate) norms: bool,
+    pub(crate) pairs: Pairs,
 }
 
 impl Case {
@@ -68,13 +68,13 @@ impl Case {
     }
 }
 
-struct Laid {
-    rope: RopeKv,
-    attention: Attention,
+pub(crate) struct Laid {
+    pub(crate) rope: RopeKv,
+    pub(crate) attention: Attention,
 }
 
 /// `filled` puts k and v of this step's tokens into the pages already, as rope_kv would have.
-fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
+pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let rng = &mut Rng::new(case.seed ^ 0xA77E);
     let size = case.page_size;
     let per_seat = case.rows.iter().map(|row| row.kv_len.div_ceil(size)).max().unwrap_or(1) + 1;

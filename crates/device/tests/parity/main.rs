@@ -4,6 +4,7 @@
 mod attention;
 mod fixed;
 mod ggml;
+mod layers;
 mod linear;
 mod quant;
 mod rows;

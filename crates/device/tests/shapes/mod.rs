@@ -209,7 +209,17 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
     if single {
-        ops.push(attention(Some(Box::new(rope_kv)), None));
+        let attend = attention(Some(Box::new(rope_kv)), None);
+        let layer = [
+            linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
+            attend.clone(),
+            linear(mix, w_out, None, None, Epilogue::Residual(x), x),
+            linear(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid),
+            linear(mid, w_down, None, None, Epilogue::Residual(x), x),
+        ];
+        let exchange = Some(tensor(Region::State, DType::U8, 1, 8 << 20).span);
+        ops.push(attend);
+        ops.push(Op::Layers(Layers { members: [layer.clone(), layer].concat(), exchange }));
         // Products that prepare the input of the next one, and those that find it prepared.
         let (gives2, gives3) = (Hand::Gives(norm2), Hand::Gives(norm3));
         ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));

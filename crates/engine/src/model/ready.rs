@@ -168,7 +168,7 @@ pub fn load_executor(
         vocab: config.vocab as u32,
         penalties: options.penalties,
     };
-    let target = match device.target() {
+    let mut target = match device.target() {
         Some(target) => CompileTarget::cuda(target),
         None => CompileTarget::cpu(),
     };
@@ -180,6 +180,7 @@ pub fn load_executor(
         tokens: limits.tokens,
     };
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
+    target.merge = graphs.merge;
     let decode = graphs.runner(Phase::Decode, &limits)?;
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =

@@ -214,6 +214,14 @@ pub const SETTINGS: &[Setting] = &[
         default_words: "on",
         default: |_| fixed("on", "weights are fetched before the previous kernel ends"),
     },
+    Setting {
+        path: "layers",
+        flag: Some("graph-layers"),
+        kind: Kind::Word(&["auto", "nodes", "one"]),
+        help: "Layers of a decode step: five nodes each; all layers as one node wherever the GPU has a kernel for that (small bf16 models, at most 8 sequences); or whichever was measured to be faster.",
+        default_words: "auto",
+        default: |_| fixed("auto", "one node where the table of measured choices says so"),
+    },
 ];
 
 /// The options that have a flag.

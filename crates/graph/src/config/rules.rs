@@ -151,6 +151,15 @@ pub const RULES: &[Rule] = &[
         why: "only a whole step can be the body of a loop on the device",
     },
     Rule {
+        name: "one-node-has-no-inside",
+        when: "decode.backend is breakable or piecewise",
+        applies: |draft, _| cuts(draft.get("decode.backend")),
+        path: "layers",
+        to: |_, _| "nodes".into(),
+        effect: "layers = nodes",
+        why: "there would be no attention left to cut at",
+    },
+    Rule {
         name: "steps-without-the-host",
         when: "decode.steps is above 1",
         applies: |draft, _| repeats(draft),

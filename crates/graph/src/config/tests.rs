@@ -41,6 +41,7 @@ fn the_table_at_start_says_why() {
         kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        on         default: weights are fetched before the previous kernel ends
+        layers                     auto       default: one node where the table of measured choices says so
     "#]].assert_eq(&resolved("", &[], &H200).table());
     let json = r#"{"decode": {"buckets": [1, 2, 4]}, "capture": "lazy"}"#;
     let table = resolved(json, &[("graph-backend-prefill", "breakable")], &CPU).table();
@@ -63,6 +64,7 @@ fn the_table_at_start_says_why() {
         kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        off        rule pdl-needs-a-gpu: a CPU runs one op after the other
+        layers                     auto       default: one node where the table of measured choices says so
     "#]].assert_eq(&table);
 }
 
@@ -197,6 +199,12 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             r#"{"decode": {"prep": "fused", "backend": "piecewise"}}"#,
         ),
         ("steps-in-one-graph", &H200, "", r#"{"decode": {"steps": 4, "backend": "breakable"}}"#),
+        (
+            "one-node-has-no-inside",
+            &H200,
+            r#"{"decode": {"backend": "breakable"}}"#,
+            r#"{"decode": {"backend": "piecewise"}, "layers": "one"}"#,
+        ),
         ("steps-without-the-host", &H200, "", r#"{"decode": {"steps": 4, "prep": "copy"}}"#),
         (
             "steps-are-recorded-at-start",

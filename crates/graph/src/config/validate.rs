@@ -4,6 +4,7 @@ use super::nearest::nearest;
 use super::options::{Kind, MAX_STEPS, OPS, setting};
 use super::{ConfigError, Decision, PhaseSettings, Resolved};
 use crate::bucket::{BucketSpec, Buckets};
+use crate::compile::merge::Merge;
 use crate::runner::{Capture, Debug, Fallback};
 use crate::{BackendKind, Phase, Prep};
 use std::collections::BTreeSet;
@@ -51,6 +52,7 @@ pub(super) fn validate(
             .find(|prep| prep.name() == get("decode.prep"))
             .unwrap_or_default(),
         steps: get("decode.steps").parse().unwrap_or(1),
+        merge: Merge::named(get("layers")).unwrap_or_default(),
         budget: parse_bytes(get("memory.budget")),
         decisions,
         warnings,

@@ -85,6 +85,7 @@ pub fn describe(op: &Op) -> String {
         Op::Copy(op) => format!("copy {}", bytes(op.from.len)),
         Op::Fill(op) => format!("fill {} with {:#x}", bytes(op.to.len), op.word),
         Op::Noise(op) => format!("noise {} seed {}", shape(&op.to), op.seed),
+        Op::Layers(op) => format!("layers: {} ops as one", op.members.len()),
     }
 }
 

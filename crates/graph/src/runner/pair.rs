@@ -144,6 +144,7 @@ impl Runners {
         let spans: Vec<Span> = tables
             .map(|table| table.span)
             .chain(self.bindings.scratch)
+            .chain(self.bindings.exchange)
             .chain(state.mail)
             .chain([state.ring, state.leave])
             .chain(self.bindings.inputs.iter().flat_map(|inputs| inputs.blocks))

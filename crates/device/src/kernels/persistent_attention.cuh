@@ -1,0 +1,318 @@
+// Attention inside `persistent.cu`: a unit prepares its heads, attends to its pages, merges what its warps have, and sends
+// it; the readers of a row weigh its units. Included after the shapes, the exchange and the ring, which it uses.
+#pragma once
+
+// What two pages of a warp cost, and a unit of a row for those who gather it, in clocks.
+#define PAGE_COST 1100
+#define UNIT_COST 250
+
+DEVICE float power(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+DEVICE u32 pages_of(u32 length) { return (length + PAGE - 1) / PAGE; }
+
+// Which pages this block attends to, and which slots the units of each row have: the cheapest number of stages per
+// warp for which all units have slots. The tables are the prologue's, which lets its successors start last: they can be
+// read before the wait.
+DEVICE Unit plan(Shared& s, const u32* kv_len) {
+    u32 lengths[ROWS], share = 0, cost = FULL;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) lengths[r] = __ldcg(kv_len + r);
+    for (u32 each = 1;; each += (each + 3) / 4) {
+        u32 units = 0, most = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const u32 own = (pages_of(lengths[r]) + 2 * WARPS * each - 1) / (2 * WARPS * each);
+            units += own, most = max(most, own);
+        }
+        const u32 now = PAGE_COST * each + UNIT_COST * ROWS * most;
+        if (units <= SLOTS && now < cost) share = 2 * WARPS * each, cost = now;
+        if (most <= 1) break;
+    }
+    Unit unit = {0, 0, blockIdx.x % HKV, 1, 0, 1};
+    u32 first = 0, most = 0;
+    const u32 slot = blockIdx.x / HKV;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const u32 pages = pages_of(lengths[r]);
+        u32 units = (pages + share - 1) / share;
+        const u32 each = units ? (pages + units - 1) / units : 1;
+        units = (pages + each - 1) / each;
+        if (slot >= first && slot < first + units) {
+            unit.row = r, unit.length = lengths[r];
+            unit.first = (slot - first) * each, unit.last = min(unit.first + each, pages) - 1;
+        }
+        if (threadIdx.x == 0) s.first[r] = first, s.units[r] = units;
+        most = max(most, units);
+        first += units;
+    }
+    if (threadIdx.x == 0) s.most = most;
+    return unit;
+}
+
+// Polls, normalises and rotates head `me.warp` of the unit: G queries, then, with the newest token, its k and v. `p` and
+// `q` are the norm's weights for the lane's elements of either half of the head.
+DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair& p, const Pair& q, float eps, const Me& me) {
+    const Unit& unit = s.unit;
+    const u32 warp = me.warp, lane = min(me.lane, D / 4 - 1u);
+    const u32 head = warp < G ? unit.head * G + warp : HQ + (warp - G) * HKV + unit.head;
+    const u64* from = exchange + AT_QKV + unit.row * (QKV / 2) + head * (D / 2) + lane;
+    u64 low, high;
+    Patience patience;
+    for (;;) {
+        low = peek(from), high = peek(from + D / 4);
+        if (__all_sync(FULL, fresh(low, tag) && fresh(high, tag))) break;
+        patience.lose();
+    }
+    u32 out[2] = {(u32)low, (u32)high};
+    if (warp <= G) {
+        float a0 = low_half<BF16>(out[0]), a1 = high_half<BF16>(out[0]), b0 = low_half<BF16>(out[1]), b1 = high_half<BF16>(out[1]);
+        float by = 1.0f;
+        if (warp < G ? QN : KN)
+            by = rsqrtf(warp_sum(me.lane < D / 4 ? a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1 : 0.0f) * (1.0f / D) + eps);
+        a0 *= by * p.low(), a1 *= by * p.high();
+        b0 *= by * q.low(), b1 *= by * q.high();
+        const float2 c = *(const float2*)&s.rope[2 * lane], n = *(const float2*)&s.rope[D / 2 + 2 * lane];
+        out[0] = pack_bf16(a0 * c.x - b0 * n.x, a1 * c.y - b1 * n.y);
+        out[1] = pack_bf16(b0 * c.x + a0 * n.x, b1 * c.y + a1 * n.y);
+    }
+    if (me.lane >= D / 4) return;
+    u32* to = (u32*)(warp < G ? s.queries[warp] : s.newest[warp - G]);
+    to[lane] = out[0], to[lane + D / 4] = out[1];
+    if (warp >= G) {
+        const u32 at = unit.length - 1, page = at / PAGE - unit.first;
+        const u32 id = page < HELD_PAGES ? s.pages[page] : __ldcg(unit.pages + at / PAGE);
+        u32* there = (u32*)(kv + (((u64)id * 2 + (warp - G)) * HKV + unit.head) * (PAGE * D * 2) + at % PAGE * (D * 2));
+        there[lane] = out[0], there[lane + D / 4] = out[1];
+    }
+}
+
+// What a warp has seen so far: lane 4·g + j holds columns (query heads) 2j and 2j + 1.
+struct Sums {
+    float out[STEPS][4], maximum[2], total[2];
+};
+DEVICE void clear(Sums& sums) {
+    sums.maximum[0] = sums.maximum[1] = -INFINITY, sums.total[0] = sums.total[1] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) sums.out[k][0] = sums.out[k][1] = sums.out[k][2] = sums.out[k][3] = 0.0f;
+}
+
+// Where piece `i` of a token lies in the tiles of 64 columns that a tensor copy swizzles.
+DEVICE u32 swizzled(u32 token, u32 i) { return i / 8 * 2048 + token * 128 + ((i % 8 ^ token % 8) << 4); }
+
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Two pages of the unit, from `first` on: each has 16 keys and 16 values at `here`, one behind the other.
+DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, const Me& me) {
+    const u32 newest = s.unit.length - 1, end = min((s.unit.last + 1) * PAGE, s.unit.length), lane = me.lane;
+    if (newest / PAGE - first < 2) {
+        // The newest token comes from the exchange, and what follows it must be numbers.
+        const u32 t = newest % PAGE;
+        u8* page = here + (newest / PAGE - first) * PAGE_BYTES;
+        for (u32 i = lane; i < 2 * (D / 8); i += 32)
+            *(uint4*)(page + i / (D / 8) * (PAGE_BYTES / 2) + swizzled(t, i % (D / 8))) = *(const uint4*)&s.newest[i / (D / 8)][i % (D / 8) * 8];
+        for (u32 i = lane; i < (15 - t) * (D / 8); i += 32)
+            *(uint4*)(page + PAGE_BYTES / 2 + swizzled(t + 1 + i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+    }
+    // Where there is no second page, the first stands in for it, and weighs nothing.
+    const u32 base = shared_address(here), other = first < s.unit.last ? PAGE_BYTES : 0;
+    const u32 queries = shared_address(&s.queries[lane % 8][lane / 8 * 8]);
+    u32 q[4];
+    float scores[2][2][4];
+#pragma unroll
+    for (int i = 0; i < 16; i++) scores[i / 8][i / 4 % 2][i % 4] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const u32 from = base + swizzled(lane % 16, 2 * k + lane / 16);
+        if (k % 2 == 0) load_matrices(q, queries + k * 32);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            u32 a[4];
+            load_matrices(a, n ? from + other : from);
+            mma_16x8x16<BF16>(scores[n][k % 2], a[0], a[1], a[2], a[3], q[k % 2 * 2], q[k % 2 * 2 + 1]);
+        }
+    }
+    u32 p[2][2];
+    float weights[2][4];
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        float v[4], top;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float score = scores[i / 2][0][c + i % 2 * 2] + scores[i / 2][1][c + i % 2 * 2];
+            v[i] = (first + i / 2) * PAGE + i % 2 * 8 + me.g < end ? score * factor : -INFINITY;
+        }
+        top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL, top, o));
+        top = fmaxf(top, sums.maximum[c]);
+        const float keep = power(sums.maximum[c] - top);
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = power(v[i] - top), weights[i / 2][c + i % 2 * 2] = v[i];
+        sums.maximum[c] = top;
+        sums.total[c] = sums.total[c] * keep + (v[0] + v[1]) + (v[2] + v[3]);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) sums.out[k][c] *= keep, sums.out[k][c + 2] *= keep;
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        p[n][0] = transpose_8x8(pack_bf16(weights[n][0], weights[n][1]));
+        p[n][1] = transpose_8x8(pack_bf16(weights[n][2], weights[n][3]));
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            u32 a[4];
+            const u32 from = base + PAGE_BYTES / 2 + swizzled(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+            load_matrices_transposed(a, n ? from + other : from);
+            mma_16x8x16<BF16>(sums.out[k], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
+        }
+}
+
+// All warps' sums of the unit together, to the exchange. `merged` is [warp][column][D]. A warp without pages has a
+// maximum of minus infinity and sums of zero.
+DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32 tag, const Me& me) {
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const u32 column = 2 * me.j + c;
+        float sum = sums.total[c];
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
+        if (me.g == 0) s.maxima[column][me.warp] = sums.maximum[c], s.totals[column][me.warp] = sum;
+        float* to = merged + (me.warp * G + column) * (D + 4) + me.g;
+        if (column < G)
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) to[k * 16] = sums.out[k][c], to[k * 16 + 8] = sums.out[k][c + 2];
+    }
+    join();
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32) {
+        const u32 column = i / D, e = i % D;
+        float maxima[WARPS], top = -INFINITY, weight = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) maxima[w] = s.maxima[column][w], top = fmaxf(top, maxima[w]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float part = power(maxima[w] - top);
+            weight += s.totals[column][w] * part;
+            sum += merged[(w * G + column) * (D + 4) + e] * part;
+        }
+        const float v = __fdividef(sum, weight), n = __shfl_down_sync(FULL, v, 1);
+        // Blocks of a slot are heads in order.
+        if (e % 2 == 0) send_copies<ATT_WORDS>(exchange + AT_ATT + blockIdx.x * (G * D / 2) + i / 2, pack_bf16(v, n), tag);
+        if (e == 0) send_copies<LSE_WORDS>(exchange + AT_LSE + blockIdx.x * G + column, __float_as_uint(top + __log2f(weight)), tag);
+    }
+}
+
+// The attention of every row, as its units sent it: the lane's four values of each of the warp's slices. Loads are in
+// flight before the first is looked at: of all rows where no row has more than one unit, else of a row and a few units.
+#define UNITS_AT_ONCE (ROWS <= 2 ? 4 : 2)
+DEVICE void gather(const Shared& s, const u64* parts, const u64* lses, u32 tag, const Me& me, uint2 (&out)[MOST_CHUNKS][ROWS]) {
+    const u32 column = me.warp * 128 + me.lane * 4;
+    parts += AT_ATT + column / 2, lses += AT_LSE + column / D;
+    if (s.most <= 1) {
+        // Nothing to weigh.
+        Patience patience;
+        for (;;) {
+            u64 w[CHUNKS(A)][ROWS][2];
+            bool all = true;
+            if (GATED && s.units[0]) {
+                u64 a, b;
+                do {
+                    all = true;
+#pragma unroll
+                    for (int c = 0; c < CHUNKS(A); c++)
+                        if (A % CHUNK == 0 || c * CHUNK + column < A)
+                            peek2(parts + s.first[0] * (A / 2) + c * (CHUNK / 2), a, b), all &= fresh(b, tag);
+                    patience.lose();
+                } while (!__all_sync(FULL, all));
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNKS(A) * ROWS; i++) {
+                const int c = i / ROWS, r = i % ROWS;
+                w[c][r][0] = w[c][r][1] = (u64)tag << 32;
+                if (s.units[r] && (A % CHUNK == 0 || c * CHUNK + column < A))
+                    peek2(parts + s.first[r] * (A / 2) + c * (CHUNK / 2), w[c][r][0], w[c][r][1]);
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNKS(A) * ROWS; i++) {
+                const int c = i / ROWS, r = i % ROWS;
+                all &= fresh(w[c][r][0], tag) && fresh(w[c][r][1], tag);
+                out[c][r] = make_uint2((u32)w[c][r][0], (u32)w[c][r][1]);
+            }
+            if (__all_sync(FULL, all)) return;
+            patience.lose();
+        }
+    }
+#pragma unroll 1
+    for (u32 row = 0; row < ROWS; row++) {
+        const u32 units = s.units[row];
+        float top[CHUNKS(A)], weight[CHUNKS(A)], sums[CHUNKS(A)][4];
+#pragma unroll
+        for (int c = 0; c < CHUNKS(A); c++)
+            top[c] = -1e30f, weight[c] = 0.0f, sums[c][0] = sums[c][1] = sums[c][2] = sums[c][3] = 0.0f;
+#pragma unroll 1
+        for (u32 base = 0; base < units; base += UNITS_AT_ONCE) {
+            const u32 slot = s.first[row] + base;
+            u64 w[CHUNKS(A)][UNITS_AT_ONCE][2], lse[CHUNKS(A)][UNITS_AT_ONCE];
+            Patience patience;
+            for (;;) {
+                bool all = true;
+#pragma unroll
+                for (int i = 0; i < CHUNKS(A) * UNITS_AT_ONCE; i++) {
+                    const int c = i / UNITS_AT_ONCE, u = i % UNITS_AT_ONCE;
+                    w[c][u][0] = w[c][u][1] = (u64)tag << 32, lse[c][u] = (u64)tag << 32 | 0xff800000u;
+                    if (base + u < units && (A % CHUNK == 0 || c * CHUNK + column < A)) {
+                        peek2(parts + slot * (A / 2) + (u * (A / 2) + c * (CHUNK / 2)), w[c][u][0], w[c][u][1]);
+                        lse[c][u] = peek(lses + slot * HQ + (u * HQ + c * (CHUNK / D)));
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < CHUNKS(A) * UNITS_AT_ONCE; i++) {
+                    const int c = i / UNITS_AT_ONCE, u = i % UNITS_AT_ONCE;
+                    all &= fresh(w[c][u][0], tag) && fresh(w[c][u][1], tag) && fresh(lse[c][u], tag);
+                }
+                if (__all_sync(FULL, all)) break;
+                patience.lose();
+            }
+#pragma unroll
+            for (int c = 0; c < CHUNKS(A); c++) {
+                float next = top[c];
+#pragma unroll
+                for (int u = 0; u < UNITS_AT_ONCE; u++) next = fmaxf(next, __uint_as_float((u32)lse[c][u]));
+                const float before = power(top[c] - next);
+                top[c] = next, weight[c] *= before;
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[c][e] *= before;
+#pragma unroll
+                for (int u = 0; u < UNITS_AT_ONCE; u++) {
+                    const float now = power(__uint_as_float((u32)lse[c][u]) - next);
+                    const u32 low = (u32)w[c][u][0], high = (u32)w[c][u][1];
+                    weight[c] += now;
+                    sums[c][0] += now * low_half<BF16>(low), sums[c][1] += now * high_half<BF16>(low);
+                    sums[c][2] += now * low_half<BF16>(high), sums[c][3] += now * high_half<BF16>(high);
+                }
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS(A); c++) {
+            // A row that is not there has no units, and is zero.
+            const float by = __fdividef(1.0f, fmaxf(weight[c], 1e-30f));
+            const uint2 v = make_uint2(pack_bf16(sums[c][0] * by, sums[c][1] * by), pack_bf16(sums[c][2] * by, sums[c][3] * by));
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (r == row) out[c][r] = v;
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! `kernels/persistent.cu`: one kernel for all layers, where they are small and alike. Elsewhere the members
+//! are lowered one by one.
+//!
+//! Its blocks wait for each other, so all of them must be resident: there are at most as many as
+//! multiprocessors, and each takes the larger part of one. What ran before ends without them, and what comes
+//! after cannot start before all of them have.
+
+use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
+use crate::cuda::lower::{Kernel, aligned, lower, scratch_bytes};
+use crate::op::{Attention, Epilogue, Layers, Linear, Norm, RopeKv};
+use crate::{DType, Op, Result, Span, Tensor};
+
+/// Warps that compute; one more fetches.
+const WARPS: u32 = 8;
+/// Bytes of a stage: 8 rows of 1,024 weights with room between them, or two pages of a KV head.
+const STAGE: u32 = 17 << 10;
+/// Bytes of a row of a warp's slice of x.
+const SLICE: u32 = 256 + 64;
+/// What a table of arguments can hold: 4 KiB of parameters, nine addresses a layer.
+const MOST_LAYERS: usize = 48;
+
+impl Layers {
+    /// Why the one kernel cannot run these members on `target`; `None` if it can.
+    pub fn unfit(&self, target: &Target) -> Option<&'static str> {
+        self.plan(target).err()
+    }
+
+    pub(crate) fn exchange_bytes(&self, target: &Target) -> u64 {
+        self.plan(target).map_or(0, |plan| plan.words() * 8)
+    }
+
+    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+        match self.plan(target) {
+            Ok(_) => 0,
+            Err(_) => self.members.iter().map(|op| scratch_bytes(op, target)).max().unwrap_or(0),
+        }
+    }
+
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        match (self.plan(target), self.exchange) {
+            (Ok(plan), Some(exchange)) if exchange.len >= plan.words() * 8 => {
+                Ok(vec![plan.launch(target, exchange)])
+            }
+            _ => {
+                let lowered = self.members.iter().map(|member| lower(member, target));
+                Ok(lowered.collect::<Result<Vec<_>>>()?.concat())
+            }
+        }
+    }
+
+    fn plan(&self, target: &Target) -> std::result::Result<Plan<'_>, &'static str> {
+        if target.capability.0 != 9 {
+            return Err("the kernel is for compute capability 9");
+        }
+        let layers = self.members.chunks(5).map(Layer::of).collect::<Option<Vec<_>>>();
+        let layers = layers.ok_or("the members are not layers of five nodes")?;
+        Plan::new(layers, target)
+    }
+}
+
+/// The five members of a layer.
+struct Layer<'a> {
+    qkv: &'a Linear,
+    norm1: Norm,
+    attention: &'a Attention,
+    rope: &'a RopeKv,
+    o: &'a Linear,
+    up: &'a Linear,
+    norm2: Norm,
+    down: &'a Linear,
+}
+
+impl<'a> Layer<'a> {
+    fn of(members: &'a [Op]) -> Option<Layer<'a>> {
+        let [
+            Op::Linear(qkv),
+            Op::Attention(attention),
+            Op::Linear(o),
+            Op::Linear(up),
+            Op::Linear(down),
+        ] = members
+        else {
+            return None;
+        };
+        let (norm1, norm2, rope) = (qkv.norm?, up.norm?, attention.rope.as_deref()?);
+        Some(Layer { qkv, norm1, attention, rope, o, up, norm2, down })
+    }
+
+    /// That each member works on what the one before it made, in place and in bf16.
+    fn chained(&self) -> bool {
+        let Layer { qkv, attention, rope, o, up, down, .. } = self;
+        let adds = |linear: &Linear, x: Tensor| {
+            linear.epilogue == Epilogue::Residual(x) && linear.y == x && linear.norm.is_none()
+        };
+        let x = qkv.x;
+        let products = [*qkv, *o, *up, *down];
+        qkv.epilogue == Epilogue::Store
+            && up.epilogue == Epilogue::SiluMul
+            && adds(o, x)
+            && adds(down, x)
+            && (qkv.y, attention.out, up.x, up.y) == (attention.qkv, o.x, x, down.x)
+            && rope.qkv == attention.qkv
+            && products.iter().all(|linear| linear.bias.is_none() && plain(&linear.w))
+            && products.iter().all(|linear| linear.hand.is_nothing())
+            && rope.pairs.is_halves()
+            && self
+                .norms()
+                .all(|norm| norm.weight.dtype == self.norm1.weight.dtype && aligned(&norm.weight))
+            && matches!(self.norm1.weight.dtype, DType::BF16 | DType::F32)
+            && [x, qkv.y, attention.out, up.y].iter().all(bf16)
+            && attention.kv.dtype == DType::BF16
+            && attention.single
+            && attention.window.is_none()
+            && attention.kv.page_size == 16
+            && attention.kv.span.offset.is_multiple_of(16)
+            && attention.rows == x.rows
+    }
+
+    fn norms(&self) -> impl Iterator<Item = Norm> {
+        let all = [Some(self.norm1), Some(self.norm2), self.rope.q_norm, self.rope.k_norm];
+        all.into_iter().flatten()
+    }
+
+    /// Everything that all layers must have in common.
+    fn form(&self) -> Form {
+        let (attention, kv) = (self.attention, &self.attention.kv);
+        let eps = |norm: Option<Norm>| norm.map_or(0.0, |norm| norm.eps);
+        Form {
+            rows: self.qkv.x.rows,
+            hidden: self.qkv.x.cols,
+            inner: self.up.y.cols,
+            q_heads: attention.q_heads,
+            kv_heads: kv.heads,
+            dim: kv.head_dim,
+            q_norm: self.rope.q_norm.is_some(),
+            k_norm: self.rope.k_norm.is_some(),
+            norms: self.norm1.weight.dtype,
+            x: self.qkv.x,
+            numbers: [
+                attention.scale,
+                self.norm1.eps,
+                self.norm2.eps,
+                eps(self.rope.q_norm),
+                eps(self.rope.k_norm),
+            ],
+        }
+    }
+
+    fn addresses(&self) -> [Span; 9] {
+        // A model without head norms never reads theirs; any address will do.
+        let weight = |norm: Option<Norm>| norm.unwrap_or(self.norm1).weight.span;
+        [
+            self.qkv.w.span,
+            self.o.w.span,
+            self.up.w.span,
+            self.down.w.span,
+            self.norm1.weight.span,
+            self.norm2.weight.span,
+            weight(self.rope.q_norm),
+            weight(self.rope.k_norm),
+            self.attention.kv.span,
+        ]
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Form {
+    rows: u32,
+    hidden: u32,
+    inner: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    dim: u32,
+    q_norm: bool,
+    k_norm: bool,
+    norms: DType,
+    x: Tensor,
+    numbers: [f32; 5],
+}
+
+impl Form {
+    fn qkv(&self) -> u32 {
+        (self.q_heads + 2 * self.kv_heads) * self.dim
+    }
+
+    /// (columns, inner dimension) of the four products.
+    fn products(&self) -> [(u32, u32); 4] {
+        let attended = self.q_heads * self.dim;
+        [
+            (self.qkv(), self.hidden),
+            (self.hidden, attended),
+            (2 * self.inner, self.hidden),
+            (self.hidden, self.inner),
+        ]
+    }
+
+    /// Fewest bytes for the busiest block, then fewest blocks that poll. Every block has a tile of gate
+    /// and up: that is what orders the exchange.
+    fn blocks(&self, sms: u32) -> u32 {
+        let most = sms.min(self.inner / 4);
+        let busiest = |blocks: u32| self.products().map(|(n, k)| tiles(n, blocks) * k).iter().sum();
+        let cost = |blocks: &u32| -> (u32, u32) { (busiest(*blocks), *blocks) };
+        (sms * 3 / 4..=most).min_by_key(cost).unwrap_or(0)
+    }
+
+    /// Bytes of shared memory for the warps' partial results.
+    fn partial(&self, blocks: u32) -> u32 {
+        let wide = tiles(self.qkv(), blocks).max(tiles(2 * self.inner, blocks)) * 8;
+        let group = self.q_heads / self.kv_heads;
+        let sums = self.rows * (wide.next_multiple_of(16) + 4);
+        WARPS * sums.max(group * (self.dim + 4)) * 4
+    }
+
+    /// Dynamic shared memory beside the ring: two of the above take turns; x; what aligns the ring.
+    fn beside(&self, blocks: u32) -> u32 {
+        2 * self.partial(blocks) + WARPS * self.rows * SLICE + 1024
+    }
+
+    /// At least what the kernel's own arrays take.
+    fn fixed(&self, layers: u32) -> u32 {
+        layers * 72 + 8 * (self.dim + 8) * 2 + self.dim * 8 + 3072
+    }
+
+    /// How often is written what every block reads.
+    fn copies(&self) -> u32 {
+        if self.rows <= 4 { 4 } else { 2 }
+    }
+}
+
+/// Tiles of eight columns of the busiest block.
+fn tiles(n: u32, blocks: u32) -> u32 {
+    (n / 8).div_ceil(blocks)
+}
+
+fn bf16(tensor: &Tensor) -> bool {
+    tensor.dtype == DType::BF16 && aligned(tensor)
+}
+
+fn plain(tensor: &Tensor) -> bool {
+    bf16(tensor) && tensor.stride == tensor.cols
+}
+
+/// The pages of all layers as one span, from those of the first on, in whole lines of a head.
+fn pages(layers: &[Layer<'_>]) -> Option<Span> {
+    let spans = || layers.iter().map(|layer| layer.attention.kv.span);
+    let (first, end) = (spans().next()?, spans().map(|span| span.offset + span.len).max()?);
+    let line = u64::from(layers[0].attention.kv.head_dim) * 2;
+    let in_line = |span: Span| {
+        (span.arena, span.region) == (first.arena, first.region)
+            && span.offset >= first.offset
+            && (span.offset - first.offset).is_multiple_of(line)
+    };
+    let len = (end - first.offset) / line * line;
+    (spans().all(in_line) && len / line < 1 << 31).then_some(Span { len, ..first })
+}
+
+struct Plan<'a> {
+    layers: Vec<Layer<'a>>,
+    form: Form,
+    blocks: u32,
+    stages: u32,
+    pages: Span,
+}
+
+impl<'a> Plan<'a> {
+    fn new(layers: Vec<Layer<'a>>, target: &Target) -> std::result::Result<Plan<'a>, &'static str> {
+        let form = layers.first().ok_or("there are no layers")?.form();
+        if layers.len() > MOST_LAYERS {
+            return Err("more layers than a table of arguments holds");
+        }
+        if !layers.iter().all(|layer| layer.chained() && layer.form() == form) {
+            return Err("the layers are not alike, or not plain bf16");
+        }
+        if !(1..=8).contains(&form.rows) {
+            return Err("more than 8 rows");
+        }
+        let whole = [form.hidden, form.inner, form.q_heads * form.dim];
+        if !matches!(form.dim, 64 | 128) || !whole.iter().all(|size| size.is_multiple_of(64)) {
+            return Err("heads are not of 64 or 128, or rows not multiples of 64");
+        }
+        if form.hidden > 1024 || form.inner > 3072 || form.q_heads * form.dim > 2048 {
+            return Err("the layers are not small");
+        }
+        if !form.q_heads.is_multiple_of(form.kv_heads) || form.q_heads / form.kv_heads > 6 {
+            return Err("more than 6 query heads per KV head");
+        }
+        let blocks = form.blocks(target.sms);
+        if blocks < form.hidden / 8 || blocks / form.kv_heads < form.rows {
+            return Err("too few multiprocessors, or too many rows for them");
+        }
+        let taken = form.beside(blocks) + form.fixed(layers.len() as u32);
+        let stages = target.shared_per_block.saturating_sub(taken) / STAGE;
+        // A round of attention is a stage for each warp.
+        if stages < WARPS {
+            return Err("too little shared memory for a ring");
+        }
+        let pages = pages(&layers).ok_or("the pages of the layers are not in one line")?;
+        Ok(Plan { layers, form, blocks, stages, pages })
+    }
+
+    /// 64-bit words of the exchange.
+    fn words(&self) -> u64 {
+        let form = &self.form;
+        let slots = self.blocks / form.kv_heads;
+        let parts =
+            slots * form.q_heads * form.dim / 2 + (slots * form.q_heads).next_multiple_of(16);
+        let rows = form.rows * (form.inner + 2 * form.hidden) / 2;
+        u64::from(32 + form.rows * form.qkv() / 2 + form.copies() * (parts + rows))
+    }
+
+    fn launch(&self, target: &Target, exchange: Span) -> Lowered {
+        let form = &self.form;
+        let first = &self.layers[0];
+        let (state, rope) = (&first.attention.state, &first.rope.rope);
+        let numbers = form.numbers.map(Arg::F32);
+        let lines = self.pages.len / (u64::from(form.dim) * 2);
+        let pages = TensorMap {
+            span: self.pages,
+            dtype: DType::BF16,
+            dims: vec![form.dim.into(), lines],
+            strides: vec![u64::from(form.dim) * 2],
+            tile: vec![64, 16],
+            swizzle: 128,
+        };
+        let kernel = Kernel::new(target, "persistent", "persistent")
+            .defines(&[
+                ("H", form.hidden),
+                ("I", form.inner),
+                ("D", form.dim),
+                ("HQ", form.q_heads),
+                ("HKV", form.kv_heads),
+                ("LAYERS", self.layers.len() as u32),
+                ("ROWS", form.rows),
+                ("BLOCKS", self.blocks),
+                ("STAGES", self.stages),
+                ("COPIES", form.copies()),
+                ("QN", u32::from(form.q_norm)),
+                ("KN", u32::from(form.k_norm)),
+                ("NT", if form.norms == DType::F32 { 0 } else { 2 }),
+            ])
+            .grid(self.blocks, 1, 1)
+            .threads(WARPS * 32 + 32)
+            .shared(STAGE * self.stages + form.beside(self.blocks))
+            .arg(Arg::Addresses(self.layers.iter().flat_map(Layer::addresses).collect()))
+            .arg(Arg::TensorMap(pages))
+            .tensors(&[&form.x])
+            .spans(&[exchange])
+            .tensors(&[&state.row_seat, &state.kv_len, &state.page_table, rope])
+            .ints(&[(exchange.len / 8) as u32, state.limits.pages_per_seat, form.x.stride])
+            .ints(&[rope.stride, rope.rows]);
+        numbers.into_iter().fold(kernel, Kernel::arg).lowered()
+    }
+}

@@ -1,0 +1,134 @@
+//! All layers of a decode step as one node. For small models the gaps between nodes are longer than the
+//! nodes; a device that has one kernel for a run of layers gets them as one op, where that was measured to
+//! be faster or asked for. What such a kernel cannot run stays as it is, and the plan shows it.
+
+use super::mark::Marks;
+use super::{Bindings, CompileError, CompileTarget, TargetDevice};
+use crate::plan::PlacedValue;
+use crate::{Phase, ShapeKey};
+use device::cuda::launch::Target;
+use device::cuda::lower;
+use device::cuda::tuned::ONE;
+use device::op::Layers;
+use device::{Node, Op};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// No kernel merges layers of more rows than this.
+pub const MOST_ROWS: u32 = 8;
+
+/// Nodes that can be one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// Which.
+    pub run: Range<usize>,
+    /// What they become.
+    pub op: Layers,
+    /// Bytes they exchange.
+    pub bytes: u64,
+}
+
+/// When layers become one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Merge {
+    /// Never.
+    #[default]
+    Never,
+    /// Where the device's table of measured choices says that it is faster.
+    Measured,
+    /// Wherever there is a kernel for it.
+    Always,
+}
+
+impl Merge {
+    /// Its name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Merge::Never => "nodes",
+            Merge::Measured => "auto",
+            Merge::Always => "one",
+        }
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Merge> {
+        [Merge::Never, Merge::Measured, Merge::Always]
+            .into_iter()
+            .find(|merge| merge.name() == name)
+    }
+}
+
+/// The GPU, if layers of this key may become one node on it at all: kernels with a fixed order of summation
+/// are not among those that do.
+fn gpu<'a>(target: &'a CompileTarget, key: &ShapeKey) -> Option<&'a Target> {
+    let wanted =
+        target.merge != Merge::Never && key.phase == Phase::Decode && key.variant.is_none();
+    match &target.device {
+        TargetDevice::Cuda(gpu) if wanted => Some(gpu),
+        _ => None,
+    }
+}
+
+/// Bytes that the layers of a key exchange if they become one node, measured faster or not: who tunes wants to
+/// try it.
+pub fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> u64 {
+    possible(target, key, nodes).map_or(0, |found| found.bytes)
+}
+
+/// The layers of a plan, if they are wanted as one node and a kernel can run them.
+pub fn find(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
+    let found = possible(target, key, nodes)?;
+    let chosen = match &target.device {
+        TargetDevice::Cuda(gpu) => gpu.tuned.choice(&Op::Layers(found.op.clone())),
+        TargetDevice::Cpu => None,
+    };
+    let faster = chosen.is_some_and(|choice| choice.variant == ONE);
+    (target.merge == Merge::Always || faster).then_some(found)
+}
+
+fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
+    let gpu = gpu(target, key)?;
+    let first = nodes.iter().position(|node| node.layer.is_some())?;
+    let last = nodes.iter().rposition(|node| node.layer.is_some())?;
+    let run = first..last + 1;
+    let members = nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
+    let op = Layers { members, exchange: None };
+    let bytes = lower::exchange_bytes(&Op::Layers(op.clone()), gpu);
+    (bytes > 0).then_some(Found { run, op, bytes })
+}
+
+/// See the module's words. Values that live only inside the run are nobody else's business any more.
+pub fn merge(
+    target: &CompileTarget,
+    key: &ShapeKey,
+    bindings: &Bindings,
+    nodes: &mut Vec<Node>,
+    marks: &mut Marks,
+    values: &mut Vec<PlacedValue>,
+) -> Result<(), CompileError> {
+    let Some(Found { run, mut op, bytes }) = find(target, key, nodes) else { return Ok(()) };
+    let exchange = bindings.exchange.filter(|span| span.len >= bytes);
+    op.exchange = Some(exchange.ok_or_else(|| CompileError::Binding {
+        what: "exchange of merged layers".into(),
+        problem: format!(
+            "{bytes} bytes are needed, {} are bound",
+            bindings.exchange.map_or(0, |span| span.len)
+        ),
+    })?);
+    let one = Node { op: Op::Layers(op), name: "layers".into(), layer: None };
+    nodes.splice(run.clone(), [one]);
+    let moved = |index: usize| match index {
+        index if index < run.start => index,
+        index if index < run.end => run.start,
+        index => index + 1 - run.len(),
+    };
+    for list in [&mut marks.breaks, &mut marks.splits] {
+        list.retain(|index| !run.contains(index));
+        list.iter_mut().for_each(|index| *index = moved(*index));
+    }
+    values.retain(|value| !(run.contains(&value.first) && run.contains(&value.last)));
+    for value in values {
+        (value.first, value.last) = (moved(value.first), moved(value.last));
+    }
+    Ok(())
+}
