@@ -267,7 +267,7 @@ fn write_layers(
     {
         let plan = graph::compile(program, &target, &key, bindings)?;
         mailbox.post(input, &key)?;
-        let numbers = layers(device, arena, &plan, live)?;
+        let numbers = layers(device, arena, &plan, live, &lengths)?;
         mailbox.sent();
         device.sync()?;
         let output = mailbox.take()?.ok_or("no result")?;
@@ -282,15 +282,36 @@ fn write_layers(
     Ok(())
 }
 
-/// Runs the plan op by op; the embedding, then what each layer leaves.
-fn layers(device: &Device, arena: &Arena, plan: &Plan, live: u32) -> Outcome<Vec<Vec<f32>>> {
+/// Runs the plan op by op; the embedding, then what each layer leaves. The last layer may have been computed for
+/// the last token of each row only: the others are then not numbers.
+fn layers(
+    device: &Device,
+    arena: &Arena,
+    plan: &Plan,
+    live: u32,
+    lengths: &[u32],
+) -> Outcome<Vec<Vec<f32>>> {
+    let whole = |tensor: &Tensor| {
+        if tensor.rows >= live {
+            return numbers(device, arena, tensor, live);
+        }
+        let cols = tensor.cols as usize;
+        let mut all = vec![f32::NAN; live as usize * cols];
+        let lasts = numbers(device, arena, tensor, lengths.len() as u32)?;
+        let mut end = 0;
+        for (last, length) in lasts.chunks_exact(cols).zip(lengths) {
+            end += *length as usize * cols;
+            all[end - cols..end].copy_from_slice(last);
+        }
+        Ok(all)
+    };
     let mut found = Vec::new();
     for node in &plan.nodes {
         device.run(arena, node)?;
         match node {
             Node { op: Op::Embed(op), .. } => found.push(numbers(device, arena, &op.out, live)?),
             Node { op: Op::Linear(op), name, layer: Some(_) } if name == "down" => {
-                found.push(numbers(device, arena, &op.y, live)?);
+                found.push(whole(&op.y)?);
             }
             _ => {}
         }

@@ -92,10 +92,11 @@ pub fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
 pub fn stored_dtype(kind: DeviceKind, spec: &WeightSpec, parts: &[DType]) -> DType {
     let same = parts.windows(2).all(|pair| pair[0] == pair[1]);
     match (spec.kind, kind) {
-        // Vectors too: kernels that keep a norm's weights in registers need them small, and what is rounded
-        // with them is bf16 anyway.
+        // A norm's weights that are bf16 stay so: kernels that keep them in registers need them small. Others
+        // are not rounded: there are few of them, and every value passes through them.
+        (WeightKind::Vector, DeviceKind::Cuda) if same && parts[0] == DType::BF16 => DType::BF16,
+        (WeightKind::Vector, _) => DType::F32,
         (_, DeviceKind::Cuda) => DType::BF16,
-        (WeightKind::Vector, DeviceKind::Cpu) => DType::F32,
         (WeightKind::Table, DeviceKind::Cpu) => parts[0],
         (WeightKind::Matrix, DeviceKind::Cpu) => {
             if !same {
