@@ -3,7 +3,7 @@
 //! Weights are unpacked once per group and used for every row of activations.
 #![cfg(target_arch = "x86_64")]
 
-use super::packed::Task;
+use super::packed::{AHEAD, Task};
 use crate::DType;
 use crate::cpu::pack::{self, COLS, ROWS, SCALES};
 use std::arch::asm;
@@ -11,8 +11,6 @@ use std::arch::x86_64::*;
 
 /// Rows of activations per tile.
 const TILE: usize = 16;
-/// Bytes ahead of the current block that are asked for.
-const AHEAD: usize = 2560;
 /// Bytes of an unpacked block.
 const BLOCK: usize = ROWS * COLS;
 

@@ -110,12 +110,10 @@ fn sums(dtype: DType, lines: &[u8], g: usize, four: &[i8; 4]) -> [i32; ROWS] {
 mod vnni {
     use super::LANES;
     use crate::DType;
-    use crate::cpu::pack::{self, COLS, ROWS, SCALES};
+    use crate::cpu::pack::{self, COLS, ROWS};
     use crate::ops::linear::packed::Task;
+    use crate::ops::linear::vnni::Block;
     use std::arch::x86_64::*;
-
-    /// Bytes ahead of the current block that are asked for.
-    const AHEAD: usize = 2560;
 
     /// As [`super::run`].
     pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
@@ -144,29 +142,15 @@ mod vnni {
     ) -> usize {
         let acts = task.acts;
         let bytes = pack::block_bytes(if P8 { DType::P8 } else { DType::P4 });
-        let (zero, low) = (_mm512_setzero_si512(), _mm512_set1_epi8(15));
+        let zero = _mm512_setzero_si512();
         let offset = _mm512_set1_epi8(-128);
         let mut lanes = [[_mm512_setzero_ps(); LANES]; M];
         let mut mins = [_mm512_setzero_ps(); M];
-        // SAFETY: the group lies in w and the rows in the activations; prefetches may point anywhere.
+        // SAFETY: the group lies in w and the rows in the activations.
         unsafe {
             let mut block = task.w.add(group * task.group_bytes());
             for at in 0..acts.blocks() {
-                for line in 0..bytes / 64 {
-                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + 64 * line).cast());
-                }
-                let d = _mm512_cvtph_ps(_mm256_loadu_si256(block.cast()));
-                let m = _mm512_cvtph_ps(_mm256_loadu_si256(block.add(2 * ROWS).cast()));
-                let mut lines = [zero; LANES];
-                for g in 0..if P8 { 8 } else { 4 } {
-                    let line = _mm512_loadu_si512(block.add(SCALES + 64 * g).cast());
-                    if P8 {
-                        lines[g] = line;
-                    } else {
-                        lines[g] = _mm512_and_si512(line, low);
-                        lines[g + 4] = _mm512_and_si512(_mm512_srli_epi16::<4>(line), low);
-                    }
-                }
+                let Block { d, m, lines } = Block::load::<P8>(block);
                 for i in 0..M {
                     let index = acts.index(row + i, at);
                     let q = acts.q.add(index * COLS).cast::<i32>();

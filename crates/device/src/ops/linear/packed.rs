@@ -54,6 +54,10 @@ pub(super) fn own_bytes(_cols: usize) -> usize {
     0
 }
 
+/// Bytes ahead of the current block that are asked for.
+#[cfg(target_arch = "x86_64")]
+pub(super) const AHEAD: usize = 2560;
+
 /// Rows of activations from which tiles are worth unpacking weights for.
 #[cfg(target_arch = "x86_64")]
 const MANY: usize = 12;
