@@ -106,17 +106,21 @@ impl Answer {
             "answer_tokens_per_second": self.answer_rate(),
         });
         if let Some(scores) = &self.prompt_logprobs {
-            let entry = |token: Token, logprob: f32| json!({"token": token, "text": tokenizer.decode(&[token]), "logprob": logprob});
-            let score = |score: &TokenLogprob| {
-                let mut value = entry(score.token, score.logprob);
-                let top: Vec<Value> = score.top.iter().map(|(t, l)| entry(*t, *l)).collect();
-                value["top"] = top.into();
-                value
-            };
-            json["prompt_logprobs"] = scores.iter().map(score).collect::<Vec<_>>().into();
+            json["prompt_logprobs"] = scores_to_json(scores, tokenizer);
         }
         json
     }
+}
+
+/// What the model thought of each token of a prompt, and what it would rather have seen.
+pub(crate) fn scores_to_json(scores: &[TokenLogprob], tokenizer: &Tokenizer) -> Value {
+    let entry = |token: Token, logprob: f32| json!({"token": token, "text": tokenizer.decode(&[token]), "logprob": logprob});
+    let score = |score: &TokenLogprob| {
+        let mut value = entry(score.token, score.logprob);
+        value["top"] = score.top.iter().map(|(t, l)| entry(*t, *l)).collect();
+        value
+    };
+    scores.iter().map(score).collect()
 }
 
 fn rate(tokens: u32, time: Duration) -> f64 {

@@ -32,15 +32,21 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     raw: bool,
     /// Print one JSON object instead of the text
-    #[arg(long)]
+    #[arg(long, group = "objects")]
     json: bool,
-    /// With --json: the log-probability of every prompt token after the first, with N alternatives
-    #[arg(long, value_name = "N", requires = "json")]
+    /// With --json or --batch: the log-probability of every prompt token after the first, with N alternatives
+    #[arg(long, value_name = "N", requires = "objects")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=20))]
     prompt_logprobs: Option<u32>,
     /// Answer every line of a file: JSON objects with `prompt` or `messages`, or texts; the same
     /// command goes on where it was stopped
-    #[arg(long, value_name = "FILE", requires = "output", conflicts_with_all = ["prompt", "json"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        group = "objects",
+        requires = "output",
+        conflicts_with = "prompt"
+    )]
     batch: Option<PathBuf>,
     /// Where the answers of --batch go, one JSON object a line
     #[arg(long, short, value_name = "FILE", requires = "batch")]

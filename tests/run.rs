@@ -279,6 +279,14 @@ fn prompts_are_scored() {
     assert!(paris["logprob"].as_f64().unwrap() > -2.0, "{paris}");
     assert_eq!(paris["top"].as_array().unwrap().len(), 2);
     assert_eq!(paris["top"][0]["text"], " Paris", "{paris}");
+    // A line of a batch is scored in the same way.
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    std::fs::write(&input, "\"The capital of France is Paris\"\n").unwrap();
+    let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+    let flags = ["--raw", "--batch", files[0], "-o", files[1], "-n", "1", "--prompt-logprobs", "2"];
+    succeeds(dacapo(&["run", model]).args(flags).output().unwrap());
+    assert_eq!(answers(&output)[0]["prompt_logprobs"].as_array().unwrap(), scores);
 }
 
 #[test]

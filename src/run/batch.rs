@@ -4,7 +4,7 @@
 use super::RunArgs;
 use crate::cli::Global;
 use crate::exit::bad_input;
-use crate::generate::Text;
+use crate::generate::{Text, scores_to_json};
 use crate::loading::{self, Loaded, ModelText};
 use crate::{progress, prompt};
 use anyhow::Result;
@@ -58,7 +58,12 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
         |line, token| saying.borrow_mut().entry(line).or_insert_with(text_of).push(token),
         |item, completion| {
             let said = saying.borrow_mut().remove(&item.line);
-            answer(item, said.unwrap_or_else(text_of), completion)
+            let mut fields = answer(item, said.unwrap_or_else(text_of), completion);
+            if args.prompt_logprobs.is_some() && !completion.choices.is_empty() {
+                let scores = scores_to_json(&completion.prompt_logprobs, &text.tokenizer);
+                fields.insert("prompt_logprobs".into(), scores);
+            }
+            fields
         },
         |done, total| {
             counted = (done, total);
@@ -114,7 +119,7 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
         priority: 0,
         deadline: None,
         tenant: 0,
-        prompt_logprobs: None,
+        prompt_logprobs: args.prompt_logprobs,
         embed: None,
     })
 }
