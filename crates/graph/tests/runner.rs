@@ -315,6 +315,7 @@ fn a_lost_row_list_is_noticed() {
         world.device.write(&world.arena, bank.part(0, 8), &[0; 8]).unwrap();
         graph::backend::run_eagerly(&world.context(), &plan).unwrap();
         mailbox.sent();
+        world.device.sync().unwrap();
         assert_eq!(mailbox.take().unwrap_err(), MailError::Rows { launch: 1, sent: 2, found: 0 });
     });
 }
