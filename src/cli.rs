@@ -44,25 +44,28 @@ pub(crate) struct Global {
     /// Threads of the CPU device; all cores unless said
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Where the CPU rounds. ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0);
-    /// slower
+    /// Where numbers are rounded. ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0)
+    /// on a CPU, slower; exact: the same tokens on every device, slowest
     #[arg(long, global = true, value_name = "HOW", default_value = "fast")]
     pub(crate) numerics: Rounding,
 }
 
-/// Where the CPU device rounds.
+/// Where numbers are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rounding {
     /// Wherever it is fastest
     Fast,
-    /// As llama.cpp does, to the bit
+    /// As llama.cpp does on a CPU, to the bit
     Ggml,
+    /// Nowhere below float32: weights are unpacked, four bytes each
+    Exact,
 }
 
 impl From<Rounding> for Numerics {
     fn from(rounding: Rounding) -> Numerics {
         match rounding {
-            Rounding::Fast => Numerics::Fast,
+            // Of float32 weights nothing is rounded by the fast kernels either.
+            Rounding::Fast | Rounding::Exact => Numerics::Fast,
             Rounding::Ggml => Numerics::Ggml,
         }
     }

@@ -1,6 +1,6 @@
 //! From the words on the command line to a model that is ready on a device.
 
-use crate::cli::Global;
+use crate::cli::{Global, Rounding};
 use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind};
 use engine::grammar::Vocabulary;
+use engine::model::dense::Numbers;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
 use engine::{Engine, EngineConfig};
 use formats::chat::ChatTemplate;
@@ -139,6 +140,7 @@ pub(crate) fn load_sized(
         max_context: args.max_context,
         memory_share: args.memory_share,
         graphs: args.graph.given.clone(),
+        numbers: (global.numerics == Rounding::Exact).then_some(Numbers::EXACT),
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());

@@ -1,11 +1,12 @@
 //! Models for `dacapo graph`: programs without memory, and weights for those who have some.
 
-use crate::cli::Global;
+use crate::cli::{Global, Rounding};
 use crate::graph_cli::ProgramSource;
 use crate::loading::{self, LoadFormat};
 use anyhow::Result;
 use clap::ValueEnum;
 use device::{Arena, DType, Device, DeviceKind};
+use engine::model::dense::Numbers;
 use engine::model::place::{Placed, device_dtype, sources};
 use engine::model::weights::specs;
 use engine::model::{ModelSource, fill, numbers, program, rope};
@@ -55,7 +56,11 @@ impl ProgramSource for Programs<'_> {
             None => DType::BF16,
         };
         let positions = MAX_POSITIONS.min(config.max_position as u32);
-        Ok(program(&config, kind, numbers(kind), positions, &stored)?.0)
+        let numbers = match self.global.numerics {
+            Rounding::Exact => Numbers::EXACT,
+            Rounding::Fast | Rounding::Ggml => numbers(kind),
+        };
+        Ok(program(&config, kind, numbers, positions, &stored)?.0)
     }
 
     fn fill(

@@ -290,6 +290,27 @@ fn prompts_are_scored() {
 }
 
 #[test]
+fn without_rounding_a_prompt_is_judged_as_it_was_written() {
+    let Some(model) = smollm2() else { return };
+    let run = |prompt: &str, flags: &[&str]| -> serde_json::Value {
+        let mut command = dacapo(&["run", model, "--raw", "--json", "--numerics", "exact"]);
+        let command = command.args(["--temperature", "0", "-p", prompt]).args(flags);
+        serde_json::from_str(&succeeds(command.output().unwrap()).0).unwrap()
+    };
+    let prompt = "Photosynthesis is the process";
+    let said = run(prompt, &["-n", "16"]);
+    let whole = format!("{prompt}{}", said["text"].as_str().unwrap());
+    let judged = run(&whole, &["-n", "1", "--prompt-logprobs", "1"]);
+    let scores = judged["prompt_logprobs"].as_array().unwrap();
+    assert!(scores.len() >= 16);
+    for score in &scores[scores.len() - 16..] {
+        // All tokens at once or one by one: the same choice, but for ties.
+        let [found, best] = [score, &score["top"][0]].map(|of| of["logprob"].as_f64().unwrap());
+        assert!(best - found < 1e-3, "{score}");
+    }
+}
+
+#[test]
 fn graphs_are_explained_without_weights() {
     let args = ["graph", "explain", "qwen3-0.6b", "--load-format", "dummy"];
     let (one, _) = succeeds(dacapo(&args).output().unwrap());

@@ -2,7 +2,7 @@
 //! rows, on top of pages that another sequence filled, by every backend. On the CPU, and the same on a GPU
 //! when there is one.
 
-use device::{DType, Device, DeviceChoice, DeviceKind};
+use device::{Device, DeviceChoice, DeviceKind};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::dense::Numbers;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
@@ -40,7 +40,7 @@ impl Bench {
             max_context: 8400,
             prefill_tokens: Some(tokens),
             pages: Some(1400),
-            numbers: exact.then_some(Numbers { act: DType::F32, kv: DType::F32 }),
+            numbers: exact.then_some(Numbers::EXACT),
             ..LoadOptions::default()
         };
         options.graphs.flags.insert("graph-backend-prefill".into(), backend.into());

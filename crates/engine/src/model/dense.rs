@@ -15,6 +15,14 @@ pub struct Numbers {
     pub act: DType,
     /// KV pages.
     pub kv: DType,
+    /// Weights, where not each as the device multiplies it fastest.
+    pub weights: Option<DType>,
+}
+
+impl Numbers {
+    /// Nothing is rounded below float32: slow, and what everything else is compared with.
+    pub const EXACT: Numbers =
+        Numbers { act: DType::F32, kv: DType::F32, weights: Some(DType::F32) };
 }
 
 /// The program of a dense decoder; `stored` tells how each weight is kept.

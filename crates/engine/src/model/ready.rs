@@ -52,7 +52,7 @@ pub struct LoadOptions {
     pub penalties: bool,
     /// What was asked for about graphs; the rest is decided by the device and the limits.
     pub graphs: Given,
-    /// Activations and pages in other numbers than the device's own choice.
+    /// Activations, pages and weights in other numbers than the device's own choice.
     pub numbers: Option<dense::Numbers>,
 }
 
@@ -96,8 +96,8 @@ pub struct LoadedExecutor {
 /// The numbers a device computes with.
 pub fn numbers(kind: DeviceKind) -> dense::Numbers {
     match kind {
-        DeviceKind::Cpu => dense::Numbers { act: DType::F32, kv: DType::F16 },
-        DeviceKind::Cuda => dense::Numbers { act: DType::BF16, kv: DType::BF16 },
+        DeviceKind::Cpu => dense::Numbers { act: DType::F32, kv: DType::F16, weights: None },
+        DeviceKind::Cuda => dense::Numbers { act: DType::BF16, kv: DType::BF16, weights: None },
     }
 }
 
@@ -117,7 +117,7 @@ pub fn program(
         let spec =
             specs.iter().find(|spec| spec.name == name).expect("the builder knows the specs");
         let parts: Vec<DType> = spec.parts.iter().map(|part| part_dtype(part.role)).collect();
-        stored_dtype(kind, spec, &parts)
+        numbers.weights.unwrap_or_else(|| stored_dtype(kind, spec, &parts))
     };
     let program = dense::program(config, numbers, max_positions, &stored)?;
     Ok((program, specs))
