@@ -77,7 +77,7 @@ pub struct Row {
     /// Whether a token is sampled after the last one fed (false for all but the last prompt chunk).
     pub sample: bool,
     /// Log-probabilities of prompt tokens, when the request asked for them.
-    pub score: Option<Score>,
+    pub score: Option<Box<Score>>,
     /// Hidden states of the tokens fed, when the request asked for a vector. Only an executor that has
     /// an [`Executor::hidden`] ever sees one.
     pub hidden: Option<Pooling>,
@@ -211,6 +211,13 @@ pub struct RowResult {
     pub token: Option<Token>,
     /// The device's own opinion that this token is one of the stop tokens.
     pub stopped: bool,
+    /// What else was asked for. Apart, because most rows of most steps ask for nothing else.
+    pub detail: Option<Box<Detail>>,
+}
+
+/// What a row produced besides its token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Detail {
     /// When the seat asked for log-probabilities: of the token, and the alternatives best first.
     pub logprob: Option<(f32, Vec<(Token, f32)>)>,
     /// One per target of the row's [`Score`]: its log-probability, and the alternatives best first.

@@ -28,7 +28,14 @@ pub(crate) struct Pool {
 /// Where a sequence publishes next: below this node of the tree. Holds the node's page, so that the
 /// path to it cannot be evicted; goes back through [`Pool::close`].
 #[derive(Debug, Default)]
-pub(crate) struct Cursor(Option<Node>);
+pub(crate) struct Cursor(Node);
+
+impl Cursor {
+    /// `None` at the root.
+    fn node(&self) -> Option<Node> {
+        (self.0 != Node::NOBODY).then_some(self.0)
+    }
+}
 
 /// What the tree knows of a prompt. The pages and the cursor are held for the caller.
 #[derive(Debug, Default)]
@@ -39,14 +46,19 @@ pub(crate) struct Match {
 
 impl Pool {
     pub(crate) fn new(pages: u32, page_size: u32, cache: bool) -> Self {
-        let (ledger, tree) = (Ledger::new(pages), Tree::new(page_size));
+        let cached = if cache { pages } else { 0 };
+        let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size));
         Self { ledger, tree, page_size, cache, epoch: 0 }
     }
 
-    /// A page for one holder: a free one, else the least recently used page nobody reads.
+    /// A page for one holder: a free one, else the least recently used page nobody reads. Then a few more
+    /// are evicted for those who ask next: their nodes are far away in memory, and are fetched together.
     pub(crate) fn take(&mut self) -> Option<Page> {
-        if self.ledger.free() == 0 && !self.evict() {
-            return None;
+        if self.ledger.free() == 0 {
+            let few = (self.ledger.counts().total / 1024).min(16);
+            for _ in 0..=few {
+                self.evict();
+            }
         }
         self.ledger.take()
     }
@@ -73,10 +85,8 @@ impl Pool {
 
     /// One more holder.
     pub(crate) fn share(&mut self, page: Page) {
-        if self.ledger.share(page) == 1
-            && let Some(node) = self.ledger.node(page)
-        {
-            self.tree.pin(node);
+        if self.ledger.share(page) == 1 && self.ledger.published(page) {
+            self.tree.pin(Node::of(page));
         }
     }
 
@@ -84,15 +94,15 @@ impl Pool {
     pub(crate) fn give(&mut self, page: Page) {
         if self.ledger.give(page) == 0 {
             self.epoch += 1;
-            if let Some(node) = self.ledger.node(page) {
-                self.tree.unpin(node);
+            if self.ledger.published(page) {
+                self.tree.unpin(Node::of(page));
             }
         }
     }
 
     /// Whether its only holder may write into it.
     pub(crate) fn writable(&self, page: Page) -> bool {
-        self.ledger.refs(page) == 1 && self.ledger.node(page).is_none()
+        self.ledger.refs(page) == 1 && !self.ledger.published(page)
     }
 
     /// The longest cached prefix of `tokens`, at most `most` pages of it.
@@ -107,13 +117,12 @@ impl Pool {
             let Some(next) = at.and_then(|node| self.tree.child(node, chunk)) else { break };
             let page = self.tree.page(next);
             self.share(page);
-            self.tree.touch(next);
             found.pages.push(page);
             at = Some(next);
         }
-        if let Some(&page) = found.pages.last() {
+        if let (Some(node), Some(&page)) = (at, found.pages.last()) {
             self.share(page);
-            found.cursor = Cursor(at);
+            found.cursor = Cursor(node);
         }
         found
     }
@@ -131,27 +140,23 @@ impl Pool {
             return;
         }
         let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
-        let parent = cursor.0.unwrap_or_else(|| self.tree.root_or_new(tenant));
-        let node = match self.tree.child(parent, tokens) {
-            Some(node) => {
-                self.tree.touch(node);
-                node
-            }
+        let parent = cursor.node().unwrap_or_else(|| self.tree.root_or_new(tenant));
+        let node = match self.tree.look(parent, tokens) {
+            Ok(node) => node,
             // A page can be in the tree once; a planted bug may try a second time.
-            None if self.ledger.node(page).is_some() => return,
-            None => {
-                let node = self.tree.insert(parent, tokens, page);
-                self.ledger.publish(page, node);
-                node
+            Err(_) if self.ledger.published(page) => return,
+            Err(hash) => {
+                self.ledger.publish(page);
+                self.tree.insert(parent, hash, tokens, page)
             }
         };
         self.share(self.tree.page(node));
-        self.close(std::mem::replace(cursor, Cursor(Some(node))));
+        self.close(std::mem::replace(cursor, Cursor(node)));
     }
 
     /// The cursor of a second sequence with the same path.
     pub(crate) fn fork(&mut self, cursor: &Cursor) -> Cursor {
-        if let Some(node) = cursor.0 {
+        if let Some(node) = cursor.node() {
             self.share(self.tree.page(node));
         }
         Cursor(cursor.0)
@@ -159,7 +164,7 @@ impl Pool {
 
     /// Gives back what a cursor holds.
     pub(crate) fn close(&mut self, cursor: Cursor) {
-        if let Some(node) = cursor.0 {
+        if let Some(node) = cursor.node() {
             self.give(self.tree.page(node));
         }
     }
@@ -169,15 +174,18 @@ impl Pool {
         let pages = self.ledger.counts().total;
         self.ledger = Ledger::new(pages);
         self.epoch += 1;
-        let old = std::mem::replace(&mut self.tree, Tree::new(self.page_size));
+        let cached = if self.cache { pages } else { 0 };
+        let old = std::mem::replace(&mut self.tree, Tree::new(cached, self.page_size));
         if planted(Plant::KeepTree) {
             for Found { tenant, depth, tokens, .. } in old.walk() {
                 if depth == 0
                     && let Some(page) = self.ledger.take()
                 {
                     let root = self.tree.root_or_new(tenant);
-                    let node = self.tree.insert(root, &tokens, page);
-                    self.ledger.publish(page, node);
+                    if let Err(hash) = self.tree.look(root, &tokens) {
+                        self.ledger.publish(page);
+                        self.tree.insert(root, hash, &tokens, page);
+                    }
                     self.give(page);
                 }
             }
@@ -198,7 +206,7 @@ impl Pool {
 
     /// The page a cursor holds.
     pub(crate) fn cursor_page(&self, cursor: &Cursor) -> Option<Page> {
-        cursor.0.map(|node| self.tree.page(node))
+        cursor.node().map(|node| self.tree.page(node))
     }
 
     /// Every cached page: the position of its first token, and its tokens.

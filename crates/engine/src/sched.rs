@@ -19,7 +19,7 @@ mod recover;
 
 pub use audit::Holding;
 
-use crate::exec::{Coverage, Geometry, Step};
+use crate::exec::{Coverage, Geometry, Seat, Step};
 use crate::grammar::Vocabulary;
 use crate::pages::{PageCounts, Pool};
 use crate::plant::{Plant, planted};
@@ -147,6 +147,16 @@ struct FlightRow {
     hidden: bool,
 }
 
+/// A sequence that could decode.
+#[derive(Clone, Copy)]
+struct Ready {
+    key: Key,
+    /// Where and from which position; known beforehand only if it is calm ([`Sequence::calm`]).
+    seat: Seat,
+    start: u32,
+    calm: bool,
+}
+
 /// What the device can do besides telling the next token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reports {
@@ -198,7 +208,7 @@ pub(crate) struct Scheduler {
     strikes: u32,
     /// The last step fed no prompt although some were waiting for room.
     prompts_turn: bool,
-    ready: Vec<Key>,
+    ready: Vec<Ready>,
     prompts: Vec<Key>,
     stats: EngineStats,
     pub(crate) out: Vec<Output>,
@@ -284,7 +294,7 @@ impl Scheduler {
     fn end(&mut self, key: Key, finish: Finish) {
         let (id, choice, unforked) = {
             let sequence = &self.sequences[key];
-            (sequence.id, sequence.choice, sequence.unforked)
+            (sequence.id, sequence.choice, sequence.far.unforked)
         };
         // Choices that never split off end with the one they would have split from.
         for choice in choice..=choice + unforked {
@@ -341,13 +351,13 @@ impl Scheduler {
         self.refused = None;
         self.leaving -= 1;
         self.seated -= 1;
-        self.reserved -= sequence.unforked;
+        self.reserved -= sequence.far.unforked;
         self.seats[at.seat.0 as usize] = None;
         // The end of a sequence is worth less to the next one than its beginning.
         for &page in at.table.iter().rev() {
             self.pool.give(page);
         }
-        if let Some((source, _)) = at.copy {
+        if let Some((source, _)) = sequence.far.copy.take() {
             self.pool.give(source);
         }
         self.pool.close(at.cursor);
@@ -368,9 +378,9 @@ impl Scheduler {
     fn wait_again(&mut self, key: Key) {
         let sequence = &mut self.sequences[key];
         if !sequence.announced {
-            sequence.scores.clear();
+            sequence.far.scores.clear();
             if !planted(Plant::KeepHidden) {
-                sequence.hidden.clear();
+                sequence.far.hidden.clear();
             }
         }
         if planted(Plant::ForgetAnswer) && sequence.answer_len() > 0 {
@@ -379,7 +389,7 @@ impl Scheduler {
         if planted(Plant::LoseRequeued) && sequence.answer_len() == 3 {
             return;
         }
-        self.queue.push(sequence.rank(), sequence.arrival, key);
+        self.queue.push(sequence.rank(), sequence.far.arrival, key);
     }
 
     fn is_prefilling(&self, id: RequestId) -> bool {

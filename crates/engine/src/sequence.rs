@@ -24,34 +24,66 @@ pub(crate) struct Spec {
     pub(crate) embed: Option<Embed>,
 }
 
-/// One continuation.
+/// One continuation. In steady decode a step reads and writes nothing else of it: two cache lines, and
+/// those of all sequences lie side by side.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(crate) struct Sequence {
+    /// The prompt and the answer so far: everything a device confirmed.
+    pub(crate) tokens: Vec<Token>,
     pub(crate) id: RequestId,
+    pub(crate) may_stop: StopFilter,
+    pub(crate) far: Box<Far>,
     pub(crate) choice: u32,
     pub(crate) prompt_len: u32,
     /// The most tokens it may have, prompt included.
     pub(crate) max_len: u32,
+    /// [`crate::request::Output::Prefilled`] was said.
+    pub(crate) announced: bool,
+    /// Overtaken often enough to go before everybody else.
+    pub(crate) due: bool,
+    /// It has a matcher.
+    pub(crate) guided: bool,
+    pub(crate) place: Place,
+}
+
+const _: () = assert!(size_of::<Option<Sequence>>() == 128);
+
+/// What is seldom looked at.
+#[derive(Debug)]
+pub(crate) struct Far {
     pub(crate) spec: Arc<Spec>,
+    pub(crate) matcher: Option<Matcher>,
     /// Requests in order of arrival.
     pub(crate) arrival: u64,
-    /// The prompt and the answer so far: everything a device confirmed.
-    pub(crate) tokens: Vec<Token>,
     /// Choices that will split off once the prompt is launched.
     pub(crate) unforked: u32,
     /// Later requests that were seated while this one waited.
     pub(crate) overtaken: u32,
-    /// Overtaken often enough to go before everybody else.
-    pub(crate) due: bool,
-    /// [`crate::request::Output::Prefilled`] was said.
-    pub(crate) announced: bool,
     /// Prompt tokens found in the tree when it was first seated.
     pub(crate) cached: u32,
     pub(crate) scores: Vec<TokenLogprob>,
     /// Hidden states added up so far; empty before the first.
     pub(crate) hidden: Vec<f64>,
-    pub(crate) matcher: Option<Box<Matcher>>,
-    pub(crate) place: Place,
+    /// Of a seated one: a page to copy into the one at this index before the next row runs.
+    pub(crate) copy: Option<(Page, u32)>,
+    /// Of a seated one: steps since its last row that fed other prompts instead.
+    pub(crate) passed: u32,
+}
+
+/// Says of most tokens that they are not stop tokens, without looking at the list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StopFilter(u64);
+
+impl StopFilter {
+    pub(crate) fn of(stops: &[Token]) -> StopFilter {
+        StopFilter(stops.iter().fold(0, |bits, token| bits | 1 << (token % 64)))
+    }
+
+    /// False only for a token that is not one of them.
+    pub(crate) fn passes(self, token: Token) -> bool {
+        self.0 >> (token % 64) & 1 == 1
+    }
 }
 
 /// Where a sequence is.
@@ -63,20 +95,13 @@ pub(crate) enum Place {
 
 /// A seat and what comes with it.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Seated {
-    pub(crate) seat: Seat,
     /// Pages in order of position.
     pub(crate) table: Vec<Page>,
+    pub(crate) seat: Seat,
     /// Entries of the table the device has.
     pub(crate) sent: u32,
-    /// The page it writes next may have another holder.
-    pub(crate) shared: bool,
-    /// A page to copy into the one at this index before the next row runs.
-    pub(crate) copy: Option<(Page, u32)>,
-    /// The device knows the seat.
-    pub(crate) joined: bool,
-    /// The device holds the token that the next decode row feeds.
-    pub(crate) primed: bool,
     /// Tokens fed by launched steps.
     pub(crate) fed: u32,
     /// Of these, by confirmed ones.
@@ -85,12 +110,16 @@ pub(crate) struct Seated {
     pub(crate) flying: u32,
     /// Of these, the ones that sample a token.
     pub(crate) sampling: u32,
-    /// Steps since its last row that fed other prompts instead.
-    pub(crate) passed: u32,
-    pub(crate) cursor: Cursor,
     /// Pages offered to the tree.
     pub(crate) published: u32,
+    /// The page it writes next may have another holder.
+    pub(crate) shared: bool,
+    /// The device knows the seat.
+    pub(crate) joined: bool,
+    /// The device holds the token that the next decode row feeds.
+    pub(crate) primed: bool,
     pub(crate) leaving: Option<Leaving>,
+    pub(crate) cursor: Cursor,
 }
 
 /// Why a seated sequence gets no more rows.
@@ -132,8 +161,8 @@ impl Sequence {
         Rank {
             not_due: !self.due,
             // Among those that waited too long only the order of arrival counts.
-            priority: Reverse(if self.due { 0 } else { self.spec.priority }),
-            arrival: self.arrival,
+            priority: Reverse(if self.due { 0 } else { self.far.spec.priority }),
+            arrival: self.far.arrival,
             choice: self.choice,
         }
     }
@@ -163,7 +192,7 @@ impl Sequence {
     /// Known tokens that have to be fed before anything else can happen. A request for no tokens at
     /// all never needs the logits of its last one, unless its hidden state is wanted.
     pub(crate) fn goal(&self) -> u32 {
-        let whole = self.wants_answer() || self.spec.embed.is_some();
+        let whole = self.wants_answer() || self.far.spec.embed.is_some();
         if whole { self.len() } else { self.len() - 1 }
     }
 
@@ -174,30 +203,30 @@ impl Sequence {
     /// Whether prompt tokens are still to be scored.
     pub(crate) fn scoring(&self) -> bool {
         // What is near first: in steady decode the rest is not looked at.
-        !self.announced && self.spec.prompt_logprobs.is_some()
+        !self.announced && self.far.spec.prompt_logprobs.is_some()
     }
 
     /// Whether every prompt token has to be fed, cached or not, because something is said of each.
     pub(crate) fn needs_every_token(&self) -> bool {
-        let mean = self.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
+        let mean = self.far.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
         self.scoring() || (mean && !planted(Plant::ReuseForMean))
     }
 
     /// The hidden states a chunk up to `end` is asked for, if any.
     pub(crate) fn asks_hidden(&self, end: u32) -> Option<Pooling> {
-        let pooling = self.spec.embed?.pooling;
+        let pooling = self.far.spec.embed?.pooling;
         (pooling == Pooling::Mean || end == self.goal()).then_some(pooling)
     }
 
     /// Adds what a chunk reported.
     pub(crate) fn add_hidden(&mut self, part: &[f64]) {
-        self.hidden.resize(part.len(), 0.0);
-        self.hidden.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        self.far.hidden.resize(part.len(), 0.0);
+        self.far.hidden.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
 
     /// The vector, once every chunk has reported.
     pub(crate) fn vector(&mut self, embed: Embed) -> Vec<f32> {
-        let sum = std::mem::take(&mut self.hidden);
+        let sum = std::mem::take(&mut self.far.hidden);
         let count = match embed.pooling {
             Pooling::Mean => f64::from(self.prompt_len),
             Pooling::Last => 1.0,
@@ -205,6 +234,17 @@ impl Sequence {
         let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
         let by = if embed.unit && length > 0.0 { length } else { count };
         sum.iter().map(|x| (x / by) as f32).collect()
+    }
+
+    /// Whether it feeds the token that the device holds, into a page of its own that the device knows,
+    /// with pages for `depth` steps more: then nothing has to be decided or said, and its seat and the
+    /// position are all a row needs. Implies [`Work::Decode`].
+    pub(crate) fn calm(&self, page_size: u32, depth: u32) -> Option<(Seat, u32)> {
+        let at = self.seated()?;
+        let pages = at.table.len() as u32;
+        let ready = at.joined && at.primed && !at.shared && at.leaving.is_none() && !self.guided;
+        let room = at.sent == pages && at.fed + depth < pages * page_size;
+        (ready && room && at.fed + 1 < self.max_len).then_some((at.seat, at.fed))
     }
 
     pub(crate) fn work(&self) -> Work {
@@ -218,7 +258,7 @@ impl Sequence {
             // The token after the last one has to be wanted, and with a grammar its mask depends on
             // a token that is still being computed: such a row cannot run ahead.
             let full = self.len() + at.sampling >= self.max_len;
-            let blind = self.matcher.is_some() && at.sampling > 0;
+            let blind = self.guided && at.sampling > 0;
             return match (full, blind) {
                 (true, _) => Work::Nothing,
                 (false, true) => Work::Held,

@@ -6,8 +6,8 @@
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat, SeatParams,
-    Step, StepKind, StepResult,
+    Coverage, Detail, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat,
+    SeatParams, Step, StepKind, StepResult,
 };
 use engine::plant::{Plant, planted};
 use engine::request::{Pooling, Token};
@@ -357,7 +357,8 @@ impl FakeDevice {
         let state = self.seats[seat.0 as usize].as_mut().expect("looked at above");
         state.len = len;
         let hidden = row.hidden.map(|_| hidden);
-        let mut result = RowResult { scores, hidden, ..RowResult::default() };
+        let mut detail = Detail { scores, hidden, ..Detail::default() };
+        let mut result = RowResult::default();
         if row.sample {
             let mask = mask.map(|(_, bits)| &bits[..]);
             let token = prefix.next(len, &state.params, &state.seen, mask);
@@ -365,8 +366,9 @@ impl FakeDevice {
             state.seen.push((token, true));
             result.token = Some(token);
             result.stopped = state.params.stop_tokens.contains(&token);
-            result.logprob = state.params.logprobs.map(|top| prefix.logprob(token, top));
+            detail.logprob = state.params.logprobs.map(|top| prefix.logprob(token, top));
         }
+        result.detail = (detail != Detail::default()).then(|| Box::new(detail));
         result
     }
 

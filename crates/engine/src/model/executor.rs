@@ -2,7 +2,7 @@
 
 use super::observe::{self, Observed};
 use crate::exec::{
-    Coverage, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
+    Coverage, Detail, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
 };
 use device::{Device, Report, Tensor};
 use graph::mail::{
@@ -215,7 +215,10 @@ impl Executor for GraphExecutor {
         let again = self.output.again;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
-            (row.scores, row.hidden) = (observed.scores, observed.hidden);
+            if !observed.scores.is_empty() || observed.hidden.is_some() {
+                let detail = row.detail.get_or_insert_default();
+                (detail.scores, detail.hidden) = (observed.scores, observed.hidden);
+            }
         }
         let number = flight.number;
         if !again {
@@ -274,5 +277,6 @@ fn join(join: &Join) -> JoinInput {
 
 fn row_result(row: RowOutput) -> RowResult {
     let RowOutput { token, stopped, logprob } = row;
-    RowResult { token, stopped, logprob, scores: Vec::new(), hidden: None }
+    let detail = |logprob| Box::new(Detail { logprob: Some(logprob), ..Detail::default() });
+    RowResult { token, stopped, detail: logprob.map(detail) }
 }

@@ -1,7 +1,6 @@
 //! Who holds which page. Every page is in exactly one state: *free*, *held* (by sequences only),
 //! *published* (in the prefix tree, read by sequences or not) or *scratch*.
 
-use super::tree::Node;
 use crate::exec::{Page, SCRATCH_PAGE};
 
 /// Pages by state.
@@ -26,10 +25,16 @@ impl PageCounts {
     }
 }
 
+/// One page's holders, and whether it is in the prefix tree.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    refs: u32,
+    published: bool,
+}
+
 pub(crate) struct Ledger {
     free: Vec<Page>,
-    refs: Vec<u32>,
-    nodes: Vec<Option<Node>>,
+    pages: Vec<Held>,
     held: u32,
     published: u32,
     unread: u32,
@@ -40,8 +45,7 @@ impl Ledger {
         assert!(pages >= 2, "a pool needs the scratch page and one more");
         Self {
             free: (1..pages).rev().map(Page).collect(),
-            refs: vec![0; pages as usize],
-            nodes: vec![None; pages as usize],
+            pages: vec![Held::default(); pages as usize],
             held: 0,
             published: 0,
             unread: 0,
@@ -53,17 +57,17 @@ impl Ledger {
     }
 
     pub(crate) fn refs(&self, page: Page) -> u32 {
-        self.refs[page.0 as usize]
+        self.pages[page.0 as usize].refs
     }
 
-    pub(crate) fn node(&self, page: Page) -> Option<Node> {
-        self.nodes[page.0 as usize]
+    pub(crate) fn published(&self, page: Page) -> bool {
+        self.pages[page.0 as usize].published
     }
 
     /// free → held.
     pub(crate) fn take(&mut self) -> Option<Page> {
         let page = self.free.pop()?;
-        self.refs[page.0 as usize] += 1;
+        self.pages[page.0 as usize].refs += 1;
         self.held += 1;
         Some(page)
     }
@@ -71,23 +75,23 @@ impl Ledger {
     /// One more holder of a page that is held or published; says how many there are.
     pub(crate) fn share(&mut self, page: Page) -> u32 {
         assert_ne!(page, SCRATCH_PAGE, "nobody holds the scratch page");
-        let refs = &mut self.refs[page.0 as usize];
-        *refs += 1;
-        if *refs == 1 {
-            assert!(self.nodes[page.0 as usize].is_some(), "{page:?} was shared while free");
+        let held = &mut self.pages[page.0 as usize];
+        held.refs += 1;
+        if held.refs == 1 {
+            assert!(held.published, "{page:?} was shared while free");
             self.unread -= 1;
         }
-        *refs
+        held.refs
     }
 
     /// One holder fewer; says how many are left. held → free with the last one.
     pub(crate) fn give(&mut self, page: Page) -> u32 {
-        let refs = &mut self.refs[page.0 as usize];
-        assert!(*refs > 0, "{page:?} was given back more often than taken");
-        *refs -= 1;
-        let left = *refs;
+        let held = &mut self.pages[page.0 as usize];
+        assert!(held.refs > 0, "{page:?} was given back more often than taken");
+        held.refs -= 1;
+        let left = held.refs;
         if left == 0 {
-            if self.nodes[page.0 as usize].is_some() {
+            if held.published {
                 self.unread += 1;
             } else {
                 self.held -= 1;
@@ -98,21 +102,21 @@ impl Ledger {
     }
 
     /// held → published.
-    pub(crate) fn publish(&mut self, page: Page, node: Node) {
-        let slot = &mut self.nodes[page.0 as usize];
-        assert!(slot.is_none(), "{page:?} is published already");
-        assert!(self.refs[page.0 as usize] > 0, "{page:?} was published while free");
-        *slot = Some(node);
+    pub(crate) fn publish(&mut self, page: Page) {
+        let held = &mut self.pages[page.0 as usize];
+        assert!(!held.published, "{page:?} is published already");
+        assert!(held.refs > 0, "{page:?} was published while free");
+        held.published = true;
         self.held -= 1;
         self.published += 1;
     }
 
     /// published and unread → free.
     pub(crate) fn withdraw(&mut self, page: Page) {
-        let node = self.nodes[page.0 as usize].take();
-        assert!(node.is_some(), "{page:?} was not published");
+        let held = &mut self.pages[page.0 as usize];
+        assert!(std::mem::take(&mut held.published), "{page:?} was not published");
         self.published -= 1;
-        if self.refs[page.0 as usize] == 0 {
+        if held.refs == 0 {
             self.unread -= 1;
         }
         self.free.push(page);
@@ -120,7 +124,7 @@ impl Ledger {
 
     pub(crate) fn counts(&self) -> PageCounts {
         PageCounts {
-            total: self.refs.len() as u32,
+            total: self.pages.len() as u32,
             free: self.free(),
             held: self.held,
             published: self.published,
@@ -130,7 +134,7 @@ impl Ledger {
 
     /// Recounts every page from scratch.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        let mut free = vec![false; self.refs.len()];
+        let mut free = vec![false; self.pages.len()];
         for page in &self.free {
             if std::mem::replace(&mut free[page.0 as usize], true) {
                 return Err(format!("{page:?} is free twice"));
@@ -138,22 +142,22 @@ impl Ledger {
         }
         let (mut held, mut published, mut unread) = (0, 0, 0);
         for (index, &is_free) in free.iter().enumerate() {
-            let (refs, node) = (self.refs[index], self.nodes[index]);
-            match (is_free, node) {
-                (true, Some(_)) => return Err(format!("page {index} is free and published")),
-                (true, None) if refs > 0 => return Err(format!("page {index} is free and held")),
-                (true, None) => {}
-                (false, Some(_)) => {
+            let Held { refs, published: cached } = self.pages[index];
+            match (is_free, cached) {
+                (true, true) => return Err(format!("page {index} is free and published")),
+                (true, false) if refs > 0 => return Err(format!("page {index} is free and held")),
+                (true, false) => {}
+                (false, true) => {
                     published += 1;
                     unread += u32::from(refs == 0);
                 }
-                (false, None) if index == SCRATCH_PAGE.0 as usize => {
+                (false, false) if index == SCRATCH_PAGE.0 as usize => {
                     if refs > 0 {
                         return Err("the scratch page is held".into());
                     }
                 }
-                (false, None) if refs == 0 => return Err(format!("page {index} leaked")),
-                (false, None) => held += 1,
+                (false, false) if refs == 0 => return Err(format!("page {index} leaked")),
+                (false, false) => held += 1,
             }
         }
         let recount = PageCounts { held, published, unread, ..self.counts() };

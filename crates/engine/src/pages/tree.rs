@@ -3,46 +3,53 @@
 //! A radix tree with pages as digits: each edge is one page of tokens, so a node stands for a whole
 //! prefix. Tenants have separate roots. Only leaves that no sequence reads can be evicted, the
 //! least recently used first; a parent becomes a leaf when its last child goes.
+//!
+//! In a full cache every step publishes some pages and evicts as many, at random places of tables larger
+//! than the processor's caches. So a node is half a cache line at the number of its page, and the order
+//! of eviction is a queue that is only read from the front and written at the back.
 
 use crate::exec::{Page, SCRATCH_PAGE};
 use crate::plant::{Plant, planted};
 use crate::request::Token;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Names a node while it lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Names a node while it lives: the number of its page, or a number past all pages for a root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Node(u32);
 
-/// Finds a child: a hash of its parent and its tokens. One table for the whole tree, because most nodes
-/// have one child and a step publishes and evicts many: a table each would be an allocation each.
-type Edge = u64;
+/// The parent of a root, the end of a chain.
+const NOBODY: Node = Node::NOBODY;
 
-fn edge(parent: Node, tokens: &[Token]) -> Edge {
-    let words = std::iter::once(parent.0).chain(tokens.iter().copied());
-    let hash = words.fold(0u64, |hash, word| {
-        (hash.rotate_left(23) ^ u64::from(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-    });
-    hash ^ hash >> 32
+impl Default for Node {
+    fn default() -> Node {
+        NOBODY
+    }
 }
 
-/// Edges are hashes already.
-#[derive(Default)]
-struct Hashed(u64);
+impl Node {
+    /// In place of a node.
+    pub(crate) const NOBODY: Node = Node(u32::MAX);
 
-impl Hasher for Hashed {
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("an edge is one word");
+    /// The node of a page, if it is in the tree.
+    pub(crate) fn of(page: Page) -> Node {
+        Node(page.0)
     }
+}
 
-    fn write_u64(&mut self, word: u64) {
-        self.0 = word;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+/// A hash of a parent and the tokens below it, two at a time.
+fn hash(parent: Node, tokens: &[Token]) -> u32 {
+    let fold = |word: u64| {
+        let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
+        product as u64 ^ (product >> 64) as u64
+    };
+    let seed = fold(u64::from(parent.0) ^ 0xA076_1D64_78BD_642F);
+    let hash = tokens.chunks(2).fold(seed, |hash, pair| {
+        let high = pair.get(1).map_or(0, |&token| u64::from(token) << 32);
+        fold(hash ^ high ^ u64::from(pair[0]))
+    });
+    (hash ^ hash >> 32) as u32
 }
 
 /// One cached page: whose, how many pages before it, and what is in it.
@@ -55,48 +62,104 @@ pub(crate) struct Found {
 
 pub(crate) struct Tree {
     page_size: usize,
+    pages: usize,
+    /// One per page, in the tree or not, then the roots.
     nodes: Vec<Entry>,
-    /// A page of tokens per node, in the order of the nodes: a step publishes and evicts many pages, and
-    /// an allocation each would be most of what that costs.
+    /// What is in the pages.
     tokens: Vec<Token>,
-    vacant: Vec<Node>,
-    /// Two nodes of equal hash take neighbouring ones. When the first goes, the second is no longer
-    /// found; it is then evicted in its turn.
-    edges: HashMap<Edge, Node, BuildHasherDefault<Hashed>>,
+    /// The first node of each hash; the others follow by [`Entry::next`].
+    heads: Vec<Node>,
     roots: BTreeMap<u64, Node>,
-    /// Leaves that no sequence reads, by last use.
-    idle: BTreeSet<(u64, Node)>,
+    tenants: Vec<u64>,
+    vacant_roots: Vec<Node>,
+    idle: Idle,
     /// Nodes that no sequence reads, leaves or not.
     unread: u32,
-    clock: u64,
 }
 
+#[derive(Clone, Copy)]
 struct Entry {
-    /// `None` for a root.
-    parent: Option<Node>,
-    tenant: u64,
-    page: Page,
-    /// How it is found; nothing finds a root.
-    edge: Edge,
+    /// [`NOBODY`] for a root.
+    parent: Node,
     children: u32,
+    /// The next node of the same chain, and the one before: to leave a chain nothing has to be read.
+    next: Node,
+    before: Node,
+    hash: u32,
+    /// When its last reader left.
     used: u64,
     pinned: bool,
     /// Whether it is part of the tree.
     lives: bool,
 }
 
+const VACANT: Entry = Entry {
+    parent: NOBODY,
+    children: 0,
+    next: NOBODY,
+    before: NOBODY,
+    hash: 0,
+    used: 0,
+    pinned: false,
+    lives: false,
+};
+
+/// Nodes in the order their last readers left.
+///
+/// Nothing is ever taken out of the middle: a node that was read again, or went, is found out when its
+/// turn comes. Nor is a node with children kept in place: it goes to `late` when it becomes a leaf after
+/// its turn.
+#[derive(Default)]
+struct Idle {
+    line: VecDeque<(u64, Node)>,
+    late: BinaryHeap<Reverse<(u64, Node)>>,
+    /// The last turn of the line.
+    turn: u64,
+    clock: u64,
+}
+
+impl Idle {
+    /// A new turn at the end of the line.
+    fn push(&mut self, node: Node) -> u64 {
+        self.clock += 1;
+        self.line.push_back((self.clock, node));
+        self.clock
+    }
+
+    /// A node that became a leaf, and whose last reader left at `used`.
+    fn leaf(&mut self, used: u64, node: Node) {
+        if used <= self.turn {
+            self.late.push(Reverse((used, node)));
+        }
+    }
+
+    fn pop(&mut self) -> Option<(u64, Node)> {
+        let front = self.line.front().copied();
+        if let Some(&Reverse(late)) = self.late.peek()
+            && front.is_none_or(|front| late < front)
+        {
+            self.late.pop();
+            return Some(late);
+        }
+        self.turn = front?.0;
+        self.line.pop_front()
+    }
+}
+
 impl Tree {
-    pub(crate) fn new(page_size: u32) -> Self {
+    pub(crate) fn new(pages: u32, page_size: u32) -> Self {
+        let (pages, page_size) = (pages as usize, page_size as usize);
         Self {
-            page_size: page_size as usize,
-            nodes: Vec::new(),
-            tokens: Vec::new(),
-            vacant: Vec::new(),
-            edges: HashMap::default(),
+            page_size,
+            pages,
+            nodes: vec![VACANT; pages],
+            tokens: vec![0; pages * page_size],
+            heads: vec![NOBODY; (2 * pages).next_power_of_two()],
             roots: BTreeMap::new(),
-            idle: BTreeSet::new(),
+            tenants: Vec::new(),
+            vacant_roots: Vec::new(),
+            idle: Idle::default(),
             unread: 0,
-            clock: 0,
         }
     }
 
@@ -113,16 +176,13 @@ impl Tree {
         if let Some(root) = self.root(tenant) {
             return root;
         }
-        let root = self.place(Entry {
-            parent: None,
-            tenant,
-            page: SCRATCH_PAGE,
-            edge: 0,
-            children: 0,
-            used: 0,
-            pinned: true,
-            lives: true,
+        let root = self.vacant_roots.pop().unwrap_or_else(|| {
+            self.nodes.push(VACANT);
+            self.tenants.push(tenant);
+            Node(self.nodes.len() as u32 - 1)
         });
+        *self.entry_mut(root) = Entry { pinned: true, lives: true, ..VACANT };
+        self.tenants[root.0 as usize - self.pages] = tenant;
         self.roots.insert(tenant, root);
         root
     }
@@ -131,20 +191,26 @@ impl Tree {
         self.look(node, tokens).ok()
     }
 
-    /// The child of these tokens, or the edge a new one takes.
-    fn look(&self, node: Node, tokens: &[Token]) -> Result<Node, Edge> {
-        let mut edge = edge(node, tokens);
-        while let Some(&child) = self.edges.get(&edge) {
-            if self.entry(child).parent == Some(node) && self.tokens(child) == tokens {
-                return Ok(child);
+    /// The child of these tokens, or the hash a new one takes.
+    pub(crate) fn look(&self, node: Node, tokens: &[Token]) -> Result<Node, u32> {
+        let hash = hash(node, tokens);
+        let mut at = self.heads[self.head(hash)];
+        while at != NOBODY {
+            let entry = self.entry(at);
+            if entry.hash == hash && entry.parent == node && self.tokens(at) == tokens {
+                return Ok(at);
             }
-            edge = edge.wrapping_add(1);
+            at = entry.next;
         }
-        Err(edge)
+        Err(hash)
+    }
+
+    fn head(&self, hash: u32) -> usize {
+        hash as usize & (self.heads.len() - 1)
     }
 
     pub(crate) fn page(&self, node: Node) -> Page {
-        self.entry(node).page
+        if (node.0 as usize) < self.pages { Page(node.0) } else { SCRATCH_PAGE }
     }
 
     /// Pages nobody reads. Nearly all can be evicted: a page nobody reads below which somebody
@@ -153,116 +219,89 @@ impl Tree {
         self.unread
     }
 
-    /// A new child, pinned, because its publisher holds the page.
-    pub(crate) fn insert(&mut self, parent: Node, tokens: &[Token], page: Page) -> Node {
-        let Err(edge) = self.look(parent, tokens) else {
-            unreachable!("a page of these tokens is there already");
-        };
-        let (tenant, used, pinned) =
-            (self.entry(parent).tenant, self.entry(parent).used, self.entry(parent).pinned);
-        if !pinned {
-            self.idle.remove(&(used, parent));
+    /// A new child, pinned, because its publisher holds the page; `hash` is what [`Tree::look`] said.
+    pub(crate) fn insert(&mut self, parent: Node, hash: u32, tokens: &[Token], page: Page) -> Node {
+        let node = Node::of(page);
+        let head = self.head(hash);
+        let next = std::mem::replace(&mut self.heads[head], node);
+        if next != NOBODY {
+            self.entry_mut(next).before = node;
         }
-        self.clock += 1;
-        let node = self.place(Entry {
-            parent: Some(parent),
-            tenant,
-            page,
-            edge,
-            children: 0,
-            used: self.clock,
-            pinned: true,
-            lives: true,
-        });
+        *self.entry_mut(node) = Entry { parent, next, hash, pinned: true, lives: true, ..VACANT };
         let from = node.0 as usize * self.page_size;
         self.tokens[from..from + self.page_size].copy_from_slice(tokens);
-        self.edges.insert(edge, node);
         self.entry_mut(parent).children += 1;
         node
     }
 
     /// A first reader came.
     pub(crate) fn pin(&mut self, node: Node) {
-        let entry = self.entry_mut(node);
-        entry.pinned = true;
-        let used = entry.used;
-        self.idle.remove(&(used, node));
+        self.entry_mut(node).pinned = true;
         self.unread -= 1;
     }
 
     /// The last reader left.
     pub(crate) fn unpin(&mut self, node: Node) {
-        self.clock += 1;
-        let clock = self.clock;
+        let used = self.idle.push(node);
         let entry = self.entry_mut(node);
         entry.pinned = false;
-        entry.used = clock;
+        entry.used = used;
         self.unread += 1;
-        self.rest(node);
-    }
-
-    /// Marks a node as used now.
-    pub(crate) fn touch(&mut self, node: Node) {
-        self.clock += 1;
-        let clock = self.clock;
-        let entry = self.entry_mut(node);
-        let before = std::mem::replace(&mut entry.used, clock);
-        if self.idle.remove(&(before, node)) {
-            self.idle.insert((clock, node));
+        // What was read again since is dropped before it is more than what waits.
+        if self.idle.line.len() > 2 * self.pages {
+            let nodes = &self.nodes;
+            self.idle.line.retain(|&(used, node)| waits(&nodes[node.0 as usize], used));
         }
     }
 
     /// Removes the least recently used leaf nobody reads; its page is the caller's to free.
     pub(crate) fn evict(&mut self) -> Option<Page> {
-        let leaf = match self.idle.pop_first() {
-            Some((_, leaf)) => leaf,
-            None if planted(Plant::EvictReferenced) => self.any_leaf()?,
-            None => return None,
+        let leaf = loop {
+            match self.idle.pop() {
+                Some((used, node)) => {
+                    let entry = self.entry(node);
+                    if entry.children == 0 && waits(entry, used) {
+                        break node;
+                    }
+                }
+                None if planted(Plant::EvictReferenced) => break self.any_leaf()?,
+                None => return None,
+            }
         };
         let entry = self.entry_mut(leaf);
-        let (parent, page, edge) = (entry.parent?, entry.page, entry.edge);
+        let (parent, pinned) = (entry.parent, entry.pinned);
         entry.lives = false;
-        if !entry.pinned {
-            self.unread -= 1;
-        }
-        self.vacant.push(leaf);
-        self.edges.remove(&edge);
+        self.unread -= u32::from(!pinned);
+        self.unchain(leaf);
         let above = self.entry_mut(parent);
         above.children -= 1;
-        if above.parent.is_none() {
-            if above.children == 0 {
-                above.lives = false;
-                let tenant = above.tenant;
-                self.roots.remove(&tenant);
-                self.vacant.push(parent);
-            }
-        } else {
-            self.rest(parent);
+        let (left, used) = (above.children, above.used);
+        if left == 0 && above.parent == NOBODY {
+            above.lives = false;
+            self.roots.remove(&self.tenants[parent.0 as usize - self.pages]);
+            self.vacant_roots.push(parent);
+        } else if left == 0 && !above.pinned {
+            self.idle.leaf(used, parent);
         }
-        Some(page)
+        Some(self.page(leaf))
     }
 
-    /// Makes a node evictable if it is a leaf without readers.
-    fn rest(&mut self, node: Node) {
-        let entry = self.entry(node);
-        if !entry.pinned && entry.children == 0 {
-            self.idle.insert((entry.used, node));
+    fn unchain(&mut self, node: Node) {
+        let Entry { hash, next, before, .. } = *self.entry(node);
+        if next != NOBODY {
+            self.entry_mut(next).before = before;
+        }
+        if before == NOBODY {
+            let head = self.head(hash);
+            self.heads[head] = next;
+        } else {
+            self.entry_mut(before).next = next;
         }
     }
 
     fn any_leaf(&self) -> Option<Node> {
-        let leaf = |entry: &Entry| entry.lives && entry.parent.is_some() && entry.children == 0;
+        let leaf = |entry: &Entry| entry.lives && entry.parent != NOBODY && entry.children == 0;
         self.nodes.iter().position(leaf).map(|at| Node(at as u32))
-    }
-
-    fn place(&mut self, entry: Entry) -> Node {
-        if let Some(node) = self.vacant.pop() {
-            *self.entry_mut(node) = entry;
-            return node;
-        }
-        self.nodes.push(entry);
-        self.tokens.resize(self.nodes.len() * self.page_size, 0);
-        Node(self.nodes.len() as u32 - 1)
     }
 
     fn entry(&self, node: Node) -> &Entry {
@@ -275,44 +314,48 @@ impl Tree {
 
     /// Every page, parents before children.
     pub(crate) fn walk(&self) -> Vec<Found> {
-        let depth = |entry: &Entry| {
-            let above = |node: &Node| self.entry(*node).parent;
-            let parents = std::iter::successors(entry.parent, above);
-            parents.count() as u32 - 1
-        };
-        let pages = (0..).map(Node).zip(&self.nodes);
-        let pages = pages.filter(|(_, entry)| entry.lives && entry.parent.is_some());
+        let pages = (0..).map(Node).zip(&self.nodes[..self.pages]);
         let mut found: Vec<Found> = pages
-            .map(|(node, entry)| Found {
-                tenant: entry.tenant,
-                depth: depth(entry),
-                tokens: self.tokens(node).into(),
-                page: entry.page,
+            .filter(|(_, entry)| entry.lives)
+            .map(|(node, entry)| {
+                let above = |node: &Node| Some(self.entry(*node).parent).filter(|up| *up != NOBODY);
+                let path = std::iter::successors(Some(entry.parent), above);
+                let (depth, root) = path.enumerate().last().expect("a page hangs on a root");
+                Found {
+                    tenant: self.tenants[root.0 as usize - self.pages],
+                    depth: depth as u32,
+                    tokens: self.tokens(node).into(),
+                    page: self.page(node),
+                }
             })
             .collect();
         found.sort_by_key(|found| (found.depth, found.page));
         found
     }
 
-    /// Whether pins agree with holders and only idle leaves can be evicted.
+    /// Whether pins agree with holders, every node can be found, and every idle leaf has a turn.
     pub(crate) fn audit(&self, refs: impl Fn(Page) -> u32) -> Result<(), String> {
+        let late = self.idle.late.iter().map(|Reverse(turn)| turn);
+        let turns: HashSet<_> = self.idle.line.iter().chain(late).copied().collect();
         let mut unread = 0;
         let mut children = vec![0; self.nodes.len()];
         for (at, entry) in self.nodes.iter().enumerate().filter(|(_, entry)| entry.lives) {
-            let node = Node(at as u32);
-            let Some(parent) = entry.parent else { continue };
-            children[parent.0 as usize] += 1;
-            if !self.entry(parent).lives || self.edges.get(&entry.edge) != Some(&node) {
-                return Err(format!("{:?} hangs on nothing", entry.page));
+            let (node, parent) = (Node(at as u32), entry.parent);
+            if parent == NOBODY {
+                continue;
             }
-            let read = refs(entry.page) > 0;
+            let page = self.page(node);
+            children[parent.0 as usize] += 1;
+            if !self.entry(parent).lives || self.child(parent, self.tokens(node)) != Some(node) {
+                return Err(format!("{page:?} hangs on nothing"));
+            }
+            let read = refs(page) > 0;
             unread += u32::from(!read);
             if read != entry.pinned {
-                return Err(format!("{:?} is read: {read}, pinned: {}", entry.page, entry.pinned));
+                return Err(format!("{page:?} is read: {read}, pinned: {}", entry.pinned));
             }
-            let idle = self.idle.contains(&(entry.used, node));
-            if idle != (!read && entry.children == 0) {
-                return Err(format!("{:?} is on the wrong side of eviction", entry.page));
+            if !read && entry.children == 0 && !turns.contains(&(entry.used, node)) {
+                return Err(format!("{page:?} is on the wrong side of eviction"));
             }
         }
         let counted = self.nodes.iter().zip(&children);
@@ -324,4 +367,9 @@ impl Tree {
         }
         Ok(())
     }
+}
+
+/// Whether this is the node that was left at `used`, and nobody has read it since.
+fn waits(entry: &Entry, used: u64) -> bool {
+    entry.lives && !entry.pinned && entry.used == used
 }

@@ -3,7 +3,7 @@
 use super::{Live, Scheduler};
 use crate::request::{Finish, Output, Reject, Request, Token};
 use crate::sampling;
-use crate::sequence::{Place, Sequence, Spec};
+use crate::sequence::{Far, Place, Sequence, Spec, StopFilter};
 use std::sync::Arc;
 
 impl Scheduler {
@@ -39,7 +39,7 @@ impl Scheduler {
         } = request;
         let matcher = match (&sampling.grammar, &self.config.vocabulary) {
             (None, _) => None,
-            (Some(grammar), Some(vocabulary)) => Some(Box::new(vocabulary.matcher(grammar)?)),
+            (Some(grammar), Some(vocabulary)) => Some(vocabulary.matcher(grammar)?),
             (Some(_), None) => {
                 let problem = "this engine has no vocabulary to build it over".to_owned();
                 return Err(Reject::BadParameter { field: "grammar", problem });
@@ -58,24 +58,30 @@ impl Scheduler {
         };
         self.arrivals += 1;
         let sequence = Sequence {
+            tokens: prompt.to_vec(),
             id,
+            may_stop: StopFilter::of(&spec.stops),
             choice: 0,
             prompt_len,
             max_len,
-            spec: Arc::new(spec),
-            arrival: self.arrivals,
-            tokens: prompt.to_vec(),
-            unforked: choices - 1,
-            overtaken: 0,
-            due: false,
             announced: false,
-            cached: 0,
-            scores: Vec::new(),
-            hidden: Vec::new(),
-            matcher,
+            due: false,
+            guided: matcher.is_some(),
             place: Place::Waiting,
+            far: Box::new(Far {
+                spec: Arc::new(spec),
+                matcher,
+                arrival: self.arrivals,
+                unforked: choices - 1,
+                overtaken: 0,
+                cached: 0,
+                scores: Vec::new(),
+                hidden: Vec::new(),
+                copy: None,
+                passed: 0,
+            }),
         };
-        let (rank, arrival) = (sequence.rank(), sequence.arrival);
+        let (rank, arrival) = (sequence.rank(), sequence.far.arrival);
         let nothing_to_do = sequence.goal() == 0;
         let key = self.sequences.insert(sequence);
         // Keys are used again: what was refused under this one may be gone.

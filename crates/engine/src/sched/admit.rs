@@ -38,7 +38,7 @@ impl Scheduler {
     }
 
     fn seats_needed(&self, key: Key) -> u32 {
-        1 + self.sequences[key].unforked
+        1 + self.sequences[key].far.unforked
     }
 
     fn pages_needed(&self, key: Key) -> u32 {
@@ -67,31 +67,30 @@ impl Scheduler {
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
         self.seats[index] = Some(key);
         self.seated += 1;
-        self.reserved += self.sequences[key].unforked;
+        self.reserved += self.sequences[key].far.unforked;
 
         let fed = cached * self.geometry.page_size;
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
         sequence.tokens.reserve(sequence.max_len.saturating_sub(sequence.len()) as usize);
+        (sequence.far.copy, sequence.far.passed) = (None, 0);
         sequence.place = Place::Seated(Seated {
-            seat: Seat(index as u32),
             table,
+            seat: Seat(index as u32),
             sent: 0,
-            shared: false,
-            copy: None,
-            joined: false,
-            primed: false,
             fed,
             confirmed: fed,
             flying: 0,
             sampling: 0,
-            passed: 0,
-            cursor,
             published: cached,
+            shared: false,
+            joined: false,
+            primed: false,
             leaving: None,
+            cursor,
         });
         if !sequence.announced {
-            sequence.cached = fed.min(sequence.prompt_len);
+            sequence.far.cached = fed.min(sequence.prompt_len);
         }
         self.stats.prompt_tokens += u64::from(sequence.len());
         self.stats.cached_tokens += u64::from(fed);
@@ -108,22 +107,22 @@ impl Scheduler {
         }
         let keep = if planted(Plant::MatchWholePrompt) { 0 } else { 1 };
         let most = (sequence.goal() - keep) / self.geometry.page_size;
-        self.pool.find(sequence.spec.tenant, &sequence.tokens, most)
+        self.pool.find(sequence.far.spec.tenant, &sequence.tokens, most)
     }
 
     /// Counts the newcomer against everybody who arrived before it and still waits.
     fn overtake(&mut self, key: Key) {
-        for waiting in self.queue.before(self.sequences[key].arrival) {
+        for waiting in self.queue.before(self.sequences[key].far.arrival) {
             let sequence = &mut self.sequences[waiting];
-            sequence.overtaken += 1;
-            self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.overtaken);
-            if sequence.overtaken >= self.config.patience
+            sequence.far.overtaken += 1;
+            self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.far.overtaken);
+            if sequence.far.overtaken >= self.config.patience
                 && !sequence.due
                 && !planted(Plant::NoPatience)
             {
                 self.queue.remove(sequence.rank());
                 sequence.due = true;
-                self.queue.push(sequence.rank(), sequence.arrival, waiting);
+                self.queue.push(sequence.rank(), sequence.far.arrival, waiting);
             }
         }
     }
@@ -134,15 +133,15 @@ impl Scheduler {
         if self.leaving > 0 {
             return false;
         }
-        let priority = self.sequences[key].spec.priority;
+        let priority = self.sequences[key].far.spec.priority;
         let lower = |other: &Key| {
             let sequence = &self.sequences[*other];
-            !sequence.due && sequence.spec.priority < priority
+            !sequence.due && sequence.far.spec.priority < priority
         };
         let (mut seats, mut pages) = (0, 0);
         for other in self.seats.iter().flatten().filter(|other| lower(other)) {
             let sequence = &self.sequences[*other];
-            seats += 1 + sequence.unforked;
+            seats += 1 + sequence.far.unforked;
             pages += sequence.seated().map_or(0, |at| at.table.len() as u32);
         }
         let counts = self.pool.counts();

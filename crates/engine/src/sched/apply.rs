@@ -3,8 +3,8 @@
 use super::{Flight, FlightRow, Scheduler};
 use crate::exec::{RowResult, StepResult};
 use crate::plant::{Plant, planted};
-use crate::request::{Finish, Output, RequestId, Token, TokenLogprob};
-use crate::sequence::{Key, Leaving, Sequence};
+use crate::request::{Finish, Output, Token, TokenLogprob};
+use crate::sequence::{Key, Leaving, Place, Sequence};
 
 impl Scheduler {
     /// Takes one result. An error says that it cannot be true: then nothing the device holds can be
@@ -27,8 +27,16 @@ impl Scheduler {
             rows.iter().for_each(|row| self.goes_on(row.key));
         }
         let skip = planted(Plant::LastStepOnly) && result.again;
-        for (&row, result) in rows.iter().zip(&mut result.rows).filter(|_| !skip) {
-            self.apply_row(row, result);
+        let mut unsaid = 0;
+        for index in 0..if skip { 0 } else { rows.len() } {
+            if !self.apply_plain(rows[index], &result.rows[index]) {
+                self.say(&rows[unsaid..index], &result.rows[unsaid..index]);
+                self.apply_row(rows[index], &mut result.rows[index]);
+                unsaid = index + 1;
+            }
+        }
+        if !skip {
+            self.say(&rows[unsaid..], &result.rows[unsaid..]);
         }
         if result.again {
             self.stats.decode_steps += 1;
@@ -63,17 +71,56 @@ impl Scheduler {
             return Err(format!("step {number} went on where it had to end"));
         }
         let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };
+        let reported = |found: &RowResult| match &found.detail {
+            Some(detail) => (detail.scores.len(), detail.hidden.as_ref().map_or(0, Vec::len)),
+            None => (0, 0),
+        };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let known = found.token.is_none_or(|token| token < self.geometry.vocab);
             if found.token.is_some() != row.sample
                 || !known
-                || found.scores.len() != row.targets as usize
-                || found.hidden.as_ref().map_or(0, Vec::len) as u32 != width(row)
+                || reported(found) != (row.targets as usize, width(row) as usize)
             {
                 return Err(format!("row {index} of step {number} is not what was asked for"));
             }
         }
         Ok(())
+    }
+
+    /// A token in the middle of a page and of an answer, about which nothing else has to be known or
+    /// said: most rows of most steps. It is still to be said. False when there is more to it, and nothing
+    /// was done.
+    fn apply_plain(&mut self, row: FlightRow, result: &RowResult) -> bool {
+        let Some(token) = result.token else { return false };
+        let Some(sequence) = self.sequences.get_mut(row.key) else { return false };
+        let Place::Seated(at) = &mut sequence.place else { return false };
+        let tells_more = result.stopped || result.detail.is_some() || sequence.guided;
+        let may_end = sequence.may_stop.passes(token)
+            || sequence.tokens.len() as u32 + 1 >= sequence.max_len
+            || at.leaving.is_some();
+        let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
+        let full = row.end >= (at.published + 1) * self.geometry.page_size;
+        let may_publish = early || (full && self.config.prefix_cache);
+        let apart = tells_more || may_end || may_publish || !sequence.announced;
+        if apart || !row.sample {
+            return false;
+        }
+        at.flying -= 1;
+        at.sampling -= 1;
+        at.confirmed = row.end;
+        sequence.tokens.push(token);
+        true
+    }
+
+    /// Says the tokens of rows that were plain. All at once: then they are written where they stay.
+    fn say(&mut self, rows: &[FlightRow], results: &[RowResult]) {
+        self.stats.tokens += rows.len() as u64;
+        let sequences = &self.sequences;
+        self.out.extend(rows.iter().zip(results).map(|(row, result)| {
+            let Sequence { id, choice, .. } = sequences[row.key];
+            let token = result.token.unwrap_or_default();
+            Output::Token { id, choice, token, logprob: None }
+        }));
     }
 
     fn apply_row(&mut self, row: FlightRow, result: &mut RowResult) {
@@ -125,8 +172,8 @@ impl Scheduler {
         }
         let page_size = self.geometry.page_size;
         let sequence = &mut self.sequences[key];
-        let tenant = sequence.spec.tenant;
-        let crate::sequence::Place::Seated(at) = &mut sequence.place else { return };
+        let tenant = sequence.far.spec.tenant;
+        let Place::Seated(at) = &mut sequence.place else { return };
         let mut full = at.confirmed / page_size;
         if planted(Plant::PublishUnconfirmed) {
             full = at.fed.min(sequence.tokens.len() as u32) / page_size;
@@ -145,18 +192,20 @@ impl Scheduler {
 
     fn confirm(&mut self, key: Key, sample: bool, result: &mut RowResult) {
         let sequence = &mut self.sequences[key];
+        let detail = result.detail.as_deref_mut();
         if sequence.scoring() {
-            let scores = std::mem::take(&mut result.scores);
-            let first = sequence.scores.len() + 1;
+            let scores =
+                detail.map(|detail| std::mem::take(&mut detail.scores)).unwrap_or_default();
+            let first = sequence.far.scores.len() + 1;
             let targets = &sequence.tokens[first..first + scores.len()];
             let scored = targets.iter().zip(scores);
-            sequence.scores.extend(scored.map(|(&token, (logprob, top))| TokenLogprob {
+            sequence.far.scores.extend(scored.map(|(&token, (logprob, top))| TokenLogprob {
                 token,
                 logprob,
                 top,
             }));
         }
-        if let Some(hidden) = &result.hidden {
+        if let Some(hidden) = result.detail.as_ref().and_then(|detail| detail.hidden.as_ref()) {
             sequence.add_hidden(hidden);
         }
         if !sequence.announced
@@ -164,7 +213,7 @@ impl Scheduler {
         {
             self.announce(key);
             let sequence = &mut self.sequences[key];
-            if let Some(embed) = sequence.spec.embed {
+            if let Some(embed) = sequence.far.spec.embed {
                 let (id, vector) = (sequence.id, sequence.vector(embed));
                 self.out.push(Output::Embedded { id, vector });
                 self.end(key, Finish::Stop(None));
@@ -187,24 +236,27 @@ impl Scheduler {
         self.out.push(Output::Prefilled {
             id: sequence.id,
             prompt_tokens: sequence.prompt_len,
-            cached_tokens: sequence.cached,
-            prompt_logprobs: std::mem::take(&mut sequence.scores),
+            cached_tokens: sequence.far.cached,
+            prompt_logprobs: std::mem::take(&mut sequence.far.scores),
         });
     }
 
     fn token(&mut self, key: Key, token: Token, result: &mut RowResult) {
         let sequence = &mut self.sequences[key];
-        let spec = &sequence.spec;
-        let stops = spec.stops.binary_search(&token).is_ok();
+        let stops = sequence.may_stop.passes(token)
+            && sequence.far.spec.stops.binary_search(&token).is_ok();
         self.stats.stop_disagreements += u64::from(stops != result.stopped);
-        let ends = sequence.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
-        let enough = || sequence.answer_len() >= spec.sampling.min_tokens;
+        let ends = sequence.guided
+            && sequence.far.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
+        let enough = || sequence.answer_len() >= sequence.far.spec.sampling.min_tokens;
         if (stops && enough()) || ends {
             self.end(key, Finish::Stop(Some(token)));
             return;
         }
         let mut finish = None;
-        if let Some(matcher) = &mut sequence.matcher {
+        if sequence.guided
+            && let Some(matcher) = &mut sequence.far.matcher
+        {
             match matcher.accept(token) {
                 Ok(true) => finish = Some(Finish::Stop(None)),
                 Ok(false) => {}
@@ -216,12 +268,9 @@ impl Scheduler {
         }
         sequence.tokens.push(token);
         let (id, choice) = (sequence.id, sequence.choice);
-        say(&mut self.out, id, choice, token);
-        if let Some((logprob, top)) = result.logprob.take()
-            && let Some(Output::Token { logprob: said, .. }) = self.out.last_mut()
-        {
-            *said = Some(TokenLogprob { token, logprob, top });
-        }
+        let logprob = result.detail.as_mut().and_then(|detail| detail.logprob.take());
+        let logprob = logprob.map(|(logprob, top)| TokenLogprob { token, logprob, top });
+        self.out.push(Output::Token { id, choice, token, logprob });
         self.stats.tokens += 1;
         let extra = u32::from(planted(Plant::OneTooMany));
         if finish.is_none() && sequence.len() >= sequence.max_len + extra {
@@ -230,14 +279,5 @@ impl Scheduler {
         if let Some(finish) = finish {
             self.end(key, finish);
         }
-    }
-}
-
-/// Adds a token to what is said. A constant first, then its fields: built on the stack and moved, it
-/// would be read back before its parts are written, 256 times a step.
-fn say(out: &mut Vec<Output>, id: RequestId, choice: u32, token: Token) {
-    out.push(const { Output::Token { id: RequestId(0), choice: 0, token: 0, logprob: None } });
-    if let Some(Output::Token { id: of, choice: which, token: what, .. }) = out.last_mut() {
-        (*of, *which, *what) = (id, choice, token);
     }
 }

@@ -1,11 +1,11 @@
 //! Forms the next step: pages for those who decode, seats for those who wait, then rows.
 
-use super::{Flight, FlightRow, Scheduler};
-use crate::exec::{Join, PageEntry, Row, Score, StepKind};
+use super::{Flight, FlightRow, Ready, Scheduler};
+use crate::exec::{Join, PageEntry, Row, Score, Seat};
 use crate::plant::{Plant, planted};
 use crate::request::{Finish, Token};
 use crate::sampling;
-use crate::sequence::{Key, Place, Seated, Sequence, Work};
+use crate::sequence::{Far, Key, Place, Seated, Sequence, Work};
 use std::sync::Arc;
 
 impl Scheduler {
@@ -48,12 +48,18 @@ impl Scheduler {
     /// The formed step is on its way.
     pub(crate) fn launched(&mut self) {
         self.stalled = false;
-        match self.step.kind() {
-            StepKind::Decode => self.stats.decode_steps += 1,
-            StepKind::Prefill => self.stats.prefill_steps += 1,
+        if self.feeds_prompts() {
+            self.stats.prefill_steps += 1;
+        } else {
+            self.stats.decode_steps += 1;
         }
         let flight = std::mem::take(&mut self.forming);
         self.flights.push_back(flight);
+    }
+
+    /// Whether the formed step is one of [`crate::exec::StepKind::Prefill`]: prompts come after decode rows.
+    fn feeds_prompts(&self) -> bool {
+        self.step.rows.last().is_some_and(|row| !row.tokens.is_empty())
     }
 
     /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
@@ -66,8 +72,15 @@ impl Scheduler {
             self.prompts.clear();
             for seat in 0..self.seats.len() {
                 let Some(key) = self.seats[seat] else { continue };
-                match self.sequences[key].work() {
-                    Work::Decode if self.provide(key) => self.ready.push(key),
+                let sequence = &self.sequences[key];
+                let depth = self.config.depth as u32;
+                if let Some((seat, start)) = sequence.calm(self.geometry.page_size, depth) {
+                    self.ready.push(Ready { key, seat, start, calm: true });
+                    continue;
+                }
+                let none = Ready { key, seat: Seat(0), start: 0, calm: false };
+                match sequence.work() {
+                    Work::Decode if self.provide(key) => self.ready.push(none),
                     Work::Decode => starved = true,
                     Work::Prompt { .. } => self.prompts.push(key),
                     Work::Held => self.stats.held_back_rows += 1,
@@ -88,8 +101,9 @@ impl Scheduler {
 
     /// Makes the page at the next position this sequence's own.
     fn provide(&mut self, key: Key) -> bool {
-        let Some(at) = self.sequences[key].seated_mut() else { return false };
         let page_size = self.geometry.page_size;
+        let sequence = &mut self.sequences[key];
+        let Place::Seated(at) = &mut sequence.place else { return false };
         if at.fed >= at.table.len() as u32 * page_size {
             let Some(page) = self.pool.take() else { return false };
             at.table.push(page);
@@ -108,7 +122,7 @@ impl Scheduler {
                 self.pool.give(page);
             } else {
                 // The source stays held until the step that copies it has been formed.
-                at.copy = Some((page, index));
+                sequence.far.copy = Some((page, index));
             }
         }
         at.shared = false;
@@ -151,32 +165,25 @@ impl Scheduler {
         for index in from..self.prompts.len() {
             let patience = self.config.patience;
             let sequence = &mut self.sequences[self.prompts[index]];
-            let Some(at) = sequence.seated_mut() else { continue };
-            at.passed += 1;
-            let late = at.passed > patience;
-            sequence.due |= late;
+            sequence.far.passed += 1;
+            sequence.due |= sequence.far.passed > patience;
         }
     }
 
-    fn add_decode(&mut self, key: Key) {
-        let page_size = self.geometry.page_size;
-        let sequence = &mut self.sequences[key];
-        let (held, limit) = (sequence.matcher.is_some(), sequence.max_len);
-        let Some(at) = sequence.seated_mut() else { return };
+    fn add_decode(&mut self, ready: Ready) {
+        let Ready { key, mut seat, mut start, calm } = ready;
         // In steady decode the device needs nothing from the host.
-        let pages = at.table.len() as u32;
-        let ahead = (at.fed + self.config.depth as u32).min(limit.saturating_sub(2));
-        let known = at.joined && at.sent == pages && ahead < pages * page_size;
-        if (!known || held || at.copy.is_some()) && !self.prepare_decode(key, ahead) {
+        if !calm && !self.prepare_decode(key) {
             return;
         }
         let Some(at) = self.sequences[key].seated_mut() else { return };
-        let start = at.fed;
+        if !calm {
+            (seat, start) = (at.seat, at.fed);
+        }
         at.fed += 1;
         at.flying += 1;
         at.sampling += 1;
         at.primed = true;
-        let seat = at.seat;
         let row = FlightRow { key, end: start + 1, sample: true, targets: 0, hidden: false };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
@@ -187,7 +194,7 @@ impl Scheduler {
     /// built anew.
     fn step_row(&mut self, index: usize) -> &mut Row {
         if index == self.step.rows.len() {
-            self.step.rows.push(Row::decode(crate::exec::Seat(0), 0));
+            self.step.rows.push(Row::decode(Seat(0), 0));
         }
         &mut self.step.rows[index]
     }
@@ -197,10 +204,10 @@ impl Scheduler {
     /// Whoever waits was refused just now, and can only be seated when somebody ends, which ends the
     /// launch too.
     fn lengthen(&mut self) {
-        let blind = |key: &Key| self.sequences[*key].matcher.is_some();
+        let blind = |key: &Key| self.sequences[*key].guided;
         let alone = !self.prompts.is_empty() || self.leaving > 0;
         let masked = self.seats.iter().flatten().any(blind) && !planted(Plant::BlindSteps);
-        if alone || masked || self.step.kind() == StepKind::Prefill {
+        if alone || masked || self.feeds_prompts() {
             return;
         }
         let left = |row: &FlightRow| {
@@ -245,9 +252,9 @@ impl Scheduler {
         let score = sequence.score(start, end);
         let hidden = sequence.asks_hidden(end);
         let tokens = sequence.tokens[start as usize..end as usize].to_vec();
+        sequence.far.passed = 0;
         let at = sequence.seated_mut().expect("only the seated have rows");
         at.fed = end;
-        at.passed = 0;
         at.flying += 1;
         at.sampling += u32::from(sample);
         at.primed = sample;
@@ -265,14 +272,14 @@ impl Scheduler {
     /// join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
         let sequence = &mut self.sequences[key];
-        if sampling::penalised(&sequence.spec.sampling) && !sequence.seated()?.joined {
+        if sampling::penalised(&sequence.far.spec.sampling) && !sequence.seated()?.joined {
             let seen = self.seen.saturating_add(sequence.len());
             if self.seen > 0 && seen > self.config.max_seen {
                 return None;
             }
             self.seen = seen;
         }
-        if sample && let Some(matcher) = &mut sequence.matcher {
+        if sample && let Some(matcher) = &mut sequence.far.matcher {
             match matcher.mask() {
                 Ok(mut mask) => {
                     // Logits may be padded past the tokenizer's last token: those are never allowed.
@@ -299,7 +306,7 @@ impl Scheduler {
                 params: sampling::seat_params(sequence),
             });
         }
-        let at = sequence.seated_mut()?;
+        let Place::Seated(at) = &mut sequence.place else { return None };
         at.joined = true;
         if planted(Plant::LosePageEntry) && at.sent == 2 {
             at.sent = 3;
@@ -308,7 +315,7 @@ impl Scheduler {
             self.step.pages.push(PageEntry { seat, index, page: at.table[index as usize] });
         }
         at.sent = at.table.len() as u32;
-        if let Some((source, index)) = at.copy.take() {
+        if let Some((source, index)) = sequence.far.copy.take() {
             self.step.copies.push((source, at.table[index as usize]));
             self.stats.copies += 1;
             // Given back after all rows are in: until then nobody can be given the source.
@@ -319,10 +326,11 @@ impl Scheduler {
     /// As [`Self::prepare`], with the pages for the rows after this one as far as steps are launched
     /// ahead, so that the next launch need not look for any. Only what is there: nobody is sent
     /// away for it.
-    fn prepare_decode(&mut self, key: Key, ahead: u32) -> bool {
-        let page_size = self.geometry.page_size;
+    fn prepare_decode(&mut self, key: Key) -> bool {
+        let (page_size, depth) = (self.geometry.page_size, self.config.depth as u32);
+        let last = self.sequences[key].max_len.saturating_sub(2);
         if let Some(at) = self.sequences[key].seated_mut()
-            && ahead >= at.table.len() as u32 * page_size
+            && (at.fed + depth).min(last) >= at.table.len() as u32 * page_size
             && let Some(page) = self.pool.take()
         {
             at.table.push(page);
@@ -336,10 +344,12 @@ impl Scheduler {
         for index in 0..self.step.copies.len() {
             self.pool.give(self.step.copies[index].0);
         }
-        for index in 0..self.forming.rows.len() {
+        // Who has choices has seats reserved for them.
+        let rows = if self.reserved > 0 { self.forming.rows.len() } else { 0 };
+        for index in 0..rows {
             let FlightRow { key, sample, .. } = self.forming.rows[index];
-            if sample && self.sequences[key].unforked > 0 {
-                let count = std::mem::take(&mut self.sequences[key].unforked);
+            if sample && self.sequences[key].far.unforked > 0 {
+                let count = std::mem::take(&mut self.sequences[key].far.unforked);
                 let first = self.sequences[key].choice + 1;
                 for choice in first..first + count {
                     self.fork(key, choice);
@@ -364,38 +374,42 @@ impl Scheduler {
         let cursor = self.pool.fork(&at.cursor);
         let published = at.published;
         let fork = Sequence {
+            tokens: sequence.tokens.clone(),
             id: sequence.id,
+            may_stop: sequence.may_stop,
             choice,
             prompt_len: sequence.prompt_len,
             max_len: sequence.max_len,
-            spec: Arc::clone(&sequence.spec),
-            arrival: sequence.arrival,
-            tokens: sequence.tokens.clone(),
-            unforked: 0,
-            overtaken: 0,
-            due: sequence.due,
             // Said once, by the sequence it splits from.
             announced: true,
-            cached: sequence.cached,
-            scores: Vec::new(),
-            hidden: Vec::new(),
-            matcher: sequence.matcher.clone(),
+            due: sequence.due,
+            guided: sequence.guided,
             place: Place::Seated(Seated {
-                seat: crate::exec::Seat(index as u32),
                 table,
+                seat: Seat(index as u32),
                 sent: 0,
-                shared: true,
-                copy: None,
-                joined: false,
-                primed: false,
                 fed,
                 confirmed: 0,
                 flying: 0,
                 sampling: 0,
-                passed: 0,
-                cursor,
                 published,
+                shared: true,
+                joined: false,
+                primed: false,
                 leaving: None,
+                cursor,
+            }),
+            far: Box::new(Far {
+                spec: Arc::clone(&sequence.far.spec),
+                matcher: sequence.far.matcher.clone(),
+                arrival: sequence.far.arrival,
+                unforked: 0,
+                overtaken: 0,
+                cached: sequence.far.cached,
+                scores: Vec::new(),
+                hidden: Vec::new(),
+                copy: None,
+                passed: 0,
             }),
         };
         let id = fork.id;
@@ -410,10 +424,10 @@ impl Scheduler {
 
 impl Sequence {
     /// The prompt tokens a chunk is asked to score, if any.
-    fn score(&self, start: u32, end: u32) -> Option<Score> {
-        let top = self.spec.prompt_logprobs.filter(|_| !self.announced)?;
+    fn score(&self, start: u32, end: u32) -> Option<Box<Score>> {
+        let top = self.far.spec.prompt_logprobs.filter(|_| !self.announced)?;
         let last = (end + 1).min(self.prompt_len);
         let targets: &[Token] = self.tokens.get(start as usize + 1..last as usize)?;
-        Some(Score { targets: targets.to_vec(), top })
+        Some(Box::new(Score { targets: targets.to_vec(), top }))
     }
 }
