@@ -126,6 +126,10 @@ pub struct Linear {
     pub norm: Option<Norm>,
     /// Applied last.
     pub epilogue: Epilogue,
+    /// The fused form: do this to `y` afterwards, whose columns of k and v are then not worth reading. Only
+    /// with [`Epilogue::Store`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope: Option<Box<RopeKv>>,
     /// rows × n, or rows × n/2 for [`Epilogue::SiluMul`].
     pub y: Tensor,
     /// Rows past this device-side count need not be computed (a u32 in a `counts` tensor).
@@ -238,6 +242,9 @@ pub struct Attention {
     pub rows: u32,
     /// Every row has exactly one token (decode); lets kernels use a fixed grid of rows.
     pub single: bool,
+    /// Only the last token of each row is worth computing; a device may leave the others' rows of `out` as they are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub last_only: bool,
     /// The fused form: do this to qkv first. Only with `single`.
     pub rope: Option<Box<RopeKv>>,
     /// Partial results of splits; devices say how much they need.

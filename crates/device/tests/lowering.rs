@@ -102,20 +102,20 @@ fn a_product_gets_the_kernel_of_its_batch() {
         table += &(line + "\n");
     }
     expect_test::expect![[r#"
-        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention linear_stream linear_stream linear_stream linear_stream
-        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention linear_stream linear_stream linear_stream linear_stream
-        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention linear_stream linear_stream linear_stream linear_stream
-        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma rms_norm+linear_wgmma attention linear_stream linear_stream linear_wgmma linear_stream
-        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma
-        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma
-        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma
-        96 rows, 96 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma
-        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma
-        192 rows, 192 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library attention library rms_norm+library+silu_mul library rms_norm+library
-        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library attention library rms_norm+library+silu_mul library rms_norm+library
-        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream
-        16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma
-        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma attention_wgmma library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma
+        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream attention
+        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream attention
+        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream linear_stream attention
+        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma rms_norm+linear_wgmma linear_stream linear_stream linear_wgmma linear_stream attention
+        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        96 rows, 96 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        192 rows, 192 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library library rms_norm+library+silu_mul library rms_norm+library attention
+        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+library+silu_mul library rms_norm+library library rms_norm+library+silu_mul library rms_norm+library attention
+        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma+rope_kv linear_tiles
+        16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma library linear_tiles library rms_norm+library rms_norm+library+rope_kv linear_tiles
+        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma attention_wgmma library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma library linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
     "#]].assert_eq(&table);
 }
 

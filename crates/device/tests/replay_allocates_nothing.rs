@@ -62,7 +62,19 @@ fn a_decode_step() {
     let norm = Some(Norm { weight: norm, eps: 1e-5 });
     let linear = |x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue| {
         let (bias, live, hand, scratch, variant) = (None, None, Hand::Nothing, None, None);
-        node(Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant }))
+        node(Op::Linear(Linear {
+            x,
+            w,
+            bias,
+            norm,
+            epilogue,
+            rope: None,
+            y,
+            live,
+            hand,
+            scratch,
+            variant,
+        }))
     };
     let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
     let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
@@ -76,6 +88,7 @@ fn a_decode_step() {
         window: None,
         rows: ROWS,
         single: true,
+        last_only: false,
         rope: Some(Box::new(rope)),
         scratch: None,
         variant: None,

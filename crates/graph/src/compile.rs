@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`fold`] | add and silu·mul become epilogues of linears, the prologue is put in front; always |
 //! | [`fuse`] | norms move into linears, rope into attention, where the target has such kernels |
+//! | [`rotate`] | rope moves into the product before it, where the target has such a kernel; after `bind` |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
 //! | [`choose`] | which kernel runs an op in this bucket, and the scratch it needs |
 //! | [`merge`] | all layers become one node, where that was asked for and a kernel can; after `bind` |
@@ -26,6 +27,7 @@ pub mod mark;
 pub mod merge;
 pub mod order;
 pub mod place;
+pub mod rotate;
 pub mod stage;
 
 use crate::program::{Program, ProgramError};
@@ -212,12 +214,15 @@ pub fn schedule(
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
     let stages = fold::fold(program)?;
-    let fusion = target.fusion.unwrap_or_else(|| fuse::Fusion::suited(&target.device, key));
-    let stages = fuse::fuse(program, stages, fusion);
+    let stages = fuse::fuse(program, stages, key.phase, fusion(target, key));
     let stages = order::drop_idle_gathers(stages, key);
     let stages = order::order(stages)?;
     let placement = place::place(program, key, &stages)?;
     Ok(Schedule { stages, placement })
+}
+
+fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {
+    target.fusion.unwrap_or_else(|| fuse::Fusion::suited(&target.device, key))
 }
 
 /// Bytes of workspace a key needs, exactly. Pure: no memory, no device.
@@ -272,9 +277,13 @@ pub fn compile(
 ) -> Result<Plan, CompileError> {
     let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
     let mut nodes = bind::bind(program, key, bindings, &stages, &placement)?;
-    choose::choose(target, key, bindings, &mut nodes)?;
+    choose::set_variants(key, &mut nodes);
     let mut marks = mark::mark(target, &stages);
     let mut values = bind::placed_values(program, key, bindings, &placement);
+    if fusion(target, key).rope {
+        rotate::rotate(target, &mut nodes, &mut marks, &mut values);
+    }
+    choose::choose(target, bindings, &mut nodes)?;
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {
         node.op.check()?;

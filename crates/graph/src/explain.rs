@@ -184,7 +184,8 @@ fn traffic(op: &Op) -> (u64, u64) {
                 Epilogue::Residual(residual) => residual.bytes(),
                 _ => 0,
             };
-            (op.w.bytes() + bias + norm(&op.norm), op.x.bytes() + op.y.bytes() + residual)
+            let norms = op.rope.as_ref().map_or(0, |rope| norm(&rope.q_norm) + norm(&rope.k_norm));
+            (op.w.bytes() + bias + norm(&op.norm) + norms, op.x.bytes() + op.y.bytes() + residual)
         }
         Op::RopeKv(op) => (norm(&op.q_norm) + norm(&op.k_norm), 2 * op.qkv.bytes()),
         Op::Attention(op) => {

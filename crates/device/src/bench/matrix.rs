@@ -25,6 +25,7 @@ pub(super) fn rate(device: &Device) -> Result<f64> {
         bias: None,
         norm: None,
         epilogue: Epilogue::Store,
+        rope: None,
         y,
         live: None,
         hand: Hand::Nothing,

@@ -65,6 +65,14 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
     }
 }
 
+/// Whether `node` and the one right behind it can be one: a product that also does what `rope_kv` does to it.
+pub fn can_rotate(node: &Node, next: &Node, target: &Target) -> bool {
+    match (&node.op, &next.op) {
+        (Op::Linear(product), Op::RopeKv(rope)) => product.can_rotate(rope, target),
+        _ => false,
+    }
+}
+
 /// A launch in the making: what varies is given, the rest has the usual value.
 pub(crate) struct Kernel(Launch);
 

@@ -159,6 +159,7 @@ pub(crate) fn linear(op: &Linear) -> String {
     let norm = if op.hand == Hand::Takes { "prepared+" } else { norm };
     let bias = if op.bias.is_some() { "+bias" } else { "" };
     let end = match op.epilogue {
+        Epilogue::Store if op.rope.is_some() => "+rope",
         Epilogue::Store => "",
         Epilogue::Residual(_) if !op.hand.is_nothing() => "+residual+prepare",
         Epilogue::Residual(_) => "+residual",

@@ -10,7 +10,7 @@
 // and the sums so far are scaled.
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
-// (room in the list), WINDOW (0: none), TYPE (of q and pages), YT.
+// (room in the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), TYPE (of q and pages), YT.
 #include "wgmma_held.cuh"
 
 #define G (HQ / HKV)
@@ -116,6 +116,7 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
             const u32 start = __shfl_sync(FULL, my_start, i), q_len = __shfl_sync(FULL, my_tokens, i);
             const u32 length = __shfl_sync(FULL, my_length, i), slot = start / Q_TOKENS + chunk + i;
             for (u32 b = lane; b * Q_TOKENS < q_len; b += 32) {
+                if (LAST && (b + 1) * Q_TOKENS < q_len) continue;
                 u32 begin, end;
                 tiles_of(length - q_len + b * Q_TOKENS, min(q_len - b * Q_TOKENS, (u32)Q_TOKENS), begin, end);
                 const u32 bin = BINS - 1 - min((end - begin) / shrink, BINS - 1u);

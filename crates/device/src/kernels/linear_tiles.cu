@@ -2,10 +2,16 @@
 // take neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two
 // warpgroups of 64 tokens multiply, sums go from registers to memory. Blocks stay and take tile after tile, in
 // bands of BAND pairs of token tiles so that a band's tokens stay in L2. Tiles past the live tokens are
-// not computed: padding costs nothing but the launch.
+// not computed: padding costs nothing but the launch. What an epilogue reads is asked for before the tile's last
+// products, and arrives while they run.
+//
+// A norm between two products needs no pass of its own: the first (GIVES) also stores y times the norm's weights, and
+// the squares of y summed over each 256 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
+// EPILOGUE 3 does what `rope_kv.cu` does, to the sums: a thread has both halves of its rows' heads.
 //
 // K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual,
-// 2 silu·mul). N is a multiple of 8, of 16 for silu·mul.
+// 2 silu·mul, 3 rotate), GIVES, TAKES. N is a multiple of 8, of 16 for silu·mul, of 256 with GIVES; K of 256 with TAKES.
+// To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages), QNT, KNT (norm weights).
 #include "wgmma.cuh"
 
 #define TOKENS 128
@@ -15,6 +21,8 @@
 #define STAGE_BYTES (X_BYTES + 2 * HALF_BYTES)
 #define CHUNKS (K / 64)
 #define TILES_N ((N + WIDE - 1) / WIDE)
+// Chunks of a tile that are multiplied after its epilogue's reads were asked for.
+#define LAST (CHUNKS < 8 ? 0 : 4)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -53,44 +61,149 @@ DEVICE bool place(u32 index, u32 pairs, u32& row, u32& token) {
 
 DEVICE float silu_mul_of(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 
-// This warp's rows g and g + 8: sums of columns 8i + 2j and + 1 from `column`.
-DEVICE void store(const float (&c)[WIDE / 2], const void* residual, void* y, u32 row0, u32 column, u32 rows, u32 r_stride, u32 y_stride) {
+// What the epilogues read and write.
+struct Memory {
+    const void* residual;
+    void* y;
+    u32 r_stride, y_stride;
+    // Between two products with a norm between them.
+    float* squares;
+    const void* next_norm;
+    void* prepared;
+    float eps;
+    // What rotation needs.
+    const void *q_norm, *k_norm;
+    const float* rope;
+    const u32 *position, *kv_slot;
+    void* kv;
+    u32 rope_stride, max_position;
+    float q_eps, k_eps;
+};
+
+// Squares of a row that a lane of the quad adds up.
+#define PARTS ((K / WIDE + 3) / 4)
+#if EPILOGUE == 3
+#define TURNS (D / 16)
+#else
+#define TURNS 1
+#endif
+
+// What a thread's two rows read from memory. Nothing waits for it before the tile's products are done.
+struct Early {
+    uint4 residual[2][EPILOGUE == 1 ? WIDE / 32 : 1];
+    float squares[2][TAKES ? PARTS : 1];
+    float2 cosine[2][TURNS], sine[2][TURNS];
+};
+
+// Where a thread's two tokens are in their sequences and pages.
+struct Place {
+    u32 position[2], slot[2];
+};
+
+DEVICE void ask(Early& e, const Memory& m, u32 row0, u32 column, u32 rows, const Place& here) {
     const u32 j = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 row = row0 + 8 * half;
         const bool live = row < rows;
-        if (EPILOGUE == 2) {
-            // Eight groups hold 32 outputs of a row; lane m ends with eight of them in order.
-#pragma unroll
-            for (int n = 0; n < WIDE / 8; n += 8) {
-                u32 v[4];
-#pragma unroll
-                for (int m = 0; m < 4; m++) {
-                    const float* a = c + 4 * (n + 2 * m) + 2 * half;
-                    v[m] = pack2<YT>(silu_mul_of(a[0], a[1]), silu_mul_of(a[4], a[5]));
-                }
-                exchange(v);
-                const u32 to = column / 2 + 4 * n + 8 * j;
-                if (live && to < N / 2)
-                    *(uint4*)((u16*)y + (u64)row * y_stride + to) =
-                        make_uint4(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410),
-                                   __byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
-            }
-        }
-        // All of a row's residual first: a store to y could be one to the residual, and no load passes it.
-        uint4 r[EPILOGUE == 1 ? WIDE / 32 : 1];
 #pragma unroll
         for (int n = 0; EPILOGUE == 1 && n < WIDE / 32; n++) {
             const u32 to = column + 8 * (4 * n + j);
-            r[n] = live && to < N ? *(const uint4*)((const u16*)residual + (u64)row * r_stride + to) : make_uint4(0, 0, 0, 0);
+            e.residual[half][n] = live && to < N ? *(const uint4*)((const u16*)m.residual + (u64)row * m.r_stride + to) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int n = 0; EPILOGUE != 2 && n < WIDE / 32; n++) {
+        for (int n = 0; TAKES && n < PARTS; n++) {
+            const u32 part = 4 * n + j;
+            e.squares[half][n] = live && part < K / WIDE ? m.squares[(u64)row * (K / WIDE) + part] : 0.0f;
+        }
+#if EPILOGUE == 3
+        const float* table = m.rope + (u64)here.position[half] * m.rope_stride + 2 * j;
+#pragma unroll
+        for (int n = 0; n < TURNS; n++) {
+            e.cosine[half][n] = *(const float2*)(table + 8 * n);
+            e.sine[half][n] = *(const float2*)(table + D / 2 + 8 * n);
+        }
+#endif
+    }
+}
+
+DEVICE float quad_sum(float v) {
+    v += __shfl_xor_sync(FULL, v, 1);
+    return v + __shfl_xor_sync(FULL, v, 2);
+}
+
+// The norm's scales of this thread's rows, applied to their sums.
+DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < (TAKES ? PARTS : 1); n++) sum += e.squares[half][n];
+        const float scale = 1.0f / sqrtf(quad_sum(sum) / (float)K + eps);
+#pragma unroll
+        for (int i = 0; i < WIDE / 8; i++) c[4 * i + 2 * half] *= scale, c[4 * i + 2 * half + 1] *= scale;
+    }
+}
+
+// Below: this warp's rows g (`half` 0) and g + 8 (1); sums of columns 8i + 2j and + 1 from `column`.
+
+DEVICE void store_silu_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 row = row0 + 8 * half;
+        // Eight groups hold 32 outputs of a row; lane j ends with eight of them in order.
+#pragma unroll
+        for (int n = 0; n < WIDE / 8; n += 8) {
+            u32 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* a = c + 4 * (n + 2 * i) + 2 * half;
+                v[i] = pack2<YT>(silu_mul_of(a[0], a[1]), silu_mul_of(a[4], a[5]));
+            }
+            exchange(v);
+            const u32 to = column / 2 + 4 * n + 8 * j;
+            if (row < rows && to < N / 2)
+                *(uint4*)((u16*)m.y + (u64)row * m.y_stride + to) =
+                    make_uint4(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410),
+                               __byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
+        }
+    }
+}
+
+// y times the next norm's weights; returns the squares of y.
+DEVICE float prepare(const u32 (&v)[4], const Memory& m, u64 to, uint4 weights) {
+    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
+    float sum = 0.0f;
+    u32 p[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float a = low_half<YT>(v[i]), b = high_half<YT>(v[i]);
+        sum += a * a + b * b;
+        p[i] = pack2<YT>(a * low_half<YT>(w[i]), b * high_half<YT>(w[i]));
+    }
+    *(uint4*)((u16*)m.prepared + to) = make_uint4(p[0], p[1], p[2], p[3]);
+    return sum;
+}
+
+DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u32 row0, u32 column, u32 rows) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 row = row0 + 8 * half;
+        float squares = 0.0f;
+        const uint4* weights = (const uint4*)((const u16*)m.next_norm + column + 8 * j);
+        uint4 next = GIVES ? weights[0] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int n = 0; n < WIDE / 32; n++) {
             const u32 to = column + 8 * (4 * n + j);
+            // Loads do not pass stores: each time those for the time after.
+            const uint4 these = next;
+            if (GIVES && n + 1 < WIDE / 32) next = weights[4 * (n + 1)];
             u32 v[4];
             if (EPILOGUE == 1) {
-                v[0] = r[n].x, v[1] = r[n].y, v[2] = r[n].z, v[3] = r[n].w;
+                const uint4 r = e.residual[half][EPILOGUE == 1 ? n : 0];
+                v[0] = r.x, v[1] = r.y, v[2] = r.z, v[3] = r.w;
                 exchange(v);
             }
 #pragma unroll
@@ -100,14 +213,88 @@ DEVICE void store(const float (&c)[WIDE / 2], const void* residual, void* y, u32
                 v[i] = pack2<YT>(a, b);
             }
             exchange(v);
-            if (live && to < N) *(uint4*)((u16*)y + (u64)row * y_stride + to) = make_uint4(v[0], v[1], v[2], v[3]);
+            if (row >= rows || to >= N) continue;
+            *(uint4*)((u16*)m.y + (u64)row * m.y_stride + to) = make_uint4(v[0], v[1], v[2], v[3]);
+            if (GIVES) squares += prepare(v, m, (u64)row * N + to, these);
+        }
+        if (GIVES) {
+            squares = quad_sum(squares);
+            if (j == 0 && row < rows) m.squares[(u64)row * (N / WIDE) + column / WIDE] = squares;
         }
     }
 }
 
+#if EPILOGUE == 3
+template <int T> DEVICE float2 weights_at(const void* p, u32 i) {
+    if (T == F32) return *(const float2*)((const float*)p + i);
+    const u32 v = *(const u32*)((const u16*)p + i);
+    return make_float2(low_half<T>(v), high_half<T>(v));
+}
+
+// A head of one row, of which this thread has columns 8i + 2j and + 1: normalised and rotated.
+DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[TURNS], const Memory& m, bool query) {
+    const u32 j = threadIdx.x % 4;
+    const bool normed = query ? QN : KN;
+    float scale = 1.0f;
+    if (normed) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) sum += v[4 * i] * v[4 * i] + v[4 * i + 1] * v[4 * i + 1];
+        scale = 1.0f / sqrtf(quad_sum(sum) / (float)D + (query ? m.q_eps : m.k_eps));
+    }
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        float* a = v + 4 * i;
+        float* b = v + 4 * (i + TURNS);
+        if (normed) {
+            const u32 at = 8 * i + 2 * j;
+            const float2 wa = query ? weights_at<QNT>(m.q_norm, at) : weights_at<KNT>(m.k_norm, at);
+            const float2 wb = query ? weights_at<QNT>(m.q_norm, at + D / 2) : weights_at<KNT>(m.k_norm, at + D / 2);
+            a[0] *= scale * wa.x, a[1] *= scale * wa.y, b[0] *= scale * wb.x, b[1] *= scale * wb.y;
+        }
+        const float2 s = sine[i], t = cosine[i];
+        const float x = a[0], y = a[1];
+        a[0] = x * t.x - b[0] * s.x, a[1] = y * t.y - b[1] * s.y;
+        b[0] = b[0] * t.x + x * s.x, b[1] = b[1] * t.y + y * s.y;
+    }
+}
+
+// q to y, k and v to the token's place in its page.
+DEVICE void store_rotated(float (&c)[WIDE / 2], const Early& e, const Memory& m, u32 row0, u32 column, u32 rows, const Place& here) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int h = 0; h < WIDE / D; h++) {
+        const u32 head = column / D + h;
+        const bool query = head < HQ, key = !query && head < HQ + HKV;
+        if (head >= HQ + 2 * HKV) break;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float* v = c + h * (D / 2) + 2 * half;
+            if (query || key) turn(v, e.cosine[half], e.sine[half], m, query);
+            const u32 row = row0 + 8 * half;
+            const u64 in_pages = (((u64)(here.slot[half] / PAGE) * 2 + !key) * HKV + (head - HQ) % HKV) * (PAGE * D) + here.slot[half] % PAGE * D;
+            u16* to = query ? (u16*)m.y + (u64)row * m.y_stride + head * D : (u16*)m.kv + in_pages;
+#pragma unroll
+            for (int n = 0; n < D / 32; n++) {
+                u32 p[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float* a = v + 4 * (4 * n + i);
+                    p[i] = KT == YT || query ? pack2<YT>(a[0], a[1]) : pack2<KT>(a[0], a[1]);
+                }
+                exchange(p);
+                if (row < rows) *(uint4*)(to + 8 * (4 * n + j)) = make_uint4(p[0], p[1], p[2], p[3]);
+            }
+        }
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* residual, void* y,
-             const u32* live, u32 most_rows, u32 r_stride, u32 y_stride) {
+             const u32* live, float* squares, const void* next_norm, void* prepared, u32 most_rows, u32 r_stride,
+             u32 y_stride, float eps, const void* q_norm, const void* k_norm, const float* rope, const u32* position,
+             const u32* kv_slot, void* kv, u32 rope_stride, u32 max_position, float q_eps, float k_eps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
@@ -144,12 +331,22 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0), within = threadIdx.x % 128;
+        const Memory m = {residual, y, r_stride, y_stride, squares, next_norm, prepared, eps, q_norm, k_norm,
+                          rope, position, kv_slot, kv, rope_stride, max_position, q_eps, k_eps};
         u32 stage = 0, phase = 0;
         for (u32 index = first; place(index, pairs, row, token); index += stride) {
+            const u32 row0 = token + rank * TOKENS + group * 64 + within / 32 * 16 + within % 32 / 4;
+            Place here = {};
+#pragma unroll
+            for (int half = 0; EPILOGUE == 3 && half < 2; half++)
+                if (row0 + 8 * half < rows) {
+                    here.position[half] = min(m.position[row0 + 8 * half], m.max_position - 1);
+                    here.slot[half] = m.kv_slot[row0 + 8 * half];
+                }
             float c[WIDE / 2];
+            Early early;
             u32 previous = stage;
-#pragma unroll 1
-            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            auto multiply = [&](u32 chunk) {
                 const u32 at = base + stage * STAGE_BYTES;
                 barrier_wait(full + 8 * stage, phase);
                 const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + X_BYTES);
@@ -162,11 +359,22 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 if (chunk > 0 && within < 2) arrive_at(empty + 8 * previous, within);
                 previous = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
-            }
+            };
+#pragma unroll 1
+            for (u32 chunk = 0; chunk < CHUNKS - LAST; chunk++) multiply(chunk);
+            ask(early, m, row0, row, rows, here);
+#pragma unroll 1
+            for (u32 chunk = CHUNKS - LAST; chunk < CHUNKS; chunk++) multiply(chunk);
             product_wait<0>();
             if (within < 2) arrive_at(empty + 8 * previous, within);
-            const u32 row0 = token + rank * TOKENS + group * 64 + within / 32 * 16 + within % 32 / 4;
-            store(c, residual, y, row0, row, rows, r_stride, y_stride);
+            if (TAKES) scale_rows(c, early, eps);
+#if EPILOGUE == 3
+            store_rotated(c, early, m, row0, row, rows, here);
+#elif EPILOGUE == 2
+            store_silu_mul(c, m, row0, row, rows);
+#else
+            store(c, early, m, row0, row, rows);
+#endif
         }
     }
     // Nobody leaves while the other block still writes or arrives here.

@@ -6,6 +6,7 @@
 //! Rows and lengths come from the step's tables on the device, so the launch never depends on them.
 //! With `single` every live row has exactly one token and row r's token index is r. Pad rows have
 //! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written.
+//! With `last_only` tokens that are not the last of their row may be left out.
 
 //!
 //! `variant` is a device's own word for one of its kernels, or `fixed`: then the order of every sum follows

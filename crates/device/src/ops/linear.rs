@@ -10,6 +10,7 @@
 //! are so anyway.
 //! With `hand` an op prepares its result for the norm of the next one, in scratch that both have; a device
 //! without such kernels leaves it and applies the norm as ever.
+//! With `rope` the product is qkv, and what `rope_kv` does to it comes next; a device may do that to the f32 sums.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
 
 mod cuda;
@@ -29,6 +30,7 @@ mod finish;
 mod ggml;
 mod packed;
 mod plain;
+mod tiles;
 mod vnni;
 
 impl Contract for Linear {
@@ -71,6 +73,11 @@ impl Contract for Linear {
             require_fit(bias, Self::NAME, "bias")?;
             require(bias.cols == self.w.rows, Self::NAME, || "bias length differs from n".into())?;
         }
+        if let Some(rope) = &self.rope {
+            rope.check()?;
+            let fits = rope.qkv == self.y && self.epilogue == Epilogue::Store;
+            require(fits, Self::NAME, || "what is rotated is not the plain product".into())?;
+        }
         match &self.epilogue {
             Epilogue::Residual(residual) => {
                 require_fit(residual, Self::NAME, "residual")?;
@@ -110,6 +117,14 @@ impl Contract for Linear {
             visit(scratch, Access::Write);
         }
         visit(self.y.span, Access::Write);
+        if let Some(rope) = &self.rope {
+            // What it rewrites, this op has just written.
+            rope.visit_spans(&mut |span, access| {
+                if span != self.y.span {
+                    visit(span, access);
+                }
+            });
+        }
     }
 }
 
@@ -143,6 +158,9 @@ impl Linear {
                 products.iter_mut().enumerate().for_each(|(n, p)| *p += bias.get(0, n));
             }
             self.reference_store(memory, row, products);
+        }
+        if let Some(rope) = &self.rope {
+            rope.reference(memory);
         }
     }
 

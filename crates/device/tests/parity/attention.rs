@@ -2,7 +2,7 @@
 //! holds NaN, so a read past a row's length or into another's page shows.
 
 use crate::support::*;
-use device::op::{Attention, KvLayer, Norm, Pairs, RopeKv};
+use device::op::{Attention, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -203,6 +203,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         window: case.window,
         rows: case.bucket_rows as u32,
         single: case.single,
+        last_only: false,
         rope: None,
         scratch: None,
         variant: None,
@@ -232,6 +233,80 @@ fn rope_kv() {
             assert_close(&what, case.x, 4.0, &want[0], &got[0]);
             assert_close(&what, case.kv, 4.0, &want[1], &got[1]);
         });
+    }
+}
+
+/// The product that makes qkv also rotates it (on a GPU that can; elsewhere one comes after the other): heads of both
+/// sizes, with norms and without, edges of tiles, other formats in the pages, pad rows that are not numbers.
+#[test]
+fn a_product_rotates_its_heads() {
+    let cases = [
+        (128, 2, 4, DType::BF16, DType::BF16, vec![(200, 200), (1, 90), (59, 61)]),
+        (64, 3, 3, DType::BF16, DType::F16, vec![(37, 40), (90, 131)]),
+        (128, 1, 1, DType::F16, DType::F16, vec![(257, 300)]),
+        // A head that no tile has whole, and pages that are not halves.
+        (80, 1, 2, DType::BF16, DType::BF16, vec![(40, 44)]),
+        (64, 1, 2, DType::BF16, DType::F32, vec![(40, 44)]),
+    ];
+    for (seed, (dim, kv_heads, group, x, kv, rows)) in cases.into_iter().enumerate() {
+        for norms in [false, true] {
+            let rows: Vec<Row> =
+                rows.iter().map(|&(q_len, kv_len)| Row { q_len, kv_len }).collect();
+            let live: usize = rows.iter().map(|row| row.q_len).sum();
+            let case = Case {
+                seed: 400 + seed as u64,
+                bucket_rows: rows.len() + 1,
+                bucket_tokens: live + 40,
+                rows,
+                kv_heads,
+                group,
+                dim,
+                page_size: 16,
+                kv,
+                x,
+                single: false,
+                window: None,
+                norms,
+                pairs: Pairs::Halves,
+            };
+            let (tokens, cols, k) = (case.bucket_tokens, case.heads() * dim, 192);
+            let build = |layout: &mut Layout| {
+                let rope = lay_out(&case, layout, false).rope;
+                let rng = &mut Rng::new(seed as u64);
+                let mut values = rng.floats(tokens * k, 1.0);
+                values[live * k..].fill(f32::NAN);
+                let input = layout.floats(x, tokens, k, 0, &values);
+                let w = layout.floats(x, cols, k, 0, &rng.floats(cols * k, 0.1));
+                let page = rope.kv.page_bytes();
+                let live_pages = rope.kv.span.part(page, rope.kv.span.len - page);
+                let outs = vec![live_rows(&rope.qkv, live), live_pages];
+                let linear = Linear {
+                    x: input,
+                    w,
+                    bias: None,
+                    norm: None,
+                    epilogue: Epilogue::Store,
+                    y: rope.qkv,
+                    live: Some(rope.state.counts.span.part(u64::from(count::TOKENS) * 4, 4)),
+                    rope: Some(Box::new(rope)),
+                    hand: Hand::Nothing,
+                    scratch: None,
+                    variant: Some("tiles".into()),
+                };
+                (vec![Op::Linear(linear)], outs)
+            };
+            against_reference(&build, &|device, want, got| {
+                let what = format!("case {seed}, norms {norms} on {device}");
+                // Of a row only q is worth reading afterwards.
+                let (row, q) = (x.bytes(cols), x.bytes(kv_heads * group * dim));
+                for (want, got) in want[0].chunks(row).zip(got[0].chunks(row)) {
+                    assert_close(&what, x, 4.0, &want[..q], &got[..q]);
+                }
+                // The reference has rounded what it rotates to the format of the product.
+                let scale = 4.0 * (tolerance(x) / tolerance(kv)).max(1.0);
+                assert_close(&what, kv, scale, &want[1], &got[1]);
+            });
+        }
     }
 }
 
@@ -305,6 +380,27 @@ fn check_varlen(case: &Case) {
     });
 }
 
+/// Where only the last token of each row is asked for, that one is right.
+fn check_last(case: &Case) {
+    let build = |layout: &mut Layout| {
+        let mut attention = lay_out(case, layout, true).attention;
+        attention.last_only = true;
+        let row = case.x.bytes(attention.out.stride as usize) as u64;
+        let ends = case.rows.iter().scan(0, |tokens, row| {
+            *tokens += row.q_len as u64;
+            Some(*tokens)
+        });
+        let outs = ends.map(|end| attention.out.span.part((end - 1) * row, row)).collect();
+        (vec![Op::Attention(attention)], outs)
+    };
+    against_reference(&build, &|device, want, got| {
+        let what = format!("last tokens, seed {}, heads of {}, on {device}", case.seed, case.dim);
+        for (want, got) in want.iter().zip(got) {
+            assert_close(&what, case.x, 4.0, want, got);
+        }
+    });
+}
+
 #[test]
 fn attention_of_mixed_steps() {
     for (index, dim) in [64, 80, 96, 128, 256, 64, 128].into_iter().enumerate() {
@@ -317,7 +413,9 @@ fn attention_of_mixed_steps() {
                 Row { q_len, kv_len: q_len + rng.pick(&[0, 0, 1, 15, 16, 111, 128, 150, 255, 300]) }
             })
             .collect();
-        check_varlen(&mixed(seed, dim, rows));
+        let case = mixed(seed, dim, rows);
+        check_varlen(&case);
+        check_last(&case);
     }
 }
 

@@ -39,7 +39,7 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
     let variant = Some("fixed".to_owned());
     let (bias, norm, live, hand, scratch) = (None, None, None, Hand::Nothing, None);
-    let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
+    let linear = Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 
@@ -163,6 +163,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         window: feed.window,
         rows: rows as u32,
         single,
+        last_only: false,
         rope: None,
         scratch: None,
         variant: feed.fixed.then(|| "fixed".to_owned()),

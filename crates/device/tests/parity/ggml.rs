@@ -86,6 +86,7 @@ fn products() {
                     bias,
                     norm,
                     epilogue,
+                    rope: None,
                     y,
                     live,
                     hand: Hand::Nothing,
@@ -121,8 +122,19 @@ fn norm_products_and_swiglu() {
         let norm = Some(Norm { weight, eps: 1e-5 });
         let (bias, live, scratch, variant) = (None, None, None, None);
         let epilogue = Epilogue::SiluMul;
-        let op =
-            Linear { x, w, bias, norm, epilogue, y, live, hand: Hand::Nothing, scratch, variant };
+        let op = Linear {
+            x,
+            w,
+            bias,
+            norm,
+            epilogue,
+            rope: None,
+            y,
+            live,
+            hand: Hand::Nothing,
+            scratch,
+            variant,
+        };
         (vec![Op::Linear(op)], vec![y.span])
     };
     same_bits("norm, gate and up", &build, &want);
@@ -161,6 +173,7 @@ fn attention() {
                 window: None,
                 rows: 1,
                 single: tokens == 1,
+                last_only: false,
                 rope: None,
                 scratch: None,
                 variant: None,

@@ -20,7 +20,7 @@ fn norm(layout: &mut Layout, rng: &mut Rng, dtype: DType, cols: usize) -> Norm {
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
     let (bias, live, scratch, variant) = (None, None, None, None);
     let hand = Hand::Nothing;
-    Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant })
+    Op::Linear(Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant })
 }
 
 /// Two layers of the smallest shape that the kernel takes.

@@ -68,7 +68,7 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
     let (live, hand, scratch, variant) = (None, Hand::Nothing, None, None);
-    let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
+    let linear = Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 
@@ -137,7 +137,19 @@ fn rows_past_the_live_count_do_not_matter() {
                 let live = Some(layout.words(&[live]).span);
                 let (bias, norm, epilogue) = (None, None, Epilogue::Store);
                 let (hand, scratch, variant) = (Hand::Nothing, None, None);
-                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
+                let linear = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    rope: None,
+                    y,
+                    live,
+                    hand,
+                    scratch,
+                    variant,
+                };
                 (vec![Op::Linear(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
             };
             against_reference(&build, &|device, want, got| {
@@ -173,7 +185,19 @@ fn many_rows_by_tiles() {
                 let live = Some(layout.words(&[live]).span);
                 let (bias, norm, variant) = (None, None, Some("tiles".into()));
                 let (hand, scratch) = (Hand::Nothing, None);
-                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
+                let linear = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    rope: None,
+                    y,
+                    live,
+                    hand,
+                    scratch,
+                    variant,
+                };
                 (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
             };
             against_reference(&build, &|device, want, got| {
@@ -189,8 +213,16 @@ fn many_rows_by_tiles() {
 /// not numbers.
 #[test]
 fn a_product_prepares_the_input_of_the_next() {
-    let shapes = [(9, 256, 64, 9), (16, 1024, 256, 11), (64, 512, 1024, 64), (100, 256, 128, 97)];
-    for (seed, (rows, n, k, live)) in shapes.into_iter().enumerate() {
+    let shapes = [
+        (9, 256, 64, 9, None),
+        (16, 1024, 256, 11, None),
+        (64, 512, 1024, 64, None),
+        (100, 256, 128, 97, None),
+        (300, 512, 64, 261, Some("tiles")),
+        (256, 768, 576, 256, Some("tiles")),
+        (520, 256, 128, 1, Some("tiles")),
+    ];
+    for (seed, (rows, n, k, live, variant)) in shapes.into_iter().enumerate() {
         for which in [0, 2] {
             let build = |layout: &mut Layout| {
                 let rng = &mut Rng::new(800 + seed as u64);
@@ -206,13 +238,14 @@ fn a_product_prepares_the_input_of_the_next() {
                     if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
                 let y = layout.poison(half, rows, cols, 0);
                 let counted = Some(layout.words(&[live as u32]).span);
-                let (bias, scratch, variant) = (None, None, None);
+                let (bias, scratch, variant) = (None, None, variant.map(String::from));
                 let first = Linear {
                     x,
                     w,
                     bias,
                     norm: None,
                     epilogue: Epilogue::Residual(mid),
+                    rope: None,
                     y: mid,
                     live: counted,
                     hand: Hand::Gives(norm),
@@ -227,6 +260,7 @@ fn a_product_prepares_the_input_of_the_next() {
                     bias,
                     norm,
                     epilogue,
+                    rope: None,
                     y,
                     live: live_rows,
                     hand,
@@ -275,7 +309,19 @@ fn packing_stays_close_to_exact() {
                 let (bias, norm, live) = (None, None, None);
                 let epilogue = Epilogue::Store;
                 let (hand, scratch, variant) = (Hand::Nothing, None, None);
-                let linear = Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant };
+                let linear = Linear {
+                    x,
+                    w,
+                    bias,
+                    norm,
+                    epilogue,
+                    rope: None,
+                    y,
+                    live,
+                    hand,
+                    scratch,
+                    variant,
+                };
                 (vec![Op::Linear(linear)], vec![y.span])
             })
         };

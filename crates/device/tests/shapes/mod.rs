@@ -158,7 +158,19 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
     let product = |x, w, norm, bias, epilogue, y, hand| {
-        Op::Linear(Linear { x, w, bias, norm, epilogue, y, live, hand, scratch, variant: None })
+        Op::Linear(Linear {
+            x,
+            w,
+            bias,
+            norm,
+            epilogue,
+            rope: None,
+            y,
+            live,
+            hand,
+            scratch,
+            variant: None,
+        })
     };
     let linear =
         |x, w, norm, bias, epilogue, y| product(x, w, norm, bias, epilogue, y, Hand::Nothing);
@@ -184,6 +196,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             window,
             rows,
             single,
+            last_only: false,
             rope,
             scratch,
             variant: None,
@@ -208,6 +221,21 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Sample(Sample { logits, state, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
+    // Products that prepare the input of the next one, and those that find it prepared.
+    let (gives2, gives3) = (Hand::Gives(norm2), Hand::Gives(norm3));
+    ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
+    ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, Hand::Takes));
+    ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
+    ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, Hand::Takes));
+    if !single {
+        // And one that rotates what it makes.
+        let last = ops.last().cloned();
+        if let Some(Op::Linear(taker)) = last {
+            let rope = Some(Box::new(rope_kv.clone()));
+            ops.push(Op::Linear(Linear { rope: rope.clone(), ..taker.clone() }));
+            ops.push(Op::Linear(Linear { rope, variant: Some("tiles".into()), ..taker }));
+        }
+    }
     if single {
         let attend = attention(Some(Box::new(rope_kv)), None);
         let layer = [
@@ -220,12 +248,6 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         let exchange = Some(tensor(Region::State, DType::U8, 1, 8 << 20).span);
         ops.push(attend);
         ops.push(Op::Layers(Layers { members: [layer.clone(), layer].concat(), exchange }));
-        // Products that prepare the input of the next one, and those that find it prepared.
-        let (gives2, gives3) = (Hand::Gives(norm2), Hand::Gives(norm3));
-        ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
-        ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, Hand::Takes));
-        ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
-        ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, Hand::Takes));
     }
     ops
 }
@@ -234,7 +256,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
 #[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| match op {
-        Op::Linear(op) => op.norm.is_none() && op.hand.is_nothing(),
+        Op::Linear(op) => op.norm.is_none() && op.hand.is_nothing() && op.rope.is_none(),
         Op::Attention(op) => op.rope.is_none(),
         _ => false,
     };

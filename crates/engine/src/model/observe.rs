@@ -2,13 +2,14 @@
 //!
 //! The end of a prefill plan, from the last layer's output projection on, sees only the last token of
 //! each row: gathers take it from values of every token, which are kept to the end of the plan. Where a
-//! row asks for more, the plan's own nodes behind the gathers run again after the step, op by op, over
+//! row asks for more, the last layer's attention runs again for every token (in the plan it is for the last ones
+//! only), and the plan's own nodes behind the gathers run again after the step, op by op, over
 //! as many tokens at a time as they have rows for; hidden states are read and normalised here. Such a
 //! step is waited for. A step that nobody asks anything of pays nothing.
 
 use crate::exec::{Score, Step};
 use crate::request::{Pooling, Token};
-use device::op::{Copy, Gather, Norm};
+use device::op::{Attention, Copy, Gather, Hand, Norm};
 use device::{DType, Node, Op, Result, Tensor};
 use graph::Plan;
 use graph::runner::Runners;
@@ -28,6 +29,9 @@ pub(super) struct Observed {
 /// What every row of a step asked for; the step was launched and ran under `plan`.
 pub(super) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec<Observed>> {
     let Some(tail) = Tail::of(runners, plan) else { return Ok(Vec::new()) };
+    if let Some(node) = &tail.attention {
+        runners.device().run(runners.arena(), node)?;
+    }
     let mut first = 0;
     let mut rows = Vec::with_capacity(step.rows.len());
     for row in &step.rows {
@@ -43,6 +47,8 @@ pub(super) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec
 /// The end of a prefill plan.
 struct Tail<'a> {
     runners: &'a Runners,
+    /// Attention of every token, where the plan has that of the last ones only.
+    attention: Option<Node>,
     /// What every token has, and where the end takes its rows from.
     gathers: Vec<Gather>,
     /// From there to the last state of each row.
@@ -69,11 +75,19 @@ impl<'a> Tail<'a> {
         let behind = nodes.iter().rposition(|node| gather(node).is_some())? + 1;
         let mut layer = nodes[behind..].to_vec();
         for node in &mut layer {
-            // As many rows as there are here, not as the step had.
+            // As many rows as there are here, not as the step had; and each by itself.
             if let Op::Linear(linear) = &mut node.op {
-                linear.live = None;
+                (linear.live, linear.hand) = (None, Hand::Nothing);
             }
         }
+        let every = |node: &Node| match &node.op {
+            Op::Attention(op) if op.last_only => {
+                let op = Op::Attention(Attention { last_only: false, ..op.clone() });
+                Some(Node { op, ..node.clone() })
+            }
+            _ => None,
+        };
+        let attention = nodes.iter().find_map(every);
         // The last norm is the head's own or a node before it.
         let (state, norm, nodes) = match &layer[..] {
             [.., Node { op: Op::RmsNorm(norm), .. }, _] => (norm.x, Some(norm.norm), 2),
@@ -83,7 +97,7 @@ impl<'a> Tail<'a> {
         let head = layer.split_off(layer.len() - nodes);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
         let logits = sample.logits;
-        Some(Tail { runners, gathers, layer, state, head, logits, norm, rows })
+        Some(Tail { runners, attention, gathers, layer, state, head, logits, norm, rows })
     }
 
     /// Tokens `first..first + count`, at most as many as there are rows, take the place of rows, and `nodes` run.

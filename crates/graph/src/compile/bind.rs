@@ -1,7 +1,7 @@
 //! Stages and offsets become ops and spans.
 
 use super::place::{Buffer, Placement};
-use super::stage::{Fold, Kind, Rope, Stage};
+use super::stage::{Fold, Kind, Rope, Stage, only_gathered};
 use super::{Bindings, CompileError};
 use crate::plan::PlacedValue;
 use crate::program::{Dim, NormRef, Program, ValueId, WeightId};
@@ -22,7 +22,7 @@ pub fn bind(
         let (needed, available) = (placement.bytes, bindings.workspace.len);
         return Err(CompileError::Workspace { key: key.to_string(), needed, available });
     }
-    let binder = Binder { program, key, bindings, placement };
+    let binder = Binder { program, key, bindings, stages, placement };
     let node = |stage: &Stage| {
         let op = binder.op(stage)?;
         Ok(Node { op, name: stage.name.clone(), layer: stage.layer })
@@ -63,6 +63,7 @@ struct Binder<'a> {
     program: &'a Program,
     key: &'a ShapeKey,
     bindings: &'a Bindings,
+    stages: &'a [Stage],
     placement: &'a Placement,
 }
 
@@ -94,6 +95,7 @@ impl Binder<'_> {
                     Fold::Residual(residual) => Epilogue::Residual(self.value(*residual)),
                     Fold::SiluMul => Epilogue::SiluMul,
                 },
+                rope: None,
                 y: self.value(*out),
                 live: Some(self.live(*x)),
                 hand: op::Hand::Nothing,
@@ -111,6 +113,7 @@ impl Binder<'_> {
                 window: *window,
                 rows: self.key.rows,
                 single: self.key.phase == Phase::Decode,
+                last_only: self.key.phase == Phase::Prefill && only_gathered(self.stages, *out),
                 rope: rope.map(|rope| self.rope(&rope).map(Box::new)).transpose()?,
                 scratch: None,
                 variant: None,

@@ -9,14 +9,12 @@ use crate::ShapeKey;
 use device::cuda::lower;
 use device::{Node, Op, Span};
 
-/// Sets variants and scratch.
+/// Sets scratch, and what products prepare for each other.
 pub fn choose(
     target: &CompileTarget,
-    key: &ShapeKey,
     bindings: &Bindings,
     nodes: &mut [Node],
 ) -> Result<(), CompileError> {
-    set_variants(key, nodes);
     hand_on(target, nodes);
     for node in nodes {
         let needed = scratch_bytes(target, &node.op);

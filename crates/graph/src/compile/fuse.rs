@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 pub struct Fusion {
     /// Norms into linears.
     pub norm: bool,
-    /// Rope and KV write into attention (decode only: the kernels want one token per row).
+    /// Rope and KV write into attention in decode steps (those kernels want one token per row), into the product
+    /// before it in prefill steps, where there is such a kernel (`rotate.rs`).
     pub rope: bool,
 }
 
@@ -22,25 +23,19 @@ impl Fusion {
     /// Everything.
     pub const ALL: Fusion = Fusion { norm: true, rope: true };
 
-    /// What suits a device and a key. A prefill linear on a GPU is a tensor-core product that reads
-    /// its input by bulk copies, so there the norm stays a node of its own.
-    ///
-    /// Fused kernels round in other places on a GPU, so fixed kernels are never fused there.
+    /// What suits a device and a key: everything, except that fused kernels round in other places on a GPU,
+    /// so fixed kernels are never fused there.
     pub fn suited(device: &TargetDevice, key: &ShapeKey) -> Fusion {
-        let decode = key.phase == Phase::Decode;
-        if key.is_fixed() && *device != TargetDevice::Cpu {
-            return Fusion::NONE;
-        }
-        Fusion { norm: decode || matches!(device, TargetDevice::Cpu), rope: decode }
+        if key.is_fixed() && *device != TargetDevice::Cpu { Fusion::NONE } else { Fusion::ALL }
     }
 }
 
 /// See the module's words.
-pub fn fuse(program: &Program, mut stages: Vec<Stage>, fusion: Fusion) -> Vec<Stage> {
+pub fn fuse(program: &Program, mut stages: Vec<Stage>, phase: Phase, fusion: Fusion) -> Vec<Stage> {
     if fusion.norm {
         stages = fuse_norms(program, stages);
     }
-    if fusion.rope {
+    if fusion.rope && phase == Phase::Decode {
         stages = fuse_ropes(stages);
     }
     stages

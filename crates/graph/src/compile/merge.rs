@@ -97,7 +97,7 @@ fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Fo
     (bytes > 0).then_some(Found { run, op, bytes })
 }
 
-/// See the module's words. Values that live only inside the run are nobody else's business any more.
+/// See the module's words.
 pub fn merge(
     target: &CompileTarget,
     key: &ShapeKey,
@@ -116,6 +116,19 @@ pub fn merge(
         ),
     })?);
     let one = Node { op: Op::Layers(op), name: "layers".into(), layer: None };
+    join(run, one, nodes, marks, values);
+    Ok(())
+}
+
+/// Puts one node in the place of a run, and everything that counts nodes right. Values that live only inside the
+/// run are nobody else's business any more.
+pub(super) fn join(
+    run: Range<usize>,
+    one: Node,
+    nodes: &mut Vec<Node>,
+    marks: &mut Marks,
+    values: &mut Vec<PlacedValue>,
+) {
     nodes.splice(run.clone(), [one]);
     let moved = |index: usize| match index {
         index if index < run.start => index,
@@ -130,5 +143,4 @@ pub fn merge(
     for value in values {
         (value.first, value.last) = (moved(value.first), moved(value.last));
     }
-    Ok(())
 }

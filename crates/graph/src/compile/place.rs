@@ -2,13 +2,14 @@
 //! over the whole plan: a break in between changes nothing, so what a break reads cannot be given
 //! away before it ran. Values whose lives do not meet share bytes. What a gather reads, every token's
 //! state of which the end of the model sees only some, lives to the end: who wants to know what the
-//! model thought of a prompt takes it from there after the step.
+//! model thought of a prompt takes it from there after the step. So does what attention reads whose result is only
+//! gathered: it left out what nobody had asked for yet.
 //!
 //! Buffers are placed largest first at the lowest offset that is free for their whole life, which is
 //! within a few percent of the best known packing for such plans, and stable.
 
 use super::CompileError;
-use super::stage::{Fold, Kind, Stage, readers};
+use super::stage::{Fold, Kind, Stage, only_gathered, readers};
 use crate::ShapeKey;
 use crate::program::{Program, ValueId};
 use device::ALIGN;
@@ -67,7 +68,11 @@ fn buffers(
     for (index, stage) in stages.iter().enumerate() {
         let Some(out) = stage.out() else { continue };
         let readers = readers(stages, out);
-        let kept = readers.iter().any(|&r| matches!(stages[r].kind, Kind::Gather { .. }));
+        let kept = readers.iter().any(|&reader| match stages[reader].kind {
+            Kind::Gather { .. } => true,
+            Kind::Attention { out, .. } => only_gathered(stages, out),
+            _ => false,
+        });
         let last = match readers.into_iter().max() {
             Some(_) if kept => stages.len() - 1,
             last => last.unwrap_or(index),

@@ -187,3 +187,10 @@ pub fn readers(stages: &[Stage], value: ValueId) -> Vec<usize> {
     let reads = |stage: &Stage| stage.reads().contains(&value);
     stages.iter().enumerate().filter(|(_, stage)| reads(stage)).map(|(index, _)| index).collect()
 }
+
+/// Whether nothing but gathers reads `value`: of its rows only some are ever looked at.
+pub fn only_gathered(stages: &[Stage], value: ValueId) -> bool {
+    let readers = readers(stages, value);
+    let gather = |&reader: &usize| matches!(stages[reader].kind, Kind::Gather { .. });
+    !readers.is_empty() && readers.iter().all(gather)
+}

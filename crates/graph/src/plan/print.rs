@@ -56,6 +56,9 @@ pub fn describe(op: &Op) -> String {
                 Epilogue::Residual(_) => " + residual",
                 Epilogue::SiluMul => ", silu·mul",
             });
+            if let Some(rope) = &op.rope {
+                text.push_str(if rope.q_norm.is_some() { ", qk-norm + rope" } else { ", rope" });
+            }
             if matches!(op.hand, Hand::Gives(_)) {
                 text.push_str(", prepares the next norm");
             }
@@ -76,6 +79,9 @@ pub fn describe(op: &Op) -> String {
             text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", op.rows));
             if let Some(window) = op.window {
                 text.push_str(&format!(" window {window}"));
+            }
+            if op.last_only {
+                text.push_str(", last tokens only");
             }
             text.push_str(&variant(&op.variant));
             text

@@ -282,6 +282,7 @@ impl Attention {
                 ("TURNS", self.option(target, "turns").unwrap_or(narrow)),
                 ("SLOTS", room),
                 ("WINDOW", self.window.unwrap_or(0)),
+                ("LAST", u32::from(self.last_only)),
                 ("TYPE", code(kv.dtype, "attention")?),
                 ("YT", code(self.out.dtype, "attention")?),
             ])

@@ -3,8 +3,8 @@
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand. One that
 //!   adds a residual also prepares its result for the norm of the next one, so that the norm has no launch;
-//! - `tiles`, beyond on Hopper, where its tiles fill the GPU: stores and SiLU·mul in the product, nothing
-//!   computed past the live rows;
+//! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): SiLU·mul, rotation and what the next norm
+//!   needs in the product, nothing computed past the live rows;
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
@@ -16,7 +16,7 @@
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::cuda::tuned;
-use crate::op::{Epilogue, Hand, Linear, Norm, RmsNorm};
+use crate::op::{Epilogue, Hand, Linear, Norm, RmsNorm, RopeKv};
 use crate::{DType, Result, Span, Tensor};
 
 /// Room the library may use.
@@ -33,9 +33,6 @@ enum Plan {
 
 /// Weight rows of the narrow tiles of `wgmma`: a matrix that 64 at a time would leave multiprocessors without any.
 const NARROW: u32 = 48;
-
-/// Tokens and weight rows that a cluster of `tiles` takes at a time.
-const CLUSTER_TILE: (u32, u32) = (256, 256);
 
 impl Plan {
     /// Whether it is what the variant names: one that cannot be had is answered with another.
@@ -65,6 +62,12 @@ impl Linear {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let plan = self.plan(target);
         let room = self.scratch.map_or(0, |scratch| scratch.len);
+        if let Some(rope) = &self.rope
+            && (plan != Plan::Tiles || room < self.needs(plan) || !self.rotates(rope))
+        {
+            let product = Linear { rope: None, ..self.clone() }.lower(target)?;
+            return Ok(product.into_iter().chain(rope.lower(target)?).collect());
+        }
         match plan {
             Plan::Stream { stages } => Ok(vec![self.stream(target, stages)?]),
             Plan::Wgmma { .. } if room >= self.needs(plan) => self.wgmma(target, plan),
@@ -89,14 +92,26 @@ impl Linear {
         let halves = [self.y.dtype, norm.weight.dtype, next.w.dtype] == [DType::BF16; 3];
         let dense = self.y == next.x && self.y.cols.is_multiple_of(256);
         let adds = matches!(self.epilogue, Epilogue::Residual(_));
-        let here = |plan| matches!(plan, Plan::Wgmma { wide, .. } if wide != NARROW);
-        let there = |plan| matches!(plan, Plan::Wgmma { columns, .. } if columns >= next.x.rows);
         let giver = Linear { hand: Hand::Gives(norm), ..self.clone() };
         let taker = Linear { hand: Hand::Takes, ..next.clone() };
-        // Beyond this, storing two more bytes per element takes what the norm's launch did.
-        let few = self.y.rows * self.y.cols <= 128 << 10;
-        let ready = few && self.hand == Hand::Nothing && next.hand == Hand::Nothing;
-        ready && halves && dense && adds && here(giver.plan(target)) && there(taker.plan(target))
+        let kernels = match (giver.plan(target), taker.plan(target)) {
+            (Plan::Wgmma { wide, .. }, Plan::Wgmma { columns, .. }) => {
+                // Beyond this, storing two more bytes per element takes what the norm's launch did.
+                let few = self.y.rows * self.y.cols <= 128 << 10;
+                few && wide != NARROW && columns >= next.x.rows
+            }
+            (Plan::Tiles, Plan::Tiles) => true,
+            _ => false,
+        };
+        let ready = self.hand == Hand::Nothing && next.hand == Hand::Nothing;
+        ready && halves && dense && adds && kernels
+    }
+
+    /// Whether this product has a kernel that also does `rope`, the op after it.
+    pub(crate) fn can_rotate(&self, rope: &RopeKv, target: &Target) -> bool {
+        let fused = Linear { rope: Some(Box::new(rope.clone())), ..self.clone() };
+        let plain = self.rope.is_none() && self.epilogue == Epilogue::Store && rope.qkv == self.y;
+        plain && fused.plan(target) == Plan::Tiles && fused.rotates(rope)
     }
 
     /// Other plans worth measuring, each by its variant.
@@ -256,7 +271,7 @@ impl Linear {
         let normed = self.normed_bytes();
         match plan {
             Plan::Stream { .. } | Plan::Reference => 0,
-            Plan::Wgmma { .. } if !self.hand.is_nothing() => {
+            Plan::Wgmma { .. } | Plan::Tiles if !self.hand.is_nothing() => {
                 let (_, prepared, squares) = self.handed_bytes();
                 SEMAPHORE_BYTES + prepared + squares
             }
@@ -277,16 +292,16 @@ impl Linear {
     }
 
     /// The input as the product reads it, and the launch that makes it if there is a norm.
-    fn normed(&self, target: &Target, scratch: Span) -> Result<(Tensor, Vec<Lowered>)> {
+    pub(super) fn normed(&self, target: &Target, scratch: Span) -> Result<(Tensor, Vec<Lowered>)> {
         let Some(norm) = self.norm else { return Ok((self.x, Vec::new())) };
         let span = scratch.part(SEMAPHORE_BYTES, self.normed_bytes());
         let y = Tensor::dense(span, self.x.dtype, self.x.rows, self.x.cols);
         Ok((y, RmsNorm { x: self.x, norm, y }.lower(target)?))
     }
 
-    /// What is handed over through scratch: one side's y and the other's x, times the norm's weights, and a sum of
-    /// squares for each 64 columns of a row.
-    fn handed(&self, scratch: Span) -> (Tensor, Span) {
+    /// What is handed over through scratch: one side's y and the other's x, times the norm's weights, and sums of
+    /// squares: of each 64 columns of a row, by `tiles` of each 256.
+    pub(super) fn handed(&self, scratch: Span) -> (Tensor, Span) {
         let (like, prepared, squares) = self.handed_bytes();
         let span = scratch.part(SEMAPHORE_BYTES, prepared);
         let squares = scratch.part(SEMAPHORE_BYTES + prepared, squares);
@@ -299,7 +314,7 @@ impl Linear {
         (like, (2 * elems).next_multiple_of(1024), elems / 64 * 4)
     }
 
-    fn epilogue_code(&self) -> (u32, Option<Tensor>) {
+    pub(super) fn epilogue_code(&self) -> (u32, Option<Tensor>) {
         match self.epilogue {
             Epilogue::Store => (0, None),
             Epilogue::Residual(residual) => (1, Some(residual)),
@@ -406,67 +421,6 @@ impl Linear {
         Ok(launches)
     }
 
-    /// Whether `tiles` can make this product, and (unless `asked` for) faster than the library: its waves
-    /// are well filled, and it saves a pass over the product or at least loses nothing.
-    fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
-        let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
-        let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
-        let columns = match self.epilogue {
-            Epilogue::SiluMul => self.w.rows.is_multiple_of(16),
-            Epilogue::Store => true,
-            Epilogue::Residual(r) => aligned(&r) && r.dtype == self.y.dtype,
-        };
-        let tiles = self.x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
-        let clusters = target.sms / 2;
-        let filled = f64::from(tiles) / f64::from(tiles.div_ceil(clusters) * clusters);
-        let faster = match self.epilogue {
-            Epilogue::SiluMul => self.x.rows > 128 && filled > 0.8,
-            Epilogue::Store => self.x.rows > 512 && filled > 0.9,
-            // Loading the residual shows where a tile's product is short.
-            Epilogue::Residual(_) => self.x.rows > 512 && filled > 0.9 && self.x.cols >= 8192,
-        };
-        halves && wide && columns && (asked || faster)
-    }
-
-    fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let (x, mut launches) = match self.scratch {
-            Some(scratch) => self.normed(target, scratch)?,
-            None => (self.x, Vec::new()),
-        };
-        let (epilogue, residual) = self.epilogue_code();
-        let map = |tensor: &Tensor| {
-            Arg::TensorMap(TensorMap {
-                span: tensor.span,
-                dtype: tensor.dtype,
-                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
-                strides: vec![u64::from(tensor.stride) * 2],
-                tile: vec![64, 128],
-                swizzle: 128,
-            })
-        };
-        let stages = 4;
-        let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
-        let kernel = Kernel::new(target, "linear_tiles", "linear_tiles")
-            .defines(&[("K", x.cols), ("N", self.w.rows), ("STAGES", stages), ("BAND", 8)])
-            .define("TYPE", code(x.dtype, "linear")?)
-            .define("RT", type_of(residual)?)
-            .define("YT", code(self.y.dtype, "linear")?)
-            .define("LIVE", u32::from(self.live.is_some()))
-            .define("EPILOGUE", epilogue)
-            .grid((2 * tiles).min(target.sms / 2 * 2), 1, 1)
-            .cluster(2)
-            .threads(384)
-            .shared(stages * (128 + 256) * 128 + 1024)
-            .arg(map(&x))
-            .arg(map(&self.w))
-            .optional(residual.map(|residual| residual.span))
-            .tensors(&[&self.y])
-            .optional(self.live)
-            .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride]);
-        launches.push(kernel.lowered());
-        Ok(launches)
-    }
-
     fn gemm(&self, target: &Target) -> Result<Vec<Lowered>> {
         let Some(scratch) = self.scratch else { return Ok(vec![self.reference_launch(target)?]) };
         let (x, mut launches) = self.normed(target, scratch)?;
@@ -516,6 +470,6 @@ impl Linear {
 }
 
 /// The code of an optional tensor's format; any code if it is absent.
-fn type_of(tensor: Option<Tensor>) -> Result<u32> {
+pub(super) fn type_of(tensor: Option<Tensor>) -> Result<u32> {
     tensor.map_or(Ok(0), |tensor| code(tensor.dtype, "linear"))
 }

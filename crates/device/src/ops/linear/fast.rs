@@ -42,7 +42,7 @@ impl Linear {
             DType::P4 | DType::P8 => Kernel::Packed(packed::Kind::of(lowering)),
             _ => Kernel::Plain,
         };
-        Box::new(LinearStep {
+        let product = LinearStep {
             x: Matrix::new(memory, &self.x),
             w: Matrix::new(memory, &self.w),
             norm: self.norm.as_ref().map(|norm| norm.resolve(memory, lowering)),
@@ -50,7 +50,28 @@ impl Linear {
             finish: Finish::new(self, memory, lowering),
             kernel,
             level,
-        })
+        };
+        match &self.rope {
+            None => Box::new(product),
+            Some(rope) => Box::new(RotatedStep { product, rope: rope.prepare(memory, lowering) }),
+        }
+    }
+}
+
+/// A product whose rows are rotated next.
+struct RotatedStep {
+    product: LinearStep,
+    rope: Box<dyn Step>,
+}
+
+impl Step for RotatedStep {
+    fn scratch(&self) -> Scratch {
+        self.product.scratch().max(self.rope.scratch())
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        self.product.run(team);
+        self.rope.run(team);
     }
 }
 

@@ -1,0 +1,153 @@
+//! Products of many rows on Hopper: when `kernels/linear_tiles.cu` makes them, and its launch.
+
+use super::cuda::type_of;
+use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
+use crate::cuda::lower::{Kernel, aligned, code};
+use crate::op::{Epilogue, Hand, Linear, Norm, RopeKv};
+use crate::{DType, Result, Tensor};
+
+/// Tokens and weight rows that a cluster of two blocks takes at a time.
+const CLUSTER_TILE: (u32, u32) = (256, 256);
+
+/// Chunks of 64 columns on their way.
+const STAGES: u32 = 4;
+
+impl Linear {
+    /// Whether `tiles` can make this product, and (unless `asked` for) faster than the library: its waves
+    /// are well filled, and it saves a pass over the product or at least loses nothing.
+    pub(super) fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
+        let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
+        let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
+        let columns = match self.epilogue {
+            Epilogue::SiluMul => self.w.rows.is_multiple_of(16),
+            Epilogue::Store => true,
+            Epilogue::Residual(r) => aligned(&r) && r.dtype == self.y.dtype,
+        };
+        let (rows, filled) = (self.x.rows, self.filled(target));
+        let faster = match self.epilogue {
+            Epilogue::SiluMul => rows > 128 && filled > 0.8,
+            Epilogue::Store => rows > 512 && filled > 0.9,
+            // Loading the residual shows where a tile's product is short.
+            Epilogue::Residual(_) => rows > 512 && filled > 0.9 && self.x.cols >= 8192,
+        };
+        halves && wide && columns && (asked || faster)
+    }
+
+    /// Tiles of all rows, by what as many rounds could do as the live rows take: the library multiplies padding
+    /// too. Buckets are such that four fifths to all of their rows are live.
+    fn filled(&self, target: &Target) -> f64 {
+        let clusters = target.sms / 2;
+        let tiles =
+            |rows: u32| rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
+        let rounds = |rows: u32| f64::from(tiles(rows).div_ceil(clusters));
+        let rows = self.x.rows;
+        let all = match self.live {
+            None => rounds(rows),
+            Some(_) => [rows * 4 / 5, rows * 9 / 10, rows].map(rounds).iter().sum::<f64>() / 3.0,
+        };
+        f64::from(tiles(rows)) / (all * f64::from(clusters))
+    }
+
+    /// Whether the kernel can do this rotation to its sums.
+    pub(super) fn rotates(&self, rope: &RopeKv) -> bool {
+        let kv = &rope.kv;
+        let half = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16);
+        let pairs = |tensor: &Tensor| tensor.span.offset.is_multiple_of(8);
+        let norms = [&rope.q_norm, &rope.k_norm];
+        rope.pairs.is_halves()
+            && matches!(kv.head_dim, 64 | 128)
+            && half(self.y.dtype)
+            && half(kv.dtype)
+            && kv.span.offset.is_multiple_of(16)
+            && rope.rope.stride.is_multiple_of(2)
+            && pairs(&rope.rope)
+            && norms.iter().all(|norm| norm.is_none_or(|norm| pairs(&norm.weight)))
+    }
+
+    pub(super) fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let handed = match (self.scratch, &self.hand) {
+            (Some(scratch), Hand::Gives(_) | Hand::Takes) => Some(self.handed(scratch)),
+            _ => None,
+        };
+        let takes = handed.is_some() && self.hand == Hand::Takes;
+        let (x, mut launches) = match (self.scratch, handed) {
+            (_, Some((prepared, _))) if takes => (prepared, Vec::new()),
+            (Some(scratch), _) => self.normed(target, scratch)?,
+            (None, _) => (self.x, Vec::new()),
+        };
+        let next: Option<Norm> = match self.hand {
+            Hand::Gives(norm) if handed.is_some() => Some(norm),
+            _ => None,
+        };
+        let (epilogue, residual) = self.epilogue_code();
+        let epilogue = if self.rope.is_some() { 3 } else { epilogue };
+        let map = |tensor: &Tensor| {
+            Arg::TensorMap(TensorMap {
+                span: tensor.span,
+                dtype: tensor.dtype,
+                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
+                strides: vec![u64::from(tensor.stride) * 2],
+                tile: vec![64, 128],
+                swizzle: 128,
+            })
+        };
+        let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
+        let kernel = Kernel::new(target, "linear_tiles", "linear_tiles")
+            .defines(&[("K", x.cols), ("N", self.w.rows), ("STAGES", STAGES), ("BAND", 8)])
+            .define("TYPE", code(x.dtype, "linear")?)
+            .define("RT", type_of(residual)?)
+            .define("YT", code(self.y.dtype, "linear")?)
+            .define("LIVE", u32::from(self.live.is_some()))
+            .define("EPILOGUE", epilogue)
+            .define("GIVES", u32::from(next.is_some()))
+            .define("TAKES", u32::from(takes))
+            .defines(&self.rotation()?)
+            .grid((2 * tiles).min(target.sms / 2 * 2), 1, 1)
+            .cluster(2)
+            .threads(384)
+            .shared(STAGES * (128 + 256) * 128 + 1024)
+            .arg(map(&x))
+            .arg(map(&self.w))
+            .optional(residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .optional(handed.map(|(_, squares)| squares))
+            .optional(next.map(|norm| norm.weight.span))
+            .optional(next.and(handed).map(|(prepared, _)| prepared.span))
+            .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride])
+            .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
+        let rope = self.rope.as_deref();
+        let eps = |norm: Option<Norm>| Arg::F32(norm.map_or(0.0, |norm| norm.eps));
+        let (q_norm, k_norm) =
+            (rope.and_then(|rope| rope.q_norm), rope.and_then(|rope| rope.k_norm));
+        let kernel = kernel
+            .optional(q_norm.map(|norm| norm.weight.span))
+            .optional(k_norm.map(|norm| norm.weight.span))
+            .optional(rope.map(|rope| rope.rope.span))
+            .optional(rope.map(|rope| rope.state.position.span))
+            .optional(rope.map(|rope| rope.state.kv_slot.span))
+            .optional(rope.map(|rope| rope.kv.span))
+            .ints(&rope.map_or([0, 0], |rope| [rope.rope.stride, rope.rope.rows]))
+            .arg(eps(q_norm))
+            .arg(eps(k_norm));
+        launches.push(kernel.lowered());
+        Ok(launches)
+    }
+
+    /// What the kernel must know to rotate.
+    fn rotation(&self) -> Result<Vec<(&'static str, u32)>> {
+        let Some(rope) = &self.rope else { return Ok(Vec::new()) };
+        let kv = &rope.kv;
+        Ok(vec![
+            ("D", kv.head_dim),
+            ("HQ", rope.q_heads),
+            ("HKV", kv.heads),
+            ("PAGE", kv.page_size),
+            ("QN", u32::from(rope.q_norm.is_some())),
+            ("KN", u32::from(rope.k_norm.is_some())),
+            ("KT", code(kv.dtype, "linear")?),
+            ("QNT", type_of(rope.q_norm.map(|norm| norm.weight))?),
+            ("KNT", type_of(rope.k_norm.map(|norm| norm.weight))?),
+        ])
+    }
+}

@@ -1,0 +1,33 @@
+//! The rotation of q and k, and the way of k and v into their pages, as the end of the product that makes them,
+//! where the device has such a kernel for this many tokens: it saves a pass over the product.
+
+use super::mark::Marks;
+use super::{CompileTarget, TargetDevice, merge};
+use crate::plan::PlacedValue;
+use device::cuda::lower;
+use device::{Node, Op};
+
+/// See the module's words. A node that was marked stays by itself.
+pub fn rotate(
+    target: &CompileTarget,
+    nodes: &mut Vec<Node>,
+    marks: &mut Marks,
+    values: &mut Vec<PlacedValue>,
+) {
+    let TargetDevice::Cuda(gpu) = &target.device else { return };
+    let mut at = 0;
+    while at + 1 < nodes.len() {
+        let marked = |at| marks.breaks.contains(&at) || marks.splits.contains(&at);
+        if !marked(at)
+            && !marked(at + 1)
+            && lower::can_rotate(&nodes[at], &nodes[at + 1], gpu)
+            && let (Op::Linear(product), Op::RopeKv(rope)) = (&nodes[at].op, &nodes[at + 1].op)
+        {
+            let rope = Some(Box::new(rope.clone()));
+            let op = Op::Linear(device::op::Linear { rope, ..product.clone() });
+            let one = Node { op, ..nodes[at].clone() };
+            merge::join(at..at + 2, one, nodes, marks, values);
+        }
+        at += 1;
+    }
+}
