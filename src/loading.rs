@@ -46,6 +46,11 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// The same with its part of the free memory, where this one and others, `left` in all, are yet to be loaded.
+    pub(crate) fn one_of(&self, left: usize) -> LoadArgs {
+        LoadArgs { memory_share: self.memory_share / left.max(1) as f64, ..self.clone() }
+    }
+
     /// The same with one graph flag set.
     pub(crate) fn with_graph_flag(&self, flag: &str, value: &str) -> LoadArgs {
         let mut args = self.clone();

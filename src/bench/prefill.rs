@@ -3,7 +3,7 @@
 use super::mix::Mix;
 use super::plot;
 use super::report::{BackendArgs, ReportArgs};
-use super::steady::Steady;
+use super::steady::{Steady, Timing};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::progress;
@@ -27,9 +27,13 @@ pub(crate) struct PrefillArgs {
     /// Tokens that each sequence already has, where a shape does not say
     #[arg(long, value_name = "N", default_value_t = 0)]
     context: u32,
-    /// Steps timed for each row of the table
+    /// Steps timed for each row of the table, in each turn
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u32,
+    /// Turns that several backends take at each row: they are loaded side by side, and what the device's
+    /// clocks do happens to all of them
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    turns: u32,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -77,58 +81,74 @@ struct Figures {
 }
 
 pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
-    ensure!(args.steps > 0, "steps start at 1");
+    ensure!(args.steps > 0 && args.turns > 0, "steps and turns start at 1");
     let mixes: Vec<Mix> =
         args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
     let loads = args.backend.loads(&args.load, "graph-backend-prefill");
     // Before the model takes the memory.
     let matrix_rate = device::bench::matrix_rate(&loading::open_device(global)?.0)?;
     let mut figures = Figures { matrix_rate, ..Figures::default() };
-    for load in &loads {
-        measure(args, global, load, &mixes, &mut figures)?;
-    }
+    measure(args, global, &loads, &mixes, &mut figures)?;
     let draw = |path: &std::path::Path| plot::prefill(path, &args.load.model, &figures.steps);
     args.report.finish(&figures.device, &figures, draw, || print(&figures))
 }
 
+/// Every backend at once, each with its part of the memory.
 fn measure(
     args: &PrefillArgs,
     global: &Global,
-    load: &LoadArgs,
+    loads: &[LoadArgs],
     mixes: &[Mix],
     figures: &mut Figures,
 ) -> Result<()> {
     let batch = mixes.iter().map(|mix| mix.rows.len() as u32).max().unwrap_or(1);
     let tokens = mixes.iter().map(Mix::tokens).max().unwrap_or(1);
-    let mut loaded = loading::load_sized(load, global, batch, Some(tokens))?;
-    let flops = Flops::of(&loaded);
-    let bar = progress::count(mixes.len() as u64, "prefill");
-    let buckets = loaded.executor.runners().prefill.config().buckets.clone();
-    let mut steady = Steady::new(&mut loaded.executor)?;
+    let load = |(at, args): (usize, &LoadArgs)| {
+        loading::load_sized(&args.one_of(loads.len() - at), global, batch, Some(tokens))
+    };
+    let mut backends: Vec<loading::Loaded> =
+        loads.iter().enumerate().map(load).collect::<Result<_>>()?;
     let mut timed = Vec::new();
-    for mix in mixes {
-        let bucket = buckets.fit(mix.tokens()).unwrap_or(mix.tokens());
-        let timing = steady.prefill(&mix.rows, args.steps)?;
-        // The same step with its bucket filled: what is left beyond its share is the price of padding.
-        let filled = mix.filled(bucket);
-        let full = if bucket > mix.tokens() {
-            steady.prefill(&filled.rows, args.steps)?.step_ms(0.5)
-        } else {
-            timing.step_ms(0.5)
-        };
-        let share = flops.of_step(&mix.rows) / flops.of_step(&filled.rows);
-        timed.push((mix, bucket, timing, full * share));
-        bar.inc(1);
+    let bar = progress::count(mixes.len() as u64, "prefill");
+    {
+        let buckets =
+            |loaded: &loading::Loaded| loaded.executor.runners().prefill.config().buckets.clone();
+        let buckets: Vec<_> = backends.iter().map(buckets).collect();
+        let mut steady = backends
+            .iter_mut()
+            .map(|loaded| Steady::new(&mut loaded.executor))
+            .collect::<Result<Vec<_>>>()?;
+        for mix in mixes {
+            let mut timings = vec![Timing::default(); steady.len()];
+            for _ in 0..args.turns {
+                for (steady, timing) in steady.iter_mut().zip(&mut timings) {
+                    timing.append(steady.prefill(&mix.rows, args.steps)?);
+                }
+            }
+            for (at, (steady, timing)) in steady.iter_mut().zip(timings).enumerate() {
+                let bucket = buckets[at].fit(mix.tokens()).unwrap_or(mix.tokens());
+                // The same step with its bucket filled: what is left beyond its share is the price of padding.
+                let full = if bucket > mix.tokens() {
+                    steady.prefill(&mix.filled(bucket).rows, args.steps)?.step_ms(0.5)
+                } else {
+                    timing.step_ms(0.5)
+                };
+                timed.push((at, mix, bucket, timing, full));
+            }
+            bar.inc(1);
+        }
     }
     bar.finish_and_clear();
-    let runner = &loaded.executor.runners().prefill;
-    let backend = runner.config().backend.to_string();
-    let replayed = loaded.executor.counters(engine::exec::StepKind::Prefill).eager.is_empty();
-    for (mix, bucket, timing, share_ms) in timed {
-        let ms = timing.step_ms(0.5);
-        let rate = flops.of_step(&mix.rows) / (ms * 1e-3);
+    // A table for each backend.
+    timed.sort_by_key(|(at, ..)| *at);
+    for (at, mix, bucket, timing, full_ms) in timed {
+        let loaded = &backends[at];
+        let flops = Flops::of(loaded);
+        let (ms, live) = (timing.step_ms(0.5), flops.of_step(&mix.rows));
+        let share_ms = full_ms * live / flops.of_step(&mix.filled(bucket).rows);
+        let rate = live / (ms * 1e-3);
         figures.steps.push(Figure {
-            backend: backend.clone(),
+            backend: loaded.executor.runners().prefill.config().backend.to_string(),
             shape: mix.name.clone(),
             rows: mix.rows.len() as u32,
             tokens: mix.tokens(),
@@ -139,17 +159,20 @@ fn measure(
             matrix_share: rate / figures.matrix_rate,
             padding_cost: ms / share_ms - 1.0,
             host_us: timing.host_us(0.5),
-            replayed,
+            replayed: loaded.executor.counters(engine::exec::StepKind::Prefill).eager.is_empty(),
         });
     }
-    let recorded = runner.recorded();
-    figures.recordings.push(Recording {
-        backend,
-        graphs: recorded.len(),
-        seconds: runner.recording_time().as_secs_f64(),
-        bytes: recorded.iter().map(|(_, bytes)| bytes).sum(),
-    });
-    figures.device = loaded.device;
+    for loaded in &backends {
+        let runner = &loaded.executor.runners().prefill;
+        let recorded = runner.recorded();
+        figures.recordings.push(Recording {
+            backend: runner.config().backend.to_string(),
+            graphs: recorded.len(),
+            seconds: runner.recording_time().as_secs_f64(),
+            bytes: recorded.iter().map(|(_, bytes)| bytes).sum(),
+        });
+        figures.device.clone_from(&loaded.device);
+    }
     Ok(())
 }
 

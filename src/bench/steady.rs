@@ -90,6 +90,19 @@ impl Timing {
         self.latency.push((done - host.start).saturating_sub(host.whole.saturating_sub(host.call)));
     }
 
+    /// As if both runs had been one; tokens are this one's, or the first there are.
+    pub(crate) fn append(&mut self, other: Timing) {
+        if self.steps.is_empty() {
+            self.tokens = other.tokens;
+        }
+        self.steps.extend(other.steps);
+        self.host.extend(other.host);
+        self.preparation.extend(other.preparation);
+        self.call.extend(other.call);
+        self.latency.extend(other.latency);
+        self.sort();
+    }
+
     fn sort(&mut self) {
         let Timing { steps, host, preparation, call, latency, .. } = self;
         for list in [steps, host, preparation, call, latency] {
