@@ -21,8 +21,8 @@
 #define STAGE_BYTES (X_BYTES + 2 * HALF_BYTES)
 #define CHUNKS (K / 64)
 #define TILES_N ((N + WIDE - 1) / WIDE)
-// Chunks of a tile that are multiplied after its epilogue's reads were asked for.
-#define LAST (CHUNKS < 8 ? 0 : 4)
+// Chunks of a tile that are multiplied after its epilogue's reads, if it has any, were asked for.
+#define LAST ((EPILOGUE == 1 || EPILOGUE == 3 || TAKES) && CHUNKS >= 8 ? 4 : 0)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -298,7 +298,9 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
-    const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
+    // A shuffle is not worked out again in every round of a loop, as addresses are.
+    const u32 base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
+    const u32 full = __shfl_sync(FULL, shared_address(barriers), 0), empty = full + 8 * STAGES;
     const u32 rank = rank_in_cluster(), first = blockIdx.x / 2, stride = gridDim.x / 2;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
