@@ -196,15 +196,8 @@ impl Bench<'_> {
         let what = "chain of kernels launched eagerly".into();
         rows.push(Row { what, value: us / nodes as f64, unit: "µs per kernel" });
         for nodes in [100, 300, 500] {
+            self.launches(nodes, rows)?;
             let work = self.chain(nodes, "chain_dependent", true);
-            let graph = self.record(work.clone(), true)?;
-            let us = median(1001, || {
-                let us = host_us(|| graph.replay())?;
-                self.device.sync()?;
-                Ok(us)
-            })?;
-            let what = format!("graph launch, host, {nodes} nodes");
-            rows.push(Row { what, value: us, unit: "µs" });
             let us = median(9, || {
                 Ok(self.record(work.clone(), true)?.instantiation().as_secs_f64() * 1e3)
             })?;
@@ -217,6 +210,36 @@ impl Bench<'_> {
             rows.push(Row { what, value: ms, unit: "ms" });
         }
         Ok(())
+    }
+
+    /// What one launch of a graph costs the thread that makes it. The last node counts in host memory, and the
+    /// thread watches that word between launches, as the engine watches its ring: until the launch before has
+    /// ended (`idle`), or until the one before that has, so that one is always running (`busy`, as in the
+    /// engine's loop).
+    fn launches(&self, nodes: usize, rows: &mut Vec<Row>) -> Result<()> {
+        let mut work = self.chain(nodes - 1, "chain_dependent", true);
+        let count = self.host.part(0, LINE);
+        let mut last = self.launch("bench_chain", "chain_plain", vec![Arg::Address(count)]);
+        last.kernel.defines.push(("LINE".into(), LINE.to_string()));
+        last.grid[0] = 1;
+        work.push(Lowered::Launch(last));
+        let graph = self.record(work, true)?;
+        let words = Mapped::new(&self.arena, self.host)?;
+        words.set(0, 0, Ordering::Release);
+        let mut launched = 0;
+        for (name, running) in [("idle", 0), ("busy", 1)] {
+            let us = median(2001, || {
+                let us = host_us(|| graph.replay())?;
+                launched += 1;
+                while words.get(0, Ordering::Acquire) + running < launched {
+                    std::hint::spin_loop();
+                }
+                Ok(us)
+            })?;
+            let what = format!("graph launch, host, {nodes} nodes, {name}");
+            rows.push(Row { what, value: us, unit: "µs" });
+        }
+        self.device.sync()
     }
 
     /// Reads of different memory by successive nodes: what a chain of weight matrices would reach if
