@@ -17,6 +17,11 @@
 
 #define GROUPS ((WIDE + 63) / 64)
 #define WORKERS (GROUPS * 128)
+// Three warpgroups with 256 tokens each need registers of the one that copies.
+#define MOVED (GROUPS == 3 && COLUMNS == 256)
+#define THREADS (MOVED ? WORKERS + 128 : WORKERS + 32)
+// Nor is there one product of 64 × 256 for as few registers as a thread of four warpgroups starts with: two halves.
+#define EACH (MOVED ? COLUMNS / 2 : COLUMNS)
 #define WEIGHT_BYTES (WIDE * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + COLUMNS * 128)
 #define TILES_T ((ROWS + COLUMNS - 1) / COLUMNS)
@@ -133,7 +138,7 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
     return squares;
 }
 
-extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* bias,
              const void* residual, void* y, const u32* live, float* squares, const void* next_norm, void* prepared,
              u32 r_stride, u32 y_stride, float eps) {
@@ -158,8 +163,9 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     }
     __syncthreads();
 
-    if (warp == GROUPS * 4) {
-        if (lane != 0) return;
+    if (warp >= GROUPS * 4) {
+        if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x != GROUPS * 128) return;
         const u64 pass = TILES_T == 1 ? pass_policy() : keep_policy(), keep = keep_policy();
         // The first stages: weights before the wait, tokens after it.
         u32 tile = first, chunk = 0;
@@ -187,6 +193,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         return;
     }
 
+    if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
     wait_for_predecessor();
     const u32 group = warp / 4, g = lane / 4, j = lane % 4;
     const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS};
@@ -222,7 +229,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     before[p] = pairs_at(residual, (u64)token * r_stride, rows + owner * 16 + 2 * j);
             }
         if (GIVES) next = pairs_at(next_norm, 0, rows + warp * 16 + 2 * j);
-        float c[COLUMNS / 2];
+        float c[COLUMNS / EACH][EACH / 2];
         u32 previous = stage;
 #pragma unroll 1
         for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
@@ -231,7 +238,9 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + WEIGHT_BYTES);
             product_begin();
 #pragma unroll
-            for (int k = 0; k < 4; k++) Product<TYPE, COLUMNS>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
+            for (int k = 0; k < 4; k++)
+#pragma unroll
+                for (int h = 0; h < COLUMNS / EACH; h++) Product<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
             product_commit();
             // The product before this one is done: its stage can be filled again.
             product_wait<1>();
@@ -251,7 +260,8 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (warp < OWNERS)
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; n++) {
-                    float v[4] = {c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]};
+                    const float* from = c[n * 8 / EACH] + n % (EACH / 8) * 4;
+                    float v[4] = {from[0], from[1], from[2], from[3]};
                     float sum = finish(o, rows + warp * 16, tokens + n * 8, v, scale[TAKES ? n : 0], before[EARLY ? n : 0], next);
                     if (GIVES) {
                         sum += __shfl_xor_sync(FULL, sum, 1);
@@ -262,10 +272,12 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         } else {
             // The ring becomes [column / 8][thread] of four sums.
 #pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++)
+            for (int n = 0; n < COLUMNS / 8; n++) {
+                const float* from = c[n * 8 / EACH] + n % (EACH / 8) * 4;
                 asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(base + (n * WORKERS + threadIdx.x) * 16),
-                             "f"(c[4 * n]), "f"(c[4 * n + 1]), "f"(c[4 * n + 2]), "f"(c[4 * n + 3])
+                             "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
                              : "memory");
+            }
             asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
             // Pieces are dealt to the warps of all blocks of the cluster.
 #pragma unroll

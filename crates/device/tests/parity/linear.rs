@@ -163,48 +163,51 @@ fn rows_past_the_live_count_do_not_matter() {
 /// directions, pad rows that are not numbers.
 #[test]
 fn many_rows_by_tiles() {
-    let shapes = [(300usize, 272usize, 128usize, 300u32), (520, 256, 64, 257), (256, 528, 192, 1)];
-    for (seed, (rows, n, k, live)) in shapes.into_iter().enumerate() {
-        for (which, half) in [(0, DType::BF16), (1, DType::BF16), (2, DType::BF16), (2, DType::F16)]
-        {
-            let build = |layout: &mut Layout| {
-                let rng = &mut Rng::new(700 + seed as u64);
-                let mut values = rng.floats(rows * k, 1.0);
-                values[live as usize * k..].fill(f32::NAN);
-                let x = layout.floats(half, rows, k, 0, &values);
-                let w = weights(layout, rng, half, n, k);
-                let (epilogue, y) = match which {
-                    0 => (Epilogue::Store, layout.poison(half, rows, n, 8)),
-                    1 => {
-                        let y = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
-                        (Epilogue::Residual(y), y)
-                    }
-                    _ => (Epilogue::SiluMul, layout.poison(half, rows, n / 2, 0)),
-                };
-                let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
-                let live = Some(layout.words(&[live]).span);
-                let (bias, norm, variant) = (None, None, Some("tiles".into()));
-                let (hand, scratch) = (Hand::Nothing, None);
-                let linear = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm,
-                    epilogue,
-                    rope: None,
-                    y,
-                    live,
-                    hand,
-                    scratch,
-                    variant,
-                };
-                (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
+    for shape in [(300, 272, 128, 300), (520, 256, 64, 257), (256, 528, 192, 1)] {
+        many_rows(shape, "tiles");
+    }
+}
+
+/// The same by weight rows as the tall operand, for up to 256 rows: registers that move to the
+/// warpgroups that multiply; K shared by blocks with one or two tiles of tokens each.
+#[test]
+fn up_to_256_rows_by_tall_tiles() {
+    many_rows((256, 400, 640, 256), "wgmma,wide=192");
+    many_rows((250, 1168, 192, 231), "wgmma,wide=192");
+    many_rows((256, 400, 512, 256), "wgmma,wide=192,columns=128,split=2");
+    many_rows((140, 336, 256, 129), "wgmma,wide=64,columns=64,split=2");
+}
+
+/// Rows, columns, inner dimension and live rows of a product by a variant, with every epilogue.
+fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
+    for (which, half) in [(0, DType::BF16), (1, DType::BF16), (2, DType::BF16), (2, DType::F16)] {
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(700 + rows as u64);
+            let mut values = rng.floats(rows * k, 1.0);
+            values[live as usize * k..].fill(f32::NAN);
+            let x = layout.floats(half, rows, k, 0, &values);
+            let w = weights(layout, rng, half, n, k);
+            let (epilogue, y) = match which {
+                0 => (Epilogue::Store, layout.poison(half, rows, n, 8)),
+                1 => {
+                    let y = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
+                    (Epilogue::Residual(y), y)
+                }
+                _ => (Epilogue::SiluMul, layout.poison(half, rows, n / 2, 0)),
             };
-            against_reference(&build, &|device, want, got| {
-                let what = format!("{rows}×{n}×{k}, epilogue {which}, {half:?} on {device}");
-                assert_close(&what, half, (k as f32).sqrt(), &want[0], &got[0]);
-            });
-        }
+            let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
+            let live = Some(layout.words(&[live]).span);
+            let (bias, norm, variant) = (None, None, Some(variant.into()));
+            let (hand, scratch) = (Hand::Nothing, None);
+            let rope = None;
+            let linear =
+                Linear { x, w, bias, norm, epilogue, rope, y, live, hand, scratch, variant };
+            (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("{variant}: {rows}×{n}×{k}, epilogue {which}, {half:?} on {device}");
+            assert_close(&what, half, (k as f32).sqrt(), &want[0], &got[0]);
+        });
     }
 }
 
@@ -232,7 +235,8 @@ fn a_product_prepares_the_input_of_the_next() {
                 let x = layout.floats(half, rows, k, 0, &values);
                 let mid = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
                 let weight: Vec<f32> = rng.floats(n, 0.5).iter().map(|w| w + 1.0).collect();
-                let norm = Norm { weight: layout.floats(half, 1, n, 0, &weight), eps: 1e-5 };
+                let weights_of_norm = layout.floats(half, 1, n, 0, &weight);
+                let norm = Norm { weight: weights_of_norm, eps: 1e-5 };
                 let (w, w2) = (weights(layout, rng, half, n, k), weights(layout, rng, half, 96, n));
                 let (epilogue, cols) =
                     if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
@@ -267,17 +271,72 @@ fn a_product_prepares_the_input_of_the_next() {
                     scratch,
                     variant,
                 };
-                let outs = vec![mid.span.part(0, live_bytes(n)), y.span.part(0, live_bytes(cols))];
+                let mut outs =
+                    vec![mid.span.part(0, live_bytes(n)), y.span.part(0, live_bytes(cols))];
+                outs.extend([w2.span, weights_of_norm.span]);
                 (vec![Op::Linear(first), Op::Linear(second)], outs)
             };
             against_reference(&build, &|device, want, got| {
                 let what = format!("{rows}×{n}×{k}, epilogue {which} on {device}");
                 assert_close(&what, DType::BF16, (k as f32).sqrt(), &want[0], &got[0]);
-                // Sums of n normalised numbers times 0.06: about one to two, roundings at random; SiLU·mul
-                // multiplies two of them.
-                let scale = if which == 0 { 4.0 } else { 8.0 };
-                assert_close(&what, DType::BF16, scale, &want[1], &got[1]);
+                let [mid, y, w2, weight] = [0, 1, 2, 3].map(|out| decode(DType::BF16, &got[out]));
+                assert_normed_product(&what, which == 2, &mid, &weight, &w2, &y);
             });
+        }
+    }
+}
+
+/// `y` against norm and product of `mid` in f64, given the roundings that a device may make.
+///
+/// Each of the n normalised inputs of a sum is rounded to bf16 once, by at most U = 2⁻⁸ of itself either way, before it
+/// meets its weight: the term aᵢwᵢ is wrong by at most U·|aᵢwᵢ|. The roundings are independent, so (Hoeffding) their sum
+/// exceeds 7·U·√Σ(aᵢwᵢ)² with a probability below 2·exp(−7²/2) = 5e-11; there are 20,000 sums. Adding up in f32 is
+/// wrong by less than n·2⁻²⁴·Σ|aᵢwᵢ|, the scale by a few 2⁻²⁴ of itself. So far e, for a plain product. Of g with eₘ and u with
+/// eᵤ, SiLU(g)·u is wrong by at most 1.1·eₘ·|u| + |SiLU(g)|·eᵤ + 1.1·eₘ·eᵤ, because |SiLU′| < 1.1; its exponential and quotient
+/// are good to 2⁻²⁰. The result is rounded to bf16 once more.
+#[track_caller]
+fn assert_normed_product(
+    what: &str,
+    silu: bool,
+    mid: &[f32],
+    weight: &[f32],
+    w: &[f32],
+    y: &[f32],
+) {
+    const U: f64 = 1.0 / 256.0;
+    let n = weight.len();
+    for (row, x) in mid.chunks_exact(n).enumerate() {
+        let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n as f64;
+        let scale = 1.0 / (mean + 1e-5).sqrt();
+        let sums: Vec<(f64, f64)> = w
+            .chunks_exact(n)
+            .map(|w| {
+                let terms = x.iter().zip(weight).zip(w);
+                let terms =
+                    terms.map(|((x, a), w)| f64::from(*x) * f64::from(*a) * scale * f64::from(*w));
+                let (mut sum, mut squares, mut sizes) = (0.0, 0.0, 0.0);
+                for term in terms {
+                    (sum, squares, sizes) = (sum + term, squares + term * term, sizes + term.abs());
+                }
+                (sum, 7.0 * U * f64::sqrt(squares) + n as f64 * f64::from(f32::EPSILON) * sizes)
+            })
+            .collect();
+        let wanted: Vec<(f64, f64)> = if silu {
+            let of = |pair: &[(f64, f64)]| {
+                let ((gate, gate_off), (up, up_off)) = (pair[0], pair[1]);
+                let part = gate / (1.0 + (-gate).exp());
+                let off = 1.1 * gate_off * (up.abs() + up_off) + part.abs() * up_off;
+                (part * up, off + 1e-6 * (part * up).abs())
+            };
+            sums.chunks_exact(2).map(of).collect()
+        } else {
+            sums
+        };
+        for (i, (want, off)) in wanted.iter().enumerate() {
+            let got = f64::from(y[row * wanted.len() + i]);
+            let most = off + U * (want.abs() + off);
+            let close = (got - want).abs() <= most;
+            assert!(close, "{what}: row {row}, element {i} is {got}, should be {want} ± {most}");
         }
     }
 }

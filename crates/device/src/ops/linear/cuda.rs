@@ -2,7 +2,8 @@
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand. One that
-//!   adds a residual also prepares its result for the norm of the next one, so that the norm has no launch;
+//!   adds a residual also prepares its result for the norm of the next one, so that the norm has no launch. To 256
+//!   rows where its tiles fill the GPU;
 //! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): SiLU·mul, rotation and what the next norm
 //!   needs in the product, nothing computed past the live rows;
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
@@ -39,13 +40,16 @@ impl Plan {
     fn is(self, variant: &str) -> bool {
         match self {
             Plan::Stream { .. } => variant.starts_with("stream"),
-            Plan::Wgmma { wide, split, .. } => {
+            Plan::Wgmma { wide, columns, split, .. } => {
                 let named = |key: &str, value: u32| {
                     variant.split(',').find_map(|pair| pair.strip_prefix(key)).is_none_or(|given| {
                         given.strip_prefix('=') == Some(value.to_string().as_str())
                     })
                 };
-                variant.starts_with("wgmma") && named("wide", wide) && named("split", split)
+                variant.starts_with("wgmma")
+                    && named("wide", wide)
+                    && named("columns", columns)
+                    && named("split", split)
             }
             Plan::Tiles => variant == "tiles",
             Plan::Gemm => variant == "gemm",
@@ -119,7 +123,11 @@ impl Linear {
         let rows = self.x.rows;
         let stream = (3..=6).map(|stages| format!("stream,stages={stages}"));
         let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
-        let tiles = tiles.map(|(w, s)| format!("wgmma,wide={w},split={s}"));
+        let columns = if rows > 128 { &[64, 128, 256][..] } else { &[] };
+        let halves = tiles.clone().flat_map(|(w, s)| columns.iter().map(move |c| (w, s, *c)));
+        let halves = halves.map(|(w, s, c)| format!("wgmma,wide={w},columns={c},split={s}"));
+        let tiles = tiles.filter(|_| columns.is_empty());
+        let tiles = tiles.map(|(w, s)| format!("wgmma,wide={w},split={s}")).chain(halves);
         let mut seen = vec![self.plan_for(target, ""), Plan::Reference];
         let mut worth = |variant: &String| {
             let plan = self.plan_for(target, variant);
@@ -160,6 +168,10 @@ impl Linear {
         }
         let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
         let wanted = matches!(name, "wgmma" | "fixed") || (name.is_empty() && rows <= 128);
+        if let (true, true, Some(tall)) = (hopper && narrow_out, name.is_empty(), self.tall(target))
+        {
+            return self.plan_for(target, tall);
+        }
         if hopper && narrow_out && wanted {
             return self.wgmma_plan(target, option);
         }
@@ -174,6 +186,22 @@ impl Linear {
         }
         let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
         if self.bias.is_none() && stored && rows > 8 { Plan::Gemm } else { Plan::Reference }
+    }
+
+    /// The variant of `wgmma` that beats the library for 256 rows, if one does: all tokens and as many weight rows as
+    /// there are registers for, where such tiles fill the GPU; for a long inner dimension, shares of it. With 192
+    /// rows and fewer too much of a tile is empty.
+    fn tall(&self, target: &Target) -> Option<&'static str> {
+        let fills = |blocks: u32| blocks * 10 > blocks.next_multiple_of(target.sms) * 9;
+        let shared = self.w.rows.div_ceil(128) * 4;
+        match self.x.rows {
+            _ if !self.hand.is_nothing() => None,
+            225..=256 if fills(self.w.rows.div_ceil(192)) => Some("wgmma,wide=192"),
+            225..=256 if fills(shared) && shared <= target.sms && self.x.cols >= 8192 => {
+                Some("wgmma,wide=128,columns=128,split=2")
+            }
+            _ => None,
+        }
     }
 
     fn stream_stages(&self, target: &Target, asked: Option<u32>) -> Option<u32> {
@@ -216,13 +244,15 @@ impl Linear {
     fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
+        let columns = option("columns").filter(|c| [64, 128, 256].contains(c)).unwrap_or(columns);
         let gives = matches!(self.hand, Hand::Gives(_));
         // Microseconds that the busiest block reads, and what sharing K takes.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
             let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
-            let fits = k.is_multiple_of(64 * split) && alone && wide + columns <= 320;
+            let room = wide + columns <= if option("wide") == Some(wide) { 448 } else { 320 };
+            let fits = k.is_multiple_of(64 * split) && alone && room;
             // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
             let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
             let rounds = (tiles * split).div_ceil(target.sms);
@@ -391,6 +421,8 @@ impl Linear {
             })
         };
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
+        // Warpgroups of 64 weight rows, and a warp that copies: a whole warpgroup where registers move from it.
+        let copiers = if wide == 192 && columns == 256 { 128 } else { 32 };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
@@ -404,7 +436,7 @@ impl Linear {
             ])
             .grid((tiles * split).min(target.sms / split * split), 1, 1)
             .cluster(split)
-            .threads(wide.next_multiple_of(64) * 2 + 32)
+            .threads(wide.next_multiple_of(64) * 2 + copiers)
             .shared(shared)
             .arg(map(&x, columns))
             .arg(map(&self.w, wide))
