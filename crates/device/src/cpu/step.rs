@@ -92,6 +92,28 @@ pub(crate) fn chunks(items: usize, threads: usize) -> usize {
     if threads == 1 { 1.min(items) } else { items.min(4 * threads) }
 }
 
+/// How many chunks of falling size `items` are cut into: large ones first, so that a thread works on
+/// neighbours for long, and single ones last, so that all end together.
+pub(crate) fn falling(items: usize, threads: usize) -> usize {
+    let mut left = items;
+    let sizes = std::iter::from_fn(|| {
+        let size = fall(left, threads);
+        left -= size;
+        (size > 0).then_some(size)
+    });
+    sizes.count()
+}
+
+/// The items of a chunk of falling size.
+pub(crate) fn falling_part(items: usize, threads: usize, chunk: usize) -> std::ops::Range<usize> {
+    let from = (0..chunk).fold(0, |from, _| from + fall(items - from, threads));
+    from..from + fall(items - from, threads)
+}
+
+fn fall(left: usize, threads: usize) -> usize {
+    left.div_ceil(2 * threads)
+}
+
 /// The items of a chunk.
 pub(crate) fn part(items: usize, chunks: usize, chunk: usize) -> std::ops::Range<usize> {
     chunk * items / chunks..(chunk + 1) * items / chunks

@@ -68,6 +68,17 @@ unsafe fn convert(dtype: DType, from: *const u8, to: *mut f32, count: usize) {
     }
 }
 
+/// Asks for k (0) or v (1) of the page that holds `position`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn fetch(heads: &Heads<'_>, part: usize, position: usize) {
+    let (size, dim) = (heads.page_size(), heads.dim());
+    let page = heads.line(part, position - position % size);
+    for line in 0..(size * dim * heads.dtype().block_bytes() / 64).min(64) {
+        _mm_prefetch::<_MM_HINT_T0>(page.wrapping_add(64 * line).cast());
+    }
+}
+
 /// k (`part` 0) or v (1) of positions `first..first + count` as f32 rows; more follow up to `end`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -85,12 +96,11 @@ unsafe fn load_tile(
         let position = first + at;
         // Tokens of a page are consecutive.
         let run = (size - position % size).min(count - at);
-        // The page after this tile: asked for now, needed a tile later.
-        if at + run == count && position + run < end {
-            let next = heads.line(part, position + run);
-            for line in 0..(size * dim * heads.dtype().block_bytes() / 64).min(64) {
-                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line).cast());
-            }
+        // The pages of the next tile: asked for now, needed a tile later.
+        if at + run == count {
+            (position + run..end.min(position + run + TILE)).step_by(size).for_each(|next| {
+                fetch(heads, part, next);
+            });
         }
         // SAFETY: `line` checked the page; the tile has room for `count` rows.
         unsafe {
@@ -148,6 +158,10 @@ pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
         let scale = _mm512_set1_ps(heads.scale());
         for start in (0..count).step_by(TILE) {
             let here = TILE.min(count - start);
+            if start + TILE >= count {
+                fetch(heads, 1, first);
+                fetch(heads, 1, position.min(first + heads.page_size()));
+            }
             load_tile(heads, 0, first + start, here, position + 1, tile);
             for p in (0..here).step_by(16) {
                 for g in 0..group {

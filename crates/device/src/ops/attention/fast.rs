@@ -181,6 +181,9 @@ impl AttentionStep {
         let (size, heads) = (self.block_tokens(), self.kv.heads as usize);
         let (mut left, kv_head) = (index / heads, index % heads);
         let mut row = 0;
+        if self.single {
+            (row, left) = (left, 0);
+        }
         loop {
             let (start, count) = self.tokens(row);
             let blocks = count.div_ceil(size);
@@ -245,8 +248,13 @@ impl Step for AttentionStep {
         if let Some(rope) = &self.rope {
             rope.run(team);
         }
-        team.parallel(self.blocks(), &|chunk, worker| {
-            self.run_block(self.block(chunk), team.own(worker));
+        // The heads of a row lie side by side in its pages: one thread takes them all where rows are many.
+        let (blocks, heads) = (self.blocks(), self.kv.heads as usize);
+        let together = if blocks >= 4 * heads * team.threads() { heads } else { 1 };
+        team.parallel(blocks / together, &|chunk, worker| {
+            for index in chunk * together..(chunk + 1) * together {
+                self.run_block(self.block(index), team.own(worker));
+            }
         });
     }
 }

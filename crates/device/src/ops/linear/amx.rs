@@ -14,10 +14,13 @@ const TILE: usize = 16;
 /// Bytes of an unpacked block.
 const BLOCK: usize = ROWS * COLS;
 
-/// Bytes of scratch for weights of `cols` columns: values, scales, minima, and two result tiles.
+/// Bytes of the result tiles.
+const DOTS: usize = 4 * 1024;
+
+/// Bytes of scratch for weights of `cols` columns: values, scales, minima, and four result tiles.
 pub(super) fn own_bytes(cols: usize) -> usize {
     let blocks = cols / COLS;
-    blocks * (BLOCK + 2 * 64) + 2 * 1024 + 64
+    blocks * (BLOCK + 2 * 64) + DOTS + 64
 }
 
 /// How the tile registers are shaped: results 0 and 3, activations 1 and 4, weights 2 and 5.
@@ -50,9 +53,27 @@ struct Group {
     step: usize,
     d: *mut f32,
     m: *mut f32,
-    /// The next group's blocks, of so many bytes each.
-    next: *const u8,
+    /// The next group's blocks, of so many bytes each, if this worker multiplies it too.
+    next: Option<*const u8>,
     packed: usize,
+}
+
+impl Group {
+    /// Asks for a part of the next group while two blocks of this one are multiplied with the tile at
+    /// `row` of `rows`: memory is busy evenly then. The first two tiles share the work.
+    #[inline(always)]
+    fn fetch(&self, rows: usize, row: usize, at: usize) {
+        let Some(next) = self.next.filter(|_| row < 2 * TILE) else { return };
+        let bytes = 2 * self.packed;
+        let (from, bytes) = match rows {
+            0..=TILE => (at * self.packed, bytes),
+            _ => (at * self.packed + row / TILE * self.packed, bytes / 2),
+        };
+        for line in 0..bytes / 64 {
+            // SAFETY: a prefetch may point anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(from + 64 * line).cast()) };
+        }
+    }
 }
 
 /// Groups of 16 weight rows for every row of activations.
@@ -63,10 +84,11 @@ pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
     // SAFETY: the caller's promise; the tile state is released before anything else runs.
     unsafe {
         asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly));
+        let last = groups.end;
         for group in groups {
             match task.dtype {
-                DType::P4 => run_group::<false>(task, group),
-                _ => run_group::<true>(task, group),
+                DType::P4 => run_group::<false>(task, group, group + 1 < last),
+                _ => run_group::<true>(task, group, group + 1 < last),
             }
         }
         asm!("tilerelease", options(nostack, nomem));
@@ -74,10 +96,10 @@ pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn run_group<const P8: bool>(task: &Task<'_>, group: usize) {
+unsafe fn run_group<const P8: bool>(task: &Task<'_>, group: usize, more: bool) {
     // SAFETY: the caller's promise.
     unsafe {
-        let weights = unpack::<P8>(task, group);
+        let weights = unpack::<P8>(task, group, more);
         for row in (0..task.rows).step_by(TILE) {
             tile::<P8>(task, &weights, group, row);
         }
@@ -86,11 +108,11 @@ unsafe fn run_group<const P8: bool>(task: &Task<'_>, group: usize) {
 
 /// Values as unsigned bytes and scales as f32, in the worker's scratch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<const P8: bool>(task: &Task<'_>, group: usize) -> Group {
+unsafe fn unpack<const P8: bool>(task: &Task<'_>, group: usize, more: bool) -> Group {
     let blocks = task.acts.blocks();
     let bytes = pack::block_bytes(task.dtype);
     let from = task.w.wrapping_add(group * task.group_bytes());
-    let d = task.own.wrapping_add(2 * 1024).cast::<f32>();
+    let d = task.own.wrapping_add(DOTS).cast::<f32>();
     let m = d.wrapping_add(16 * blocks);
     let values = m.wrapping_add(16 * blocks).cast::<u8>();
     let low = _mm512_set1_epi8(15);
@@ -119,7 +141,8 @@ unsafe fn unpack<const P8: bool>(task: &Task<'_>, group: usize) -> Group {
     }
     let (values, step) =
         if P8 { (from.wrapping_add(SCALES), bytes) } else { (values.cast_const(), BLOCK) };
-    Group { values, step, d, m, next: from.wrapping_add(task.group_bytes()), packed: bytes }
+    let next = more.then_some(from.wrapping_add(task.group_bytes()));
+    Group { values, step, d, m, next, packed: bytes }
 }
 
 /// Runs the body for r = 0..16, each r a constant, so that arrays stay in registers.
@@ -166,41 +189,50 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
                 });
             };
         }
-        let mut at = 0;
-        while at + 2 <= blocks {
-            if row == 0 {
-                // The next group comes from memory while this one is multiplied.
-                for line in 0..2 * weights.packed / 64 {
-                    let ahead = at * weights.packed + 64 * line;
-                    _mm_prefetch::<_MM_HINT_T1>(weights.next.wrapping_add(ahead).cast());
-                }
-            }
-            let w = weights.values.add(at * weights.step);
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm3",
-                "tileloadd tmm1, [{q} + {row}]",
-                "tileloadd tmm2, [{w0} + {line}]",
-                "tdpbsud tmm0, tmm1, tmm2",
-                "tileloadd tmm4, [{q} + {row} + 512]",
-                "tileloadd tmm5, [{w1} + {line}]",
-                "tdpbsud tmm3, tmm4, tmm5",
-                "tilestored [{dots} + {line}], tmm0",
-                "tilestored [{dots} + {line} + 1024], tmm3",
-                q = in(reg) q.add(at * TILE * COLS),
-                row = in(reg) COLS,
-                w0 = in(reg) w,
-                w1 = in(reg) w.add(weights.step),
-                line = in(reg) 64usize,
-                dots = in(reg) dots,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _,
-                out("tmm3") _, out("tmm4") _, out("tmm5") _,
-                options(nostack),
-            );
-            add!(at, dots);
-            add!(at + 1, dots.add(256));
-            at += 2;
+        // A macro for the same reason. Two blocks, to one of two pairs of result tiles.
+        macro_rules! multiply {
+            ($at:expr) => {
+                let at: usize = $at;
+                let w = weights.values.add(at * weights.step);
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm3",
+                    "tileloadd tmm1, [{q} + {row}]",
+                    "tileloadd tmm2, [{w0} + {line}]",
+                    "tdpbsud tmm0, tmm1, tmm2",
+                    "tileloadd tmm4, [{q} + {row} + 512]",
+                    "tileloadd tmm5, [{w1} + {line}]",
+                    "tdpbsud tmm3, tmm4, tmm5",
+                    "tilestored [{dots} + {line}], tmm0",
+                    "tilestored [{dots} + {line} + 1024], tmm3",
+                    q = in(reg) q.add(at * TILE * COLS),
+                    row = in(reg) COLS,
+                    w0 = in(reg) w,
+                    w1 = in(reg) w.add(weights.step),
+                    line = in(reg) 64usize,
+                    dots = in(reg) dots.add(256 * (at % 4)),
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _,
+                    out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                    options(nostack),
+                );
+            };
         }
+        // The next pair is multiplied before this one is added: what waits for a tile fills the
+        // processor's window, and nothing behind it would start.
+        let pairs = blocks / 2;
+        if pairs > 0 {
+            multiply!(0);
+        }
+        for pair in 0..pairs {
+            weights.fetch(task.rows, row, 2 * pair);
+            if pair + 1 < pairs {
+                multiply!(2 * pair + 2);
+            }
+            let dots = dots.add(512 * (pair % 2));
+            add!(2 * pair, dots);
+            add!(2 * pair + 1, dots.add(256));
+        }
+        let at = 2 * pairs;
         if at < blocks {
             asm!(
                 "tilezero tmm0",

@@ -9,7 +9,7 @@ use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::pack;
 use crate::cpu::simd::Level;
-use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::step::{Scratch, Step, Team, chunks, falling, falling_part, part};
 use crate::cpu::view::{Matrix, Words, load_floats, round_to};
 use crate::op::Linear;
 use crate::ops::rms_norm::NormStep;
@@ -143,8 +143,14 @@ impl LinearStep {
         });
         let units = self.w.rows / pack::ROWS;
         let bytes = self.w.dtype.bytes(pack::ROWS * self.x.cols);
-        let chunks = cut(units, bytes, rows, team.threads());
+        // With many rows the next group's weights are asked for while this one is multiplied.
+        let (many, threads) = (rows >= packed::MANY, team.threads());
+        let chunks = if many { falling(units, threads) } else { cut(units, bytes, rows, threads) };
         team.parallel(chunks, &|chunk, worker| {
+            let groups = match many {
+                true => falling_part(units, threads, chunk),
+                false => part(units, chunks, chunk),
+            };
             let task = packed::Task {
                 dtype: self.w.dtype,
                 w: self.w.start(),
@@ -154,7 +160,7 @@ impl LinearStep {
                 own: team.own(worker),
             };
             // SAFETY: groups of w, rows prepared above; the kind was detected.
-            unsafe { task.run(kind, part(units, chunks, chunk)) };
+            unsafe { task.run(kind, groups) };
         });
     }
 }

@@ -59,8 +59,7 @@ pub(super) fn own_bytes(_cols: usize) -> usize {
 pub(super) const AHEAD: usize = 2560;
 
 /// Rows of activations from which tiles are worth unpacking weights for.
-#[cfg(target_arch = "x86_64")]
-const MANY: usize = 12;
+pub(super) const MANY: usize = 12;
 
 /// A product's second phase.
 pub(super) struct Task<'a> {
