@@ -127,6 +127,17 @@ impl Pool {
         found
     }
 
+    /// How many pages of `tokens` the tree has.
+    pub(crate) fn known(&self, tenant: u64, tokens: &[Token]) -> u32 {
+        let mut at = self.tree.root(tenant);
+        let pages = tokens.chunks_exact(self.page_size as usize);
+        let known = pages.map_while(|page| {
+            at = at.and_then(|node| self.tree.child(node, page));
+            at
+        });
+        known.count() as u32
+    }
+
     /// Offers a full page whose content is confirmed, and moves the cursor below it. When the tree
     /// has a page with the same tokens already, that one stays and this one remains private.
     pub(crate) fn publish(

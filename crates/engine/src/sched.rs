@@ -6,8 +6,9 @@
 //! **Fairness.** A waiting request is overtaken by at most [`EngineConfig::patience`] requests that
 //! arrived later; then it is *due*, goes before all others, and cannot be preempted by them.
 //! Admission takes requests strictly in order of service, so nothing small slips past something
-//! large. A seated sequence gets its row in every step that has room for it; decode rows go first,
-//! and when they leave no room for prompts the two take turns.
+//! large; it pauses while a seated prompt computes pages that the next one begins with too. A seated
+//! sequence gets its row in every step that has room for it; decode rows go first, and when they leave
+//! no room for prompts the two take turns.
 
 mod accept;
 mod admit;

@@ -16,6 +16,9 @@ impl Scheduler {
             if self.refused == Some((key, self.pool.epoch())) {
                 break;
             }
+            if self.prefix_is_coming(key) {
+                break;
+            }
             if !self.seat(key) {
                 let before = self.stats.preemptions;
                 let freed = self.make_room(key);
@@ -29,6 +32,35 @@ impl Scheduler {
             changed = true;
         }
         changed
+    }
+
+    /// Whether somebody who goes before it is feeding a prefix of it right now that is worth waiting for:
+    /// a third of what it would have to feed itself. Requests of one template that arrive together
+    /// then compute it once. It waits for confirmed pages of a seated prompt, so never for long.
+    fn prefix_is_coming(&self, key: Key) -> bool {
+        let sequence = &self.sequences[key];
+        if !self.config.prefix_cache || sequence.needs_every_token() {
+            return false;
+        }
+        let (page_size, goal) = (self.geometry.page_size, sequence.goal());
+        let most = goal.saturating_sub(1) / page_size;
+        let tenant = sequence.far.spec.tenant;
+        let mut known = None;
+        self.seats.iter().flatten().any(|&other| {
+            let other = &self.sequences[other];
+            let Some(at) = other.seated() else { return false };
+            let reach = most.min(other.prompt_len / page_size);
+            if at.published >= reach || at.leaving.is_some() || other.far.spec.tenant != tenant {
+                return false;
+            }
+            let size = page_size as usize;
+            let pages = sequence.tokens.chunks_exact(size).zip(other.tokens.chunks_exact(size));
+            let same = pages.take_while(|(mine, theirs)| mine == theirs).count() as u32;
+            let coming = same.min(reach);
+            let known = *known.get_or_insert_with(|| self.pool.known(tenant, &sequence.tokens));
+            let (gain, rest) = (coming.saturating_sub(known), goal - (known * page_size).min(goal));
+            at.published < coming && 3 * gain * page_size >= rest && other.rank() < sequence.rank()
+        })
     }
 
     /// Pages that admission leaves for those who run: roughly one each, so that a newcomer is not

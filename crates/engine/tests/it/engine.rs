@@ -93,6 +93,23 @@ fn a_prompt_seen_before_is_not_fed_again() {
 }
 
 #[test]
+fn a_prefix_that_is_being_fed_is_waited_for() {
+    let mut engine = Engine::new(Echo::new(8, 200), EngineConfig::default());
+    let prompt = |last: u32| (1..=12).chain([100 + last]).collect::<Vec<u32>>();
+    engine.executor_mut().known = vec![prompt(0)];
+    let events = (0..8).map(|n| submit(request(n, &prompt(n as u32), 4))).collect();
+    let mut outputs = engine.step(0, events);
+    drain(&mut engine, &mut outputs);
+    let cached = outputs.iter().filter_map(|output| match output {
+        Output::Prefilled { cached_tokens, .. } => Some(*cached_tokens),
+        _ => None,
+    });
+    // The first feeds what all begin with, the others their last token.
+    assert_eq!(cached.collect::<Vec<_>>(), [0, 12, 12, 12, 12, 12, 12, 12]);
+    assert!((0..8).all(|id| tokens(&outputs, id) == 4));
+}
+
+#[test]
 fn every_refusal_has_its_reason() {
     let config = EngineConfig { max_waiting: 1, ..EngineConfig::default() };
     let mut engine = Engine::new(Echo::new(2, 20), config);
