@@ -115,7 +115,7 @@ fn a_product_gets_the_kernel_of_its_batch() {
         256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma library rms_norm+library+silu_mul library rms_norm+library attention
         4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma+rope_kv linear_tiles
         16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma library linear_tiles library rms_norm+library rms_norm+library+rope_kv linear_tiles
-        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma attention_wgmma library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma library linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
+        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma+attention attention_wgmma+attention library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma library linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
     "#]].assert_eq(&table);
 }
 

@@ -8,14 +8,15 @@
 // the rows and the plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows:
 // grid (HKV, most pieces of a row, rows). Blocks past the pieces leave at once. With ROPE the block prepares q itself, and the block that
 // holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the
-// wait, since nothing in flight can write them. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
+// wait, since nothing in flight can write them. With ONES, SPLIT 0, rows may have any number of tokens, and those
+// that have one are taken: the decode rows of a step that feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
 // a row, found on the device from q_start.
 //
 // CLUSTER > 1: so many blocks share a piece by a second cut, and the first of them merges what all leave in its
 // shared memory, which takes a third of the time of a merge through L2.
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
-// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT. With FIXED a page's warp follows from the page alone.
+// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES. With FIXED a page's warp follows from the page alone.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
@@ -184,6 +185,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         tokens = min(q_len - block, (u32)Q_TOKENS);
     } else if (!ROPE) {
         wait_for_predecessor();
+    }
+    if (ONES) {
+        first_token = q_start[r];
+        if (q_start[r + 1] - first_token != 1) return;
     }
     Row row;
     // Read before the wait with ROPE: from L2, where the prologue left them.

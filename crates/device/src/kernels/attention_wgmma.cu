@@ -10,7 +10,8 @@
 // and the sums so far are scaled.
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
-// (room in the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), TYPE (of q and pages), YT.
+// (room in the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), ONES (0: rows of one token are
+// another kernel's), TYPE (of q and pages), YT.
 #include "wgmma_held.cuh"
 
 #define G (HQ / HKV)
@@ -110,7 +111,8 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
     const u32 shrink = (s.longest + BINS - 1) / BINS;
     for (u32 chunk = warp * 32; chunk < rows; chunk += 384) {
         const u32 mine = min(chunk + lane, rows - 1);
-        const u32 my_start = t.q_start[mine], my_tokens = chunk + lane < rows ? t.q_start[mine + 1] - my_start : 0;
+        const u32 my_start = t.q_start[mine], q_tokens = chunk + lane < rows ? t.q_start[mine + 1] - my_start : 0;
+        const u32 my_tokens = ONES || q_tokens > 1 ? q_tokens : 0;
         const u32 my_length = t.kv_len[mine];
         for (u32 i = 0; i < 32 && chunk + i < rows; i++) {
             const u32 start = __shfl_sync(FULL, my_start, i), q_len = __shfl_sync(FULL, my_tokens, i);

@@ -91,12 +91,18 @@ DEVICE u32 philox(u32 c0, u32 k0, u32 k1) {
     return c0;
 }
 
+#define BINS 1024
+// A warp takes 256 tokens at a time; a chunk is as many of these as leave at most BINS chunks.
+#define CHUNK (256 * ((VOCAB + 256 * BINS - 1) / (256 * BINS)))
+#define CHUNKS ((VOCAB + CHUNK - 1) / CHUNK)
+
 struct Select {
-    u64 bins[256];
-    u64 scan[THREADS];
+    u64 bins[BINS];
+    u32 keys[BINS];
+    u64 warps[WARPS];
     Best best[WARPS];
-    u64 target;
-    u32 prefix;
+    u64 target, ties;
+    u32 found, members;
 };
 
 // Which tokens are kept: all with a larger key, and the first `ties` in index order with this key.
@@ -105,91 +111,201 @@ struct Cut {
     u64 ties;
 };
 
-// Mass of a token: 1 for counting, or its probability against the maximum as a 2^-36 integer.
+DEVICE float value_of(u32 key) { return as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+// Mass of a token: 1 for counting, or its probability against the maximum as a 2^-36 integer. Sums of
+// integers do not depend on their order.
 DEVICE u64 mass_of(float scaled, float maximum, bool counting) {
     return counting ? 1 : (u64)(expf(scaled - maximum) * 68719476736.0f);
 }
 
-DEVICE bool kept(u32 key, u64 rank, Cut cut) { return key > cut.key || (key == cut.key && rank < cut.ties); }
-
-// The smallest set of largest keys, among those `cut` keeps, whose mass reaches `target` (> 0).
-DEVICE Cut select_mass(const Row& row, float inverse, float maximum, Cut cut, bool counting, u64 target, Select& s) {
-    u32 prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (u32 b = threadIdx.x; b < 256; b += THREADS) s.bins[b] = 0;
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
-            const float l = adjusted(row, i) * inverse;
-            const u32 key = key_of(l);
-            if (key < cut.key || (shift < 24 && key >> (shift + 8) != prefix)) continue;
-            // Ties at an earlier cut are kept in index order; equal keys have equal mass, so the count does.
-            if (key == cut.key) continue;
-            atomicAdd(&s.bins[key >> shift & 255], mass_of(l, maximum, counting));
+// Scaled logits of all tokens, in no order.
+template <class F> DEVICE void every(const Row& row, float inverse, F take) {
+    u32 rest = 0;
+    if (ALIGNED && row.plain) {
+        rest = VOCAB / 8 * 8;
+#pragma unroll 1
+        for (u32 i = threadIdx.x * 8; i < rest; i += THREADS * 8) {
+            float v[8];
+            load8<XT>(row.logits, row.base + i, v);
+#pragma unroll
+            for (int t = 0; t < 8; t++) take(v[t] * inverse);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            if (cut.ties && (shift == 24 || cut.key >> (shift + 8) == prefix)) {
-                const u32 b = cut.key;
-                const float l = __uint_as_float(b & 0x80000000u ? b & 0x7fffffffu : ~b);
-                s.bins[b >> shift & 255] += cut.ties * mass_of(l, maximum, counting);
-            }
-            u64 above = target, b = 255;
-            while (b > 0 && s.bins[b] < above) above -= s.bins[b--];
-            s.target = above;
-            s.prefix = prefix << 8 | (u32)b;
-        }
-        __syncthreads();
-        prefix = s.prefix;
-        target = s.target;
-        __syncthreads();
     }
-    const float l = __uint_as_float(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
-    const u64 each = mass_of(l, maximum, counting);
-    Cut next;
-    next.key = prefix;
-    next.ties = each ? (target + each - 1) / each : ~0ull;
-    if (next.key == cut.key && next.ties > cut.ties) next.ties = cut.ties;
-    return next;
+#pragma unroll 1
+    for (u32 i = rest + threadIdx.x; i < VOCAB; i += THREADS) take(adjusted(row, i) * inverse);
 }
 
-// The sum of masses the cut keeps.
-DEVICE u64 block_sum(u64 v, Select& s) {
-    s.scan[threadIdx.x] = v;
-    __syncthreads();
-    for (u32 o = THREADS / 2; o; o /= 2) {
-        if (threadIdx.x < o) s.scan[threadIdx.x] += s.scan[threadIdx.x + o];
-        __syncthreads();
+// Of all threads before this one, and of all.
+DEVICE u64 block_prefix(u64 v, u64& total, Select& s) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u64 sum = v;
+#pragma unroll
+    for (u32 o = 1; o < 32; o *= 2) {
+        const u64 other = __shfl_up_sync(FULL, sum, o);
+        if (lane >= o) sum += other;
     }
-    const u64 sum = s.scan[0];
     __syncthreads();
-    return sum;
-}
-DEVICE u64 block_prefix(u64 v, Select& s) {
-    s.scan[threadIdx.x] = v;
+    if (lane == 31) s.warps[warp] = sum;
     __syncthreads();
-    for (u32 o = 1; o < THREADS; o *= 2) {
-        const u64 other = threadIdx.x >= o ? s.scan[threadIdx.x - o] : 0;
-        __syncthreads();
-        s.scan[threadIdx.x] += other;
-        __syncthreads();
+    u64 before = sum - v;
+    total = 0;
+    for (u32 w = 0; w < WARPS; w++) {
+        if (w == warp) before += total;
+        total += s.warps[w];
     }
-    const u64 before = s.scan[threadIdx.x] - v;
-    __syncthreads();
     return before;
 }
 
-DEVICE u64 kept_mass(const Row& row, float inverse, float maximum, Cut cut, Select& s) {
-    u64 sum = 0;
-    for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
-        const float l = adjusted(row, i) * inverse;
-        if (key_of(l) > cut.key) sum += mass_of(l, maximum, false);
+// Distances from the maximum, from `low` to less than `high`, in bins.
+struct Window {
+    float low, high, scale;
+    DEVICE bool holds(float distance) const { return distance >= low && distance < high; }
+    DEVICE u32 bin(float distance) const { return (u32)fminf((distance - low) * scale, (float)(BINS - 1)); }
+};
+
+// What is asked of a row's tokens: those the cut keeps, by number or by mass.
+struct Asked {
+    float inverse, maximum;
+    Cut cut;
+    bool counting;
+    DEVICE u64 mass(float l) const { return mass_of(l, maximum, counting); }
+    DEVICE u64 tie_mass() const { return cut.ties ? cut.ties * mass(value_of(cut.key)) : 0; }
+};
+
+// The key at which the mass of larger ones reaches the target, byte by byte, among those of a bin: for bins
+// with more members than there is room for. Leaves it in `found`, and in `target` what its ties have to give.
+DEVICE void select_bytes(const Row& row, Asked asked, Window window, u32 bin, bool tied, u64 target, Select& s) {
+    u32 prefix = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        for (u32 b = threadIdx.x; b < 256; b += THREADS) s.bins[b] = 0;
+        __syncthreads();
+        every(row, asked.inverse, [&](float l) {
+            const float distance = asked.maximum - l;
+            const u32 key = key_of(l);
+            if (key <= asked.cut.key || !window.holds(distance) || window.bin(distance) != bin) return;
+            if (shift == 24 || key >> (shift + 8) == prefix) atomicAdd(&s.bins[key >> shift & 255], asked.mass(l));
+        });
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const u32 tie = asked.cut.key;
+            if (tied && (shift == 24 || tie >> (shift + 8) == prefix)) s.bins[tie >> shift & 255] += asked.tie_mass();
+            u64 above = target, b = 255;
+            while (b > 0 && s.bins[b] < above) above -= s.bins[b--];
+            s.target = above;
+            s.found = prefix << 8 | (u32)b;
+        }
+        __syncthreads();
+        prefix = s.found;
+        target = s.target;
     }
-    sum = block_sum(sum, s);
-    if (cut.ties && cut.ties != ~0ull) {
-        const float l = __uint_as_float(cut.key & 0x80000000u ? cut.key & 0x7fffffffu : ~cut.key);
-        sum += cut.ties * mass_of(l, maximum, false);
+}
+
+// The same, for members that fit: each is compared with all.
+DEVICE void select_members(const Asked& asked, u32 members, bool tied, u64 target, Select& s) {
+    if (tied && threadIdx.x == 0) {
+        s.keys[members] = asked.cut.key;
+        s.bins[members] = asked.tie_mass();
     }
-    return sum;
+    members += tied;
+    __syncthreads();
+    for (u32 j = threadIdx.x; j < members; j += THREADS) {
+        const u32 key = s.keys[j];
+        u64 larger = 0, equal = 0;
+        bool first = true;
+        for (u32 i = 0; i < members; i++) {
+            if (s.keys[i] > key) larger += s.bins[i];
+            if (s.keys[i] == key) {
+                equal += s.bins[i];
+                first &= i >= j;
+            }
+        }
+        if (first && larger < target && target <= larger + equal) {
+            s.found = key;
+            s.target = target - larger;
+        }
+    }
+}
+
+// The smallest set of largest keys, among those `cut` keeps, that has `count` members or, if that is 0, the
+// share `part` of their mass. The likeliest tokens are few in most rows: windows of growing distance from the
+// maximum are cut into bins until one holds the end of the set, and its members are put in order.
+DEVICE Cut select_top(const Row& row, float inverse, float maximum, Cut cut, u32 count, float part, Select& s) {
+    const Asked asked = {inverse, maximum, cut, count > 0};
+    // Ties at an earlier cut are kept in index order; equal keys have equal mass, so a product stands for them.
+    const float tie_distance = maximum - value_of(cut.key);
+    const u64 tie_mass = asked.tie_mass();
+    Window window = {0.0f, 1.0f, (float)BINS};
+    u64 target = 0, above = 0;
+    for (int number = 0;; number++) {
+        for (u32 b = threadIdx.x; b < BINS; b += THREADS) s.bins[b] = 0;
+        __syncthreads();
+        u64 rest = 0;
+        every(row, inverse, [&](float l) {
+            const float distance = maximum - l;
+            if (key_of(l) <= cut.key) return;
+            if (window.holds(distance)) atomicAdd(&s.bins[window.bin(distance)], asked.mass(l));
+            else if (number == 0) rest += asked.mass(l);
+        });
+        __syncthreads();
+        if (threadIdx.x == 0 && tie_mass) {
+            if (window.holds(tie_distance)) s.bins[window.bin(tie_distance)] += tie_mass;
+            else rest += tie_mass;
+        }
+        __syncthreads();
+        const u32 own = threadIdx.x * (BINS / THREADS);
+        u64 inside, outside, mass = 0;
+        for (u32 b = own; b < own + BINS / THREADS; b++) mass += s.bins[b];
+        u64 before = above + block_prefix(mass, inside, s);
+        if (number == 0) {
+            block_prefix(rest, outside, s);
+            const u64 total = inside + outside, share = (u64)((double)part * (double)total);
+            target = asked.counting ? count : share ? share : 1;
+            if (target > total) return cut;
+        }
+        above += inside;
+        if (above >= target) {
+            for (u32 b = own; b < own + BINS / THREADS; b++) {
+                if (before < target && target <= before + s.bins[b]) {
+                    s.found = b;
+                    s.target = target - before;
+                }
+                before += s.bins[b];
+            }
+            break;
+        }
+        // The third window has no end: all that is further falls into its last bin.
+        window.low = window.high;
+        window.high = number == 0 ? 4.0f : INFINITY;
+        window.scale = number == 0 ? BINS / 3.0f : BINS / 28.0f;
+    }
+    if (threadIdx.x == 0) s.members = 0;
+    __syncthreads();
+    const u32 bin = s.found;
+    target = s.target;
+    every(row, inverse, [&](float l) {
+        const float distance = maximum - l;
+        const u32 key = key_of(l);
+        if (key <= cut.key || !window.holds(distance) || window.bin(distance) != bin) return;
+        const u32 at = atomicAdd(&s.members, 1);
+        if (at >= BINS) return;
+        s.keys[at] = key;
+        s.bins[at] = asked.mass(l);
+    });
+    __syncthreads();
+    const u32 members = s.members;
+    const bool tied = tie_mass && window.holds(tie_distance) && window.bin(tie_distance) == bin;
+    if (members + tied > BINS) select_bytes(row, asked, window, bin, tied, target, s);
+    else select_members(asked, members, tied, target, s);
+    __syncthreads();
+    Cut next;
+    next.key = s.found;
+    const u64 each = asked.mass(value_of(next.key));
+    next.ties = each ? (s.target + each - 1) / each : ~0ull;
+    if (next.key == cut.key && next.ties > cut.ties) next.ties = cut.ties;
+    __syncthreads();
+    return next;
 }
 
 // Draws from what the filters keep; all threads get the token.
@@ -199,50 +315,99 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
     const u32 top_k = row.params[PARAM_TOP_K];
     const float top_p = as_float(row.params[PARAM_TOP_P]), min_p = as_float(row.params[PARAM_MIN_P]);
     Cut cut = {key_of(-INFINITY), 0};
-    if (top_k > 0 && top_k < VOCAB) cut = select_mass(row, inverse, maximum, cut, true, top_k, s);
-    if (top_p < 1.0f) {
-        const u64 total = kept_mass(row, inverse, maximum, cut, s);
-        const u64 target = (u64)((double)top_p * (double)total);
-        cut = select_mass(row, inverse, maximum, cut, false, target ? target : 1, s);
+    // One copy of the code for both.
+#pragma unroll 1
+    for (int filter = 0; filter < 2; filter++) {
+        const bool asked = filter == 0 ? top_k > 0 && top_k < VOCAB : top_p < 1.0f;
+        if (asked) cut = select_top(row, inverse, maximum, cut, filter == 0 ? top_k : 0, top_p, s);
     }
     const float floor = min_p > 0.0f ? maximum + logf(min_p) : -INFINITY;
-    // Each thread owns a run of consecutive tokens, so that sums are in index order.
-    const u32 run = (VOCAB + THREADS - 1) / THREADS, begin = threadIdx.x * run, end = min(begin + run, (u32)VOCAB);
-    u64 ties = 0;
-    for (u32 i = begin; i < end; i++) ties += key_of(adjusted(row, i) * inverse) == cut.key;
-    const u64 ties_before = block_prefix(ties, s);
-    u64 mass = 0, rank = ties_before;
-    for (u32 i = begin; i < end; i++) {
-        const float l = adjusted(row, i) * inverse;
+    const u64 tie_mass = value_of(cut.key) >= floor ? mass_of(value_of(cut.key), maximum, false) : 0;
+    const u32 lane = threadIdx.x % 32;
+    // What lies above the cut, by chunks of consecutive tokens; how many tie with it in the top bits.
+    const u64 one_tie = 1ull << 52, mass_bits = one_tie - 1;
+    const auto packed = [&](float l) {
         const u32 key = key_of(l);
-        const bool keep = kept(key, rank, cut) && l >= floor;
-        rank += key == cut.key;
-        if (keep) mass += mass_of(l, maximum, false);
+        return key == cut.key ? one_tie : key > cut.key && l >= floor ? mass_of(l, maximum, false) : 0;
+    };
+#pragma unroll 1
+    for (u32 chunk = threadIdx.x / 32; chunk < CHUNKS; chunk += WARPS) {
+        u64 sum = 0;
+#pragma unroll 1
+        for (u32 i = chunk * CHUNK + lane * 8; i < (chunk + 1) * CHUNK; i += 256) {
+            if (ALIGNED && row.plain && i + 8 <= VOCAB) {
+                float v[8];
+                load8<XT>(row.logits, row.base + i, v);
+#pragma unroll
+                for (int t = 0; t < 8; t++) sum += packed(v[t] * inverse);
+            } else
+#pragma unroll 1
+                for (u32 t = i; t < min(i + 8, (u32)VOCAB); t++) sum += packed(adjusted(row, t) * inverse);
+        }
+#pragma unroll
+        for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+        if (lane == 0) s.bins[chunk] = sum;
     }
-    const u64 before = block_prefix(mass, s), total = block_sum(mass, s);
+    if (threadIdx.x == 0) s.found = CHUNKS;
+    __syncthreads();
+    const u32 own = threadIdx.x * (BINS / THREADS);
+    u64 ties = 0, all;
+    for (u32 c = own; c < own + BINS / THREADS && c < CHUNKS; c++) ties += s.bins[c] >> 52;
+    u64 ties_before = block_prefix(ties, all, s);
+    const auto kept_ties = [&](u64 from, u64 count) { return from < cut.ties ? min(cut.ties - from, count) : 0; };
+    const auto chunk_mass = [&](u64 packed, u64 from) {
+        return (packed & mass_bits) + kept_ties(from, packed >> 52) * tie_mass;
+    };
+    u64 mass = 0, at = ties_before;
+    for (u32 c = own; c < own + BINS / THREADS && c < CHUNKS; c++) {
+        mass += chunk_mass(s.bins[c], at);
+        at += s.bins[c] >> 52;
+    }
+    u64 total, before = block_prefix(mass, total, s);
     const u32 word = philox(counter, row.params[PARAM_SEED_LO], row.params[PARAM_SEED_HI]);
     const double u = (double)((float)(word >> 8) * 5.9604644775390625e-08f + 2.98023223876953125e-08f);
     const u64 goal = (u64)(u * (double)total);
-    if (threadIdx.x == 0) s.prefix = best.index;
-    __syncthreads();
-    if (mass && goal >= before && goal < before + mass) {
-        u64 sum = before;
-        rank = ties_before;
-        for (u32 i = begin; i < end; i++) {
-            const float l = adjusted(row, i) * inverse;
-            const u32 key = key_of(l);
-            const bool keep = kept(key, rank, cut) && l >= floor;
-            rank += key == cut.key;
-            if (!keep) continue;
-            sum += mass_of(l, maximum, false);
-            if (sum > goal) {
-                s.prefix = i;
-                break;
+    if (goal >= before && goal < before + mass)
+        for (u32 c = own; c < own + BINS / THREADS && c < CHUNKS; c++) {
+            const u64 here = chunk_mass(s.bins[c], ties_before);
+            if (goal >= before && goal < before + here) {
+                s.found = c;
+                s.target = goal - before;
+                s.ties = ties_before;
             }
+            before += here;
+            ties_before += s.bins[c] >> 52;
+        }
+    __syncthreads();
+    const u32 chunk = s.found;
+    if (threadIdx.x == 0) s.members = best.index;
+    __syncthreads();
+    if (chunk < CHUNKS && threadIdx.x < 32) {
+        u64 left = s.target, rank = s.ties;
+#pragma unroll 1
+        for (u32 i = chunk * CHUNK; i < (chunk + 1) * CHUNK; i += 32) {
+            const u32 token = i + lane;
+            const float l = token < VOCAB ? adjusted(row, token) * inverse : -INFINITY;
+            const u32 key = key_of(l);
+            const u32 tied = __ballot_sync(FULL, token < VOCAB && key == cut.key);
+            const bool first = rank + __popc(tied & ((1u << lane) - 1)) < cut.ties;
+            const bool keep = (key > cut.key || (key == cut.key && first)) && l >= floor && token < VOCAB;
+            const u64 mass = keep ? mass_of(l, maximum, false) : 0;
+            u64 sum = mass;
+#pragma unroll
+            for (u32 o = 1; o < 32; o *= 2) {
+                const u64 other = __shfl_up_sync(FULL, sum, o);
+                if (lane >= o) sum += other;
+            }
+            if (left >= sum - mass && left < sum) s.members = token;
+            const u64 group = __shfl_sync(FULL, sum, 31);
+            if (left < group) break;
+            left -= group;
+            rank += __popc(tied);
         }
     }
     __syncthreads();
-    return s.prefix;
+    return s.members;
 }
 
 // Log-probabilities of the chosen token and of the likeliest, into the row's ring words.
@@ -274,12 +439,13 @@ DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u3
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, const u32* biases, u32* seen,
        u32* counts, const u32* row_seat, const u32* row_flags, const u32* row_q_len, const u32* mail0,
        const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride) {
     __shared__ Select s;
     __shared__ u32 order;
+    __shared__ Row held; // what is left of a row's registers belongs to its sums
     extern __shared__ u32 marked[];
     const u32 r = blockIdx.y, part = blockIdx.x;
     // All of this is the prologue's or older, so it is loaded before the wait for the logits.
@@ -375,21 +541,24 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     volatile u32* ring_row = entry + RING_HEADER_WORDS + (u64)r * RING_ROW_WORDS;
     u32 token = best.index < VOCAB ? best.index : 0, wanted = 0;
     if (sampled) {
-        if (as_float(row.params[PARAM_TEMPERATURE]) > 0.0f && best.index < VOCAB) token = draw(row, best, length, s);
-        wanted = row.params[PARAM_LOGPROBS];
-        if (wanted) report(row, best, token, wanted - 1, ring_row, s);
+        if (threadIdx.x == 0) held = row;
+        __syncthreads();
+        const bool drawn = as_float(held.params[PARAM_TEMPERATURE]) > 0.0f && best.index < VOCAB;
+        if (drawn) token = draw(held, best, length, s);
+        wanted = held.params[PARAM_LOGPROBS];
+        if (wanted) report(held, best, token, wanted - 1, ring_row, s);
     }
     if (threadIdx.x == 0) {
         u32 bits = sampled ? RING_SAMPLED : 0;
         seat_len[seat] = length;
         if (sampled) {
             seat_token[seat] = token;
-            if (row.seen) {
+            if (held.seen) {
                 u32* count = seen + (u64)seat * VOCAB + token;
                 *count = (*count + 1) | 0x80000000u;
             }
-            for (u32 i = 0; i < row.stop_count; i++)
-                if (row.params[PARAM_STOP + i] == token) bits |= RING_STOPPED;
+            for (u32 i = 0; i < held.stop_count; i++)
+                if (held.params[PARAM_STOP + i] == token) bits |= RING_STOPPED;
 #if REPEATS
             // A launch that repeats goes no further; every row that stops writes the same.
             if (bits & RING_STOPPED) counts[COUNT_LEFT] = 0;

@@ -8,14 +8,14 @@ use device::{DType, Op, Span, StepLimits, StepState};
 const VOCAB: usize = 1000;
 const ROWS: usize = 6;
 
-fn limits() -> StepLimits {
+fn limits(vocab: usize) -> StepLimits {
     StepLimits {
         seats: ROWS as u32,
         rows: ROWS as u32,
         tokens: 64,
         pages_per_seat: 4,
         page_size: 16,
-        vocab: VOCAB as u32,
+        vocab: vocab as u32,
         penalties: true,
     }
 }
@@ -29,11 +29,12 @@ struct Case {
     logits: DType,
     scale: f32,
     masked: bool,
+    vocab: usize,
 }
 
 fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let rng = &mut Rng::new(case.seed);
-    let limits = limits();
+    let (limits, vocab) = (limits(case.vocab), case.vocab);
     let state =
         StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
     let live = case.rows.len();
@@ -43,7 +44,7 @@ fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     layout.set(state.counts.span, words_to_bytes(&counts));
     let mut params = vec![0u32; (ROWS + 1) * PARAM_WORDS as usize];
     let mut biases = vec![0u32; (ROWS + 1) * 2 * MAX_BIASES as usize];
-    let mut seen = vec![0u32; (ROWS + 1) * VOCAB];
+    let mut seen = vec![0u32; (ROWS + 1) * vocab];
     let seat = |r: usize| (r + 2) % ROWS;
     for (r, words) in case.rows.iter().enumerate() {
         let at = seat(r) * PARAM_WORDS as usize;
@@ -52,12 +53,12 @@ fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         }
         for i in 0..params[at + param::BIASES as usize] as usize {
             let at = 2 * (seat(r) * MAX_BIASES as usize + i);
-            biases[at] = rng.below(VOCAB) as u32;
+            biases[at] = rng.below(vocab) as u32;
             biases[at + 1] = (rng.float() * 4.0).to_bits();
         }
         for _ in 0..100 {
             let count = rng.below(4) as u32;
-            seen[seat(r) * VOCAB + rng.below(VOCAB)] = 1 << 31 | count;
+            seen[seat(r) * vocab + rng.below(vocab)] = 1 << 31 | count;
         }
     }
     layout.set(state.params.span, words_to_bytes(&params));
@@ -87,8 +88,8 @@ fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         bank[masks].iter_mut().for_each(|word| *word = rng.next() as u32 & rng.next() as u32);
         layout.set(state.mail[1], words_to_bytes(&bank));
     }
-    let values = rng.floats(ROWS * VOCAB, case.scale);
-    let logits = layout.floats(case.logits, ROWS, VOCAB, 0, &values);
+    let values = rng.floats(ROWS * vocab, case.scale);
+    let logits = layout.floats(case.logits, ROWS, vocab, 0, &values);
     let outs = vec![
         state.ring,
         state.seat_len.span,
@@ -105,7 +106,7 @@ fn check(case: &Case) {
         for (want, got) in want[1..].iter().zip(&got[1..]) {
             assert_eq!(bytes_to_words(want), bytes_to_words(got), "{what}");
         }
-        let entry = limits().ring_entry_words() as usize * (11 % ring::ENTRIES) as usize;
+        let entry = limits(case.vocab).ring_entry_words() as usize * (11 % ring::ENTRIES) as usize;
         let (want, got) = (bytes_to_words(&want[0]), bytes_to_words(&got[0]));
         assert_eq!(want[entry..entry + 3], got[entry..entry + 3], "{what}");
         for r in 0..case.rows.len() {
@@ -169,7 +170,14 @@ fn greedy_with_penalties_biases_and_stops() {
             with(6, &[(param::LOGPROBS, 21), (param::BIASES, 7)]),
         ];
         for logits in [DType::F32, DType::BF16] {
-            check(&Case { seed, rows: rows.clone(), logits, scale: 6.0, masked: seed % 2 == 1 });
+            check(&Case {
+                seed,
+                rows: rows.clone(),
+                logits,
+                scale: 6.0,
+                masked: seed % 2 == 1,
+                vocab: VOCAB,
+            });
         }
     }
 }
@@ -197,7 +205,32 @@ fn draws_agree_with_the_reference() {
         ];
         let scale = [2.0, 12.0, 40.0][seed as usize % 3];
         let masked = seed % 4 == 3;
-        check(&Case { seed, rows, logits: DType::F32, scale, masked });
+        check(&Case { seed, rows, logits: DType::F32, scale, masked, vocab: VOCAB });
+    }
+}
+
+/// Large vocabularies: filters that end near the likeliest token, far from it, and among more equal logits
+/// than any list of candidates holds.
+#[test]
+fn draws_agree_over_large_vocabularies() {
+    for (seed, vocab) in (0..18).zip([9000, 33_000, 5003].into_iter().cycle()) {
+        let draw = |row: u32, temperature: f32, more: &[(u32, u32)]| {
+            let mut words = vec![(param::TEMPERATURE, float(temperature))];
+            words.extend_from_slice(more);
+            with(seed as u32 * 8 + row, &words)
+        };
+        let top_p = |p: f32| (param::TOP_P, float(p));
+        let rows = vec![
+            draw(0, 1.0, &[]),
+            draw(1, 0.6, &[(param::TOP_K, 20), top_p(0.95)]),
+            draw(2, 1.0, &[top_p(0.9)]),
+            draw(3, 1.0, &[(param::TOP_K, 3000), (param::MIN_P, float(0.01))]),
+            draw(4, 2.0, &[top_p(0.3)]),
+            draw(5, 1.0, &[(param::TOP_K, 3), top_p(0.5), (param::BIASES, 5)]),
+        ];
+        let scale = [3.0, 0.0, 1.0, 12.0, 0.1, 30.0][seed as usize / 3];
+        let logits = if seed % 2 == 0 { DType::BF16 } else { DType::F32 };
+        check(&Case { seed, rows, logits, scale, masked: seed % 5 == 4, vocab });
     }
 }
 
@@ -205,8 +238,14 @@ fn draws_agree_with_the_reference() {
 #[test]
 fn greedy_ties_take_the_lowest_index() {
     let case = |layout: &mut Layout| {
-        let one =
-            Case { seed: 0, rows: vec![neutral(1)], logits: DType::F32, scale: 0.0, masked: false };
+        let one = Case {
+            seed: 0,
+            rows: vec![neutral(1)],
+            logits: DType::F32,
+            scale: 0.0,
+            masked: false,
+            vocab: VOCAB,
+        };
         let (ops, outs) = build(&one, layout);
         (ops, vec![outs[2]])
     };
@@ -226,7 +265,8 @@ fn draws_follow_the_distribution() {
             let rows = (0..ROWS as u32)
                 .map(|r| with(seed * 64 + r, &[(param::TEMPERATURE, float(1.0))]))
                 .collect();
-            let case = Case { seed: 1, rows, logits: DType::F32, scale: 0.0, masked: false };
+            let case =
+                Case { seed: 1, rows, logits: DType::F32, scale: 0.0, masked: false, vocab: VOCAB };
             let (ops, outs) = build(&case, layout);
             (ops, vec![outs[2]])
         });

@@ -1,6 +1,7 @@
 //! Half formats and pages of 16: `kernels/attention.cu` for decode (and wide heads); for rows of many
-//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128, else
-//! `kernels/attention_varlen.cu`. Everything else: `kernels/attention_ref.cu`.
+//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 (where rows can be many, those of
+//! one token by the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`. Everything else:
+//! `kernels/attention_ref.cu`.
 //!
 //! `fixed`: the decode kernel without splits for any number of tokens.
 //!
@@ -18,6 +19,8 @@ use crate::{DType, Span};
 const WARPS: u32 = 4;
 /// Blocks of tokens that the Hopper kernel's list has room for.
 const MOST_SLOTS: u32 = 3072;
+/// Rows from which a step may have so many of one token that these are worth a launch of their own.
+const MANY_ROWS: u32 = 32;
 /// Tokens of a sequence up to which wide tiles of the Hopper kernel would mostly be cut off.
 const SHORT: u32 = 1024;
 
@@ -36,12 +39,14 @@ impl Attention {
             rope.require_halves()?;
         }
         if self.tensor_cores(target) {
-            let launch = match (self.single || self.fixed(), self.kv.head_dim) {
-                (false, 64 | 128) if self.warpgroups(target) => self.wgmma(target)?,
-                (false, ..=128) => self.varlen(target)?,
-                _ => self.fast(target)?,
-            };
-            return Ok(vec![launch]);
+            return Ok(match (self.single || self.fixed(), self.kv.head_dim) {
+                (false, 64 | 128) if self.warpgroups(target) && self.rows >= MANY_ROWS => {
+                    vec![self.wgmma(target, false)?, self.ones(target)?]
+                }
+                (false, 64 | 128) if self.warpgroups(target) => vec![self.wgmma(target, true)?],
+                (false, ..=128) => vec![self.varlen(target)?],
+                _ => vec![self.fast(target, false)?],
+            });
         }
         let mut launches = match &self.rope {
             Some(rope) => rope.lower(target)?,
@@ -151,7 +156,13 @@ impl Attention {
         (tokens, stages, shared.min(target.shared_per_block))
     }
 
-    fn fast(&self, target: &Target) -> Result<Lowered> {
+    /// The rows of one token, whatever the others have.
+    fn ones(&self, target: &Target) -> Result<Lowered> {
+        let (single, scratch, variant) = (true, None, None);
+        Attention { single, scratch, variant, ..self.clone() }.fast(target, true)
+    }
+
+    fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
         let needed = self.scratch_bytes(target);
         let scratch = self.scratch.filter(|scratch| scratch.len >= needed && needed > 0);
@@ -192,6 +203,7 @@ impl Attention {
                 ("KNT", norm_type(k_norm)?),
                 ("COUNT_SPLIT", count::SPLIT),
                 ("FIXED", u32::from(self.fixed())),
+                ("ONES", u32::from(ones)),
             ])
             .grid(
                 if self.single { kv.heads } else { self.out.rows / tokens + self.rows },
@@ -237,7 +249,7 @@ impl Attention {
         target.capability == (9, 0) && listed && wide && asked
     }
 
-    fn wgmma(&self, target: &Target) -> Result<Lowered> {
+    fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
         let group = self.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
@@ -283,6 +295,7 @@ impl Attention {
                 ("SLOTS", room),
                 ("WINDOW", self.window.unwrap_or(0)),
                 ("LAST", u32::from(self.last_only)),
+                ("ONES", u32::from(ones)),
                 ("TYPE", code(kv.dtype, "attention")?),
                 ("YT", code(self.out.dtype, "attention")?),
             ])
