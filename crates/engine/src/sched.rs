@@ -8,7 +8,8 @@
 //! Admission takes requests strictly in order of service, so nothing small slips past something
 //! large; it pauses while a seated prompt computes pages that the next one begins with too. A seated
 //! sequence gets its row in every step that has room for it; decode rows go first, and when they leave
-//! no room for prompts the two take turns.
+//! no room for prompts the two take turns. Short prompts that come one by one may wait a few steps
+//! ([`EngineConfig::gather`]) to be fed together.
 
 mod accept;
 mod admit;
@@ -44,6 +45,9 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// How often a waiting request may be overtaken by later ones.
     pub patience: u32,
+    /// Most steps that short prompts wait for others after a step that fed prompts: beside many decode
+    /// rows such a step costs far more than its few tokens. 0 feeds them at once.
+    pub gather: u32,
     /// Steps launched ahead of results; the executor's depth limits it further.
     pub depth: usize,
     /// Most tokens that count for penalties in the joins of one step, unless one join alone has
@@ -68,6 +72,7 @@ impl Default for EngineConfig {
             max_len: u32::MAX,
             prefix_cache: true,
             patience: 64,
+            gather: 8,
             depth: 2,
             max_seen: 1 << 20,
             launch_retries: 8,
@@ -209,6 +214,10 @@ pub(crate) struct Scheduler {
     strikes: u32,
     /// The last step fed no prompt although some were waiting for room.
     prompts_turn: bool,
+    /// Steps since prompts were last fed.
+    since_prompts: u32,
+    /// Rows that prompts could have had in these steps.
+    rows_waited: u32,
     ready: Vec<Ready>,
     prompts: Vec<Key>,
     stats: EngineStats,
@@ -252,6 +261,8 @@ impl Scheduler {
             ghosts: 0,
             strikes: 0,
             prompts_turn: false,
+            since_prompts: u32::MAX,
+            rows_waited: 0,
             ready: Vec::new(),
             prompts: Vec::new(),
             stats: EngineStats::default(),

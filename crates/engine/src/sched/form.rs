@@ -133,7 +133,7 @@ impl Scheduler {
         let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).max(1);
         let decoding = self.ready.len() as u32;
         let room = decoding < budget && decoding < self.coverage.prefill_rows;
-        let mixed = !self.prompts.is_empty() && room;
+        let mixed = !self.prompts.is_empty() && room && !self.gathers(decoding);
         // Without room for both they take turns.
         let prompts_only =
             !self.prompts.is_empty() && !room && (self.prompts_turn || decoding == 0);
@@ -147,7 +147,9 @@ impl Scheduler {
             tokens = tokens.saturating_sub(decoding);
             rows = rows.saturating_sub(decoding);
         }
+        self.since_prompts = self.since_prompts.saturating_add(1);
         if mixed || prompts_only {
+            (self.since_prompts, self.rows_waited) = (0, 0);
             for index in 0..self.prompts.len() {
                 if tokens == 0 || rows == 0 {
                     self.pass_over(index);
@@ -158,6 +160,27 @@ impl Scheduler {
                 rows -= 1;
             }
         }
+    }
+
+    /// Whether the prompts wait for others to be fed in the same step: others were fed lately, they are few
+    /// tokens beside those who decode, none of them has begun, and all that waited since then lost no more
+    /// rows than such a step costs, which is about a quarter of those who decode.
+    fn gathers(&mut self, decoding: u32) -> bool {
+        let mut tokens = 0;
+        for &key in &self.prompts {
+            let sequence = &self.sequences[key];
+            let Some(at) = sequence.seated().filter(|at| !at.joined && !sequence.due) else {
+                return false;
+            };
+            tokens += sequence.goal() - at.fed;
+        }
+        let waited = self.rows_waited + self.prompts.len() as u32;
+        let waits =
+            tokens < decoding && self.since_prompts < self.config.gather && waited <= decoding / 4;
+        if waits {
+            self.rows_waited = waited;
+        }
+        waits
     }
 
     /// Prompts that got no row in this step; one passed over too often becomes due.

@@ -11,6 +11,7 @@ pub(crate) const VOCAB: u32 = 128;
 
 pub(crate) struct Echo {
     geometry: Geometry,
+    prefill: (u32, u32),
     seats: BTreeMap<Seat, (Vec<Token>, Token, SeatParams)>,
     results: VecDeque<StepResult>,
     /// Every step launched.
@@ -24,11 +25,17 @@ impl Echo {
         let geometry = Geometry { seats, pages, page_size: 4, pages_per_seat: 64, vocab: VOCAB };
         Self {
             geometry,
+            prefill: (64, 8),
             seats: BTreeMap::new(),
             results: VecDeque::new(),
             steps: Vec::new(),
             known: Vec::new(),
         }
+    }
+
+    /// With room for prompts beside all seats.
+    pub(crate) fn wide(self) -> Self {
+        Self { prefill: (1024, self.geometry.seats), ..self }
     }
 
     /// The token after these, the largest hash that is allowed.
@@ -52,7 +59,8 @@ impl Executor for Echo {
     }
 
     fn coverage(&self) -> Coverage {
-        Coverage { decode_rows: self.geometry.seats, prefill_tokens: 64, prefill_rows: 8 }
+        let (prefill_tokens, prefill_rows) = self.prefill;
+        Coverage { decode_rows: self.geometry.seats, prefill_tokens, prefill_rows }
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {

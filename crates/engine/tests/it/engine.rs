@@ -68,6 +68,51 @@ fn prompts_are_chunked_beside_decode_rows() {
     assert_eq!((tokens(&outputs, 1), tokens(&outputs, 2)), (40, 5));
 }
 
+/// Prompts that come one by one beside many rows share a step; one that comes alone, or is long, is fed at
+/// once; and nobody waits past the bound.
+#[test]
+fn short_prompts_wait_for_each_other() {
+    let run = |gather: u32, prompt: usize, apart: usize| {
+        let config = EngineConfig { gather, ..EngineConfig::default() };
+        let mut engine = Engine::new(Echo::new(64, 2000).wide(), config);
+        let mut id = 0;
+        let mut arrive = |engine: &mut Engine<Echo>, count: usize, tokens: usize, answer: u32| {
+            let events = (0..count).map(|_| {
+                id += 1;
+                let prompt: Vec<u32> =
+                    (0..tokens).map(|n| (id as u32 * 7 + n as u32) % 99 + 1).collect();
+                submit(request(id, &prompt, answer))
+            });
+            let events = events.collect();
+            engine.step(0, events)
+        };
+        arrive(&mut engine, 40, 2, 200);
+        for _ in 0..20 {
+            engine.step(0, Vec::new());
+        }
+        let from = engine.executor().steps.len();
+        let before = engine.stats().prefill_steps;
+        for step in 0..12 {
+            match step % apart {
+                0 => arrive(&mut engine, 1, prompt, 60),
+                _ => engine.step(0, Vec::new()),
+            };
+        }
+        let fed = |step: &engine::exec::Step| step.kind() == StepKind::Prefill;
+        let steps = &engine.executor().steps[from..];
+        assert!(steps.iter().take(3).any(fed), "the first one does not wait");
+        let mut outputs = Vec::new();
+        let fed_in = engine.stats().prefill_steps - before;
+        drain(&mut engine, &mut outputs);
+        assert_eq!(engine.stats().finished, u64::from(id as u32));
+        fed_in
+    };
+    assert_eq!(run(0, 3, 1), 12, "one each");
+    assert!(run(8, 3, 1) <= 4, "together");
+    assert_eq!(run(8, 50, 1), 12, "long ones at once");
+    assert_eq!(run(2, 3, 4), 3, "seldom ones at once");
+}
+
 #[test]
 fn a_prompt_seen_before_is_not_fed_again() {
     let prompt: Vec<u32> = (1..=17).collect();
