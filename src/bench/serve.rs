@@ -247,7 +247,7 @@ fn side_by_side(reports: &[Report]) -> String {
         ("errors", |r| r.errors.values().sum::<u64>() as f64),
         ("requests/s", |r| r.request_rate),
         ("output tok/s", |r| r.output_rate),
-        ("median tok/s", |r| r.steady_rate),
+        ("at full load", |r| r.steady_rate),
         ("goodput/s", |r| r.goodput),
         ("ttft mean ms", |r| r.ttft.mean),
         ("ttft p50 ms", |r| r.ttft.p50),

@@ -105,7 +105,8 @@ pub struct Report {
     pub request_rate: f64,
     /// Generated tokens a second.
     pub output_rate: f64,
-    /// The same in the median second, the first and the last left out: the pace under full load.
+    /// The same until the last request was sent, while none of the load was missing; of the whole run if
+    /// that was less than a second.
     #[serde(default)]
     pub steady_rate: f64,
     /// Time to first token.
@@ -120,15 +121,6 @@ pub struct Report {
     pub goodput: f64,
     /// Second by second.
     pub timeline: Timeline,
-}
-
-impl Timeline {
-    /// Tokens in the median second, the first and the last left out; `None` of a run too short.
-    pub fn median_tokens(&self) -> Option<u64> {
-        let mut whole = self.tokens.get(1..self.tokens.len().saturating_sub(1))?.to_vec();
-        whole.sort_unstable();
-        whole.get(whole.len() / 2).copied()
-    }
 }
 
 impl fmt::Display for Report {
@@ -148,7 +140,7 @@ impl fmt::Display for Report {
             "  output        {:>12.1} tok/s ({} tokens)",
             self.output_rate, self.output_tokens
         )?;
-        writeln!(f, "  median second {:>12.1} tok/s", self.steady_rate)?;
+        writeln!(f, "  at full load  {:>12.1} tok/s", self.steady_rate)?;
         writeln!(
             f,
             "  prompts       {:>12} tokens ({} cached)",
@@ -187,17 +179,6 @@ mod tests {
         assert_eq!((found.p50, found.p90, found.p99, found.max), (51.0, 91.0, 100.0, 101.0));
         assert_eq!(found.curve.len(), 201);
         assert_eq!(Latency::of(vec![]), Latency::default());
-    }
-
-    #[test]
-    fn the_median_second_is_one_under_full_load() {
-        let median = |tokens: &[u64]| {
-            Timeline { tokens: tokens.to_vec(), ..Timeline::default() }.median_tokens()
-        };
-        assert_eq!(median(&[3, 90, 100, 95, 7]), Some(95));
-        assert_eq!(median(&[3, 7]), None);
-        assert_eq!(median(&[3]), None);
-        assert_eq!(median(&[]), None);
     }
 
     #[test]

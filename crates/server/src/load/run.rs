@@ -427,10 +427,8 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
         e2e.push(whole);
     }
     let seconds = (end - begin).as_secs_f64().max(1e-9);
-    // Seconds count events, and an event may carry more than one token.
-    let events = timeline.tokens.iter().sum::<u64>().max(1);
-    let steady =
-        timeline.median_tokens().map(|tokens| tokens as f64 * output_tokens as f64 / events as f64);
+    let sent = samples.iter().map(|s| s.began).max().unwrap_or(begin);
+    let steady = full_rate(&samples, begin, sent);
     let succeeded = e2e.len() as u64;
     Report {
         label: spec.label.clone(),
@@ -456,6 +454,19 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
     }
 }
 
+/// Tokens a second from `begin` until the last request was sent, or `None` if that was less than a second. An
+/// event may carry more than one token: each counts for its share of its answer.
+fn full_rate(samples: &[Sample], begin: Duration, sent: Duration) -> Option<f64> {
+    let seconds = sent.saturating_sub(begin).as_secs_f64();
+    let tokens = |sample: &Sample| {
+        let events = || sample.first.iter().chain(&sample.chunks);
+        let early = events().filter(|at| **at <= sent).count() as f64;
+        sample.tokens as f64 * early / events().count().max(1) as f64
+    };
+    let answered = samples.iter().filter(|sample| sample.error.is_none());
+    (seconds >= 1.0).then(|| answered.map(tokens).sum::<f64>() / seconds)
+}
+
 fn describe(spec: &LoadSpec) -> String {
     let when = match spec.arrivals {
         Arrivals::Fixed(n) => format!("{n} at once"),
@@ -473,7 +484,29 @@ fn describe(spec: &LoadSpec) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::carries_text;
+    use super::{Sample, carries_text, full_rate};
+    use std::time::Duration;
+
+    #[test]
+    fn full_load_ends_with_the_last_request() {
+        let at = Duration::from_secs;
+        let sample = |began: u64, tokens: u64| Sample {
+            error: None,
+            began: at(began),
+            ended: at(began + 5),
+            first: Some(at(began + 1)),
+            chunks: (2..=4).map(|n| at(began + n)).collect(),
+            tokens,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+        };
+        let samples = [sample(0, 4), sample(0, 8), sample(2, 4)];
+        // Until second 2: two events of four of the first two answers.
+        assert_eq!(full_rate(&samples, at(0), at(2)), Some(3.0));
+        assert_eq!(full_rate(&samples, at(2), at(2)), None);
+        let lost = Sample { error: Some("lost".into()), ..sample(0, 4) };
+        assert_eq!(full_rate(&[lost], at(0), at(2)), Some(0.0));
+    }
 
     #[test]
     fn chunks_with_text() {
