@@ -109,7 +109,7 @@ fn short_prompts_wait_for_each_other() {
     };
     assert_eq!(run(0, 3, 1), 12, "one each");
     assert!(run(8, 3, 1) <= 4, "together");
-    assert_eq!(run(8, 50, 1), 12, "long ones at once");
+    assert_eq!(run(8, 60, 1), 12, "long ones at once");
     assert_eq!(run(2, 3, 4), 3, "seldom ones at once");
 }
 
