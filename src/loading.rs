@@ -122,11 +122,29 @@ pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<L
     load_sized(args, global, max_batch, None)
 }
 
+/// As [`load`], where the device decides how many sequences.
+pub(crate) fn load_suited(
+    args: &LoadArgs,
+    global: &Global,
+    max_batch: impl FnOnce(DeviceKind) -> u32,
+) -> Result<Loaded> {
+    load_with(args, global, max_batch, None)
+}
+
 /// As [`load`], with room for prefill steps of `prefill_tokens` tokens; `None` suits the device.
 pub(crate) fn load_sized(
     args: &LoadArgs,
     global: &Global,
     max_batch: u32,
+    prefill_tokens: Option<u32>,
+) -> Result<Loaded> {
+    load_with(args, global, |_| max_batch, prefill_tokens)
+}
+
+fn load_with(
+    args: &LoadArgs,
+    global: &Global,
+    max_batch: impl FnOnce(DeviceKind) -> u32,
     prefill_tokens: Option<u32>,
 ) -> Result<Loaded> {
     if !(args.memory_share > 0.0 && args.memory_share <= 1.0) {
@@ -140,7 +158,7 @@ pub(crate) fn load_sized(
     };
     let (device, line) = open_device(global)?;
     let options = LoadOptions {
-        max_batch,
+        max_batch: max_batch(device.kind()),
         prefill_tokens,
         max_context: args.max_context,
         memory_share: args.memory_share,

@@ -9,6 +9,7 @@ use crate::loading::{self, LoadArgs, Loaded};
 use anyhow::Result;
 use backend::Serving;
 use clap::Args;
+use device::DeviceKind;
 use engine::model::GraphExecutor;
 use engine::request::Sampling;
 use graph::runner::Ran;
@@ -38,10 +39,10 @@ pub(crate) struct ServeArgs {
     /// Ask every caller for this key (may be given several times)
     #[arg(long, value_name = "KEY", env = "DACAPO_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// Most sequences that run at once
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
-    max_batch: u32,
+    // Not a doc comment: rustdoc takes the brackets for a link.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(help = "Most sequences that run at once [default: 256 on a GPU, 32 on a CPU]")]
+    max_batch: Option<u32>,
     /// The name clients ask for; the model's own unless said
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
@@ -67,7 +68,12 @@ fn limits_help() -> String {
 pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let config = server_config(args)?;
     start_logging(args.log_json);
-    let mut loaded = loading::load(&args.load, global, args.max_batch)?;
+    let suited = |kind| match kind {
+        DeviceKind::Cuda => 256,
+        DeviceKind::Cpu => 32,
+    };
+    let max_batch = |kind| args.max_batch.unwrap_or_else(|| suited(kind));
+    let mut loaded = loading::load_suited(&args.load, global, max_batch)?;
     if !args.log_json {
         eprint!("{}", loaded.graphs.table());
         eprintln!("{}", loaded.executor.runners().recording());

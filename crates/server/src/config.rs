@@ -73,7 +73,11 @@ macro_rules! limits {
                 }
                 match name {
                     $(stringify!($name) => self.$name = value,)*
-                    _ => return Err(format!("there is no limit called {name}")),
+                    _ => {
+                        let names: Vec<&str> = Self::TABLE.iter().map(|row| row.name).collect();
+                        let names = names.join(", ");
+                        return Err(format!("{name}: there is no such limit; there are {names}"));
+                    }
                 }
                 Ok(())
             }
