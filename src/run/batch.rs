@@ -14,9 +14,10 @@ use engine::offline::Completion;
 use engine::request::{Finish, Request, RequestId, Sampling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 /// One line of the input: a prompt or messages, and what is different for this one.
 #[derive(Debug, Default, Deserialize)]
@@ -38,7 +39,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     // Opened first: a wrong file should not cost the loading of a model.
     let batch = Batch::open(input, output).map_err(|error| bad_input(error.to_string()))?;
     if batch.done() == batch.total() {
-        say(batch.done(), batch.total());
+        eprintln!("[{} of {} answered]", batch.done(), batch.total());
         return Ok(());
     }
     let loaded = loading::load(&args.load, global, args.max_batch)?;
@@ -49,13 +50,17 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let mut engine = Engine::builder(executor).config(config).build();
     let bar = progress::count(batch.total(), "answers");
     let mut counted = (0, 0);
+    let (start, tokens) = (Instant::now(), Cell::new(0_u64));
     // Answers under way, by line.
     let saying: RefCell<BTreeMap<u64, Text>> = RefCell::default();
     let text_of = || Text::new(&text.tokenizer, args.sampling.stop.clone());
     batch.run(
         &mut engine,
         |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),
-        |line, token| saying.borrow_mut().entry(line).or_insert_with(text_of).push(token),
+        |line, token| {
+            tokens.set(tokens.get() + 1);
+            saying.borrow_mut().entry(line).or_insert_with(text_of).push(token)
+        },
         |item, completion| {
             let said = saying.borrow_mut().remove(&item.line);
             let mut fields = answer(item, said.unwrap_or_else(text_of), completion);
@@ -71,12 +76,10 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
         },
     )?;
     bar.finish_and_clear();
-    say(counted.0, counted.1);
+    let ((done, total), tokens, seconds) = (counted, tokens.get(), start.elapsed().as_secs_f64());
+    let rate = tokens as f64 / seconds.max(1e-9);
+    eprintln!("[{done} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
     Ok(())
-}
-
-fn say(done: u64, total: u64) {
-    eprintln!("[{done} of {total} answered]");
 }
 
 /// A line is an object with a prompt or messages, or just a text.

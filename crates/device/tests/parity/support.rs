@@ -147,8 +147,12 @@ pub(crate) type Build<'a> = &'a dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>);
 /// Gets a device's name, what the reference wrote and what the device wrote.
 pub(crate) type Compare<'a> = &'a dyn Fn(&str, &[Vec<u8>], &[Vec<u8>]);
 
-/// Every fast device there is, by name.
+/// Every fast device there is, by name. `DACAPO_TEST_DEVICE=cuda` leaves the CPU's out, for tools that watch
+/// the GPU and slow everything down.
 pub(crate) fn devices() -> Vec<(String, Device)> {
+    if std::env::var("DACAPO_TEST_DEVICE").is_ok_and(|only| only == "cuda") {
+        return vec![("cuda".to_owned(), gpu().expect("DACAPO_TEST_DEVICE asks for a GPU"))];
+    }
     let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
     let open = |limit: Limit| cpu::open_limited(Some(2), false, limit).expect("a CPU");
     let cpus = limits.into_iter().map(|limit| (format!("cpu {limit:?}"), open(limit)));
