@@ -98,6 +98,10 @@ await page.keyboard.press("Enter");
 await page.waitForSelector(".message .error");
 assert.match(await page.textContent(".message .error"), /max_tokens/);
 await page.fill("#max_tokens", "1024");
+if (!(await (await fetch(base + "/live/graph")).json()).defaults.temperature) {
+  // The model suggests nothing, so the page does.
+  assert.deepEqual([await page.inputValue("#temperature"), await page.inputValue("#top_p")], ["0.7", "0.95"]);
+}
 await shot("5-parameters");
 
 await page.click("#settings summary");

@@ -10,6 +10,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use engine::request::Sampling;
 use http_body::Frame;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -106,17 +107,18 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
     let snapshot = app.link.snapshot();
     let GraphInfo { about, config, plans } = &*snapshot.graph;
     let buckets: Vec<_> = plans.iter().map(|plan| plan.bucket.as_str()).collect();
-    let defaults = &app.model.defaults;
+    let Sampling { temperature, top_p, min_p, top_k, .. } = app.model.defaults;
+    // A model that suggests nothing leaves it to the page: OpenAI's 1 is too warm for small ones.
+    let suggests = (temperature, top_p, min_p, top_k) != (1.0, 1.0, 0.0, 0);
+    let defaults = match suggests {
+        true => json!({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}),
+        false => json!({}),
+    };
     Json(json!({
         "model": app.model.name,
         "context": app.model.context,
         "thinks": app.model.reasoning.is_some(),
-        "defaults": {
-            "temperature": defaults.temperature,
-            "top_p": defaults.top_p,
-            "min_p": defaults.min_p,
-            "top_k": defaults.top_k,
-        },
+        "defaults": defaults,
         "about": about,
         "config": config,
         "buckets": buckets,
