@@ -17,13 +17,9 @@ import subprocess
 import sys
 import tempfile
 
-PROMPTS = [
-    "The capital of France is", "The history of Rome begins", "Water boils at", "In 1969, the first man",
-    "def fibonacci(n):", "The quick brown fox", "Once upon a time", "Photosynthesis is the process",
-    "The three primary colours are", "To make a cup of tea,", "The opposite of hot is", "Mount Everest is",
-    "A triangle has", "The sun rises in the", "Two plus two equals", "The largest ocean on Earth",
-    "Shakespeare wrote", "The speed of light is", "Dogs are often called", "A good friend is someone who",
-]
+# The prompts of tools/compare_greedy.py, as its answers are kept for the tests.
+GOLDENS = pathlib.Path(__file__).parents[2] / "tests/goldens/llama_cpp.json"
+PROMPTS = [answer["prompt"] for answer in json.loads(GOLDENS.read_text())["answers"]]
 TOKENS = 32
 MOST = {"fast": 0.5, "exact": 0.01}
 
