@@ -104,7 +104,8 @@ fn decode(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<
 }
 
 fn prefill(args: &NodesArgs, executor: &mut GraphExecutor, mix: &Mix) -> Result<Figure> {
-    let timing = Steady::new(executor)?.prefill(&mix.rows, args.replays)?;
+    let timing =
+        Steady::new(executor)?.prefill(&mix.rows, args.replays, std::time::Duration::ZERO)?;
     let plans = executor.runners().prefill.plans().filter(|plan| plan.key.tokens >= mix.tokens());
     let plan = plans.min_by_key(|plan| plan.key.tokens).context("no bucket holds this step")?;
     let ends = |node: &&Node| matches!(node.op, Op::Prologue(_) | Op::Sample(_));

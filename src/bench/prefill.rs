@@ -11,6 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use graph::program::{Dim, ProgramOp};
 use serde::Serialize;
+use std::time::Duration;
 
 /// Time prefill steps of a model: tokens per second and time to the first token
 #[derive(Args, Debug)]
@@ -34,6 +35,10 @@ pub(crate) struct PrefillArgs {
     /// clocks do happens to all of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     turns: u32,
+    /// Milliseconds that the device rests before each step, as before a prompt that comes alone; without
+    /// rest, long steps run at the device's power limit
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pause: u64,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -108,7 +113,7 @@ fn measure(
     };
     let mut backends: Vec<loading::Loaded> =
         loads.iter().enumerate().map(load).collect::<Result<_>>()?;
-    let mut timed = Vec::new();
+    let (mut timed, pause) = (Vec::new(), Duration::from_millis(args.pause));
     let bar = progress::count(mixes.len() as u64, "prefill");
     {
         let buckets =
@@ -122,14 +127,14 @@ fn measure(
             let mut timings = vec![Timing::default(); steady.len()];
             for _ in 0..args.turns {
                 for (steady, timing) in steady.iter_mut().zip(&mut timings) {
-                    timing.append(steady.prefill(&mix.rows, args.steps)?);
+                    timing.append(steady.prefill(&mix.rows, args.steps, pause)?);
                 }
             }
             for (at, (steady, timing)) in steady.iter_mut().zip(timings).enumerate() {
                 let bucket = buckets[at].fit(mix.tokens()).unwrap_or(mix.tokens());
                 // The same step with its bucket filled: what is left beyond its share is the price of padding.
                 let full = if bucket > mix.tokens() {
-                    steady.prefill(&mix.filled(bucket).rows, args.steps)?.step_ms(0.5)
+                    steady.prefill(&mix.filled(bucket).rows, args.steps, pause)?.step_ms(0.5)
                 } else {
                     timing.step_ms(0.5)
                 };

@@ -191,8 +191,13 @@ impl<'a> Steady<'a> {
     }
 
     /// Times one prefill step whose rows have these (tokens, tokens before them), `times` over, one at a
-    /// time: from launch to result.
-    pub(crate) fn prefill(&mut self, rows: &[(u32, u32)], times: u32) -> Result<Timing> {
+    /// time and each after a `pause`: from launch to result.
+    pub(crate) fn prefill(
+        &mut self,
+        rows: &[(u32, u32)],
+        times: u32,
+        pause: Duration,
+    ) -> Result<Timing> {
         let vocab = self.executor.geometry().vocab;
         let mut timing = Timing::default();
         for index in 0..times + 2 {
@@ -207,6 +212,7 @@ impl<'a> Steady<'a> {
                     ..decode_row(seat, context)
                 })
                 .collect();
+            std::thread::sleep(pause);
             let host = self.launch(&mut step)?;
             self.result(&mut timing.tokens)?;
             // The first two warm caches and clocks.

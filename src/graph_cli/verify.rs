@@ -28,6 +28,9 @@ pub(super) struct VerifyArgs {
     /// Random steps per bucket
     #[arg(long, value_name = "N", default_value_t = 3)]
     steps: u32,
+    /// Replays of each step, each from the same state and compared with the step run op by op
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    replays: u32,
     /// Where the random steps start
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -45,6 +48,7 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
         decode: list(&args.buckets_decode, Phase::Decode, args.model.max_batch)?,
         prefill: list(&args.buckets_prefill, Phase::Prefill, args.model.max_tokens)?,
         steps: args.steps,
+        replays: args.replays.max(1),
         seed: args.seed,
     };
     let model = &args.model;

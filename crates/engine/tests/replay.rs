@@ -48,6 +48,7 @@ fn sweep(folder: &Path, device: &Device) {
         decode: buckets("1,2,4,8", Phase::Decode, &limits),
         prefill: buckets("8,16,24,40", Phase::Prefill, &limits),
         steps: STEPS,
+        replays: 1,
         seed: 1,
     };
     let keys: Vec<_> =

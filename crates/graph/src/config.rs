@@ -245,6 +245,7 @@ impl Resolved {
             capture: self.capture,
             fallback: self.fallback,
             debug: self.debug,
+            replays: 1,
             budget: self.budget.map(share),
             break_at: Some(settings.break_at.clone()),
             options: RecordOptions { dependent_launch: self.pdl },

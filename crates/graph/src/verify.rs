@@ -74,6 +74,10 @@ impl Snapshot {
         spans.into_iter().map(read).collect::<Result<_>>().map(Snapshot)
     }
 
+    fn spans(&self) -> impl Iterator<Item = Span> {
+        self.0.iter().map(|(span, _)| *span)
+    }
+
     /// Writes them back.
     pub fn restore(&self, cx: &Context<'_>) -> Result<()> {
         self.0.iter().try_for_each(|(span, bytes)| cx.device.write(cx.arena, *span, bytes))
@@ -81,7 +85,7 @@ impl Snapshot {
 
     /// The first byte that differs: region, offset, here, there.
     pub fn first_difference(&self, other: &Snapshot) -> Option<(Region, u64, u8, u8)> {
-        for ((span, a), (_, b)) in self.0.iter().zip(&other.0) {
+        for ((span, a), (_, b)) in self.0.iter().zip(&other.0).filter(|(a, b)| a.1 != b.1) {
             if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
                 return Some((span.region, span.offset + at as u64, a[at], b[at]));
             }
@@ -100,30 +104,33 @@ pub fn poison(cx: &Context<'_>, span: Span) -> Result<()> {
     cx.device.run(cx.arena, &Node { op, name: "poison".into(), layer: None })
 }
 
-/// Runs the posted step by replay after having run it op by op, and compares. The device ends up as
-/// after one run.
+/// Runs the posted step op by op, then by replay `times` over from the same state, and compares each
+/// replay with the eager run. The device ends up as after one run.
 pub fn step(
     cx: &Context<'_>,
     backend: &dyn Backend,
     plan: &Plan,
     bindings: &Bindings,
+    times: u32,
 ) -> Result<(), RunError> {
     cx.device.sync()?;
     let mut trial = Trial::begin(cx, plan, bindings)?;
-    trial.start_over()?;
+    trial.start_over(true)?;
     for node in &plan.nodes {
         cx.device.run(cx.arena, node)?;
     }
     // The tables are the prologue's for the whole step: nothing may have spoilt them since.
     check_padding(cx, plan, bindings)?;
-    let eager = trial.look()?;
-    trial.start_over()?;
-    backend.replay(cx, plan)?;
-    let replayed = trial.look()?;
-    match replayed.first_difference(&eager) {
-        None => Ok(()),
-        Some(found) => Err(Box::new(trial.find(backend, found)?).into()),
+    let eager = trial.look(true)?;
+    for at in 0..times {
+        let whole = at == 0 || at + 1 == times;
+        trial.start_over(whole)?;
+        backend.replay(cx, plan)?;
+        if let Some(found) = trial.look(whole)?.first_difference(&eager) {
+            return Err(Box::new(trial.find(backend, found)?).into());
+        }
     }
+    Ok(())
 }
 
 /// A step that is run several times from the same state.
@@ -131,42 +138,59 @@ struct Trial<'a> {
     cx: &'a Context<'a>,
     plan: &'a Plan,
     workspace: Span,
-    before: Snapshot,
-    watched: Vec<Span>,
+    /// What the step is there to change, before it.
+    own: Snapshot,
+    /// What other seats have seen: as large as all seats times the vocabulary, and none of the step's business.
+    others: Snapshot,
 }
 
 impl<'a> Trial<'a> {
-    /// Remembers everything the step may change. KV pages are many, but the step's own are few: the
-    /// prologue says which.
+    /// Remembers everything the step may change. KV pages and seats are many, but the step's own are few:
+    /// the prologue says which.
     fn begin(
         cx: &'a Context<'a>,
         plan: &'a Plan,
         bindings: &Bindings,
     ) -> Result<Trial<'a>, RunError> {
         let state = &bindings.state;
-        let tables: Vec<Span> = SLOTS
-            .iter()
-            .filter_map(|slot| (slot.table)(state))
-            .map(|table| table.span)
-            .chain([state.ring])
-            .collect();
-        let before = Snapshot::take(cx, tables.iter().copied())?;
+        let tables = SLOTS.iter().filter_map(|slot| (slot.table)(state)).map(|table| table.span);
+        let seen = state.seen.map(|seen| seen.span);
+        let mut own: Vec<Span> = tables.filter(|&span| Some(span) != seen).collect();
+        own.push(state.ring);
+        let before = Snapshot::take(cx, own.iter().copied().chain(seen))?;
         cx.device.run(cx.arena, &plan.nodes[0])?;
-        let pages = written_pages(cx, plan, bindings)?;
-        let kv = Snapshot::take(cx, pages.iter().copied())?;
-        let before = Snapshot(before.0.into_iter().chain(kv.0).collect());
+        let mut others = Vec::new();
+        if let Some(table) = state.seen {
+            let seats = words(cx, state.row_seat.span)?;
+            let seats: BTreeSet<u32> = seats.into_iter().take(plan.key.rows as usize).collect();
+            let bytes = table.span.len / u64::from(table.rows);
+            let rows: Vec<u32> = (0..table.rows).collect();
+            // Neighbours are read at once.
+            for run in rows.chunk_by(|a, b| seats.contains(a) == seats.contains(b)) {
+                let span = table.span.part(u64::from(run[0]) * bytes, run.len() as u64 * bytes);
+                if seats.contains(&run[0]) { own.push(span) } else { others.push(span) }
+            }
+        }
+        own.extend(written_pages(cx, plan, bindings)?);
+        before.restore(cx)?;
+        let (own, others) = (Snapshot::take(cx, own)?, Snapshot::take(cx, others)?);
         let workspace = bindings.workspace.part(0, plan.workspace);
-        let watched = tables.into_iter().chain(pages).chain([workspace]).collect();
-        Ok(Trial { cx, plan, workspace, before, watched })
+        Ok(Trial { cx, plan, workspace, own, others })
     }
 
-    fn start_over(&mut self) -> Result<(), RunError> {
-        self.before.restore(self.cx)?;
+    /// The state before the step; that of other seats if `whole`.
+    fn start_over(&mut self, whole: bool) -> Result<(), RunError> {
+        self.own.restore(self.cx)?;
+        if whole {
+            self.others.restore(self.cx)?;
+        }
         Ok(poison(self.cx, self.workspace)?)
     }
 
-    fn look(&self) -> Result<Snapshot, RunError> {
-        Ok(Snapshot::take(self.cx, self.watched.iter().copied())?)
+    /// What the step left; that of other seats, last, if `whole`.
+    fn look(&self, whole: bool) -> Result<Snapshot, RunError> {
+        let others = self.others.spans().filter(|_| whole);
+        Ok(Snapshot::take(self.cx, self.own.spans().chain([self.workspace]).chain(others))?)
     }
 
     /// Whether the first `nodes` nodes, recorded anew, differ from the same nodes run op by op.
@@ -178,14 +202,14 @@ impl<'a> Trial<'a> {
         let prefix = self.plan.prefix(nodes);
         let mut fresh = backend.fresh();
         fresh.record(self.cx, &prefix)?;
-        self.start_over()?;
+        self.start_over(true)?;
         for node in &prefix.nodes {
             self.cx.device.run(self.cx.arena, node)?;
         }
-        let eager = self.look()?;
-        self.start_over()?;
+        let eager = self.look(true)?;
+        self.start_over(true)?;
         fresh.replay(self.cx, &prefix)?;
-        Ok(self.look()?.first_difference(&eager))
+        Ok(self.look(true)?.first_difference(&eager))
     }
 
     fn find(
@@ -254,11 +278,14 @@ fn written_pages(
         slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size).collect();
     // Pad tokens share the slots of the scratch page, page 0: which of them writes last is nobody's
     // business, on a GPU it changes from run to run, and no live row ever reads it.
-    let written = |page: u32, pages: u32| page != 0 && page < pages;
+    let pages: Vec<u32> = pages.into_iter().filter(|&page| page != 0).collect();
     let mut spans = Vec::new();
     for kv in &bindings.kv {
-        for &page in pages.iter().filter(|&&page| written(page, kv.pages)) {
-            spans.push(kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes()));
+        let there = pages.partition_point(|&page| page < kv.pages);
+        // Neighbours are read at once.
+        for run in pages[..there].chunk_by(|a, b| a + 1 == *b) {
+            let bytes = kv.page_bytes();
+            spans.push(kv.span.part(u64::from(run[0]) * bytes, run.len() as u64 * bytes));
         }
     }
     Ok(spans)

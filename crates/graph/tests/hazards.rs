@@ -52,7 +52,7 @@ impl Scene {
             Tampering { inner: Full::default(), tamper: Box::new(move |p| tamper(p)) };
         let cx = self.world.context();
         backend.record(&cx, &self.plan).unwrap();
-        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings);
+        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings, 1);
         found.expect_err("the planted bug was not found").to_string()
     }
 
@@ -63,7 +63,7 @@ impl Scene {
         let cx = self.world.context();
         let mut backend = Full::default();
         backend.record(&cx, &self.plan).unwrap();
-        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings);
+        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings, 1);
         found.expect_err("the planted bug was not found").to_string()
     }
 
@@ -230,7 +230,7 @@ const PLANTS: &[Plant] = &[
         backend.record(&scene.world.context(), &old).unwrap();
         scene.mailbox.post(&scene.input, &scene.plan.key).unwrap();
         let cx = scene.world.context();
-        let found = verify::step(&cx, &backend, &scene.plan, &scene.world.bindings);
+        let found = verify::step(&cx, &backend, &scene.plan, &scene.world.bindings, 1);
         found.expect_err("the planted bug was not found").to_string()
     }),
     ("mail is written while a launch may still read it", "SGLang 26380", || {

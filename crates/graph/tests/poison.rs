@@ -54,6 +54,9 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
         let mut rng = Rng::new(8 + u64::from(life));
         for step in 0..steps {
             let look = step % period == 0;
+            if steps > REPLAYS && step % REPLAYS == 0 {
+                eprintln!("life {life}: {step} of {steps} steps");
+            }
             if look {
                 // What is live before the step may be read by it; everything else is poisoned.
                 poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();

@@ -286,6 +286,7 @@ fn a_sweep_covers_every_bucket_of_every_backend() {
             decode: buckets("1,4,8", Phase::Decode, 8),
             prefill: buckets("8,40", Phase::Prefill, 40),
             steps: 3,
+            replays: 3,
             seed: 7,
         };
         let (device, arena) = (&world.device, &world.arena);

@@ -10,11 +10,14 @@ use crate::graph::{RecordOptions, Recorded};
 use crate::mail::{Mapped, Words};
 use crate::{Arena, Device, Error, OpenArena, Region, Result, Span};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// Bytes from a chain's word to the next.
 const LINE: u64 = 128;
+/// Between launches, as between steps of a model of 8 billion parameters.
+const SELDOM: Duration = Duration::from_millis(4);
 
 struct Bench<'a> {
     device: &'a Device,
@@ -215,7 +218,7 @@ impl Bench<'_> {
     /// What one launch of a graph costs the thread that makes it. The last node counts in host memory, and the
     /// thread watches that word between launches, as the engine watches its ring: until the launch before has
     /// ended (`idle`), or until the one before that has, so that one is always running (`busy`, as in the
-    /// engine's loop).
+    /// engine's loop), or for as long as a step of a large model takes (`seldom`).
     fn launches(&self, nodes: usize, rows: &mut Vec<Row>) -> Result<()> {
         let mut work = self.chain(nodes - 1, "chain_dependent", true);
         let count = self.host.part(0, LINE);
@@ -227,11 +230,16 @@ impl Bench<'_> {
         let words = Mapped::new(&self.arena, self.host)?;
         words.set(0, 0, Ordering::Release);
         let mut launched = 0;
-        for (name, running) in [("idle", 0), ("busy", 1)] {
-            let us = median(2001, || {
+        let often = Duration::ZERO;
+        let ways = [("idle", 0, often, 2001), ("busy", 1, often, 2001), ("seldom", 0, SELDOM, 301)];
+        for (name, running, pause, times) in ways {
+            let us = median(times, || {
+                let start = Instant::now();
                 let us = host_us(|| graph.replay())?;
                 launched += 1;
-                while words.get(0, Ordering::Acquire) + running < launched {
+                while words.get(0, Ordering::Acquire) + running < launched
+                    || start.elapsed() < pause
+                {
                     std::hint::spin_loop();
                 }
                 Ok(us)

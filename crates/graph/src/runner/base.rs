@@ -31,6 +31,8 @@ pub struct RunnerConfig {
     pub fallback: Fallback,
     /// What is checked at every step.
     pub debug: Debug,
+    /// Replays of each step, where they are compared.
+    pub replays: u32,
     /// Bytes graphs of this phase may take.
     pub budget: Option<u64>,
     /// How to record.
@@ -53,6 +55,7 @@ impl RunnerConfig {
             capture: Capture::default(),
             fallback: Fallback::default(),
             debug: Debug::default(),
+            replays: 1,
             budget: None,
             options: RecordOptions::default(),
             break_at: None,
@@ -308,7 +311,7 @@ impl<P: PhaseRule> Runner<P> {
         let Some(reason) = choice.eager else {
             let plan = &self.plans[&key];
             if self.config.debug == Debug::Verify {
-                verify::step(&cx, &*self.backend, plan, &self.bindings)?;
+                verify::step(&cx, &*self.backend, plan, &self.bindings, self.config.replays)?;
             } else {
                 self.backend.replay(&cx, plan)?;
             }

@@ -36,6 +36,8 @@ pub struct Sweep {
     pub prefill: Buckets,
     /// Random steps per bucket.
     pub steps: u32,
+    /// Replays of each step.
+    pub replays: u32,
     /// Where the random steps start.
     pub seed: u64,
 }
@@ -71,6 +73,7 @@ impl Sweep {
         for &backend in &self.backends {
             let config = |buckets: &Buckets| RunnerConfig {
                 debug: Debug::Verify,
+                replays: self.replays,
                 ..RunnerConfig::new(backend, buckets.clone())
             };
             let (decode, prefill) = (config(&self.decode), config(&self.prefill));
@@ -81,10 +84,11 @@ impl Sweep {
             runners.record_all(&mut |_, _| {})?;
             findings.recording.push((backend, start.elapsed()));
             for buckets in [&self.decode, &self.prefill] {
-                for line in self.buckets(&mut runners, backend, buckets, bindings)? {
+                let mut found = |line: Verified| {
                     tell(&line);
                     findings.verified.push(line);
-                }
+                };
+                self.buckets(&mut runners, backend, buckets, bindings, &mut found)?;
             }
         }
         Ok(findings)
@@ -96,14 +100,14 @@ impl Sweep {
         backend: BackendKind,
         buckets: &Buckets,
         bindings: &Bindings,
-    ) -> Result<Vec<Verified>, RunError> {
+        found: &mut dyn FnMut(Verified),
+    ) -> Result<(), RunError> {
         let limits = bindings.state.limits;
         let recorded = match buckets.phase {
             Phase::Decode => runners.decode.recorded(),
             Phase::Prefill => runners.prefill.recorded(),
         };
         let mut rng = Rng::new(self.seed);
-        let mut lines = Vec::new();
         let mut smaller = 0;
         for &bucket in &buckets.sizes {
             runners.reset()?;
@@ -128,8 +132,8 @@ impl Sweep {
                 }
             }
             smaller = bucket;
-            lines.push(line);
+            found(line);
         }
-        Ok(lines)
+        Ok(())
     }
 }
