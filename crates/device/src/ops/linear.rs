@@ -28,10 +28,12 @@ mod avx2;
 mod fast;
 mod finish;
 mod ggml;
+mod hand;
 mod packed;
 mod plain;
 mod tiles;
 mod vnni;
+mod wgmma;
 
 impl Contract for Linear {
     const NAME: &'static str = "linear";

@@ -14,17 +14,18 @@
 //!
 //! `variant` overrides: a name, then `key=value` pairs (`wgmma,wide=64,stages=4`).
 
-use crate::cuda::launch::{Arg, Gemm, Lowered, Target, TensorMap};
+use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::cuda::tuned;
-use crate::op::{Epilogue, Hand, Linear, Norm, RmsNorm, RopeKv};
-use crate::{DType, Result, Span, Tensor};
+use crate::op::{Epilogue, Hand, Linear, RopeKv};
+use crate::{DType, Result, Tensor};
 
 /// Room the library may use.
 const GEMM_WORKSPACE: u64 = 32 << 20;
 
+/// A kernel and what it is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Plan {
+pub(super) enum Plan {
     Stream { stages: u32 },
     Wgmma { wide: u32, columns: u32, stages: u32, split: u32, shared: u32 },
     Tiles,
@@ -33,7 +34,7 @@ enum Plan {
 }
 
 /// Weight rows of the narrow tiles of `wgmma`: a matrix that 64 at a time would leave multiprocessors without any.
-const NARROW: u32 = 48;
+pub(super) const NARROW: u32 = 48;
 
 impl Plan {
     /// Whether it is what the variant names: one that cannot be had is answered with another.
@@ -241,61 +242,6 @@ impl Linear {
         16 * stages * 2048 + x + buffers * 16 * 16 * rows * 4
     }
 
-    fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
-        let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
-        let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
-        let columns = option("columns").filter(|c| [64, 128, 256].contains(c)).unwrap_or(columns);
-        let gives = matches!(self.hand, Hand::Gives(_));
-        // Microseconds that the busiest block reads, and what sharing K takes.
-        let cost = |wide: u32, split: u32| {
-            let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
-            // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
-            let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
-            let room = wide + columns <= if option("wide") == Some(wide) { 448 } else { 320 };
-            let fits = k.is_multiple_of(64 * split) && alone && room;
-            // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
-            let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
-            let rounds = (tiles * split).div_ceil(target.sms);
-            let reads = f64::from(rounds * wide) * f64::from(k / split) * 2.0 / 34e3;
-            let extra = match wide {
-                NARROW => 1.05,
-                64 => 1.01,
-                _ => 1.0,
-            };
-            let shares = match split {
-                1 => 0.0,
-                2 => 0.15,
-                4 => 0.4,
-                _ => 2.5,
-            };
-            if fits { reads * extra + shares } else { f64::INFINITY }
-        };
-        let asked = (option("wide"), option("split"));
-        let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
-        let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
-        // What was asked for if it can be, else the cheapest that can.
-        let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
-        let (wide, split) =
-            shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
-        let stage = (wide + columns) * 128;
-        let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
-        // Deep enough that two blocks of a kernel never share a multiprocessor.
-        let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
-        let most = ((target.shared_per_block - beside) / stage).min(20);
-        // The sums of a shared tile take the place of the ring.
-        let least = (wide * columns * 4).div_ceil(stage).max(3);
-        // Half a multiprocessor's memory and a little: attention's blocks fit beside it, so that each may start
-        // while the other runs, and still no two of one product.
-        let half = target.shared_per_sm / 2 - 1024;
-        let halved = option("half").map_or(wide <= 64 && columns <= 64, |asked| asked == 1);
-        let deep = if halved { (half + 3072).saturating_sub(beside) / stage } else { most };
-        let stages = option("stages").unwrap_or(deep.min(chunks)).clamp(least.min(most), most);
-        let shared = stages * stage + 1024;
-        // A ring that holds all there is to read does no harm twice.
-        let shared = if halved && stages < chunks { shared.max(half) } else { shared };
-        Plan::Wgmma { wide, columns, stages, split, shared }
-    }
-
     /// Scratch after the semaphores: the normalised input, then sums or products.
     fn needs(&self, plan: Plan) -> u64 {
         let normed = self.normed_bytes();
@@ -311,7 +257,7 @@ impl Linear {
         }
     }
 
-    fn normed_bytes(&self) -> u64 {
+    pub(super) fn normed_bytes(&self) -> u64 {
         let bytes = u64::from(self.x.rows) * u64::from(self.x.cols) * 2;
         if self.norm.is_some() { bytes.next_multiple_of(1024) } else { 0 }
     }
@@ -319,29 +265,6 @@ impl Linear {
     fn pair_bytes(&self) -> u64 {
         let bytes = u64::from(self.x.rows) * u64::from(self.w.rows) * 2;
         if self.epilogue == Epilogue::SiluMul { bytes.next_multiple_of(1024) } else { 0 }
-    }
-
-    /// The input as the product reads it, and the launch that makes it if there is a norm.
-    pub(super) fn normed(&self, target: &Target, scratch: Span) -> Result<(Tensor, Vec<Lowered>)> {
-        let Some(norm) = self.norm else { return Ok((self.x, Vec::new())) };
-        let span = scratch.part(SEMAPHORE_BYTES, self.normed_bytes());
-        let y = Tensor::dense(span, self.x.dtype, self.x.rows, self.x.cols);
-        Ok((y, RmsNorm { x: self.x, norm, y }.lower(target)?))
-    }
-
-    /// What is handed over through scratch: one side's y and the other's x, times the norm's weights, and sums of
-    /// squares: of each 64 columns of a row, by `tiles` of each 256.
-    pub(super) fn handed(&self, scratch: Span) -> (Tensor, Span) {
-        let (like, prepared, squares) = self.handed_bytes();
-        let span = scratch.part(SEMAPHORE_BYTES, prepared);
-        let squares = scratch.part(SEMAPHORE_BYTES + prepared, squares);
-        (Tensor::dense(span, like.dtype, like.rows, like.cols), squares)
-    }
-
-    fn handed_bytes(&self) -> (&Tensor, u64, u64) {
-        let like = if self.hand == Hand::Takes { &self.x } else { &self.y };
-        let elems = u64::from(like.rows) * u64::from(like.cols);
-        (like, (2 * elems).next_multiple_of(1024), elems / 64 * 4)
     }
 
     pub(super) fn epilogue_code(&self) -> (u32, Option<Tensor>) {
@@ -377,7 +300,11 @@ impl Linear {
     }
 
     /// Macros every product kernel has for bias, residual, output and epilogue.
-    fn types(&self, residual: Option<Tensor>, epilogue: u32) -> Result<[(&'static str, u32); 5]> {
+    pub(super) fn types(
+        &self,
+        residual: Option<Tensor>,
+        epilogue: u32,
+    ) -> Result<[(&'static str, u32); 5]> {
         Ok([
             ("BT", type_of(self.bias)?),
             ("RT", type_of(residual)?),
@@ -385,72 +312,6 @@ impl Linear {
             ("BIAS", u32::from(self.bias.is_some())),
             ("EPILOGUE", epilogue),
         ])
-    }
-
-    fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
-            return Ok(vec![self.reference_launch(target)?]);
-        };
-        let handed = match (self.scratch, &self.hand) {
-            (Some(scratch), Hand::Gives(_) | Hand::Takes) => Some(self.handed(scratch)),
-            _ => None,
-        };
-        let (x, mut launches) = match (self.scratch, handed) {
-            (_, Some((prepared, _))) if self.hand == Hand::Takes => (prepared, Vec::new()),
-            (Some(scratch), _) => self.normed(target, scratch)?,
-            (None, _) => (self.x, Vec::new()),
-        };
-        let next: Option<Norm> = match self.hand {
-            Hand::Gives(norm) if handed.is_some() => Some(norm),
-            _ => None,
-        };
-        let (epilogue, residual) = self.epilogue_code();
-        let pairs = residual.is_some_and(|residual| {
-            let whole = residual.stride.is_multiple_of(2) && residual.span.offset.is_multiple_of(4);
-            whole && matches!(residual.dtype, DType::F16 | DType::BF16)
-        });
-        let takes = handed.is_some() && self.hand == Hand::Takes;
-        let map = |tensor: &Tensor, rows: u32| {
-            Arg::TensorMap(TensorMap {
-                span: tensor.span,
-                dtype: tensor.dtype,
-                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
-                strides: vec![u64::from(tensor.stride) * 2],
-                tile: vec![64, rows],
-                swizzle: 128,
-            })
-        };
-        let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
-        // Warpgroups of 64 weight rows, and a warp that copies: a whole warpgroup where registers move from it.
-        let copiers = if wide == 192 && columns == 256 { 128 } else { 32 };
-        let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
-            .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
-            .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
-            .define("TYPE", code(x.dtype, "linear")?)
-            .defines(&self.types(residual, epilogue)?)
-            .defines(&[
-                ("LIVE", u32::from(self.live.is_some())),
-                ("PAIRS", u32::from(pairs)),
-                ("GIVES", u32::from(next.is_some())),
-                ("TAKES", u32::from(takes)),
-            ])
-            .grid((tiles * split).min(target.sms / split * split), 1, 1)
-            .cluster(split)
-            .threads(wide.next_multiple_of(64) * 2 + copiers)
-            .shared(shared)
-            .arg(map(&x, columns))
-            .arg(map(&self.w, wide))
-            .optional(self.bias.map(|bias| bias.span))
-            .optional(residual.map(|residual| residual.span))
-            .tensors(&[&self.y])
-            .optional(self.live)
-            .optional(handed.map(|(_, squares)| squares))
-            .optional(next.map(|norm| norm.weight.span))
-            .optional(next.and(handed).map(|(prepared, _)| prepared.span))
-            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
-            .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        launches.push(kernel.lowered());
-        Ok(launches)
     }
 
     fn gemm(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -472,7 +333,7 @@ impl Linear {
         Ok(launches)
     }
 
-    fn reference_launch(&self, target: &Target) -> Result<Lowered> {
+    pub(super) fn reference_launch(&self, target: &Target) -> Result<Lowered> {
         let (epilogue, residual) = self.epilogue_code();
         let rows = self.x.rows.clamp(1, 8).next_power_of_two();
         let whole = aligned(&self.x) && (!self.w.dtype.is_plain() || aligned(&self.w));

@@ -1,7 +1,8 @@
 //! Products of many rows on Hopper: when `kernels/linear_tiles.cu` makes them, and its launch.
 
 use super::cuda::type_of;
-use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
+use super::hand::{Handing, tiled};
+use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::op::{Epilogue, Hand, Linear, Norm, RopeKv};
 use crate::{DType, Result, Tensor};
@@ -72,32 +73,9 @@ impl Linear {
     }
 
     pub(super) fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let handed = match (self.scratch, &self.hand) {
-            (Some(scratch), Hand::Gives(_) | Hand::Takes) => Some(self.handed(scratch)),
-            _ => None,
-        };
-        let takes = handed.is_some() && self.hand == Hand::Takes;
-        let (x, mut launches) = match (self.scratch, handed) {
-            (_, Some((prepared, _))) if takes => (prepared, Vec::new()),
-            (Some(scratch), _) => self.normed(target, scratch)?,
-            (None, _) => (self.x, Vec::new()),
-        };
-        let next: Option<Norm> = match self.hand {
-            Hand::Gives(norm) if handed.is_some() => Some(norm),
-            _ => None,
-        };
+        let Handing { x, mut launches, takes, squares, next, prepared } = self.handing(target)?;
         let (epilogue, residual) = self.epilogue_code();
         let epilogue = if self.rope.is_some() { 3 } else { epilogue };
-        let map = |tensor: &Tensor| {
-            Arg::TensorMap(TensorMap {
-                span: tensor.span,
-                dtype: tensor.dtype,
-                dims: vec![u64::from(tensor.cols), u64::from(tensor.rows)],
-                strides: vec![u64::from(tensor.stride) * 2],
-                tile: vec![64, 128],
-                swizzle: 128,
-            })
-        };
         let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
         let kernel = Kernel::new(target, "linear_tiles", "linear_tiles")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("STAGES", STAGES), ("BAND", 8)])
@@ -113,14 +91,14 @@ impl Linear {
             .cluster(2)
             .threads(384)
             .shared(STAGES * (128 + 256) * 128 + 1024)
-            .arg(map(&x))
-            .arg(map(&self.w))
+            .arg(tiled(&x, 128))
+            .arg(tiled(&self.w, 128))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live)
-            .optional(handed.map(|(_, squares)| squares))
+            .optional(squares)
             .optional(next.map(|norm| norm.weight.span))
-            .optional(next.and(handed).map(|(prepared, _)| prepared.span))
+            .optional(prepared)
             .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         let rope = self.rope.as_deref();

@@ -1,0 +1,108 @@
+//! Products of up to 256 rows on Hopper: in which tiles `kernels/linear_wgmma.cu` makes them, and its launch.
+
+use super::cuda::{NARROW, Plan};
+use super::hand::{Handing, tiled};
+use crate::cuda::launch::{Arg, Lowered, Target};
+use crate::cuda::lower::{Kernel, code};
+use crate::op::{Hand, Linear};
+use crate::{DType, Result};
+
+impl Linear {
+    pub(super) fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
+        let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
+        let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
+        let columns = option("columns").filter(|c| [64, 128, 256].contains(c)).unwrap_or(columns);
+        let gives = matches!(self.hand, Hand::Gives(_));
+        // Microseconds that the busiest block reads, and what sharing K takes.
+        let cost = |wide: u32, split: u32| {
+            let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
+            // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
+            let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
+            let room = wide + columns <= if option("wide") == Some(wide) { 448 } else { 320 };
+            let fits = k.is_multiple_of(64 * split) && alone && room;
+            // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
+            let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
+            let rounds = (tiles * split).div_ceil(target.sms);
+            let reads = f64::from(rounds * wide) * f64::from(k / split) * 2.0 / 34e3;
+            let extra = match wide {
+                NARROW => 1.05,
+                64 => 1.01,
+                _ => 1.0,
+            };
+            let shares = match split {
+                1 => 0.0,
+                2 => 0.15,
+                4 => 0.4,
+                _ => 2.5,
+            };
+            if fits { reads * extra + shares } else { f64::INFINITY }
+        };
+        let asked = (option("wide"), option("split"));
+        let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
+        let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
+        // What was asked for if it can be, else the cheapest that can.
+        let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
+        let (wide, split) =
+            shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
+        let stage = (wide + columns) * 128;
+        let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
+        // Deep enough that two blocks of a kernel never share a multiprocessor.
+        let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
+        let most = ((target.shared_per_block - beside) / stage).min(20);
+        // The sums of a shared tile take the place of the ring.
+        let least = (wide * columns * 4).div_ceil(stage).max(3);
+        // Half a multiprocessor's memory and a little: attention's blocks fit beside it, so that each may start
+        // while the other runs, and still no two of one product.
+        let half = target.shared_per_sm / 2 - 1024;
+        let halved = option("half").map_or(wide <= 64 && columns <= 64, |asked| asked == 1);
+        let deep = if halved { (half + 3072).saturating_sub(beside) / stage } else { most };
+        let stages = option("stages").unwrap_or(deep.min(chunks)).clamp(least.min(most), most);
+        let shared = stages * stage + 1024;
+        // A ring that holds all there is to read does no harm twice.
+        let shared = if halved && stages < chunks { shared.max(half) } else { shared };
+        Plan::Wgmma { wide, columns, stages, split, shared }
+    }
+
+    pub(super) fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
+        let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
+            return Ok(vec![self.reference_launch(target)?]);
+        };
+        let Handing { x, mut launches, takes, squares, next, prepared } = self.handing(target)?;
+        let (epilogue, residual) = self.epilogue_code();
+        let pairs = residual.is_some_and(|residual| {
+            let whole = residual.stride.is_multiple_of(2) && residual.span.offset.is_multiple_of(4);
+            whole && matches!(residual.dtype, DType::F16 | DType::BF16)
+        });
+        let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
+        // Warpgroups of 64 weight rows, and a warp that copies: a whole warpgroup where registers move from it.
+        let copiers = if wide == 192 && columns == 256 { 128 } else { 32 };
+        let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
+            .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
+            .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
+            .define("TYPE", code(x.dtype, "linear")?)
+            .defines(&self.types(residual, epilogue)?)
+            .defines(&[
+                ("LIVE", u32::from(self.live.is_some())),
+                ("PAIRS", u32::from(pairs)),
+                ("GIVES", u32::from(next.is_some())),
+                ("TAKES", u32::from(takes)),
+            ])
+            .grid((tiles * split).min(target.sms / split * split), 1, 1)
+            .cluster(split)
+            .threads(wide.next_multiple_of(64) * 2 + copiers)
+            .shared(shared)
+            .arg(tiled(&x, columns))
+            .arg(tiled(&self.w, wide))
+            .optional(self.bias.map(|bias| bias.span))
+            .optional(residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .optional(squares)
+            .optional(next.map(|norm| norm.weight.span))
+            .optional(prepared)
+            .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
+            .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
+        launches.push(kernel.lowered());
+        Ok(launches)
+    }
+}
