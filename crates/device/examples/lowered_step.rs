@@ -6,8 +6,8 @@
 use device::cuda::launch::Target;
 use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, Hand, KvLayer, Layers, Linear, Norm, Pairs, Prologue,
-    RopeKv, Sample,
+    Attention, Embed, Epilogue, Gather, KvLayer, Layers, Linear, Norm, Pairs, Prologue, RopeKv,
+    Sample,
 };
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
@@ -94,19 +94,8 @@ impl Step {
 }
 
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
-    Op::Linear(Linear {
-        x,
-        w,
-        bias: None,
-        norm,
-        epilogue,
-        rope: None,
-        y,
-        live: None,
-        hand: Hand::Nothing,
-        scratch: None,
-        variant: std::env::var("VARIANT").ok(),
-    })
+    let variant = std::env::var("VARIANT").ok();
+    Op::Linear(Linear { norm, epilogue, variant, ..Linear::new(x, w, y) })
 }
 
 fn main() {

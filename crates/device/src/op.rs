@@ -144,6 +144,25 @@ pub struct Linear {
     pub variant: Option<String>,
 }
 
+impl Linear {
+    /// The product and nothing else.
+    pub fn new(x: Tensor, w: Tensor, y: Tensor) -> Linear {
+        Linear {
+            x,
+            w,
+            bias: None,
+            norm: None,
+            epilogue: Epilogue::Store,
+            rope: None,
+            y,
+            live: None,
+            hand: Hand::Nothing,
+            scratch: None,
+            variant: None,
+        }
+    }
+}
+
 /// Which elements of a head a rotation turns together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

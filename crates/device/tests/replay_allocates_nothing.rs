@@ -3,7 +3,7 @@
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    Attention, Embed, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
+    Attention, Embed, Epilogue, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -61,20 +61,7 @@ fn a_decode_step() {
     let cond = open.alloc(Region::State, "cond", 4);
     let norm = Some(Norm { weight: norm, eps: 1e-5 });
     let linear = |x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue| {
-        let (bias, live, hand, scratch, variant) = (None, None, Hand::Nothing, None, None);
-        node(Op::Linear(Linear {
-            x,
-            w,
-            bias,
-            norm,
-            epilogue,
-            rope: None,
-            y,
-            live,
-            hand,
-            scratch,
-            variant,
-        }))
+        node(Op::Linear(Linear { norm, epilogue, ..Linear::new(x, w, y) }))
     };
     let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
     let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };

@@ -34,6 +34,13 @@ pub struct Context<'a> {
     pub at_break: Option<BreakHook<'a>>,
 }
 
+impl<'a> Context<'a> {
+    /// Nobody is called.
+    pub fn new(device: &'a Device, arena: &'a Arena, options: RecordOptions) -> Context<'a> {
+        Context { device, arena, options, at_break: None }
+    }
+}
+
 impl fmt::Debug for Context<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("options", &self.options).finish_non_exhaustive()

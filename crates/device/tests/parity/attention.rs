@@ -2,7 +2,7 @@
 //! holds NaN, so a read past a row's length or into another's page shows.
 
 use crate::support::*;
-use device::op::{Attention, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::op::{Attention, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -280,18 +280,12 @@ fn a_product_rotates_its_heads() {
                 let page = rope.kv.page_bytes();
                 let live_pages = rope.kv.span.part(page, rope.kv.span.len - page);
                 let outs = vec![live_rows(&rope.qkv, live), live_pages];
+                let y = rope.qkv;
                 let linear = Linear {
-                    x: input,
-                    w,
-                    bias: None,
-                    norm: None,
-                    epilogue: Epilogue::Store,
-                    y: rope.qkv,
                     live: Some(rope.state.counts.span.part(u64::from(count::TOKENS) * 4, 4)),
                     rope: Some(Box::new(rope)),
-                    hand: Hand::Nothing,
-                    scratch: None,
                     variant: Some("tiles".into()),
+                    ..Linear::new(input, w, y)
                 };
                 (vec![Op::Linear(linear)], outs)
             };

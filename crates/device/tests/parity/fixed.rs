@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Attention, Epilogue, Hand, KvLayer, Linear};
+use device::op::{Attention, Epilogue, KvLayer, Linear};
 use device::step::count;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, StepState, Tensor};
 
@@ -38,8 +38,7 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let y = layout.poison(case.x, case.rows, cols, 0);
     let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
     let variant = Some("fixed".to_owned());
-    let (bias, norm, live, hand, scratch) = (None, None, None, Hand::Nothing, None);
-    let linear = Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant };
+    let linear = Linear { epilogue, variant, ..Linear::new(x, w, y) };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 

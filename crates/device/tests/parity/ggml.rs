@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::{Limit, Numerics, open_rounding, pack};
-use device::op::{Attention, Epilogue, Hand, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::op::{Attention, Epilogue, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
 
@@ -78,22 +78,7 @@ fn products() {
                 let x = layout.floats(DType::F32, rows, k, 0, &x[..rows * k]);
                 let w = packed(layout, source, blocks, n, k);
                 let y = layout.poison(DType::F32, rows, n, 0);
-                let (epilogue, live, variant) = (Epilogue::Store, None, None);
-                let (bias, norm, scratch) = (None, None, None);
-                let op = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm,
-                    epilogue,
-                    rope: None,
-                    y,
-                    live,
-                    hand: Hand::Nothing,
-                    scratch,
-                    variant,
-                };
-                (vec![Op::Linear(op)], vec![y.span])
+                (vec![Op::Linear(Linear::new(x, w, y))], vec![y.span])
             };
             same_bits(&format!("{source:?}, {rows} rows"), &build, &want[..rows * n]);
         }
@@ -120,21 +105,7 @@ fn norm_products_and_swiglu() {
         let weight = layout.floats(DType::F32, 1, k, 0, &weight);
         let y = layout.poison(DType::F32, rows, n, 0);
         let norm = Some(Norm { weight, eps: 1e-5 });
-        let (bias, live, scratch, variant) = (None, None, None, None);
-        let epilogue = Epilogue::SiluMul;
-        let op = Linear {
-            x,
-            w,
-            bias,
-            norm,
-            epilogue,
-            rope: None,
-            y,
-            live,
-            hand: Hand::Nothing,
-            scratch,
-            variant,
-        };
+        let op = Linear { norm, epilogue: Epilogue::SiluMul, ..Linear::new(x, w, y) };
         (vec![Op::Linear(op)], vec![y.span])
     };
     same_bits("norm, gate and up", &build, &want);

@@ -4,7 +4,7 @@
 use crate::attention::{Case, Laid, Row, lay_out};
 use crate::support::*;
 use device::cuda::lower::exchange_bytes;
-use device::op::{Epilogue, Hand, Layers, Linear, Norm, Pairs};
+use device::op::{Epilogue, Layers, Linear, Norm, Pairs};
 use device::{DType, Op, Region, Tensor};
 
 fn matrix(layout: &mut Layout, rng: &mut Rng, rows: usize, cols: usize) -> Tensor {
@@ -18,9 +18,7 @@ fn norm(layout: &mut Layout, rng: &mut Rng, dtype: DType, cols: usize) -> Norm {
 }
 
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
-    let (bias, live, scratch, variant) = (None, None, None, None);
-    let hand = Hand::Nothing;
-    Op::Linear(Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant })
+    Op::Linear(Linear { norm, epilogue, ..Linear::new(x, w, y) })
 }
 
 /// Two layers of the smallest shape that the kernel takes.

@@ -67,8 +67,7 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         }
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
-    let (live, hand, scratch, variant) = (None, Hand::Nothing, None, None);
-    let linear = Linear { x, w, bias, norm, epilogue, rope: None, y, live, hand, scratch, variant };
+    let linear = Linear { bias, norm, epilogue, ..Linear::new(x, w, y) };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 
@@ -135,21 +134,7 @@ fn rows_past_the_live_count_do_not_matter() {
                 let w = weights(layout, rng, dtype, 32, 64);
                 let y = layout.poison(DType::F32, rows, 32, 0);
                 let live = Some(layout.words(&[live]).span);
-                let (bias, norm, epilogue) = (None, None, Epilogue::Store);
-                let (hand, scratch, variant) = (Hand::Nothing, None, None);
-                let linear = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm,
-                    epilogue,
-                    rope: None,
-                    y,
-                    live,
-                    hand,
-                    scratch,
-                    variant,
-                };
+                let linear = Linear { live, ..Linear::new(x, w, y) };
                 (vec![Op::Linear(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
             };
             against_reference(&build, &|device, want, got| {
@@ -197,11 +182,8 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
             };
             let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
             let live = Some(layout.words(&[live]).span);
-            let (bias, norm, variant) = (None, None, Some(variant.into()));
-            let (hand, scratch) = (Hand::Nothing, None);
-            let rope = None;
-            let linear =
-                Linear { x, w, bias, norm, epilogue, rope, y, live, hand, scratch, variant };
+            let variant = Some(variant.into());
+            let linear = Linear { epilogue, live, variant, ..Linear::new(x, w, y) };
             (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
         };
         against_reference(&build, &|device, want, got| {
@@ -242,39 +224,22 @@ fn a_product_prepares_the_input_of_the_next() {
                     if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
                 let y = layout.poison(half, rows, cols, 0);
                 let counted = Some(layout.words(&[live as u32]).span);
-                let (bias, scratch, variant) = (None, None, variant.map(String::from));
-                let first = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm: None,
+                let asked = |linear: Linear| {
+                    let variant = variant.map(String::from);
+                    Op::Linear(Linear { live: counted, variant, ..linear })
+                };
+                let first = asked(Linear {
                     epilogue: Epilogue::Residual(mid),
-                    rope: None,
-                    y: mid,
-                    live: counted,
                     hand: Hand::Gives(norm),
-                    scratch,
-                    variant: variant.clone(),
-                };
-                let (x, w, norm, live_rows) = (mid, w2, Some(norm), counted);
-                let (hand, live_bytes) = (Hand::Takes, |cols: usize| (live * cols * 2) as u64);
-                let second = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm,
-                    epilogue,
-                    rope: None,
-                    y,
-                    live: live_rows,
-                    hand,
-                    scratch,
-                    variant,
-                };
+                    ..Linear::new(x, w, mid)
+                });
+                let (norm, hand) = (Some(norm), Hand::Takes);
+                let second = asked(Linear { norm, epilogue, hand, ..Linear::new(mid, w2, y) });
+                let live_bytes = |cols: usize| (live * cols * 2) as u64;
                 let mut outs =
                     vec![mid.span.part(0, live_bytes(n)), y.span.part(0, live_bytes(cols))];
                 outs.extend([w2.span, weights_of_norm.span]);
-                (vec![Op::Linear(first), Op::Linear(second)], outs)
+                (vec![first, second], outs)
             };
             against_reference(&build, &|device, want, got| {
                 let what = format!("{rows}×{n}×{k}, epilogue {which} on {device}");
@@ -365,23 +330,7 @@ fn packing_stays_close_to_exact() {
                 let w = layout.bytes(Region::Weights, "w", bytes);
                 let w = Tensor::dense(w, dtype, n as u32, k as u32);
                 let y = layout.poison(DType::F32, rows, n, 0);
-                let (bias, norm, live) = (None, None, None);
-                let epilogue = Epilogue::Store;
-                let (hand, scratch, variant) = (Hand::Nothing, None, None);
-                let linear = Linear {
-                    x,
-                    w,
-                    bias,
-                    norm,
-                    epilogue,
-                    rope: None,
-                    y,
-                    live,
-                    hand,
-                    scratch,
-                    variant,
-                };
-                (vec![Op::Linear(linear)], vec![y.span])
+                (vec![Op::Linear(Linear::new(x, w, y))], vec![y.span])
             })
         };
         let (exact, packed) = (product(false), product(true));

@@ -158,19 +158,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
     let product = |x, w, norm, bias, epilogue, y, hand| {
-        Op::Linear(Linear {
-            x,
-            w,
-            bias,
-            norm,
-            epilogue,
-            rope: None,
-            y,
-            live,
-            hand,
-            scratch,
-            variant: None,
-        })
+        Op::Linear(Linear { bias, norm, epilogue, live, hand, scratch, ..Linear::new(x, w, y) })
     };
     let linear =
         |x, w, norm, bias, epilogue, y| product(x, w, norm, bias, epilogue, y, Hand::Nothing);

@@ -302,12 +302,7 @@ impl<P: PhaseRule> Runner<P> {
     pub(super) fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
         let size = P::size(shape);
         let key = choice.key.clone();
-        let cx = Context {
-            device: &self.device,
-            arena: &self.arena,
-            options: self.config.options,
-            at_break: None,
-        };
+        let cx = Context::new(&self.device, &self.arena, self.config.options);
         let Some(reason) = choice.eager else {
             let plan = &self.plans[&key];
             if self.config.debug == Debug::Verify {
@@ -392,12 +387,7 @@ impl<P: PhaseRule> Runner<P> {
     }
 
     fn record(&mut self, key: &ShapeKey) -> Result<(), RunError> {
-        let cx = Context {
-            device: &self.device,
-            arena: &self.arena,
-            options: self.config.options,
-            at_break: None,
-        };
+        let cx = Context::new(&self.device, &self.arena, self.config.options);
         Ok(self.backend.record(&cx, &self.plans[key])?)
     }
 
@@ -423,12 +413,7 @@ impl<P: PhaseRule> Runner<P> {
         if !self.wants.want(key) {
             return Ok(());
         }
-        let cx = Context {
-            device: &self.device,
-            arena: &self.arena,
-            options: self.config.options,
-            at_break: None,
-        };
+        let cx = Context::new(&self.device, &self.arena, self.config.options);
         self.backend.prepare(&cx, &self.plans[key])?;
         self.record(key)?;
         let Some(budget) = self.config.budget else { return Ok(()) };

@@ -125,7 +125,7 @@ impl World {
 
     pub fn context(&self) -> Context<'_> {
         let options = device::RecordOptions::default();
-        Context { device: &self.device, arena: &self.arena, options, at_break: None }
+        Context::new(&self.device, &self.arena, options)
     }
 
     pub fn runners(
