@@ -1,9 +1,10 @@
 //! Which variant of a kernel was measured fastest for an op of a shape. Lowering follows the table where the op
 //! itself asks for nothing; where the table is silent too, it follows its rule.
 //!
-//! A table for some GPUs ships with the sources (`tuned/*.tsv`: shape, variant, nanoseconds, nanoseconds by the rule). `dacapo tune` measures on the machine at hand and
-//! keeps its table beside the compiled kernels, under a hash of everything that decides it: GPU and kernel sources. It
-//! is read whole or not at all, so a torn file costs a tuning, not a start.
+//! A table for some GPUs ships with the sources (`tuned/*.tsv`: shape, variant, nanoseconds, nanoseconds by the rule).
+//! `dacapo bench tune` measures on the machine at hand and keeps its table beside the compiled kernels, under a hash of
+//! everything that decides it: GPU and kernel sources. It is read whole or not at all, so a torn file costs a tuning,
+//! not a start.
 
 use super::launch::Target;
 use super::source::SOURCES;
