@@ -220,13 +220,16 @@ impl Flops {
 }
 
 fn print(figures: &Figures) {
-    println!("{}; a large product: {:.1} TFLOP/s", figures.device, figures.matrix_rate * 1e-12);
+    // A GPU has hundreds, a CPU parts of one.
+    let digits = if figures.matrix_rate < 1e13 { 3 } else { 1 };
+    let rate = figures.matrix_rate * 1e-12;
+    println!("{}; a large product: {rate:.digits$} TFLOP/s", figures.device);
     println!(
         "backend    shape              rows   tokens   bucket        ms     tok/s  TFLOP/s  of matrix  padding  host µs"
     );
     for f in &figures.steps {
         println!(
-            "{:<10} {:<17} {:>5} {:>8} {:>8} {:>9.2} {:>9.0} {:>8.1} {:>9.0}% {:>7.1}% {:>8.1}{}",
+            "{:<10} {:<17} {:>5} {:>8} {:>8} {:>9.2} {:>9.0} {:>8.digits$} {:>9.0}% {:>7.1}% {:>8.1}{}",
             f.backend,
             f.shape,
             f.rows,

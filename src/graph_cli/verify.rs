@@ -27,9 +27,11 @@ pub(super) struct VerifyArgs {
     buckets_prefill: String,
     /// Random steps per bucket
     #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Replays of each step, each from the same state and compared with the step run op by op
     #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     replays: u32,
     /// Where the random steps start
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -48,7 +50,7 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
         decode: list(&args.buckets_decode, Phase::Decode, args.model.max_batch)?,
         prefill: list(&args.buckets_prefill, Phase::Prefill, args.model.max_tokens)?,
         steps: args.steps,
-        replays: args.replays.max(1),
+        replays: args.replays,
         seed: args.seed,
     };
     let model = &args.model;
