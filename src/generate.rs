@@ -159,15 +159,8 @@ impl<X: Executor> Speaker<X> {
             prompt_logprobs: None,
         };
         let request = Request {
-            id,
-            prompt: ask.prompt.into(),
-            sampling: ask.sampling,
-            choices: 1,
-            priority: 0,
-            deadline: None,
-            tenant: 0,
             prompt_logprobs: ask.prompt_logprobs,
-            embed: None,
+            ..Request::new(id, ask.prompt, ask.sampling)
         };
         let begin = Instant::now();
         let mut events = vec![Event::Submit(Box::new(request))];

@@ -161,17 +161,7 @@ fn once<X: Executor>(
         |i: u32| (i.wrapping_mul(0x9E37_79B9) ^ (repeat + 1).wrapping_mul(0x85EB_CA6B)) % vocab;
     let prompt: Vec<Token> = (0..args.prompt).map(token).collect();
     let sampling = Sampling { max_tokens: args.answer, ignore_eos: true, ..Sampling::default() };
-    let request = Request {
-        id: RequestId(u64::from(repeat) + 1),
-        prompt: prompt.into(),
-        sampling,
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    };
+    let request = Request::new(RequestId(u64::from(repeat) + 1), prompt, sampling);
     let start = Instant::now();
     let (mut first, mut tokens) = (None, 0);
     let mut events = vec![Event::Submit(Box::new(request))];

@@ -98,17 +98,8 @@ fn request(id: u64, tokens: u32, answer: u32, vocab: u32) -> Request {
     let token =
         |i: u32| (i.wrapping_mul(0x9E37_79B9) ^ (id as u32).wrapping_mul(0x85EB_CA6B)) % vocab;
     let prompt: Vec<Token> = (0..tokens).map(token).collect();
-    Request {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling: Sampling { max_tokens: answer, ignore_eos: true, ..Sampling::default() },
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    }
+    let sampling = Sampling { max_tokens: answer, ignore_eos: true, ..Sampling::default() };
+    Request::new(RequestId(id), prompt, sampling)
 }
 
 /// What happened to the requests so far.

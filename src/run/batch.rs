@@ -114,17 +114,8 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
         seed: line.seed.unwrap_or_else(|| common.seed.wrapping_add(item.line)),
         ..common.clone()
     };
-    Ok(Request {
-        id: RequestId(0),
-        prompt: tokens.into(),
-        sampling,
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: args.prompt_logprobs,
-        embed: None,
-    })
+    let prompt_logprobs = args.prompt_logprobs;
+    Ok(Request { prompt_logprobs, ..Request::new(RequestId(0), tokens, sampling) })
 }
 
 fn answer(item: &Item, mut said: Text, completion: &Completion) -> Map<String, Value> {

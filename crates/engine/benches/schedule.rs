@@ -43,17 +43,8 @@ impl Executor for Null {
 fn request(id: u64) -> Event {
     // Different prompts of different lengths, so that pages fill up at different steps.
     let prompt: Vec<u32> = (0..32 + id % 61).map(|n| ((id * 31 + n) % 900) as u32).collect();
-    Event::Submit(Box::new(Request {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling: Sampling { max_tokens: 2000, ..Sampling::default() },
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    }))
+    let sampling = Sampling { max_tokens: 2000, ..Sampling::default() };
+    Event::Submit(Box::new(Request::new(RequestId(id), prompt, sampling)))
 }
 
 fn schedule(c: &mut Criterion) {

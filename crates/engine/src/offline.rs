@@ -122,17 +122,8 @@ impl<X: Executor> Offline<X> {
     ) -> Vec<Result<Completion, Reject>> {
         let request = |(index, prompt): (usize, &Vec<Token>)| {
             let seed = sampling.seed.wrapping_add(index as u64);
-            Request {
-                id: RequestId(0),
-                prompt: prompt.as_slice().into(),
-                sampling: Sampling { seed, ..sampling.clone() },
-                choices: 1,
-                priority: 0,
-                deadline: None,
-                tenant: 0,
-                prompt_logprobs: None,
-                embed: None,
-            }
+            let sampling = Sampling { seed, ..sampling.clone() };
+            Request::new(RequestId(0), prompt.as_slice(), sampling)
         };
         self.answer(prompts.iter().enumerate().map(request))
     }

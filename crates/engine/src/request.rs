@@ -38,6 +38,23 @@ pub struct Request {
     pub embed: Option<Embed>,
 }
 
+impl Request {
+    /// One continuation of a prompt, and nothing else asked.
+    pub fn new(id: RequestId, prompt: impl Into<Arc<[Token]>>, sampling: Sampling) -> Request {
+        Request {
+            id,
+            prompt: prompt.into(),
+            sampling,
+            choices: 1,
+            priority: 0,
+            deadline: None,
+            tenant: 0,
+            prompt_logprobs: None,
+            embed: None,
+        }
+    }
+}
+
 /// How a prompt becomes one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Embed {

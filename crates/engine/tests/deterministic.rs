@@ -46,24 +46,9 @@ fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
 }
 
 fn request(prompt: Vec<u32>, seed: u64, temperature: f32) -> Request {
-    let max_tokens = 16;
-    Request {
-        id: RequestId(0),
-        prompt: prompt.into(),
-        sampling: Sampling {
-            temperature,
-            seed,
-            logprobs: Some(5),
-            max_tokens,
-            ..Sampling::default()
-        },
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    }
+    let (logprobs, max_tokens) = (Some(5), 16);
+    let sampling = Sampling { temperature, seed, logprobs, max_tokens, ..Sampling::default() };
+    Request::new(RequestId(0), prompt, sampling)
 }
 
 /// The request whose answer is looked at, and company for it.

@@ -59,17 +59,8 @@ fn request(id: u64, vocab: u32) -> Request {
         sampling.logprobs = Some(2);
         sampling.stop_tokens = (0..vocab / 16).map(|n| n * 16 + id as u32).take(12).collect();
     }
-    Request {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling,
-        choices: 1 + u32::from(id == 4),
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    }
+    let choices = 1 + u32::from(id == 4);
+    Request { choices, ..Request::new(RequestId(id), prompt, sampling) }
 }
 
 type Flags = &'static [(&'static str, &'static str)];

@@ -97,15 +97,6 @@ impl Executor for Echo {
 }
 
 pub(crate) fn request(id: u64, prompt: &[Token], max_tokens: u32) -> Request {
-    Request {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling: Sampling { max_tokens, ignore_eos: true, ..Sampling::default() },
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
-        prompt_logprobs: None,
-        embed: None,
-    }
+    let sampling = Sampling { max_tokens, ignore_eos: true, ..Sampling::default() };
+    Request::new(RequestId(id), prompt, sampling)
 }

@@ -43,15 +43,10 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
         tools: tool_split(request, model, force),
     };
     let base = Request {
-        id: RequestId(0),
-        prompt: prompt.into(),
-        sampling,
         choices: request.n.unwrap_or(1),
         priority: shared.priority.unwrap_or(0) as i32,
-        deadline: None,
         tenant: shared.tenant(),
-        prompt_logprobs: None,
-        embed: None,
+        ..Request::new(RequestId(0), prompt, sampling)
     };
     let requests = spread(base, !choice.stops.is_empty() || choice.single_call);
     let choices = requests.iter().map(|r| r.choices).collect();

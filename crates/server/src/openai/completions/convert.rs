@@ -35,15 +35,11 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
         sampling.logprobs = request.logprobs;
         let echo = request.echo == Some(true);
         let base = Request {
-            id: RequestId(0),
-            prompt: prompt.into(),
-            sampling,
             choices: request.n.unwrap_or(1),
             priority: shared.priority.unwrap_or(0) as i32,
-            deadline: None,
             tenant: shared.tenant(),
             prompt_logprobs: request.logprobs.filter(|_| echo),
-            embed: None,
+            ..Request::new(RequestId(0), prompt, sampling)
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
         let apart = spread(base, !stops.is_empty());

@@ -16,17 +16,9 @@ pub async fn convert(app: &App, request: &EmbeddingRequest) -> Result<Vec<Reques
     let inputs = tokenize(app, "input", request.input.clone()).await?;
     let one = |input: Vec<u32>| {
         app.model.room("input", input.len())?;
-        Ok(Request {
-            id: RequestId(0),
-            prompt: input.into(),
-            sampling: Sampling { max_tokens: 1, ..Sampling::default() },
-            choices: 1,
-            priority: 0,
-            deadline: None,
-            tenant: 0,
-            prompt_logprobs: None,
-            embed: Some(Embed { pooling, unit: true }),
-        })
+        let sampling = Sampling { max_tokens: 1, ..Sampling::default() };
+        let embed = Some(Embed { pooling, unit: true });
+        Ok(Request { embed, ..Request::new(RequestId(0), input, sampling) })
     };
     inputs.into_iter().map(one).collect()
 }
