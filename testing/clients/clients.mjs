@@ -32,7 +32,7 @@ assert.ok((await helper.finalChatCompletion()).choices[0].message.content);
 console.log("ok     stream helper");
 
 const tools = [{ type: "function", function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
-const called = await client.chat.completions.create({ model, messages, tools, tool_choice: "required", max_tokens: 200 });
+const called = await client.chat.completions.create({ model, messages, tools, tool_choice: "required", max_tokens: 200, temperature: 0 });
 const call = called.choices[0].message.tool_calls[0];
 assert.equal(call.function.name, "weather");
 assert.ok("city" in JSON.parse(call.function.arguments));
