@@ -4,7 +4,7 @@
 mod world;
 
 use device::op::Fill;
-use device::{Arena, Node, Op, OpenArena, Region};
+use device::{Arena, Node, Op, OpenArena, Region, Span};
 use graph::backend::{Backend, BackendKind, Context, Full};
 use graph::mail::{Mailbox, StepInput};
 use graph::program::sample::Sample;
@@ -12,6 +12,7 @@ use graph::runner::{Capture, Fallback, RunError, RunnerConfig};
 use graph::traffic::Traffic;
 use graph::verify::{self, POISON, poison};
 use graph::{CompileTarget, Phase, Plan, ShapeKey};
+use std::cell::Cell;
 use world::{PAGES, World};
 
 /// A plan that was tampered with, its world, and a step to run it on.
@@ -48,8 +49,7 @@ impl Scene {
     /// Runs the step under verification, by a backend that records `recorded` under the plan's key.
     fn verify(mut self, tamper: impl Fn(&mut Plan) + Send + Clone + 'static) -> String {
         self.mailbox.post(&self.input, &self.plan.key).unwrap();
-        let mut backend =
-            Tampering { inner: Full::default(), tamper: Box::new(move |p| tamper(p)) };
+        let mut backend = Tampering::new(Box::new(move |p| tamper(p)));
         let cx = self.world.context();
         backend.record(&cx, &self.plan).unwrap();
         let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings, 1);
@@ -98,6 +98,14 @@ impl Scene {
 struct Tampering {
     inner: Full,
     tamper: Box<dyn Tamper>,
+    /// Replays until one also writes here.
+    spoils: Option<(Cell<u32>, Span)>,
+}
+
+impl Tampering {
+    fn new(tamper: Box<dyn Tamper>) -> Tampering {
+        Tampering { inner: Full::default(), tamper, spoils: None }
+    }
 }
 
 trait Tamper: Fn(&mut Plan) + Send {
@@ -132,7 +140,13 @@ impl Backend for Tampering {
     }
 
     fn replay(&self, cx: &Context<'_>, plan: &Plan) -> device::Result<()> {
-        self.inner.replay(cx, plan)
+        self.inner.replay(cx, plan)?;
+        let Some((left, span)) = &self.spoils else { return Ok(()) };
+        left.set(left.get().wrapping_sub(1));
+        match left.get() {
+            0 => cx.device.write(cx.arena, *span, &[0x5A; 4]),
+            _ => Ok(()),
+        }
     }
 
     fn bytes(&self, key: &ShapeKey) -> u64 {
@@ -140,7 +154,7 @@ impl Backend for Tampering {
     }
 
     fn fresh(&self) -> Box<dyn Backend> {
-        Box::new(Tampering { inner: Full::default(), tamper: self.tamper.again() })
+        Box::new(Tampering::new(self.tamper.again()))
     }
 
     fn forget(&mut self, key: &ShapeKey) {
@@ -324,5 +338,31 @@ fn every_planted_bug_is_found() {
     println!("{:<64} {:<18} caught by", "planted bug", "seen in");
     for (what, seen, plant) in PLANTS {
         println!("{what:<64} {seen:<18} {}", plant());
+    }
+}
+
+/// One replay of many goes wrong, in what the step is there to write or in what another seat has seen.
+#[test]
+fn a_replay_that_goes_wrong_once_is_found() {
+    let verify = |wrong: u32, others: bool| {
+        let mut scene = Scene::new();
+        scene.mailbox.post(&scene.input, &scene.plan.key).unwrap();
+        let state = &scene.world.bindings.state;
+        let seen = state.seen.expect("penalties");
+        let row = seen.span.len / u64::from(seen.rows);
+        // The last seat has no row in the step.
+        let last = seen.span.part(u64::from(state.limits.seats - 1) * row, 4);
+        let span = if others { last } else { state.kv_len.span.part(0, 4) };
+        let mut backend = Tampering::new(Box::new(|_: &mut Plan| ()));
+        backend.spoils = Some((Cell::new(wrong), span));
+        let cx = scene.world.context();
+        backend.record(&cx, &scene.plan).unwrap();
+        verify::step(&cx, &backend, &scene.plan, &scene.world.bindings, 4)
+    };
+    for others in [false, true] {
+        for wrong in 1..=4 {
+            assert!(verify(wrong, others).is_err(), "replay {wrong}, others {others}");
+        }
+        verify(5, others).expect("nothing went wrong in four");
     }
 }
