@@ -9,7 +9,7 @@
 // A norm between two products costs no launch: the first (GIVES) also stores y times the norm's weights, and the
 // squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
 //
-// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (8, 16, 32, 64, 128, 256), STAGES, SPLIT, TYPE (of x, w), BT, RT, YT, BIAS,
+// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of x, w), BT, RT, YT, BIAS,
 // LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul), PAIRS (residuals can be loaded by twos), GIVES, TAKES. K is a
 // multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a multiple of 256, whole
 // warpgroups; TAKES: K a multiple of 256, one tile of tokens.
@@ -17,10 +17,10 @@
 
 #define GROUPS ((WIDE + 63) / 64)
 #define WORKERS (GROUPS * 128)
-// Three warpgroups with 256 tokens each need registers of the one that copies.
-#define MOVED (GROUPS == 3 && COLUMNS == 256)
+// Three warpgroups with more than 160 tokens each need registers of the one that copies.
+#define MOVED (GROUPS == 3 && COLUMNS > 160)
 #define THREADS (MOVED ? WORKERS + 128 : WORKERS + 32)
-// Nor is there one product of 64 × 256 for as few registers as a thread of four warpgroups starts with: two halves.
+// Nor is there one product of so many for as few registers as a thread of four warpgroups starts with: two halves.
 #define EACH (MOVED ? COLUMNS / 2 : COLUMNS)
 #define WEIGHT_BYTES (WIDE * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + COLUMNS * 128)

@@ -1,7 +1,7 @@
 // Hopper's asynchronous pieces: barriers in shared memory, tensor copies, warpgroup matrix products.
 // c[64×N] += a[64×16] · b[N×16]ᵀ, both operands in shared memory, K-major, 128-byte swizzle; the fourth
 // argument 0 starts a new sum. Lane 4·g + j of warp w holds rows 16w + g (c[4i], c[4i+1]) and + 8 of
-// columns 8i + 2j and + 1. The lists of registers below are mechanical.
+// columns 8i + 2j and + 1.
 #pragma once
 #include "prelude.cuh"
 
@@ -47,225 +47,119 @@ template <int LEFT> DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
+// The sums of N columns are N / 2 registers of a thread: their names, and the registers.
+#define NAMES_8 "%0,%1,%2,%3"
+#define NAMES_16 NAMES_8 ",%4,%5,%6,%7"
+#define NAMES_24 NAMES_16 ",%8,%9,%10,%11"
+#define NAMES_32 NAMES_24 ",%12,%13,%14,%15"
+#define NAMES_40 NAMES_32 ",%16,%17,%18,%19"
+#define NAMES_48 NAMES_40 ",%20,%21,%22,%23"
+#define NAMES_56 NAMES_48 ",%24,%25,%26,%27"
+#define NAMES_64 NAMES_56 ",%28,%29,%30,%31"
+#define NAMES_72 NAMES_64 ",%32,%33,%34,%35"
+#define NAMES_80 NAMES_72 ",%36,%37,%38,%39"
+#define NAMES_88 NAMES_80 ",%40,%41,%42,%43"
+#define NAMES_96 NAMES_88 ",%44,%45,%46,%47"
+#define NAMES_104 NAMES_96 ",%48,%49,%50,%51"
+#define NAMES_112 NAMES_104 ",%52,%53,%54,%55"
+#define NAMES_120 NAMES_112 ",%56,%57,%58,%59"
+#define NAMES_128 NAMES_120 ",%60,%61,%62,%63"
+#define NAMES_136 NAMES_128 ",%64,%65,%66,%67"
+#define NAMES_144 NAMES_136 ",%68,%69,%70,%71"
+#define NAMES_152 NAMES_144 ",%72,%73,%74,%75"
+#define NAMES_160 NAMES_152 ",%76,%77,%78,%79"
+#define NAMES_168 NAMES_160 ",%80,%81,%82,%83"
+#define NAMES_176 NAMES_168 ",%84,%85,%86,%87"
+#define NAMES_184 NAMES_176 ",%88,%89,%90,%91"
+#define NAMES_192 NAMES_184 ",%92,%93,%94,%95"
+#define NAMES_200 NAMES_192 ",%96,%97,%98,%99"
+#define NAMES_208 NAMES_200 ",%100,%101,%102,%103"
+#define NAMES_216 NAMES_208 ",%104,%105,%106,%107"
+#define NAMES_224 NAMES_216 ",%108,%109,%110,%111"
+#define NAMES_232 NAMES_224 ",%112,%113,%114,%115"
+#define NAMES_240 NAMES_232 ",%116,%117,%118,%119"
+#define NAMES_248 NAMES_240 ",%120,%121,%122,%123"
+#define NAMES_256 NAMES_248 ",%124,%125,%126,%127"
+#define FOUR(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SUMS_8 FOUR(0)
+#define SUMS_16 SUMS_8, FOUR(4)
+#define SUMS_24 SUMS_16, FOUR(8)
+#define SUMS_32 SUMS_24, FOUR(12)
+#define SUMS_40 SUMS_32, FOUR(16)
+#define SUMS_48 SUMS_40, FOUR(20)
+#define SUMS_56 SUMS_48, FOUR(24)
+#define SUMS_64 SUMS_56, FOUR(28)
+#define SUMS_72 SUMS_64, FOUR(32)
+#define SUMS_80 SUMS_72, FOUR(36)
+#define SUMS_88 SUMS_80, FOUR(40)
+#define SUMS_96 SUMS_88, FOUR(44)
+#define SUMS_104 SUMS_96, FOUR(48)
+#define SUMS_112 SUMS_104, FOUR(52)
+#define SUMS_120 SUMS_112, FOUR(56)
+#define SUMS_128 SUMS_120, FOUR(60)
+#define SUMS_136 SUMS_128, FOUR(64)
+#define SUMS_144 SUMS_136, FOUR(68)
+#define SUMS_152 SUMS_144, FOUR(72)
+#define SUMS_160 SUMS_152, FOUR(76)
+#define SUMS_168 SUMS_160, FOUR(80)
+#define SUMS_176 SUMS_168, FOUR(84)
+#define SUMS_184 SUMS_176, FOUR(88)
+#define SUMS_192 SUMS_184, FOUR(92)
+#define SUMS_200 SUMS_192, FOUR(96)
+#define SUMS_208 SUMS_200, FOUR(100)
+#define SUMS_216 SUMS_208, FOUR(104)
+#define SUMS_224 SUMS_216, FOUR(108)
+#define SUMS_232 SUMS_224, FOUR(112)
+#define SUMS_240 SUMS_232, FOUR(116)
+#define SUMS_248 SUMS_240, FOUR(120)
+#define SUMS_256 SUMS_248, FOUR(124)
+
 template <int T, int N_> struct Product;
 
-template <> struct Product<BF16, 8> {
-    static DEVICE void add(float (&c)[4], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3}, "
-            "%4, %5, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<BF16, 16> {
-    static DEVICE void add(float (&c)[8], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7}, "
-            "%8, %9, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<BF16, 32> {
-    static DEVICE void add(float (&c)[16], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-            "%16, %17, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<BF16, 64> {
-    static DEVICE void add(float (&c)[32], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-            "%32, %33, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<BF16, 128> {
-    static DEVICE void add(float (&c)[64], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-            "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-            "%64, %65, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-              "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-              "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-              "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-              "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<BF16, 256> {
-    static DEVICE void add(float (&c)[128], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-            "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-            "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-            "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-            "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-            "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, "
-            "%128, %129, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-              "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-              "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-              "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-              "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
-              "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
-              "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79]),
-              "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]), "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]),
-              "+f"(c[88]), "+f"(c[89]), "+f"(c[90]), "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]),
-              "+f"(c[96]), "+f"(c[97]), "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
-              "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]), "+f"(c[110]), "+f"(c[111]),
-              "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
-              "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 8> {
-    static DEVICE void add(float (&c)[4], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
-            "{%0,%1,%2,%3}, "
-            "%4, %5, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 16> {
-    static DEVICE void add(float (&c)[8], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7}, "
-            "%8, %9, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 32> {
-    static DEVICE void add(float (&c)[16], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-            "%16, %17, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 64> {
-    static DEVICE void add(float (&c)[32], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-            "%32, %33, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 128> {
-    static DEVICE void add(float (&c)[64], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-            "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-            "%64, %65, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-              "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-              "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-              "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-              "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
-
-template <> struct Product<F16, 256> {
-    static DEVICE void add(float (&c)[128], u64 a, u64 b, int keep) {
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-            "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-            "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-            "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-            "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-            "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, "
-            "%128, %129, p, 1, 1, 0, 0;\n}"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-              "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-              "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-              "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-              "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-              "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
-              "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
-              "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79]),
-              "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]), "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]),
-              "+f"(c[88]), "+f"(c[89]), "+f"(c[90]), "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]),
-              "+f"(c[96]), "+f"(c[97]), "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
-              "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]), "+f"(c[110]), "+f"(c[111]),
-              "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
-              "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
-            : "l"(a), "l"(b), "r"(keep));
-    }
-};
+#define PRODUCT_OF(T, NAME, N_, A, B, KEEP)                                                                    \
+    template <> struct Product<T, N_> {                                                                        \
+        static DEVICE void add(float (&c)[N_ / 2], u64 a, u64 b, int keep) {                                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                \
+                         "wgmma.mma_async.sync.aligned.m64n" #N_ "k16.f32." NAME "." NAME " {" NAMES_##N_ "}, " \
+                         "%" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                                                \
+                         : SUMS_##N_                                                                           \
+                         : "l"(a), "l"(b), "r"(keep));                                                         \
+        }                                                                                                      \
+    };
+// N, and the numbers of the operands that come after its sums.
+#define PRODUCT(N_, A, B, KEEP) PRODUCT_OF(BF16, "bf16", N_, A, B, KEEP) PRODUCT_OF(F16, "f16", N_, A, B, KEEP)
+PRODUCT(8, 4, 5, 6)
+PRODUCT(16, 8, 9, 10)
+PRODUCT(24, 12, 13, 14)
+PRODUCT(32, 16, 17, 18)
+PRODUCT(40, 20, 21, 22)
+PRODUCT(48, 24, 25, 26)
+PRODUCT(56, 28, 29, 30)
+PRODUCT(64, 32, 33, 34)
+PRODUCT(72, 36, 37, 38)
+PRODUCT(80, 40, 41, 42)
+PRODUCT(88, 44, 45, 46)
+PRODUCT(96, 48, 49, 50)
+PRODUCT(104, 52, 53, 54)
+PRODUCT(112, 56, 57, 58)
+PRODUCT(120, 60, 61, 62)
+PRODUCT(128, 64, 65, 66)
+PRODUCT(136, 68, 69, 70)
+PRODUCT(144, 72, 73, 74)
+PRODUCT(152, 76, 77, 78)
+PRODUCT(160, 80, 81, 82)
+PRODUCT(168, 84, 85, 86)
+PRODUCT(176, 88, 89, 90)
+PRODUCT(184, 92, 93, 94)
+PRODUCT(192, 96, 97, 98)
+PRODUCT(200, 100, 101, 102)
+PRODUCT(208, 104, 105, 106)
+PRODUCT(216, 108, 109, 110)
+PRODUCT(224, 112, 113, 114)
+PRODUCT(232, 116, 117, 118)
+PRODUCT(240, 120, 121, 122)
+PRODUCT(248, 124, 125, 126)
+PRODUCT(256, 128, 129, 130)
 
 // A 4 × 4 exchange in the quad; its own inverse.
 DEVICE void exchange(u32 (&v)[4]) {

@@ -160,7 +160,20 @@ fn up_to_256_rows_by_tall_tiles() {
     many_rows((256, 400, 640, 256), "wgmma,wide=192");
     many_rows((250, 1168, 192, 231), "wgmma,wide=192");
     many_rows((256, 400, 512, 256), "wgmma,wide=192,columns=128,split=2");
+    many_rows((256, 400, 256, 256), "wgmma,wide=128,columns=128,split=1");
     many_rows((140, 336, 256, 129), "wgmma,wide=64,columns=64,split=2");
+    many_rows((168, 400, 256, 168), "wgmma,wide=192");
+    many_rows((224, 272, 384, 217), "wgmma,wide=192,columns=112,split=2");
+}
+
+/// Tiles as wide as there are rows, rounded to eights, for every bucket that is no power of two.
+#[test]
+fn tiles_of_any_width() {
+    for (rows, live) in [(13, 13), (24, 24), (40, 33), (48, 47), (80, 80), (104, 81)] {
+        many_rows((rows, 400, 256, live), "wgmma,wide=64,split=2");
+        many_rows((rows, 208, 192, live), "wgmma,wide=48,split=1");
+        many_rows((rows, 272, 128, live), "wgmma,wide=192,split=1");
+    }
 }
 
 /// Rows, columns, inner dimension and live rows of a product by a variant, with every epilogue.
@@ -201,6 +214,9 @@ fn a_product_prepares_the_input_of_the_next() {
     let shapes = [
         (9, 256, 64, 9, None),
         (16, 1024, 256, 11, None),
+        (24, 512, 256, 23, None),
+        (40, 256, 512, 40, None),
+        (80, 512, 192, 77, None),
         (64, 512, 1024, 64, None),
         (100, 256, 128, 97, None),
         (300, 512, 64, 261, Some("tiles")),

@@ -85,17 +85,22 @@ pub(crate) const MODELS: [Model; 5] = [
 pub(crate) const SCRATCH: u64 = 1 << 30;
 
 /// Rows and tokens of a bucket, and whether every row has one token.
-pub(crate) const BUCKETS: [(u32, u32, bool); 14] = [
+pub(crate) const BUCKETS: [(u32, u32, bool); 19] = [
     (1, 1, true),
     (2, 2, true),
     (4, 4, true),
     (8, 8, true),
     (16, 16, true),
+    (24, 24, true),
     (32, 32, true),
+    (40, 40, true),
+    (48, 48, true),
     (64, 64, true),
-    (96, 96, true),
+    (80, 80, true),
+    (104, 104, true),
     (128, 128, true),
-    (192, 192, true),
+    (168, 168, true),
+    (224, 224, true),
     (256, 256, true),
     (4, 128, false),
     (16, 512, false),

@@ -1,9 +1,9 @@
 //! Which kernel a product gets, by rows and shape:
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
-//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand. One that
-//!   adds a residual also prepares its result for the norm of the next one, so that the norm has no launch. To 256
-//!   rows where its tiles fill the GPU;
+//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand, and tiles as
+//!   wide as there are rows. One that adds a residual also prepares its result for the norm of the next one, so that the
+//!   norm has no launch. To 256 rows where its tiles fill the GPU;
 //! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): SiLU·mul, rotation and what the next norm
 //!   needs in the product, nothing computed past the live rows;
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
@@ -124,7 +124,8 @@ impl Linear {
         let rows = self.x.rows;
         let stream = (3..=6).map(|stages| format!("stream,stages={stages}"));
         let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
-        let columns = if rows > 128 { &[64, 128, 256][..] } else { &[] };
+        let columns = [64, rows.div_ceil(16) * 8, rows.next_multiple_of(16)];
+        let columns = if rows > 128 { &columns[..] } else { &[] };
         let halves = tiles.clone().flat_map(|(w, s)| columns.iter().map(move |c| (w, s, *c)));
         let halves = halves.map(|(w, s, c)| format!("wgmma,wide={w},columns={c},split={s}"));
         let tiles = tiles.filter(|_| columns.is_empty());
@@ -171,7 +172,7 @@ impl Linear {
         let wanted = matches!(name, "wgmma" | "fixed") || (name.is_empty() && rows <= 128);
         if let (true, true, Some(tall)) = (hopper && narrow_out, name.is_empty(), self.tall(target))
         {
-            return self.plan_for(target, tall);
+            return self.plan_for(target, &tall);
         }
         if hopper && narrow_out && wanted {
             return self.wgmma_plan(target, option);
@@ -189,17 +190,23 @@ impl Linear {
         if self.bias.is_none() && stored && rows > 8 { Plan::Gemm } else { Plan::Reference }
     }
 
-    /// The variant of `wgmma` that beats the library for 256 rows, if one does: all tokens and as many weight rows as
-    /// there are registers for, where such tiles fill the GPU; for a long inner dimension, shares of it. With 192
-    /// rows and fewer too much of a tile is empty.
-    fn tall(&self, target: &Target) -> Option<&'static str> {
+    /// The variant of `wgmma` that beats the library for more than 128 rows, if one does: all tokens and as many
+    /// weight rows as there are registers for, where such tiles fill the GPU (to 224 rows: once); else two tiles of half
+    /// the tokens each, where one round takes them all, and beyond 224 rows for a long inner dimension, shared.
+    fn tall(&self, target: &Target) -> Option<String> {
+        let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let fills = |blocks: u32| blocks * 10 > blocks.next_multiple_of(target.sms) * 9;
-        let shared = self.w.rows.div_ceil(128) * 4;
-        match self.x.rows {
+        let (whole, halves) = (n.div_ceil(192), n.div_ceil(128) * 2);
+        match rows {
             _ if !self.hand.is_nothing() => None,
-            225..=256 if fills(self.w.rows.div_ceil(192)) => Some("wgmma,wide=192"),
-            225..=256 if fills(shared) && shared <= target.sms && self.x.cols >= 8192 => {
-                Some("wgmma,wide=128,columns=128,split=2")
+            129..=256 if fills(whole) && (rows > 224 || whole <= target.sms) => {
+                Some("wgmma,wide=192".into())
+            }
+            129..=224 if halves <= target.sms && k <= 4096 => {
+                Some(format!("wgmma,columns={}", rows.div_ceil(2)))
+            }
+            225..=256 if fills(halves * 2) && halves * 2 <= target.sms && k >= 8192 => {
+                Some("wgmma,wide=128,columns=128,split=2".into())
             }
             _ => None,
         }

@@ -10,8 +10,9 @@ use crate::{DType, Result};
 impl Linear {
     pub(super) fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
-        let columns = [8, 16, 32, 64, 128].into_iter().find(|c| *c >= rows).unwrap_or(256);
-        let columns = option("columns").filter(|c| [64, 128, 256].contains(c)).unwrap_or(columns);
+        let whole = |columns: u32| columns.next_multiple_of(if columns > 128 { 16 } else { 8 });
+        let asked = option("columns").filter(|asked| (8..=256).contains(asked));
+        let columns = whole(asked.unwrap_or(rows.min(256)));
         let gives = matches!(self.hand, Hand::Gives(_));
         // Microseconds that the busiest block reads, and what sharing K takes.
         let cost = |wide: u32, split: u32| {
@@ -75,7 +76,7 @@ impl Linear {
         });
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
         // Warpgroups of 64 weight rows, and a warp that copies: a whole warpgroup where registers move from it.
-        let copiers = if wide == 192 && columns == 256 { 128 } else { 32 };
+        let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
