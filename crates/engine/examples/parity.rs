@@ -13,7 +13,7 @@ use engine::model::weights::{WeightKind, WeightSpec, specs};
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 use formats::config::ModelConfig;
 use formats::tensor_names::RopeLayout;
-use graph::mail::{self, JoinInput, Mailbox, PageInput, RowInput, StepInput};
+use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
 use graph::program::Program;
 use graph::traffic::Rng;
 use graph::{CompileTarget, Plan, ShapeKey};
@@ -254,15 +254,15 @@ fn write_layers(
         params: mail::SeatParams::greedy(),
         seen: Vec::new(),
     };
-    let quiet = |seat| RowInput { seat, sample: true, ..RowInput::default() };
-    let fed = |seat| RowInput { tokens: prompts[seat as usize].clone(), ..quiet(seat) };
-    let prefill = StepInput {
-        rows: (0..rows).map(fed).collect(),
+    let mut prefill = StepInput {
         joins: (0..rows).map(join).collect(),
         pages: (0..rows).flat_map(|seat| (0..each).map(move |i| page(seat, i))).collect(),
         ..StepInput::default()
     };
-    let decode = StepInput { rows: (0..rows).map(quiet).collect(), ..StepInput::default() };
+    for (seat, prompt) in (0..).zip(&prompts) {
+        prefill.add(seat, prompt, true);
+    }
+    let decode = StepInput::decode(0..rows);
     let mut first: Vec<u32> = Vec::new();
     for (input, key, live) in
         [(&prefill, ShapeKey::prefill(total, rows), total), (&decode, ShapeKey::decode(rows), rows)]

@@ -4,7 +4,7 @@
 mod input;
 mod letter;
 
-pub use input::{JoinInput, PageInput, RowInput, SeatParams, StepInput};
+pub use input::{JoinInput, PageInput, SeatParams, StepInput};
 pub use letter::{check, write_letter};
 
 use crate::{Form, Phase, ShapeKey};
@@ -12,6 +12,7 @@ use device::mail::{Entry, MailBank, MailRow, Mapped, RingReader, Words};
 use device::step::ring;
 use device::{Arena, StepState};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Why mail cannot be sent or read.
@@ -98,8 +99,6 @@ pub struct Mailbox {
     leave: Mapped,
     launched: u64,
     rows: Vec<MailRow>,
-    /// The same for the step being posted.
-    next_rows: Vec<MailRow>,
     key: Option<ShapeKey>,
     /// Decode steps get rows and pages from elsewhere.
     given: bool,
@@ -109,11 +108,12 @@ pub struct Mailbox {
     repeating: Option<u64>,
     /// Alternatives each seat asked for.
     top: Vec<usize>,
-    /// The rows of each launch under way.
-    pending: VecDeque<Vec<Pending>>,
+    /// The rows of each launch under way: the same list as long as nothing changes.
+    pending: VecDeque<Arc<[Pending]>>,
+    /// The list of the next launch, if it is that of the last one.
+    same: Option<Arc<[Pending]>>,
     /// The rows of the launch whose result was taken last.
-    taken: Vec<Pending>,
-    spare: Vec<Vec<Pending>>,
+    taken: Option<Arc<[Pending]>>,
 }
 
 impl Mailbox {
@@ -126,15 +126,14 @@ impl Mailbox {
             leave: Mapped::new(arena, state.leave)?,
             launched: 0,
             rows: Vec::new(),
-            next_rows: Vec::new(),
             key: None,
             given: false,
             steps: 0,
             repeating: None,
             top: vec![0; state.limits.seats as usize],
             pending: VecDeque::new(),
-            taken: Vec::new(),
-            spare: Vec::new(),
+            same: None,
+            taken: None,
         })
     }
 
@@ -164,18 +163,16 @@ impl Mailbox {
         }
         check(input, &self.state.limits)?;
         let number = self.launched + 1;
-        self.next_rows.clear();
-        self.next_rows.extend(input.rows.iter().map(RowInput::mail_row));
+        let as_before = self.rows == input.rows;
         // A row list belongs to a bucket: a new bucket gets it again, changed or not.
-        let same = self.next_rows == self.rows && self.key.as_ref() == Some(key);
+        let same = as_before && self.key.as_ref() == Some(key);
         let given = self.given && key.phase == Phase::Decode;
         let rows_changed = (!same && !given) || input.speaks_of_rows();
         let steps = if key.form == Form::Repeated { input.steps.max(1) } else { self.steps };
         let quiet = if given { input.joins.is_empty() } else { input.is_quiet() };
         let mut letter = self.banks.open(number, self.ring.confirmed())?;
         if rows_changed || !quiet || steps != self.steps {
-            let rows = rows_changed.then_some(&self.next_rows[..]);
-            write_letter(&mut letter, input, rows, !given)?;
+            write_letter(&mut letter, input, rows_changed, !given)?;
             if steps != self.steps {
                 letter.steps(steps);
             }
@@ -185,7 +182,12 @@ impl Mailbox {
             self.top[join.seat as usize] = join.params.logprobs.unwrap_or(0) as usize;
         }
         self.steps = steps;
-        std::mem::swap(&mut self.rows, &mut self.next_rows);
+        if !as_before {
+            self.rows.clone_from(&input.rows);
+        }
+        if !as_before || !input.joins.is_empty() {
+            self.same = None;
+        }
         if self.key.as_ref() != Some(key) {
             self.key = Some(key.clone());
         }
@@ -198,17 +200,16 @@ impl Mailbox {
         if self.key.as_ref().is_some_and(|key| key.form == Form::Repeated) {
             self.repeating = Some(self.launched);
         }
-        let mut rows = self.spare.pop().unwrap_or_default();
-        rows.clear();
         let pending = |row: &MailRow| Pending { seat: row.seat, top: self.top[row.seat as usize] };
-        rows.extend(self.rows.iter().map(pending));
-        self.pending.push_back(rows);
+        let rows = self.same.get_or_insert_with(|| self.rows.iter().map(pending).collect());
+        self.pending.push_back(rows.clone());
     }
 
     /// The posted launch did not happen: what the device holds is what it held, so the next post says
     /// all of it again.
     pub fn not_sent(&mut self) {
         self.rows.clear();
+        self.same = None;
         self.key = None;
         self.steps = 0;
     }
@@ -243,21 +244,21 @@ impl Mailbox {
         output
             .rows
             .extend(rows.iter().zip(0..).map(|(row, index)| row_output(&entry, index, row.top)));
-        self.taken.clone_from(rows);
+        self.taken = Some(rows.clone());
         if output.again {
             self.launched += 1;
         } else {
             if self.pending.len() == 1 {
                 self.repeating = None;
             }
-            self.spare.extend(self.pending.pop_front());
+            self.pending.pop_front();
         }
         Ok(true)
     }
 
     /// The seats of the result taken last, row by row.
     pub fn taken_seats(&self) -> impl Iterator<Item = u32> {
-        self.taken.iter().map(|row| row.seat)
+        self.taken.iter().flat_map(|rows| rows.iter()).map(|row| row.seat)
     }
 }
 

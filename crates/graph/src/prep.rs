@@ -144,7 +144,7 @@ impl Inputs {
             staging.put(layout.positions + r, &[position]);
             staging.put(layout.lengths + r, &[position + 1]);
             let at = layout.rows + r * input::ROW_WORDS;
-            staging.put(at, &[row.seat, row.mail_row().flags, slot]);
+            staging.put(at, &[row.seat, row.flags, slot]);
             staging.put(layout.params + r * PARAM_WORDS, &seat.params);
             staging.put(layout.pages + r * width, &seat.pages[..width as usize]);
         }
@@ -183,7 +183,7 @@ impl Inputs {
     pub fn launched(&mut self, step: &StepInput, number: u64) {
         for row in &step.rows {
             let seat = &mut self.seats[row.seat as usize];
-            seat.len += row.q_len();
+            seat.len += row.q_len;
             seat.token = None;
             seat.last = number;
         }

@@ -2,7 +2,7 @@
 //! Sequences join, are fed prompts in chunks, decode, run full and start again; parameters, masks and
 //! pages vary. The same seed gives the same steps.
 
-use crate::mail::{JoinInput, PageInput, RowInput, SeatParams, StepInput};
+use crate::mail::{JoinInput, PageInput, SeatParams, StepInput};
 use device::StepLimits;
 
 /// Random numbers: SplitMix64.
@@ -158,10 +158,12 @@ impl Traffic {
         self.lens[seat as usize] = Some(start + tokens);
         let sample = !prompt || !self.rng.once_in(4);
         let token = |rng: &mut Rng| rng.below(self.limits.vocab);
-        let tokens =
+        let tokens: Vec<u32> =
             if prompt { (0..tokens).map(|_| token(&mut self.rng)).collect() } else { vec![] };
-        let mask = self.rng.once_in(16).then(|| self.mask());
-        input.rows.push(RowInput { seat, tokens, sample, mask });
+        input.add(seat, &tokens, sample);
+        if self.rng.once_in(16) {
+            input.mask(input.rows.len() as u32 - 1, self.mask());
+        }
     }
 
     fn mask(&mut self) -> Vec<u32> {

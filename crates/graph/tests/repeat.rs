@@ -4,7 +4,7 @@
 mod world;
 
 use graph::backend::BackendKind;
-use graph::mail::{JoinInput, MailError, PageInput, RowInput, SeatParams, StepInput, StepOutput};
+use graph::mail::{JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput};
 use graph::program::sample::Sample;
 use graph::runner::{RunError, RunnerConfig, Runners};
 use graph::{Form, Phase};
@@ -23,10 +23,6 @@ fn world(place: &Place) -> World {
     place.world(&Sample::tiny().build("tiny"))
 }
 
-fn row(seat: u32) -> RowInput {
-    RowInput { seat, tokens: vec![], sample: true, mask: None }
-}
-
 /// Three sequences, two of which sample, each with `pages` pages.
 fn seats(pages: u32, stop: Option<u32>) -> StepInput {
     let join = |seat: u32| {
@@ -40,15 +36,14 @@ fn seats(pages: u32, stop: Option<u32>) -> StepInput {
         (0..pages).map(move |index| PageInput { seat, index, page: 1 + seat * pages + index })
     });
     StepInput {
-        rows: (0..SEATS).map(row).collect(),
         joins: (0..SEATS).map(join).collect(),
         pages: entries.collect(),
-        ..StepInput::default()
+        ..StepInput::decode(0..SEATS)
     }
 }
 
 fn quiet(steps: u32) -> StepInput {
-    StepInput { rows: (0..SEATS).map(row).collect(), steps, ..StepInput::default() }
+    StepInput { steps, ..StepInput::decode(0..SEATS) }
 }
 
 /// All results of a launch, in order.

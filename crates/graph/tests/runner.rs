@@ -4,7 +4,7 @@ mod world;
 
 use device::Op;
 use graph::backend::{Backend, BackendKind, Breakable, Context};
-use graph::mail::{MailError, Mailbox, RowInput, StepInput};
+use graph::mail::{MailError, Mailbox, StepInput};
 use graph::program::sample::Sample;
 use graph::runner::{Capture, Debug, Fallback, RunError, RunnerConfig, Runners, StepShape};
 use graph::traffic::Traffic;
@@ -308,9 +308,7 @@ fn a_lost_row_list_is_noticed() {
         let runners = world.runners(&target, BackendKind::Disabled, ("4", "16"));
         drop(runners);
         let mut mailbox = Mailbox::new(&world.arena, &world.bindings.state).unwrap();
-        let row = |seat| RowInput { seat, sample: true, ..RowInput::default() };
-        let input = StepInput { rows: vec![row(0), row(1)], ..StepInput::default() };
-        mailbox.post(&input, &key).unwrap();
+        mailbox.post(&StepInput::decode([0, 1]), &key).unwrap();
         // The mail is overwritten before the launch: the device keeps its old, empty row list.
         let bank = world.bindings.state.mail[1];
         world.device.write(&world.arena, bank.part(0, 8), &[0; 8]).unwrap();

@@ -6,7 +6,7 @@ use crate::exec::{
 };
 use device::{Device, Report, Tensor};
 use graph::mail::{
-    JoinInput, MailError, PageInput, RowInput, RowOutput, SeatParams, StepInput, StepOutput,
+    JoinInput, MailError, PageInput, RowOutput, SeatParams, StepInput, StepOutput,
 };
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
@@ -228,20 +228,17 @@ impl Executor for GraphExecutor {
     }
 }
 
-/// The step in the runners' words. Rows are rewritten in place: a decode row holds no allocation.
+/// The step in the runners' words, in lists that are used again.
 fn translate(step: &Step, input: &mut StepInput) {
     input.steps = step.steps;
-    input.rows.truncate(step.rows.len());
-    input.rows.resize_with(step.rows.len(), RowInput::default);
-    for (to, from) in input.rows.iter_mut().zip(&step.rows) {
-        to.seat = from.seat.0;
-        to.sample = from.sample;
-        to.mask = None;
-        to.tokens.clear();
-        to.tokens.extend_from_slice(&from.tokens);
+    input.rows.clear();
+    input.tokens.clear();
+    input.masks.clear();
+    for row in &step.rows {
+        input.add(row.seat.0, &row.tokens, row.sample);
     }
     for (row, mask) in &step.masks {
-        input.rows[*row as usize].mask = Some(mask.clone());
+        input.mask(*row, mask.clone());
     }
     input.joins.clear();
     input.joins.extend(step.joins.iter().map(join));

@@ -5,35 +5,6 @@ use crate::runner::StepShape;
 use device::mail::MailRow;
 use device::step::{PARAM_WORDS, param, row};
 
-/// A row of a step: one sequence.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RowInput {
-    /// Whose state.
-    pub seat: u32,
-    /// Prompt tokens; empty for a decode row, whose token is on the device.
-    pub tokens: Vec<u32>,
-    /// Whether a token is sampled after the last one fed.
-    pub sample: bool,
-    /// One bit per token of the vocabulary, set if allowed.
-    pub mask: Option<Vec<u32>>,
-}
-
-impl RowInput {
-    /// Tokens it feeds.
-    pub fn q_len(&self) -> u32 {
-        (self.tokens.len() as u32).max(1)
-    }
-
-    /// As the mail gives it.
-    pub fn mail_row(&self) -> MailRow {
-        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-        let flags = flag(self.sample, row::SAMPLE)
-            | flag(!self.tokens.is_empty(), row::PROMPT)
-            | flag(self.mask.is_some(), row::MASKED);
-        MailRow { seat: self.seat, q_len: self.q_len(), flags }
-    }
-}
-
 /// How a seat's tokens are chosen; see [`device::step::param`] for what the numbers mean.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeatParams {
@@ -139,10 +110,17 @@ pub struct PageInput {
 }
 
 /// Everything a step needs to be told.
+///
+/// Rows are as the mail gives them, a dozen bytes each: after milliseconds of waiting for the device nothing is in the
+/// processor's caches, and what a launch looks at is what it costs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInput {
-    /// Decode rows first.
-    pub rows: Vec<RowInput>,
+    /// Decode rows first; see [`StepInput::add`].
+    pub rows: Vec<MailRow>,
+    /// The prompt tokens of all rows that have some, row after row.
+    pub tokens: Vec<u32>,
+    /// Rows with only some tokens allowed: which, and one bit per token of the vocabulary.
+    pub masks: Vec<(u32, Vec<u32>)>,
     /// Seats initialised.
     pub joins: Vec<JoinInput>,
     /// Page-table entries.
@@ -154,12 +132,34 @@ pub struct StepInput {
 }
 
 impl StepInput {
+    /// A decode step of these seats, every one of which samples.
+    pub fn decode(seats: impl IntoIterator<Item = u32>) -> StepInput {
+        let mut input = StepInput::default();
+        seats.into_iter().for_each(|seat| input.add(seat, &[], true));
+        input
+    }
+
+    /// Adds a row: whose state, prompt tokens (none for a decode row, whose token is on the device), and whether a
+    /// token is sampled after the last one fed.
+    pub fn add(&mut self, seat: u32, prompt: &[u32], sample: bool) {
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        let flags = flag(sample, row::SAMPLE) | flag(!prompt.is_empty(), row::PROMPT);
+        self.rows.push(MailRow { seat, q_len: (prompt.len() as u32).max(1), flags });
+        self.tokens.extend_from_slice(prompt);
+    }
+
+    /// Allows a row only some tokens.
+    pub fn mask(&mut self, row: u32, mask: Vec<u32>) {
+        self.rows[row as usize].flags |= row::MASKED;
+        self.masks.push((row, mask));
+    }
+
     /// Its shape.
     pub fn shape(&self) -> StepShape {
         StepShape {
-            phase: if self.has_prompt() { Phase::Prefill } else { Phase::Decode },
+            phase: if self.tokens.is_empty() { Phase::Decode } else { Phase::Prefill },
             rows: self.rows.len() as u32,
-            tokens: self.rows.iter().map(RowInput::q_len).sum(),
+            tokens: self.rows.iter().map(|row| row.q_len).sum(),
         }
     }
 
@@ -170,10 +170,6 @@ impl StepInput {
 
     /// Whether it carries prompt tokens or masks, which only mean something with the row list.
     pub fn speaks_of_rows(&self) -> bool {
-        self.has_prompt() || self.rows.iter().any(|row| row.mask.is_some())
-    }
-
-    fn has_prompt(&self) -> bool {
-        self.rows.iter().any(|row| !row.tokens.is_empty())
+        !self.tokens.is_empty() || !self.masks.is_empty()
     }
 }

@@ -2,25 +2,25 @@
 
 use super::{MailError, StepInput};
 use device::StepLimits;
-use device::mail::{Letter, MailRow, Words};
+use device::mail::{Letter, Words};
 use device::step::{MAX_BIASES, MAX_STOPS};
 
-/// Writes everything the step says into a letter; `rows` is the row list if it must be given, `pages`
-/// whether page entries must be.
+/// Writes everything the step says into a letter; `rows` says whether the row list must be given, `pages` whether page
+/// entries must be.
 pub fn write_letter<W: Words>(
     letter: &mut Letter<'_, W>,
     input: &StepInput,
-    rows: Option<&[MailRow]>,
+    rows: bool,
     pages: bool,
 ) -> Result<(), MailError> {
-    if let Some(rows) = rows {
-        letter.rows(rows)?;
+    if rows {
+        letter.rows(&input.rows)?;
     }
-    for (row, index) in input.rows.iter().zip(0..) {
-        letter.tokens(&row.tokens)?;
-        if let Some(mask) = &row.mask {
-            letter.mask(index, mask)?;
-        }
+    if !input.tokens.is_empty() {
+        letter.tokens(&input.tokens)?;
+    }
+    for (row, mask) in &input.masks {
+        letter.mask(*row, mask)?;
     }
     for join in &input.joins {
         letter.join(join.seat, join.len, join.last_token, &join.params.words())?;
@@ -50,7 +50,10 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     within("seen tokens", penalised.map(|join| join.seen.len()).sum(), layout.seen_cap)?;
     for row in &input.rows {
         exists("seat", row.seat, limits.seats)?;
-        within("mask words", row.mask.as_ref().map_or(0, Vec::len), layout.mask_words)?;
+    }
+    for (row, mask) in &input.masks {
+        exists("row", *row, input.rows.len() as u32)?;
+        within("mask words", mask.len(), layout.mask_words)?;
     }
     for join in &input.joins {
         exists("seat", join.seat, limits.seats)?;
@@ -80,7 +83,6 @@ fn exists(what: &'static str, index: u32, limit: u32) -> Result<(), MailError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{RowInput, StepInput};
     use super::*;
 
     fn limits() -> StepLimits {
@@ -95,31 +97,32 @@ mod tests {
         }
     }
 
-    fn step(rows: Vec<RowInput>) -> StepInput {
-        StepInput { rows, ..StepInput::default() }
-    }
-
-    fn row(seat: u32, tokens: usize) -> RowInput {
-        RowInput { seat, tokens: vec![1; tokens], sample: true, mask: None }
-    }
-
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
-        let five = step((0..5).map(|seat| row(seat, 0)).collect());
-        let error = check(&five, &limits()).unwrap_err();
+        let error = check(&StepInput::decode(0..5), &limits()).unwrap_err();
         assert_eq!(error, MailError::TooMany { what: "rows", given: 5, cap: 4 });
-        let error = check(&step(vec![row(4, 0)]), &limits()).unwrap_err();
+        let error = check(&StepInput::decode([4]), &limits()).unwrap_err();
         assert_eq!(error, MailError::Outside { what: "seat", index: 4, limit: 4 });
         // 32 prompt tokens and a decode row are 33.
-        let error = check(&step(vec![row(0, 0), row(1, 32)]), &limits()).unwrap_err();
+        let mut full = StepInput::decode([0]);
+        full.add(1, &[1; 32], true);
+        let error = check(&full, &limits()).unwrap_err();
         assert_eq!(error, MailError::TooMany { what: "tokens", given: 33, cap: 32 });
+        let mut masked = StepInput::decode([0]);
+        masked.mask(0, vec![1; 3]);
+        let error = check(&masked, &limits()).unwrap_err();
+        assert_eq!(error, MailError::TooMany { what: "mask words", given: 3, cap: 2 });
     }
 
     #[test]
     fn a_step_is_quiet_only_when_it_says_nothing_but_rows() {
-        assert!(step(vec![row(0, 0)]).is_quiet());
-        assert!(!step(vec![row(0, 1)]).is_quiet());
-        let masked = RowInput { mask: Some(vec![1]), ..row(0, 0) };
-        assert!(!step(vec![masked]).is_quiet());
+        let quiet = StepInput::decode([0]);
+        assert!(quiet.is_quiet());
+        let mut prompted = quiet.clone();
+        prompted.add(1, &[7], true);
+        assert!(!prompted.is_quiet());
+        let mut masked = quiet;
+        masked.mask(0, vec![1]);
+        assert!(!masked.is_quiet());
     }
 }
