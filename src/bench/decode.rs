@@ -55,6 +55,8 @@ pub(crate) struct Figure {
     nodes: usize,
     host_us: f64,
     host_us_p99: f64,
+    /// Of the host's time, the call that starts the device.
+    call_us: f64,
     replayed: bool,
     /// Of the tokens of all steps.
     tokens_hash: String,
@@ -129,6 +131,7 @@ fn measure(
             nodes: plan.map_or(0, |plan| plan.nodes.len()),
             host_us: timing.host_us(0.5),
             host_us_p99: timing.host_us(0.99),
+            call_us: timing.call_us(0.5),
             replayed,
             tokens_hash: format!("{:016x}", timing.tokens),
         });
@@ -155,11 +158,11 @@ fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
 fn print(device: &str, figures: &[Figure]) {
     println!("{device}");
     println!(
-        "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  host µs     p99"
+        "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  host µs     p99  call µs"
     );
     for f in figures {
         println!(
-            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1}{}",
+            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1} {:>8.1}{}",
             f.backend,
             f.batch,
             f.context,
@@ -173,6 +176,7 @@ fn print(device: &str, figures: &[Figure]) {
             f.nodes,
             f.host_us,
             f.host_us_p99,
+            f.call_us,
             if f.replayed { "" } else { "  not all replayed" }
         );
     }

@@ -21,7 +21,7 @@ pub(crate) struct TuneArgs {
     load: LoadArgs,
     /// Sequences per step: the buckets to tune
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
-    #[arg(default_value = "1,2,4,8,16,24,32,48,64,96,128,192,256")]
+    #[arg(default_value = "1,2,4,8,16,24,32,40,48,64,80,104,128,168,224,256")]
     batch: Vec<u32>,
     /// Tokens that each sequence has meanwhile
     #[arg(long, value_name = "N", default_value_t = 512)]

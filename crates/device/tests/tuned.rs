@@ -105,6 +105,25 @@ fn lowering_follows_the_table_and_an_op_that_asks_follows_itself() {
     }
 }
 
+/// What tuning compares with must be able to run, whatever the table made of the op's scratch.
+#[test]
+fn there_is_room_for_the_choice_of_the_rule() {
+    let rule = Target { tuned: Tuned::default(), ..Target::h200() };
+    for (rows, ..) in shapes::BUCKETS.into_iter().filter(|(.., single)| *single) {
+        for node in &nodes(rows) {
+            let Some(shape) = shape(&node.op) else { continue };
+            for variant in candidates(&node.op, &rule) {
+                let mut tuned = rule.clone();
+                let choice = Choice { variant, nanos: 1, rule_nanos: 2 };
+                tuned.tuned.insert(shape.clone(), choice);
+                let (has, needs) =
+                    (scratch_bytes(&node.op, &tuned), scratch_bytes(&node.op, &rule));
+                assert!(has >= needs, "{} of {rows} rows: {has} of {needs} bytes", node.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_candidate_is_another_program_than_the_rule_and_than_each_other() {
     let target = Target { tuned: Tuned::default(), ..Target::h200() };

@@ -5,9 +5,7 @@ use crate::exec::{
     Coverage, Detail, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
 };
 use device::{Device, Report, Tensor};
-use graph::mail::{
-    JoinInput, MailError, PageInput, RowOutput, SeatParams, StepInput, StepOutput,
-};
+use graph::mail::{JoinInput, MailError, PageInput, RowOutput, SeatParams, StepInput, StepOutput};
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;

@@ -64,7 +64,8 @@ impl Attention {
         let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
         let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
         let clusters = clusters.map(|cluster| format!("cluster={cluster}"));
-        let others = ["least=2", "least=8", "stages=2", "warps=8,stages=2"].map(String::from);
+        let others =
+            ["least=2", "least=8", "stages=2", "stages=3", "warps=8,stages=2"].map(String::from);
         others.into_iter().chain(clusters).collect()
     }
 
@@ -148,9 +149,17 @@ impl Attention {
         let warps = self.warps(target);
         let cluster = self.cluster(target);
         let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
-        // Two blocks to a multiprocessor.
+        // Two blocks to a multiprocessor; three with shallower rings where rounds of them are as full.
         let room = (108u32 << 10).saturating_sub(left);
-        let stages = self.option(target, "stages").unwrap_or((room / (warps * stage)).clamp(2, 4));
+        let deep = (room / (warps * stage)).clamp(2, 4);
+        let filled = |stages: u32| {
+            let (items, each) = (self.rows * self.kv.heads, warps * stages * stage + left + 1024);
+            let slots = target.sms * (target.shared_per_sm / each).max(1);
+            f64::from(items) / f64::from(items.next_multiple_of(slots))
+        };
+        let shallow = self.single && !self.fixed() && filled(2) >= filled(deep);
+        let suited = if shallow { 2 } else { deep };
+        let stages = self.option(target, "stages").unwrap_or(suited);
         let merged = warps * tokens * group * (dim + 4) * 4;
         let shared = (warps * stages * stage).max(merged) + left;
         (tokens, stages, shared.min(target.shared_per_block))

@@ -191,21 +191,22 @@ impl Linear {
     }
 
     /// The variant of `wgmma` that beats the library for more than 128 rows, if one does: all tokens and as many
-    /// weight rows as there are registers for, where such tiles fill the GPU (to 224 rows: once); else two tiles of half
-    /// the tokens each, where one round takes them all, and beyond 224 rows for a long inner dimension, shared.
+    /// weight rows as there are registers for, where such tiles fill the GPU (to 192 rows: once); else two tiles of half
+    /// the tokens each, where one round takes them all; beyond 224 rows those only for a long inner dimension, shared.
     fn tall(&self, target: &Target) -> Option<String> {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let fills = |blocks: u32| blocks * 10 > blocks.next_multiple_of(target.sms) * 9;
-        let (whole, halves) = (n.div_ceil(192), n.div_ceil(128) * 2);
+        let (whole, halves) = (n.div_ceil(192), [64, 128].map(|wide| n.div_ceil(wide) * 2));
+        let round = halves.into_iter().find(|blocks| *blocks <= target.sms).unwrap_or(0);
         match rows {
             _ if !self.hand.is_nothing() => None,
-            129..=256 if fills(whole) && (rows > 224 || whole <= target.sms) => {
+            129..=256 if fills(whole) && (rows > 192 || whole <= target.sms) => {
                 Some("wgmma,wide=192".into())
             }
-            129..=224 if halves <= target.sms && k <= 4096 => {
-                Some(format!("wgmma,columns={}", rows.div_ceil(2)))
+            129..=224 if round * 10 >= target.sms * 7 && k <= 4096 => {
+                Some(format!("wgmma,columns={},split=1", rows.div_ceil(2)))
             }
-            225..=256 if fills(halves * 2) && halves * 2 <= target.sms && k >= 8192 => {
+            225..=256 if fills(halves[0]) && halves[0] <= target.sms && k >= 8192 => {
                 Some("wgmma,wide=128,columns=128,split=2".into())
             }
             _ => None,
