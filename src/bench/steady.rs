@@ -205,11 +205,9 @@ impl<'a> Steady<'a> {
             step.rows = rows
                 .iter()
                 .zip(0..)
-                .map(|(&(tokens, context), seat)| Row {
-                    tokens: (0..tokens)
-                        .map(|i| (i * 7919 + seat * 104_729 + index) % vocab)
-                        .collect(),
-                    ..decode_row(seat, context)
+                .map(|(&(tokens, context), seat)| {
+                    let token = |i| (i * 7919 + seat * 104_729 + index) % vocab;
+                    Row::feed(Seat(seat), context, (0..tokens).map(token).collect())
                 })
                 .collect();
             std::thread::sleep(pause);

@@ -162,8 +162,7 @@ impl Batch {
                 let end = (start + chunk).min(prompt.len());
                 let tokens = prompt[start..end].to_vec();
                 let sample = end == prompt.len();
-                let row =
-                    Row { seat, tokens, start: start as u32, sample, score: None, hidden: None };
+                let row = Row { sample, ..Row::feed(seat, start as u32, tokens) };
                 let mut step = Step { rows: vec![row], ..Step::default() };
                 if start == 0 {
                     let params = SeatParams::greedy();
@@ -184,13 +183,8 @@ impl Batch {
             (0..count.min(ROWS)).map(|i| i * count / count.min(ROWS)).collect();
         let mut logits = Vec::new();
         for _ in 0..STEPS {
-            let row = |(row, tokens): (usize, &Vec<u32>)| Row {
-                seat: Seat(row as u32),
-                tokens: Vec::new(),
-                start: tokens.len() as u32 - 1,
-                sample: true,
-                score: None,
-                hidden: None,
+            let row = |(row, tokens): (usize, &Vec<u32>)| {
+                Row::decode(Seat(row as u32), tokens.len() as u32 - 1)
             };
             let rows = self.tokens.iter().enumerate().map(row).collect();
             let said = launch(executor, launches, Step { rows, ..Step::default() })?;

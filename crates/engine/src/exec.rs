@@ -49,7 +49,7 @@ pub struct Step {
 impl Step {
     /// Which runner the step goes through: prefill as soon as one row feeds prompt tokens.
     pub fn kind(&self) -> StepKind {
-        if self.rows.iter().all(|row| row.tokens.is_empty()) {
+        if self.rows.iter().all(|row| row.prompt.is_none()) {
             StepKind::Decode
         } else {
             StepKind::Prefill
@@ -58,7 +58,7 @@ impl Step {
 
     /// Tokens the step feeds: one per decode row, the chunk for the others.
     pub fn tokens(&self) -> usize {
-        self.rows.iter().map(|row| row.tokens.len().max(1)).sum()
+        self.rows.iter().map(|row| row.tokens().len().max(1)).sum()
     }
 }
 
@@ -70,33 +70,60 @@ impl Step {
 pub struct Row {
     /// Whose state.
     pub seat: Seat,
-    /// Prompt tokens fed now; empty for a decode row, whose token is on the device.
-    pub tokens: Vec<Token>,
     /// Tokens already in the pages before this step (the position of the first one fed).
     pub start: u32,
     /// Whether a token is sampled after the last one fed (false for all but the last prompt chunk).
     pub sample: bool,
-    /// Log-probabilities of prompt tokens, when the request asked for them.
-    pub score: Option<Box<Score>>,
-    /// Hidden states of the tokens fed, when the request asked for a vector. Only an executor that has
-    /// an [`Executor::hidden`] ever sees one.
+    /// What is fed of a prompt. A decode row has none, its token is on the device; and 256 of them should be little
+    /// to look at.
+    pub prompt: Option<Box<Prompt>>,
+}
+
+/// The part of a prompt that a row feeds, and what was asked about it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prompt {
+    /// At least one.
+    pub tokens: Vec<Token>,
+    /// Their log-probabilities, when the request asked for them.
+    pub score: Option<Score>,
+    /// Their hidden states, when the request asked for a vector. Only an executor that has an
+    /// [`Executor::hidden`] ever sees this.
     pub hidden: Option<Pooling>,
 }
 
 impl Row {
     /// A decode row: feeds the token its seat holds and samples the next.
     pub fn decode(seat: Seat, start: u32) -> Row {
-        Row { seat, tokens: Vec::new(), start, sample: true, score: None, hidden: None }
+        Row { seat, start, sample: true, prompt: None }
+    }
+
+    /// A row that feeds prompt tokens and samples after them; a decode row if there are none.
+    pub fn feed(seat: Seat, start: u32, tokens: Vec<Token>) -> Row {
+        let prompt = Box::new(Prompt { tokens, ..Prompt::default() });
+        Row {
+            prompt: Some(prompt).filter(|prompt| !prompt.tokens.is_empty()),
+            ..Row::decode(seat, start)
+        }
+    }
+
+    /// The prompt tokens it feeds; none for a decode row.
+    pub fn tokens(&self) -> &[Token] {
+        self.prompt.as_ref().map_or(&[], |prompt| &prompt.tokens)
+    }
+
+    /// What it wants to know about the prompt.
+    pub fn score(&self) -> Option<&Score> {
+        self.prompt.as_ref()?.score.as_ref()
+    }
+
+    /// Which vector it asks for.
+    pub fn hidden(&self) -> Option<Pooling> {
+        self.prompt.as_ref()?.hidden
     }
 
     /// Turns it into [`Row::decode`].
     pub(crate) fn decode_at(&mut self, seat: Seat, start: u32) {
-        self.seat = seat;
-        self.start = start;
-        self.sample = true;
-        self.tokens.clear();
-        self.score = None;
-        self.hidden = None;
+        *self = Row::decode(seat, start);
     }
 }
 

@@ -91,14 +91,7 @@ fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
             (0..4).filter(|_| first).map(|i| PageEntry { seat, index: i, page: Page(30 - i * 3) });
         assert!(golden.tokens.len() <= 4 * page_size as usize);
         let tokens = golden.tokens[start..end].to_vec();
-        let rows = vec![Row {
-            seat,
-            tokens,
-            start: start as u32,
-            sample: true,
-            score: None,
-            hidden: None,
-        }];
+        let rows = vec![Row::feed(seat, start as u32, tokens)];
         let step = Step {
             number: number as u64 + 1,
             rows,

@@ -80,7 +80,7 @@ impl Bench {
     }
 
     fn row(seat: u32, start: u32, tokens: Vec<u32>) -> Row {
-        Row { tokens, ..Row::decode(Seat(seat), start) }
+        Row::feed(Seat(seat), start, tokens)
     }
 
     /// Runs a step; the logits of each of its rows.

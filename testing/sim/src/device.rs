@@ -201,8 +201,8 @@ impl FakeDevice {
         if !fits || rows == 0 {
             self.wrong(format!("no graph covers {rows} rows, {tokens} tokens"));
         }
-        let prompts = step.rows.iter().skip_while(|row| row.tokens.is_empty());
-        if prompts.into_iter().any(|row| row.tokens.is_empty()) {
+        let prompts = step.rows.iter().skip_while(|row| row.tokens().is_empty());
+        if prompts.into_iter().any(|row| row.tokens().is_empty()) {
             self.wrong("a decode row comes after a prompt".into());
         }
         if self.pending.len() >= Self::DEPTH {
@@ -321,7 +321,8 @@ impl FakeDevice {
             self.wrong(format!("a row for {seat:?}, where nobody sits"));
             return RowResult::default();
         };
-        let tokens = if row.tokens.is_empty() { vec![state.token] } else { row.tokens.clone() };
+        let tokens =
+            if row.tokens().is_empty() { vec![state.token] } else { row.tokens().to_vec() };
         let len = row.start + tokens.len() as u32;
         if state.len != row.start {
             let has = state.len;
@@ -340,13 +341,13 @@ impl FakeDevice {
                 self.wrong(format!("{seat:?} reads position {position} and finds {found:x}"));
             }
             prefix.push(found);
-            if let Some(score) = &row.score
+            if let Some(score) = row.score()
                 && let Some(&target) =
                     position.checked_sub(row.start).and_then(|at| score.targets.get(at as usize))
             {
                 scores.push(prefix.logprob(target, score.top));
             }
-            if row.hidden == Some(Pooling::Last) {
+            if row.hidden() == Some(Pooling::Last) {
                 hidden.fill(0.0);
             }
             if position >= row.start {
@@ -356,7 +357,7 @@ impl FakeDevice {
         let mask = step.masks.iter().find(|(row, _)| *row as usize == index);
         let state = self.seats[seat.0 as usize].as_mut().expect("looked at above");
         state.len = len;
-        let hidden = row.hidden.map(|_| hidden);
+        let hidden = row.hidden().map(|_| hidden);
         let mut detail = Detail { scores, hidden, ..Detail::default() };
         let mut result = RowResult::default();
         if row.sample {
@@ -421,7 +422,7 @@ impl Executor for FakeDevice {
         }
         self.launches += 1;
         if let Some(log) = &mut self.log {
-            let row = |row: &Row| (row.seat.0, row.start, row.tokens.len(), row.sample);
+            let row = |row: &Row| (row.seat.0, row.start, row.tokens().len(), row.sample);
             let rows: Vec<_> = step.rows.iter().map(row).collect();
             let (number, joins, pages) = (step.number, step.joins.len(), step.pages.len());
             let (copies, steps) = (&step.copies, step.steps);

@@ -129,7 +129,7 @@ impl GraphExecutor {
         }
         translate(step, &mut self.input);
         self.last = Some(self.runners.launch(&self.input)?.ran);
-        let asked = step.rows.iter().any(|row| row.score.is_some() || row.hidden.is_some());
+        let asked = step.rows.iter().any(|row| row.score().is_some() || row.hidden().is_some());
         let observed = match self.last_plan().filter(|_| asked) {
             Some(plan) => observe::observe(&self.runners, plan, step)?,
             None => Vec::new(),
@@ -233,7 +233,7 @@ fn translate(step: &Step, input: &mut StepInput) {
     input.tokens.clear();
     input.masks.clear();
     for row in &step.rows {
-        input.add(row.seat.0, &row.tokens, row.sample);
+        input.add(row.seat.0, row.tokens(), row.sample);
     }
     for (row, mask) in &step.masks {
         input.mask(*row, mask.clone());

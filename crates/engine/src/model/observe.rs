@@ -35,9 +35,9 @@ pub(super) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec
     let mut first = 0;
     let mut rows = Vec::with_capacity(step.rows.len());
     for row in &step.rows {
-        let count = row.tokens.len().max(1) as u32;
-        let scores = row.score.as_ref().map(|score| tail.scores(first, score)).transpose()?;
-        let hidden = row.hidden.map(|pooling| tail.hidden(first, count, pooling)).transpose()?;
+        let count = row.tokens().len().max(1) as u32;
+        let scores = row.score().map(|score| tail.scores(first, score)).transpose()?;
+        let hidden = row.hidden().map(|pooling| tail.hidden(first, count, pooling)).transpose()?;
         rows.push(Observed { scores: scores.unwrap_or_default(), hidden });
         first += count;
     }

@@ -1,7 +1,7 @@
 //! Forms the next step: pages for those who decode, seats for those who wait, then rows.
 
 use super::{Flight, FlightRow, Ready, Scheduler};
-use crate::exec::{Join, PageEntry, Row, Score, Seat};
+use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat};
 use crate::plant::{Plant, planted};
 use crate::request::{Finish, Token};
 use crate::sampling;
@@ -59,7 +59,7 @@ impl Scheduler {
 
     /// Whether the formed step is one of [`crate::exec::StepKind::Prefill`]: prompts come after decode rows.
     fn feeds_prompts(&self) -> bool {
-        self.step.rows.last().is_some_and(|row| !row.tokens.is_empty())
+        self.step.rows.last().is_some_and(|row| row.prompt.is_some())
     }
 
     /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
@@ -286,7 +286,8 @@ impl Scheduler {
         let row = FlightRow { key, end, sample, targets, hidden: hidden.is_some() };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
-        *self.step_row(index) = Row { seat, tokens, start, sample, score, hidden };
+        let prompt = Some(Box::new(Prompt { tokens, score, hidden }));
+        *self.step_row(index) = Row { seat, start, sample, prompt };
         end - start
     }
 
@@ -447,10 +448,10 @@ impl Scheduler {
 
 impl Sequence {
     /// The prompt tokens a chunk is asked to score, if any.
-    fn score(&self, start: u32, end: u32) -> Option<Box<Score>> {
+    fn score(&self, start: u32, end: u32) -> Option<Score> {
         let top = self.far.spec.prompt_logprobs.filter(|_| !self.announced)?;
         let last = (end + 1).min(self.prompt_len);
         let targets: &[Token] = self.tokens.get(start as usize + 1..last as usize)?;
-        Some(Box::new(Score { targets: targets.to_vec(), top }))
+        Some(Score { targets: targets.to_vec(), top })
     }
 }

@@ -73,9 +73,9 @@ impl Executor for Echo {
         let mut rows = Vec::new();
         for (index, row) in step.rows.iter().enumerate() {
             let (tokens, last, params) = self.seats.get_mut(&row.seat).expect("it joined");
-            match row.tokens.is_empty() {
+            match row.tokens().is_empty() {
                 true => tokens.push(*last),
-                false => tokens.extend(&row.tokens),
+                false => tokens.extend(row.tokens()),
             }
             let mask = step.masks.iter().find(|(at, _)| *at as usize == index);
             let mut result = RowResult::default();

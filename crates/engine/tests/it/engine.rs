@@ -62,7 +62,9 @@ fn prompts_are_chunked_beside_decode_rows() {
     outputs.extend(engine.step(0, vec![submit(request(2, &long, 5))]));
     drain(&mut engine, &mut outputs);
     let mixed = engine.executor().steps.iter().filter(|step| {
-        step.rows.len() == 2 && step.rows[0].tokens.is_empty() && step.rows[1].tokens.len() == 15
+        step.rows.len() == 2
+            && step.rows[0].tokens().is_empty()
+            && step.rows[1].tokens().len() == 15
     });
     assert!(mixed.count() >= 6, "the long prompt goes in chunks of 15 beside one decode row");
     assert_eq!((tokens(&outputs, 1), tokens(&outputs, 2)), (40, 5));
@@ -132,7 +134,7 @@ fn a_prompt_seen_before_is_not_fed_again() {
         .executor()
         .steps
         .iter()
-        .map(|step| step.rows.iter().map(|row| row.tokens.len()).sum::<usize>())
+        .map(|step| step.rows.iter().map(|row| row.tokens().len()).sum::<usize>())
         .sum();
     assert_eq!(fed, 17);
 }
