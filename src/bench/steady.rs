@@ -145,7 +145,7 @@ impl<'a> Steady<'a> {
         let many = self.executor.steps();
         let mut step =
             self.seats(pace.batch, pace.context, pace.warm + pace.steps + 4 + many + pace.room)?;
-        step.rows = (0..pace.batch).map(|seat| decode_row(seat, pace.context)).collect();
+        step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
         step.steps = many;
         let mut timing = Timing::default();
         let mut flying: VecDeque<Host> = VecDeque::new();
@@ -288,8 +288,4 @@ impl<'a> Steady<'a> {
         self.executor.recycle(result);
         Ok(again)
     }
-}
-
-fn decode_row(seat: u32, context: u32) -> Row {
-    Row::decode(Seat(seat), context)
 }

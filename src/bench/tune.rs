@@ -12,6 +12,8 @@ use device::cuda::tune::{Replays, tune, tune_layers};
 use device::cuda::tuned::{Tuned, file};
 use device::op::Layers;
 use device::{Node, Op, Span};
+use graph::Phase;
+use graph::bucket::{BucketSpec, Buckets};
 use std::path::PathBuf;
 
 /// Find the fastest variant of every kernel of a model's decode steps, and keep the choice
@@ -19,9 +21,8 @@ use std::path::PathBuf;
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// Sequences per step: the buckets to tune
+    /// Sequences per step: the buckets to tune; those that `auto` records for 256 sequences unless said
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
-    #[arg(default_value = "1,2,4,8,16,24,32,40,48,64,80,104,128,168,224,256")]
     batch: Vec<u32>,
     /// Tokens that each sequence has meanwhile
     #[arg(long, value_name = "N", default_value_t = 512)]
@@ -39,8 +40,10 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
         args.replays > 0 && args.batch.iter().all(|&b| b > 0),
         "batches and replays start at 1"
     );
-    let most = args.batch.iter().copied().max().unwrap_or(1);
-    let buckets: Vec<String> = args.batch.iter().map(u32::to_string).collect();
+    let auto = Buckets::generate(&BucketSpec::Auto, Phase::Decode, 256, None)?.sizes;
+    let batches = if args.batch.is_empty() { &auto } else { &args.batch };
+    let most = batches.iter().copied().max().unwrap_or(1);
+    let buckets: Vec<String> = batches.iter().map(u32::to_string).collect();
     let load = args.load.with_graph_flag("graph-buckets-decode", &buckets.join(","));
     let load = load.with_graph_flag("graph-backend-prefill", "disabled");
     let mut loaded = loading::load(&load, global, most)?;
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
         return Err(bad_input("only kernels of a GPU have variants to choose from"));
     };
     let mut found = Tuned::default();
-    for &batch in &args.batch {
+    for &batch in batches {
         // Attention's time depends on what the prologue planned for the rows.
         let pace = Pace { batch, context: args.context, warm: 2, steps: 2, depth: 2, room: 0 };
         Steady::new(&mut loaded.executor)?.decode(&pace)?;

@@ -73,6 +73,24 @@ impl Op {
         for_each_op!(self, op => name(op))
     }
 
+    /// The variant of its kernel it asks for, if any; `None` for ops that have no variants.
+    pub fn variant(&self) -> Option<&Option<String>> {
+        match self {
+            Op::Linear(op) => Some(&op.variant),
+            Op::Attention(op) => Some(&op.variant),
+            _ => None,
+        }
+    }
+
+    /// Asks for a variant; the empty one is what the rule says. Nothing where there are none.
+    pub fn ask_for(&mut self, name: &str) {
+        match self {
+            Op::Linear(op) => op.variant = Some(name.into()),
+            Op::Attention(op) => op.variant = Some(name.into()),
+            _ => {}
+        }
+    }
+
     /// Refuses shapes, dtypes and strides outside the op's contract.
     pub fn check(&self) -> Result<()> {
         for_each_op!(self, op => op.check())

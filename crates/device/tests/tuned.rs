@@ -35,11 +35,7 @@ fn clock<F: Fn(&Op, &str) -> u64>(nanos: F) -> Clock<F> {
 }
 
 fn variant(op: &Op) -> &str {
-    let variant = match op {
-        Op::Linear(op) => &op.variant,
-        Op::Attention(op) => &op.variant,
-        _ => panic!("{} has no variants", op.name()),
-    };
+    let variant = op.variant().expect("the tuner looks only at ops that have variants");
     variant.as_deref().expect("the tuner always asks for one")
 }
 
@@ -98,9 +94,7 @@ fn lowering_follows_the_table_and_an_op_that_asks_follows_itself() {
         assert!(library(&lower(&node.op, &tuned).expect("a kernel")), "{}", node.name);
         assert!(scratch_bytes(&node.op, &tuned) > scratch_bytes(&node.op, &rule));
         let mut asked = node.op.clone();
-        if let Op::Linear(op) = &mut asked {
-            op.variant = Some("wgmma".into());
-        }
+        asked.ask_for("wgmma");
         assert!(!library(&lower(&asked, &tuned).expect("a kernel")));
     }
 }
@@ -131,11 +125,7 @@ fn every_candidate_is_another_program_than_the_rule_and_than_each_other() {
         for node in &nodes(rows) {
             let as_variant = |name: &str| {
                 let mut op = node.op.clone();
-                match &mut op {
-                    Op::Linear(op) => op.variant = Some(name.into()),
-                    Op::Attention(op) => op.variant = Some(name.into()),
-                    _ => {}
-                }
+                op.ask_for(name);
                 lower(&op, &target).expect("a kernel")
             };
             let mut programs = vec![as_variant("")];

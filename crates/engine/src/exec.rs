@@ -99,11 +99,9 @@ impl Row {
 
     /// A row that feeds prompt tokens and samples after them; a decode row if there are none.
     pub fn feed(seat: Seat, start: u32, tokens: Vec<Token>) -> Row {
-        let prompt = Box::new(Prompt { tokens, ..Prompt::default() });
-        Row {
-            prompt: Some(prompt).filter(|prompt| !prompt.tokens.is_empty()),
-            ..Row::decode(seat, start)
-        }
+        let some = !tokens.is_empty();
+        let prompt = some.then(|| Box::new(Prompt { tokens, ..Prompt::default() }));
+        Row { prompt, ..Row::decode(seat, start) }
     }
 
     /// The prompt tokens it feeds; none for a decode row.
@@ -119,11 +117,6 @@ impl Row {
     /// Which vector it asks for.
     pub fn hidden(&self) -> Option<Pooling> {
         self.prompt.as_ref()?.hidden
-    }
-
-    /// Turns it into [`Row::decode`].
-    pub(crate) fn decode_at(&mut self, seat: Seat, start: u32) {
-        *self = Row::decode(seat, start);
     }
 }
 

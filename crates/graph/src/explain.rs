@@ -144,12 +144,7 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
 /// The variant an op runs as: asked for, measured, or by the rule.
 fn choice(op: &Op, target: &Target) -> Option<String> {
     shape(op)?;
-    let asked = match op {
-        Op::Linear(op) => op.variant.as_ref(),
-        Op::Attention(op) => op.variant.as_ref(),
-        _ => None,
-    };
-    Some(match (asked, target.tuned.choice(op)) {
+    Some(match (op.variant().and_then(Option::as_ref), target.tuned.choice(op)) {
         (Some(variant), _) => format!("{variant}, asked for"),
         (None, Some(choice)) => choice.to_string(),
         (None, None) => "default".into(),

@@ -7,7 +7,7 @@
 //! and are zero again when an op ends; that is why it must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
-use crate::op::{Attention, Hand, Linear};
+use crate::op::Hand;
 use crate::{DType, Error, Node, Op, Result, Span, Tensor};
 
 /// Bytes at the front of a scratch span that are zero between ops.
@@ -34,21 +34,17 @@ pub fn lower(op: &Op, target: &Target) -> Result<Vec<Lowered>> {
 /// Bytes of scratch the op needs on `target`; 0 for most. Where a table chose its kernel there is room for the rule's
 /// own choice too, which tuning compares with it.
 pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
-    match op {
-        Op::Linear(op) if op.variant.is_none() => {
-            let rule = Linear { variant: Some(String::new()), ..op.clone() };
-            op.scratch_bytes(target).max(rule.scratch_bytes(target))
-        }
-        Op::Attention(op) if op.variant.is_none() => {
-            let rule = Attention { variant: Some(String::new()), ..op.clone() };
-            op.scratch_bytes(target).max(rule.scratch_bytes(target))
-        }
+    let needs = |op: &Op| match op {
         Op::Linear(op) => op.scratch_bytes(target),
         Op::Attention(op) => op.scratch_bytes(target),
         Op::Sample(op) => op.scratch_bytes(target),
         Op::Layers(op) => op.scratch_bytes(target),
         _ => 0,
-    }
+    };
+    let Some(None) = op.variant() else { return needs(op) };
+    let mut rule = op.clone();
+    rule.ask_for("");
+    needs(op).max(needs(&rule))
 }
 
 /// Bytes the blocks of a [`crate::op::Layers`] exchange on `target`; 0 for every other op, and where its

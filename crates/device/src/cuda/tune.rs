@@ -139,15 +139,9 @@ pub fn tune_layers(
     Ok(Some((shape, choice)))
 }
 
-/// Asks for a variant of some nodes; the empty one is the rule's.
+/// Asks for a variant of some nodes.
 fn set_variant(nodes: &mut [Node], group: &[usize], name: &str) {
-    for &at in group {
-        match &mut nodes[at].op {
-            Op::Linear(op) => op.variant = Some(name.into()),
-            Op::Attention(op) => op.variant = Some(name.into()),
-            _ => {}
-        }
-    }
+    group.iter().for_each(|&at| nodes[at].op.ask_for(name));
 }
 
 fn fits(op: &Op, target: &Target) -> bool {

@@ -9,10 +9,10 @@
 // A norm between two products costs no launch: the first (GIVES) also stores y times the norm's weights, and the
 // squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
 //
-// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of x, w), BT, RT, YT, BIAS,
-// LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul), PAIRS (residuals can be loaded by twos), GIVES, TAKES. K is a
-// multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a multiple of 256, whole
-// warpgroups; TAKES: K a multiple of 256, one tile of tokens.
+// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of x,
+// w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul), PAIRS (residuals can be loaded by twos), GIVES,
+// TAKES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a
+// multiple of 256, whole warpgroups; TAKES: K a multiple of 256, one tile of tokens.
 #include "wgmma.cuh"
 
 #define GROUPS ((WIDE + 63) / 64)

@@ -254,10 +254,6 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
         _ => false,
     };
     let mut ops: Vec<Op> = ops.into_iter().filter(unfused).collect();
-    for op in &mut ops {
-        if let Op::Linear(Linear { variant, .. }) | Op::Attention(Attention { variant, .. }) = op {
-            *variant = Some("fixed".into());
-        }
-    }
+    ops.iter_mut().for_each(|op| op.ask_for("fixed"));
     ops
 }

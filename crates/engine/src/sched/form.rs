@@ -210,7 +210,7 @@ impl Scheduler {
         let row = FlightRow { key, end: start + 1, sample: true, targets: 0, hidden: false };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
-        self.step_row(index).decode_at(seat, start);
+        *self.step_row(index) = Row::decode(seat, start);
     }
 
     /// Row `index` of the step being formed: in steady decode it is the last step's, so that nothing is

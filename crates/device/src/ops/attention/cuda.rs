@@ -64,9 +64,11 @@ impl Attention {
         let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
         let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
         let clusters = clusters.map(|cluster| format!("cluster={cluster}"));
-        let others =
-            ["least=2", "least=8", "stages=2", "stages=3", "warps=8,stages=2"].map(String::from);
-        others.into_iter().chain(clusters).collect()
+        let (_, own, _) = self.shape(target);
+        let stages = [2, 3].into_iter().filter(|stages| *stages != own);
+        let stages = stages.map(|stages| format!("stages={stages}"));
+        let others = ["least=2", "least=8", "warps=8,stages=2"].map(String::from);
+        others.into_iter().chain(stages).chain(clusters).collect()
     }
 
     fn option(&self, target: &Target, key: &str) -> Option<u32> {

@@ -1,7 +1,7 @@
 //! What the Hopper kernels of a product read as x and hand on: a norm between two products may have no launch of its own.
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
-use crate::cuda::lower::SEMAPHORE_BYTES;
+use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES};
 use crate::op::{Hand, Linear, Norm, RmsNorm};
 use crate::{Result, Span, Tensor};
 
@@ -19,6 +19,17 @@ pub(super) struct Handing {
     pub(super) next: Option<Norm>,
     /// Where to.
     pub(super) prepared: Option<Span>,
+}
+
+impl Handing {
+    /// Tells a kernel: two macros, and three arguments after the live rows.
+    pub(super) fn tell(&self, kernel: Kernel) -> Kernel {
+        kernel
+            .defines(&[("GIVES", u32::from(self.next.is_some())), ("TAKES", u32::from(self.takes))])
+            .optional(self.squares)
+            .optional(self.next.map(|norm| norm.weight.span))
+            .optional(self.prepared)
+    }
 }
 
 /// A tensor that a kernel copies by blocks of 64 columns and so many rows.

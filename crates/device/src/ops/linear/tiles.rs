@@ -1,7 +1,7 @@
 //! Products of many rows on Hopper: when `kernels/linear_tiles.cu` makes them, and its launch.
 
 use super::cuda::type_of;
-use super::hand::{Handing, tiled};
+use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::op::{Epilogue, Hand, Linear, Norm, RopeKv};
@@ -73,7 +73,8 @@ impl Linear {
     }
 
     pub(super) fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let Handing { x, mut launches, takes, squares, next, prepared } = self.handing(target)?;
+        let mut handing = self.handing(target)?;
+        let x = handing.x;
         let (epilogue, residual) = self.epilogue_code();
         let epilogue = if self.rope.is_some() { 3 } else { epilogue };
         let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
@@ -84,8 +85,6 @@ impl Linear {
             .define("YT", code(self.y.dtype, "linear")?)
             .define("LIVE", u32::from(self.live.is_some()))
             .define("EPILOGUE", epilogue)
-            .define("GIVES", u32::from(next.is_some()))
-            .define("TAKES", u32::from(takes))
             .defines(&self.rotation()?)
             .grid((2 * tiles).min(target.sms / 2 * 2), 1, 1)
             .cluster(2)
@@ -95,10 +94,9 @@ impl Linear {
             .arg(tiled(&self.w, 128))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
-            .optional(self.live)
-            .optional(squares)
-            .optional(next.map(|norm| norm.weight.span))
-            .optional(prepared)
+            .optional(self.live);
+        let kernel = handing
+            .tell(kernel)
             .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         let rope = self.rope.as_deref();
@@ -115,8 +113,8 @@ impl Linear {
             .ints(&rope.map_or([0, 0], |rope| [rope.rope.stride, rope.rope.rows]))
             .arg(eps(q_norm))
             .arg(eps(k_norm));
-        launches.push(kernel.lowered());
-        Ok(launches)
+        handing.launches.push(kernel.lowered());
+        Ok(handing.launches)
     }
 
     /// What the kernel must know to rotate.

@@ -1,7 +1,7 @@
 //! Products of up to 256 rows on Hopper: in which tiles `kernels/linear_wgmma.cu` makes them, and its launch.
 
 use super::cuda::{NARROW, Plan};
-use super::hand::{Handing, tiled};
+use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::{Hand, Linear};
@@ -68,7 +68,8 @@ impl Linear {
         let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
-        let Handing { x, mut launches, takes, squares, next, prepared } = self.handing(target)?;
+        let mut handing = self.handing(target)?;
+        let x = handing.x;
         let (epilogue, residual) = self.epilogue_code();
         let pairs = residual.is_some_and(|residual| {
             let whole = residual.stride.is_multiple_of(2) && residual.span.offset.is_multiple_of(4);
@@ -82,12 +83,7 @@ impl Linear {
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
             .define("TYPE", code(x.dtype, "linear")?)
             .defines(&self.types(residual, epilogue)?)
-            .defines(&[
-                ("LIVE", u32::from(self.live.is_some())),
-                ("PAIRS", u32::from(pairs)),
-                ("GIVES", u32::from(next.is_some())),
-                ("TAKES", u32::from(takes)),
-            ])
+            .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
             .grid((tiles * split).min(target.sms / split * split), 1, 1)
             .cluster(split)
             .threads(wide.next_multiple_of(64) * 2 + copiers)
@@ -97,13 +93,12 @@ impl Linear {
             .optional(self.bias.map(|bias| bias.span))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
-            .optional(self.live)
-            .optional(squares)
-            .optional(next.map(|norm| norm.weight.span))
-            .optional(prepared)
+            .optional(self.live);
+        let kernel = handing
+            .tell(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        launches.push(kernel.lowered());
-        Ok(launches)
+        handing.launches.push(kernel.lowered());
+        Ok(handing.launches)
     }
 }
