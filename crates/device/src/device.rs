@@ -35,10 +35,10 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn memory_free(&self) -> Result<u64>;
     /// One allocation per region, zeroed.
     fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
-    /// Host → device, done when it returns.
-    fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()>;
+    /// Host → device, done when it returns. `bytes` are those of the spans, one behind the other.
+    fn write(&self, arena: &ArenaInner, to: &[Span], bytes: &[u8]) -> Result<()>;
     /// Device → host, after everything launched so far.
-    fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()>;
+    fn read(&self, arena: &ArenaInner, from: &[Span], bytes: &mut [u8]) -> Result<()>;
     /// A copy in order with everything launched before, or `beside` it: then only what is launched
     /// from now on waits for it.
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
@@ -110,21 +110,37 @@ impl Device {
 
     /// Writes host bytes into a span.
     pub fn write(&self, arena: &Arena, to: Span, bytes: &[u8]) -> Result<()> {
+        self.write_all(arena, &[to], bytes)
+    }
+
+    /// Writes host bytes into spans, one behind the other: thousands of small ones take hardly longer
+    /// than one as long.
+    pub fn write_all(&self, arena: &Arena, to: &[Span], bytes: &[u8]) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostWrite)?;
-        self.own(arena, "write")?;
-        arena.inner.check("write", to)?;
-        assert_eq!(bytes.len() as u64, to.len, "write of a different length");
+        self.check_all(arena, "write", to, bytes.len())?;
         self.driver.write(&arena.inner, to, bytes)
     }
 
     /// Reads a span, after everything launched so far.
     pub fn read(&self, arena: &Arena, from: Span) -> Result<Vec<u8>> {
-        self.driver.capture().allow(Forbidden::HostRead)?;
-        self.own(arena, "read")?;
-        arena.inner.check("read", from)?;
         let mut bytes = vec![0; from.len as usize];
-        self.driver.read(&arena.inner, from, &mut bytes)?;
+        self.read_all(arena, &[from], &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Reads spans, one behind the other, into bytes that are as many.
+    pub fn read_all(&self, arena: &Arena, from: &[Span], bytes: &mut [u8]) -> Result<()> {
+        self.driver.capture().allow(Forbidden::HostRead)?;
+        self.check_all(arena, "read", from, bytes.len())?;
+        self.driver.read(&arena.inner, from, bytes)
+    }
+
+    fn check_all(&self, arena: &Arena, what: &str, spans: &[Span], bytes: usize) -> Result<()> {
+        self.own(arena, what)?;
+        spans.iter().try_for_each(|&span| arena.inner.check(what, span))?;
+        let total: u64 = spans.iter().map(|span| span.len).sum();
+        assert_eq!(bytes as u64, total, "{what} of a different length");
+        Ok(())
     }
 
     /// Copies a span to another of the same length, in order with everything launched so far. Nothing

@@ -73,6 +73,34 @@ fn sealed_memory_is_zero_and_holds_what_is_written() {
 }
 
 #[test]
+fn many_spans_travel_together() {
+    for device in devices::all() {
+        let mut open = OpenArena::new();
+        // Together larger than the chunks bytes travel in; ends of spans and of chunks fall anywhere.
+        let mut spans: Vec<_> = (0..600)
+            .map(|i| open.alloc(Region::ALL[i % 5], "bytes", (i as u64 * 7919) % 80_021 + 1))
+            .collect();
+        spans.extend((0..3).map(|_| open.alloc(Region::Kv, "long", (9 << 20) + 77)));
+        spans.push(spans[3].part(0, 0));
+        spans.reverse();
+        let arena = device.seal(open).expect("60 MiB");
+        let total: u64 = spans.iter().map(|span| span.len).sum();
+        let bytes: Vec<u8> =
+            (0..total).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+        device.write_all(&arena, &spans, &bytes).expect("idle");
+        let mut rest = &bytes[..];
+        for span in &spans {
+            let (these, others) = rest.split_at(span.len as usize);
+            assert!(device.read(&arena, *span).expect("idle") == these, "{span:?}");
+            rest = others;
+        }
+        let mut together = vec![0; bytes.len()];
+        device.read_all(&arena, &spans, &mut together).expect("idle");
+        assert!(together == bytes);
+    }
+}
+
+#[test]
 fn more_than_there_is_is_refused_with_the_numbers() {
     for device in devices::all() {
         let free = device.memory_free().expect("it knows");

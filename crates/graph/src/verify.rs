@@ -63,32 +63,45 @@ pub enum Mismatch {
     },
 }
 
-/// Bytes of spans at one moment.
+/// Bytes of spans at one moment, one behind the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot(Vec<(Span, Vec<u8>)>);
+pub struct Snapshot {
+    spans: Vec<Span>,
+    bytes: Vec<u8>,
+}
 
 impl Snapshot {
     /// Reads the spans.
     pub fn take(cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<Snapshot> {
-        let read = |span: Span| Ok((span, cx.device.read(cx.arena, span)?));
-        spans.into_iter().map(read).collect::<Result<_>>().map(Snapshot)
+        let mut snapshot = Snapshot::default();
+        snapshot.retake(cx, spans)?;
+        Ok(snapshot)
     }
 
-    fn spans(&self) -> impl Iterator<Item = Span> {
-        self.0.iter().map(|(span, _)| *span)
+    /// Reads other spans, or the same again, into the memory of this one: it may be most of a gigabyte.
+    fn retake(&mut self, cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<()> {
+        self.spans = spans.into_iter().collect();
+        self.bytes.resize(self.spans.iter().map(|span| span.len as usize).sum(), 0);
+        cx.device.read_all(cx.arena, &self.spans, &mut self.bytes)
     }
 
     /// Writes them back.
     pub fn restore(&self, cx: &Context<'_>) -> Result<()> {
-        self.0.iter().try_for_each(|(span, bytes)| cx.device.write(cx.arena, *span, bytes))
+        cx.device.write_all(cx.arena, &self.spans, &self.bytes)
     }
 
-    /// The first byte that differs: region, offset, here, there.
+    /// The first byte that differs: region, offset, here, there. Only what both have is compared.
     pub fn first_difference(&self, other: &Snapshot) -> Option<(Region, u64, u8, u8)> {
-        for ((span, a), (_, b)) in self.0.iter().zip(&other.0).filter(|(a, b)| a.1 != b.1) {
-            if let Some(at) = a.iter().zip(b).position(|(a, b)| a != b) {
+        let mut from = 0;
+        for (span, there) in self.spans.iter().zip(&other.spans) {
+            assert_eq!(span, there, "two looks at the same places");
+            let place = from..from + span.len as usize;
+            let (a, b) = (&self.bytes[place.clone()], &other.bytes[place.clone()]);
+            if a != b {
+                let at = a.iter().zip(b).position(|(a, b)| a != b).expect("they differ");
                 return Some((span.region, span.offset + at as u64, a[at], b[at]));
             }
+            from = place.end;
         }
         None
     }
@@ -121,12 +134,14 @@ pub fn step(
     }
     // The tables are the prologue's for the whole step: nothing may have spoilt them since.
     check_padding(cx, plan, bindings)?;
-    let eager = trial.look(true)?;
+    let (mut eager, mut replayed) = (Snapshot::default(), Snapshot::default());
+    trial.look(&mut eager, true)?;
     for at in 0..times {
         // What any replay does to other seats stays, and is seen after the last.
         trial.start_over(at == 0)?;
         backend.replay(cx, plan)?;
-        if let Some(found) = trial.look(at + 1 == times)?.first_difference(&eager) {
+        trial.look(&mut replayed, at + 1 == times)?;
+        if let Some(found) = replayed.first_difference(&eager) {
             return Err(Box::new(trial.find(backend, found)?).into());
         }
     }
@@ -188,9 +203,10 @@ impl<'a> Trial<'a> {
     }
 
     /// What the step left; that of other seats, last, if `whole`.
-    fn look(&self, whole: bool) -> Result<Snapshot, RunError> {
-        let others = self.others.spans().filter(|_| whole);
-        Ok(Snapshot::take(self.cx, self.own.spans().chain([self.workspace]).chain(others))?)
+    fn look(&self, into: &mut Snapshot, whole: bool) -> Result<(), RunError> {
+        let others = self.others.spans.iter().copied().filter(|_| whole);
+        let spans = self.own.spans.iter().copied().chain([self.workspace]).chain(others);
+        Ok(into.retake(self.cx, spans)?)
     }
 
     /// Whether the first `nodes` nodes, recorded anew, differ from the same nodes run op by op.
@@ -206,10 +222,12 @@ impl<'a> Trial<'a> {
         for node in &prefix.nodes {
             self.cx.device.run(self.cx.arena, node)?;
         }
-        let eager = self.look(true)?;
+        let (mut eager, mut replayed) = (Snapshot::default(), Snapshot::default());
+        self.look(&mut eager, true)?;
         self.start_over(true)?;
         fresh.replay(self.cx, &prefix)?;
-        Ok(self.look(true)?.first_difference(&eager))
+        self.look(&mut replayed, true)?;
+        Ok(replayed.first_difference(&eager))
     }
 
     fn find(

@@ -228,30 +228,28 @@ impl Driver for CpuDriver {
         Ok(Box::new(Instants(vec![None; count])))
     }
 
-    fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()> {
+    fn write(&self, arena: &ArenaInner, to: &[Span], mut bytes: &[u8]) -> Result<()> {
         let executor = self.executor();
         executor.meet();
-        // SAFETY: the span was checked and has this length; no replay runs while the lock is held.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                arena.address(to) as *mut u8,
-                bytes.len(),
-            );
+        for &span in to {
+            let (these, rest) = bytes.split_at(span.len as usize);
+            let target = arena.address(span) as *mut u8;
+            // SAFETY: the span was checked and has this length; no replay runs while the lock is held.
+            unsafe { std::ptr::copy_nonoverlapping(these.as_ptr(), target, these.len()) };
+            bytes = rest;
         }
         Ok(())
     }
 
-    fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()> {
+    fn read(&self, arena: &ArenaInner, from: &[Span], mut bytes: &mut [u8]) -> Result<()> {
         let executor = self.executor();
         executor.meet();
-        // SAFETY: as for `write`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                arena.address(from) as *const u8,
-                bytes.as_mut_ptr(),
-                bytes.len(),
-            );
+        for &span in from {
+            let (these, rest) = bytes.split_at_mut(span.len as usize);
+            let source = arena.address(span) as *const u8;
+            // SAFETY: as for `write`.
+            unsafe { std::ptr::copy_nonoverlapping(source, these.as_mut_ptr(), these.len()) };
+            bytes = rest;
         }
         Ok(())
     }

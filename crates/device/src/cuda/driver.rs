@@ -198,11 +198,11 @@ impl Driver for Cuda {
         Ok(Box::new(CudaMemory::new(self.context(), sizes)?))
     }
 
-    fn write(&self, arena: &ArenaInner, to: Span, bytes: &[u8]) -> Result<()> {
+    fn write(&self, arena: &ArenaInner, to: &[Span], bytes: &[u8]) -> Result<()> {
         self.staging.write(self.context(), arena, to, bytes)
     }
 
-    fn read(&self, arena: &ArenaInner, from: Span, bytes: &mut [u8]) -> Result<()> {
+    fn read(&self, arena: &ArenaInner, from: &[Span], bytes: &mut [u8]) -> Result<()> {
         self.staging.read(self.context(), arena, from, bytes)
     }
 

@@ -153,30 +153,38 @@ impl Staging {
         &self,
         context: &Arc<Context>,
         arena: &ArenaInner,
-        to: Span,
+        to: &[Span],
         bytes: &[u8],
     ) -> Result<()> {
-        let api = context.bind()?;
-        if let Some(base) = arena.memory.host_base(to.region) {
+        let (mapped, loads) = pack(arena, to);
+        if !mapped.is_empty() {
             context.sync()?;
+        }
+        for (host, at, len) in mapped {
             // SAFETY: the span was checked against the region; the stream is idle, so no kernel reads it.
-            let target = unsafe { base.add(to.offset as usize) };
-            // SAFETY: as above; `bytes` is ordinary host memory of the same length.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(bytes[at..at + len].as_ptr(), host, len) };
+        }
+        if loads.is_empty() {
             return Ok(());
         }
-        let address = arena.address(to);
+        let api = context.bind()?;
         self.with(context, |chunks| {
-            for (index, part) in bytes.chunks(CHUNK).enumerate() {
+            for (index, load) in loads.iter().enumerate() {
                 let (pinned, free) = &chunks[index % 2];
                 // An event that was never recorded counts as done.
                 free.wait()?;
-                // SAFETY: the chunk holds CHUNK bytes, and its last copy is done.
-                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), pinned.host, part.len()) };
-                let target = address + (index * CHUNK) as u64;
-                let (from, stream) = (pinned.host.cast(), context.stream.raw);
-                // SAFETY: the span was checked; the chunk stays until the event below is done.
-                unsafe { api.cuMemcpyHtoDAsync_v2(target, from, part.len(), stream) }?;
+                for part in load {
+                    let from = bytes[part.at..part.at + part.len].as_ptr();
+                    // SAFETY: a load fits into its chunk, whose last copies are done.
+                    let staged = unsafe { pinned.host.add(part.staged) };
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy_nonoverlapping(from, staged, part.len) };
+                    let stream = context.stream.raw;
+                    // SAFETY: the span was checked; the chunk stays until the event below is done.
+                    unsafe {
+                        api.cuMemcpyHtoDAsync_v2(part.address, staged.cast(), part.len, stream)
+                    }?;
+                }
                 free.record(&context.stream)?;
             }
             context.sync()
@@ -188,44 +196,89 @@ impl Staging {
         &self,
         context: &Arc<Context>,
         arena: &ArenaInner,
-        from: Span,
+        from: &[Span],
         bytes: &mut [u8],
     ) -> Result<()> {
-        let api = context.bind()?;
-        if let Some(base) = arena.memory.host_base(from.region) {
+        let (mapped, loads) = pack(arena, from);
+        if !mapped.is_empty() {
             context.sync()?;
-            // SAFETY: the span was checked against the region.
-            let source = unsafe { base.add(from.offset as usize) };
-            // SAFETY: as above; the stream is idle, so no kernel writes it.
-            unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+        }
+        for (host, at, len) in mapped {
+            let to = bytes[at..at + len].as_mut_ptr();
+            // SAFETY: the span was checked against the region; the stream is idle, so no kernel writes it.
+            unsafe { std::ptr::copy_nonoverlapping(host, to, len) };
+        }
+        if loads.is_empty() {
             return Ok(());
         }
-        let address = arena.address(from);
+        let api = context.bind()?;
         self.with(context, |chunks| {
-            let fetch = |index: usize, len: usize| {
+            let fetch = |index: usize| {
                 let (pinned, done) = &chunks[index % 2];
-                let source = address + (index * CHUNK) as u64;
-                let (to, stream) = (pinned.host.cast(), context.stream.raw);
-                // SAFETY: the span was checked; the chunk holds CHUNK bytes.
-                unsafe { api.cuMemcpyDtoHAsync_v2(to, source, len, stream) }?;
+                for part in &loads[index] {
+                    // SAFETY: a load fits into its chunk.
+                    let staged = unsafe { pinned.host.add(part.staged) };
+                    let stream = context.stream.raw;
+                    // SAFETY: the span was checked; what was in the chunk before has been taken out.
+                    unsafe {
+                        api.cuMemcpyDtoHAsync_v2(staged.cast(), part.address, part.len, stream)
+                    }?;
+                }
                 done.record(&context.stream)
             };
-            let mut parts = bytes.chunks_mut(CHUNK).enumerate().peekable();
-            if let Some((_, first)) = parts.peek() {
-                fetch(0, first.len())?;
-            }
-            while let Some((index, part)) = parts.next() {
-                if let Some((next, following)) = parts.peek() {
-                    fetch(*next, following.len())?;
+            for index in 0..loads.len() {
+                if index == 0 {
+                    fetch(0)?;
+                }
+                if index + 1 < loads.len() {
+                    fetch(index + 1)?;
                 }
                 let (pinned, done) = &chunks[index % 2];
                 done.wait()?;
-                // SAFETY: the copy into the chunk is done and the next one uses the other chunk.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(pinned.host, part.as_mut_ptr(), part.len());
+                for part in &loads[index] {
+                    let to = bytes[part.at..part.at + part.len].as_mut_ptr();
+                    // SAFETY: the copies into the chunk are done, and the next ones use the other chunk.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(pinned.host.add(part.staged), to, part.len)
+                    };
                 }
             }
             Ok(())
         })
     }
+}
+
+/// A piece of a span on its way: its address on the device, its places in a chunk and among the host's bytes.
+struct Part {
+    address: u64,
+    staged: usize,
+    at: usize,
+    len: usize,
+}
+
+/// Spans whose bytes lie one behind the other on the host: those in mapped memory (address, place, length),
+/// and the pieces of the others, a chunk's worth at a time.
+fn pack(arena: &ArenaInner, spans: &[Span]) -> (Vec<(*mut u8, usize, usize)>, Vec<Vec<Part>>) {
+    let (mut mapped, mut loads) = (Vec::new(), Vec::new());
+    let (mut at, mut staged) = (0, CHUNK);
+    for &span in spans {
+        let end = at + span.len as usize;
+        if let Some(base) = arena.memory.host_base(span.region) {
+            mapped.push((base.wrapping_add(span.offset as usize), at, span.len as usize));
+            at = end;
+            continue;
+        }
+        let mut address = arena.address(span);
+        while at < end {
+            if staged == CHUNK {
+                loads.push(Vec::new());
+                staged = 0;
+            }
+            let len = (end - at).min(CHUNK - staged);
+            let load: &mut Vec<Part> = loads.last_mut().expect("pushed above");
+            load.push(Part { address, staged, at, len });
+            (address, staged, at) = (address + len as u64, staged + len, at + len);
+        }
+    }
+    (mapped, loads)
 }

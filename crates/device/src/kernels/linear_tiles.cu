@@ -1,7 +1,8 @@
 // y = epilogue(x · wᵀ) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster
 // take neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two
 // warpgroups of 64 tokens multiply, sums go from registers to memory. Blocks stay and take tile after tile, in
-// bands of BAND pairs of token tiles so that a band's tokens stay in L2. Tiles past the live tokens are
+// bands of BAND pairs of token tiles so that a band's tokens stay in L2; no more of them than it takes to end in the
+// same round: power is the limit, and the others' is of use. Tiles past the live tokens are
 // not computed: padding costs nothing but the launch. What an epilogue reads is asked for before the tile's last
 // products, and arrives while they run.
 //
@@ -49,6 +50,15 @@ DEVICE void arrive_at(u32 barrier, u32 block) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
         ::"r"(barrier), "r"(block) : "memory");
 }
+// This cluster's tiles: from `at`, every `stride`th of those that the pairs of token tiles make.
+struct Share {
+    u32 pairs, at, stride;
+    DEVICE Share(u32 rows) : pairs((rows + 2 * TOKENS - 1) / (2 * TOKENS)) {
+        const u32 tiles = pairs * TILES_N, clusters = gridDim.x / 2, rounds = max((tiles + clusters - 1) / clusters, 1u);
+        stride = (tiles + rounds - 1) / rounds;
+        at = blockIdx.x / 2 < stride ? blockIdx.x / 2 : tiles;
+    }
+};
 // The tile's first weight row and the pair's first token; false when there is no such tile.
 DEVICE bool place(u32 index, u32 pairs, u32& row, u32& token) {
     if (index >= pairs * TILES_N) return false;
@@ -301,7 +311,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     // A shuffle is not worked out again in every round of a loop, as addresses are.
     const u32 base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
     const u32 full = __shfl_sync(FULL, shared_address(barriers), 0), empty = full + 8 * STAGES;
-    const u32 rank = rank_in_cluster(), first = blockIdx.x / 2, stride = gridDim.x / 2;
+    const u32 rank = rank_in_cluster();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
@@ -312,14 +322,15 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     cluster_sync();
     let_successor_start();
     wait_for_predecessor();
-    const u32 rows = LIVE ? min(*live, most_rows) : most_rows, pairs = (rows + 2 * TOKENS - 1) / (2 * TOKENS);
+    const u32 rows = LIVE ? min(*live, most_rows) : most_rows;
+    const Share share(rows);
     u32 row, token;
     if (__shfl_sync(FULL, threadIdx.x / 128, 0) == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
             asm volatile("fence.proxy.async;" ::: "memory");
             u32 stage = 0, phase = 1;
-            for (u32 index = first; place(index, pairs, row, token); index += stride)
+            for (u32 index = share.at; place(index, share.pairs, row, token); index += share.stride)
                 for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
                     const u32 at = base + stage * STAGE_BYTES, barrier = full + 8 * stage;
                     barrier_wait(empty + 8 * stage, phase);
@@ -336,7 +347,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         const Memory m = {residual, y, r_stride, y_stride, squares, next_norm, prepared, eps, q_norm, k_norm,
                           rope, position, kv_slot, kv, rope_stride, max_position, q_eps, k_eps};
         u32 stage = 0, phase = 0;
-        for (u32 index = first; place(index, pairs, row, token); index += stride) {
+        for (u32 index = share.at; place(index, share.pairs, row, token); index += share.stride) {
             const u32 row0 = token + rank * TOKENS + group * 64 + within / 32 * 16 + within % 32 / 4;
             Place here = {};
 #pragma unroll
