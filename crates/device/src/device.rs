@@ -37,8 +37,14 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
     /// Host → device, done when it returns. `bytes` are those of the spans, one behind the other.
     fn write(&self, arena: &ArenaInner, to: &[Span], bytes: &[u8]) -> Result<()>;
-    /// Device → host, after everything launched so far.
-    fn read(&self, arena: &ArenaInner, from: &[Span], bytes: &mut [u8]) -> Result<()>;
+    /// Device → host, after everything launched so far, piece by piece: `take` gets the place of each
+    /// among the bytes of the spans. Pieces may come in any order.
+    fn read(
+        &self,
+        arena: &ArenaInner,
+        from: &[Span],
+        take: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()>;
     /// A copy in order with everything launched before, or `beside` it: then only what is launched
     /// from now on waits for it.
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
@@ -117,30 +123,39 @@ impl Device {
     /// than one as long.
     pub fn write_all(&self, arena: &Arena, to: &[Span], bytes: &[u8]) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostWrite)?;
-        self.check_all(arena, "write", to, bytes.len())?;
+        self.own(arena, "write")?;
+        to.iter().try_for_each(|&span| arena.inner.check("write", span))?;
+        let total: u64 = to.iter().map(|span| span.len).sum();
+        assert_eq!(bytes.len() as u64, total, "write of a different length");
         self.driver.write(&arena.inner, to, bytes)
     }
 
     /// Reads a span, after everything launched so far.
     pub fn read(&self, arena: &Arena, from: Span) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; from.len as usize];
-        self.read_all(arena, &[from], &mut bytes)?;
+        self.read_all(arena, &[from])
+    }
+
+    /// Reads spans, one behind the other.
+    pub fn read_all(&self, arena: &Arena, from: &[Span]) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; from.iter().map(|span| span.len as usize).sum()];
+        self.look_at(arena, from, &mut |at, piece| {
+            bytes[at..at + piece.len()].copy_from_slice(piece);
+        })?;
         Ok(bytes)
     }
 
-    /// Reads spans, one behind the other, into bytes that are as many.
-    pub fn read_all(&self, arena: &Arena, from: &[Span], bytes: &mut [u8]) -> Result<()> {
+    /// Shows the bytes of spans piece by piece, in any order, each with its place among them all: for
+    /// those who need not keep them.
+    pub fn look_at(
+        &self,
+        arena: &Arena,
+        from: &[Span],
+        look: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostRead)?;
-        self.check_all(arena, "read", from, bytes.len())?;
-        self.driver.read(&arena.inner, from, bytes)
-    }
-
-    fn check_all(&self, arena: &Arena, what: &str, spans: &[Span], bytes: usize) -> Result<()> {
-        self.own(arena, what)?;
-        spans.iter().try_for_each(|&span| arena.inner.check(what, span))?;
-        let total: u64 = spans.iter().map(|span| span.len).sum();
-        assert_eq!(bytes as u64, total, "{what} of a different length");
-        Ok(())
+        self.own(arena, "read")?;
+        from.iter().try_for_each(|&span| arena.inner.check("read", span))?;
+        self.driver.read(&arena.inner, from, look)
     }
 
     /// Copies a span to another of the same length, in order with everything launched so far. Nothing

@@ -63,47 +63,47 @@ pub enum Mismatch {
     },
 }
 
+/// A byte that differs: region, offset, now, then.
+type Difference = (Region, u64, u8, u8);
+
 /// Bytes of spans at one moment, one behind the other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+struct Snapshot {
     spans: Vec<Span>,
     bytes: Vec<u8>,
 }
 
 impl Snapshot {
     /// Reads the spans.
-    pub fn take(cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<Snapshot> {
-        let mut snapshot = Snapshot::default();
-        snapshot.retake(cx, spans)?;
-        Ok(snapshot)
-    }
-
-    /// Reads other spans, or the same again, into the memory of this one: it may be most of a gigabyte.
-    fn retake(&mut self, cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<()> {
-        self.spans = spans.into_iter().collect();
-        self.bytes.resize(self.spans.iter().map(|span| span.len as usize).sum(), 0);
-        cx.device.read_all(cx.arena, &self.spans, &mut self.bytes)
+    fn take(cx: &Context<'_>, spans: impl IntoIterator<Item = Span>) -> Result<Snapshot> {
+        let spans: Vec<Span> = spans.into_iter().collect();
+        let bytes = cx.device.read_all(cx.arena, &spans)?;
+        Ok(Snapshot { spans, bytes })
     }
 
     /// Writes them back.
-    pub fn restore(&self, cx: &Context<'_>) -> Result<()> {
+    fn restore(&self, cx: &Context<'_>) -> Result<()> {
         cx.device.write_all(cx.arena, &self.spans, &self.bytes)
     }
 
-    /// The first byte that differs: region, offset, here, there. Only what both have is compared.
-    pub fn first_difference(&self, other: &Snapshot) -> Option<(Region, u64, u8, u8)> {
-        let mut from = 0;
-        for (span, there) in self.spans.iter().zip(&other.spans) {
-            assert_eq!(span, there, "two looks at the same places");
-            let place = from..from + span.len as usize;
-            let (a, b) = (&self.bytes[place.clone()], &other.bytes[place.clone()]);
-            if a != b {
-                let at = a.iter().zip(b).position(|(a, b)| a != b).expect("they differ");
-                return Some((span.region, span.offset + at as u64, a[at], b[at]));
+    /// The first byte of the first `count` spans that is another now.
+    fn first_difference(&self, cx: &Context<'_>, count: usize) -> Result<Option<Difference>> {
+        let mut first: Option<(usize, u8)> = None;
+        cx.device.look_at(cx.arena, &self.spans[..count], &mut |from, now| {
+            let then = &self.bytes[from..from + now.len()];
+            if now != then && first.is_none_or(|(at, _)| from < at) {
+                let at = now.iter().zip(then).position(|(a, b)| a != b).expect("they differ");
+                first = Some((from + at, now[at]));
             }
-            from = place.end;
+        })?;
+        let Some((at, now)) = first else { return Ok(None) };
+        let mut before = at as u64;
+        for span in &self.spans {
+            if before < span.len {
+                return Ok(Some((span.region, span.offset + before, now, self.bytes[at])));
+            }
+            before -= span.len;
         }
-        None
+        unreachable!("a byte of a span")
     }
 }
 
@@ -134,14 +134,12 @@ pub fn step(
     }
     // The tables are the prologue's for the whole step: nothing may have spoilt them since.
     check_padding(cx, plan, bindings)?;
-    let (mut eager, mut replayed) = (Snapshot::default(), Snapshot::default());
-    trial.look(&mut eager, true)?;
+    let eager = trial.look()?;
     for at in 0..times {
         // What any replay does to other seats stays, and is seen after the last.
         trial.start_over(at == 0)?;
         backend.replay(cx, plan)?;
-        trial.look(&mut replayed, at + 1 == times)?;
-        if let Some(found) = replayed.first_difference(&eager) {
+        if let Some(found) = trial.compare(&eager, at + 1 == times)? {
             return Err(Box::new(trial.find(backend, found)?).into());
         }
     }
@@ -202,11 +200,16 @@ impl<'a> Trial<'a> {
         Ok(poison(self.cx, self.workspace)?)
     }
 
-    /// What the step left; that of other seats, last, if `whole`.
-    fn look(&self, into: &mut Snapshot, whole: bool) -> Result<(), RunError> {
-        let others = self.others.spans.iter().copied().filter(|_| whole);
-        let spans = self.own.spans.iter().copied().chain([self.workspace]).chain(others);
-        Ok(into.retake(self.cx, spans)?)
+    /// What the step left; that of other seats comes last.
+    fn look(&self) -> Result<Snapshot, RunError> {
+        let (own, others) = (&self.own.spans, &self.others.spans);
+        Ok(Snapshot::take(self.cx, own.iter().chain([&self.workspace]).chain(others).copied())?)
+    }
+
+    /// Where what a step left differs from what another did; in other seats too if `whole`.
+    fn compare(&self, left: &Snapshot, whole: bool) -> Result<Option<Difference>, RunError> {
+        let others = if whole { self.others.spans.len() } else { 0 };
+        Ok(left.first_difference(self.cx, self.own.spans.len() + 1 + others)?)
     }
 
     /// Whether the first `nodes` nodes, recorded anew, differ from the same nodes run op by op.
@@ -214,7 +217,7 @@ impl<'a> Trial<'a> {
         &mut self,
         backend: &dyn Backend,
         nodes: usize,
-    ) -> Result<Option<(Region, u64, u8, u8)>, RunError> {
+    ) -> Result<Option<Difference>, RunError> {
         let prefix = self.plan.prefix(nodes);
         let mut fresh = backend.fresh();
         fresh.record(self.cx, &prefix)?;
@@ -222,19 +225,13 @@ impl<'a> Trial<'a> {
         for node in &prefix.nodes {
             self.cx.device.run(self.cx.arena, node)?;
         }
-        let (mut eager, mut replayed) = (Snapshot::default(), Snapshot::default());
-        self.look(&mut eager, true)?;
+        let eager = self.look()?;
         self.start_over(true)?;
         fresh.replay(self.cx, &prefix)?;
-        self.look(&mut replayed, true)?;
-        Ok(replayed.first_difference(&eager))
+        self.compare(&eager, true)
     }
 
-    fn find(
-        &mut self,
-        backend: &dyn Backend,
-        found: (Region, u64, u8, u8),
-    ) -> Result<Mismatch, RunError> {
+    fn find(&mut self, backend: &dyn Backend, found: Difference) -> Result<Mismatch, RunError> {
         let key = self.plan.key.to_string();
         let (mut good, mut bad) = (0, self.plan.nodes.len());
         let Some(mut seen) = self.differs(backend, bad)? else {

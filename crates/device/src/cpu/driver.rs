@@ -241,15 +241,20 @@ impl Driver for CpuDriver {
         Ok(())
     }
 
-    fn read(&self, arena: &ArenaInner, from: &[Span], mut bytes: &mut [u8]) -> Result<()> {
+    fn read(
+        &self,
+        arena: &ArenaInner,
+        from: &[Span],
+        take: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
         let executor = self.executor();
         executor.meet();
+        let mut at = 0;
         for &span in from {
-            let (these, rest) = bytes.split_at_mut(span.len as usize);
-            let source = arena.address(span) as *const u8;
-            // SAFETY: as for `write`.
-            unsafe { std::ptr::copy_nonoverlapping(source, these.as_mut_ptr(), these.len()) };
-            bytes = rest;
+            let (source, len) = (arena.address(span) as *const u8, span.len as usize);
+            // SAFETY: as for `write`; the lock is held while the bytes are looked at.
+            take(at, unsafe { std::slice::from_raw_parts(source, len) });
+            at += len;
         }
         Ok(())
     }

@@ -202,8 +202,13 @@ impl Driver for Cuda {
         self.staging.write(self.context(), arena, to, bytes)
     }
 
-    fn read(&self, arena: &ArenaInner, from: &[Span], bytes: &mut [u8]) -> Result<()> {
-        self.staging.read(self.context(), arena, from, bytes)
+    fn read(
+        &self,
+        arena: &ArenaInner,
+        from: &[Span],
+        take: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        self.staging.read(self.context(), arena, from, take)
     }
 
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {

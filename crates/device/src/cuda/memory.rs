@@ -156,7 +156,7 @@ impl Staging {
         to: &[Span],
         bytes: &[u8],
     ) -> Result<()> {
-        let (mapped, loads) = pack(arena, to);
+        let Packed { mapped, loads } = pack(arena, to);
         if !mapped.is_empty() {
             context.sync()?;
         }
@@ -191,22 +191,21 @@ impl Staging {
         })
     }
 
-    /// Device → host, after everything launched.
+    /// Device → host, after everything launched; `take` gets each piece and its place among all.
     pub(crate) fn read(
         &self,
         context: &Arc<Context>,
         arena: &ArenaInner,
         from: &[Span],
-        bytes: &mut [u8],
+        take: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        let (mapped, loads) = pack(arena, from);
+        let Packed { mapped, loads } = pack(arena, from);
         if !mapped.is_empty() {
             context.sync()?;
         }
         for (host, at, len) in mapped {
-            let to = bytes[at..at + len].as_mut_ptr();
             // SAFETY: the span was checked against the region; the stream is idle, so no kernel writes it.
-            unsafe { std::ptr::copy_nonoverlapping(host, to, len) };
+            take(at, unsafe { std::slice::from_raw_parts(host, len) });
         }
         if loads.is_empty() {
             return Ok(());
@@ -236,11 +235,10 @@ impl Staging {
                 let (pinned, done) = &chunks[index % 2];
                 done.wait()?;
                 for part in &loads[index] {
-                    let to = bytes[part.at..part.at + part.len].as_mut_ptr();
+                    // SAFETY: a load fits into its chunk.
+                    let staged = unsafe { pinned.host.add(part.staged) };
                     // SAFETY: the copies into the chunk are done, and the next ones use the other chunk.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(pinned.host.add(part.staged), to, part.len)
-                    };
+                    take(part.at, unsafe { std::slice::from_raw_parts(staged, part.len) });
                 }
             }
             Ok(())
@@ -256,9 +254,15 @@ struct Part {
     len: usize,
 }
 
-/// Spans whose bytes lie one behind the other on the host: those in mapped memory (address, place, length),
-/// and the pieces of the others, a chunk's worth at a time.
-fn pack(arena: &ArenaInner, spans: &[Span]) -> (Vec<(*mut u8, usize, usize)>, Vec<Vec<Part>>) {
+/// Spans whose bytes lie one behind the other on the host.
+struct Packed {
+    /// Those in mapped memory: address, place among the bytes, length.
+    mapped: Vec<(*mut u8, usize, usize)>,
+    /// The pieces of the others, a chunk's worth at a time.
+    loads: Vec<Vec<Part>>,
+}
+
+fn pack(arena: &ArenaInner, spans: &[Span]) -> Packed {
     let (mut mapped, mut loads) = (Vec::new(), Vec::new());
     let (mut at, mut staged) = (0, CHUNK);
     for &span in spans {
@@ -280,5 +284,5 @@ fn pack(arena: &ArenaInner, spans: &[Span]) -> (Vec<(*mut u8, usize, usize)>, Ve
             (address, staged, at) = (address + len as u64, staged + len, at + len);
         }
     }
-    (mapped, loads)
+    Packed { mapped, loads }
 }
