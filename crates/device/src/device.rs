@@ -145,7 +145,7 @@ impl Device {
     }
 
     /// Shows the bytes of spans piece by piece, in any order, each with its place among them all: for
-    /// those who need not keep them.
+    /// those who need not keep them. `look` may not use the device: it waits until all was seen.
     pub fn look_at(
         &self,
         arena: &Arena,
