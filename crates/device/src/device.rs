@@ -10,6 +10,10 @@ use crate::stopwatch::{Marks, Stopwatch};
 use crate::{Arena, Op, OpenArena, Region, Result, Span};
 use std::sync::Arc;
 
+/// Gets the bytes of spans piece by piece, in any order, each with its place among them all. It may not use the
+/// device, which waits until all was seen.
+pub type Look<'a> = &'a mut dyn FnMut(usize, &[u8]);
+
 /// What a device must be able to do; one implementation per kind of device. Checks of state, spans
 /// and contracts happen before a driver is called, so drivers hold no policy.
 pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
@@ -37,14 +41,8 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
     /// Host → device, done when it returns. `bytes` are those of the spans, one behind the other.
     fn write(&self, arena: &ArenaInner, to: &[Span], bytes: &[u8]) -> Result<()>;
-    /// Device → host, after everything launched so far, piece by piece: `take` gets the place of each
-    /// among the bytes of the spans. Pieces may come in any order.
-    fn read(
-        &self,
-        arena: &ArenaInner,
-        from: &[Span],
-        take: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()>;
+    /// Device → host, after everything launched so far.
+    fn read(&self, arena: &ArenaInner, from: &[Span], look: Look<'_>) -> Result<()>;
     /// A copy in order with everything launched before, or `beside` it: then only what is launched
     /// from now on waits for it.
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
@@ -144,14 +142,8 @@ impl Device {
         Ok(bytes)
     }
 
-    /// Shows the bytes of spans piece by piece, in any order, each with its place among them all: for
-    /// those who need not keep them. `look` may not use the device: it waits until all was seen.
-    pub fn look_at(
-        &self,
-        arena: &Arena,
-        from: &[Span],
-        look: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()> {
+    /// Shows the bytes of spans to those who need not keep them.
+    pub fn look_at(&self, arena: &Arena, from: &[Span], look: Look<'_>) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostRead)?;
         self.own(arena, "read")?;
         from.iter().try_for_each(|&span| arena.inner.check("read", span))?;

@@ -22,7 +22,7 @@ pub mod tensor;
 
 pub use arena::{Arena, ClosedArena, OpenArena, Report};
 pub use choice::DeviceChoice;
-pub use device::{Device, DeviceKind, Recording};
+pub use device::{Device, DeviceKind, Look, Recording};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, Item, Node, RecordOptions};

@@ -1,8 +1,10 @@
-//! The CPU's figures: read bandwidth, what an op costs to dispatch, what a replay costs.
+//! The CPU's figures: read bandwidth, what waiting does to its caches, what an op costs to dispatch, what a replay
+//! costs.
 
 use super::{Row, host_us, median};
 use crate::op::Fill;
 use crate::{Device, Item, Node, Op, OpenArena, RecordOptions, Region, Result, Span};
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,6 +23,11 @@ pub(super) fn measure(
         let rate = read_rate(&words, count)?;
         let what = format!("CPU read bandwidth, {count} thread(s)");
         rows.push(Row { what, value: rate * 1e-9, unit: "GB/s" });
+    }
+    for wait in [1, 13] {
+        let us = walk(&words, Duration::from_millis(wait))?;
+        let what = format!("CPU walk over {LINES} cache lines, {wait} ms after the last");
+        rows.push(Row { what, value: us, unit: "µs" });
     }
     drop(words);
     progress("CPU dispatch and replay");
@@ -55,6 +62,25 @@ pub(super) fn read_bandwidth() -> Result<f64> {
 /// More than any cache holds.
 fn memory() -> Vec<u64> {
     vec![1; (512 * MIB / 8) as usize]
+}
+
+/// Cache lines of a walk: some two for each node of a large graph.
+const LINES: usize = 400;
+
+/// Microseconds to look at scattered cache lines again after so long a wait. Nothing of ours pushes them out meanwhile, but
+/// others may; a driver that launches a graph seldom finds its lists in the same state.
+fn walk(words: &[u64], wait: Duration) -> Result<f64> {
+    median(61, || {
+        let start = Instant::now();
+        while start.elapsed() < wait {
+            std::hint::spin_loop();
+        }
+        host_us(|| {
+            let line = |i: usize| words[i * 999_983 * 8 % words.len()];
+            std::hint::black_box((0..LINES).map(line).sum::<u64>());
+            Ok(())
+        })
+    })
 }
 
 fn read_rate(words: &[u64], threads: usize) -> Result<f64> {

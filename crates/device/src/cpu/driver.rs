@@ -10,7 +10,7 @@ use crate::capture::CaptureState;
 use crate::device::{DeviceKind, Driver};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
 use crate::stopwatch::Marks;
-use crate::{Arena, Error, Region, Result, Span};
+use crate::{Arena, Error, Look, Region, Result, Span};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -241,19 +241,14 @@ impl Driver for CpuDriver {
         Ok(())
     }
 
-    fn read(
-        &self,
-        arena: &ArenaInner,
-        from: &[Span],
-        take: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()> {
+    fn read(&self, arena: &ArenaInner, from: &[Span], look: Look<'_>) -> Result<()> {
         let executor = self.executor();
         executor.meet();
         let mut at = 0;
         for &span in from {
             let (source, len) = (arena.address(span) as *const u8, span.len as usize);
             // SAFETY: as for `write`; the lock is held while the bytes are looked at.
-            take(at, unsafe { std::slice::from_raw_parts(source, len) });
+            look(at, unsafe { std::slice::from_raw_parts(source, len) });
             at += len;
         }
         Ok(())

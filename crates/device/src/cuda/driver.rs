@@ -14,7 +14,7 @@ use crate::capture::CaptureState;
 use crate::device::{DeviceKind, Driver};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
 use crate::stopwatch::Marks;
-use crate::{Arena, Error, Result, Span};
+use crate::{Arena, Error, Look, Result, Span};
 use std::sync::Arc;
 
 /// What launches anything: kernels, products, copies.
@@ -202,13 +202,8 @@ impl Driver for Cuda {
         self.staging.write(self.context(), arena, to, bytes)
     }
 
-    fn read(
-        &self,
-        arena: &ArenaInner,
-        from: &[Span],
-        take: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()> {
-        self.staging.read(self.context(), arena, from, take)
+    fn read(&self, arena: &ArenaInner, from: &[Span], look: Look<'_>) -> Result<()> {
+        self.staging.read(self.context(), arena, from, look)
     }
 
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {

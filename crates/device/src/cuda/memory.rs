@@ -2,7 +2,7 @@
 
 use super::context::{Context, Event, may_wait, report};
 use crate::arena::{ArenaInner, Memory};
-use crate::{Error, Region, Result, Span};
+use crate::{Error, Look, Region, Result, Span};
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
 
@@ -174,12 +174,10 @@ impl Staging {
                 // An event that was never recorded counts as done.
                 free.wait()?;
                 for part in load {
+                    let (staged, stream) = (part.within(pinned), context.stream.raw);
                     let from = bytes[part.at..part.at + part.len].as_ptr();
-                    // SAFETY: a load fits into its chunk, whose last copies are done.
-                    let staged = unsafe { pinned.host.add(part.staged) };
-                    // SAFETY: as above.
+                    // SAFETY: the chunk's last copies are done.
                     unsafe { std::ptr::copy_nonoverlapping(from, staged, part.len) };
-                    let stream = context.stream.raw;
                     // SAFETY: the span was checked; the chunk stays until the event below is done.
                     unsafe {
                         api.cuMemcpyHtoDAsync_v2(part.address, staged.cast(), part.len, stream)
@@ -191,13 +189,13 @@ impl Staging {
         })
     }
 
-    /// Device → host, after everything launched; `take` gets each piece and its place among all.
+    /// Device → host, after everything launched.
     pub(crate) fn read(
         &self,
         context: &Arc<Context>,
         arena: &ArenaInner,
         from: &[Span],
-        take: &mut dyn FnMut(usize, &[u8]),
+        look: Look<'_>,
     ) -> Result<()> {
         let Packed { mapped, loads } = pack(arena, from);
         if !mapped.is_empty() {
@@ -205,7 +203,7 @@ impl Staging {
         }
         for (host, at, len) in mapped {
             // SAFETY: the span was checked against the region; the stream is idle, so no kernel writes it.
-            take(at, unsafe { std::slice::from_raw_parts(host, len) });
+            look(at, unsafe { std::slice::from_raw_parts(host, len) });
         }
         if loads.is_empty() {
             return Ok(());
@@ -215,9 +213,7 @@ impl Staging {
             let fetch = |index: usize| {
                 let (pinned, done) = &chunks[index % 2];
                 for part in &loads[index] {
-                    // SAFETY: a load fits into its chunk.
-                    let staged = unsafe { pinned.host.add(part.staged) };
-                    let stream = context.stream.raw;
+                    let (staged, stream) = (part.within(pinned), context.stream.raw);
                     // SAFETY: the span was checked; what was in the chunk before has been taken out.
                     unsafe {
                         api.cuMemcpyDtoHAsync_v2(staged.cast(), part.address, part.len, stream)
@@ -225,20 +221,17 @@ impl Staging {
                 }
                 done.record(&context.stream)
             };
+            fetch(0)?;
             for index in 0..loads.len() {
-                if index == 0 {
-                    fetch(0)?;
-                }
                 if index + 1 < loads.len() {
                     fetch(index + 1)?;
                 }
                 let (pinned, done) = &chunks[index % 2];
                 done.wait()?;
                 for part in &loads[index] {
-                    // SAFETY: a load fits into its chunk.
-                    let staged = unsafe { pinned.host.add(part.staged) };
+                    let staged = part.within(pinned);
                     // SAFETY: the copies into the chunk are done, and the next ones use the other chunk.
-                    take(part.at, unsafe { std::slice::from_raw_parts(staged, part.len) });
+                    look(part.at, unsafe { std::slice::from_raw_parts(staged, part.len) });
                 }
             }
             Ok(())
@@ -252,6 +245,14 @@ struct Part {
     staged: usize,
     at: usize,
     len: usize,
+}
+
+impl Part {
+    /// Its place in the chunk it travels in.
+    fn within(&self, chunk: &Pinned) -> *mut u8 {
+        // SAFETY: a load fits into its chunk.
+        unsafe { chunk.host.add(self.staged) }
+    }
 }
 
 /// Spans whose bytes lie one behind the other on the host.

@@ -1,8 +1,8 @@
 // y = epilogue(x · wᵀ) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster
 // take neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two
 // warpgroups of 64 tokens multiply, sums go from registers to memory. Blocks stay and take tile after tile, in
-// bands of BAND pairs of token tiles so that a band's tokens stay in L2; no more of them than it takes to end in the
-// same round: power is the limit, and the others' is of use. Tiles past the live tokens are
+// bands of BAND pairs of token tiles so that a band's tokens stay in L2. As few of them as need the same number of rounds
+// take part: a last round that is not full would keep the clock of a full one. Tiles past the live tokens are
 // not computed: padding costs nothing but the launch. What an epilogue reads is asked for before the tile's last
 // products, and arrives while they run.
 //
