@@ -12,6 +12,7 @@ use clap::Args;
 use device::DeviceKind;
 use engine::model::GraphExecutor;
 use engine::request::Sampling;
+use graph::Form;
 use graph::runner::Ran;
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
 use server::text::{CheckpointText, TextModel, WordText};
@@ -168,6 +169,8 @@ fn about(loaded: &Loaded) -> GraphInfo {
     });
     let runners = loaded.executor.runners();
     let plans = runners.decode.plans().chain(runners.prefill.plans());
+    // A launch that repeats runs the nodes of the one that does not.
+    let plans = plans.filter(|plan| plan.key.form != Form::Repeated);
     let plans = plans.map(|plan| PlanPicture { bucket: plan.key.to_string(), svg: plan.svg() });
     GraphInfo { about, config: decisions.collect(), plans: plans.collect() }
 }

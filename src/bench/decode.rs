@@ -53,6 +53,8 @@ pub(crate) struct Figure {
     pub(crate) flops_per_byte: f64,
     pub(crate) teraflops: f64,
     nodes: usize,
+    /// Most steps of one launch; the host's time below is shared among them.
+    steps_per_launch: u32,
     host_us: f64,
     host_us_p99: f64,
     /// Of the host's time, the call that starts the device.
@@ -95,7 +97,7 @@ fn measure(
     let mut timed = Vec::new();
     for &batch in &args.batch {
         for &context in &args.context {
-            let warm = 8 + args.steps / 8;
+            let warm = Pace::warm(args.steps);
             let pace = Pace { batch, context, warm, steps: args.steps, depth: 2, room: 0 };
             timed.push((batch, context, warm, steady.decode(&pace)?));
             bar.inc(1);
@@ -129,6 +131,7 @@ fn measure(
             flops_per_byte: flops / bytes as f64,
             teraflops: flops / (ms * 1e-3) * 1e-12,
             nodes: plan.map_or(0, |plan| plan.nodes.len()),
+            steps_per_launch: runner.config().steps,
             host_us: timing.host_us(0.5),
             host_us_p99: timing.host_us(0.99),
             call_us: timing.call_us(0.5),
@@ -158,11 +161,11 @@ fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
 fn print(device: &str, figures: &[Figure]) {
     println!("{device}");
     println!(
-        "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  host µs     p99  call µs"
+        "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  steps  host µs     p99  call µs"
     );
     for f in figures {
         println!(
-            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>8.1} {:>7.1} {:>8.1}{}",
+            "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>6} {:>8.1} {:>7.1} {:>8.1}{}",
             f.backend,
             f.batch,
             f.context,
@@ -174,6 +177,7 @@ fn print(device: &str, figures: &[Figure]) {
             f.bandwidth_share * 100.0,
             f.floor_ms,
             f.nodes,
+            f.steps_per_launch,
             f.host_us,
             f.host_us_p99,
             f.call_us,

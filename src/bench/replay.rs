@@ -62,7 +62,11 @@ pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
     let mut device = String::new();
     let bar = progress::count((Prep::ALL.len() * args.batch.len()) as u64, "replay");
     for prep in Prep::ALL {
-        let load = args.load.with_graph_flag("graph-prep", prep.name());
+        let mut load = args.load.with_graph_flag("graph-prep", prep.name());
+        if prep != Prep::Device {
+            // The host prepares each step: several cannot be one launch.
+            load = load.with_graph_flag("graph-steps", "1");
+        }
         let most = args.batch.iter().copied().max().unwrap_or(1);
         let mut loaded = loading::load(&load, global, most)?;
         let mut steady = Steady::new(&mut loaded.executor)?;
@@ -86,7 +90,7 @@ pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
 }
 
 fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -> Result<Figure> {
-    let warm = 8 + args.steps / 8;
+    let warm = Pace::warm(args.steps);
     let pace =
         |depth| Pace { batch, context: args.context, warm, steps: args.steps, depth, room: 0 };
     let alone = steady.decode(&pace(1))?;

@@ -5,6 +5,7 @@ use device::op::Noise;
 use device::{Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::GraphExecutor;
+use graph::config::MAX_STEPS;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -17,15 +18,15 @@ pub(crate) struct Steady<'a> {
 /// What a run of equal steps took.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timing {
-    /// From result to result, sorted.
+    /// From the last result of a launch to that of the next, shared among its steps, sorted.
     pub(crate) steps: Vec<Duration>,
-    /// The host's part of each launch, sorted.
+    /// The host's part of each launch, shared among its steps, sorted.
     pub(crate) host: Vec<Duration>,
     /// Of this, what comes before the call that starts the device, sorted.
     preparation: Vec<Duration>,
     /// Of this, that call, sorted.
     call: Vec<Duration>,
-    /// From that call to the result, sorted; with several steps in flight it includes waiting.
+    /// From that call to the first result, sorted; with several launches in flight it includes waiting.
     latency: Vec<Duration>,
     /// A hash of every token of every step, those that do not count included: equal steps are equal
     /// whoever prepares them and however they are recorded.
@@ -38,6 +39,11 @@ struct Host {
     start: Instant,
     whole: Duration,
     call: Duration,
+    /// When the first of its results came.
+    first: Instant,
+    /// How many came, of how many.
+    steps: u32,
+    of: u32,
 }
 
 /// Decode steps of one shape.
@@ -51,10 +57,18 @@ pub(crate) struct Pace {
     pub(crate) warm: u32,
     /// Steps that do.
     pub(crate) steps: u32,
-    /// Launches in flight; a launch of several steps flies alone.
+    /// Launches in flight; one of several steps flies alone until its last step.
     pub(crate) depth: usize,
     /// Tokens for which each sequence has pages beyond what the steps need.
     pub(crate) room: u32,
+}
+
+impl Pace {
+    /// Steps before `steps` that are timed: a whole number of launches however many steps those have, so
+    /// that the same steps are timed either way.
+    pub(crate) fn warm(steps: u32) -> u32 {
+        steps.div_ceil(8).next_multiple_of(MAX_STEPS)
+    }
 }
 
 impl Timing {
@@ -83,11 +97,13 @@ impl Timing {
         at(&self.call, share).as_secs_f64() * 1e6
     }
 
-    fn launched(&mut self, host: &Host, done: Instant) {
-        self.host.push(host.whole);
-        self.preparation.push(host.whole.saturating_sub(host.call));
-        self.call.push(host.call);
-        self.latency.push((done - host.start).saturating_sub(host.whole.saturating_sub(host.call)));
+    /// All steps of a launch are in.
+    fn launched(&mut self, host: &Host) {
+        let (steps, before) = (host.steps.max(1), host.whole.saturating_sub(host.call));
+        self.host.push(host.whole / steps);
+        self.preparation.push(before / steps);
+        self.call.push(host.call / steps);
+        self.latency.push((host.first - host.start).saturating_sub(before));
     }
 
     /// As if both runs had been one; tokens are this one's, or the first there are.
@@ -139,41 +155,32 @@ impl<'a> Steady<'a> {
         Ok(Steady { executor, number: 0 })
     }
 
-    /// Times decode steps, result by result. A device that has graphs of several steps runs those, and
-    /// then only the first step of each launch says something about the host.
+    /// Times decode steps, result by result. A device that has graphs of several steps runs those.
     pub(crate) fn decode(&mut self, pace: &Pace) -> Result<Timing> {
-        let many = self.executor.steps();
-        let mut step =
-            self.seats(pace.batch, pace.context, pace.warm + pace.steps + 4 + many + pace.room)?;
+        let total = pace.warm + pace.steps;
+        let mut step = self.seats(pace.batch, pace.context, total + pace.room)?;
         step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
-        step.steps = many;
+        // A CPU's launch returns when it is done: nothing flies beside it.
+        let depth = if self.executor.device().target().is_some() { pace.depth } else { 1 };
+        let mut launched = 0;
         let mut timing = Timing::default();
         let mut flying: VecDeque<Host> = VecDeque::new();
-        let depth = if many > 1 { 1 } else { pace.depth };
-        let (mut last, mut first_of_launch) = (None, true);
-        for index in 0..pace.warm + pace.steps {
-            while flying.len() < depth {
+        let mut last = None;
+        for index in 0..total {
+            // Behind one of several steps the next may be launched once its last step is under way.
+            let free = |last: Option<&Host>| last.is_none_or(|host| host.steps + 1 >= host.of);
+            while flying.len() < depth && free(flying.back()) && launched < total {
+                step.steps = self.executor.steps().min(total - launched);
+                launched += step.steps;
                 flying.push_back(self.launch(&mut step)?);
                 (step.joins, step.pages) = (Vec::new(), Vec::new());
-                first_of_launch = true;
             }
-            let again = self.result(&mut timing.tokens)?;
+            let Some(host) = self.result(&mut timing.tokens, &mut flying)? else { continue };
             let now = Instant::now();
             let before = last.replace(now).filter(|_| index >= pace.warm);
-            if let (Some(before), Some(host)) = (before, flying.front()) {
-                timing.steps.push(now - before);
-                if first_of_launch || depth > 1 {
-                    timing.launched(host, now);
-                }
-            }
-            first_of_launch = false;
-            if !again {
-                flying.pop_front();
-            }
-        }
-        while !flying.is_empty() {
-            if !self.result(&mut 0)? {
-                flying.pop_front();
+            if let Some(before) = before {
+                timing.steps.push((now - before) / host.steps);
+                timing.launched(&host);
             }
         }
         timing.sort();
@@ -182,12 +189,13 @@ impl<'a> Steady<'a> {
 
     /// The share of the time in which the device runs the graphs of such steps.
     pub(crate) fn busy(&mut self, pace: &Pace) -> Result<f64> {
-        self.executor.runners_mut().watch((pace.warm + pace.steps) as usize)?;
+        let many = self.executor.steps();
+        self.executor.runners_mut().watch((pace.warm + pace.steps).div_ceil(many) as usize)?;
         let timing = self.decode(pace)?;
         let watched = self.executor.runners_mut().watched()?;
-        let counted = watched.get(pace.warm as usize..).unwrap_or_default();
+        let counted = watched.get((pace.warm / many) as usize..).unwrap_or_default();
         let mean = counted.iter().sum::<f64>() / (counted.len() as f64).max(1.0);
-        Ok(mean / (timing.mean_step().as_secs_f64() * 1e6))
+        Ok(mean / (timing.mean_step().as_secs_f64() * 1e6 * f64::from(many)))
     }
 
     /// Times one prefill step whose rows have these (tokens, tokens before them), `times` over, one at a
@@ -211,13 +219,12 @@ impl<'a> Steady<'a> {
                 })
                 .collect();
             std::thread::sleep(pause);
-            let host = self.launch(&mut step)?;
-            self.result(&mut timing.tokens)?;
+            let mut flying = VecDeque::from([self.launch(&mut step)?]);
+            let done = self.result(&mut timing.tokens, &mut flying)?;
             // The first two warm caches and clocks.
-            if index >= 2 {
-                let now = Instant::now();
-                timing.steps.push(now - host.start);
-                timing.launched(&host, now);
+            if let Some(host) = done.filter(|_| index >= 2) {
+                timing.steps.push(host.first - host.start);
+                timing.launched(&host);
             }
         }
         timing.sort();
@@ -274,18 +281,24 @@ impl<'a> Steady<'a> {
         let start = Instant::now();
         self.executor.launch(step).with_context(|| format!("step {}", step.number))?;
         let whole = start.elapsed();
-        Ok(Host { start, whole, call: self.executor.runners().replay_call() })
+        let call = self.executor.runners().replay_call();
+        Ok(Host { start, whole, call, first: start, steps: 0, of: step.steps.max(1) })
     }
 
-    /// Waits for the next result and adds its tokens to a hash; says whether another of the same launch
-    /// follows.
-    fn result(&mut self, hash: &mut u64) -> Result<bool> {
+    /// Waits for the next result, which is one of the oldest launch, and adds its tokens to a hash; gives
+    /// the launch if it was its last.
+    fn result(&mut self, hash: &mut u64, flying: &mut VecDeque<Host>) -> Result<Option<Host>> {
         let result = self.executor.poll(true)?.context("a launched step gave no result")?;
+        let host = flying.front_mut().context("a result that nobody launched")?;
+        if host.steps == 0 {
+            host.first = Instant::now();
+        }
+        host.steps += 1;
         for token in result.rows.iter().filter_map(|row| row.token) {
             *hash = (*hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
         }
         let again = result.again;
         self.executor.recycle(result);
-        Ok(again)
+        Ok(if again { None } else { flying.pop_front() })
     }
 }

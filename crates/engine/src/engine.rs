@@ -97,7 +97,7 @@ impl<X: Executor> Engine<X> {
         if self.sched.ghosts > 0 {
             return;
         }
-        // Behind a launch of several steps nobody knows yet where the next one begins.
+        // Behind a launch of several steps nobody knows where the next one begins, until its last.
         while self.sched.in_flight() < self.sched.depth() && !self.sched.repeating() {
             if !self.sched.stalled && !self.sched.form() {
                 return;

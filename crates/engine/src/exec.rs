@@ -312,9 +312,9 @@ pub trait Executor {
     fn leave(&mut self) {}
     /// Takes a result back whose memory it can use for the next one.
     fn recycle(&mut self, _result: StepResult) {}
-    /// Starts a step; after one of several steps, not before the last of them was polled. Decode rows
-    /// may name a token that an earlier step in flight is still
-    /// computing: the device feeds it to itself.
+    /// Starts a step; behind a launch of several steps, not before all of them but the last were polled.
+    /// Decode rows may name a token that an earlier step in flight is still computing: the device feeds
+    /// it to itself.
     fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
     /// The next finished step, in launch order, or `None` when it is not there yet. `block` waits.
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError>;

@@ -214,6 +214,10 @@ pub(crate) struct Scheduler {
     strikes: u32,
     /// The last step fed no prompt although some were waiting for room.
     prompts_turn: bool,
+    /// Steps launched since a row came or went, where launches may have several.
+    settled: u32,
+    /// Rows of the last step, as far as that needs them.
+    settled_rows: usize,
     /// Steps since prompts were last fed.
     since_prompts: u32,
     /// Rows that prompts could have had in these steps.
@@ -261,6 +265,8 @@ impl Scheduler {
             ghosts: 0,
             strikes: 0,
             prompts_turn: false,
+            settled: 0,
+            settled_rows: 0,
             since_prompts: u32::MAX,
             rows_waited: 0,
             ready: Vec::new(),

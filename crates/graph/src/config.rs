@@ -21,7 +21,7 @@ mod tests;
 mod validate;
 
 pub use docs::{help, markdown};
-pub use options::{Kind, Setting, flags};
+pub use options::{Kind, MAX_STEPS, Setting, flags};
 
 use crate::bucket::{BucketError, BucketSpec, Buckets};
 use crate::runner::{Capture, Debug, Fallback, RunnerConfig};

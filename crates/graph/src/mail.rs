@@ -48,8 +48,8 @@ pub enum MailError {
         /// Rows in the ring.
         found: u32,
     },
-    /// A launch that repeats is under way: until it is done nobody knows the next one's number.
-    #[error("launch {launch} repeats and is not done")]
+    /// A launch that repeats is under way: until its last step is, nobody knows the next one's number.
+    #[error("launch {launch} repeats and is not at its last step")]
     Repeating {
         /// Its first step.
         launch: u64,
@@ -89,6 +89,15 @@ struct Pending {
     top: usize,
 }
 
+/// A launch that may run further steps by itself.
+#[derive(Clone, Copy, Debug)]
+struct Repeating {
+    /// Its first step.
+    first: u64,
+    /// Steps it may still run, the one under way included.
+    steps: u32,
+}
+
 /// The host's end of the two banks and the ring. It counts launches as the device does: every step of a
 /// launch that repeats is one. In steady decode it allocates nothing.
 #[derive(Debug)]
@@ -104,8 +113,8 @@ pub struct Mailbox {
     given: bool,
     /// Most steps of a launch that repeats, as the device has it.
     steps: u32,
-    /// The first step of the launch under way that repeats.
-    repeating: Option<u64>,
+    /// The launch under way that may still run more steps than the one under way.
+    repeating: Option<Repeating>,
     /// Alternatives each seat asked for.
     top: Vec<usize>,
     /// The rows of each launch under way: the same list as long as nothing changes.
@@ -158,7 +167,7 @@ impl Mailbox {
     /// while two launches are under way: both banks are theirs. Until [`Mailbox::sent`] the number is
     /// not used up.
     pub fn post(&mut self, input: &StepInput, key: &ShapeKey) -> Result<u64, MailError> {
-        if let Some(launch) = self.repeating {
+        if let Some(Repeating { first: launch, .. }) = self.repeating {
             return Err(MailError::Repeating { launch });
         }
         check(input, &self.state.limits)?;
@@ -198,7 +207,7 @@ impl Mailbox {
     pub fn sent(&mut self) {
         self.launched += 1;
         if self.key.as_ref().is_some_and(|key| key.form == Form::Repeated) {
-            self.repeating = Some(self.launched);
+            self.repeating = Some(Repeating { first: self.launched, steps: self.steps });
         }
         let pending = |row: &MailRow| Pending { seat: row.seat, top: self.top[row.seat as usize] };
         let rows = self.same.get_or_insert_with(|| self.rows.iter().map(pending).collect());
@@ -217,7 +226,7 @@ impl Mailbox {
     /// Asks the launch under way that repeats, or else the next one, to leave. It ends with the step
     /// that begins after it has seen this: at the latest the one after the step under way.
     pub fn leave(&mut self) {
-        let launch = self.repeating.unwrap_or(self.launched + 1);
+        let launch = self.repeating.map_or(self.launched + 1, |launch| launch.first);
         self.leave.set(0, launch as u32, Ordering::Release);
     }
 
@@ -247,6 +256,9 @@ impl Mailbox {
         self.taken = Some(rows.clone());
         if output.again {
             self.launched += 1;
+            // Behind the last step a launch may be posted: its number is known.
+            self.repeating.iter_mut().for_each(|launch| launch.steps -= 1);
+            self.repeating.take_if(|launch| launch.steps <= 1);
         } else {
             if self.pending.len() == 1 {
                 self.repeating = None;

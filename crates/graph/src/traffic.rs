@@ -102,6 +102,13 @@ impl Traffic {
         input
     }
 
+    /// The launch of this decode step ran another one by itself.
+    pub fn went_on(&mut self, input: &StepInput) {
+        for row in &input.rows {
+            self.lens[row.seat as usize].iter_mut().for_each(|len| *len += 1);
+        }
+    }
+
     /// A step of `tokens` tokens in a random number of rows, decode rows among them.
     pub fn prefill(&mut self, tokens: u32) -> StepInput {
         let capacity = self.each * self.limits.page_size;

@@ -5,8 +5,11 @@
 mod world;
 
 use device::Region;
+use graph::Phase;
 use graph::backend::BackendKind;
+use graph::mail::StepInput;
 use graph::program::sample::Sample;
+use graph::runner::RunnerConfig;
 use graph::traffic::{Rng, Traffic};
 use graph::verify::{POISON, poison};
 use std::collections::BTreeMap;
@@ -28,6 +31,11 @@ fn nothing_that_must_not_matter_matters() {
     run_clean_and_dirty(BackendKind::Full, REPLAYS, 1, 0);
 }
 
+#[test]
+fn nor_in_launches_of_several_steps() {
+    run_clean_and_dirty(BackendKind::Full, REPLAYS / 4, 1, 1);
+}
+
 /// The long run: pages come and go, what is dead is poisoned now and then, and replay never leaves
 /// what running op by op gives.
 #[test]
@@ -40,8 +48,9 @@ fn replay_does_not_drift_from_eager() {
     });
 }
 
-/// Steps in a clean world by `backend`, and by one graph in a world where everything that must not
-/// matter is poisoned every `period` steps. A `life` is its own sequence of requests.
+/// Steps in a clean world by `backend`, one by one, and by one graph in a world where everything that must
+/// not matter is poisoned every `period` launches. A `life` is its own sequence of requests; in every
+/// other one the graph repeats decode steps by itself.
 fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32) {
     let mut sample = Sample::tiny();
     sample.shape.layers = 1;
@@ -49,30 +58,49 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
     for place in Place::all() {
         let (clean, dirty) = (place.world(&program), place.world(&program));
         let mut a = clean.runners(&place.target, backend, LISTS);
-        let mut b = dirty.runners(&place.target, BackendKind::Full, LISTS);
+        let mut b = dirty.runners_with(&place.target, LISTS, &|buckets| {
+            let steps = if buckets.phase == Phase::Decode && life % 2 == 1 { 8 } else { 1 };
+            RunnerConfig { steps, ..RunnerConfig::new(BackendKind::Full, buckets) }
+        });
+        let most = b.decode.config().steps;
         let mut traffic = Traffic::new(clean.limits, PAGES, 21 + u64::from(life));
         let mut rng = Rng::new(8 + u64::from(life));
-        for step in 0..steps {
-            let look = step % period == 0;
-            if steps > REPLAYS && step % REPLAYS == 0 {
+        let (mut step, mut launch, mut repeated) = (0, 0, 0);
+        while step < steps {
+            let look = launch % period == 0;
+            if steps > REPLAYS && launch % REPLAYS == 0 {
                 eprintln!("life {life}: {step} of {steps} steps");
             }
+            launch += 1;
             if look {
                 // What is live before the step may be read by it; everything else is poisoned.
                 poison(&dirty.context(), dirty.region(Region::Workspace)).unwrap();
                 poison_pages(&dirty, &traffic.live_pages().into_iter().collect());
             }
-            let input = match rng.below(4) {
+            let mut input = match rng.below(4) {
                 0 => traffic.prefill(1 + rng.below(40)),
                 _ => traffic.decode(1 + rng.below(8)),
             };
+            // A mask is for one step.
+            let repeats = input.shape().phase == Phase::Decode && input.masks.is_empty();
+            input.steps = if repeats { 1 + rng.below(most) } else { 1 };
             a.launch(&input).unwrap();
             b.launch(&input).unwrap();
-            let (one, other) = (a.wait().unwrap(), b.wait().unwrap());
-            assert_eq!(one, other, "life {life}, step {step}");
-            let mut reported =
-                other.iter().flat_map(|o| &o.rows).filter_map(|row| row.logprob.as_ref());
-            assert!(reported.all(|found| found.0.is_finite()), "step {step}");
+            loop {
+                let one = a.wait().unwrap().expect("a result");
+                let other = b.wait().unwrap().expect("a result");
+                let same = (one.launch, &one.rows) == (other.launch, &other.rows);
+                assert!(same, "life {life}, step {step}: {one:?} and {other:?}");
+                let mut reported = other.rows.iter().filter_map(|row| row.logprob.as_ref());
+                assert!(reported.all(|found| found.0.is_finite()), "step {step}");
+                step += 1;
+                if !other.again {
+                    break;
+                }
+                repeated += 1;
+                traffic.went_on(&input);
+                a.launch(&StepInput::decode(input.rows.iter().map(|row| row.seat))).unwrap();
+            }
             if look {
                 let live: BTreeMap<u32, u32> = traffic.live_pages().into_iter().collect();
                 assert!(
@@ -81,7 +109,8 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
                 );
             }
         }
-        assert_eq!(b.counters(graph::Phase::Decode).eager.len(), 0);
+        assert_eq!(b.counters(Phase::Decode).eager.len(), 0);
+        assert!(most == 1 || repeated > steps / 6, "{repeated} of {steps} steps repeated");
     }
 }
 

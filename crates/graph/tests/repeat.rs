@@ -161,6 +161,36 @@ fn the_host_can_ask_it_to_leave_at(place: &Place) {
 }
 
 #[test]
+fn the_next_launch_follows_the_last_step() {
+    Place::all().iter().for_each(the_next_launch_follows_the_last_step_at);
+}
+
+fn the_next_launch_follows_the_last_step_at(place: &Place) {
+    let (wanted, _) = one_by_one(place, 13, None);
+    let world = world(place);
+    let mut runners = runners(place, &world, 8);
+    let (mut found, mut waiting) = (Vec::new(), 0);
+    for input in [StepInput { steps: 5, ..seats(4, None) }, quiet(3), quiet(1), quiet(4)] {
+        runners.launch(&input).unwrap();
+        waiting += input.steps;
+        while waiting > 1 {
+            if waiting > 2 {
+                let error = runners.launch(&quiet(2)).unwrap_err();
+                assert!(matches!(error, RunError::Mail(MailError::Repeating { .. })), "{error}");
+            }
+            found.push(runners.wait().unwrap().expect("a result"));
+            waiting -= 1;
+        }
+        assert_eq!(runners.in_flight(), 1, "its last step");
+    }
+    found.push(runners.wait().unwrap().expect("the last one"));
+    assert_eq!(runners.in_flight(), 0);
+    assert_eq!(rows(&wanted), rows(&found));
+    let numbers: Vec<u64> = found.iter().map(|output| output.launch).collect();
+    assert_eq!(numbers, (1..=13).collect::<Vec<u64>>());
+}
+
+#[test]
 fn steps_that_cannot_repeat_run_once() {
     Place::all().iter().for_each(steps_that_cannot_repeat_run_once_at);
 }
@@ -174,4 +204,22 @@ fn steps_that_cannot_repeat_run_once_at(place: &Place) {
     assert_eq!(launched.ran.key.form, Form::Repeated);
     let error = many.launch(&quiet(1)).unwrap_err();
     assert!(matches!(error, RunError::Mail(MailError::Repeating { launch: 1 })), "{error}");
+}
+
+#[test]
+fn graphs_come_and_go_beside_loops() {
+    let live = |place: &Place| {
+        let world = world(place);
+        let mut runners = runners(place, &world, 8);
+        let input = StepInput { steps: 8, ..seats(4, None) };
+        let wanted = launch(&mut runners, &input);
+        for _ in 0..40 {
+            assert_eq!(rows(&wanted), rows(&launch(&mut runners, &input)));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..3).for_each(|_| Place::all().iter().for_each(live)));
+        }
+    });
 }

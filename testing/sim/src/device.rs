@@ -208,8 +208,9 @@ impl FakeDevice {
         if self.pending.len() >= Self::DEPTH {
             self.wrong(format!("{} steps are in flight already", self.pending.len()));
         }
-        if self.repeating().is_some() {
-            self.wrong("a launch behind one that is not done".into());
+        // Whoever launches must have heard of all steps in front but the last.
+        if self.pending.back().is_some_and(|launch| launch.left > 0 || launch.done.len() > 1) {
+            self.wrong("a launch behind one that is not at its last step".into());
         }
         let once = step.kind() == StepKind::Prefill || !step.masks.is_empty();
         if step.steps > self.steps || (once && step.steps > 1) {

@@ -78,6 +78,7 @@ api! {
     fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
     fn cuStreamDestroy_v2(stream: sys::CUstream);
     fn cuStreamSynchronize(stream: sys::CUstream);
+    fn cuCtxSynchronize();
     fn cuStreamBeginCaptureToGraph(
         stream: sys::CUstream,
         graph: sys::CUgraph,

@@ -136,6 +136,12 @@ impl Context {
         unsafe { self.bind()?.cuStreamSynchronize(self.stream.raw) }
     }
 
+    /// Waits for everything that any stream of the process was given.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        // SAFETY: `bind` made the context current.
+        unsafe { self.bind()?.cuCtxSynchronize() }
+    }
+
     /// Bytes of device memory that are free.
     pub(crate) fn memory_free(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);

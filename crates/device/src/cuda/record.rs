@@ -53,6 +53,8 @@ pub(crate) fn condition(handle: u64, cond: Span) -> Launch {
         cluster: [1, 1, 1],
         shared: 0,
         args: vec![Arg::U64(handle), Arg::Address(cond)],
+        // Never started early: with that, loops on several streams lost the context within a minute
+        // (CUDA_ERROR_LAUNCH_FAILED, driver 580).
         waits: false,
     }
 }
@@ -131,6 +133,7 @@ impl CudaGraph {
 impl Recorded for CudaGraph {
     fn replay(&self) -> Result<()> {
         let api = self.context.bind()?;
+        let _turn = may_wait();
         // SAFETY: instantiated in `new`; all it points to is held by self.
         unsafe { api.cuGraphLaunch(self.exec, self.context.stream.raw) }
     }
@@ -146,9 +149,11 @@ impl Recorded for CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        // The kernels and the arena may go with it, so its last launch must have ended.
-        report(self.context.sync());
-        let _turn = may_wait();
+        // Its last launch must have ended: the kernels and the arena may go with it. And nothing of other
+        // threads runs meanwhile: a driver once lost the context with loops beside, and whether destroying
+        // had to do with it is not known.
+        let _turn = capturing();
+        report(self.context.sync_all());
         if !self.exec.is_null() {
             // SAFETY: created once, destroyed once; idle after the wait above.
             report(unsafe { self.context.api.cuGraphExecDestroy(self.exec) });

@@ -3,8 +3,8 @@
 #include "prelude.cuh"
 
 #define THREADS 1024
-// A step that takes nothing but mail and runs once: the way a decode step usually goes.
-#define PLAIN (!GIVEN && !REPEATS)
+// A step that takes nothing but mail: the way a decode step usually goes.
+#define PLAIN (!GIVEN)
 
 // Exclusive sum of one value per thread; the total in `total`.
 DEVICE u32 scan(u32 v, u32* shared, u32& total) {
@@ -112,17 +112,22 @@ DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_ta
 
 // What a row brings into a step.
 struct Entry {
-    u32 q_len, flags, seat, length, token, page;
+    u32 q_len, flags, seat, length, token, page, next_page;
 };
 
-// Loads of a row that depend on nothing but the tables; `page` is the one its next token goes to.
+// Loads of a row that depend on nothing but the tables; `page` is the one its next token goes to, `next_page`
+// the one for the token after it, in launches that repeat.
 DEVICE Entry entry_of(u32 r, u32 rows, const u32* row_seat, const u32* row_flags, const u32* row_q_len,
                       const u32* seat_len, const u32* seat_token, const u32* page_table) {
-    Entry e = {0, 0, SEATS, 0, 0, 0};
+    Entry e = {0, 0, SEATS, 0, 0, 0, 0};
     if (r < rows) e.q_len = row_q_len[r], e.flags = row_flags[r], e.seat = min(row_seat[r], (u32)SEATS);
     e.length = seat_len[e.seat];
     e.token = seat_token[e.seat];
-    if (e.length / PAGE < PAGES_PER_SEAT) e.page = page_table[(u64)e.seat * PAGES_PER_SEAT + e.length / PAGE];
+    const u32* pages = page_table + (u64)e.seat * PAGES_PER_SEAT;
+    if (e.length / PAGE < PAGES_PER_SEAT) e.page = pages[e.length / PAGE];
+#if REPEATS
+    if ((e.length + 1) / PAGE < PAGES_PER_SEAT) e.next_page = pages[(e.length + 1) / PAGE];
+#endif
     return e;
 }
 
@@ -155,26 +160,37 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
 #if REPEATS
-    __shared__ u32 left, pageless;
+    // Why this step runs, how many more may follow, whether the host asked to leave; rows without a page for
+    // the step after this one.
+    __shared__ u32 repeat, steps_left, asked, pageless;
 #endif
     // Rows as they stand in this step: first token, KV length before it, seat, place in the mail's tokens.
     __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
     const u32 tid = threadIdx.x;
     wait_for_predecessor();
-    // The way to host memory and back is the longest of this kernel. Both banks are asked at once, and while
-    // they are, every thread loads its row as it stands: a step without mail then has all it needs. (The
+    // The way to host memory and back is the longest of this kernel. All that lies there is asked at once, and
+    // meanwhile every thread loads its row as it stands: a step without mail then has all it needs. (The
     // last warp asks: it seldom has a row to wait for.)
     if (tid == THREADS - 32) {
         const u64 first = load_relaxed_system((const u64*)mail0), second = load_relaxed_system((const u64*)mail1);
+#if REPEATS
+        const u32 leaving = *(const volatile u32*)leave, again = counts[COUNT_AGAIN];
+        const u32 most = counts[COUNT_STEPS], left = counts[COUNT_LEFT];
+        u32 base = counts[COUNT_BASE];
+#endif
         const u64 launch = ((u64)counts[COUNT_LAUNCH_HI] << 32 | counts[COUNT_LAUNCH_LO]) + 1;
         counts[COUNT_LAUNCH_LO] = (u32)launch;
         counts[COUNT_LAUNCH_HI] = (u32)(launch >> 32);
         shared_launch[0] = launch;
         shared_launch[1] = launch & 1 ? second : first;
-    }
 #if REPEATS
-    if (tid == 32) pageless = 0;
+        if (again != REPEAT_NEXT) counts[COUNT_BASE] = base = (u32)launch;
+        repeat = again;
+        steps_left = again == REPEAT_FIRST ? most : again == REPEAT_NEXT ? left : 0;
+        asked = leaving == base;
+        pageless = 0;
 #endif
+    }
     u32 rows = min(counts[COUNT_ROWS], bucket_rows);
 #if PLAIN
     Entry own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
@@ -197,14 +213,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     rows = min(counts[COUNT_ROWS], bucket_rows);
 #endif
 #if REPEATS
-    // Steps this launch may still run; only one that repeats asks the host. Seen by all after the scan.
-    if (tid == 0) {
-        const u32 again = counts[COUNT_AGAIN];
-        if (again != REPEAT_NEXT) counts[COUNT_BASE] = (u32)shared_launch[0];
-        left = again == REPEAT_FIRST ? counts[COUNT_STEPS] : again == REPEAT_NEXT ? counts[COUNT_LEFT] : 0;
-        if (left) left -= 1;
-        if (left && *(const volatile u32*)leave == counts[COUNT_BASE]) left = 0;
-    }
+    // Steps this launch may run after this one. What the mail says of it counts for a launch's first.
+    u32 left = mailed && repeat == REPEAT_FIRST ? counts[COUNT_STEPS] : steps_left;
+    left = left && !asked ? left - 1 : 0;
 #endif
 
 #if PLAIN
@@ -226,10 +237,17 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             token_row[t] = fed ? t : ROWS_LIMIT;
         }
         u32 longest = live ? own.length + 1 : 0, pages = (longest + PAGE - 1) / PAGE;
+#if REPEATS
+        // Every row may say so; it is the same word, and `block_totals` waits for all of them.
+        if (live && !own.next_page) pageless = 1;
+#endif
         block_totals(longest, pages, shared, sums);
         if (tid == 0) {
             q_start[bucket_rows] = rows;
             write_counts(counts, rows, rows, longest, pages, ways);
+#if REPEATS
+            counts[COUNT_LEFT] = pageless ? 0 : left;
+#endif
         }
         __threadfence();
         __syncthreads();

@@ -230,6 +230,10 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         }
     }
     if single {
+        // The ends of a step in a launch that repeats.
+        let state = StepState { repeats: true, ..state };
+        ops.push(Op::Prologue(Prologue { state, rows, tokens, given: None }));
+        ops.push(Op::Sample(Sample { logits, state, scratch, rows }));
         let attend = attention(Some(Box::new(rope_kv)), None);
         let layer = [
             linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),

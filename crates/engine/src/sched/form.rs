@@ -33,8 +33,10 @@ impl Scheduler {
             self.spare.push(std::mem::take(&mut self.forming.rows));
             return false;
         }
-        if self.reports.steps > 1 && !starved {
-            self.lengthen();
+        if self.reports.steps > 1 {
+            let steps = if starved { 1 } else { self.may_run() };
+            self.lengthen(steps);
+            self.settled = self.settled.saturating_add(steps);
         }
         self.numbered += 1;
         self.step.number = self.numbered;
@@ -222,23 +224,37 @@ impl Scheduler {
         &mut self.step.rows[index]
     }
 
-    /// Makes the formed step a launch of several, if it may be one: nobody feeds a prompt, nobody needs
-    /// a mask, nobody is leaving, and none of its rows can reach its last token before the last step.
-    /// Whoever waits was refused just now, and can only be seated when somebody ends, which ends the
-    /// launch too.
-    fn lengthen(&mut self) {
+    /// How many steps the formed one may become: one unless nobody feeds a prompt, nobody needs a mask and
+    /// nobody is leaving; and not so many that one of its rows could reach its last token before the last
+    /// of them. Whoever waits was refused just now, and can only be seated when somebody ends, which ends
+    /// the launch too.
+    ///
+    /// A launch that is cut short has nothing behind it, and the device waits for the host. So one has at
+    /// most half as many steps as have gone by since rows came or went: where that happens often, steps
+    /// are launched one by one, two in flight.
+    fn may_run(&mut self) -> u32 {
+        let rows = self.forming.rows.len();
+        let changed = !self.step.joins.is_empty() || rows != self.settled_rows;
+        self.settled_rows = rows;
+        if changed || self.feeds_prompts() {
+            self.settled = 0;
+        }
         let blind = |key: &Key| self.sequences[*key].guided;
-        let alone = !self.prompts.is_empty() || self.leaving > 0;
         let masked = self.seats.iter().flatten().any(blind) && !planted(Plant::BlindSteps);
-        if alone || masked || self.feeds_prompts() {
-            return;
+        if masked || !self.prompts.is_empty() || self.leaving > 0 {
+            return 1;
         }
         let left = |row: &FlightRow| {
             let sequence = &self.sequences[row.key];
             let known = sequence.len() + sequence.seated().map_or(0, |at| at.sampling);
             1 + sequence.max_len.saturating_sub(known)
         };
-        let steps = self.forming.rows.iter().map(left).min().unwrap_or(1).min(self.reports.steps);
+        let most = self.reports.steps.min(self.settled / 2).max(1);
+        self.forming.rows.iter().map(left).min().map_or(1, |left| left.min(most))
+    }
+
+    /// Makes the formed step a launch of several.
+    fn lengthen(&mut self, steps: u32) {
         if steps <= 1 {
             return;
         }

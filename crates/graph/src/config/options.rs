@@ -116,7 +116,7 @@ pub const SETTINGS: &[Setting] = &[
         path: "decode.steps",
         flag: Some("graph-steps"),
         kind: Kind::Steps,
-        help: "Most decode steps of one launch. It ends early when a request stops, a page is missing or somebody arrives.",
+        help: "Most decode steps of one launch. It has fewer where requests come and go, and ends early when one stops, a page is missing or somebody arrives.",
         default_words: "1",
         default: |_| {
             fixed("1", "with two launches in flight the device does not wait for the host")

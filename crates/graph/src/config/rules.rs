@@ -160,15 +160,6 @@ pub const RULES: &[Rule] = &[
         why: "there would be no attention left to cut at",
     },
     Rule {
-        name: "steps-of-nodes",
-        when: "decode.steps is above 1",
-        applies: |draft, _| repeats(draft),
-        path: "layers",
-        to: |_, _| "nodes".into(),
-        effect: "layers = nodes",
-        why: "layers as one node have not been tried inside a repeating node",
-    },
-    Rule {
         name: "steps-without-the-host",
         when: "decode.steps is above 1",
         applies: |draft, _| repeats(draft),

@@ -205,12 +205,6 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             r#"{"decode": {"backend": "breakable"}}"#,
             r#"{"decode": {"backend": "piecewise"}, "layers": "one"}"#,
         ),
-        (
-            "steps-of-nodes",
-            &H200,
-            r#"{"decode": {"steps": 4}}"#,
-            r#"{"decode": {"steps": 4}, "layers": "one"}"#,
-        ),
         ("steps-without-the-host", &H200, "", r#"{"decode": {"steps": 4, "prep": "copy"}}"#),
         (
             "steps-are-recorded-at-start",
