@@ -26,6 +26,15 @@ fn soak_steps() -> u32 {
     asked.map_or(20_000, |steps| steps.parse().expect("DACAPO_SOAK is a number of steps"))
 }
 
+/// The lives of the long run; `DACAPO_SOAK_LIVES=1` for one alone, as an engine has its process.
+fn soak_lives() -> Vec<u32> {
+    let life = |number: &str| number.parse().expect("DACAPO_SOAK_LIVES is a list of numbers");
+    match std::env::var("DACAPO_SOAK_LIVES") {
+        Ok(asked) => asked.split(',').map(life).collect(),
+        Err(_) => (0..LIVES).collect(),
+    }
+}
+
 #[test]
 fn nothing_that_must_not_matter_matters() {
     run_clean_and_dirty(BackendKind::Full, REPLAYS, 1, 0);
@@ -40,9 +49,10 @@ fn nor_in_launches_of_several_steps() {
 /// what running op by op gives.
 #[test]
 fn replay_does_not_drift_from_eager() {
-    let steps = soak_steps().div_ceil(LIVES);
+    let lives = soak_lives();
+    let steps = soak_steps().div_ceil(lives.len() as u32);
     std::thread::scope(|scope| {
-        for life in 0..LIVES {
+        for life in lives {
             scope.spawn(move || run_clean_and_dirty(BackendKind::Disabled, steps, 97, life));
         }
     });
@@ -108,6 +118,9 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
                     "step {step}: live pages differ"
                 );
             }
+        }
+        if steps > REPLAYS {
+            eprintln!("life {life}: done");
         }
         assert_eq!(b.counters(Phase::Decode).eager.len(), 0);
         assert!(most == 1 || repeated > steps / 6, "{repeated} of {steps} steps repeated");

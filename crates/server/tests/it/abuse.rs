@@ -4,7 +4,7 @@ use crate::bed::{Bed, config, model};
 use serde_json::{Value, json};
 use server::load::client::Connection;
 use server::mock::MockConfig;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -129,22 +129,22 @@ async fn headers_too_large_or_too_many() {
 
 #[tokio::test]
 async fn slow_heads_are_dropped_and_hold_up_nobody() {
-    let mut config = config();
-    config.limits.header_ms = 300;
-    let bed = Bed::with(config, MockConfig::default(), model()).await;
-    let mut wires = Vec::new();
-    for _ in 0..200 {
-        let mut wire = bed.connect().await;
-        wire.stream().write_all(b"POST /v1/completions HTTP/1.1\r\nhost: ").await.unwrap();
-        wires.push(wire);
-    }
-    let began = Instant::now();
-    still_well(&bed).await;
-    assert!(began.elapsed() < Duration::from_secs(2));
-    for mut wire in wires {
-        let mut rest = Vec::new();
-        let closed = wire.stream().read_to_end(&mut rest);
-        let _ = tokio::time::timeout(Duration::from_secs(5), closed).await.expect("it is closed");
+    // With an hour for a head, an answer comes beside them or not at all.
+    for header_ms in [3_600_000, 300] {
+        let mut config = config();
+        config.limits.header_ms = header_ms;
+        let bed = Bed::with(config, MockConfig::default(), model()).await;
+        let mut wires = Vec::new();
+        for _ in 0..200 {
+            let mut wire = bed.connect().await;
+            wire.stream().write_all(b"POST /v1/completions HTTP/1.1\r\nhost: ").await.unwrap();
+            wires.push(wire);
+        }
+        still_well(&bed).await;
+        for mut wire in wires.into_iter().filter(|_| header_ms == 300) {
+            // However it is closed: a head that came too late may be answered first.
+            let _ = wire.stream().read_to_end(&mut Vec::new()).await;
+        }
     }
 }
 
@@ -164,7 +164,14 @@ async fn too_many_connections_are_turned_away_in_words() {
     wire.stream().read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     drop(held);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // They are free once the server has noticed.
+    loop {
+        let mut wire = bed.connect().await;
+        let head = wire.request("GET", "/health/live", &[], b"").await;
+        if head.is_ok_and(|head| head.status == 200) {
+            break;
+        }
+    }
     still_well(&bed).await;
 }
 

@@ -124,14 +124,15 @@ impl Bed {
         read_events(&mut wire).await
     }
 
+    /// Waits for what will be so; long enough for the slowest machine, since only a defect waits that long.
     pub(crate) async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
-        for _ in 0..500 {
+        for _ in 0..6_000 {
             if is() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("not within five seconds: {what}");
+        panic!("not within a minute: {what}");
     }
 
     /// Asks the server to stop and waits for its end.

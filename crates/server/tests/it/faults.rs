@@ -4,7 +4,7 @@ use crate::bed::{Bed, config, model, read_events};
 use serde_json::{Value, json};
 use server::link::once;
 use server::mock::{Mock, MockConfig};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn ask(stream: bool) -> Value {
     json!({"prompt": "hello, hello, hello", "max_tokens": 400, "ignore_eos": true,
@@ -57,10 +57,7 @@ async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
     let bed = Bed::over(config(), once(Mock::new(fragile())), model()).await;
     let (status, body) = bed.post("/v1/completions", &ask(false)).await;
     assert_eq!(status, 503, "{body}");
-    let began = Instant::now();
-    while bed.get("/health/ready").await.0.status == 200 {
-        assert!(began.elapsed() < Duration::from_secs(1));
-    }
+    bed.until("it is not ready", || bed.link.health().as_str() != "ready").await;
     assert_eq!(bed.get("/health/live").await.0.status, 200);
     let (head, body) = bed.get("/health/ready").await;
     assert!(head.header("retry-after").is_some());
@@ -74,20 +71,18 @@ async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
 async fn a_step_that_does_not_come_back_is_noticed() {
     let mut config = config();
     config.limits.stall_ms = 100;
-    let stall = Some((5, Duration::from_millis(600)));
+    let stall = Some((5, Duration::from_secs(3)));
     let bed = Bed::with(config, MockConfig { stall, ..MockConfig::default() }, model()).await;
     let long = json!({"prompt": "0123456789", "max_tokens": 10});
     let answer = bed.post("/v1/completions", &long);
     let watch = async {
-        let mut seen = false;
-        for _ in 0..60 {
-            seen |= bed.get("/health/ready").await.0.status == 503;
+        while bed.get("/health/ready").await.0.status != 503 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        seen
     };
-    let ((status, _), seen) = tokio::join!(answer, watch);
-    assert!(seen && status == 200);
+    let ((status, _), ()) = tokio::join!(answer, watch);
+    assert_eq!(status, 200);
+    bed.until("it is ready again", || bed.link.health().as_str() == "ready").await;
     assert_eq!(bed.get("/health/ready").await.0.status, 200);
 }
 
