@@ -2,7 +2,7 @@
 //!
 //! `tidy` holds the rules that neither rustc nor clippy can see: which crate may know which, where
 //! `unsafe` may stand, how long a file may be, and what must never be written into the project. `bundle`
-//! packs the tests and measurements for a machine with a GPU and no toolchain.
+//! packs what is tested and measured on a machine with a GPU and no toolchain.
 
 mod bundle;
 mod tidy;
@@ -21,14 +21,14 @@ struct Cli {
 enum Chore {
     /// Check the rules of the source tree: crate direction, unsafe code, sizes, names, words
     Tidy,
-    /// Put tests and measurements into target/bundle for a GPU machine without Rust
-    Bundle(bundle::Options),
+    /// Pack target/bundle.tar.xz for a GPU machine without Rust; `check` in it runs everything
+    Bundle,
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().chore {
         Chore::Tidy => tidy::run(),
-        Chore::Bundle(options) => bundle::run(&options),
+        Chore::Bundle => bundle::run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

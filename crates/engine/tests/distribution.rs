@@ -1,11 +1,12 @@
 //! What every sampler draws, on every device, through the recorded decode graph: a chi-square test
 //! against probabilities that this file computes from the logits by itself.
 
+mod models;
+
 use device::{Device, DeviceChoice};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step, StepKind};
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 use engine::request::Token;
-use std::path::Path;
 
 const SEATS: u32 = 16;
 const DRAWS: u64 = 6000;
@@ -25,10 +26,7 @@ impl Bench {
             pages: Some(SEATS + 1),
             ..LoadOptions::default()
         };
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama");
-        let carried = Path::new("crates/engine/tests/goldens/llama").to_owned();
-        let folder = if built.is_dir() { built } else { carried };
-        let source = ModelSource::Checkpoint(folder);
+        let source = ModelSource::Checkpoint(models::folder().join("llama"));
         let executor = load_executor(&source, device, &options, &|_| {}).unwrap().executor;
         Bench { executor, number: 0, seed: 0 }
     }

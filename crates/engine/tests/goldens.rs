@@ -1,6 +1,8 @@
 //! Logits of every family and option against `transformers` (CPU, float32); the checkpoints and the
 //! expected numbers under `goldens/` come from `tools/make_model_goldens.py`.
 
+mod models;
+
 use device::{Device, DeviceChoice, DeviceKind};
 use engine::Engine;
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
@@ -8,7 +10,6 @@ use engine::model::dense::Numbers;
 use engine::model::{LoadOptions, LoadedExecutor, ModelSource, load_executor};
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 use formats::checkpoint::Checkpoint;
-use std::path::{Path, PathBuf};
 
 const CASES: [&str; 11] = [
     "llama",
@@ -24,21 +25,13 @@ const CASES: [&str; 11] = [
     "qwen3-tied",
 ];
 
-/// Where the goldens are: beside this crate, or, for a test binary that was carried to another machine,
-/// under the repository root it is run from.
-fn folder(case: &str) -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(case);
-    let carried = Path::new("crates/engine/tests/goldens").join(case);
-    if built.is_dir() { built } else { carried }
-}
-
 struct Golden {
     tokens: Vec<u32>,
     logits: Vec<Vec<f32>>,
 }
 
 fn golden(case: &str) -> Golden {
-    let file = Checkpoint::open(&folder(case).join("golden.safetensors")).unwrap();
+    let file = Checkpoint::open(&models::folder().join(case).join("golden.safetensors")).unwrap();
     let info = file.get("logits").unwrap();
     let (rows, vocab) = (info.shape[0], info.shape[1]);
     let flat = file.read_f32("logits").unwrap();
@@ -66,7 +59,7 @@ fn load(case: &str, device: &Device, max_batch: u32, tolerance: f32) -> LoadedEx
         numbers: (tolerance < ROUNDED).then_some(Numbers::EXACT),
         ..LoadOptions::default()
     };
-    let source = ModelSource::Checkpoint(folder(case));
+    let source = ModelSource::Checkpoint(models::folder().join(case));
     load_executor(&source, device, &options, &|_| {}).unwrap()
 }
 
@@ -120,7 +113,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
 
 /// The head's weights, rows of the vocabulary.
 fn head(case: &str) -> Vec<Vec<f32>> {
-    let file = Checkpoint::open(&folder(case).join("model.safetensors")).unwrap();
+    let file = Checkpoint::open(&models::folder().join(case).join("model.safetensors")).unwrap();
     let tied = "model.embed_tokens.weight";
     let name = if file.get("lm_head.weight").is_some() { "lm_head.weight" } else { tied };
     let width = file.get(name).unwrap().shape[1];

@@ -2,12 +2,13 @@
 //! rows, on top of pages that another sequence filled, by every backend. On the CPU, and the same on a GPU
 //! when there is one.
 
+mod models;
+
 use device::{Device, DeviceChoice, DeviceKind};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::model::dense::Numbers;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 use formats::config::ModelConfig;
-use std::path::Path;
 
 fn devices() -> Vec<Device> {
     let mut devices = vec![device::cpu::open(None, false).unwrap()];
@@ -28,10 +29,7 @@ struct Bench {
 
 impl Bench {
     fn new(device: &Device, head_dim: usize, tokens: u32, backend: &str) -> Bench {
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/qwen3");
-        let folder =
-            if built.is_dir() { built } else { "crates/engine/tests/goldens/qwen3".into() };
-        let mut config = ModelConfig::from_folder(&folder).unwrap();
+        let mut config = ModelConfig::from_folder(&models::folder().join("qwen3")).unwrap();
         config.head_dim = head_dim;
         config.max_position = 9000;
         let exact = device.kind() == DeviceKind::Cpu;

@@ -2,6 +2,8 @@
 //! bucket × random batches, each step run op by op and by replay from the same state and compared byte
 //! for byte. On the CPU, and the same on a GPU when there is one.
 
+mod models;
+
 use device::{DType, Device, DeviceChoice, StepLimits};
 use engine::model::place::{Placed, device_dtype, sources};
 use engine::model::weights::specs;
@@ -80,12 +82,9 @@ fn every_family_replays_what_its_plan_says() {
         Ok((gpu, _)) => devices.push(gpu),
         Err(reason) => eprintln!("skipped: no GPU ({reason})"),
     }
-    // Beside this crate, or, for a binary that was carried elsewhere, under the repository's root.
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
-    let folder = if built.is_dir() { built } else { "crates/engine/tests/goldens".into() };
     for device in &devices {
         let mut families = 0;
-        for entry in std::fs::read_dir(&folder).unwrap() {
+        for entry in std::fs::read_dir(models::folder()).unwrap() {
             sweep(&entry.unwrap().path(), device);
             families += 1;
         }

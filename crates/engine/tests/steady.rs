@@ -1,6 +1,8 @@
 //! The whole loop of steady decoding, engine and executor: it allocates nothing, and its tokens depend
 //! neither on who prepares a step nor on how many steps a launch has.
 
+mod models;
+
 use device::allocs::{Counting, allocations};
 use device::{Device, DeviceChoice};
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
@@ -8,7 +10,6 @@ use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token
 use engine::{Engine, EngineConfig};
 use graph::config::Given;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
 #[global_allocator]
@@ -31,9 +32,7 @@ fn devices() -> Vec<Device> {
 }
 
 fn executor(device: &Device, flags: &[(&str, &str)], pages: Option<u32>) -> GraphExecutor {
-    // Beside this crate, or, for a binary that was carried elsewhere, under the repository's root.
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/qwen3");
-    let folder = if built.is_dir() { built } else { "crates/engine/tests/goldens/qwen3".into() };
+    let folder = models::folder().join("qwen3");
     let flags = flags.iter().map(|(flag, value)| ((*flag).into(), (*value).into())).collect();
     let options = LoadOptions {
         max_batch: 6,

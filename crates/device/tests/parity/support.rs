@@ -7,6 +7,7 @@ use device::{
     Span, Tensor,
 };
 use half::{bf16, f16};
+use std::cell::OnceCell;
 
 /// A small seeded generator: the same case on every device and in every run.
 pub(crate) struct Rng(u64);
@@ -159,13 +160,20 @@ pub(crate) fn devices() -> Vec<(String, Device)> {
     cpus.chain(gpu().map(|gpu| ("cuda".to_owned(), gpu))).collect()
 }
 
-/// The GPU, if there is one. Each test has its own, so that one may record while another replays.
+/// The GPU, if there is one; says so when there is none. Each test has its own, so that one may record while
+/// another replays.
 fn gpu() -> Option<Device> {
+    let open = || match Device::open(DeviceChoice::Cuda(0)) {
+        Ok((device, _)) => Some(device),
+        Err(reason) => {
+            eprintln!("skipped: no GPU ({reason})");
+            None
+        }
+    };
     thread_local! {
-        static GPU: Option<Device> =
-            Device::open(DeviceChoice::Cuda(0)).ok().map(|(device, _)| device);
+        static GPU: OnceCell<Option<Device>> = const { OnceCell::new() };
     }
-    GPU.with(Option::clone)
+    GPU.with(|gpu| gpu.get_or_init(open).clone())
 }
 
 /// Whether a device has what an op uses: packed formats and rotated neighbours are the CPU's own.

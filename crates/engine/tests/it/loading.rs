@@ -1,12 +1,12 @@
 //! What is wrong with a checkpoint's tensors is said all at once.
 
+use crate::models;
 use engine::model::{LoadError, LoadOptions, ModelSource, load_executor};
 use serde_json::Value;
-use std::path::Path;
 
 /// A small checkpoint with its header changed; the data stays.
 fn with_header(change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> tempfile::TempDir {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/llama");
+    let golden = models::folder().join("llama");
     let file = std::fs::read(golden.join("model.safetensors")).unwrap();
     let (len, rest) = file.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);

@@ -5,4 +5,6 @@ mod echo;
 mod engine;
 mod grammar;
 mod loading;
+#[path = "../models/mod.rs"]
+mod models;
 mod offline;
