@@ -179,4 +179,9 @@ impl watched::Traced for GraphExecutor {
     fn last(&self) -> Option<&Ran> {
         self.last_ran()
     }
+
+    fn ran_within(&self) -> Option<std::time::Duration> {
+        let on_its_own = self.device().target().is_some();
+        (!on_its_own).then(|| self.runners().replay_call())
+    }
 }

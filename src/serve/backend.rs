@@ -25,7 +25,7 @@ impl<X: Executor + Traced> Serving<X> {
 
 impl<X: Executor + Traced> Backend for Serving<X> {
     fn step(&mut self, now: Micros, events: Vec<Event>, wait: bool) -> Vec<Output> {
-        self.engine.executor_mut().now = now;
+        self.engine.executor_mut().set_clock(now);
         match wait {
             true => self.engine.step_wait(now, events),
             false => self.engine.step(now, events),

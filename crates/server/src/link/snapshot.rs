@@ -82,7 +82,7 @@ pub enum Run {
 pub struct StepRecord {
     /// Counts from 1.
     pub step: u64,
-    /// When it was launched, on the server's clock.
+    /// When it was launched, or began in a launch of several, on the server's clock.
     pub at: Micros,
     /// Which phase.
     pub phase: Phase,
@@ -96,7 +96,7 @@ pub struct StepRecord {
     pub padded_rows: u32,
     /// Replayed, or eager and why.
     pub run: Run,
-    /// Host time of the step, in microseconds.
+    /// Host time of the step, in microseconds; steps of one launch share what it took.
     pub host_us: u32,
     /// Device time of the step, in microseconds.
     pub device_us: u32,

@@ -18,8 +18,8 @@ use tokio::sync::mpsc::error::TrySendError;
 
 /// How often the state is published while steps are taken.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// Publish at least this often in steps, so that no record falls out of the ring unseen.
-const PUBLISH_STEPS: u32 = 128;
+/// Publish at least this often in calls of the backend, so that no record falls out of its ring unseen.
+pub const PUBLISH_STEPS: u32 = 128;
 /// Messages taken between two steps: a flood of submissions does not hold up those who run.
 const MESSAGES_PER_STEP: usize = 4096;
 
