@@ -36,6 +36,10 @@ impl<X: Executor + Traced> Backend for Serving<X> {
         self.engine.is_idle()
     }
 
+    fn gone(&self) -> Option<String> {
+        self.engine.gone().map(str::to_owned)
+    }
+
     fn snapshot(&self) -> Snapshot {
         let stats = self.engine.stats();
         let pages = stats.pages;

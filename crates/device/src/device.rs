@@ -62,6 +62,10 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     ) -> Result<Box<dyn Recorded>>;
     /// Waits until everything launched is done.
     fn sync(&self) -> Result<()>;
+    /// As [`Device::alive`]; a driver that runs things before it returns has nothing to add.
+    fn alive(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The kinds of device there are.
@@ -184,6 +188,11 @@ impl Device {
     pub fn sync(&self) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostSync)?;
         self.driver.sync()
+    }
+
+    /// An error if something that was launched failed: its results will not come. Never waits.
+    pub fn alive(&self) -> Result<()> {
+        self.driver.alive()
     }
 
     /// Compiles what the items need, so that running and recording them does not stall.

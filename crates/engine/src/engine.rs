@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub struct Engine<X: Executor> {
     executor: X,
     sched: Scheduler,
+    /// Why the device will never run a step again.
+    gone: Option<String>,
 }
 
 impl<X: Executor> Engine<X> {
@@ -26,7 +28,7 @@ impl<X: Executor> Engine<X> {
             steps: executor.steps(),
         };
         let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
-        Self { executor, sched }
+        Self { executor, sched, gone: None }
     }
 
     /// Takes what happened, applies finished steps, launches new ones. Never waits.
@@ -92,7 +94,17 @@ impl<X: Executor> Engine<X> {
         }
     }
 
+    /// Without a device nobody is answered, and everybody is told why.
+    fn fail_if_gone(&mut self) {
+        if let Some(why) = &self.gone {
+            self.sched.fail_all(why);
+        }
+    }
+
     fn launch(&mut self) {
+        if self.gone.is_some() && !planted(Plant::LaunchWhenGone) {
+            return self.fail_if_gone();
+        }
         // Steps from before a restart may still write pages that belong to nobody now.
         if self.sched.ghosts > 0 {
             return;
@@ -104,6 +116,11 @@ impl<X: Executor> Engine<X> {
             }
             match self.executor.launch(&self.sched.step) {
                 Ok(()) => self.sched.launched(),
+                Err(ExecError::Gone(why)) => {
+                    self.sched.restart(&why, 0);
+                    self.gone = Some(why);
+                    return self.fail_if_gone();
+                }
                 Err(ExecError::NotLaunched(why)) => {
                     if !self.sched.not_launched() {
                         let unreported = self.sched.in_flight();
@@ -118,6 +135,11 @@ impl<X: Executor> Engine<X> {
                 }
             }
         }
+    }
+
+    /// Why the device will never run a step again, if so: every request fails, now and from now on.
+    pub fn gone(&self) -> Option<&str> {
+        self.gone.as_deref()
     }
 
     /// Whether nothing lives, nothing is in flight and nothing is held.

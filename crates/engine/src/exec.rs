@@ -256,6 +256,9 @@ pub enum ExecError {
     /// launched before this is reported.
     #[error("the device lost its state: {0}")]
     StateLost(String),
+    /// As [`ExecError::StateLost`], and the device will never run a step again.
+    #[error("the device is gone: {0}")]
+    Gone(String),
     /// No graph covers the step and fallback is forbidden.
     #[error("no recorded graph covers the step: {0}")]
     NotCovered(String),

@@ -64,6 +64,7 @@ plants! {
     NeverLeave => "a launch of several steps is not asked to leave when somebody arrives",
     BlindSteps => "rows with a grammar run several steps without their masks",
     LastStepOnly => "of a launch of several steps only the last result counts",
+    LaunchWhenGone => "a device that is gone is asked to run whoever comes next",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }
 

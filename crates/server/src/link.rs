@@ -26,9 +26,13 @@ pub trait Backend {
     fn is_idle(&self) -> bool;
     /// The state for `/metrics` and the page. Called some ten times a second, between steps.
     fn snapshot(&self) -> Snapshot;
+    /// Why it will never answer anybody again, if so: it is asked after each step, and then dropped.
+    fn gone(&self) -> Option<String> {
+        None
+    }
 }
 
-/// Makes a backend on the engine's thread: once at the start and again after each panic. An error
+/// Makes a backend on the engine's thread: once at the start and again after each that is gone. An error
 /// means that there will be none; the server stays up and says that it is not ready.
 pub type Factory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 

@@ -43,6 +43,8 @@ pub struct MockConfig {
     pub panic_every: Option<u64>,
     /// Fails every request whose id this divides, half-way through its answer.
     pub fail_every: Option<u64>,
+    /// From this step on it is gone.
+    pub gone_at: Option<u64>,
     /// At this step, does not come back for so long.
     pub stall: Option<(u64, Duration)>,
     /// Width of the embeddings it gives; 0 gives none.
@@ -61,6 +63,7 @@ impl Default for MockConfig {
             vocab: 259,
             panic_every: None,
             fail_every: None,
+            gone_at: None,
             stall: None,
             embedding: 0,
         }
@@ -357,6 +360,11 @@ impl Backend for Mock {
 
     fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    fn gone(&self) -> Option<String> {
+        let gone = self.config.gone_at.is_some_and(|step| self.steps + 1 >= step);
+        gone.then(|| "its device is gone".into())
     }
 
     fn snapshot(&self) -> Snapshot {

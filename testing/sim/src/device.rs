@@ -20,12 +20,20 @@ const POISON: u64 = u64::MAX;
 pub enum Fault {
     /// A launch that did nothing; a poll that finds nothing.
     NotLaunched,
-    /// Everything on the device is gone.
+    /// Everything on the device is lost.
     StateLost,
+    /// As that, and it will never run anything again.
+    Gone,
     /// No graph covers the step.
     NotCovered,
     /// The result is malformed in one of several ways.
     Corrupt,
+}
+
+impl Fault {
+    /// Every way.
+    pub const ALL: [Fault; 5] =
+        [Fault::NotLaunched, Fault::StateLost, Fault::Gone, Fault::NotCovered, Fault::Corrupt];
 }
 
 /// When calls go wrong.
@@ -90,6 +98,8 @@ pub struct FakeDevice {
     pub delivered: u64,
     /// Faults that happened, by what they can do to a request.
     pub failed: bool,
+    /// It will never run anything again, and whether the engine knows.
+    gone: Option<bool>,
     /// Of these, steps that fed a prompt.
     pub prompt_launches: u64,
     /// What was launched, when somebody wants to read it.
@@ -125,6 +135,7 @@ impl FakeDevice {
             launches: 0,
             delivered: 0,
             failed: false,
+            gone: None,
             prompt_launches: 0,
             log: None,
             violations: Vec::new(),
@@ -165,6 +176,7 @@ impl FakeDevice {
             Faults::At(call, fault) => (call == self.calls).then_some(fault),
             Faults::OneIn(n) => self.rng.one_in(n).then(|| match self.rng.range(0, 19) {
                 0..=9 => Fault::NotLaunched,
+                10..=13 if self.rng.one_in(16) => Fault::Gone,
                 10..=13 => Fault::StateLost,
                 14 => Fault::NotCovered,
                 _ => Fault::Corrupt,
@@ -405,7 +417,20 @@ impl Executor for FakeDevice {
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
-        match self.fault(true) {
+        let fault = self.fault(true);
+        if fault == Some(Fault::Gone) {
+            self.failed = true;
+            self.lose();
+            self.gone.get_or_insert(false);
+        }
+        if let Some(told) = self.gone {
+            if told {
+                self.wrong("a launch although it is gone".into());
+            }
+            self.gone = Some(true);
+            return Err(ExecError::Gone("planned".into()));
+        }
+        match fault {
             Some(Fault::NotLaunched) => {
                 self.refusals += 1;
                 return Err(ExecError::NotLaunched("planned".into()));
@@ -419,7 +444,7 @@ impl Executor for FakeDevice {
                 self.lose();
                 return Err(ExecError::StateLost("planned".into()));
             }
-            Some(Fault::Corrupt) | None => {}
+            Some(Fault::Corrupt | Fault::Gone) | None => {}
         }
         self.launches += 1;
         if let Some(log) = &mut self.log {
@@ -455,9 +480,13 @@ impl Executor for FakeDevice {
 
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
         let fault = self.fault(false);
-        if fault == Some(Fault::StateLost) {
+        if let Some(fault @ (Fault::StateLost | Fault::Gone)) = fault {
             self.failed = true;
             self.lose();
+            // Whoever waits for a result cannot tell the two apart; the next launch will.
+            if fault == Fault::Gone {
+                self.gone.get_or_insert(false);
+            }
             return Err(ExecError::StateLost("planned".into()));
         }
         if self.repeating().is_some() {

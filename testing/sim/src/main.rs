@@ -124,16 +124,19 @@ fn calls() -> bool {
         }
     };
     let steps = whole.stats.decode_steps + whole.stats.prefill_steps;
-    let faults = [Fault::NotLaunched, Fault::StateLost, Fault::NotCovered, Fault::Corrupt];
     for call in 1..=whole.calls {
-        for fault in faults {
+        for fault in Fault::ALL {
             if let Err(what) = failing_call(call, fault) {
                 println!("VIOLATION with {fault:?} at call {call}: {what}");
                 return false;
             }
         }
     }
-    println!("failing calls: each of {} calls of {steps} steps, in four ways", whole.calls);
+    println!(
+        "failing calls: each of {} calls of {steps} steps, in {} ways",
+        whole.calls,
+        Fault::ALL.len()
+    );
     true
 }
 

@@ -35,7 +35,7 @@ fn every_call_may_fail() {
     let whole = failing_call(u64::MAX, Fault::StateLost).unwrap();
     assert!(whole.stats.decode_steps + whole.stats.prefill_steps >= 200);
     for call in 1..=whole.calls {
-        for fault in [Fault::NotLaunched, Fault::StateLost, Fault::NotCovered, Fault::Corrupt] {
+        for fault in Fault::ALL {
             if let Err(what) = failing_call(call, fault) {
                 panic!("{fault:?} at call {call}: {what}");
             }

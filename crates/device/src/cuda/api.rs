@@ -78,6 +78,7 @@ api! {
     fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
     fn cuStreamDestroy_v2(stream: sys::CUstream);
     fn cuStreamSynchronize(stream: sys::CUstream);
+    fn cuStreamQuery(stream: sys::CUstream);
     fn cuCtxSynchronize();
     fn cuStreamBeginCaptureToGraph(
         stream: sys::CUstream,
@@ -157,6 +158,24 @@ api! {
         promotion: sys::CUtensorMapL2promotion,
         fill: sys::CUtensorMapFloatOOBfill,
     );
+}
+
+/// What `cuStreamQuery` says of a stream that works.
+const NOT_READY: c_uint = 600;
+
+impl DriverApi {
+    /// Whether all that a stream was given is done; an error if some of it failed. Never waits.
+    ///
+    /// # Safety
+    /// The stream is one of the current context, and lives.
+    pub(crate) unsafe fn stream_is_done(&self, stream: sys::CUstream) -> Result<bool> {
+        // SAFETY: the caller keeps the contract of the call.
+        match unsafe { (self.cuStreamQuery)(stream) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(driver_failed(self, "cuStreamQuery", code)),
+        }
+    }
 }
 
 fn driver_failed(api: &DriverApi, call: &'static str, code: c_uint) -> Error {

@@ -136,6 +136,12 @@ impl Context {
         unsafe { self.bind()?.cuStreamSynchronize(self.stream.raw) }
     }
 
+    /// An error if something that was launched failed; never waits.
+    pub(crate) fn alive(&self) -> Result<()> {
+        // SAFETY: `bind` made the context current; the stream lives as long as it.
+        unsafe { self.bind()?.stream_is_done(self.stream.raw) }.map(|_| ())
+    }
+
     /// Waits for everything that any stream of the process was given.
     pub(crate) fn sync_all(&self) -> Result<()> {
         // SAFETY: `bind` made the context current.

@@ -256,4 +256,8 @@ impl Driver for Cuda {
     fn sync(&self) -> Result<()> {
         self.context().sync()
     }
+
+    fn alive(&self) -> Result<()> {
+        self.context().alive()
+    }
 }

@@ -9,6 +9,7 @@ use graph::mail::{JoinInput, MailError, PageInput, RowOutput, SeatParams, StepIn
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Runs steps by replaying device graphs.
 #[derive(Debug)]
@@ -124,9 +125,6 @@ impl GraphExecutor {
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
-        if std::mem::take(&mut self.lost) {
-            self.runners.reset()?;
-        }
         translate(step, &mut self.input);
         self.last = Some(self.runners.launch(&self.input)?.ran);
         let asked = step.rows.iter().any(|row| row.score().is_some() || row.hidden().is_some());
@@ -185,6 +183,11 @@ impl Executor for GraphExecutor {
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        if self.lost {
+            // One that cannot even be emptied will not run anything again.
+            self.runners.reset().map_err(|error| ExecError::Gone(error.to_string()))?;
+            self.lost = false;
+        }
         match self.start(step) {
             Ok(()) => Ok(()),
             Err(error @ RunError::NotCovered { .. }) => {
@@ -200,10 +203,18 @@ impl Executor for GraphExecutor {
         if self.flight.is_empty() {
             return Ok(None);
         }
+        let mut vigil = Vigil::default();
         loop {
             match self.runners.poll_into(&mut self.output) {
                 Err(error) => return Err(self.lose(&error)),
-                Ok(false) if block => std::hint::spin_loop(),
+                Ok(false) if block => {
+                    std::hint::spin_loop();
+                    if vigil.is_over()
+                        && let Err(error) = self.device().alive()
+                    {
+                        return Err(self.lose(&error.into()));
+                    }
+                }
                 Ok(false) => return Ok(None),
                 Ok(true) => break,
             }
@@ -223,6 +234,33 @@ impl Executor for GraphExecutor {
             self.flight.pop_front();
         }
         Ok(Some(StepResult { number, again, rows }))
+    }
+}
+
+/// A device whose kernel failed writes no result: whoever waits for one asks now and then whether it lives.
+#[derive(Default)]
+struct Vigil {
+    polls: u32,
+    since: Option<Instant>,
+}
+
+impl Vigil {
+    /// Longer than any step but a very long prompt's.
+    const TIME: Duration = Duration::from_millis(250);
+    /// Polls between two looks at the clock.
+    const POLLS: u32 = 4096;
+
+    /// Counts a poll that found nothing; says whether it is time to ask.
+    fn is_over(&mut self) -> bool {
+        self.polls = (self.polls + 1) % Self::POLLS;
+        if self.polls > 0 {
+            return false;
+        }
+        let over = self.since.get_or_insert_with(Instant::now).elapsed() >= Self::TIME;
+        if over {
+            self.since = Some(Instant::now());
+        }
+        over
     }
 }
 

@@ -75,10 +75,15 @@ impl Scheduler {
         self.rejoin_forks();
         if self.strikes > self.config.restarts {
             self.strikes = 0;
-            let all: Vec<RequestId> = self.live.keys().copied().collect();
-            for id in all {
-                self.end_request(id, &Finish::Failed(why.to_owned()));
-            }
+            self.fail_all(why);
+        }
+    }
+
+    /// Ends every request; nothing may be in flight.
+    pub(crate) fn fail_all(&mut self, why: &str) {
+        let all: Vec<RequestId> = self.live.keys().copied().collect();
+        for id in all {
+            self.end_request(id, &Finish::Failed(why.to_owned()));
         }
     }
 

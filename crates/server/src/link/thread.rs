@@ -169,6 +169,9 @@ impl Worker {
             for output in outputs {
                 self.hand_out(output, now);
             }
+            if let Some(why) = backend.gone() {
+                return End::Died(why);
+            }
             unpublished += 1;
             if unpublished >= PUBLISH_STEPS || published.elapsed() >= PUBLISH {
                 self.publish(backend);

@@ -68,6 +68,21 @@ async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
 }
 
 #[tokio::test]
+async fn a_device_that_is_gone_takes_the_engine_with_it() {
+    let gone = MockConfig { gone_at: Some(5), ..MockConfig::default() };
+    let bed = Bed::over(config(), once(Mock::new(gone)), model()).await;
+    let long = json!({"prompt": "0123456789", "max_tokens": 10});
+    let (status, body) = bed.post("/v1/completions", &long).await;
+    assert_eq!(status, 503, "{body}");
+    assert!(body["error"]["message"].as_str().unwrap().contains("its device is gone"), "{body}");
+    bed.until("it is not ready", || bed.link.health().as_str() == "the engine failed").await;
+    assert_eq!(bed.get("/health/ready").await.0.status, 503);
+    assert_eq!(bed.get("/health/live").await.0.status, 200);
+    bed.error("/v1/completions", &long, 503).await;
+    bed.until("nothing is left", || bed.link.inflight() == 0).await;
+}
+
+#[tokio::test]
 async fn a_step_that_does_not_come_back_is_noticed() {
     let mut config = config();
     config.limits.stall_ms = 100;
