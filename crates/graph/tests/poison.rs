@@ -58,6 +58,14 @@ fn replay_does_not_drift_from_eager() {
     });
 }
 
+/// As long, for loops on one stream, which is what an engine has: beside single steps by graph, which are not
+/// slow as those op by op are.
+#[test]
+fn loops_do_not_drift_from_single_steps() {
+    let steps = std::env::var("DACAPO_SOAK").map_or(REPLAYS / 2, |_| soak_steps());
+    run_clean_and_dirty(BackendKind::Full, steps, 97, 1);
+}
+
 /// Steps in a clean world by `backend`, one by one, and by one graph in a world where everything that must
 /// not matter is poisoned every `period` launches. A `life` is its own sequence of requests; in every
 /// other one the graph repeats decode steps by itself.
