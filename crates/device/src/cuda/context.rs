@@ -9,6 +9,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use sys::CUdevice_attribute as Attribute;
 
@@ -255,9 +256,12 @@ pub(crate) fn capturing() -> RwLockWriteGuard<'static, ()> {
     WHOLE_GPU.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What a drop can do with a failure: say it.
+/// What a drop can do with a failure: say it. Once, for a GPU that failed fails all that is released after.
 pub(crate) fn report(outcome: Result<()>) {
-    if let Err(problem) = outcome {
-        eprintln!("dacapo: while releasing: {problem}");
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Err(problem) = outcome
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        eprintln!("dacapo: while releasing: {problem} (what follows from it is not said)");
     }
 }
