@@ -3,7 +3,7 @@
 use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, StepResult};
 use engine::request::Micros;
 use graph::runner::Ran;
-use server::link::{PUBLISH_STEPS, Phase, Run, StepRecord};
+use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,7 @@ impl<X: Executor + Traced> Watched<X> {
     pub(crate) fn new(inner: X) -> Self {
         let (records, flight) = (VecDeque::new(), VecDeque::new());
         // Between two publications the engine is called so often, and may see this many steps each time.
-        let unseen = PUBLISH_STEPS as usize * X::DEPTH * inner.steps() as usize;
+        let unseen = PUBLISH_CALLS as usize * X::DEPTH * inner.steps() as usize;
         let looked = Instant::now();
         let kept = KEPT.max(unseen);
         Self { inner, now: (0, looked), records, kept, flight, last_result: None, looked, done: 0 }
@@ -277,7 +277,7 @@ mod tests {
         let ran = Ran { key: ShapeKey::decode(4), eager: None, warn: false };
         let (runs, left) = (VecDeque::from([1, 8, 3]), VecDeque::new());
         let mut watched = Watched::new(Scripted { ran, within, runs, left });
-        assert!(watched.kept >= PUBLISH_STEPS as usize * 2 * 16);
+        assert!(watched.kept >= PUBLISH_CALLS as usize * 2 * 16);
         for (number, steps) in [(1, 1), (2, 8), (3, 8)] {
             watched.set_clock(number * 1_000_000);
             let rows = vec![Row::decode(Seat(0), 5), Row::decode(Seat(1), 6)];

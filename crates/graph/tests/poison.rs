@@ -20,10 +20,10 @@ const REPLAYS: u32 = 10_000;
 /// Worlds of the long run, side by side: one alone leaves a GPU waiting for the host most of the time.
 const LIVES: u32 = 8;
 
-/// Steps of the long run, all lives together; `DACAPO_SOAK=1000000` for the whole of it.
-fn soak_steps() -> u32 {
+/// Steps of a long run, all lives together; `DACAPO_SOAK=1000000` for the whole of it.
+fn soak_steps(otherwise: u32) -> u32 {
     let asked = std::env::var("DACAPO_SOAK").ok();
-    asked.map_or(20_000, |steps| steps.parse().expect("DACAPO_SOAK is a number of steps"))
+    asked.map_or(otherwise, |steps| steps.parse().expect("DACAPO_SOAK is a number of steps"))
 }
 
 /// The lives of the long run; `DACAPO_SOAK_LIVES=1` for one alone, as an engine has its process.
@@ -50,7 +50,7 @@ fn nor_in_launches_of_several_steps() {
 #[test]
 fn replay_does_not_drift_from_eager() {
     let lives = soak_lives();
-    let steps = soak_steps().div_ceil(lives.len() as u32);
+    let steps = soak_steps(20_000).div_ceil(lives.len() as u32);
     std::thread::scope(|scope| {
         for life in lives {
             scope.spawn(move || run_clean_and_dirty(BackendKind::Disabled, steps, 97, life));
@@ -62,8 +62,7 @@ fn replay_does_not_drift_from_eager() {
 /// slow as those op by op are.
 #[test]
 fn loops_do_not_drift_from_single_steps() {
-    let steps = std::env::var("DACAPO_SOAK").map_or(REPLAYS / 2, |_| soak_steps());
-    run_clean_and_dirty(BackendKind::Full, steps, 97, 1);
+    run_clean_and_dirty(BackendKind::Full, soak_steps(5_000), 97, 1);
 }
 
 /// Steps in a clean world by `backend`, one by one, and by one graph in a world where everything that must

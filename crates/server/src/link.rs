@@ -9,7 +9,7 @@ pub use call::{Call, Reply};
 pub use snapshot::{
     ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
 };
-pub use thread::{PUBLISH_STEPS, spawn};
+pub use thread::{PUBLISH_CALLS, spawn};
 
 use crate::metrics::Metrics;
 use engine::request::{Event, Micros, Output, Request, RequestId};

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::error::TrySendError;
 /// How often the state is published while steps are taken.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// Publish at least this often in calls of the backend, so that no record falls out of its ring unseen.
-pub const PUBLISH_STEPS: u32 = 128;
+pub const PUBLISH_CALLS: u32 = 128;
 /// Messages taken between two steps: a flood of submissions does not hold up those who run.
 const MESSAGES_PER_STEP: usize = 4096;
 
@@ -173,7 +173,7 @@ impl Worker {
                 return End::Died(why);
             }
             unpublished += 1;
-            if unpublished >= PUBLISH_STEPS || published.elapsed() >= PUBLISH {
+            if unpublished >= PUBLISH_CALLS || published.elapsed() >= PUBLISH {
                 self.publish(backend);
                 (published, unpublished) = (Instant::now(), 0);
             }

@@ -1,6 +1,6 @@
 //! Clients that mean harm, or know no better.
 
-use crate::bed::{Bed, config, model};
+use crate::bed::{Bed, config, model, soon};
 use serde_json::{Value, json};
 use server::load::client::Connection;
 use server::mock::MockConfig;
@@ -143,7 +143,7 @@ async fn slow_heads_are_dropped_and_hold_up_nobody() {
         still_well(&bed).await;
         for mut wire in wires.into_iter().filter(|_| header_ms == 300) {
             // However it is closed: a head that came too late may be answered first.
-            let _ = wire.stream().read_to_end(&mut Vec::new()).await;
+            let _ = soon("it is closed", wire.stream().read_to_end(&mut Vec::new())).await;
         }
     }
 }
@@ -164,14 +164,16 @@ async fn too_many_connections_are_turned_away_in_words() {
     wire.stream().read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     drop(held);
-    // They are free once the server has noticed.
-    loop {
-        let mut wire = bed.connect().await;
-        let head = wire.request("GET", "/health/live", &[], b"").await;
-        if head.is_ok_and(|head| head.status == 200) {
-            break;
+    soon("the server notices that they are free", async {
+        loop {
+            let mut wire = bed.connect().await;
+            let head = wire.request("GET", "/health/live", &[], b"").await;
+            if head.is_ok_and(|head| head.status == 200) {
+                break;
+            }
         }
-    }
+    })
+    .await;
     still_well(&bed).await;
 }
 

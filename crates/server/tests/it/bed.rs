@@ -33,6 +33,12 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() }
 }
 
+/// What will happen, within a time that only a defect takes, on the slowest machine.
+pub(crate) async fn soon<T>(what: &str, happens: impl Future<Output = T>) -> T {
+    let happened = tokio::time::timeout(Duration::from_secs(60), happens).await;
+    happened.unwrap_or_else(|_| panic!("not within a minute: {what}"))
+}
+
 /// A mock that is made anew after each panic.
 pub(crate) fn again(mock: MockConfig) -> Factory {
     Box::new(move || Ok(Box::new(Mock::new(mock.clone()))))
@@ -124,15 +130,14 @@ impl Bed {
         read_events(&mut wire).await
     }
 
-    /// Waits for what will be so; long enough for the slowest machine, since only a defect waits that long.
+    /// Waits for what will be so.
     pub(crate) async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
-        for _ in 0..6_000 {
-            if is() {
-                return;
+        soon(what, async {
+            while !is() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("not within a minute: {what}");
+        })
+        .await;
     }
 
     /// Asks the server to stop and waits for its end.

@@ -1,6 +1,6 @@
 //! The engine fails, stalls, or is not there.
 
-use crate::bed::{Bed, config, model, read_events};
+use crate::bed::{Bed, config, model, read_events, soon};
 use serde_json::{Value, json};
 use server::link::once;
 use server::mock::{Mock, MockConfig};
@@ -60,6 +60,7 @@ async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
     bed.until("it is not ready", || bed.link.health().as_str() != "ready").await;
     assert_eq!(bed.get("/health/live").await.0.status, 200);
     let (head, body) = bed.get("/health/ready").await;
+    assert_eq!(head.status, 503);
     assert!(head.header("retry-after").is_some());
     assert!(String::from_utf8_lossy(&body).contains("the engine failed"));
     bed.error("/v1/completions", &ask(false), 503).await;
@@ -90,11 +91,11 @@ async fn a_step_that_does_not_come_back_is_noticed() {
     let bed = Bed::with(config, MockConfig { stall, ..MockConfig::default() }, model()).await;
     let long = json!({"prompt": "0123456789", "max_tokens": 10});
     let answer = bed.post("/v1/completions", &long);
-    let watch = async {
+    let watch = soon("a step is missed", async {
         while bed.get("/health/ready").await.0.status != 503 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-    };
+    });
     let ((status, _), ()) = tokio::join!(answer, watch);
     assert_eq!(status, 200);
     bed.until("it is ready again", || bed.link.health().as_str() == "ready").await;

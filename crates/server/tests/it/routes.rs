@@ -1,7 +1,8 @@
 //! The other routes, the way in, and the way out.
 
-use crate::bed::{Bed, config, model};
+use crate::bed::{Bed, config, model, soon};
 use serde_json::{Value, json};
+use server::load::client::Connection;
 use server::mock::MockConfig;
 use server::{Exit, ServerConfig};
 use std::time::Duration;
@@ -175,7 +176,7 @@ async fn the_live_view_moves() {
         let mut take = |bytes: &[u8]| {
             parser.push(bytes, &mut event);
         };
-        assert!(wire.read(&mut take).await.unwrap());
+        assert!(soon("the next view", wire.read(&mut take)).await.unwrap());
     }
     assert_eq!(told, [1, 2, 3, 4, 5, 6]);
     assert_eq!(view["seats"], 256);
@@ -211,9 +212,12 @@ async fn draining_finishes_what_runs_and_takes_nothing_new() {
     let head = wire.request("POST", "/v1/completions", &[], ask.as_bytes()).await.unwrap();
     assert_eq!(head.status, 200);
     bed.ask_to_stop();
-    while server::load::client::Connection::open(&bed.target).await.is_ok() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    soon("nobody new is let in", async {
+        while Connection::open(&bed.target).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
     let events = crate::bed::read_events(&mut wire).await;
     assert_eq!(events.last().unwrap(), "[DONE]");
     assert!(events.iter().all(|e| !e.contains("error")));
