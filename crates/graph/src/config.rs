@@ -52,6 +52,8 @@ pub struct Facts {
     pub sequences: u32,
     /// Tokens the scheduler may put into one step.
     pub tokens: u32,
+    /// Bytes of the model's weights.
+    pub weights: u64,
 }
 
 /// Where a value came from.

@@ -178,6 +178,7 @@ pub fn load_executor(
         records: true,
         sequences: limits.rows,
         tokens: limits.tokens,
+        weights: program.weight_bytes(),
     };
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
     target.merge = graphs.merge;

@@ -26,6 +26,9 @@ pub enum Kind {
 /// Most steps of one launch: the ring must hold the results of all of them and of a launch in front.
 pub const MAX_STEPS: u32 = device::step::ring::ENTRIES / 2;
 
+/// Weights from which a GPU's steps are long: 2 ms at least, of which a loop costs the GPU half a percent.
+const LONG_STEP: u64 = 8 << 30;
+
 /// One option.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
@@ -117,9 +120,16 @@ pub const SETTINGS: &[Setting] = &[
         flag: Some("graph-steps"),
         kind: Kind::Steps,
         help: "Most decode steps of one launch. It has fewer where requests come and go, and ends early when one stops, a page is missing or somebody arrives.",
-        default_words: "1",
-        default: |_| {
-            fixed("1", "with two launches in flight the device does not wait for the host")
+        default_words: "16 on a GPU with 8 GiB of weights or more, else 1",
+        default: |facts| {
+            if facts.gpu && facts.weights >= LONG_STEP {
+                (
+                    MAX_STEPS.to_string(),
+                    "a loop costs a long step little, and the host one launch".into(),
+                )
+            } else {
+                fixed("1", "with two launches in flight the device does not wait for the host")
+            }
         },
     },
     Setting {

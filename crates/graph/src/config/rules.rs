@@ -143,11 +143,11 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "steps-in-one-graph",
-        when: "decode.steps is above 1",
-        applies: |draft, _| repeats(draft),
-        path: "decode.backend",
-        to: |_, _| "full".into(),
-        effect: "decode.backend = full",
+        when: "decode.backend is not full",
+        applies: |draft, _| draft.get("decode.backend") != "full",
+        path: "decode.steps",
+        to: |_, _| "1".into(),
+        effect: "decode.steps = 1",
         why: "only a whole step can be the body of a loop on the device",
     },
     Rule {
@@ -161,20 +161,20 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "steps-without-the-host",
-        when: "decode.steps is above 1",
-        applies: |draft, _| repeats(draft),
-        path: "decode.prep",
-        to: |_, _| "device".into(),
-        effect: "decode.prep = device",
+        when: "decode.prep is not device",
+        applies: |draft, _| draft.get("decode.prep") != "device",
+        path: "decode.steps",
+        to: |_, _| "1".into(),
+        effect: "decode.steps = 1",
         why: "the host cannot prepare steps that it does not see begin",
     },
     Rule {
         name: "steps-are-recorded-at-start",
-        when: "decode.steps is above 1",
-        applies: |draft, _| repeats(draft),
-        path: "capture",
-        to: |_, _| "startup".into(),
-        effect: "capture = startup",
+        when: "capture = lazy",
+        applies: |draft, _| draft.get("capture") == "lazy",
+        path: "decode.steps",
+        to: |_, _| "1".into(),
+        effect: "decode.steps = 1",
         why: "a bucket has two graphs then, and lazy capture counts one",
     },
     Rule {
@@ -187,10 +187,6 @@ pub const RULES: &[Rule] = &[
         why: "steps are compared one at a time",
     },
 ];
-
-fn repeats(draft: &Draft<'_>) -> bool {
-    draft.number("decode.steps") > Some(1)
-}
 
 fn cuts(backend: &str) -> bool {
     matches!(backend, "breakable" | "piecewise")

@@ -1,9 +1,17 @@
 use super::*;
 use expect_test::{expect, expect_file};
 
-const H200: Facts =
-    Facts { gpu: true, capability: (9, 0), records: true, sequences: 256, tokens: 8192 };
-const CPU: Facts = Facts { gpu: false, capability: (0, 0), ..H200 };
+const H200: Facts = Facts {
+    gpu: true,
+    capability: (9, 0),
+    records: true,
+    sequences: 256,
+    tokens: 8192,
+    weights: 1 << 30,
+};
+/// The same with a model whose steps are long.
+const LONG: Facts = Facts { weights: 16 << 30, ..H200 };
+const CPU: Facts = Facts { gpu: false, capability: (0, 0), ..LONG };
 
 fn given(config: &str, flags: &[(&str, &str)]) -> Given {
     Given {
@@ -198,21 +206,36 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             "",
             r#"{"decode": {"prep": "fused", "backend": "piecewise"}}"#,
         ),
-        ("steps-in-one-graph", &H200, "", r#"{"decode": {"steps": 4, "backend": "breakable"}}"#),
+        (
+            "steps-in-one-graph",
+            &LONG,
+            r#"{"decode": {"backend": "disabled"}}"#,
+            r#"{"decode": {"steps": 4, "backend": "breakable"}}"#,
+        ),
         (
             "one-node-has-no-inside",
             &H200,
             r#"{"decode": {"backend": "breakable"}}"#,
             r#"{"decode": {"backend": "piecewise"}, "layers": "one"}"#,
         ),
-        ("steps-without-the-host", &H200, "", r#"{"decode": {"steps": 4, "prep": "copy"}}"#),
+        (
+            "steps-without-the-host",
+            &LONG,
+            r#"{"decode": {"prep": "fused"}}"#,
+            r#"{"decode": {"steps": 4, "prep": "copy"}}"#,
+        ),
         (
             "steps-are-recorded-at-start",
-            &H200,
-            "",
+            &LONG,
+            lazy,
             r#"{"decode": {"steps": 4}, "capture": "lazy"}"#,
         ),
-        ("debug-sees-every-step", &H200, "", r#"{"decode": {"steps": 4}, "debug": "verify"}"#),
+        (
+            "debug-sees-every-step",
+            &LONG,
+            r#"{"debug": "eager"}"#,
+            r#"{"decode": {"steps": 4}, "debug": "verify"}"#,
+        ),
     ];
     // Options whose default cannot offend: only a person's choice can, and it is refused.
     let choice_only = [
@@ -220,10 +243,6 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
         "decode-breaks-somewhere",
         "prefill-breaks-somewhere",
         "inputs-in-one-graph",
-        "steps-in-one-graph",
-        "steps-without-the-host",
-        "steps-are-recorded-at-start",
-        "debug-sees-every-step",
     ];
     for (name, facts, changes, refuses) in cases {
         let rule = rules::RULES.iter().find(|rule| rule.name == *name).expect(name);
@@ -241,6 +260,14 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
         );
     }
     assert_eq!(cases.len(), rules::RULES.len(), "a rule without a test");
+}
+
+#[test]
+fn long_steps_are_launched_together() {
+    for (facts, steps) in [(H200, 1), (LONG, MAX_STEPS), (CPU, 1)] {
+        assert_eq!(resolved("", &[], &facts).steps, steps, "{facts:?}");
+        assert_eq!(resolved("", &[("graph-steps", "3")], &facts).steps, 3, "{facts:?}");
+    }
 }
 
 #[test]
