@@ -160,8 +160,9 @@ impl<'a> Steady<'a> {
         let total = pace.warm + pace.steps;
         let mut step = self.seats(pace.batch, pace.context, total + pace.room)?;
         step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
-        // A CPU's launch returns when it is done: nothing flies beside it.
-        let depth = if self.executor.device().target().is_some() { pace.depth } else { 1 };
+        // A CPU's launch returns when it is done: nothing flies beside it, and its results come all at once.
+        let one_by_one = self.executor.device().target().is_some();
+        let depth = if one_by_one { pace.depth } else { 1 };
         let mut launched = 0;
         let mut timing = Timing::default();
         let mut flying: VecDeque<Host> = VecDeque::new();
@@ -175,11 +176,16 @@ impl<'a> Steady<'a> {
                 flying.push_back(self.launch(&mut step)?);
                 (step.joins, step.pages) = (Vec::new(), Vec::new());
             }
-            let Some(host) = self.result(&mut timing.tokens, &mut flying)? else { continue };
+            let ended = self.result(&mut timing.tokens, &mut flying)?;
+            let shared = match &ended {
+                _ if one_by_one => 1,
+                Some(host) => host.steps,
+                None => continue,
+            };
             let now = Instant::now();
             let before = last.replace(now).filter(|_| index >= pace.warm);
-            if let Some(before) = before {
-                timing.steps.push((now - before) / host.steps);
+            timing.steps.extend(before.map(|before| (now - before) / shared));
+            if let (Some(_), Some(host)) = (before, ended) {
                 timing.launched(&host);
             }
         }
