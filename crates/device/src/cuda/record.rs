@@ -178,9 +178,9 @@ impl Drop for CudaGraph {
 /// Who launched the last loop.
 static LOOPING: Mutex<Weak<Context>> = Mutex::new(Weak::new());
 
-/// Waits until no other stream runs a loop; none can start one while the result is held. The driver (580)
-/// does not bear loops on several streams at once: under `compute-sanitizer --tool memcheck` eight of
-/// them fail in a second with an address that no kernel used, without it after minutes and rarely. One
+/// Waits until no other stream runs a loop; none can start one while the result is held. Loops on several
+/// streams at once are not borne (driver 580): under `compute-sanitizer --tool memcheck` eight of them fail
+/// in a second with an address that no kernel used, and long runs without it have lost the context. One
 /// engine has one stream and never waits here; loops end by themselves, so nobody waits for ever.
 fn no_other_loop(context: &Arc<Context>) -> Result<MutexGuard<'static, Weak<Context>>> {
     let mut last = LOOPING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

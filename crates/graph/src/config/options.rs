@@ -26,7 +26,7 @@ pub enum Kind {
 /// Most steps of one launch: the ring must hold the results of all of them and of a launch in front.
 pub const MAX_STEPS: u32 = device::step::ring::ENTRIES / 2;
 
-/// Weights from which a GPU's steps are long: 2 ms at least, of which a loop costs the GPU half a percent.
+/// Weights from which a GPU's steps are long: some 2 ms on an H200, of which a loop costs half a percent.
 const LONG_STEP: u64 = 8 << 30;
 
 /// One option.
