@@ -206,8 +206,7 @@ fn steps_that_cannot_repeat_run_once_at(place: &Place) {
     assert!(matches!(error, RunError::Mail(MailError::Repeating { launch: 1 })), "{error}");
 }
 
-/// Twelve threads with streams of their own, eight of them with loops. Under `memcheck` it fails within a second
-/// when those are not kept apart.
+/// Twelve threads with streams of their own, eight of them with loops.
 #[test]
 fn graphs_come_and_go_beside_loops() {
     let live = |place: &Place, steps: u32| {

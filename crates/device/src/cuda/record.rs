@@ -9,7 +9,7 @@ use crate::graph::{RecordOptions, Recorded};
 use crate::{Arena, Result, Span};
 use cudarc::driver::sys;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An item, lowered.
@@ -38,14 +38,6 @@ impl Step {
             }
         }
     }
-
-    /// Whether anything among the steps is repeated.
-    fn any_repeats(steps: &[Step]) -> bool {
-        steps.iter().any(|step| match step {
-            Step::Work(_) => false,
-            Step::Conditional { repeat, body, .. } => *repeat || Step::any_repeats(body),
-        })
-    }
 }
 
 /// The launch that copies the word at `cond` into a condition.
@@ -61,8 +53,8 @@ pub(crate) fn condition(handle: u64, cond: Span) -> Launch {
         cluster: [1, 1, 1],
         shared: 0,
         args: vec![Arg::U64(handle), Arg::Address(cond)],
-        // Never started early: it was tried before loops were kept apart (see `no_other_loop`), gave a
-        // microsecond a round and lost the context.
+        // Never started early: with that, loops on several streams lost the context within a minute
+        // (CUDA_ERROR_LAUNCH_FAILED, driver 580).
         waits: false,
     }
 }
@@ -74,7 +66,6 @@ pub(crate) struct CudaGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
     nodes: usize,
-    repeats: bool,
     bytes: u64,
     instantiation: Duration,
     _arena: Arena,
@@ -105,7 +96,6 @@ impl CudaGraph {
             graph,
             exec: std::ptr::null_mut(),
             nodes: 0,
-            repeats: Step::any_repeats(steps),
             bytes: 0,
             instantiation: Duration::ZERO,
             _arena: arena.clone(),
@@ -144,7 +134,6 @@ impl Recorded for CudaGraph {
     fn replay(&self) -> Result<()> {
         let api = self.context.bind()?;
         let _turn = may_wait();
-        let _alone = self.repeats.then(|| no_other_loop(&self.context)).transpose()?;
         // SAFETY: instantiated in `new`; all it points to is held by self.
         unsafe { api.cuGraphLaunch(self.exec, self.context.stream.raw) }
     }
@@ -161,7 +150,8 @@ impl Recorded for CudaGraph {
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         // Its last launch must have ended: the kernels and the arena may go with it. And nothing of other
-        // threads runs meanwhile: whether a loop minds graphs that go beside it is not known.
+        // threads runs meanwhile: a driver once lost the context with loops beside, and whether destroying
+        // had to do with it is not known.
         let _turn = capturing();
         report(self.context.sync_all());
         if !self.exec.is_null() {
@@ -173,26 +163,6 @@ impl Drop for CudaGraph {
             report(unsafe { self.context.api.cuGraphDestroy(self.graph) });
         }
     }
-}
-
-/// Who launched the last loop.
-static LOOPING: Mutex<Weak<Context>> = Mutex::new(Weak::new());
-
-/// Waits until no other stream runs a loop; none can start one while the result is held. Loops on several
-/// streams at once are not borne (driver 580): under `compute-sanitizer --tool memcheck` eight of them fail
-/// in a second with an address that no kernel used, and long runs without it have lost the context. One
-/// engine has one stream and never waits here; loops end by themselves, so nobody waits for ever.
-fn no_other_loop(context: &Arc<Context>) -> Result<MutexGuard<'static, Weak<Context>>> {
-    let mut last = LOOPING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if last.as_ptr() != Arc::as_ptr(context) {
-        // One that is gone has ended: its graphs waited for it when they were dropped.
-        if let Some(other) = last.upgrade() {
-            other.sync()?;
-        }
-        context.bind()?;
-        *last = Arc::downgrade(context);
-    }
-    Ok(last)
 }
 
 struct Recorder<'a> {
