@@ -1,4 +1,4 @@
-// Why tests of loops get one connection under `memcheck` (see `check`): it loses the context of this program, which
+// Why one test of loops gets one connection under `memcheck` (see `check`): it loses the context of this program, which
 // does nothing wrong and nothing at once. One stream, four graphs `begin, while (condition) { work, next }`, each
 // launched and waited for in its turn; the kernel of each needs more local memory than the one before.
 //
