@@ -1,0 +1,268 @@
+//! From a client's text to a compiled grammar, within limits on size, stack and time.
+
+use crate::bounds::{Limits, TooLarge};
+use crate::matcher::{Compiled, Weight, plain, reason};
+use crate::source::Grammar;
+use crate::vocabulary::Vocabulary;
+use llguidance::JsonCompileOptions;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use toktrie::SimpleVob;
+
+/// The stack of a compiling thread. llguidance recurses with a schema's nesting, some kilobytes a
+/// level; the most schemas that [`Limits`] lets through, all nested in each other, take a fraction of
+/// it. Pages that are not touched cost nothing.
+const STACK: usize = 256 << 20;
+
+/// Why there is no compiled grammar.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// It is wrong, or uses what is not supported.
+    #[error("{0}")]
+    Invalid(String),
+    /// It is beyond a limit.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// It was not ready in time.
+    #[error("the grammar takes longer than {} ms to compile; make it simpler", .0.as_millis())]
+    TooSlow(Duration),
+    /// Others are being compiled, and none was ready in time.
+    #[error("other grammars are being compiled; try again")]
+    Busy,
+    /// Running answers use as many grammars as may be.
+    #[error("too many different grammars are in use; try again")]
+    Full,
+}
+
+/// Compiles grammars over one vocabulary and keeps the latest. Cheap to clone, used from any thread.
+#[derive(Clone)]
+pub struct Compiler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    vocabulary: Vocabulary,
+    limits: Limits,
+    state: Mutex<State>,
+    freed: Condvar,
+    /// Bytes of the texts of all compiled grammars that live.
+    live: Arc<AtomicU64>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Threads that compile now, those included that nobody waits for any more.
+    running: usize,
+    /// The latest used last.
+    kept: VecDeque<(Grammar, Result<Compiled, CompileError>)>,
+    compilations: u64,
+}
+
+/// Gives a thread's place back, however it ends.
+struct Place(Arc<Shared>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.lock().running -= 1;
+        self.0.freed.notify_one();
+    }
+}
+
+impl Compiler {
+    /// A compiler with nothing kept.
+    pub fn new(vocabulary: Vocabulary, limits: Limits) -> Self {
+        let (state, freed, live) = (Mutex::default(), Condvar::new(), Arc::default());
+        Self { shared: Arc::new(Shared { vocabulary, limits, state, freed, live }) }
+    }
+
+    /// Compiles a grammar, or finds it among the latest. Blocks for at most the limit on time, twice
+    /// where others are being compiled: not for threads that serve others.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, CompileError> {
+        let shared = &self.shared;
+        if let Some(kept) = shared.lock().find(grammar) {
+            return kept;
+        }
+        shared.limits.check(grammar)?;
+        let weight = shared.weigh(grammar)?;
+        let place = shared.place()?;
+        let (sender, receiver) = sync_channel(1);
+        let (task, source) = (Arc::clone(shared), grammar.clone());
+        let work = move || {
+            // It may be there by now: whoever had the place before may have compiled the same.
+            let kept = task.lock().find(&source);
+            let result = kept.unwrap_or_else(|| {
+                let result = compile(&task.vocabulary, source.clone(), weight);
+                task.lock().keep(source, result.clone(), task.limits.kept);
+                result
+            });
+            drop(place);
+            let _ = sender.send(result);
+        };
+        let builder = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+        if builder.spawn(work).is_err() {
+            return Err(CompileError::Busy);
+        }
+        match receiver.recv_timeout(shared.limits.time) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => Err(CompileError::TooSlow(shared.limits.time)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(CompileError::Invalid("the grammar cannot be compiled".into()))
+            }
+        }
+    }
+
+    /// How often a grammar was compiled rather than found.
+    pub fn compilations(&self) -> u64 {
+        self.shared.lock().compilations
+    }
+
+    /// Bytes of the texts of all compiled grammars that are kept or in use.
+    pub fn live_bytes(&self) -> u64 {
+        self.shared.live.load(Ordering::Relaxed)
+    }
+
+    /// How many tokens the vocabulary has.
+    pub fn tokens(&self) -> usize {
+        self.shared.vocabulary.tokens()
+    }
+}
+
+impl std::fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shared = &self.shared;
+        f.debug_struct("Compiler")
+            .field("vocabulary", &shared.vocabulary)
+            .field("limits", &shared.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts a grammar among those that live; kept ones go where there is no room for it.
+    fn weigh(&self, grammar: &Grammar) -> Result<Weight, CompileError> {
+        /// A small text may need large tables too.
+        const LEAST: u64 = 4096;
+        let weight = Weight::new(&self.live, (grammar.text().len() as u64).max(LEAST));
+        while self.live.load(Ordering::Relaxed) > self.limits.live_bytes {
+            let oldest = self.lock().kept.pop_front();
+            if oldest.is_none() {
+                return Err(CompileError::Full);
+            }
+        }
+        Ok(weight)
+    }
+
+    /// Waits until fewer threads compile than may.
+    fn place(self: &Arc<Self>) -> Result<Place, CompileError> {
+        let until = Instant::now() + self.limits.time;
+        let mut state = self.lock();
+        while state.running >= self.limits.threads {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(CompileError::Busy);
+            }
+            let waited = self.freed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        state.running += 1;
+        Ok(Place(Arc::clone(self)))
+    }
+}
+
+impl State {
+    fn find(&mut self, grammar: &Grammar) -> Option<Result<Compiled, CompileError>> {
+        let at = self.kept.iter().position(|(kept, _)| kept == grammar)?;
+        let entry = self.kept.remove(at)?;
+        let result = entry.1.clone();
+        self.kept.push_back(entry);
+        Some(result)
+    }
+
+    fn keep(&mut self, grammar: Grammar, result: Result<Compiled, CompileError>, most: usize) {
+        /// What was wrong with a long text is not kept: it would not count as a live grammar.
+        const LONG: usize = 16 * 1024;
+        self.compilations += 1;
+        if result.is_err() && grammar.text().len() > LONG {
+            return;
+        }
+        self.kept.push_back((grammar, result));
+        while self.kept.len() > most {
+            self.kept.pop_front();
+        }
+    }
+}
+
+/// Compiles on this thread, and computes the first mask: what fails there is the grammar's fault too.
+fn compile(
+    vocabulary: &Vocabulary,
+    source: Grammar,
+    weight: Weight,
+) -> Result<Compiled, CompileError> {
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        let top = top_level(&source)?;
+        let invalid = |error: String| CompileError::Invalid(reason(&error));
+        let mut matcher = llguidance::Matcher::new(vocabulary.factory.create_parser(top));
+        if let Some(error) = matcher.get_error() {
+            return Err(invalid(error));
+        }
+        let first = matcher.compute_mask_or_eos().map_err(|error| invalid(error.to_string()))?;
+        try_out(matcher.deep_clone(), first, &vocabulary.eos).map_err(invalid)?;
+        Ok(matcher)
+    }));
+    let matcher =
+        made.unwrap_or_else(|_| Err(CompileError::Invalid("it cannot be compiled".into())))?;
+    let eos = Arc::clone(&vocabulary.eos);
+    Ok(Compiled::new(source, weight, matcher, eos, vocabulary.tokens()))
+}
+
+/// Takes a few steps: many a grammar is too complex only behind its first token, and the client
+/// should hear that before anything runs.
+fn try_out(mut matcher: llguidance::Matcher, first: SimpleVob, eos: &[u32]) -> Result<(), String> {
+    let mut mask = first;
+    for _ in 0..4 {
+        let Some(token) = mask.iter().find(|token| !eos.contains(token)) else { break };
+        matcher.consume_token(token).map_err(|error| error.to_string())?;
+        if matcher.is_stopped() {
+            break;
+        }
+        mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+fn top_level(source: &Grammar) -> Result<TopLevelGrammar, CompileError> {
+    Ok(match source {
+        Grammar::JsonObject => json_grammar(json!({"type": "object"})),
+        Grammar::JsonSchema(schema) => {
+            let parsed = serde_json::from_str(schema);
+            json_grammar(parsed.map_err(|error| CompileError::Invalid(plain(&error)))?)
+        }
+        Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+        Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+    })
+}
+
+/// Space between two words of JSON: a blank, or a new line with its indentation. Any amount is JSON
+/// too, and a small model that may write blanks for ever will.
+const SPACE: &str = r"[\x20\x09]|\x0D?\x0A[\x20\x09]{0,32}";
+
+/// JSON that satisfies a schema, laid out on one line or on indented ones.
+fn json_grammar(mut schema: Value) -> TopLevelGrammar {
+    if schema.is_object() {
+        let space = Some(SPACE.to_owned());
+        // This replaces options that the client may have put there.
+        JsonCompileOptions { whitespace_pattern: space, ..JsonCompileOptions::default() }
+            .apply_to(&mut schema);
+    }
+    TopLevelGrammar::from_json_schema(schema)
+}
