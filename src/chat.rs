@@ -67,8 +67,8 @@ fn parse(line: &str) -> Line<'_> {
 pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let loaded = loading::load(&args.load, global, 1)?;
-    let sampling = args.sampling.sampling(&loaded.config)?;
-    let talk = loaded.talk(sampling.grammar.is_some())?;
+    let sampling = loaded.sampling(&args.sampling)?;
+    let talk = loaded.talk()?;
     let mut chat = Chat {
         conversation: Conversation::new(talk.tokenizer.clone(), talk.template, args.system.clone()),
         speaker: Speaker::new(talk.engine, talk.tokenizer),

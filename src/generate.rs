@@ -195,6 +195,7 @@ impl<X: Executor> Speaker<X> {
                             Finish::Cancelled if cancelled => {}
                             Finish::Cancelled | Finish::Deadline => bail!("the engine gave up"),
                             Finish::Failed(why) => bail!("the device failed: {why}"),
+                            Finish::Grammar(why) => bail!("{why}"),
                         }
                         if !cancelled {
                             text.finish();

@@ -5,18 +5,20 @@ use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
 use crate::progress;
+use crate::sampling::SamplingArgs;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind};
-use engine::grammar::Vocabulary;
 use engine::model::dense::Numbers;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
+use engine::request::Sampling;
 use engine::{Engine, EngineConfig};
 use formats::chat::ChatTemplate;
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tokenizer::Tokenizer;
+use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::Program;
 use std::path::Path;
@@ -231,17 +233,30 @@ fn read_text(path: &Path) -> Result<ModelText> {
 }
 
 impl Loaded {
-    /// What an engine must know of this model. Being ready for grammars takes a moment.
-    pub(crate) fn engine_config(&self, grammars: bool) -> EngineConfig {
-        let text = self.text.as_ref().filter(|_| grammars);
-        let vocabulary = text.and_then(|text| vocabulary(text, &self.config));
+    /// What an engine must know of this model.
+    pub(crate) fn engine_config(&self) -> EngineConfig {
         let (eos, prefix_cache) = (self.config.eos.clone(), self.prefix_cache);
-        EngineConfig { eos, prefix_cache, vocabulary, ..EngineConfig::default() }
+        EngineConfig { eos, prefix_cache, ..EngineConfig::default() }
+    }
+
+    /// What the flags mean for this model. A grammar is compiled, which takes a moment.
+    pub(crate) fn sampling(&self, args: &SamplingArgs) -> Result<Sampling> {
+        let mut sampling = args.sampling(&self.config)?;
+        if let Some(source) = args.grammar()? {
+            let refuse = |why: &dyn std::fmt::Display| bad_input(format!("the grammar: {why}"));
+            let text = self.text.as_ref();
+            let text = text.ok_or_else(|| refuse(&"dummy weights have no tokenizer"))?;
+            let vocabulary = vocabulary(text, &self.config).map_err(|why| refuse(&why))?;
+            let compiler = Compiler::new(vocabulary, grammar::Limits::default());
+            let compiled = compiler.compile(&source).map_err(|why| refuse(&why))?;
+            sampling.grammar = Some(compiled);
+        }
+        Ok(sampling)
     }
 
     /// Ready to talk; a model of dummy weights has nothing to say.
-    pub(crate) fn talk(self, grammars: bool) -> Result<Talk> {
-        let config = self.engine_config(grammars);
+    pub(crate) fn talk(self) -> Result<Talk> {
+        let config = self.engine_config();
         let text = self.text.ok_or_else(|| {
             bad_input("dummy weights have no tokenizer: they are for `bench`, `graph` and `serve`")
         })?;
@@ -250,13 +265,13 @@ impl Loaded {
     }
 }
 
-/// What grammars are built over; `None` when they cannot be, and then they are refused by name.
-fn vocabulary(text: &ModelText, config: &ModelConfig) -> Option<Arc<Vocabulary>> {
+/// What grammars are built over.
+fn vocabulary(text: &ModelText, config: &ModelConfig) -> Result<Vocabulary, VocabularyError> {
     let tokenizer = &text.tokenizer;
     let vocab = config.vocab as u32;
     let bytes: Vec<_> = (0..vocab).map(|id| tokenizer.token_bytes(id).to_vec()).collect();
     let special: Vec<u32> = tokenizer.control_ids().filter(|&id| id < vocab).collect();
-    Vocabulary::new(&bytes, &special, &config.eos).ok().map(Arc::new)
+    Vocabulary::new(&bytes, &special, &config.eos)
 }
 
 /// One bar at a time: weights, then graphs.

@@ -66,9 +66,9 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
     let text = prompt::from_flag_or_stdin(args.prompt.as_deref())?;
     let interrupt = Interrupt::install()?;
     let loaded = loading::load(&args.load, global, 1)?;
-    let sampling = args.sampling.sampling(&loaded.config)?;
+    let sampling = loaded.sampling(&args.sampling)?;
     let (model, device) = (loaded.name.clone(), loaded.device.clone());
-    let talk = loaded.talk(sampling.grammar.is_some())?;
+    let talk = loaded.talk()?;
     let prompt = match args.raw {
         true => prompt::raw(&talk.tokenizer, &text)?,
         false => {

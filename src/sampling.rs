@@ -4,8 +4,9 @@
 use crate::exit::bad_input;
 use anyhow::{Context, Result};
 use clap::Args;
-use engine::request::{Grammar, Sampling};
+use engine::request::Sampling;
 use formats::config::{ModelConfig, SamplingDefaults};
+use grammar::Grammar;
 use std::path::PathBuf;
 
 /// Flags of sampling. What is not said comes from the model's `generation_config.json`, and what is
@@ -61,7 +62,7 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What the flags mean for this model.
+    /// What the flags mean for this model, all but [`Self::grammar`].
     pub(crate) fn sampling(&self, config: &ModelConfig) -> Result<Sampling> {
         // Authors who turn sampling off suggest greedy, whatever else stands in their file.
         let suggested = match config.sampling.do_sample {
@@ -84,14 +85,14 @@ impl SamplingArgs {
             max_tokens: self.max_tokens,
             min_tokens: self.min_tokens,
             ignore_eos: self.ignore_eos,
-            grammar: self.grammar()?,
             ..greedy
         };
         check_ranges(&sampling)?;
         Ok(sampling)
     }
 
-    fn grammar(&self) -> Result<Option<Grammar>> {
+    /// What answers are held to, as written.
+    pub(crate) fn grammar(&self) -> Result<Option<Grammar>> {
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path).with_context(|| bad_input(path.display().to_string()))
         };
@@ -160,10 +161,11 @@ mod tests {
             ["--min-p", "-0.1"],
             ["--repetition-penalty", "0"],
             ["-n", "0"],
-            ["--json-schema", "missing.json"],
         ] {
             assert!(sampling(&flags, SamplingDefaults::default()).is_err(), "{flags:?}");
         }
+        let flags = Flags::try_parse_from(["x", "--json-schema", "missing.json"]).unwrap();
+        assert!(flags.sampling.grammar().is_err());
         let negative = sampling(&["--presence-penalty", "-1"], SamplingDefaults::default());
         assert_eq!(negative.unwrap().presence_penalty, -1.0);
     }

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
         eprint!("{}", loaded.graphs.table());
         eprintln!("{}", loaded.executor.runners().recording());
     }
-    let engine = loaded.engine_config(true);
+    let engine = loaded.engine_config();
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     let backend = Serving::new(loaded.executor, engine, info);

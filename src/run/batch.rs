@@ -43,8 +43,8 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
         return Ok(());
     }
     let loaded = loading::load(&args.load, global, args.max_batch)?;
-    let sampling = args.sampling.sampling(&loaded.config)?;
-    let config = loaded.engine_config(sampling.grammar.is_some());
+    let sampling = loaded.sampling(&args.sampling)?;
+    let config = loaded.engine_config();
     let Loaded { executor, text, .. } = loaded;
     let text = text.ok_or_else(|| bad_input("dummy weights have no tokenizer"))?;
     let mut engine = Engine::builder(executor).config(config).build();

@@ -17,13 +17,11 @@
 
 use crate::engine::Engine;
 use crate::exec::Executor;
-use crate::grammar::Vocabulary;
 use crate::request::{
     Event, Finish, Output, Reject, Request, RequestId, Sampling, Token, TokenLogprob,
 };
 use crate::sched::{EngineConfig, EngineStats};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Chooses how an [`Offline`] engine runs.
 pub struct Builder<X: Executor> {
@@ -60,12 +58,6 @@ impl<X: Executor> Builder<X> {
     /// Most tokens of a step that feeds prompts.
     pub fn step_tokens(mut self, tokens: u32) -> Self {
         self.config.step_tokens = tokens;
-        self
-    }
-
-    /// What grammars are built over.
-    pub fn vocabulary(mut self, vocabulary: Arc<Vocabulary>) -> Self {
-        self.config.vocabulary = Some(vocabulary);
         self
     }
 

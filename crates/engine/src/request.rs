@@ -1,6 +1,7 @@
 //! What a caller asks for and what comes back: plain types shared by the offline API, the server
 //! and the simulator. Nothing here knows about devices, pages or threads.
 
+use grammar::Compiled;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -29,6 +30,9 @@ pub struct Request {
     pub priority: i32,
     /// Past this time the request ends with [`Finish::Deadline`].
     pub deadline: Option<Micros>,
+    /// The call it belongs to, by the id of the call's first request: calls take turns, requests of
+    /// one call go in their order. `None` is a call of its own.
+    pub call: Option<RequestId>,
     /// Requests with different salts never share cached pages.
     pub tenant: u64,
     /// Ask for log-probabilities of the prompt tokens too.
@@ -48,6 +52,7 @@ impl Request {
             choices: 1,
             priority: 0,
             deadline: None,
+            call: None,
             tenant: 0,
             prompt_logprobs: None,
             embed: None,
@@ -77,7 +82,7 @@ pub enum Pooling {
 /// How the next token is chosen and when to stop. `Default` is greedy with no limit but the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// 0 is greedy, and so is anything below [`crate::sampling::MIN_TEMPERATURE`].
     pub temperature: f32,
     /// Keep the k most likely tokens; 0 keeps all.
     pub top_k: u32,
@@ -106,7 +111,7 @@ pub struct Sampling {
     /// Go on past stop tokens of the model (those in `stop_tokens` were put there by the caller).
     pub ignore_eos: bool,
     /// Only tokens that fit this may be chosen.
-    pub grammar: Option<Grammar>,
+    pub grammar: Option<Compiled>,
 }
 
 impl Default for Sampling {
@@ -129,20 +134,6 @@ impl Default for Sampling {
             grammar: None,
         }
     }
-}
-
-/// A constraint on the text of an answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Grammar {
-    /// Any JSON value that satisfies this schema (the schema as JSON text).
-    JsonSchema(String),
-    /// Any JSON object.
-    JsonObject,
-    /// A regular expression over the whole answer.
-    Regex(String),
-    /// A Lark grammar.
-    Lark(String),
 }
 
 /// What happens to the engine from outside, in the order it happened.
@@ -230,6 +221,8 @@ pub enum Finish {
     Deadline,
     /// The device failed and the step could not be repeated.
     Failed(String),
+    /// The grammar cannot be followed further: the next token would cost more steps than it may.
+    Grammar(String),
 }
 
 /// Why a request was not accepted.

@@ -16,5 +16,5 @@ mod params;
 pub mod philox;
 pub mod reference;
 
-pub use params::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, validate};
+pub use params::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, MIN_TEMPERATURE, validate};
 pub(crate) use params::{penalised, seat_params, stops};

@@ -3,10 +3,13 @@
 //! It forms steps (`form`), takes their results (`apply`), and starts over when a device loses
 //! its state (`recover`). All of it is a function of the events and results it was given.
 //!
-//! **Fairness.** A waiting request is overtaken by at most [`EngineConfig::patience`] requests that
-//! arrived later; then it is *due*, goes before all others, and cannot be preempted by them.
-//! Admission takes requests strictly in order of service, so nothing small slips past something
-//! large; it pauses while a seated prompt computes pages that the next one begins with too. A seated
+//! **Fairness.** Calls take turns (`turns`): a call of many requests does not keep others waiting until
+//! its last one is seated, and where it holds more seats than a newcomer and itself would share
+//! equally, it gives some up. The first waiting request of a call is overtaken by at most
+//! [`EngineConfig::patience`] requests that arrived later; then it is *due*, goes before all others, and
+//! cannot be preempted by them. Admission takes requests strictly in order of service, so nothing small
+//! slips past something large; it pauses while a seated prompt computes pages that the next one begins
+//! with too. A seated
 //! sequence gets its row in every step that has room for it; decode rows go first, and when they leave
 //! no room for prompts the two take turns. Short prompts that come one by one may wait a few steps
 //! ([`EngineConfig::gather`]) to be fed together.
@@ -18,18 +21,18 @@ mod audit;
 mod form;
 mod queue;
 mod recover;
+mod turns;
 
 pub use audit::Holding;
 
 use crate::exec::{Coverage, Geometry, Seat, Step};
-use crate::grammar::Vocabulary;
 use crate::pages::{PageCounts, Pool};
 use crate::plant::{Plant, planted};
 use crate::request::{Event, Finish, Micros, Output, RequestId, Token};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
 use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use turns::Turns;
 
 /// What does not follow from the device.
 #[derive(Clone, Debug)]
@@ -60,8 +63,9 @@ pub struct EngineConfig {
     pub restarts: u32,
     /// The model's own stop tokens.
     pub eos: Vec<Token>,
-    /// What grammars are built over; without it they are refused.
-    pub vocabulary: Option<Arc<Vocabulary>>,
+    /// What the masks of one step may cost ([`grammar::Mask::cost`], about microseconds); rows beyond it
+    /// wait for the next step, so that grammars do not hold up everybody else.
+    pub mask_cost: u64,
 }
 
 impl Default for EngineConfig {
@@ -78,7 +82,7 @@ impl Default for EngineConfig {
             launch_retries: 8,
             restarts: 3,
             eos: Vec::new(),
-            vocabulary: None,
+            mask_cost: 20_000,
         }
     }
 }
@@ -132,6 +136,7 @@ pub struct EngineStats {
 struct Live {
     sequences: Vec<Key>,
     deadline: Option<Micros>,
+    call: u64,
 }
 
 /// A step on its way.
@@ -185,6 +190,7 @@ pub(crate) struct Scheduler {
     deadlines: BTreeSet<(Micros, RequestId)>,
     queue: Queue,
     arrivals: u64,
+    turns: Turns,
     /// Who sits where.
     seats: Vec<Option<Key>>,
     /// Most seats in use at once: no more than a decode step covers.
@@ -201,6 +207,12 @@ pub(crate) struct Scheduler {
     forming: Flight,
     /// Tokens for penalties in the joins of the step being formed.
     seen: u32,
+    /// What its masks cost so far.
+    mask_cost: u64,
+    /// Who was passed over because masks had cost enough, the longest wait first.
+    unmasked: VecDeque<Key>,
+    /// The prompt that has the first mask of the step.
+    mask_first: Option<Key>,
     pub(crate) stalled: bool,
     tries: u32,
     flights: VecDeque<Flight>,
@@ -247,6 +259,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             queue: Queue::default(),
             arrivals: 0,
+            turns: Turns::default(),
             seats: vec![None; geometry.seats as usize],
             seat_limit,
             seated: 0,
@@ -256,6 +269,9 @@ impl Scheduler {
             step: Step::default(),
             forming: Flight::default(),
             seen: 0,
+            mask_cost: 0,
+            unmasked: VecDeque::new(),
+            mask_first: None,
             stalled: false,
             tries: 0,
             flights: VecDeque::new(),
@@ -328,6 +344,7 @@ impl Scheduler {
             if let Some(deadline) = live.deadline {
                 self.deadlines.remove(&(deadline, id));
             }
+            self.turns.leave(live.call);
             self.live.remove(&id);
         }
         let sequence = &mut self.sequences[key];
@@ -465,5 +482,6 @@ impl Scheduler {
         let pages = self.pool.counts();
         assert!(pages.balances(), "the page ledger does not balance: {pages:?}");
         assert!(self.seated + self.reserved <= self.seat_limit, "more seats in use than covered");
+        assert!(!self.live.is_empty() || self.turns.is_empty(), "a call outlived its requests");
     }
 }

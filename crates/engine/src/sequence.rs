@@ -5,10 +5,10 @@
 //! seat and pages are given up. Nothing changes hands while a step in flight can write it.
 
 use crate::exec::{Page, Seat};
-use crate::grammar::Matcher;
 use crate::pages::Cursor;
 use crate::plant::{Plant, planted};
 use crate::request::{Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
+use grammar::Matcher;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ pub(crate) struct Spec {
     pub(crate) stops: Vec<Token>,
     pub(crate) priority: i32,
     pub(crate) tenant: u64,
+    pub(crate) call: u64,
     pub(crate) prompt_logprobs: Option<u32>,
     pub(crate) embed: Option<Embed>,
 }
@@ -56,6 +57,8 @@ pub(crate) struct Far {
     pub(crate) matcher: Option<Matcher>,
     /// Requests in order of arrival.
     pub(crate) arrival: u64,
+    /// Calls in order of service ([`crate::sched`]'s turns).
+    pub(crate) turn: u64,
     /// Choices that will split off once the prompt is launched.
     pub(crate) unforked: u32,
     /// Later requests that were seated while this one waited.
@@ -152,6 +155,7 @@ pub(crate) enum Work {
 pub(crate) struct Rank {
     not_due: bool,
     priority: Reverse<i32>,
+    turn: u64,
     arrival: u64,
     choice: u32,
 }
@@ -162,6 +166,7 @@ impl Sequence {
             not_due: !self.due,
             // Among those that waited too long only the order of arrival counts.
             priority: Reverse(if self.due { 0 } else { self.far.spec.priority }),
+            turn: if self.due { 0 } else { self.far.turn },
             arrival: self.far.arrival,
             choice: self.choice,
         }

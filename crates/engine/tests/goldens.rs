@@ -128,15 +128,13 @@ fn check_prompt(case: &str, device: &Device, chunk: u32, tolerance: f32) {
     let loaded = load(case, device, 3, tolerance);
     let mut engine = Engine::builder(loaded.executor).step_tokens(chunk).build();
     let request = |prompt_logprobs, embed: Option<Embed>| Request {
-        id: RequestId(0),
-        prompt: golden.tokens.clone().into(),
-        sampling: Sampling { max_tokens: 1, ..Sampling::default() },
-        choices: 1,
-        priority: 0,
-        deadline: None,
-        tenant: 0,
         prompt_logprobs,
         embed,
+        ..Request::new(
+            RequestId(0),
+            golden.tokens.clone(),
+            Sampling { max_tokens: 1, ..Sampling::default() },
+        )
     };
     let mean = Embed { pooling: Pooling::Mean, unit: false };
     let last = Embed { pooling: Pooling::Last, unit: false };

@@ -3,6 +3,7 @@
 use crate::answer::{Reasoning, ToolFormat};
 use crate::config::Limits;
 use crate::error::ApiError;
+use crate::grammars::Grammars;
 use crate::http::auth::Keys;
 use crate::link::{Call, Health, Link, Reader, Refusal};
 use crate::metrics::Metrics;
@@ -85,6 +86,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Who may call.
     pub keys: Keys,
+    /// Compiles what clients hold answers to.
+    pub grammars: Grammars,
     /// When the server started, in seconds since 1970.
     pub started: u64,
     pub(crate) draining: AtomicBool,
@@ -100,7 +103,9 @@ impl App {
         keys: Keys,
     ) -> Self {
         let started = crate::openai::unix_time();
-        Self { model, link, limits, metrics, keys, started, draining: AtomicBool::new(false) }
+        let grammars = Grammars::new(Arc::clone(&model.text), &limits);
+        let draining = AtomicBool::new(false);
+        Self { model, link, limits, metrics, keys, grammars, started, draining }
     }
 
     /// Whether new requests are taken, and if not, why.

@@ -126,6 +126,8 @@ limits! {
     top_logprobs = 20;
     /// Bytes of a JSON schema (of `response_format` or of a tool).
     schema_bytes = 256 * 1024;
+    /// Milliseconds a schema may take to be compiled.
+    grammar_ms = 4_000;
     /// Tokens a stream may be ahead of its reader; a reader further behind loses its stream.
     backlog = 4096;
     /// Milliseconds of silence after which a stream gets a comment line, so that proxies keep it.

@@ -21,6 +21,7 @@ mod app;
 mod config;
 mod describe;
 mod error;
+pub mod grammars;
 pub mod http;
 pub mod link;
 mod live;

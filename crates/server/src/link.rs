@@ -174,6 +174,7 @@ impl Link {
         let mut tokens = 0u64;
         for (request, id) in requests.iter_mut().zip(first..) {
             request.id = RequestId(id);
+            request.call = Some(RequestId(first));
             tokens += u64::from(request.choices) * (u64::from(request.sampling.max_tokens) + 2) + 2;
         }
         let room = match reader {

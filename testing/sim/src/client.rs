@@ -4,9 +4,9 @@ use crate::oracle::{EOS, VOCAB};
 use crate::rng::Rng;
 use engine::EngineConfig;
 use engine::exec::{Coverage, Geometry};
-use engine::grammar::Vocabulary;
-use engine::request::{Embed, Grammar, Micros, Pooling, Request, RequestId, Sampling, Token};
-use std::sync::{Arc, OnceLock};
+use engine::request::{Embed, Micros, Pooling, Request, RequestId, Sampling, Token};
+use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
+use std::sync::OnceLock;
 
 /// One client's visit.
 #[derive(Clone, Debug)]
@@ -65,15 +65,17 @@ pub fn grammar_letters() -> std::ops::RangeInclusive<Token> {
     token(b'a')..=token(b'f')
 }
 
-fn vocabulary() -> Arc<Vocabulary> {
-    static SHARED: OnceLock<Arc<Vocabulary>> = OnceLock::new();
+fn compiled() -> Compiled {
+    static SHARED: OnceLock<Compiled> = OnceLock::new();
     let build = || {
         let bytes: Vec<Vec<u8>> = (0..VOCAB)
             .map(|token| if token == EOS { vec![] } else { vec![token as u8 + 31] })
             .collect();
-        Arc::new(Vocabulary::new(&bytes, &[EOS], &[EOS]).expect("a small vocabulary"))
+        let vocabulary = Vocabulary::new(&bytes, &[EOS], &[EOS]).expect("a small vocabulary");
+        let compiler = Compiler::new(vocabulary, Limits::default());
+        compiler.compile(&Grammar::Regex(GRAMMAR.into())).expect("a small grammar")
     };
-    Arc::clone(SHARED.get_or_init(build))
+    SHARED.get_or_init(build).clone()
 }
 
 impl Scenario {
@@ -104,7 +106,7 @@ impl Scenario {
             launch_retries: rng.range(0, 4),
             restarts: rng.range(1, 4),
             eos: vec![EOS],
-            vocabulary: Some(vocabulary()),
+            mask_cost: u64::from(Rng::new(seed, 7).range(0, 40)),
         };
         let everything = kind == Kind::Everything;
         let mut scenario = Self {
@@ -119,6 +121,7 @@ impl Scenario {
         };
         scenario.fill(&mut rng, everything);
         scenario.turn_some_into_vectors(&mut Rng::new(seed, 5));
+        scenario.join_some_into_calls(&mut Rng::new(seed, 8));
         scenario
     }
 
@@ -132,6 +135,18 @@ impl Scenario {
                 request.embed = Some(Embed { pooling, unit });
                 (request.choices, request.prompt_logprobs) = (1, None);
             }
+        }
+    }
+
+    /// Some clients send several requests in one call.
+    fn join_some_into_calls(&mut self, rng: &mut Rng) {
+        let mut call = None;
+        for visit in &mut self.visits {
+            call = match call {
+                Some(call) if !rng.one_in(6) => Some(call),
+                _ => rng.one_in(5).then_some(visit.request.id),
+            };
+            visit.request.call = call;
         }
     }
 
@@ -192,6 +207,7 @@ impl Scenario {
             choices,
             priority: if rng.one_in(3) { rng.range(0, 2) as i32 - 1 } else { 0 },
             deadline: late.then(|| (at + u64::from(rng.range(0, 120))) * self.tick),
+            call: None,
             tenant: u64::from(rng.range(0, 2) / 2),
             prompt_logprobs: rng.one_in(12).then(|| rng.range(0, 3)),
             embed: None,
@@ -220,7 +236,7 @@ fn sampling(rng: &mut Rng, max_tokens: u32) -> Sampling {
     }
     sampling.ignore_eos = rng.one_in(5);
     if grammar {
-        sampling.grammar = Some(Grammar::Regex(GRAMMAR.into()));
+        sampling.grammar = Some(compiled());
         // Only the oracle's own idea of the grammar decides where such an answer ends.
         sampling.stop_tokens.clear();
     }

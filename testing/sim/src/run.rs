@@ -393,6 +393,7 @@ impl Run {
                     Finish::Cancelled => client.cancelled,
                     Finish::Deadline => deadline.is_some_and(|deadline| deadline < now),
                     Finish::Failed(_) => failed,
+                    Finish::Grammar(_) => false,
                     end if client.request.embed.is_some() => {
                         client.embedded && *end == Finish::Stop(None)
                     }

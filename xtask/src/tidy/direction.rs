@@ -7,11 +7,12 @@ use cargo_metadata::Metadata;
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("device", &[]),
     ("formats", &[]),
+    ("grammar", &[]),
     ("graph", &["device"]),
-    ("engine", &["graph", "device", "formats"]),
-    ("server", &["engine", "formats"]),
-    ("dacapo", &["device", "graph", "formats", "engine", "server"]),
-    ("sim", &["engine"]),
+    ("engine", &["graph", "device", "formats", "grammar"]),
+    ("server", &["engine", "formats", "grammar"]),
+    ("dacapo", &["device", "graph", "formats", "grammar", "engine", "server"]),
+    ("sim", &["engine", "grammar"]),
     ("xtask", &[]),
 ];
 
@@ -27,6 +28,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ("libloading", &["device"], "the device layer is the only part that loads libraries"),
     ("tokenizers", &["formats"], "formats reads tokenizers"),
     ("minijinja", &["formats"], "formats renders templates"),
+    ("llguidance", &["grammar"], "grammar bounds what is compiled"),
 ];
 
 /// One dependency: who, on whom, and whether only its tests do.

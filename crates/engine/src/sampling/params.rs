@@ -12,6 +12,10 @@ pub const MAX_STOP_TOKENS: usize = 16;
 /// Most single tokens whose logits a request shifts.
 pub const MAX_LOGIT_BIAS: usize = 320;
 
+/// A temperature below this is greedy: logits divided by it overflow, and the likeliest token would win
+/// anyway.
+pub const MIN_TEMPERATURE: f32 = 1e-5;
+
 /// Checks every field; the error names the first one out of range. `eos` are the model's own stop
 /// tokens.
 pub fn validate(sampling: &Sampling, vocab: u32, eos: &[Token]) -> Result<(), Reject> {
@@ -88,7 +92,7 @@ pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
     let choice = if planted(Plant::SameSeed) { 0 } else { sequence.choice };
     let counted = sequence.tokens[..counted].iter().enumerate();
     SeatParams {
-        temperature: s.temperature,
+        temperature: if s.temperature < MIN_TEMPERATURE { 0.0 } else { s.temperature },
         top_k: s.top_k,
         top_p: s.top_p,
         min_p: s.min_p,

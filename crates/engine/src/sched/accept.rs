@@ -33,18 +33,13 @@ impl Scheduler {
             choices,
             priority,
             deadline,
+            call,
             tenant,
             prompt_logprobs,
             embed,
         } = request;
-        let matcher = match (&sampling.grammar, &self.config.vocabulary) {
-            (None, _) => None,
-            (Some(grammar), Some(vocabulary)) => Some(vocabulary.matcher(grammar)?),
-            (Some(_), None) => {
-                let problem = "this engine has no vocabulary to build it over".to_owned();
-                return Err(Reject::BadParameter { field: "grammar", problem });
-            }
-        };
+        let matcher = sampling.grammar.as_ref().map(|grammar| grammar.matcher());
+        let call = call.unwrap_or(id).0;
         let prompt_len = prompt.len() as u32;
         let answer = if embed.is_some() { 0 } else { sampling.max_tokens };
         let max_len = prompt_len.saturating_add(answer).min(self.longest());
@@ -53,10 +48,12 @@ impl Scheduler {
             sampling,
             priority,
             tenant,
+            call,
             prompt_logprobs,
             embed,
         };
         self.arrivals += 1;
+        let turn = self.turns.enter(call, choices);
         let sequence = Sequence {
             tokens: prompt.to_vec(),
             id,
@@ -72,6 +69,7 @@ impl Scheduler {
                 spec: Arc::new(spec),
                 matcher,
                 arrival: self.arrivals,
+                turn,
                 unforked: choices - 1,
                 overtaken: 0,
                 cached: 0,
@@ -87,7 +85,7 @@ impl Scheduler {
         // Keys are used again: what was refused under this one may be gone.
         self.refused = self.refused.filter(|(refused, _)| *refused != key);
         self.queue.push(rank, arrival, key);
-        self.live.insert(id, Live { sequences: vec![key], deadline });
+        self.live.insert(id, Live { sequences: vec![key], deadline, call });
         if let Some(deadline) = deadline {
             self.deadlines.insert((deadline, id));
         }
@@ -122,6 +120,11 @@ impl Scheduler {
             return Err(Reject::UnknownToken(token));
         }
         sampling::validate(&request.sampling, self.geometry.vocab, &self.config.eos)?;
+        // A shorter mask is widened with tokens that are never allowed.
+        let tokens = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.tokens());
+        if tokens > self.geometry.vocab as usize {
+            return bad("grammar", "it was compiled for another vocabulary");
+        }
         if request.choices == 0 {
             return bad("choices", "at least one");
         }

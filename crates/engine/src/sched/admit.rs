@@ -4,7 +4,9 @@ use super::Scheduler;
 use crate::exec::Seat;
 use crate::pages::Match;
 use crate::plant::{Plant, planted};
-use crate::sequence::{Key, Leaving, Place, Seated};
+use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Scheduler {
     /// Seats as many as seats and pages allow, strictly in order of service. True when somebody was
@@ -126,6 +128,8 @@ impl Scheduler {
         }
         self.stats.prompt_tokens += u64::from(sequence.len());
         self.stats.cached_tokens += u64::from(fed);
+        let turn = sequence.far.turn;
+        self.turns.serve(turn);
         self.overtake(key);
         true
     }
@@ -142,10 +146,14 @@ impl Scheduler {
         self.pool.find(sequence.far.spec.tenant, &sequence.tokens, most)
     }
 
-    /// Counts the newcomer against everybody who arrived before it and still waits.
+    /// Counts the newcomer against the first of every call that arrived before it and still waits.
     fn overtake(&mut self, key: Key) {
+        let mut calls = BTreeSet::new();
         for waiting in self.queue.before(self.sequences[key].far.arrival) {
             let sequence = &mut self.sequences[waiting];
+            if !calls.insert(sequence.far.spec.call) {
+                continue;
+            }
             sequence.far.overtaken += 1;
             self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.far.overtaken);
             if sequence.far.overtaken >= self.config.patience
@@ -159,32 +167,63 @@ impl Scheduler {
         }
     }
 
-    /// Sends one sequence of strictly lower priority back to the queue, if sending all of them back
-    /// would be enough for this one. True when that freed something at once.
+    /// Sends one sequence back to the queue that has to make room for this one, if sending all such
+    /// back would be enough: those of strictly lower priority, and those of a call that holds more than
+    /// its share. True when that freed something at once.
     fn make_room(&mut self, key: Key) -> bool {
         if self.leaving > 0 {
             return false;
         }
         let priority = self.sequences[key].far.spec.priority;
-        let lower = |other: &Key| {
+        let lower = |sequence: &Sequence| sequence.far.spec.priority < priority;
+        if let Some(victim) = self.last_of(key, u32::MAX, lower) {
+            return self.preempt(victim);
+        }
+        let Some((call, spare)) = self.largest_call(key) else { return false };
+        let of_call = |sequence: &Sequence| {
+            sequence.far.spec.call == call && sequence.far.spec.priority <= priority
+        };
+        let Some(victim) = self.last_of(key, spare, of_call) else { return false };
+        // Behind the one it makes room for, and behind what else its call was promised.
+        self.sequences[victim].far.turn = self.turns.back(call);
+        self.preempt(victim)
+    }
+
+    /// The last in order of service of those that `may` go, if all of them together, of whose seats at
+    /// most `spare` are taken, would be enough for this one.
+    fn last_of(&self, key: Key, spare: u32, may: impl Fn(&Sequence) -> bool) -> Option<Key> {
+        let goes = |other: &Key| {
             let sequence = &self.sequences[*other];
-            !sequence.due && sequence.far.spec.priority < priority
+            !sequence.due && sequence.far.unforked < spare && may(sequence)
         };
         let (mut seats, mut pages) = (0, 0);
-        for other in self.seats.iter().flatten().filter(|other| lower(other)) {
+        for other in self.seats.iter().flatten().filter(|other| goes(other)) {
             let sequence = &self.sequences[*other];
             seats += 1 + sequence.far.unforked;
             pages += sequence.seated().map_or(0, |at| at.table.len() as u32);
         }
+        let seats = seats.min(spare);
         let counts = self.pool.counts();
         let enough = seats > 0
             && self.seated + self.reserved + self.seats_needed(key) <= self.seat_limit + seats
             && pages + counts.free + counts.unread >= self.pages_needed(key) + self.spare_pages();
-        let victim = self.seats.iter().flatten().copied().filter(|other| lower(other));
-        match victim.max_by_key(|&other| self.sequences[other].rank()) {
-            Some(victim) if enough => self.preempt(victim),
-            _ => false,
+        let going = self.seats.iter().flatten().copied().filter(|other| goes(other));
+        going.max_by_key(|&other| self.sequences[other].rank()).filter(|_| enough)
+    }
+
+    /// The call that holds the most seats, and how many of them it can give up for this one and still
+    /// hold as many as this one's call then does. Strictly better for the one who has less: two calls
+    /// never send each other away in turn.
+    fn largest_call(&self, key: Key) -> Option<(u64, u32)> {
+        let mut held: BTreeMap<u64, u32> = BTreeMap::new();
+        for other in self.seats.iter().flatten() {
+            let sequence = &self.sequences[*other];
+            *held.entry(sequence.far.spec.call).or_default() += 1 + sequence.far.unforked;
         }
+        let mine = held.remove(&self.sequences[key].far.spec.call).unwrap_or(0);
+        let then = mine + self.seats_needed(key);
+        let (&call, &most) = held.iter().max_by_key(|&(call, seats)| (seats, Reverse(call)))?;
+        (most > then).then(|| (call, most - then))
     }
 
     /// Sends the last in order of service back to the queue. True when that freed pages at once,

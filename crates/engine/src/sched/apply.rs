@@ -261,7 +261,7 @@ impl Scheduler {
                 Ok(true) => finish = Some(Finish::Stop(None)),
                 Ok(false) => {}
                 Err(error) => {
-                    self.end(key, Finish::Failed(format!("grammar: {error}")));
+                    self.end(key, Finish::Grammar(error.to_string()));
                     return;
                 }
             }

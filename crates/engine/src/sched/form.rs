@@ -6,6 +6,8 @@ use crate::plant::{Plant, planted};
 use crate::request::{Finish, Token};
 use crate::sampling;
 use crate::sequence::{Far, Key, Place, Seated, Sequence, Work};
+use grammar::Mask;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Scheduler {
@@ -17,6 +19,8 @@ impl Scheduler {
         self.step.copies.clear();
         self.step.masks.clear();
         self.seen = 0;
+        self.mask_cost = 0;
+        self.mask_first = None;
         self.step.steps = 1;
         let rows = self.spare.pop().unwrap_or_default();
         self.forming = Flight { number: 0, steps: 1, rows };
@@ -94,11 +98,32 @@ impl Scheduler {
                 break starved;
             }
         };
-        self.prompts.sort_by_key(|&key| self.sequences[key].rank());
+        self.order_prompts();
         if planted(Plant::StarvePrefill) && !self.ready.is_empty() {
             self.prompts.clear();
         }
         starved
+    }
+
+    /// Prompts in order of service; of one call, the second after the first of every other.
+    fn order_prompts(&mut self) {
+        let Self { prompts, sequences, .. } = self;
+        prompts.sort_by_key(|&key| sequences[key].rank());
+        let call = |key: Key| sequences[key].far.spec.call;
+        let alike = prompts.windows(2).any(|pair| call(pair[0]) == call(pair[1]));
+        if alike {
+            let mut before: BTreeMap<u64, u32> = BTreeMap::new();
+            let mut order: Vec<(bool, u32, Key)> = Vec::with_capacity(prompts.len());
+            for &key in prompts.iter() {
+                let nth = before.entry(call(key)).or_default();
+                *nth += 1;
+                order.push((!sequences[key].due, *nth, key));
+            }
+            // The sort is stable: what is equal here stays in order of service.
+            order.sort_by_key(|&(not_due, nth, _)| (not_due, nth));
+            prompts.clear();
+            prompts.extend(order.iter().map(|&(_, _, key)| key));
+        }
     }
 
     /// Makes the page at the next position this sequence's own.
@@ -135,12 +160,18 @@ impl Scheduler {
         let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).max(1);
         let decoding = self.ready.len() as u32;
         let room = decoding < budget && decoding < self.coverage.prefill_rows;
-        let mixed = !self.prompts.is_empty() && room && !self.gathers(decoding);
+        self.order_masks();
+        let waits = |this: &mut Self| this.mask_first.is_none() && this.gathers(decoding);
+        let mixed = !self.prompts.is_empty() && room && !waits(self);
         // Without room for both they take turns.
         let prompts_only =
             !self.prompts.is_empty() && !room && (self.prompts_turn || decoding == 0);
         self.prompts_turn = !self.prompts.is_empty() && !room && !prompts_only;
 
+        if !mixed && !prompts_only {
+            // No prompt has a row in this step: nobody waits for its mask.
+            self.unmasked.extend(self.mask_first.take());
+        }
         let (mut tokens, mut rows) = (budget, self.coverage.prefill_rows);
         if !prompts_only {
             for index in 0..self.ready.len() {
@@ -160,6 +191,20 @@ impl Scheduler {
                 let fed = self.add_prompt(self.prompts[index], tokens);
                 tokens -= fed.min(tokens);
                 rows -= 1;
+            }
+        }
+    }
+
+    /// Whoever waits longest for a mask is the first to have one: a row that decodes goes before the
+    /// others, and for a prompt the others wait a step.
+    fn order_masks(&mut self) {
+        while let Some(first) = self.unmasked.pop_front() {
+            if let Some(index) = self.ready.iter().position(|ready| ready.key == first) {
+                return self.ready.rotate_left(index);
+            }
+            if self.prompts.contains(&first) {
+                self.mask_first = Some(first);
+                return;
             }
         }
     }
@@ -320,14 +365,24 @@ impl Scheduler {
             self.seen = seen;
         }
         if sample && let Some(matcher) = &mut sequence.far.matcher {
+            let spent = self.mask_cost > 0 && self.mask_cost >= self.config.mask_cost;
+            if spent || self.mask_first.is_some_and(|first| first != key) {
+                if !self.unmasked.contains(&key) {
+                    self.unmasked.push_back(key);
+                }
+                return None;
+            }
             match matcher.mask() {
-                Ok(mut mask) => {
+                Ok(Mask { words: mut mask, cost }) => {
+                    self.mask_first = None;
+                    self.unmasked.retain(|&waiting| waiting != key);
+                    self.mask_cost = self.mask_cost.saturating_add(cost);
                     // Logits may be padded past the tokenizer's last token: those are never allowed.
                     mask.resize(self.geometry.vocab.div_ceil(32) as usize, 0);
                     self.step.masks.push((self.forming.rows.len() as u32, mask));
                 }
                 Err(error) => {
-                    self.end(key, Finish::Failed(format!("grammar: {error}")));
+                    self.end(key, Finish::Grammar(error.to_string()));
                     return None;
                 }
             }
@@ -443,6 +498,7 @@ impl Scheduler {
                 spec: Arc::clone(&sequence.far.spec),
                 matcher: sequence.far.matcher.clone(),
                 arrival: sequence.far.arrival,
+                turn: sequence.far.turn,
                 unforked: 0,
                 overtaken: 0,
                 cached: sequence.far.cached,

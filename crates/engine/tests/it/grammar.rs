@@ -1,22 +1,21 @@
 use crate::echo::{Echo, VOCAB, request};
-use engine::grammar::{GrammarError, Vocabulary};
-use engine::request::{Event, Finish, Grammar, Output, Reject};
+use engine::request::{Event, Finish, Output, Reject};
 use engine::{Engine, EngineConfig};
-use std::sync::Arc;
+use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
 
 /// Tokens are their own ASCII codes; 0 ends the text.
-fn vocabulary() -> Arc<Vocabulary> {
+fn compiled(grammar: &Grammar, tokens: u32) -> Compiled {
     let bytes: Vec<Vec<u8>> =
-        (0..VOCAB).map(|t| if t == 0 { vec![] } else { vec![t as u8] }).collect();
-    Arc::new(Vocabulary::new(&bytes, &[0], &[0]).unwrap())
+        (0..tokens).map(|t| if t == 0 { vec![] } else { vec![t as u8] }).collect();
+    let vocabulary = Vocabulary::new(&bytes, &[0], &[0]).unwrap();
+    Compiler::new(vocabulary, Limits::default()).compile(grammar).unwrap()
 }
 
 fn answer(grammar: Grammar, prompt: &[u32]) -> (String, Finish, u64) {
-    let config =
-        EngineConfig { eos: vec![0], vocabulary: Some(vocabulary()), ..EngineConfig::default() };
+    let config = EngineConfig { eos: vec![0], ..EngineConfig::default() };
     let mut engine = Engine::new(Echo::new(4, 200), config);
     let mut constrained = request(1, prompt, 200);
-    constrained.sampling.grammar = Some(grammar);
+    constrained.sampling.grammar = Some(compiled(&grammar, VOCAB));
     // Somebody without a grammar beside it, who may run ahead.
     let events = vec![
         Event::Submit(Box::new(constrained)),
@@ -77,18 +76,46 @@ fn a_grammar_in_lark() {
 }
 
 #[test]
-fn what_cannot_be_built_is_refused() {
-    let config = EngineConfig { vocabulary: Some(vocabulary()), ..EngineConfig::default() };
-    let mut engine = Engine::new(Echo::new(1, 50), config);
-    let mut bad = request(1, &[1], 5);
-    bad.sampling.grammar = Some(Grammar::Regex("[a".into()));
-    let mut schema = request(2, &[1], 5);
-    schema.sampling.grammar = Some(Grammar::JsonSchema("{".into()));
-    let events = vec![Event::Submit(Box::new(bad)), Event::Submit(Box::new(schema))];
-    for output in engine.step(0, events) {
-        let Output::Rejected { reason, .. } = output else { panic!("{output:?}") };
-        assert!(matches!(reason, Reject::BadParameter { field: "grammar", .. }), "{reason}");
+fn a_grammar_over_a_larger_vocabulary_is_refused() {
+    let mut engine = Engine::new(Echo::new(1, 50), EngineConfig::default());
+    let mut other = request(1, &[1], 5);
+    other.sampling.grammar = Some(compiled(&Grammar::Regex("[a-z]".into()), VOCAB + 1));
+    let outputs = engine.step(0, vec![Event::Submit(Box::new(other))]);
+    let [Output::Rejected { reason, .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert!(matches!(reason, Reject::BadParameter { field: "grammar", .. }), "{reason}");
+}
+
+/// Masks that cost too much for one step are spread over several; nobody is left out, and a row
+/// without a grammar runs in every step.
+#[test]
+fn masks_of_one_step_are_bounded_in_all() {
+    let config = EngineConfig { eos: vec![0], mask_cost: 1, ..EngineConfig::default() };
+    let mut engine = Engine::new(Echo::new(8, 400).wide(), config);
+    let grammar = compiled(&Grammar::Regex("[a-z]{12}".into()), VOCAB);
+    let mut events = vec![Event::Submit(Box::new(request(0, &[3, 4, 5], 60)))];
+    for id in 1..=6 {
+        let mut guided = request(id, &[id as u32, 2, 3], 60);
+        guided.sampling.grammar = Some(grammar.clone());
+        events.push(Event::Submit(Box::new(guided)));
     }
-    assert_eq!(Vocabulary::new(&[vec![1]], &[], &[]).unwrap_err(), GrammarError::NoEos);
-    assert_eq!(Vocabulary::new(&[vec![1]], &[], &[7]).unwrap_err(), GrammarError::OutOfRange(7));
+    let mut outputs = engine.step(0, events);
+    while !engine.is_idle() {
+        outputs.extend(engine.step(0, Vec::new()));
+    }
+    let said = |id: u64| {
+        let of = |o: &&Output| matches!(o, Output::Token { id: of, .. } if of.0 == id);
+        outputs.iter().filter(of).count()
+    };
+    assert!((1..=6).all(|id| said(id) == 12), "{:?}", (0..=6).map(said).collect::<Vec<_>>());
+    let steps = &engine.executor().steps;
+    assert!(steps.iter().all(|step| step.masks.len() <= 1), "one mask spends it all");
+    // They take turns: none ends before another has begun.
+    let position = |id: u64, first: bool| {
+        let of = |o: &Output| matches!(o, Output::Token { id: of, .. } if of.0 == id);
+        let found = if first { outputs.iter().position(of) } else { outputs.iter().rposition(of) };
+        found.expect("it answered")
+    };
+    let (begun, ended) =
+        ((1..=6).map(|id| position(id, true)), (1..=6).map(|id| position(id, false)));
+    assert!(begun.max() < ended.min());
 }

@@ -3,6 +3,7 @@
 mod batch;
 mod echo;
 mod engine;
+mod fair;
 mod grammar;
 mod loading;
 #[path = "../models/mod.rs"]

@@ -193,6 +193,9 @@ impl Run {
                     Finish::Cancelled => {
                         return Err(ApiError::unavailable("the request was cancelled"));
                     }
+                    Finish::Grammar(why) => {
+                        return Err(ApiError::invalid("response_format", why));
+                    }
                     Finish::Failed(why) => {
                         return Err(ApiError::internal(format!("the device failed: {why}")));
                     }

@@ -362,6 +362,7 @@ fn finish_word(finish: &Finish) -> &'static str {
         Finish::Cancelled => "cancelled",
         Finish::Deadline => "deadline",
         Finish::Failed(_) => "failed",
+        Finish::Grammar(_) => "grammar",
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::text::TextModel;
 use crate::text::bytes::ByteText;
-use engine::request::{Grammar, Request, Token};
+use engine::request::{Request, Token};
+use grammar::{Compiled, Grammar};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub fn demo() -> Oracle {
 }
 
 fn answer(request: &Request, prompt: &str, choice: u32) -> String {
-    match &request.sampling.grammar {
+    match request.sampling.grammar.as_ref().map(Compiled::source) {
         Some(Grammar::JsonSchema(schema)) => {
             let schema: Value = serde_json::from_str(schema).unwrap_or(Value::Null);
             return example(&schema, &schema, 0).to_string();

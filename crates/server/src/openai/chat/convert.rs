@@ -6,7 +6,8 @@ use crate::answer::{ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::{App, Model};
 use crate::error::ApiError;
 use crate::text::{Chat, Rendered};
-use engine::request::{Grammar, Request, RequestId};
+use engine::request::{Request, RequestId};
+use grammar::Grammar;
 use serde_json::{Map, Value, json};
 
 /// A request ready to be submitted.
@@ -29,7 +30,10 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
     let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
     sampling.max_tokens = most.min(room);
     sampling.logprobs = request.wants_logprobs().then_some(request.top_logprobs.unwrap_or(0));
-    sampling.grammar = grammar(request, force.as_ref());
+    if let Some(source) = grammar(request, force.as_ref()) {
+        let param = if force.is_some() { "tools" } else { "response_format" };
+        sampling.grammar = Some(app.grammars.compile(param, source).await?);
+    }
     let opened = |open: &str| text.trim_end().ends_with(open);
     let free = sampling.grammar.is_none();
     let reasoning = model.reasoning.clone().filter(|_| free);

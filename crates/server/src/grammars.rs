@@ -1,0 +1,72 @@
+//! Compiles the grammars that clients ask for, off the threads that carry streams.
+
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::text::TextModel;
+use engine::request::Token;
+use grammar::{CompileError, Compiled, Compiler, Grammar, Vocabulary};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Requests that may wait for their grammars at once; each holds a thread while it waits.
+const WAITING: usize = 32;
+
+/// The compiler of the served model's vocabulary. It is made when the first grammar comes: that takes a
+/// moment, and many servers never see one.
+pub struct Grammars {
+    shared: Arc<Shared>,
+    waiting: Semaphore,
+}
+
+struct Shared {
+    text: Arc<dyn TextModel>,
+    limits: grammar::Limits,
+    compiler: OnceLock<Result<Compiler, String>>,
+}
+
+impl Grammars {
+    /// Nothing is made yet.
+    pub fn new(text: Arc<dyn TextModel>, limits: &Limits) -> Self {
+        let limits = grammar::Limits {
+            bytes: limits.schema_bytes,
+            time: Duration::from_millis(limits.grammar_ms),
+            ..grammar::Limits::default()
+        };
+        let shared = Arc::new(Shared { text, limits, compiler: OnceLock::new() });
+        Self { shared, waiting: Semaphore::new(WAITING) }
+    }
+
+    /// Compiles a grammar, or finds it among the latest; `param` is the field it came from.
+    pub async fn compile(&self, param: &str, source: Grammar) -> Result<Compiled, ApiError> {
+        let Ok(_waiting) = self.waiting.try_acquire() else {
+            return Err(ApiError::unavailable("other grammars are being compiled; try again"));
+        };
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::task::spawn_blocking(move || {
+            let compiler = shared.compiler.get_or_init(|| shared.compiler());
+            let compiler = compiler.as_ref().map_err(|why| CompileError::Invalid(why.clone()))?;
+            compiler.compile(&source)
+        });
+        let done = done.await.map_err(|_| ApiError::internal("the grammar was not compiled"))?;
+        done.map_err(|error| match error {
+            CompileError::Invalid(_) | CompileError::TooLarge(_) | CompileError::TooSlow(_) => {
+                ApiError::invalid(param, error.to_string())
+            }
+            CompileError::Busy | CompileError::Full => ApiError::unavailable(error.to_string()),
+        })
+    }
+}
+
+impl Shared {
+    fn compiler(&self) -> Result<Compiler, String> {
+        let tokens = 0..self.text.vocab();
+        let bytes: Vec<Vec<u8>> =
+            tokens.clone().map(|token| self.text.token_bytes(token).unwrap_or_default()).collect();
+        let special: Vec<Token> = tokens.filter(|&token| self.text.is_special(token)).collect();
+        let vocabulary = Vocabulary::new(&bytes, &special, self.text.stop_tokens());
+        let vocabulary =
+            vocabulary.map_err(|why| format!("this model takes no grammars: {why}"))?;
+        Ok(Compiler::new(vocabulary, self.limits.clone()))
+    }
+}
