@@ -7,6 +7,7 @@ mod checkpoint;
 mod completions;
 mod document;
 mod faults;
+mod grammars;
 mod routes;
 mod streams;
 mod tools;

@@ -1,0 +1,64 @@
+//! `dacapo run` with grammars that are wrong, too large or hostile: one line, exit code 2.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn dacapo(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dacapo"));
+    command.args(args).args(["--device", "cpu"]).stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn refused(output: &Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn hostile_grammars_are_refused_in_one_line() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grammars");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let links: Vec<String> =
+        (0..594).map(|i| format!(r##""d{i}":{{"$ref":"#/$defs/d{}"}}"##, i + 1)).collect();
+    let chain = format!(r##"{{"$ref":"#/$defs/d0","$defs":{{{},"d594":true}}}}"##, links.join(","));
+    let flat: Vec<String> = (0..5000).map(|i| format!(r#""p{i}":true"#)).collect();
+    let flat = format!(r#"{{"type":"object","properties":{{{}}}}}"#, flat.join(","));
+    let Some(model) = smollm2() else { return };
+    for (flag, value, word) in [
+        ("--json-schema", file("chain.json", &chain), "too large"),
+        ("--json-schema", file("flat.json", &flat), "too large"),
+        ("--json-schema", file("self.json", r##"{"$ref":"#"}"##), "no text satisfies it"),
+        ("--json-schema", file("none.json", "{"), "EOF"),
+        ("--regex", "(a|b)".repeat(5000), "too large"),
+        ("--regex", "[a".to_owned(), ""),
+        ("--grammar", file("none.lark", "start: nothing"), ""),
+    ] {
+        let args = ["run", &model, "-p", "hi", "-n", "4", flag, &value];
+        let error = refused(&dacapo(&args).output().unwrap());
+        assert!(error.contains(word) && !error.contains("panick"), "{flag}: {error}");
+    }
+}
+
+/// SmolLM2 by the way that needs no hub, kept in the target folder between runs.
+fn smollm2() -> Option<String> {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dacapo");
+    let output = dacapo(&["pull", "smollm2"])
+        .env("DACAPO_CACHE", &cache)
+        .env("HF_HOME", cache.join("no-hub"))
+        .env("HF_ENDPOINT", "http://127.0.0.1:9")
+        .output()
+        .unwrap();
+    if !output.status.success() {
+        eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
+        return None;
+    }
+    Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
