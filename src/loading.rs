@@ -81,6 +81,8 @@ pub(crate) struct Loaded {
     pub(crate) program: Program,
     /// How graphs came to be configured.
     pub(crate) graphs: Resolved,
+    /// Most tokens of a step that feeds prompts beside rows that decode.
+    mixed_tokens: u32,
     /// Whether requests with equal beginnings share pages.
     prefix_cache: bool,
     /// `None` for dummy weights.
@@ -183,6 +185,11 @@ fn load_with(
         executor: loaded.executor,
         graphs: loaded.graphs,
         program: loaded.program,
+        mixed_tokens: match device.kind() {
+            DeviceKind::Cuda => u32::MAX,
+            // A CPU reads some thousand tokens a second: longer steps are pauses that people see.
+            DeviceKind::Cpu => 256,
+        },
         prefix_cache: !args.no_prefix_cache,
         text,
     })
@@ -235,8 +242,12 @@ fn read_text(path: &Path) -> Result<ModelText> {
 impl Loaded {
     /// What an engine must know of this model.
     pub(crate) fn engine_config(&self) -> EngineConfig {
-        let (eos, prefix_cache) = (self.config.eos.clone(), self.prefix_cache);
-        EngineConfig { eos, prefix_cache, ..EngineConfig::default() }
+        EngineConfig {
+            eos: self.config.eos.clone(),
+            prefix_cache: self.prefix_cache,
+            mixed_tokens: self.mixed_tokens,
+            ..EngineConfig::default()
+        }
     }
 
     /// What the flags mean for this model. A grammar is compiled, which takes a moment.

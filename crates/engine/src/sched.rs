@@ -40,6 +40,9 @@ pub struct EngineConfig {
     /// Most tokens of a step that feeds prompts, decode rows included; the device's coverage limits
     /// it further. Smaller keeps decode smooth, larger finishes prompts sooner.
     pub step_tokens: u32,
+    /// The same, where somebody decodes beside the prompts: how long such a step takes is how long a
+    /// stream may stand still.
+    pub mixed_tokens: u32,
     /// Most requests that wait; more are refused.
     pub max_waiting: u32,
     /// Most tokens of a sequence, prompt included; the device's page table limits it further.
@@ -72,6 +75,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             step_tokens: 2048,
+            mixed_tokens: u32::MAX,
             max_waiting: 4096,
             max_len: u32::MAX,
             prefix_cache: true,

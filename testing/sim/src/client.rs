@@ -96,6 +96,7 @@ impl Scenario {
         };
         let config = EngineConfig {
             step_tokens: rng.range(1, 64),
+            mixed_tokens: Rng::new(seed, 9).range(1, 80),
             max_waiting: if rng.one_in(8) { rng.range(1, 10) } else { 1000 },
             max_len: if rng.one_in(4) { rng.range(20, longest) } else { u32::MAX },
             prefix_cache: !rng.one_in(4),

@@ -157,8 +157,9 @@ impl Scheduler {
     }
 
     fn add_rows(&mut self) {
-        let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).max(1);
         let decoding = self.ready.len() as u32;
+        let most = if decoding > 0 { self.config.mixed_tokens } else { u32::MAX };
+        let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).min(most).max(1);
         let room = decoding < budget && decoding < self.coverage.prefill_rows;
         self.order_masks();
         let waits = |this: &mut Self| this.mask_first.is_none() && this.gathers(decoding);

@@ -124,3 +124,24 @@ fn a_temperature_next_to_nothing_is_greedy() {
     let temperatures: Vec<f32> = joins.map(|join| join.params.temperature).collect();
     assert_eq!(temperatures, [0.0]);
 }
+
+#[test]
+fn prompts_beside_rows_that_decode_come_in_smaller_pieces() {
+    let config = EngineConfig { mixed_tokens: 16, ..EngineConfig::default() };
+    let mut engine = Engine::new(Echo::new(4, 4000), config);
+    let long: Vec<u32> = (0..200).map(|i| 1 + i % 90).collect();
+    engine.step(0, vec![Event::Submit(Box::new(request(1, &long, 60)))]);
+    for _ in 0..10 {
+        engine.step(0, Vec::new());
+    }
+    let other: Vec<u32> = (0..200).map(|i| 1 + i % 70).collect();
+    engine.step(0, vec![Event::Submit(Box::new(request(2, &other, 3)))]);
+    drain(&mut engine);
+    let tokens = |step: &engine::exec::Step| {
+        let decode = step.rows.iter().any(|row| row.prompt.is_none());
+        (decode, step.rows.iter().map(|row| row.tokens().len().max(1)).sum::<usize>())
+    };
+    let sizes: Vec<(bool, usize)> = engine.executor().steps.iter().map(tokens).collect();
+    assert!(sizes.contains(&(false, 64)), "alone it comes in pieces of what graphs cover");
+    assert!(sizes.iter().all(|&(decode, size)| !decode || size <= 16), "{sizes:?}");
+}
