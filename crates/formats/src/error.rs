@@ -56,6 +56,12 @@ pub enum Error {
     /// Text that cannot be tokenized.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// Text of more tokens than the caller wants.
+    #[error("tokenizer: text: found more than {max_tokens} tokens, allowed: at most {max_tokens}")]
+    TooLong {
+        /// How many there may be.
+        max_tokens: usize,
+    },
 }
 
 impl Error {

@@ -47,8 +47,14 @@ pub const WIDTH: u64 = 1 << 20;
 pub const VOCAB: u64 = 1 << 20;
 /// Merges of a BPE vocabulary; Llama 3 has 280 147.
 pub const MERGES: usize = 1 << 21;
-/// Added tokens, control tokens included; published vocabularies stay under 10 000.
-pub const ADDED_TOKENS: usize = 1 << 16;
+/// Added tokens, control tokens included. Published vocabularies stay under 10 000; those of models
+/// that speak have one for each sound, up to 65 536.
+pub const ADDED_TOKENS: usize = 1 << 17;
+/// Bytes in one added token. The longest published are runs of spaces, under 100.
+pub const ADDED_TOKEN_BYTES: usize = 256;
+/// Bytes in all added tokens together: finding them in a text takes about 30 bytes of memory for
+/// each. Published ones stay under 1 MB.
+pub const ADDED_BYTES: usize = 2 << 20;
 /// Attention heads.
 pub const HEADS: u64 = 4_096;
 /// Elements of one attention head.
@@ -65,9 +71,30 @@ pub const TOKEN_BYTES: usize = 4_096;
 /// Bytes in one SentencePiece token. Published ones stay under 100, and the merges behind a token
 /// take time with the square of its length to find.
 pub const PIECE_BYTES: usize = 256;
-/// Bytes of text one call may tokenize: over a million
-/// tokens, and the pipeline holds about 50 bytes for each.
+/// Bytes of the normaliser, pre-tokenizer, post-processor or decoder in `tokenizer.json`. The
+/// longest published are a few KB.
+pub const PIPELINE_BYTES: usize = 1 << 18;
+/// Steps of a normaliser or pre-tokenizer. Published chains have up to 10.
+pub const PIPELINE_STEPS: usize = 32;
+/// Bytes in one regular expression of a tokenizer. The longest published has about 700.
+pub const EXPRESSION_BYTES: usize = 4_096;
+/// Memory of one compiled expression before it runs; Unicode classes are large.
+pub const EXPRESSION_NFA: usize = 2 << 20;
+/// Memory of one expression while it runs, for each thread that runs it.
+pub const EXPRESSION_CACHE: usize = 4 << 20;
+/// Bytes that expressions may read for each byte of a text. Published ones read each about twice.
+pub const READS_PER_BYTE: usize = 64;
+/// Bytes of text one call may tokenize: over a million tokens.
 pub const ENCODE_BYTES: usize = 8 << 20;
+/// Bytes that a normaliser may make of one byte of text: a ligature in U+FDFA becomes 11 times as
+/// long.
+pub const NORMALISED_GROWTH: usize = 16;
+/// Bytes that a normaliser may make of one text.
+pub const NORMALISED_BYTES: usize = 4 * ENCODE_BYTES;
+/// Bytes after which a word is cut as soon as no merge can reach across.
+pub const WORD_PIECE: usize = 4_096;
+/// Bytes of a word that cannot be cut. Merging takes about 30 bytes of memory for each.
+pub const WORD_BYTES: usize = 1 << 20;
 
 /// Source of one chat template. The longest published is about 60 KB.
 pub const TEMPLATE_BYTES: usize = 1 << 20;

@@ -2,19 +2,26 @@
 //!
 //! Both sources are read into the same parts (a BPE model, added tokens, a normaliser, a
 //! pre-tokenizer) and run through the same pipeline, so a model gives the same ids whichever file
-//! it came in. The algorithms are the `tokenizers` crate's; what is ours is everything around
-//! them: sizes are checked before the crate sees them, and what a published decoder does not need
-//! is refused by name.
+//! it came in. The ids are those of the Python `tokenizers` package; what a published decoder does
+//! not need is refused by name. Words are cut and merged one after the other: memory is a small
+//! multiple of the text, and [`Tokenizer::encode_limited`] stops as soon as a text is too long.
 //!
 //! Control tokens (`<|im_end|>` and the like) have two readings. [`Tokenizer::encode`] recognises
 //! them, as the original tokenizers do. Text from a user must not be able to end its own turn:
 //! [`Tokenizer::encode_text`] and the chat path ([`Escaped`]) keep them plain text.
 
+mod added;
+mod bpe;
 mod detokenizer;
+mod effort;
 mod escape;
+mod expression;
 mod from_gguf;
 mod from_json;
+mod ids;
+mod normalise;
 mod pipeline;
+mod split;
 mod token_bytes;
 
 use crate::checkpoint::{Checkpoint, read_capped};
@@ -33,6 +40,7 @@ pub struct Tokenizer {
     pipeline: Pipeline,
     bytes: TokenBytes,
     escaper: Arc<Escaper>,
+    longest: Option<usize>,
 }
 
 impl Tokenizer {
@@ -63,25 +71,95 @@ impl Tokenizer {
 
     fn new((pipeline, bytes): (Pipeline, TokenBytes)) -> Self {
         let escaper = Arc::new(Escaper::new(pipeline.control_texts()));
-        Self { pipeline, bytes, escaper }
+        // An unknown token stands for one character.
+        let longest = pipeline.shrinks().and_then(|n| n.checked_mul(bytes.longest().max(4)));
+        Self { pipeline, bytes, escaper, longest }
     }
 
     /// Ids of `text`, control tokens recognised. `add_special` adds what the original tokenizer
     /// adds around a whole text, usually a begin-of-sequence token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.pipeline.encode(text, None, add_special)
+        self.encode_limited(text, add_special, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode`], but [`Error::TooLong`] as soon as there are more than
+    /// `max_tokens` ids, those of `add_special` included. A text that cannot fit by its length is
+    /// refused at once; of any other, no more is tokenized than fits.
+    pub fn encode_limited(
+        &self,
+        text: &str,
+        add_special: bool,
+        max_tokens: usize,
+    ) -> Result<Vec<u32>> {
+        self.run(text, None, add_special, max_tokens)
     }
 
     /// Ids of `text` with control tokens read as plain text.
     pub fn encode_text(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.encode_text_limited(text, add_special, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode_text`], with at most `max_tokens` ids, as in
+    /// [`Tokenizer::encode_limited`].
+    pub fn encode_text_limited(
+        &self,
+        text: &str,
+        add_special: bool,
+        max_tokens: usize,
+    ) -> Result<Vec<u32>> {
+        self.refuse_long(text.len(), max_tokens)?;
         let escaped = self.escaper.one(text);
-        self.pipeline.encode(&escaped.text, Some(escaped.marker), add_special)
+        self.run(&escaped.text, Some(escaped.marker), add_special, max_tokens)
     }
 
     /// Ids of a rendered chat: control tokens that the template wrote are recognised, those that
     /// came in with a message are text. Adds nothing; templates write their own begin-of-sequence.
     pub fn encode_chat(&self, rendered: &Escaped) -> Result<Vec<u32>> {
-        self.pipeline.encode(&rendered.text, Some(rendered.marker), false)
+        self.encode_chat_limited(rendered, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode_chat`], with at most `max_tokens` ids, as in
+    /// [`Tokenizer::encode_limited`].
+    pub fn encode_chat_limited(&self, rendered: &Escaped, max_tokens: usize) -> Result<Vec<u32>> {
+        self.run(&rendered.text, Some(rendered.marker), false, max_tokens)
+    }
+
+    fn run(
+        &self,
+        text: &str,
+        marker: Option<char>,
+        add_special: bool,
+        max_tokens: usize,
+    ) -> Result<Vec<u32>> {
+        let marks = marker.map_or(0, |marker| text.matches(marker).count() * marker.len_utf8());
+        self.refuse_long(text.len() - marks, max_tokens)?;
+        self.pipeline.encode(text, marker, add_special, max_tokens)
+    }
+
+    /// Refuses a text of `bytes` that is longer than anything may be, or than `max_tokens` of the
+    /// longest token.
+    fn refuse_long(&self, bytes: usize, max_tokens: usize) -> Result<()> {
+        if bytes > limits::ENCODE_BYTES {
+            let cap = limits::ENCODE_BYTES;
+            let words = format!("text: found {bytes} bytes, allowed: at most {cap}");
+            return Err(Error::Tokenizer(words));
+        }
+        if self.fewest_tokens(bytes) > max_tokens {
+            return Err(Error::TooLong { max_tokens });
+        }
+        Ok(())
+    }
+
+    /// The most bytes of text that one token can stand for; `None` for a tokenizer that may drop
+    /// any amount of text (one that strips spaces, or joins unknown characters).
+    pub fn longest_token(&self) -> Option<usize> {
+        self.longest
+    }
+
+    /// How many tokens a text of `bytes` has at least, by the length of the longest token: what
+    /// can be said of a text without looking at it.
+    pub fn fewest_tokens(&self, bytes: usize) -> usize {
+        self.longest.map_or(0, |longest| bytes.div_ceil(longest))
     }
 
     /// Ids of bytes that should be UTF-8; what is not becomes U+FFFD, as Python's "replace" does.
@@ -141,12 +219,4 @@ impl Tokenizer {
     fn strips_first_space(&self) -> bool {
         self.bytes.strips_first_space()
     }
-}
-
-fn refuse_long(text: &str) -> Result<()> {
-    if text.len() <= limits::ENCODE_BYTES {
-        return Ok(());
-    }
-    let cap = limits::ENCODE_BYTES;
-    Err(Error::Tokenizer(format!("text: found {} bytes, allowed: at most {cap}", text.len())))
 }

@@ -5,19 +5,16 @@
 //! (`tokenizer.ggml.pre`). The names known here are those of the families Dacapo runs, with the
 //! expressions of their original `tokenizer.json`.
 
-use super::pipeline::{Bpe, Pipeline};
+use super::added::AddedToken;
+use super::bpe::{Description, Merges};
+use super::expression::Expression;
+use super::normalise::{Normaliser, Step as Normalise};
+use super::pipeline::Pipeline;
+use super::split::{Behaviour, PreTokenizer, Step};
 use super::token_bytes::{Spelling, TokenBytes};
 use crate::gguf::Gguf;
 use crate::{Error, Result, limits};
-use std::collections::HashMap;
-use tokenizers::AddedToken;
-use tokenizers::normalizers::{NFC, NormalizerWrapper, Prepend, Replace, Sequence as Normalisers};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::digits::Digits;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior::Isolated;
+use ahash::{AHashMap, AHashSet};
 
 /// `tokenizer.ggml.token_type`.
 mod kind {
@@ -47,7 +44,7 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
         let allowed = format!("at most {}", limits::MERGES);
         return Err(gguf.refuse("tokenizer.ggml.merges", stored.len(), allowed));
     }
-    let mut merges = Vec::new();
+    let mut merges = Merges::default();
     for (number, merge) in stored.iter().enumerate() {
         // The space that separates is not the first character: that one belongs to a token.
         let first = merge.chars().next().map_or(0, char::len_utf8);
@@ -55,13 +52,14 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
             let field = format!("tokenizer.ggml.merges[{number}]");
             return Err(gguf.refuse(&field, merge, "two tokens with a space between"));
         };
-        merges.push((merge[..space].to_owned(), merge[space + 1..].to_owned()));
+        merges.push(&merge[..space], &merge[space + 1..]);
     }
-    let bpe =
-        Bpe { vocab: tokens.vocab, merges, ignore_merges: pre.ignore_merges(), ..Bpe::default() };
+    let ignore_merges = pre.ignore_merges();
+    let bpe = Description { vocab: tokens.vocab, merges, ignore_merges, ..Description::default() };
     let bpe = bpe.build(gguf.file())?;
-    let normaliser = (pre == Pre::Qwen2).then_some(NormalizerWrapper::NFC(NFC));
-    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, Some(pre.steps()?))?;
+    let normaliser =
+        Normaliser((pre == Pre::Qwen2).then_some(Normalise::Nfc).into_iter().collect());
+    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, pre.steps(gguf)?)?;
     let (prefix, suffix) = around(gguf, pre.adds_bos())?;
     Ok((pipeline.around(prefix, suffix), bytes))
 }
@@ -73,7 +71,7 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let spelling = Spelling::SentencePiece { strips_first_space: add_space };
     let bytes = TokenBytes::new(gguf.file(), spelling, &tokens.vocab, &tokens.added)?;
     let merges = merges_from_scores(gguf, &tokens)?;
-    let bpe = Bpe {
+    let bpe = Description {
         vocab: tokens.vocab,
         merges,
         unknown: tokens.unknown,
@@ -82,28 +80,27 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
         ignore_merges: false,
     }
     .build(gguf.file())?;
-    let fail = |error| Error::Tokenizer(format!("{error}"));
-    let spaces = NormalizerWrapper::Replace(Replace::new(" ", "▁").map_err(fail)?);
-    let mut steps = vec![spaces];
+    let what = Expression::literal(gguf.file(), "normaliser", " ")?;
+    let mut steps = vec![Normalise::Replace { what, fixed: Some(1), with: "▁".to_owned() }];
     if add_space {
-        steps.insert(0, NormalizerWrapper::Prepend(Prepend::new("▁".to_owned())));
+        steps.insert(0, Normalise::Prepend("▁".to_owned()));
     }
-    let normaliser = NormalizerWrapper::Sequence(Normalisers::new(steps));
-    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, Some(normaliser), None)?;
+    let (normaliser, whole) = (Normaliser(steps), PreTokenizer::default());
+    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, whole)?;
     let (prefix, suffix) = around(gguf, true)?;
     Ok((pipeline.around(prefix, suffix), bytes))
 }
 
 /// Every way to put a token together from two others, best score first: the rule by which the
 /// original tokenizers were converted.
-fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<(String, String)>> {
+fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Merges> {
     let scores = gguf.array("tokenizer.ggml.scores")?;
     let Some(scores) = scores.filter(|scores| scores.len() == tokens.vocab.len()) else {
         let found = scores.map_or(0, crate::gguf::Array::len);
         let allowed = format!("{}, one for each token", tokens.vocab.len());
         return Err(gguf.refuse("tokenizer.ggml.scores", found, allowed));
     };
-    let ids: HashMap<&str, u32> =
+    let ids: AHashMap<&str, u32> =
         tokens.vocab.iter().map(|(text, id)| (text.as_str(), *id)).collect();
     let mut merges = Vec::new();
     for (text, id) in &tokens.vocab {
@@ -128,7 +125,9 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<(String, Strin
         let key = |m: &(f64, &str, &str)| (m.1.chars().count(), m.2.chars().count());
         b.0.total_cmp(&a.0).then_with(|| key(b).cmp(&key(a)))
     });
-    Ok(merges.into_iter().map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect())
+    let mut sorted = Merges::default();
+    merges.iter().for_each(|(_, left, right)| sorted.push(left, right));
+    Ok(sorted)
 }
 
 /// What the file says a whole text begins and ends with.
@@ -146,7 +145,7 @@ fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
 /// The vocabulary with its kinds.
 struct Tokens {
     vocab: Vec<(String, u32)>,
-    added: Vec<(u32, AddedToken)>,
+    added: Vec<AddedToken>,
     unknown: Option<String>,
 }
 
@@ -166,7 +165,7 @@ impl Tokens {
             return Err(gguf.refuse("tokenizer.ggml.token_type", kinds.len(), allowed));
         }
         let mut tokens = Self { vocab: Vec::new(), added: Vec::new(), unknown: None };
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = AHashSet::new();
         for (id, text) in texts.iter().enumerate() {
             let kind = kinds.and_then(|kinds| kinds.int(id)).unwrap_or(kind::NORMAL);
             let special = matches!(kind, kind::CONTROL | kind::UNKNOWN);
@@ -177,15 +176,16 @@ impl Tokens {
             }
             // Of two tokens with one text, only the first can be recognised.
             if (special || kind == kind::USER_DEFINED) && !text.is_empty() && seen.insert(text) {
-                tokens.added.push((id, AddedToken::from(text, special).normalized(false)));
+                let content = text.clone();
+                tokens.added.push(AddedToken { id, content, special, ..AddedToken::default() });
             }
         }
         // An ordinary token of the same text comes first in the vocabulary and would take the id.
-        let mut first: HashMap<&str, u32> = HashMap::new();
+        let mut first: AHashMap<&str, u32> = AHashMap::new();
         for (text, id) in &tokens.vocab {
             first.entry(text).or_insert(*id);
         }
-        tokens.added.retain(|(id, token)| first.get(token.content.as_str()) == Some(id));
+        tokens.added.retain(|token| first.get(token.content.as_str()) == Some(&token.id));
         Ok(tokens)
     }
 }
@@ -225,19 +225,16 @@ impl Pre {
         matches!(self, Pre::Llama3 | Pre::Tekken)
     }
 
-    fn steps(self) -> Result<PreTokenizerWrapper> {
+    fn steps(self, gguf: &Gguf) -> Result<PreTokenizer> {
         let split = |expression: &str| {
-            Split::new(SplitPattern::Regex(expression.to_owned()), Isolated, false)
-                .map(PreTokenizerWrapper::Split)
-                .map_err(|error| Error::Tokenizer(error.to_string()))
+            let at = Expression::new(gguf.file(), "tokenizer.ggml.pre", expression)?;
+            Ok::<_, Error>(Step::Split { at, behaviour: Behaviour::Isolated, invert: false })
         };
-        let bytes =
-            |words: bool| PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, words));
-        let digits = PreTokenizerWrapper::Digits(Digits::new(true));
-        let steps = match self {
+        let bytes = |words| Step::ByteLevel { add_prefix_space: false, words };
+        Ok(PreTokenizer(match self {
             Pre::Llama3 => vec![split(LLAMA3)?, bytes(false)],
             Pre::Qwen2 => vec![split(QWEN2)?, bytes(false)],
-            Pre::SmolLm => vec![digits, bytes(true)],
+            Pre::SmolLm => vec![Step::digits(true), bytes(true)],
             Pre::Gpt2 => vec![bytes(true)],
             Pre::Tekken => vec![split(TEKKEN)?, bytes(false)],
             Pre::Default => {
@@ -249,8 +246,7 @@ impl Pre {
                     bytes(false),
                 ]
             }
-        };
-        Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+        }))
     }
 }
 

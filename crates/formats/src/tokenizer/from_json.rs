@@ -1,38 +1,71 @@
 //! `tokenizer.json` as the `tokenizers` library writes it.
 //!
-//! The file is taken apart here rather than by the library: its BPE builder indexes with lengths
-//! from the file, and its normalisers and processors for other kinds of models are code that no
-//! decoder needs to expose to a hostile file.
+//! Only what decoders need is read; normalisers and processors of other kinds of models are refused
+//! by name.
 
-use super::pipeline::{Bpe, Pipeline};
+use super::added::{self, AddedToken};
+use super::bpe::{Description, Merges as MergeList};
+use super::expression::Expression;
+use super::normalise::{Normaliser, Step as Normalise};
+use super::pipeline::Pipeline;
+use super::split::{Behaviour, PreTokenizer, Prepend, Step};
 use super::token_bytes::{Spelling, TokenBytes};
 use crate::safetensors::json_error;
 use crate::{Error, Result, limits};
 use serde::Deserialize;
-use serde::de::{
-    DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::fmt;
 use std::path::Path;
-use tokenizers::AddedToken;
 
 #[derive(Deserialize)]
-struct File {
+struct File<'a> {
     #[serde(default)]
-    added_tokens: Vec<Added>,
-    normalizer: Option<Value>,
-    pre_tokenizer: Option<Value>,
-    post_processor: Option<Value>,
-    decoder: Option<Value>,
+    added_tokens: AddedTokens,
+    // As text: parsed, one byte of it may take up 30 bytes of memory.
+    #[serde(borrow)]
+    normalizer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pre_tokenizer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    post_processor: Option<&'a RawValue>,
+    #[serde(borrow)]
+    decoder: Option<&'a RawValue>,
     model: ModelFields,
 }
 
-#[derive(Deserialize)]
-struct Added {
-    id: u32,
-    #[serde(flatten)]
-    token: AddedToken,
+/// All added tokens, counted while they are read.
+#[derive(Default)]
+struct AddedTokens(Vec<AddedToken>);
+
+impl<'de> Deserialize<'de> for AddedTokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visit;
+        impl<'de> Visitor<'de> for Visit {
+            type Value = AddedTokens;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of added tokens")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> std::result::Result<AddedTokens, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(token) = seq.next_element()? {
+                    if tokens.len() == limits::ADDED_TOKENS {
+                        let cap = limits::ADDED_TOKENS;
+                        return Err(A::Error::custom(format!("more than {cap} added tokens")));
+                    }
+                    tokens.push(token);
+                }
+                Ok(AddedTokens(tokens))
+            }
+        }
+        deserializer.deserialize_seq(Visit)
+    }
 }
 
 #[derive(Deserialize)]
@@ -128,7 +161,7 @@ impl<'de> Deserialize<'de> for Merge {
 
 /// All merges, counted while they are read.
 #[derive(Default)]
-struct Merges(Vec<(String, String)>);
+struct Merges(MergeList);
 
 impl<'de> Deserialize<'de> for Merges {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -144,13 +177,13 @@ impl<'de> Deserialize<'de> for Merges {
                 self,
                 mut seq: A,
             ) -> std::result::Result<Merges, A::Error> {
-                let mut merges = Vec::new();
+                let mut merges = MergeList::default();
                 while let Some(Merge(left, right)) = seq.next_element()? {
                     if merges.len() == limits::MERGES {
                         let cap = limits::MERGES;
                         return Err(A::Error::custom(format!("more than {cap} merges")));
                     }
-                    merges.push((left, right));
+                    merges.push(&left, &right);
                 }
                 Ok(Merges(merges))
             }
@@ -181,12 +214,18 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let Some(Pairs(Some(vocab))) = model.vocab else {
         return Err(Error::invalid(path, 0, "model.vocab", "another form", "a map of ids"));
     };
-    let added: Vec<_> =
-        file.added_tokens.into_iter().map(|added| (added.id, added.token)).collect();
+    let added = file.added_tokens.0;
+    added::check(path, &added)?;
+    let part = |field, raw| part(path, field, raw);
+    let decoder = part("decoder", file.decoder)?;
+    let normaliser = normaliser(path, part("normalizer", file.normalizer)?)?;
+    let pre_tokenizer = pre_tokenizer(path, part("pre_tokenizer", file.pre_tokenizer)?)?;
+    let processor = part("post_processor", file.post_processor)?;
+    let (prefix, suffix) = around(path, processor.as_ref())?;
 
-    let spelling = spelling(path, file.decoder.as_ref(), model.byte_fallback)?;
+    let spelling = spelling(path, decoder.as_ref(), model.byte_fallback)?;
     let bytes = TokenBytes::new(path, spelling, &vocab, &added)?;
-    let bpe = Bpe {
+    let bpe = Description {
         vocab,
         merges: model.merges.0,
         unknown: model.unk_token,
@@ -195,36 +234,187 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
         ignore_merges: model.ignore_merges,
     }
     .build(path)?;
-    let normaliser = part(path, "normalizer", file.normalizer, NORMALISERS)?;
-    let pre_tokenizer = part(path, "pre_tokenizer", file.pre_tokenizer, PRE_TOKENIZERS)?;
-    let (prefix, suffix) = around(path, file.post_processor.as_ref())?;
     let pipeline = Pipeline::new(path, bpe, added, normaliser, pre_tokenizer)?;
     Ok((pipeline.around(prefix, suffix), bytes))
 }
 
-const NORMALISERS: &[&str] =
-    &["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "Lowercase"];
-const PRE_TOKENIZERS: &[&str] =
-    &["Sequence", "Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace"];
 const DECODERS: &[&str] =
     &["Sequence", "ByteLevel", "ByteFallback", "Fuse", "Replace", "Strip", "Metaspace"];
 
-/// One step of the pipeline, once every `type` in it is known to be harmless.
-fn part<T: DeserializeOwned>(
+/// One part of the pipeline, once it is known to be small.
+fn part(path: &Path, field: &str, raw: Option<&RawValue>) -> Result<Option<Value>> {
+    let Some(raw) = raw else { return Ok(None) };
+    if raw.get().len() > limits::PIPELINE_BYTES {
+        let found = format!("{} bytes", raw.get().len());
+        let allowed = format!("at most {} bytes", limits::PIPELINE_BYTES);
+        return Err(Error::invalid(path, 0, field, found, allowed));
+    }
+    let value = serde_json::from_str(raw.get());
+    value.map_err(|error| Error::invalid(path, 0, field, error, "JSON")).map(Some)
+}
+
+/// The steps of a part: `value` itself, or what its sequences are made of. Every step has a type,
+/// one of `allowed`.
+fn steps(
     path: &Path,
-    field: &str,
-    value: Option<Value>,
+    (field, list): (&str, &str),
+    value: Value,
     allowed: &[&str],
-) -> Result<Option<T>> {
-    let Some(value) = value else { return Ok(None) };
-    for kind in kinds(&value) {
-        if !allowed.contains(&kind) {
-            return Err(Error::unsupported(path, field, kind, allowed.join(", ")));
+) -> Result<Vec<Value>> {
+    let mut open = vec![value];
+    let mut steps = Vec::new();
+    while let Some(mut value) = open.pop() {
+        match value.get("type").and_then(Value::as_str) {
+            Some("Sequence") => match value.get_mut(list).map(Value::take) {
+                Some(Value::Array(items)) => open.extend(items.into_iter().rev()),
+                _ => {
+                    let allowed = format!("a list of {list}");
+                    return Err(Error::invalid(path, 0, field, "a Sequence without one", allowed));
+                }
+            },
+            Some(kind) if allowed.contains(&kind) => steps.push(value),
+            kind => {
+                let found = kind.unwrap_or("a step without a type");
+                let allowed = format!("Sequence, {}", allowed.join(", "));
+                return Err(Error::unsupported(path, field, found, allowed));
+            }
         }
     }
-    serde_json::from_value(value)
-        .map(Some)
+    Ok(steps)
+}
+
+fn read_step<T: for<'de> Deserialize<'de>>(path: &Path, field: &str, step: Value) -> Result<T> {
+    serde_json::from_value(step)
         .map_err(|error| Error::invalid(path, 0, field, error, "the documented form"))
+}
+
+#[derive(Deserialize)]
+enum Pattern {
+    String(String),
+    Regex(String),
+}
+
+impl Pattern {
+    fn compile(&self, path: &Path, field: &str) -> Result<Expression> {
+        match self {
+            Pattern::String(text) => Expression::literal(path, field, text),
+            Pattern::Regex(source) => Expression::new(path, field, source),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+#[expect(clippy::upper_case_acronyms, reason = "the file's spelling")]
+enum NormaliserStep {
+    NFC,
+    NFD,
+    NFKC,
+    NFKD,
+    Lowercase,
+    Prepend { prepend: String },
+    Replace { pattern: Pattern, content: String },
+    Strip { strip_left: bool, strip_right: bool },
+}
+
+const NORMALISERS: &[&str] =
+    &["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "Lowercase"];
+
+fn normaliser(path: &Path, value: Option<Value>) -> Result<Normaliser> {
+    const FIELD: &str = "normalizer";
+    let Some(value) = value else { return Ok(Normaliser::default()) };
+    let steps = steps(path, (FIELD, "normalizers"), value, NORMALISERS)?;
+    let steps = steps.into_iter().map(|step| {
+        Ok(match read_step(path, FIELD, step)? {
+            NormaliserStep::NFC => Normalise::Nfc,
+            NormaliserStep::NFD => Normalise::Nfd,
+            NormaliserStep::NFKC => Normalise::Nfkc,
+            NormaliserStep::NFKD => Normalise::Nfkd,
+            NormaliserStep::Lowercase => Normalise::Lowercase,
+            NormaliserStep::Prepend { prepend } => Normalise::Prepend(prepend),
+            NormaliserStep::Strip { strip_left: left, strip_right: right } => {
+                Normalise::Strip { left, right }
+            }
+            NormaliserStep::Replace { pattern, content: with } => {
+                let fixed = match &pattern {
+                    Pattern::String(text) => Some(text.len()),
+                    Pattern::Regex(_) => None,
+                };
+                Normalise::Replace { what: pattern.compile(path, FIELD)?, fixed, with }
+            }
+        })
+    });
+    Ok(Normaliser(steps.collect::<Result<_>>()?))
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum PreTokenizerStep {
+    Split {
+        pattern: Pattern,
+        behavior: Behaviour,
+        invert: bool,
+    },
+    ByteLevel {
+        add_prefix_space: bool,
+        #[serde(default = "yes")]
+        use_regex: bool,
+    },
+    Digits {
+        individual_digits: bool,
+    },
+    Metaspace {
+        replacement: char,
+        add_prefix_space: Option<bool>,
+        prepend_scheme: Option<Prepend>,
+        split: Option<bool>,
+    },
+    Punctuation {
+        behavior: Option<Behaviour>,
+    },
+    Whitespace,
+}
+
+fn yes() -> bool {
+    true
+}
+
+const PRE_TOKENIZERS: &[&str] =
+    &["Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace"];
+
+fn pre_tokenizer(path: &Path, value: Option<Value>) -> Result<PreTokenizer> {
+    const FIELD: &str = "pre_tokenizer";
+    let Some(value) = value else { return Ok(PreTokenizer::default()) };
+    let steps = steps(path, (FIELD, "pretokenizers"), value, PRE_TOKENIZERS)?;
+    let steps = steps.into_iter().map(|step| {
+        Ok(match read_step(path, FIELD, step)? {
+            PreTokenizerStep::Split { pattern, behavior: behaviour, invert } => {
+                Step::Split { at: pattern.compile(path, FIELD)?, behaviour, invert }
+            }
+            PreTokenizerStep::ByteLevel { add_prefix_space, use_regex: words } => {
+                Step::ByteLevel { add_prefix_space, words }
+            }
+            PreTokenizerStep::Digits { individual_digits } => Step::digits(individual_digits),
+            PreTokenizerStep::Metaspace {
+                replacement: mark,
+                add_prefix_space,
+                prepend_scheme,
+                split,
+            } => {
+                let prepend = prepend_scheme.unwrap_or(Prepend::Always);
+                if add_prefix_space == Some(false) && prepend != Prepend::Never {
+                    let found = "add_prefix_space false with another prepend_scheme";
+                    return Err(Error::invalid(path, 0, FIELD, found, "never"));
+                }
+                Step::Metaspace { mark, prepend, split: split.unwrap_or(true) }
+            }
+            PreTokenizerStep::Punctuation { behavior } => {
+                Step::punctuation(behavior.unwrap_or(Behaviour::Isolated))
+            }
+            PreTokenizerStep::Whitespace => Step::whitespace()?,
+        })
+    });
+    Ok(PreTokenizer(steps.collect::<Result<_>>()?))
 }
 
 /// Every `type` in a tree of steps.

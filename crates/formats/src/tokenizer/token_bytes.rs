@@ -1,8 +1,9 @@
 //! What each token stands for, as bytes: one table for decoding, streaming and grammars.
 
+use super::added::AddedToken;
+use super::split::ALPHABET;
 use crate::{Error, Result, limits};
 use std::path::Path;
-use tokenizers::AddedToken;
 
 /// How token texts spell bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,9 @@ impl TokenBytes {
         file: &Path,
         spelling: Spelling,
         vocab: &[(String, u32)],
-        added: &[(u32, AddedToken)],
+        added: &[AddedToken],
     ) -> Result<Self> {
-        let ids = vocab.iter().map(|(_, id)| *id).chain(added.iter().map(|(id, _)| *id));
+        let ids = vocab.iter().map(|(_, id)| *id).chain(added.iter().map(|token| token.id));
         let count = ids.max().map_or(0, |id| id as usize + 1);
         if count as u64 > limits::VOCAB {
             let allowed = format!("below {}", limits::VOCAB);
@@ -44,9 +45,9 @@ impl TokenBytes {
             texts[*id as usize] = Some((text, false));
         }
         let mut control = vec![false; count];
-        for (id, token) in added {
-            texts[*id as usize] = Some((&token.content, true));
-            control[*id as usize] = token.special;
+        for token in added {
+            texts[token.id as usize] = Some((&token.content, true));
+            control[token.id as usize] = token.special;
         }
         let mut table = Self {
             bytes: Vec::new(),
@@ -99,6 +100,12 @@ impl TokenBytes {
         self.control.get(id as usize).copied().unwrap_or(false)
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        self.ends.iter().zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -114,11 +121,11 @@ pub(super) fn byte_token(text: &str) -> Option<u8> {
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// The byte each character stands for in GPT-2's alphabet: itself where it is printable, otherwise
-/// the next byte that is not, counted from U+0100.
+/// The byte each character stands for in GPT-2's alphabet.
 fn alphabet() -> Vec<Option<u8>> {
-    let printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let mut bytes: Vec<Option<u8>> = (0..=255).map(|byte| Some(byte).filter(printable)).collect();
-    bytes.extend((0..=255).filter(|byte| !printable(byte)).map(Some));
+    let mut bytes = vec![None; 0x200];
+    for (byte, &c) in ALPHABET.iter().enumerate() {
+        bytes[c as usize] = Some(byte as u8);
+    }
     bytes
 }

@@ -1,0 +1,32 @@
+//! What one call may cost, counted and not timed, so that the same text always gets the same answer.
+
+use crate::{Error, Result, limits};
+
+/// The bytes that expressions may still read on behalf of one call.
+#[derive(Debug)]
+pub(super) struct Effort {
+    left: usize,
+}
+
+impl Effort {
+    /// What a text of `bytes` may cost.
+    pub(super) fn for_text(bytes: usize) -> Self {
+        let left = bytes.saturating_mul(limits::READS_PER_BYTE).saturating_add(1 << 20);
+        Self { left }
+    }
+
+    /// Pays for `bytes`, or says that the text takes too long.
+    pub(super) fn spend(&mut self, bytes: usize) -> Result<()> {
+        match self.left.checked_sub(bytes) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err(Error::Tokenizer(format!(
+                "the tokenizer's expressions take too long on this text: found more than {} reads of a byte, \
+                 allowed: at most that",
+                limits::READS_PER_BYTE
+            ))),
+        }
+    }
+}
