@@ -10,6 +10,7 @@ use anyhow::Result;
 use backend::Serving;
 use clap::Args;
 use device::DeviceKind;
+use engine::EngineConfig;
 use engine::model::GraphExecutor;
 use engine::request::Sampling;
 use graph::Form;
@@ -17,6 +18,7 @@ use graph::runner::Ran;
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
 use server::text::{CheckpointText, TextModel, WordText};
 use server::{Limits, Model, ServerConfig};
+use std::hash::{BuildHasher, Hasher};
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -40,6 +42,15 @@ pub(crate) struct ServeArgs {
     /// Ask every caller for this key (may be given several times)
     #[arg(long, value_name = "KEY", env = "DACAPO_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
+    /// Also serve this name in the Host header (may be given several times)
+    #[arg(long, value_name = "NAME", long_help = ALLOWED_HOST)]
+    allowed_host: Vec<String>,
+    /// Let callers with different API keys share cached prefixes
+    ///
+    /// With more than one key each has its own: how long a prompt takes would otherwise tell whether
+    /// another caller's began the same way.
+    #[arg(long)]
+    share_prefix_cache: bool,
     // Not a doc comment: rustdoc takes the brackets for a link.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     #[arg(help = "Most sequences that run at once [default: 256 on a GPU, 32 on a CPU]")]
@@ -57,6 +68,13 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     log_json: bool,
 }
+
+const ALLOWED_HOST: &str = "\
+Also serve this name in the Host header (may be given several times).
+
+On loopback without API keys only IP addresses, localhost and these names are served, others get 421:
+a web page could otherwise have its own name resolve to this machine and read answers as its own.
+With keys, or on another address, any name is served unless some are given here.";
 
 fn limits_help() -> String {
     let rows = Limits::TABLE
@@ -79,7 +97,9 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
         eprint!("{}", loaded.graphs.table());
         eprintln!("{}", loaded.executor.runners().recording());
     }
-    let engine = loaded.engine_config();
+    // Whoever sends prompts must not know which of them share a chain of the prefix tree.
+    let prefix_seed = std::hash::RandomState::new().build_hasher().finish();
+    let engine = EngineConfig { prefix_seed, ..loaded.engine_config() };
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     let backend = Serving::new(loaded.executor, engine, info);
@@ -91,6 +111,9 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
     let mut config = ServerConfig {
         listen: SocketAddr::new(args.host, args.port),
         api_keys: args.api_key.clone(),
+        allowed_hosts: args.allowed_host.clone(),
+        share_prefix_cache: args.share_prefix_cache,
+        trim: Some(device::return_memory),
         trace: args.trace.clone(),
         ..ServerConfig::default()
     };

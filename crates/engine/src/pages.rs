@@ -20,6 +20,8 @@ pub(crate) struct Pool {
     tree: Tree,
     page_size: u32,
     cache: bool,
+    /// Of the tree's hash.
+    seed: u64,
     /// Grows whenever a page may have become available, so that a refused admission need not be
     /// tried again before anything changed.
     epoch: u64,
@@ -45,10 +47,10 @@ pub(crate) struct Match {
 }
 
 impl Pool {
-    pub(crate) fn new(pages: u32, page_size: u32, cache: bool) -> Self {
+    pub(crate) fn new(pages: u32, page_size: u32, cache: bool, seed: u64) -> Self {
         let cached = if cache { pages } else { 0 };
-        let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size));
-        Self { ledger, tree, page_size, cache, epoch: 0 }
+        let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size, seed));
+        Self { ledger, tree, page_size, cache, seed, epoch: 0 }
     }
 
     /// A page for one holder: a free one, else the least recently used page nobody reads. Then a few more
@@ -186,7 +188,8 @@ impl Pool {
         self.ledger = Ledger::new(pages);
         self.epoch += 1;
         let cached = if self.cache { pages } else { 0 };
-        let old = std::mem::replace(&mut self.tree, Tree::new(cached, self.page_size));
+        let new = Tree::new(cached, self.page_size, self.seed);
+        let old = std::mem::replace(&mut self.tree, new);
         if planted(Plant::KeepTree) {
             for Found { tenant, depth, tokens, .. } in old.walk() {
                 if depth == 0

@@ -49,6 +49,9 @@ pub struct EngineConfig {
     pub max_len: u32,
     /// Whether pages are shared between requests with equal prefixes.
     pub prefix_cache: bool,
+    /// Seeds the hash by which pages are found. The same seed, the same run; where prompts come from
+    /// strangers it should be one they cannot know.
+    pub prefix_seed: u64,
     /// How often a waiting request may be overtaken by later ones.
     pub patience: u32,
     /// Most steps that short prompts wait for others after a step that fed prompts: beside many decode
@@ -79,6 +82,7 @@ impl Default for EngineConfig {
             max_waiting: 4096,
             max_len: u32::MAX,
             prefix_cache: true,
+            prefix_seed: 0,
             patience: 64,
             gather: 8,
             depth: 2,
@@ -253,7 +257,12 @@ impl Scheduler {
     ) -> Self {
         let seat_limit = geometry.seats.min(coverage.decode_rows);
         Self {
-            pool: Pool::new(geometry.pages, geometry.page_size, config.prefix_cache),
+            pool: Pool::new(
+                geometry.pages,
+                geometry.page_size,
+                config.prefix_cache,
+                config.prefix_seed,
+            ),
             config,
             geometry,
             coverage,

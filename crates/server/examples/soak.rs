@@ -302,7 +302,7 @@ async fn leave() -> Result<String, Fault> {
                 return Ok(());
             }
             let head = format!(
-                "POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                  content-length: {}\r\n\r\n",
                 text.len()
             );
@@ -391,7 +391,7 @@ async fn slow() -> Result<String, Fault> {
             let mut wire = Connection::open(&target).await?;
             let text = body("slow reader", 8000);
             let head = format!(
-                "POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                  content-length: {}\r\n\r\n{text}",
                 text.len()
             );

@@ -1,6 +1,7 @@
 //! From tokens to what a client reads: whole characters, stop strings taken out, thinking and tool
 //! calls told apart from the answer. Everything works on a stream and on a whole answer alike.
 
+mod call_list;
 mod choice;
 mod pythonic;
 mod reasoning;
@@ -8,6 +9,7 @@ mod run;
 mod stop;
 mod tools;
 
+pub use call_list::CallList;
 pub use choice::{Choice, ChoiceSetup};
 pub use reasoning::{Reasoning, ReasoningSplit};
 pub(crate) use run::rejected;
@@ -29,6 +31,16 @@ pub enum Delta {
     },
     /// More of the arguments (JSON text) of the tool call that began last.
     ToolArguments(String),
+}
+
+impl Delta {
+    /// Bytes of text in it.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Text(text) | Self::Reasoning(text) | Self::ToolArguments(text) => text.len(),
+            Self::ToolStart { name } => name.len(),
+        }
+    }
 }
 
 /// Where the longest end of `text` begins that could be the beginning of `word`;

@@ -1,19 +1,25 @@
 //! What every handler sees: the model, the way to the engine, the limits, the counters.
 
 use crate::answer::{Reasoning, ToolFormat};
-use crate::config::Limits;
+use crate::budget::Budget;
+use crate::config::{Limits, ServerConfig};
 use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::http::auth::Keys;
+use crate::http::host::Hosts;
 use crate::link::{Call, Health, Link, Reader, Refusal};
 use crate::metrics::Metrics;
 use crate::text::TextModel;
+use crate::work::{Work, WorkConfig, WorkError};
+use bytes::Bytes;
 use engine::request::{Request, Sampling};
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tokio::sync::Semaphore;
 
-/// Text longer than this is rendered and tokenized off the threads that carry streams.
-const LONG_TEXT: usize = 8 * 1024;
+/// Bytes of a working thread's stack: JSON and templates are nested to bounded depths.
+const WORK_STACK: usize = 8 << 20;
 
 /// What is served.
 #[derive(Clone)]
@@ -61,6 +67,11 @@ impl Model {
         }
     }
 
+    /// The most tokens of a prompt: one is left for the answer.
+    pub(crate) fn most_prompt(&self) -> usize {
+        usize::try_from(self.context.saturating_sub(1)).unwrap_or(usize::MAX)
+    }
+
     /// Tokens left for the answer after a prompt of this length; at least one.
     pub(crate) fn room(&self, param: &str, prompt: usize) -> Result<u32, ApiError> {
         let prompt = prompt as u64;
@@ -86,10 +97,22 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Who may call.
     pub keys: Keys,
+    /// Under which names it is served.
+    pub hosts: Hosts,
+    /// Where large bodies are worked on.
+    pub work: Work,
     /// Compiles what clients hold answers to.
     pub grammars: Grammars,
     /// When the server started, in seconds since 1970.
     pub started: u64,
+    /// Bytes of bodies.
+    pub(crate) bodies: Arc<Budget>,
+    /// Bytes of answers that are gathered.
+    pub(crate) answers: Arc<Budget>,
+    /// Places for those who watch.
+    pub(crate) watchers: Arc<Semaphore>,
+    /// The OpenAPI document, once somebody asked for it.
+    pub(crate) document: OnceLock<Bytes>,
     pub(crate) draining: AtomicBool,
 }
 
@@ -98,14 +121,35 @@ impl App {
     pub fn new(
         model: Model,
         link: Link,
-        limits: Limits,
+        config: &ServerConfig,
         metrics: Arc<Metrics>,
-        keys: Keys,
-    ) -> Self {
-        let started = crate::openai::unix_time();
+    ) -> io::Result<Self> {
+        let limits = config.limits.clone();
+        let work = WorkConfig {
+            name: "work",
+            threads: config.work_threads,
+            stack: WORK_STACK,
+            waiting: limits.work_waiting,
+            trim: config.trim,
+        };
+        let watchers = usize::try_from(limits.watchers).unwrap_or(usize::MAX);
         let grammars = Grammars::new(Arc::clone(&model.text), &limits);
-        let draining = AtomicBool::new(false);
-        Self { model, link, limits, metrics, keys, grammars, started, draining }
+        Ok(Self {
+            model,
+            link,
+            metrics,
+            keys: Keys::new(&config.api_keys, !config.share_prefix_cache),
+            hosts: Hosts::new(config),
+            grammars,
+            work: Work::start(&work)?,
+            started: crate::openai::unix_time(),
+            bodies: Budget::new(limits.body_budget_bytes),
+            answers: Budget::new(limits.answer_budget_bytes),
+            watchers: Arc::new(Semaphore::new(watchers.min(Semaphore::MAX_PERMITS))),
+            document: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            limits,
+        })
     }
 
     /// Whether new requests are taken, and if not, why.
@@ -141,16 +185,15 @@ impl App {
         }
     }
 
-    /// Runs work over `size` bytes of text here, or on a thread of its own when it is long.
+    /// Does work over so many bytes where it holds up nobody; see [`Work::run`].
     pub(crate) async fn compute<T: Send + 'static>(
         &self,
-        size: usize,
+        bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        if size < LONG_TEXT {
-            return Ok(work());
-        }
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|_| ApiError::internal("the text could not be processed"))
+        self.work.run(bytes, work).await.map_err(|e| match e {
+            WorkError::Full(_) => ApiError::too_much(e.to_string()),
+            WorkError::Panicked => ApiError::internal(e.to_string()),
+        })
     }
 }

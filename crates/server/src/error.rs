@@ -44,17 +44,35 @@ pub struct ApiError {
     pub retry_after: Option<u32>,
 }
 
+/// Characters of a message or of a field's name that a client is told: what it sent may be part of
+/// it, at any length.
+const SHOWN: usize = 300;
+
+/// The beginning of a text that is too long to repeat.
+fn short(text: String) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}
+
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: message.into(), retry_after: None }
+        let message = short(message.into());
+        Self { status, kind, code: None, param: None, message, retry_after: None }
     }
 
     /// 400: a field is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = param.into();
         let mut e = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        e.param = (!param.is_empty()).then_some(param);
+        e.param = (!param.is_empty()).then_some(short(param));
         e
+    }
+
+    /// 400: the text became more tokens than fit, however many there are.
+    pub fn too_many(param: &str, message: impl Into<String>) -> Self {
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
     }
 
     /// 400: the prompt does not fit.
@@ -109,13 +127,32 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
     }
 
-    /// 429: full; come back.
-    pub fn busy(inflight: u64) -> Self {
-        let text = format!("{inflight} requests are in flight, which is the limit; try again");
-        let mut e = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", text);
+    /// 415: compressed.
+    pub fn encoded() -> Self {
+        let text = "send the body as it is, without a content-encoding";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
+    }
+
+    /// 421: this name is not served.
+    pub fn misdirected(host: &str) -> Self {
+        let text = format!(
+            "the name {host:?} is not served here; use an IP address or localhost, or start the \
+             server with --allowed-host"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", text)
+    }
+
+    /// 429: as many bytes are being worked on as may be; come back.
+    pub fn too_much(message: impl Into<String>) -> Self {
+        let mut e = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         e.code = Some("rate_limit_exceeded");
         e.retry_after = Some(1);
         e
+    }
+
+    /// 429: full; come back.
+    pub fn busy(inflight: u64) -> Self {
+        Self::too_much(format!("{inflight} requests are in flight, which is the limit; try again"))
     }
 
     /// 500: ours to mend.

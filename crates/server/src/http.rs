@@ -4,9 +4,12 @@ pub mod auth;
 mod body;
 pub mod conn;
 mod health;
+pub mod host;
+mod patient;
+pub(crate) mod shape;
 pub mod sse;
 
-pub(crate) use body::{parse, read_json};
+pub(crate) use body::{RequestBody, parse, read_json};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -62,8 +65,19 @@ async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// Every request passes here: it gets an id, shows its key, and is counted and logged.
-async fn way_in(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// An answer as JSON of about so many bytes; a large one is written where it holds up nobody.
+pub(crate) async fn write_json<T: serde::Serialize + Send + 'static>(
+    app: &App,
+    bytes: usize,
+    answer: T,
+) -> Result<Response, ApiError> {
+    let text = app.compute(bytes, move || serde_json::to_vec(&answer)).await?;
+    let text = text.map_err(|_| ApiError::internal("the answer could not be written"))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// Every request passes here: it gets an id, names the server, shows its key, and is counted and logged.
+async fn way_in(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
     let method = request.method().clone();
@@ -72,9 +86,15 @@ async fn way_in(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let open = route.starts_with("/health");
     let name = id.to_str().unwrap_or("").to_string();
     let span = tracing::info_span!("request", id = name);
-    let mut response = match app.keys.check(request.headers()) {
-        Err(e) if !open => auth::refuse(&request, e),
-        _ => next.run(request).instrument(span).await,
+    let mut response = match app.hosts.check(&request) {
+        Err(e) => e.into_response(),
+        Ok(()) => match app.keys.check(request.headers()) {
+            Err(e) if !open => auth::refuse(&request, e),
+            caller => {
+                request.extensions_mut().insert(caller.unwrap_or_default());
+                next.run(request).instrument(span).await
+            }
+        },
     };
     let status = response.status().as_u16();
     app.metrics.answered(&route, status);

@@ -18,6 +18,7 @@
 
 pub mod answer;
 mod app;
+mod budget;
 mod config;
 mod describe;
 mod error;
@@ -34,6 +35,7 @@ mod page;
 mod serve;
 pub mod text;
 pub mod trace;
+pub mod work;
 
 pub use app::{App, Model};
 pub use config::{Limit, Limits, ServerConfig};

@@ -20,6 +20,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 const EVERY: Duration = Duration::from_millis(250);
@@ -37,13 +38,18 @@ struct View<'a> {
 }
 
 /// `/live`: the state, four times a second, with the steps that are new.
-pub(crate) async fn stream(State(app): State<Arc<App>>) -> Response {
-    let body = LiveBody { app, last: None, next: Box::pin(tokio::time::sleep(Duration::ZERO)) };
+pub(crate) async fn stream(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let place = app.watchers.clone().try_acquire_owned().map_err(|_| {
+        let most = app.limits.watchers;
+        ApiError::unavailable(format!("{most} are watching, which is the limit"))
+    })?;
+    let next = Box::pin(tokio::time::sleep(Duration::ZERO));
+    let body = LiveBody { app, last: None, next, _place: place };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    response
+    Ok(response)
 }
 
 struct LiveBody {
@@ -51,6 +57,7 @@ struct LiveBody {
     /// The last step that was told.
     last: Option<u64>,
     next: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl LiveBody {

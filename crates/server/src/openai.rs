@@ -8,24 +8,50 @@ pub mod models;
 pub mod sampling;
 pub mod tokenize;
 pub mod usage;
+mod whole;
 
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
-use crate::http::parse;
+use crate::http::{RequestBody, parse};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+impl RequestBody for chat::types::ChatRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = true;
+}
+
+impl RequestBody for completions::types::CompletionRequest {
+    const TOKEN_IDS: bool = true;
+    const NEEDS_ENGINE: bool = true;
+}
+
+impl RequestBody for embeddings::types::EmbeddingRequest {
+    const TOKEN_IDS: bool = true;
+    const NEEDS_ENGINE: bool = true;
+}
+
+impl RequestBody for tokenize::types::TokenizeRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = false;
+}
+
+impl RequestBody for tokenize::types::DetokenizeRequest {
+    const TOKEN_IDS: bool = true;
+    const NEEDS_ENGINE: bool = false;
+}
 
 /// What a route does with a body before anything else sees it: parse and validate. For fuzzing
 /// and for checking stored requests; a route that takes no body refuses any.
 pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<(), ApiError> {
     match path {
-        "/v1/chat/completions" => chat::validate::validate(&parse(body)?, model, limits),
-        "/v1/completions" => completions::validate::validate(&parse(body)?, model, limits),
-        "/v1/embeddings" => embeddings::validate::validate(&parse(body)?, model, limits),
-        "/tokenize" => tokenize::validate::tokenize(&parse(body)?, model, limits),
-        "/detokenize" => tokenize::validate::detokenize(&parse(body)?, model),
+        "/v1/chat/completions" => chat::validate::validate(&parse(body, limits)?, model, limits),
+        "/v1/completions" => completions::validate::validate(&parse(body, limits)?, model, limits),
+        "/v1/embeddings" => embeddings::validate::validate(&parse(body, limits)?, model, limits),
+        "/tokenize" => tokenize::validate::tokenize(&parse(body, limits)?, model, limits),
+        "/detokenize" => tokenize::validate::detokenize(&parse(body, limits)?, model, limits),
         other => Err(ApiError::no_route(other)),
     }
 }

@@ -10,14 +10,17 @@ use crate::openai::models::{ModelCard, ModelList};
 use crate::openai::tokenize::types::{
     DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse,
 };
-use axum::Json;
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// `/openapi.json`.
-pub(crate) async fn serve(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(document(&app.model))
+pub(crate) async fn serve(State(app): State<Arc<App>>) -> Response {
+    // It never changes, and it takes a while to write.
+    let text = app.document.get_or_init(|| document(&app.model).to_string().into());
+    ([(header::CONTENT_TYPE, "application/json")], text.clone()).into_response()
 }
 
 struct Route {
@@ -88,7 +91,7 @@ fn routes() -> Vec<Route> {
     ]
 }
 
-const ERRORS: [(&str, &str); 11] = [
+const ERRORS: [(&str, &str); 12] = [
     ("400", "A field is missing or wrong"),
     ("401", "No key, or a wrong one"),
     ("404", "No such model or address"),
@@ -96,6 +99,7 @@ const ERRORS: [(&str, &str); 11] = [
     ("408", "The body did not arrive in time"),
     ("413", "The body is too large"),
     ("415", "The body is not JSON"),
+    ("421", "The server is not known by the name in the Host header"),
     ("429", "Full; come back after Retry-After"),
     ("500", "The engine failed on this request"),
     ("501", "The loaded model cannot do this"),

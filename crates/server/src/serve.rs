@@ -2,7 +2,6 @@
 
 use crate::app::{App, Model};
 use crate::config::ServerConfig;
-use crate::http::auth::Keys;
 use crate::http::conn::{self, Exit};
 use crate::http::router;
 use crate::link::{self, Factory, Link};
@@ -24,6 +23,9 @@ pub enum ServeError {
     /// The trace file could not be made.
     #[error("cannot write the trace: {0}")]
     Trace(io::Error),
+    /// Settings that cannot be in force together.
+    #[error("{0}")]
+    Config(String),
     /// The threads could not be started.
     #[error("cannot start the server's threads: {0}")]
     Threads(io::Error),
@@ -43,6 +45,10 @@ impl Server {
         backend: Factory,
         model: Model,
     ) -> Result<Self, ServeError> {
+        config.limits.check().map_err(ServeError::Config)?;
+        if config.api_keys.iter().any(String::is_empty) {
+            return Err(ServeError::Config("an API key is empty; leave it out or give one".into()));
+        }
         let trace = match &config.trace {
             Some(path) => Some(TraceWriter::create(path).map_err(ServeError::Trace)?),
             None => None,
@@ -50,9 +56,8 @@ impl Server {
         let listener = listen(config).map_err(|e| ServeError::Listen(config.listen, e))?;
         let metrics = Arc::new(Metrics::default());
         let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
-        let keys = Keys::new(&config.api_keys);
-        let app = Arc::new(App::new(model, link, config.limits.clone(), metrics, keys));
-        Ok(Self { listener, app, engine })
+        let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
+        Ok(Self { listener, app: Arc::new(app), engine })
     }
 
     /// Where it listens: the port that was chosen, if none was asked for.

@@ -38,14 +38,15 @@ impl Node {
     }
 }
 
-/// A hash of a parent and the tokens below it, two at a time.
-fn hash(parent: Node, tokens: &[Token]) -> u32 {
+/// A hash of a parent and the tokens below it, two at a time. The seed keeps whoever chooses the tokens
+/// from choosing which of them share a chain.
+fn hash(seed: u64, parent: Node, tokens: &[Token]) -> u32 {
     let fold = |word: u64| {
         let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
         product as u64 ^ (product >> 64) as u64
     };
-    let seed = fold(u64::from(parent.0) ^ 0xA076_1D64_78BD_642F);
-    let hash = tokens.chunks(2).fold(seed, |hash, pair| {
+    let start = fold(seed ^ u64::from(parent.0) ^ 0xA076_1D64_78BD_642F);
+    let hash = tokens.chunks(2).fold(start, |hash, pair| {
         let high = pair.get(1).map_or(0, |&token| u64::from(token) << 32);
         fold(hash ^ high ^ u64::from(pair[0]))
     });
@@ -61,6 +62,7 @@ pub(crate) struct Found {
 }
 
 pub(crate) struct Tree {
+    seed: u64,
     page_size: usize,
     pages: usize,
     /// One per page, in the tree or not, then the roots.
@@ -147,9 +149,10 @@ impl Idle {
 }
 
 impl Tree {
-    pub(crate) fn new(pages: u32, page_size: u32) -> Self {
+    pub(crate) fn new(pages: u32, page_size: u32, seed: u64) -> Self {
         let (pages, page_size) = (pages as usize, page_size as usize);
         Self {
+            seed,
             page_size,
             pages,
             nodes: vec![VACANT; pages],
@@ -193,7 +196,7 @@ impl Tree {
 
     /// The child of these tokens, or the hash a new one takes.
     pub(crate) fn look(&self, node: Node, tokens: &[Token]) -> Result<Node, u32> {
-        let hash = hash(node, tokens);
+        let hash = hash(self.seed, node, tokens);
         let mut at = self.heads[self.head(hash)];
         while at != NOBODY {
             let entry = self.entry(at);
@@ -372,4 +375,23 @@ impl Tree {
 /// Whether this is the node that was left at `used`, and nobody has read it since.
 fn waits(entry: &Entry, used: u64) -> bool {
     entry.lives && !entry.pinned && entry.used == used
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_prefixes_share_a_chain_depends_on_the_seed() {
+        let pages: Vec<[Token; 4]> = (0..4096).map(|i| [i, 7, i / 3, 1]).collect();
+        let chain = |seed: u64, page: &[Token]| hash(seed, Node(1), page) & 0xff;
+        // What a caller that knew the seed could choose to fall on one chain.
+        let chosen: Vec<_> = pages.iter().filter(|page| chain(0, &page[..]) == 9).collect();
+        assert!(chosen.len() > 8, "{}", chosen.len());
+        for seed in [1, 0x1234_5678_9abc_def0, u64::MAX] {
+            let together = chosen.iter().filter(|page| chain(seed, &page[..]) == 9).count();
+            assert!(together <= chosen.len() / 4, "{seed}: {together} of {}", chosen.len());
+        }
+        assert_eq!(hash(5, Node(1), &[1, 2, 3]), hash(5, Node(1), &[1, 2, 3]));
+    }
 }

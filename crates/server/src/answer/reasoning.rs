@@ -34,13 +34,15 @@ pub struct ReasoningSplit {
     marks: Reasoning,
     place: Where,
     held: String,
+    /// Bytes of `held` that are known to be white space, while the place is `Before`.
+    blank: usize,
 }
 
 impl ReasoningSplit {
     /// `opened`: the prompt ended with the opening mark already.
     pub fn new(marks: Reasoning, opened: bool) -> Self {
         let place = if opened { Where::Inside { started: false } } else { Where::Before };
-        Self { marks, place, held: String::new() }
+        Self { marks, place, held: String::new(), blank: 0 }
     }
 
     /// Whether the model is thinking now.
@@ -52,7 +54,8 @@ impl ReasoningSplit {
     pub fn push(&mut self, text: &str, out: &mut Vec<Delta>) -> String {
         self.held.push_str(text);
         if self.place == Where::Before {
-            let begun = self.held.trim_start();
+            let begun = self.held[self.blank..].trim_start();
+            self.blank = self.held.len() - begun.len();
             if let Some(rest) = begun.strip_prefix(self.marks.open.as_str()) {
                 self.held = rest.to_string();
                 self.place = Where::Inside { started: false };
@@ -131,6 +134,26 @@ mod tests {
             other => panic!("{other:?}"),
         });
         (thought.collect(), answer)
+    }
+
+    /// An answer of white space, or of marks that never end, in a million pieces: with a rescan of
+    /// what is held this took minutes.
+    #[test]
+    fn work_is_linear() {
+        for (piece, opened) in [(" ", false), ("</think", true), ("<think", true)] {
+            let marks = Reasoning::detect("x</think>").unwrap();
+            let mut split = ReasoningSplit::new(marks, opened);
+            let (mut out, mut answer) = (Vec::new(), String::new());
+            for _ in 0..1 << 20 {
+                answer += &split.push(piece, &mut out);
+            }
+            answer += &split.flush(&mut out);
+            let thought = out.iter().map(|delta| match delta {
+                Delta::Reasoning(text) => text.len(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(thought.sum::<usize>() + answer.len(), piece.len() << 20);
+        }
     }
 
     #[test]

@@ -50,6 +50,17 @@ pub enum Piece {
     },
 }
 
+impl Piece {
+    /// The log-probabilities in it.
+    pub(crate) fn logprobs(&self) -> &[TokenLogprob] {
+        match self {
+            Self::Prompt { logprobs, .. }
+            | Self::Delta { logprobs, .. }
+            | Self::End { logprobs, .. } => logprobs,
+        }
+    }
+}
+
 /// How the requests of a call map to choices.
 pub struct RunSetup {
     /// Continuations of each request of the call, in order.
@@ -124,22 +135,22 @@ impl Run {
         }
     }
 
-    /// Takes what replies there are.
+    /// Takes one reply; `inbox` holds those that came with it, the next one last.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
         inbox: &mut Vec<Reply>,
         sink: &mut impl FnMut(Piece),
     ) -> Poll<Result<(), ApiError>> {
-        match self.call.poll_many(cx, inbox) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(0) => Poll::Ready(Err(fell_behind())),
-            Poll::Ready(_) => {
-                for reply in inbox.drain(..) {
-                    self.take(reply, sink)?;
-                }
-                Poll::Ready(Ok(()))
+        if inbox.is_empty() {
+            match self.call.poll_many(cx, inbox) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(_) => inbox.reverse(),
             }
+        }
+        match inbox.pop() {
+            Some(reply) => Poll::Ready(self.take(reply, sink)),
+            None => Poll::Ready(Err(fell_behind())),
         }
     }
 

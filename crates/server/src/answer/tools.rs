@@ -1,5 +1,6 @@
 //! Tool calls, which every family of models writes in its own way.
 
+use super::call_list::CallList;
 use super::pythonic;
 use super::{Delta, partial_at};
 use serde_json::Value;
@@ -43,6 +44,8 @@ pub enum ToolSplit {
     Hermes {
         /// Text held back, or the inside of a call.
         held: String,
+        /// Bytes of the inside of a call in which the closing mark does not begin.
+        seen: usize,
         /// Whether the opening mark has been seen.
         inside: bool,
         /// White space that is given out only if text follows it.
@@ -52,6 +55,8 @@ pub enum ToolSplit {
     Llama {
         /// Everything so far, while that is undecided or it looks like calls.
         held: String,
+        /// Bytes at its beginning that are known to be white space.
+        blank: usize,
         /// Decided: it is text.
         text: bool,
         /// Names that may be called.
@@ -65,12 +70,7 @@ pub enum ToolSplit {
         started: bool,
     },
     /// A grammar made the answer a JSON list of calls.
-    List {
-        /// What is not a whole call yet.
-        held: String,
-        /// Whether a call was given out.
-        called: bool,
-    },
+    List(CallList),
 }
 
 impl ToolSplit {
@@ -78,9 +78,9 @@ impl ToolSplit {
     pub fn new(format: ToolFormat, names: Vec<String>) -> Self {
         match format {
             ToolFormat::Hermes => {
-                Self::Hermes { held: String::new(), inside: false, space: String::new() }
+                Self::Hermes { held: String::new(), seen: 0, inside: false, space: String::new() }
             }
-            ToolFormat::Llama => Self::Llama { held: String::new(), text: false, names },
+            ToolFormat::Llama => Self::Llama { held: String::new(), blank: 0, text: false, names },
             ToolFormat::None => Self::Off,
         }
     }
@@ -92,14 +92,15 @@ impl ToolSplit {
         }
         match self {
             Self::Off => out.push(Delta::Text(text.into())),
-            Self::Hermes { held, inside, space } => {
+            Self::Hermes { held, seen, inside, space } => {
                 held.push_str(text);
-                hermes(held, inside, space, out);
+                hermes(held, seen, inside, space, out);
             }
             Self::Llama { text: true, .. } => out.push(Delta::Text(text.into())),
-            Self::Llama { held, text: is_text, .. } => {
+            Self::Llama { held, blank, text: is_text, .. } => {
                 held.push_str(text);
-                let begun = held.trim_start();
+                let begun = held[*blank..].trim_start();
+                *blank = held.len() - begun.len();
                 let undecided = begun.is_empty()
                     || begun.starts_with(['{', '['])
                     || begun.starts_with(PYTHON_TAG)
@@ -116,12 +117,7 @@ impl ToolSplit {
                 }
                 out.push(Delta::ToolArguments(text.into()));
             }
-            Self::List { held, called } => {
-                held.push_str(text);
-                if text.contains('}') {
-                    list(held, called, out);
-                }
-            }
+            Self::List(list) => list.push(text, |call| give(call, out)),
         }
     }
 
@@ -129,7 +125,7 @@ impl ToolSplit {
     pub fn flush(&mut self, out: &mut Vec<Delta>) {
         match self {
             Self::Off | Self::Named { .. } => {}
-            Self::Hermes { held, inside, space } => {
+            Self::Hermes { held, seen, inside, space } => {
                 let call = if *inside { parse_call(held) } else { None };
                 match call {
                     Some(call) => give(call, out),
@@ -142,6 +138,7 @@ impl ToolSplit {
                     }
                 }
                 held.clear();
+                *seen = 0;
                 *inside = false;
             }
             Self::Llama { held, names, .. } => {
@@ -152,11 +149,9 @@ impl ToolSplit {
                     None => out.push(Delta::Text(whole)),
                 }
             }
-            Self::List { held, called } => {
-                list(held, called, out);
-                let rest = std::mem::take(held);
+            Self::List(list) => {
                 // After a call only the list's own end is left, or half of another call.
-                if !*called && !rest.is_empty() {
+                if let Some(rest) = list.flush() {
                     out.push(Delta::Text(rest));
                 }
             }
@@ -164,57 +159,57 @@ impl ToolSplit {
     }
 }
 
-/// Gives out every call of a JSON list that is whole.
-fn list(held: &mut String, called: &mut bool, out: &mut Vec<Delta>) {
-    loop {
-        let open = if *called { ',' } else { '[' };
-        let Some(rest) = held.trim_start().strip_prefix(open) else { return };
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        let Some(call) = values.next().and_then(Result::ok).as_ref().and_then(call_of) else {
-            return;
-        };
-        give(call, out);
-        *called = true;
-        *held = rest[values.byte_offset()..].into();
-    }
-}
-
-fn hermes(held: &mut String, inside: &mut bool, space: &mut String, out: &mut Vec<Delta>) {
+fn hermes(
+    held: &mut String,
+    seen: &mut usize,
+    inside: &mut bool,
+    space: &mut String,
+    out: &mut Vec<Delta>,
+) {
+    // What is done with goes from `held` at the end, all at once.
+    let mut from = 0;
     loop {
         if *inside {
-            let Some(at) = held.find(CLOSE) else { return };
-            match parse_call(&held[..at]) {
+            let Some(at) = held[from + *seen..].find(CLOSE).map(|at| from + *seen + at) else {
+                let begins = partial_at(&held[from + *seen..], CLOSE);
+                *seen += begins;
+                break;
+            };
+            match parse_call(&held[from..at]) {
                 Some(call) => {
                     give(call, out);
                     space.clear();
                 }
                 None => {
-                    let raw = format!("{space}{OPEN}{}{CLOSE}", &held[..at]);
+                    let raw = format!("{space}{OPEN}{}{CLOSE}", &held[from..at]);
                     space.clear();
                     out.push(Delta::Text(raw));
                 }
             }
-            held.drain(..at + CLOSE.len());
+            from = at + CLOSE.len();
             *inside = false;
         } else {
-            let (end, opens) = match held.find(OPEN) {
+            let rest = &held[from..];
+            let (end, opens) = match rest.find(OPEN) {
                 Some(at) => (at, true),
-                None => (partial_at(held, OPEN), false),
+                None => (partial_at(rest, OPEN), false),
             };
-            let text = &held[..end];
+            let text = &rest[..end];
             let kept = text.trim_end().len();
             if kept > 0 {
                 out.push(Delta::Text(format!("{space}{}", &text[..kept])));
                 space.clear();
             }
             space.push_str(&text[kept..]);
-            held.drain(..end + if opens { OPEN.len() } else { 0 });
+            from += end + if opens { OPEN.len() } else { 0 };
             *inside = opens;
+            *seen = 0;
             if !opens {
-                return;
+                break;
             }
         }
     }
+    held.drain(..from);
 }
 
 /// A call: the function's name and its arguments as JSON text.
@@ -230,7 +225,7 @@ fn parse_call(text: &str) -> Option<ToolCall> {
 }
 
 /// Reads `{"name": …, "arguments" or "parameters": …}`.
-fn call_of(value: &Value) -> Option<ToolCall> {
+pub(super) fn call_of(value: &Value) -> Option<ToolCall> {
     let name = value.get("name")?.as_str()?;
     let arguments = value.get("arguments").or_else(|| value.get("parameters"));
     let arguments = match arguments {
@@ -338,7 +333,7 @@ mod tests {
             let named = ToolSplit::Named { name: "f".into(), started: false };
             let found = split(named, "{\"a\": 1}", size);
             assert_eq!(found, (String::new(), calls(&[("f", "{\"a\": 1}")])));
-            let list = || ToolSplit::List { held: String::new(), called: false };
+            let list = || ToolSplit::List(CallList::default());
             let one = "{\"name\": \"f\", \"parameters\": {\"a\": {\"b\": \"}]\"}}}";
             let two = format!("[{one},\n {{\"name\": \"g\", \"parameters\": {{}}}}]");
             let both = calls(&[("f", "{\"a\":{\"b\":\"}]\"}}"), ("g", "{}")]);
@@ -354,11 +349,54 @@ mod tests {
 
     #[test]
     fn a_list_of_calls_is_given_out_call_by_call() {
-        let mut split = ToolSplit::List { held: String::new(), called: false };
+        let mut split = ToolSplit::List(CallList::default());
         let mut out = Vec::new();
         split.push("[{\"name\": \"f\", \"parameters\": {}}, {\"name\"", &mut out);
         assert_eq!(out[0], Delta::ToolStart { name: "f".into() });
         assert_eq!(out.len(), 2);
+    }
+
+    /// Answers that keep every splitter waiting, in pieces of a few bytes: with a rescan of what is
+    /// held each of these took minutes.
+    #[test]
+    fn work_is_linear() {
+        let hermes = || ToolSplit::new(ToolFormat::Hermes, vec![]);
+        let llama = || ToolSplit::new(ToolFormat::Llama, vec!["f".into()]);
+        let list = || ToolSplit::List(CallList::default());
+        let million = 1 << 20;
+        for (make, begin, piece) in [
+            (&hermes as &dyn Fn() -> ToolSplit, "<tool_call>", "}"),
+            (&hermes, "<tool_call>", "</tool_cal"),
+            (&hermes, "", "<tool_cal"),
+            (&hermes, "", " "),
+            (&llama, "", " "),
+            (&llama, "[", "{"),
+            (&llama, "[f(a=", "["),
+            (&list, "[{\"a\": ", "{}"),
+            (&list, "[{\"name\": \"", "}"),
+            (&list, "[", "}"),
+            (&list, "[", "{\"a\":"),
+            (&list, "", "}"),
+        ] {
+            let (mut split, mut out) = (make(), Vec::new());
+            split.push(begin, &mut out);
+            for _ in 0..million {
+                split.push(piece, &mut out);
+            }
+            split.flush(&mut out);
+            let text = out.iter().map(|delta| match delta {
+                Delta::Text(text) => text.len(),
+                other => panic!("{other:?}"),
+            });
+            let text = text.sum::<usize>();
+            // White space at the end of an answer is nobody's.
+            let all = begin.len() + piece.len() * million;
+            assert!(text == all || piece == " " && text == 0, "{begin}{piece}…: {text} of {all}");
+        }
+        let whole = "<tool_call>{\"name\":\"f\"}</tool_call>".repeat(50_000);
+        let mut out = Vec::new();
+        hermes().push(&whole, &mut out);
+        assert_eq!(out.len(), 100_000);
     }
 
     #[test]

@@ -1,25 +1,68 @@
 //! Who may call.
 
 use crate::error::ApiError;
+use crate::openai::random;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use std::sync::OnceLock;
 
 /// The keys that open the server, kept as hashes only.
 #[derive(Clone, Debug, Default)]
-pub struct Keys(Vec<blake3::Hash>);
+pub struct Keys {
+    hashes: Vec<blake3::Hash>,
+    /// Whether each key has cached prefixes of its own.
+    apart: bool,
+}
+
+/// Who is asking, as far as cached prefixes go: 0 for all who share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller(u64);
+
+impl Caller {
+    /// The one that the way in found for a request.
+    pub(crate) fn of(request: &Request) -> Self {
+        request.extensions().get().copied().unwrap_or_default()
+    }
+
+    /// Whose cached prefixes a request with this salt may share: those of the same caller and salt.
+    pub(crate) fn tenant(self, salt: Option<&str>) -> u64 {
+        match salt {
+            None => self.0,
+            Some(salt) => tenant(&[&self.0.to_le_bytes(), salt.as_bytes()]),
+        }
+    }
+}
+
+/// A number for these words that nobody can guess, and never 0.
+fn tenant(words: &[&[u8]]) -> u64 {
+    static KEY: OnceLock<[u8; 32]> = OnceLock::new();
+    let key = KEY.get_or_init(|| {
+        let mut key = [0; 32];
+        key.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&random().to_le_bytes()));
+        key
+    });
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    for word in words {
+        hasher.update(word);
+    }
+    let hash = hasher.finalize();
+    u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes")).max(1)
+}
 
 impl Keys {
-    /// Remembers the keys' hashes. No keys, no questions.
-    pub fn new<K: AsRef<str>>(keys: &[K]) -> Self {
-        Self(keys.iter().map(|key| blake3::hash(key.as_ref().as_bytes())).collect())
+    /// Remembers the keys' hashes. No keys, no questions. `apart`: callers with different keys share
+    /// no cached prefixes.
+    pub fn new<K: AsRef<str>>(keys: &[K], apart: bool) -> Self {
+        let hashes: Vec<_> = keys.iter().map(|key| blake3::hash(key.as_ref().as_bytes())).collect();
+        Self { apart: apart && hashes.len() > 1, hashes }
     }
 
     /// Whether these headers carry a key: as `Bearer KEY`, which API clients send, or as the
     /// password of `Basic`, which a browser sends once it has asked its user.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.0.is_empty() {
-            return Ok(());
+    pub fn check(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        if self.hashes.is_empty() {
+            return Ok(Caller::default());
         }
         let Some(value) = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()) else {
             return Err(ApiError::unauthorized("send the API key: Authorization: Bearer KEY"));
@@ -34,8 +77,12 @@ impl Keys {
         };
         let hash = blake3::hash(&key.unwrap_or_default());
         // Every key is compared, and each comparison of hashes takes the same time.
-        let known = self.0.iter().fold(false, |known, key| known | (*key == hash));
-        if known { Ok(()) } else { Err(ApiError::unauthorized("the API key is not right")) }
+        let known = self.hashes.iter().fold(false, |known, key| known | (*key == hash));
+        match known {
+            true if self.apart => Ok(Caller(tenant(&[hash.as_bytes()]))),
+            true => Ok(Caller::default()),
+            false => Err(ApiError::unauthorized("the API key is not right")),
+        }
     }
 }
 
@@ -93,7 +140,7 @@ mod tests {
     #[test]
     fn only_a_known_key_opens() {
         assert!(ask(&Keys::default(), None));
-        let keys = Keys::new(&["sesame", "other"]);
+        let keys = Keys::new(&["sesame", "other"], true);
         assert!(ask(&keys, Some("Bearer sesame")));
         assert!(ask(&keys, Some("bearer other")));
         // "me:sesame"
@@ -102,5 +149,34 @@ mod tests {
             assert!(!ask(&keys, Some(wrong)), "{wrong}");
         }
         assert!(!ask(&keys, None));
+    }
+
+    #[test]
+    fn several_keys_have_caches_of_their_own_and_one_has_the_common_one() {
+        let caller = |keys: &Keys, key: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
+            keys.check(&headers).unwrap()
+        };
+        let two = Keys::new(&["alice", "bob"], true);
+        let (alice, bob) = (caller(&two, "alice"), caller(&two, "bob"));
+        assert!(alice != bob && alice != Caller::default() && bob != Caller::default());
+        assert_eq!(alice, caller(&two, "alice"));
+        let shared = Keys::new(&["alice", "bob"], false);
+        assert_eq!(caller(&shared, "alice"), caller(&shared, "bob"));
+        assert_eq!(caller(&Keys::new(&["alice"], true), "alice"), Caller::default());
+        // A salt parts what a key has together, and joins nothing that keys part.
+        assert_eq!(Caller::default().tenant(None), 0);
+        assert_eq!(alice.tenant(Some("x")), alice.tenant(Some("x")));
+        let all = [
+            alice.tenant(None),
+            bob.tenant(None),
+            alice.tenant(Some("x")),
+            bob.tenant(Some("x")),
+            alice.tenant(Some("y")),
+            Caller::default().tenant(Some("x")),
+            0,
+        ];
+        assert_eq!(std::collections::HashSet::from(all).len(), all.len());
     }
 }

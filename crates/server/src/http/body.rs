@@ -1,57 +1,141 @@
-//! A request's body as JSON: bounded in size and time, and with errors that name the field.
+//! A request's body as JSON: bounded in size, time and shape, with errors that name the field, and
+//! worked on where it holds up nobody.
 
+use super::shape::check_body;
 use crate::app::App;
+use crate::budget::Lease;
+use crate::config::Limits;
 use crate::error::ApiError;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header;
-use http_body::Body as _;
+use axum::http::{HeaderMap, header};
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
 use serde::de::DeserializeOwned;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads the whole body and makes a `T` of it.
-pub(crate) async fn read_json<T: DeserializeOwned>(
-    app: &App,
-    request: Request,
-) -> Result<T, ApiError> {
-    // A page of another origin can post without asking only if it does not claim to send JSON.
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
-    let kind = kind.unwrap_or("").split(';').next().unwrap_or("").trim();
-    let json = kind.eq_ignore_ascii_case("application/json") || kind.ends_with("+json");
-    if !json {
-        return Err(ApiError::not_json());
-    }
-    let limit = app.limits.body_bytes;
-    let body = request.into_body();
-    if body.size_hint().lower() > limit {
-        return Err(ApiError::body_too_large(limit));
-    }
-    let time = Duration::from_millis(app.limits.body_ms);
-    let bytes = tokio::time::timeout(time, collect(body, limit)).await;
-    parse(&bytes.map_err(|_| ApiError::timeout(app.limits.body_ms))??)
+/// The most that is read of a body that is refused.
+const DISCARD_BYTES: usize = 16 << 20;
+/// And how long that may take.
+const DISCARD_TIME: Duration = Duration::from_millis(500);
+
+/// What a route's body becomes.
+pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
+    /// Whether the route takes lists of token ids: numbers are then not counted as values.
+    const TOKEN_IDS: bool;
+    /// Whether the route needs the engine: it is then refused at once while there is no room.
+    const NEEDS_ENGINE: bool;
 }
 
-async fn collect(mut body: Body, limit: u64) -> Result<Vec<u8>, ApiError> {
-    let mut bytes = Vec::with_capacity(body.size_hint().lower().min(limit) as usize);
-    loop {
-        let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
-        match frame {
-            None => return Ok(bytes),
-            Some(Err(_)) => return Err(ApiError::invalid("", "the body broke off")),
-            Some(Ok(frame)) => {
-                let Ok(data) = frame.into_data() else { continue };
-                if (bytes.len() + data.len()) as u64 > limit {
-                    return Err(ApiError::body_too_large(limit));
-                }
-                bytes.extend_from_slice(&data);
+/// Reads the whole body, makes a `T` of it and does `work` with it. A large body is parsed and worked
+/// on off the threads that carry streams, and counts against the budget of bodies until that is done.
+pub(crate) async fn read_json<T: RequestBody, R: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    work: impl FnOnce(&App, T) -> Result<R, ApiError> + Send + 'static,
+) -> Result<R, ApiError> {
+    let (head, mut body) = request.into_parts();
+    let mut lease = app.bodies.lease();
+    let received = match T::NEEDS_ENGINE {
+        true => app.check_room(),
+        false => Ok(()),
+    };
+    let received = match received.and_then(|()| check_headers(&head.headers)) {
+        Ok(()) => receive(&mut body, &app.limits, &mut lease).await,
+        Err(e) => Err(e),
+    };
+    let bytes = match received {
+        Ok(bytes) => bytes,
+        Err(e) => {
+            drop(lease);
+            discard(body).await;
+            return Err(e);
+        }
+    };
+    let (shared, length) = (app.clone(), bytes.len());
+    let job = move || {
+        let _until_done = lease;
+        let value = parse(&bytes, &shared.limits)?;
+        drop(bytes);
+        work(&shared, value)
+    };
+    app.compute(length, job).await?
+}
+
+fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
+    // A page of another origin can post without asking only if it does not claim to send JSON.
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let kind = kind.unwrap_or("").split(';').next().unwrap_or("").trim();
+    if !kind.eq_ignore_ascii_case("application/json") && !kind.ends_with("+json") {
+        return Err(ApiError::not_json());
+    }
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(coding) if !coding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            Err(ApiError::encoded())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The body as it arrives, in time. What a client says about its length is only ever a reason to
+/// refuse it.
+async fn receive(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<Vec<u8>, ApiError> {
+    if body.size_hint().lower() > limits.body_bytes {
+        return Err(ApiError::body_too_large(limits.body_bytes));
+    }
+    let time = Duration::from_millis(limits.body_ms);
+    let bytes = tokio::time::timeout(time, collect(body, limits, lease)).await;
+    bytes.map_err(|_| ApiError::timeout(limits.body_ms))?
+}
+
+async fn collect(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<Vec<u8>, ApiError> {
+    let limit = limits.body_bytes;
+    let patience = Duration::from_millis(limits.body_wait_ms);
+    let mut bytes = Vec::new();
+    while let Some(frame) = next_frame(body).await {
+        let Ok(frame) = frame else {
+            return Err(ApiError::invalid("", "the body broke off"));
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        if (bytes.len() + data.len()) as u64 > limit {
+            return Err(ApiError::body_too_large(limit));
+        }
+        if !lease.grow(data.len() as u64, patience).await {
+            let budget = limits.body_budget_bytes;
+            return Err(ApiError::too_much(format!(
+                "bodies of {budget} bytes are being processed, which is the limit; try again"
+            )));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
+async fn next_frame(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
+    std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
+}
+
+/// Takes what is left of a body that is refused, for a moment: a client that is still sending when its
+/// connection is closed never reads why.
+async fn discard(mut body: Body) {
+    let all = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = next_frame(&mut body).await {
+            bytes += frame.data_ref().map_or(0, Bytes::len);
+            if bytes > DISCARD_BYTES {
+                break;
             }
         }
-    }
+    };
+    let _ = tokio::time::timeout(DISCARD_TIME, all).await;
 }
 
 /// Parses JSON; an error names the field and what was expected there.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<T, ApiError> {
+    check_body(bytes, limits, !T::TOKEN_IDS)
+        .map_err(|misshapen| ApiError::invalid("", misshapen.to_string()))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();

@@ -1,5 +1,6 @@
 //! Sockets: accept, bound, serve, and close in good order.
 
+use super::patient::Patient;
 use crate::app::App;
 use crate::config::Limits;
 use axum::Router;
@@ -98,10 +99,11 @@ async fn connection(
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.header_ms))
-        .max_buf_size((limits.header_bytes as usize).max(8192))
+        .max_buf_size(limits.header_bytes as usize)
         .max_headers(limits.headers as usize)
         .keep_alive(true);
     let service = TowerToHyperService::new(router);
+    let stream = Patient::new(stream, Duration::from_millis(limits.write_ms));
     let mut conn = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let asked = async {
         // An error means that the server is gone, which is a reason to close as well.

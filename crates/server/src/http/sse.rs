@@ -23,6 +23,9 @@ use tracing::Span;
 /// told by its status.
 const FIRST_WORD: Duration = Duration::from_millis(1000);
 
+/// Bytes of events after which no more replies are written until these are sent.
+const FRAME: usize = 64 * 1024;
+
 /// How one route writes its events.
 pub trait Events: Send + Unpin + 'static {
     /// Writes a piece as whole events.
@@ -88,18 +91,23 @@ impl<E> Drop for EventBody<E> {
 }
 
 impl<E: Events> EventBody<E> {
-    /// Writes what there is; pending when there is nothing.
+    /// Writes what there is, up to about a frame; pending when there is nothing.
     fn follow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Self { run, events, out, inbox, .. } = self;
-        if !run.is_over() {
+        while !run.is_over() {
             match run.poll(cx, inbox, &mut |piece| events.piece(piece, out)) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending if out.is_empty() => return Poll::Pending,
+                Poll::Pending => return Poll::Ready(()),
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
                     write_error(&error, out);
                     self.over = true;
                     return Poll::Ready(());
                 }
+            }
+            // What came together goes out together, but not without bound.
+            if inbox.is_empty() && !out.is_empty() || out.len() >= FRAME {
+                break;
             }
         }
         if self.run.is_over() {

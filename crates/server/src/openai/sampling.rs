@@ -5,18 +5,60 @@ use crate::config::Limits;
 use crate::describe::{Describe, Schemas, api_type};
 use crate::error::ApiError;
 use engine::request::{Sampling, Token};
-use serde::{Deserialize, Serialize};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// One stop string or several.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 pub enum Stop {
     /// One.
     One(String),
     /// Several.
     Many(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        text_or_list(from, "a string or a list of strings", Self::One, Self::Many)
+    }
+}
+
+/// Reads a text or a list as it comes. What serde makes of an untagged enum keeps a copy of
+/// everything first, at many times its length.
+pub(crate) fn text_or_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, E>(
+    from: D,
+    expected: &'static str,
+    text: fn(String) -> E,
+    list: fn(Vec<T>) -> E,
+) -> Result<E, D::Error> {
+    struct Reads<T, E>(&'static str, fn(String) -> E, fn(Vec<T>) -> E);
+
+    impl<'de, T: Deserialize<'de>, E> Visitor<'de> for Reads<T, E> {
+        type Value = E;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<X>(self, text: &str) -> Result<E, X> {
+            Ok((self.1)(text.into()))
+        }
+
+        fn visit_string<X>(self, text: String) -> Result<E, X> {
+            Ok((self.1)(text))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<E, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(seq)).map(self.2)
+        }
+    }
+
+    from.deserialize_any(Reads(expected, text, list))
 }
 
 impl Describe for Stop {
@@ -183,8 +225,9 @@ impl Shared<'_> {
             let text = "priority must be between -1000000 and 1000000";
             return Err(ApiError::invalid("priority", text));
         }
-        if self.cache_salt.is_some_and(|salt| !(1..=256).contains(&salt.chars().count())) {
-            let text = "cache_salt must have between 1 and 256 characters";
+        let chars = self.cache_salt.map_or(1, |salt| salt.chars().count() as u64);
+        if !(1..=limits.salt_chars).contains(&chars) {
+            let text = format!("cache_salt must have 1 to {} characters", limits.salt_chars);
             return Err(ApiError::invalid("cache_salt", text));
         }
         at_most(
@@ -202,7 +245,8 @@ impl Shared<'_> {
             }
             between(&name, Some(*bias), -100.0, 100.0)?;
         }
-        at_most("stop_token_ids", "entries", self.stop_token_ids.map_or(0, <[u32]>::len), 64)?;
+        let ids = self.stop_token_ids.map_or(0, <[u32]>::len);
+        at_most("stop_token_ids", "entries", ids, limits.stop_token_ids)?;
         if let Some(bad) = self.stop_token_ids.into_iter().flatten().find(|t| **t >= vocab) {
             let text = format!("{bad} is not a token id of this model");
             return Err(ApiError::invalid("stop_token_ids", text));
@@ -214,15 +258,6 @@ impl Shared<'_> {
             return Err(ApiError::invalid("stop", text));
         }
         Ok(())
-    }
-
-    /// Whose cached prefixes the request may share: those of its salt, or of all that have none.
-    pub(crate) fn tenant(&self) -> u64 {
-        self.cache_salt.map_or(0, |salt| {
-            let hash = blake3::hash(salt.as_bytes());
-            // Any value but that of no salt.
-            u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes")).max(1)
-        })
     }
 
     /// The stop strings.
@@ -263,26 +298,5 @@ impl Shared<'_> {
             ignore_eos,
             ..Sampling::default()
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::openai::completions::types::CompletionRequest;
-
-    #[test]
-    fn a_salt_parts_caches_and_none_shares_with_none() {
-        let tenant = |fields: &str| {
-            let text = format!("{{\"prompt\": \"a\"{fields}}}");
-            serde_json::from_str::<CompletionRequest>(&text).unwrap().shared().tenant()
-        };
-        let (none, alice, bob) = (
-            tenant(""),
-            tenant(", \"cache_salt\": \"alice\""),
-            tenant(", \"cache_salt\": \"bob\""),
-        );
-        assert_eq!(none, 0);
-        assert_eq!(alice, tenant(", \"cache_salt\": \"alice\", \"user\": \"x\""));
-        assert!(none != alice && none != bob && alice != bob);
     }
 }

@@ -18,10 +18,14 @@ const SPECIALS: [(&str, Token); 3] =
 pub struct ByteText;
 
 impl TextModel for ByteText {
-    fn encode(&self, text: &str, _add_special: bool) -> Result<Vec<Token>, TextError> {
-        let mut tokens = Vec::with_capacity(text.len());
+    fn encode(&self, text: &str, _add_special: bool, most: usize) -> Result<Vec<Token>, TextError> {
+        self.check_bytes(text.len(), most)?;
+        let mut tokens = Vec::with_capacity(text.len().min(most));
         let mut rest = text;
         'scan: while let Some(&byte) = rest.as_bytes().first() {
+            if tokens.len() >= most {
+                return Err(TextError::TooLong { most });
+            }
             if byte == b'<' {
                 for (word, token) in SPECIALS {
                     if let Some(after) = rest.strip_prefix(word) {
@@ -35,10 +39,14 @@ impl TextModel for ByteText {
             tokens.extend(rest[..end].bytes().map(Token::from));
             rest = &rest[end..];
         }
-        Ok(tokens)
+        if tokens.len() > most { Err(TextError::TooLong { most }) } else { Ok(tokens) }
     }
 
-    fn render(&self, chat: &Chat) -> Result<Rendered, TextError> {
+    fn longest_token(&self) -> Option<usize> {
+        SPECIALS.iter().map(|(word, _)| word.len()).max()
+    }
+
+    fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError> {
         let mut text = String::new();
         if let Value::Array(tools) = &chat.tools {
             text.push_str("<|im_start|>system\n<tools>");
@@ -57,7 +65,7 @@ impl TextModel for ByteText {
         if chat.generation_prompt {
             text.push_str("<|im_start|>assistant\n");
         }
-        let tokens = self.encode(&text, false)?;
+        let tokens = self.encode(&text, false, most)?;
         Ok(Rendered { text, tokens })
     }
 
@@ -110,8 +118,14 @@ mod tests {
     #[test]
     fn there_and_back() {
         let text = "<|im_start|>é日<|im_end";
-        let tokens = ByteText.encode(text, false).unwrap();
+        let tokens = ByteText.encode(text, false, 16).unwrap();
         assert_eq!(tokens[0], START);
         assert_eq!(ByteText.decode(&tokens), "é日<|im_end");
+        assert_eq!(tokens.len(), 14);
+        assert!(ByteText.encode(text, false, 14).is_ok());
+        assert_eq!(ByteText.encode(text, false, 13), Err(TextError::TooLong { most: 13 }));
+        let long = "x".repeat(100);
+        let refused = TextError::TooManyBytes { bytes: 100, most: 7 };
+        assert_eq!(ByteText.encode(&long, false, 7), Err(refused));
     }
 }

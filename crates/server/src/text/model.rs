@@ -40,7 +40,7 @@ impl CheckpointText {
                 generation_prompt: true,
                 extra: Map::new(),
             };
-            self.render(&chat).map(|rendered| rendered.text).unwrap_or_default()
+            self.render(&chat, usize::MAX).map(|rendered| rendered.text).unwrap_or_default()
         };
         let (with, without) = (ask(json!([tool])), ask(Value::Null));
         if with == without {
@@ -61,19 +61,23 @@ impl CheckpointText {
 }
 
 impl TextModel for CheckpointText {
-    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
-        self.tokenizer.encode(text, add_special).map_err(|e| TextError::Encode(e.to_string()))
+    fn encode(&self, text: &str, add_special: bool, most: usize) -> Result<Vec<Token>, TextError> {
+        self.check_bytes(text.len(), most)?;
+        self.tokenizer.encode_limited(text, add_special, most).map_err(explain)
     }
 
-    fn render(&self, chat: &Chat) -> Result<Rendered, TextError> {
+    fn longest_token(&self) -> Option<usize> {
+        self.tokenizer.longest_token()
+    }
+
+    fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let tools = (!chat.tools.is_null()).then_some(&chat.tools);
         let escaper = self.tokenizer.escaper();
         let rendered = template
             .render_escaped(&chat.messages, tools, chat.generation_prompt, &chat.extra, escaper)
             .map_err(|e| TextError::Template(e.to_string()))?;
-        let tokens = self.tokenizer.encode_chat(&rendered);
-        let tokens = tokens.map_err(|e| TextError::Encode(e.to_string()))?;
+        let tokens = self.tokenizer.encode_chat_limited(&rendered, most).map_err(explain)?;
         Ok(Rendered { text: rendered.visible(), tokens })
     }
 
@@ -95,6 +99,13 @@ impl TextModel for CheckpointText {
 
     fn vocab(&self) -> u32 {
         self.vocab
+    }
+}
+
+fn explain(error: formats::Error) -> TextError {
+    match error {
+        formats::Error::TooLong { max_tokens } => TextError::TooLong { most: max_tokens },
+        other => TextError::Encode(other.to_string()),
     }
 }
 

@@ -41,13 +41,20 @@ fn bytes(token: Token) -> Vec<u8> {
 }
 
 impl TextModel for WordText {
-    fn encode(&self, text: &str, _add_special: bool) -> Result<Vec<Token>, TextError> {
+    fn encode(&self, text: &str, _add_special: bool, most: usize) -> Result<Vec<Token>, TextError> {
+        if text.len() > most {
+            return Err(TextError::TooLong { most });
+        }
         Ok(text.bytes().map(Token::from).collect())
     }
 
-    fn render(&self, chat: &Chat) -> Result<Rendered, TextError> {
-        let Rendered { text, .. } = ByteText.render(chat)?;
-        let tokens = self.encode(&text, false)?;
+    fn longest_token(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError> {
+        let Rendered { text, .. } = ByteText.render(chat, most)?;
+        let tokens = self.encode(&text, false, most)?;
         Ok(Rendered { text, tokens })
     }
 
@@ -101,7 +108,7 @@ mod tests {
         assert_eq!(words.len(), 4999 - 256);
         assert!(words.iter().all(|word| word.starts_with(' ') && word.len() > 1));
         assert_eq!(text.decode(&[4999]), "");
-        assert_eq!(text.decode(&text.encode("Grüße", false).unwrap()), "Grüße");
+        assert_eq!(text.decode(&text.encode("Grüße", false, 99).unwrap()), "Grüße");
         assert_eq!(text.token_bytes(5000), None);
     }
 }

@@ -74,7 +74,8 @@ async fn bodies_too_large_too_slow_or_not_json() {
     let large = json!({"prompt": "x".repeat(20_000)});
     bed.error("/v1/completions", &large, 413).await;
     let mut wire = bed.connect().await;
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     let text = format!(
         "{head}transfer-encoding: chunked\r\n\r\n4e20\r\n{}\r\n0\r\n\r\n",
         "x".repeat(20_000)
@@ -93,7 +94,7 @@ async fn bodies_too_large_too_slow_or_not_json() {
     for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
         let mut wire = bed.connect().await;
         let text = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\n\
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n\
              content-length: 2\r\n\r\n{{}}"
         );
         wire.stream().write_all(text.as_bytes()).await.unwrap();

@@ -2,12 +2,15 @@
 
 mod abuse;
 mod bed;
+mod callers;
 mod chat;
 mod checkpoint;
 mod completions;
 mod document;
 mod faults;
 mod grammars;
+mod large;
+mod limits;
 mod routes;
 mod streams;
 mod tools;

@@ -69,7 +69,7 @@ async fn a_client_that_leaves_is_cancelled_and_its_pages_come_back() {
             let mut wire = bed.connect().await;
             let body = ask.to_string();
             let text = format!(
-                "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                  content-length: {}\r\n\r\n{body}",
                 body.len()
             );

@@ -2,9 +2,10 @@
 
 use super::schema::{call_list, closed, parameters};
 use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
-use crate::answer::{ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
-use crate::app::{App, Model};
+use crate::answer::{CallList, ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
+use crate::app::Model;
 use crate::error::ApiError;
+use crate::http::auth::Caller;
 use crate::text::{Chat, Rendered};
 use engine::request::{Request, RequestId};
 use grammar::Grammar;
@@ -16,26 +17,31 @@ pub struct Prepared {
     pub requests: Vec<Request>,
     /// For the way back.
     pub setup: RunSetup,
+    /// What the answers are held to, yet to be compiled, and the field it came from.
+    pub grammar: Option<(&'static str, Grammar)>,
 }
 
 /// Renders, tokenizes and translates a validated request.
-pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiError> {
-    let model = &app.model;
+pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<Prepared, ApiError> {
     let force = force(request);
-    let Rendered { text, tokens: prompt } =
-        tokenize(app, chat(request, model, force.is_some())).await?;
+    // What templates add only makes it longer.
+    let said = request.messages.iter().filter_map(|message| message.content.as_ref());
+    let most = model.most_prompt();
+    let rendered = model
+        .text
+        .check_bytes(said.map(Content::len).sum(), most)
+        .and_then(|()| model.text.render(&chat(request, model, force.is_some()), most));
+    let Rendered { text, tokens: prompt } = rendered.map_err(|e| e.about("messages"))?;
     let room = model.room("messages", prompt.len())?;
     let shared = request.shared();
     let mut sampling = shared.convert(model);
     let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
     sampling.max_tokens = most.min(room);
     sampling.logprobs = request.wants_logprobs().then_some(request.top_logprobs.unwrap_or(0));
-    if let Some(source) = grammar(request, force.as_ref()) {
-        let param = if force.is_some() { "tools" } else { "response_format" };
-        sampling.grammar = Some(app.grammars.compile(param, source).await?);
-    }
+    let param = if force.is_some() { "tools" } else { "response_format" };
+    let grammar = grammar(request, force.as_ref()).map(|source| (param, source));
     let opened = |open: &str| text.trim_end().ends_with(open);
-    let free = sampling.grammar.is_none();
+    let free = grammar.is_none();
     let reasoning = model.reasoning.clone().filter(|_| free);
     let choice = ChoiceSetup {
         stops: shared.stops(),
@@ -49,13 +55,13 @@ pub async fn convert(app: &App, request: &ChatRequest) -> Result<Prepared, ApiEr
     let base = Request {
         choices: request.n.unwrap_or(1),
         priority: shared.priority.unwrap_or(0) as i32,
-        tenant: shared.tenant(),
+        tenant: caller.tenant(shared.cache_salt),
         ..Request::new(RequestId(0), prompt, sampling)
     };
     let requests = spread(base, !choice.stops.is_empty() || choice.single_call);
     let choices = requests.iter().map(|r| r.choices).collect();
     let per_prompt = requests.len();
-    Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice } })
+    Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
 }
 
 /// Continuations that may stop at different places on the server's word are requests of their
@@ -124,7 +130,7 @@ fn tool_split(request: &ChatRequest, model: &Model, force: Option<Force<'_>>) ->
         Some(Force::Named(tool)) => {
             ToolSplit::Named { name: tool.function.name.clone(), started: false }
         }
-        Some(Force::Any(_)) => ToolSplit::List { held: String::new(), called: false },
+        Some(Force::Any(_)) => ToolSplit::List(CallList::default()),
         None => match offered(request) {
             Some(tools) if model.tools != ToolFormat::None => {
                 let names = tools.iter().map(|t| t.function.name.clone()).collect();
@@ -185,13 +191,4 @@ pub(crate) fn template_message(message: &Message) -> Value {
         out.insert("tool_calls".into(), calls.iter().map(call).collect());
     }
     Value::Object(out)
-}
-
-async fn tokenize(app: &App, chat: Chat) -> Result<Rendered, ApiError> {
-    let text = app.model.text.clone();
-    let size: usize = chat.messages.as_array().map_or(0, |messages| {
-        messages.iter().filter_map(|m| m["content"].as_str()).map(str::len).sum()
-    });
-    let done = app.compute(size, move || text.render(&chat)).await?;
-    done.map_err(|e| ApiError::invalid("messages", e.to_string()))
 }

@@ -10,32 +10,43 @@ use super::validate::validate;
 use crate::answer::{Delta, Piece, Run};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::http::read_json;
-use crate::http::sse;
+use crate::http::auth::Caller;
+use crate::http::{read_json, sse, write_json};
 use crate::link::Reader;
+use crate::openai::whole::Gathering;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use engine::request::{Token, TokenLogprob};
 use std::sync::Arc;
 
 /// Answers one chat request, whole or as a stream.
 pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    app.check_room()?;
-    let request: ChatRequest = read_json(&app, request).await?;
-    validate(&request, &app.model, &app.limits)?;
-    let Prepared { requests, setup } = convert(&app, &request).await?;
-    let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
-    let streamed = request.stream == Some(true);
-    let call = app.submit(requests, if streamed { Reader::Client } else { Reader::Server })?;
-    let run = Run::new(call, &*app.model.text, setup);
-    if streamed {
+    let caller = Caller::of(&request);
+    let work = move |app: &App, request: ChatRequest| {
+        validate(&request, &app.model, &app.limits)?;
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
-        let events = ChatEvents::new(&app, count, usage, request.wants_logprobs());
+        let streamed = (request.stream == Some(true)).then_some(usage);
+        Ok((convert(&app.model, &request, caller)?, streamed, request.wants_logprobs()))
+    };
+    let (prepared, streamed, logprobs) = read_json(&app, request, work).await?;
+    let Prepared { mut requests, setup, grammar } = prepared;
+    if let Some((param, source)) = grammar {
+        let compiled = app.grammars.compile(param, source).await?;
+        for request in &mut requests {
+            request.sampling.grammar = Some(compiled.clone());
+        }
+    }
+    let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
+    let reader = if streamed.is_some() { Reader::Client } else { Reader::Server };
+    let call = app.submit(requests, reader)?;
+    let run = Run::new(call, &*app.model.text, setup);
+    if let Some(usage) = streamed {
+        let events = ChatEvents::new(&app, count, usage, logprobs);
         return sse::respond(run, events, &app.limits).await;
     }
-    whole(&app, run, count, request.wants_logprobs()).await
+    whole(&app, run, count, logprobs).await
 }
 
 async fn whole(
@@ -58,10 +69,12 @@ async fn whole(
     };
     let mut choices: Vec<ChatChoice> = (0..count).map(|_| empty()).collect();
     let text = &*app.model.text;
+    let mut gathering = Gathering::new(app);
     while !run.is_over() {
         run.next(&mut |piece| match piece {
             Piece::Prompt { .. } => {}
             Piece::Delta { index, delta, logprobs } => {
+                gathering.add(delta.len(), &logprobs);
                 note(&mut choices[index], logprobs, text);
                 append(&mut choices[index].message, delta);
             }
@@ -71,6 +84,7 @@ async fn whole(
             }
         })
         .await?;
+        gathering.check()?;
     }
     for (choice, index) in choices.iter_mut().zip(0..) {
         choice.index = index;
@@ -86,7 +100,7 @@ async fn whole(
         choices,
         usage: run.usage.into(),
     };
-    Ok(axum::Json(response).into_response())
+    write_json(app, gathering.bytes(), response).await
 }
 
 fn append(message: &mut AnswerMessage, delta: Delta) {

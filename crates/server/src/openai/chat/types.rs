@@ -1,10 +1,13 @@
 //! What chat looks like on the wire.
 
 use crate::describe::{Describe, Schemas, api_type};
-use crate::openai::sampling::generation_type;
+use crate::openai::sampling::{generation_type, text_or_list};
 use crate::openai::usage::UsageBody;
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
+use std::fmt;
 
 generation_type! {
     /// A conversation to be continued.
@@ -27,8 +30,9 @@ generation_type! {
         pub tool_choice: Option<ToolChoice>,
         /// Whether it may call several at once.
         pub parallel_tool_calls: Option<bool>,
-        /// Variables for the chat template, such as `enable_thinking`. An extension.
-        pub chat_template_kwargs: Option<Map<String, Value>>,
+        /// Variables for the chat template, such as `enable_thinking`; those that the server sets
+        /// cannot be replaced. An extension.
+        pub chat_template_kwargs: Option<Map<String, Value>> = {"maxProperties": 64},
     }
 }
 
@@ -56,13 +60,29 @@ api_type! {
 }
 
 /// What a message says.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of content parts")]
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 pub enum Content {
     /// Text.
     Text(String),
     /// Text in parts.
     Parts(Vec<Part>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        text_or_list(from, "a string or a list of content parts", Self::Text, Self::Parts)
+    }
+}
+
+impl Content {
+    /// Bytes of text.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Parts(parts) => parts.iter().map(|part| part.text.len()).sum(),
+        }
+    }
 }
 
 impl Describe for Content {
@@ -134,13 +154,37 @@ api_type! {
 }
 
 /// Whether the model may, must, or must not call a function.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected \"none\", \"auto\", \"required\" or a named function")]
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 pub enum ToolChoice {
     /// `none`, `auto` or `required`.
     Word(String),
     /// This one.
     Named(NamedTool),
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+
+        impl<'de> Visitor<'de> for Reads {
+            type Value = ToolChoice;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"none\", \"auto\", \"required\" or a named function")
+            }
+
+            fn visit_str<E>(self, word: &str) -> Result<ToolChoice, E> {
+                Ok(ToolChoice::Word(word.into()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
+                NamedTool::deserialize(MapAccessDeserializer::new(map)).map(ToolChoice::Named)
+            }
+        }
+
+        from.deserialize_any(Reads)
+    }
 }
 
 impl ChatRequest {

@@ -4,7 +4,9 @@ use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
+use crate::http::shape::{Misshapen, count};
 use crate::openai::sampling::at_most;
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// Checks every field; the error names the first that is wrong.
@@ -23,7 +25,47 @@ pub fn validate(request: &ChatRequest, model: &Model, limits: &Limits) -> Result
     let offered = request.tools.as_deref().unwrap_or_default();
     tools(offered, limits)?;
     tool_choice(request.tool_choice.as_ref(), offered)?;
+    if let Some(kwargs) = &request.chat_template_kwargs {
+        template_kwargs(kwargs, limits)?;
+    }
     response_format(request, limits)
+}
+
+/// Variables of a chat template that are the server's to set. Those that end in `_token` are the
+/// model's special tokens, those that begin with `__` are the template engine's own.
+const RESERVED: [&str; 5] =
+    ["messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"];
+
+fn template_kwargs(kwargs: &Map<String, Value>, limits: &Limits) -> Result<(), ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    at_most(NAME, "entries", kwargs.len(), limits.kwargs)?;
+    let reserved =
+        |name: &str| RESERVED.contains(&name) || name.ends_with("_token") || name.starts_with("__");
+    if let Some(name) = kwargs.keys().find(|name| reserved(name)) {
+        let text = format!("{name:?} is set by the server and cannot be replaced");
+        return Err(ApiError::invalid(format!("{NAME}.{name}"), text));
+    }
+    let size = json_size(kwargs);
+    if size > limits.kwargs_bytes {
+        let most = limits.kwargs_bytes;
+        let text = format!("{NAME} has {size} bytes; at most {most} are allowed");
+        return Err(ApiError::invalid(NAME, text));
+    }
+    if kwargs.values().any(|value| !within(value, limits.kwargs_depth)) {
+        let most = limits.kwargs_depth;
+        let text = format!("{NAME} is nested too deeply; at most {most} levels are allowed");
+        return Err(ApiError::invalid(NAME, text));
+    }
+    Ok(())
+}
+
+/// Whether a value has at most so many levels.
+fn within(value: &Value, levels: u64) -> bool {
+    match value {
+        Value::Array(list) => levels > 0 && list.iter().all(|v| within(v, levels - 1)),
+        Value::Object(map) => levels > 0 && map.values().all(|v| within(v, levels - 1)),
+        _ => true,
+    }
 }
 
 /// Checks messages alone.
@@ -32,7 +74,23 @@ pub(crate) fn conversation(messages: &[Message], limits: &Limits) -> Result<(), 
         return Err(ApiError::invalid("messages", "messages must not be empty"));
     }
     at_most("messages", "messages", messages.len(), limits.messages)?;
-    messages.iter().enumerate().try_for_each(|(i, one)| message(i, one))
+    messages.iter().enumerate().try_for_each(|(i, one)| message(i, one))?;
+    arguments(messages, limits)
+}
+
+/// Arguments of earlier calls are JSON in JSON: templates want them as values.
+fn arguments(messages: &[Message], limits: &Limits) -> Result<(), ApiError> {
+    let mut left = limits.json_values;
+    for (i, message) in messages.iter().enumerate() {
+        for (j, call) in message.tool_calls.iter().flatten().enumerate() {
+            let text = call.function.arguments.as_bytes();
+            left -= count(text, u64::MAX, left, true).map_err(|_| {
+                let name = format!("messages[{i}].tool_calls[{j}].function.arguments");
+                ApiError::invalid(name, Misshapen::Many(limits.json_values).to_string())
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn message(i: usize, message: &Message) -> Result<(), ApiError> {
@@ -63,19 +121,26 @@ fn message(i: usize, message: &Message) -> Result<(), ApiError> {
 /// Checks tools alone.
 pub(crate) fn tools(tools: &[Tool], limits: &Limits) -> Result<(), ApiError> {
     at_most("tools", "tools", tools.len(), limits.tools)?;
+    let mut size = 0;
     for (i, tool) in tools.iter().enumerate() {
         if tool.kind != "function" {
             let text = format!("{:?} is no kind of tool; only functions are", tool.kind);
             return Err(ApiError::invalid(format!("tools[{i}].type"), text));
         }
         let name = &tool.function.name;
-        if name.is_empty() || name.len() > 256 {
-            let text = "a function's name has 1 to 256 bytes";
+        let most = limits.tool_name_bytes;
+        if name.is_empty() || name.len() as u64 > most {
+            let text = format!("a function's name has 1 to {most} bytes");
             return Err(ApiError::invalid(format!("tools[{i}].function.name"), text));
         }
         if let Some(schema) = &tool.function.parameters {
             schema_size(&format!("tools[{i}].function.parameters"), schema, limits)?;
         }
+        size += json_size(tool);
+    }
+    if size > limits.tools_bytes {
+        let text = format!("the tools have {size} bytes; at most {}", limits.tools_bytes);
+        return Err(ApiError::invalid("tools", text));
     }
     Ok(())
 }
@@ -121,8 +186,13 @@ fn response_format(request: &ChatRequest, limits: &Limits) -> Result<(), ApiErro
     }
 }
 
+/// Bytes of a value as JSON.
+fn json_size(value: &impl Serialize) -> u64 {
+    serde_json::to_vec(value).map_or(0, |text| text.len() as u64)
+}
+
 fn schema_size(name: &str, schema: &Map<String, Value>, limits: &Limits) -> Result<(), ApiError> {
-    let size = serde_json::to_vec(schema).map_or(0, |text| text.len() as u64);
+    let size = json_size(schema);
     if size > limits.schema_bytes {
         let text = format!("the schema has {size} bytes; at most {}", limits.schema_bytes);
         return Err(ApiError::invalid(name, text));

@@ -2,10 +2,11 @@
 
 use super::types::{CompletionRequest, Prompt};
 use crate::answer::{ChoiceSetup, RunSetup};
-use crate::app::App;
+use crate::app::Model;
+use crate::config::Limits;
 use crate::error::ApiError;
+use crate::http::auth::Caller;
 use crate::openai::chat::convert::spread;
-use crate::text::TextError;
 use engine::request::{Request, RequestId, Token};
 use std::sync::Arc;
 
@@ -23,21 +24,25 @@ pub struct Prepared {
 }
 
 /// Tokenizes and translates a validated request.
-pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared, ApiError> {
-    let model = &app.model;
+pub fn convert(
+    model: &Model,
+    limits: &Limits,
+    request: CompletionRequest,
+    caller: Caller,
+) -> Result<Prepared, ApiError> {
     let shared = request.shared();
     let stops = shared.stops();
+    let echo = request.echo == Some(true);
     let (mut requests, mut prompts, mut per_prompt) = (Vec::new(), Vec::new(), 1);
-    for prompt in tokenize(app, "prompt", request.prompt.clone()).await? {
+    for prompt in tokenize(model, "prompt", request.prompt.clone())? {
         let room = model.room("prompt", prompt.len())?;
         let mut sampling = shared.convert(model);
         sampling.max_tokens = request.max_tokens.unwrap_or(DEFAULT_TOKENS).min(room);
         sampling.logprobs = request.logprobs;
-        let echo = request.echo == Some(true);
         let base = Request {
             choices: request.n.unwrap_or(1),
             priority: shared.priority.unwrap_or(0) as i32,
-            tenant: shared.tenant(),
+            tenant: caller.tenant(shared.cache_salt),
             prompt_logprobs: request.logprobs.filter(|_| echo),
             ..Request::new(RequestId(0), prompt, sampling)
         };
@@ -46,14 +51,40 @@ pub async fn convert(app: &App, request: &CompletionRequest) -> Result<Prepared,
         per_prompt = apart.len();
         requests.extend(apart);
     }
+    if echo {
+        check_echo(model, limits, &prompts, request.logprobs)?;
+    }
     let choices = requests.iter().map(|r| r.choices).collect();
     let setup = RunSetup { choices, per_prompt, choice: ChoiceSetup::plain(stops) };
     Ok(Prepared { requests, setup, prompts })
 }
 
-/// Token lists of prompts given either way.
-pub(crate) async fn tokenize(
-    app: &App,
+/// What is put before the answers is bounded as they are.
+fn check_echo(
+    model: &Model,
+    limits: &Limits,
+    prompts: &[Arc<[Token]>],
+    logprobs: Option<u32>,
+) -> Result<(), ApiError> {
+    let tokens: u64 = prompts.iter().map(|prompt| prompt.len() as u64).sum();
+    let entries = logprobs.map_or(0, |top| tokens.saturating_mul(u64::from(top) + 1));
+    let length = |token: &Token| model.text.token_bytes(*token).map_or(0, |b| b.len() as u64);
+    let bytes: u64 = prompts.iter().flat_map(|prompt| prompt.iter()).map(length).sum();
+    for (found, most, what) in [
+        (entries, limits.echo_logprobs, "log-probabilities of prompts"),
+        (bytes, limits.echo_bytes, "bytes of prompts"),
+    ] {
+        if found > most {
+            let text = format!("echo would give {found} {what}; at most {most} are given");
+            return Err(ApiError::invalid("echo", text));
+        }
+    }
+    Ok(())
+}
+
+/// Token lists of prompts given either way, each within the context.
+pub(crate) fn tokenize(
+    model: &Model,
     param: &str,
     prompt: Prompt,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
@@ -63,10 +94,7 @@ pub(crate) async fn tokenize(
         Prompt::Tokens(tokens) => return Ok(vec![tokens]),
         Prompt::TokenLists(lists) => return Ok(lists),
     };
-    let text = app.model.text.clone();
-    let size = texts.iter().map(String::len).sum();
-    let work = move || -> Result<Vec<_>, TextError> {
-        texts.iter().map(|t| text.encode(t, true)).collect()
-    };
-    app.compute(size, work).await?.map_err(|e| ApiError::invalid(param, e.to_string()))
+    let most = model.most_prompt();
+    let encode = |text: String| model.text.encode(&text, true, most).map_err(|e| e.about(param));
+    texts.into_iter().map(encode).collect()
 }

@@ -7,46 +7,51 @@ use super::validate::validate;
 use crate::answer::{Delta, Piece, Run};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::http::{read_json, sse};
+use crate::http::auth::Caller;
+use crate::http::{read_json, sse, write_json};
 use crate::link::Reader;
 use crate::openai::chat::handler::finite;
+use crate::openai::whole::Gathering;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use engine::request::{Token, TokenLogprob};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Answers one completion request, whole or as a stream.
 pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    app.check_room()?;
-    let request: CompletionRequest = read_json(&app, request).await?;
-    validate(&request, &app.model, &app.limits)?;
-    let Prepared { requests, setup, prompts } = convert(&app, &request).await?;
-    let firsts = starts(&setup.choices);
-    let streamed = request.stream == Some(true);
-    let call = app.submit(requests, if streamed { Reader::Client } else { Reader::Server })?;
-    let mut run = Run::new(call, &*app.model.text, setup);
-    let writer = Writer {
-        text: app.model.text.clone(),
-        prompts,
-        firsts,
-        echo: request.echo == Some(true),
-        logprobs: request.logprobs.is_some(),
-        offsets: Vec::new(),
-    };
-    let mut writer = writer.ready();
-    if streamed {
+    let caller = Caller::of(&request);
+    let work = move |app: &App, request: CompletionRequest| {
+        validate(&request, &app.model, &app.limits)?;
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
+        let streamed = (request.stream == Some(true)).then_some(usage);
+        let (echo, logprobs) = (request.echo == Some(true), request.logprobs.is_some());
+        let Prepared { requests, setup, prompts } =
+            convert(&app.model, &app.limits, request, caller)?;
+        let text = app.model.text.clone();
+        let firsts = starts(&setup.choices);
+        let offsets = vec![0; prompts.len()];
+        let writer = Writer { text, prompts, firsts, echo, logprobs, offsets };
+        Ok((requests, setup, writer, streamed))
+    };
+    let (requests, setup, mut writer, streamed) = read_json(&app, request, work).await?;
+    let reader = if streamed.is_some() { Reader::Client } else { Reader::Server };
+    let call = app.submit(requests, reader)?;
+    let mut run = Run::new(call, &*app.model.text, setup);
+    if let Some(usage) = streamed {
         let events = CompletionEvents::new(&app, writer, usage);
         return sse::respond(run, events, &app.limits).await;
     }
+    let mut gathering = Gathering::new(&app);
     let mut choices: Vec<CompletionChoice> =
         (0..writer.prompts.len()).map(|index| writer.empty(index)).collect();
     while !run.is_over() {
         run.next(&mut |piece| {
+            gathering.add(0, piece.logprobs());
             writer.write(piece, &mut |more| {
+                gathering.add(more.text.len(), &[]);
                 let choice = &mut choices[more.index as usize];
                 choice.text.push_str(&more.text);
                 if let (Some(into), Some(more)) = (&mut choice.logprobs, more.logprobs) {
@@ -56,6 +61,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
             });
         })
         .await?;
+        gathering.check()?;
     }
     let response = CompletionResponse {
         id: new_id("cmpl"),
@@ -65,7 +71,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         choices,
         usage: Some(run.usage.into()),
     };
-    Ok(axum::Json(response).into_response())
+    write_json(&app, gathering.bytes(), response).await
 }
 
 fn starts(choices: &[u32]) -> Vec<std::ops::Range<usize>> {
@@ -92,11 +98,6 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    fn ready(mut self) -> Self {
-        self.offsets = vec![0; self.prompts.len()];
-        self
-    }
-
     fn empty(&self, index: usize) -> CompletionChoice {
         CompletionChoice {
             index: index as u32,
@@ -110,10 +111,14 @@ impl Writer {
     pub(super) fn write(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         match piece {
             Piece::Prompt { position, logprobs } if self.echo => {
+                // The choices of one request have the same prompt.
+                let Some(prompt) = self.prompts.get(self.firsts[position].start).cloned() else {
+                    return;
+                };
+                let text = self.text.decode(&prompt);
                 for index in self.firsts[position].clone() {
                     let mut choice = self.empty(index);
-                    let prompt = self.prompts[index].clone();
-                    choice.text = self.text.decode(&prompt);
+                    choice.text = text.clone();
                     if let Some(into) = &mut choice.logprobs {
                         let first = prompt.first().copied().unwrap_or(0);
                         self.offsets[index] += into.push_first(first, &*self.text);

@@ -3,8 +3,11 @@
 use crate::describe::{Describe, Schemas, api_type, token_id};
 use crate::openai::sampling::generation_type;
 use crate::openai::usage::UsageBody;
-use serde::{Deserialize, Serialize};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
+use std::fmt;
 
 generation_type! {
     /// Text to be continued.
@@ -23,8 +26,8 @@ generation_type! {
 }
 
 /// One prompt or several, as text or as token ids.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a string, a list of token ids, or a list of either")]
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 pub enum Prompt {
     /// Text.
     Text(String),
@@ -34,6 +37,98 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// Several lists of token ids.
     TokenLists(Vec<Vec<u32>>),
+}
+
+/// One entry of a list of prompts.
+enum Entry {
+    Text(String),
+    Token(u32),
+    Tokens(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a token id or a list of token ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Entry, E> {
+                Ok(Entry::Text(text.into()))
+            }
+
+            fn visit_u64<E: de::Error>(self, id: u64) -> Result<Entry, E> {
+                let wrong = || E::invalid_value(Unexpected::Unsigned(id), &"a token id");
+                u32::try_from(id).map(Entry::Token).map_err(|_| wrong())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Entry, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Entry::Tokens)
+            }
+        }
+
+        from.deserialize_any(Reads)
+    }
+}
+
+/// The first of a list says of what it is one; the others are read as that, each at its own size.
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+
+        fn rest<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
+            first: T,
+            mut seq: A,
+        ) -> Result<Vec<T>, A::Error> {
+            let mut list = vec![first];
+            while let Some(next) = seq.next_element()? {
+                list.push(next);
+            }
+            Ok(list)
+        }
+
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Prompt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a list of token ids, or a list of either")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
+                Ok(Prompt::Text(text.into()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Prompt, E> {
+                Ok(Prompt::Text(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompt, A::Error> {
+                match seq.next_element()? {
+                    None => Ok(Prompt::Texts(Vec::new())),
+                    Some(Entry::Text(text)) => rest(text, seq).map(Prompt::Texts),
+                    Some(Entry::Token(id)) => rest(id, seq).map(Prompt::Tokens),
+                    Some(Entry::Tokens(ids)) => rest(ids, seq).map(Prompt::TokenLists),
+                }
+            }
+        }
+
+        from.deserialize_any(Reads)
+    }
+}
+
+impl Prompt {
+    /// How many prompts.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(list) => list.len(),
+            Self::TokenLists(list) => list.len(),
+        }
+    }
 }
 
 impl Describe for Prompt {

@@ -21,7 +21,15 @@ pub fn validate(
     if request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::invalid("suffix", "this model cannot fill in the middle"));
     }
-    prompt("prompt", &request.prompt, model, limits)
+    prompt("prompt", &request.prompt, model, limits)?;
+    let choices = u64::from(request.n.unwrap_or(1));
+    let sequences = (request.prompt.count() as u64).saturating_mul(choices);
+    if sequences > limits.sequences {
+        let most = limits.sequences;
+        let text = format!("prompts × n is {sequences}; at most {most} continuations are made");
+        return Err(ApiError::invalid("n", text));
+    }
+    Ok(())
 }
 
 /// Checks prompts given as text or as token ids.
@@ -31,11 +39,6 @@ pub(crate) fn prompt(
     model: &Model,
     limits: &Limits,
 ) -> Result<(), ApiError> {
-    let count = match prompt {
-        Prompt::Text(_) | Prompt::Tokens(_) => 1,
-        Prompt::Texts(list) => list.len(),
-        Prompt::TokenLists(list) => list.len(),
-    };
     let empty = match prompt {
         Prompt::Text(text) => text.is_empty(),
         Prompt::Tokens(tokens) => tokens.is_empty(),
@@ -45,7 +48,7 @@ pub(crate) fn prompt(
     if empty {
         return Err(ApiError::invalid(name, format!("{name} must not be empty")));
     }
-    at_most(name, "entries", count, limits.batch)?;
+    at_most(name, "entries", prompt.count(), limits.batch)?;
     let lists = match prompt {
         Prompt::Tokens(tokens) => std::slice::from_ref(tokens),
         Prompt::TokenLists(lists) => lists.as_slice(),

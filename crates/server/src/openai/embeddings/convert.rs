@@ -1,36 +1,42 @@
 //! From an embedding request to what the engine is asked, and back.
 
 use super::types::{EmbeddingRequest, Vector};
-use crate::app::App;
+use crate::app::Model;
 use crate::error::ApiError;
+use crate::http::auth::Caller;
 use crate::openai::completions::convert::tokenize;
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
 /// One request of the engine for each input, every one within the context. Vectors have length 1, as
 /// those of OpenAI's models do, and are the mean over the tokens unless asked otherwise.
-pub async fn convert(app: &App, request: &EmbeddingRequest) -> Result<Vec<Request>, ApiError> {
+pub fn convert(
+    model: &Model,
+    request: &EmbeddingRequest,
+    caller: Caller,
+) -> Result<Vec<Request>, ApiError> {
     let pooling = match request.pooling.as_deref() {
         Some("last") => Pooling::Last,
         _ => Pooling::Mean,
     };
-    let inputs = tokenize(app, "input", request.input.clone()).await?;
+    let inputs = tokenize(model, "input", request.input.clone())?;
     let one = |input: Vec<u32>| {
-        app.model.room("input", input.len())?;
+        model.room("input", input.len())?;
         let sampling = Sampling { max_tokens: 1, ..Sampling::default() };
         let embed = Some(Embed { pooling, unit: true });
-        Ok(Request { embed, ..Request::new(RequestId(0), input, sampling) })
+        let tenant = caller.tenant(None);
+        Ok(Request { embed, tenant, ..Request::new(RequestId(0), input, sampling) })
     };
     inputs.into_iter().map(one).collect()
 }
 
 /// A vector in the form that was asked for.
-pub fn vector(request: &EmbeddingRequest, vector: Vec<f32>) -> Vector {
-    match request.encoding_format.as_deref() {
-        Some("base64") => {
+pub fn vector(base64_asked: bool, vector: Vec<f32>) -> Vector {
+    match base64_asked {
+        true => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
             Vector::Base64(base64(&bytes))
         }
-        _ => Vector::Float(vector),
+        false => Vector::Float(vector),
     }
 }
 

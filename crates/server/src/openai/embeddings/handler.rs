@@ -6,40 +6,46 @@ use super::validate::validate;
 use crate::answer::rejected;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::http::read_json;
+use crate::http::auth::Caller;
+use crate::http::{read_json, write_json};
 use crate::link::{Call, Reader, Reply};
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::response::Response;
 use engine::request::{Finish, Output};
 use std::sync::Arc;
 
 /// Answers one embedding request. Its inputs share steps with each other and with streams.
-pub async fn handle(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Json<EmbeddingResponse>, ApiError> {
-    app.check_room()?;
-    let request: EmbeddingRequest = read_json(&app, request).await?;
-    validate(&request, &app.model, &app.limits)?;
-    if app.model.embedding.is_none() {
-        return Err(ApiError::no_embeddings());
-    }
-    let requests = convert(&app, &request).await?;
+pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let caller = Caller::of(&request);
+    let work = move |app: &App, request: EmbeddingRequest| {
+        validate(&request, &app.model, &app.limits)?;
+        if app.model.embedding.is_none() {
+            return Err(ApiError::no_embeddings());
+        }
+        let coded = request.encoding_format.as_deref() == Some("base64");
+        Ok((convert(&app.model, &request, caller)?, coded))
+    };
+    let (requests, coded) = read_json(&app, request, work).await?;
     let tokens = requests.iter().map(|request| request.prompt.len() as u64).sum();
     let count = requests.len();
     let vectors = gather(app.submit(requests, Reader::Server)?, count).await?;
-    let one = |(made, index): (Vec<f32>, u32)| Embedding {
+    let bytes = vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum();
+    let one = move |(made, index): (Vec<f32>, u32)| Embedding {
         object: "embedding".into(),
         index,
-        embedding: vector(&request, made),
+        embedding: vector(coded, made),
     };
-    Ok(Json(EmbeddingResponse {
+    let response = EmbeddingResponse {
         object: "list".into(),
         data: vectors.into_iter().zip(0..).map(one).collect(),
         model: app.model.name.clone(),
         usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
-    }))
+    };
+    write_json(&app, bytes, response).await
 }
+
+/// A number of a vector as JSON, about.
+const NUMBER_BYTES: usize = 12;
 
 /// The vectors of a call, in the order of its requests.
 async fn gather(mut call: Call, count: usize) -> Result<Vec<Vec<f32>>, ApiError> {

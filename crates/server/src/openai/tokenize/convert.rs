@@ -6,10 +6,14 @@ use crate::text::{Chat, TextError, TextModel};
 use engine::request::Token;
 use serde_json::{Map, Value, json};
 
-/// The tokens of a validated request.
-pub fn tokens(request: &TokenizeRequest, text: &dyn TextModel) -> Result<Vec<Token>, TextError> {
+/// The tokens of a validated request, if they are not more than `most`.
+pub fn tokens(
+    request: &TokenizeRequest,
+    text: &dyn TextModel,
+    most: usize,
+) -> Result<Vec<Token>, TextError> {
     if let Some(prompt) = &request.prompt {
-        return text.encode(prompt, request.add_special_tokens.unwrap_or(true));
+        return text.encode(prompt, request.add_special_tokens.unwrap_or(true), most);
     }
     let messages = request.messages.as_deref().unwrap_or_default();
     let chat = Chat {
@@ -18,5 +22,5 @@ pub fn tokens(request: &TokenizeRequest, text: &dyn TextModel) -> Result<Vec<Tok
         generation_prompt: request.add_generation_prompt.unwrap_or(true),
         extra: Map::new(),
     };
-    Ok(text.render(&chat)?.tokens)
+    Ok(text.render(&chat, most)?.tokens)
 }

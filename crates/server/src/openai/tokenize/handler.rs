@@ -5,43 +5,50 @@ use super::{convert, validate};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::http::read_json;
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Text to tokens.
-pub async fn tokenize(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Json<TokenizeResponse>, ApiError> {
-    let request: TokenizeRequest = read_json(&app, request).await?;
-    validate::tokenize(&request, &app.model, &app.limits)?;
-    let strings = request.return_token_strs == Some(true);
-    let text = app.model.text.clone();
-    let work = move || convert::tokens(&request, &*text);
-    // The size is not known before rendering: treat it as long.
-    let tokens = app.compute(usize::MAX, work).await?;
-    let tokens = tokens.map_err(|e| ApiError::invalid("messages", e.to_string()))?;
-    let shown = |token: &u32| {
-        let bytes = app.model.text.token_bytes(*token).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let work = |app: &App, request: TokenizeRequest| {
+        validate::tokenize(&request, &app.model, &app.limits)?;
+        let text = &*app.model.text;
+        let most = usize::try_from(app.limits.tokenize_tokens).unwrap_or(usize::MAX);
+        let param = if request.prompt.is_some() { "prompt" } else { "messages" };
+        let tokens = convert::tokens(&request, text, most).map_err(|e| e.about(param))?;
+        let shown = |token: &u32| {
+            let bytes = text.token_bytes(*token).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let strings = request.return_token_strs == Some(true);
+        write(&TokenizeResponse {
+            count: tokens.len() as u64,
+            max_model_len: app.model.context,
+            token_strs: strings.then(|| tokens.iter().map(shown).collect()),
+            tokens,
+        })
     };
-    Ok(Json(TokenizeResponse {
-        count: tokens.len() as u64,
-        max_model_len: app.model.context,
-        token_strs: strings.then(|| tokens.iter().map(shown).collect()),
-        tokens,
-    }))
+    read_json(&app, request, work).await
 }
 
 /// Tokens to text.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<DetokenizeResponse>, ApiError> {
-    let request: DetokenizeRequest = read_json(&app, request).await?;
-    validate::detokenize(&request, &app.model)?;
-    let text = app.model.text.clone();
-    let work = move || text.decode(&request.tokens);
-    Ok(Json(DetokenizeResponse { prompt: app.compute(usize::MAX, work).await? }))
+) -> Result<Response, ApiError> {
+    let work = |app: &App, request: DetokenizeRequest| {
+        validate::detokenize(&request, &app.model, &app.limits)?;
+        let most = app.limits.answer_bytes;
+        let within = usize::try_from(most).unwrap_or(usize::MAX);
+        let prompt = app.model.text.decode_within(&request.tokens, within).ok_or_else(|| {
+            ApiError::invalid("tokens", format!("the text is longer than {most} bytes"))
+        })?;
+        write(&DetokenizeResponse { prompt })
+    };
+    read_json(&app, request, work).await
+}
+
+fn write(answer: &impl serde::Serialize) -> Result<Response, ApiError> {
+    Ok(axum::Json(answer).into_response())
 }

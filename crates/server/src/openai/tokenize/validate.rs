@@ -5,6 +5,7 @@ use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::openai::chat;
+use crate::openai::sampling::at_most;
 
 /// Text, or messages as chat would have them.
 pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
@@ -18,8 +19,13 @@ pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Re
 }
 
 /// Token ids of this model.
-pub fn detokenize(request: &DetokenizeRequest, model: &Model) -> Result<(), ApiError> {
+pub fn detokenize(
+    request: &DetokenizeRequest,
+    model: &Model,
+    limits: &Limits,
+) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
+    at_most("tokens", "entries", request.tokens.len(), limits.tokenize_tokens)?;
     match request.tokens.iter().find(|token| **token >= model.text.vocab()) {
         None => Ok(()),
         Some(token) => {
