@@ -8,6 +8,8 @@ fn main() {
         .join("src")
         .join("kernels");
     println!("cargo::rerun-if-changed={}", folder.display());
+    // Set by `testing/sanitize`, which links AddressSanitizer.
+    println!("cargo::rustc-check-cfg=cfg(dacapo_asan)");
     let mut names: Vec<String> = std::fs::read_dir(&folder)
         .expect("the kernels folder is part of the crate")
         .flatten()

@@ -118,7 +118,8 @@ fn main() {
         penalties: false,
     };
     let mut arena = OpenArena::new();
-    let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
+    let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))
+        .expect("limits of a few rows");
     let live = state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4);
     let mut step = Step { live, arena, named: Vec::new(), nodes: Vec::new() };
     let (hidden, dim) = (shape.hidden, shape.head_dim);
@@ -137,7 +138,7 @@ fn main() {
     let head = if shape.tied { table } else { step.weight("lm_head", shape.vocab, hidden) };
     let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
-    step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, given: None }));
+    step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, pages, given: None }));
     step.push("embed", None, Op::Embed(Embed { ids: state.token, table, out: x }));
     for layer in 0..layers {
         let at = Some(layer);

@@ -7,6 +7,9 @@ use crate::{ALIGN, ArenaId, Error, Region, Result, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+/// Bytes behind every span that are nobody's: some where AddressSanitizer watches, else none.
+const RED_ZONE: u64 = if cfg!(dacapo_asan) { ALIGN } else { 0 };
+
 /// An arena that is still being laid out.
 #[derive(Debug)]
 pub struct OpenArena {
@@ -36,12 +39,17 @@ pub struct Report {
 impl Report {
     /// Bytes of a region.
     pub fn region(&self, region: Region) -> u64 {
-        self.named.iter().filter(|n| n.region == region).map(|n| n.bytes).sum()
+        self.total(|named| named == region)
     }
 
     /// Bytes of everything on the device (host-mapped memory is not on it).
     pub fn device_total(&self) -> u64 {
-        self.named.iter().filter(|n| n.region != Region::HostMapped).map(|n| n.bytes).sum()
+        self.total(|region| region != Region::HostMapped)
+    }
+
+    fn total(&self, counts: impl Fn(Region) -> bool) -> u64 {
+        let lines = self.named.iter().filter(|named| counts(named.region));
+        lines.fold(0, |sum, named| sum.saturating_add(named.bytes))
     }
 }
 
@@ -68,10 +76,12 @@ impl OpenArena {
     pub fn alloc(&mut self, region: Region, name: &str, bytes: u64) -> Span {
         let size = &mut self.sizes[region as usize];
         let offset = *size;
-        let taken = bytes.next_multiple_of(ALIGN);
-        *size += taken;
+        // More than there can be stays that: sealing then says how much is missing.
+        let taken = bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX);
+        let taken = taken.saturating_add(RED_ZONE);
+        *size = size.saturating_add(taken);
         match self.named.iter_mut().find(|n| n.region == region && n.name == name) {
-            Some(line) => line.bytes += taken,
+            Some(line) => line.bytes = line.bytes.saturating_add(taken),
             None => self.named.push(Named { region, name: name.to_owned(), bytes: taken }),
         }
         Span { arena: self.id, region, offset, len: bytes }

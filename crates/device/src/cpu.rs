@@ -3,10 +3,12 @@
 //! Recording lowers each op once to a `step::Step`: addresses resolved, kernel chosen for this
 //! processor. Replaying walks the steps with a small pinned pool and allocates nothing.
 
+pub(crate) mod asan;
 mod beside;
 mod driver;
 pub(crate) mod features;
 pub(crate) mod ggml;
+mod guard;
 pub(crate) mod memory;
 pub(crate) mod numerics;
 pub mod pack;
@@ -48,14 +50,22 @@ pub enum Limit {
 pub fn open_limited(threads: Option<usize>, reference: bool, limit: Limit) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
     let how = (!reference).then(|| Lowering::new(features, Numerics::Fast));
-    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how)) })
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, None)) })
 }
 
 /// As [`open`], with fast paths that round where `numerics` says and use no more than `limit`.
 pub fn open_rounding(threads: Option<usize>, numerics: Numerics, limit: Limit) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
     let how = Some(Lowering::new(features, numerics));
-    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how)) })
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, None)) })
+}
+
+/// As [`open_rounding`], with the scratch of every step poisoned and fenced: a step that writes outside of what it
+/// asked for panics. What tests compare fast paths on; steps take longer, and eager runs and replays allocate.
+pub fn open_guarded(threads: Option<usize>, numerics: Numerics, limit: Limit) -> Result<Device> {
+    let features = features::Features::detect().limited(limit);
+    let how = Some(Lowering::new(features, numerics));
+    Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, Some(guard::Guard))) })
 }
 
 /// What this processor offers that the fast paths use, in one line.

@@ -6,8 +6,9 @@ use crate::cpu::Numerics;
 use crate::cuda::{driver::Cuda, launch::Target};
 use crate::error::Forbidden;
 use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
+use crate::ops::{Contract, require_word};
 use crate::stopwatch::{Marks, Stopwatch};
-use crate::{Arena, Op, OpenArena, Region, Result, Span};
+use crate::{Arena, OpenArena, Region, Result, Span};
 use std::sync::Arc;
 
 /// Gets the bytes of spans piece by piece, in any order, each with its place among them all. It may not use the
@@ -139,6 +140,8 @@ impl Device {
 
     /// Reads spans, one behind the other.
     pub fn read_all(&self, arena: &Arena, from: &[Span]) -> Result<Vec<u8>> {
+        // Before there is room for what a span claims to hold.
+        from.iter().try_for_each(|&span| arena.inner.check("read", span))?;
         let mut bytes = vec![0; from.iter().map(|span| span.len as usize).sum()];
         self.look_at(arena, from, &mut |at, piece| {
             bytes[at..at + piece.len()].copy_from_slice(piece);
@@ -169,7 +172,7 @@ impl Device {
     fn checked_copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {
         self.driver.capture().allow(Forbidden::EagerRun)?;
         self.own(arena, "copy")?;
-        Op::Copy(crate::op::Copy { from, to }).check()?;
+        Contract::check(&crate::op::Copy { from, to })?;
         arena.inner.check("copy", from)?;
         arena.inner.check("copy", to)?;
         self.driver.copy(arena, from, to, beside)
@@ -197,6 +200,7 @@ impl Device {
 
     /// Compiles what the items need, so that running and recording them does not stall.
     pub fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()> {
+        check_contracts(items)?;
         self.driver.prepare(items, options)
     }
 
@@ -234,11 +238,19 @@ fn check_node(arena: &Arena, node: &Node) -> Result<()> {
     outcome
 }
 
+fn check_contracts(items: &[Item]) -> Result<()> {
+    items.iter().try_for_each(|item| match item {
+        Item::Node(node) => node.op.check(),
+        Item::If { body, .. } | Item::While { body, .. } => check_contracts(body),
+    })
+}
+
 fn check_items(arena: &Arena, items: &[Item]) -> Result<()> {
     for item in items {
         match item {
             Item::Node(node) => check_node(arena, node)?,
             Item::If { cond, body } | Item::While { cond, body } => {
+                require_word(*cond, "condition", "what is tested")?;
                 arena.inner.check("condition", *cond)?;
                 check_items(arena, body)?;
             }

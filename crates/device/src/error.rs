@@ -72,6 +72,12 @@ pub enum Error {
         /// Bytes there are.
         available: u64,
     },
+    /// Limits of a step that its tables cannot have.
+    #[error("the limits of a step: {problem}")]
+    Limits {
+        /// What is wrong.
+        problem: String,
+    },
     /// Shapes, dtypes or strides that break an op's contract.
     #[error("{op}: {problem}")]
     Contract {

@@ -8,10 +8,11 @@
 //! [`crate::step`].
 
 use crate::arena::ArenaInner;
+use crate::ops::require;
 use crate::step::{
     JOIN_WORDS, MailLayout, PARAM_WORDS, StepLimits, StepState, mail as header, ring,
 };
-use crate::{Arena, Error, Result, Span};
+use crate::{Arena, Error, Region, Result, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,33 +38,40 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    /// The words of a span.
+    /// The words of a span of [`Region::HostMapped`]; no device keeps anything else there than words that it reads and
+    /// writes atomically.
     pub fn new(arena: &Arena, span: Span) -> Result<Mapped> {
         arena.inner.check("mail", span)?;
         arena.inner.check_open("mail")?;
-        let base = arena.inner.memory.host_base(span.region).ok_or_else(|| Error::Contract {
-            op: "mail".into(),
-            problem: format!("the host cannot address {}", span.region.name()),
+        require(span.region == Region::HostMapped, "mail", || {
+            format!("{} is not memory that host and device share", span.region.name())
         })?;
-        // SAFETY: the span was checked to lie inside the region.
-        let base = unsafe { base.add(span.offset as usize) };
-        assert!(base.cast::<AtomicU32>().is_aligned(), "spans are aligned to 256 bytes");
-        Ok(Mapped {
-            base: base.cast_const().cast(),
-            words: (span.len / 4) as u32,
-            _arena: arena.inner.clone(),
-        })
+        let base = arena.inner.memory.host_base(span.region);
+        let base = base.map(|base| base.wrapping_add(span.offset as usize).cast::<AtomicU32>());
+        let base = base.filter(|base| base.is_aligned());
+        let base = base.ok_or_else(|| Error::Contract {
+            op: "mail".into(),
+            problem: format!("the host cannot address words at byte {}", span.offset),
+        })?;
+        let words = u32::try_from(span.len / 4).map_err(|_| Error::Contract {
+            op: "mail".into(),
+            problem: format!("{} bytes are more words than 32 bits can count", span.len),
+        })?;
+        Ok(Mapped { base: base.cast_const(), words, _arena: arena.inner.clone() })
     }
 
-    /// Writes words that no launch under way reads, at once rather than one by one.
-    pub fn put(&mut self, at: u32, words: &[u32]) {
+    /// Writes words one after the other. Each is written whole, whoever else writes or reads it meanwhile; a launch
+    /// under way that reads them may find any mixture of old and new ones.
+    ///
+    /// # Panics
+    /// If they do not all lie inside the span.
+    pub fn put(&self, at: u32, words: &[u32]) {
         let end = u64::from(at) + words.len() as u64;
         assert!(end <= u64::from(self.words), "words {at}..{end} of {}", self.words);
-        // SAFETY: inside the span and aligned; the caller's promise that the device does not read
-        // them now, and `&mut self` that no one else writes them.
-        unsafe {
-            let to = self.base.add(at as usize).cast_mut().cast::<u32>();
-            std::ptr::copy_nonoverlapping(words.as_ptr(), to, words.len());
+        // SAFETY: inside the span, aligned, alive with the arena, and only accessed atomically.
+        let to = unsafe { std::slice::from_raw_parts(self.base.add(at as usize), words.len()) };
+        for (to, word) in to.iter().zip(words) {
+            to.store(*word, Ordering::Relaxed);
         }
     }
 
@@ -99,6 +107,7 @@ pub struct MailBank<W = Mapped> {
 impl MailBank<Mapped> {
     /// The banks of a step state.
     pub fn new(arena: &Arena, state: &StepState) -> Result<Self> {
+        state.check()?;
         let [even, odd] = state.mail;
         Ok(Self::over(state.limits, [Mapped::new(arena, even)?, Mapped::new(arena, odd)?]))
     }
@@ -106,6 +115,9 @@ impl MailBank<Mapped> {
 
 impl<W: Words> MailBank<W> {
     /// Banks over any shared words.
+    ///
+    /// # Panics
+    /// For limits that [`StepLimits::check`] refuses.
     pub fn over(limits: StepLimits, banks: [W; 2]) -> Self {
         MailBank { limits, layout: limits.mail_layout(), banks }
     }
@@ -113,7 +125,7 @@ impl<W: Words> MailBank<W> {
     /// Opens the bank for `launch` (from 1). Refused until launch − 2, the bank's last reader, is
     /// confirmed: `confirmed` is [`RingReader::confirmed`].
     pub fn open(&mut self, launch: u64, confirmed: u64) -> Result<Letter<'_, W>> {
-        if launch > confirmed + 2 {
+        if launch > confirmed.saturating_add(2) {
             return Err(Error::MailBusy { launch, confirmed });
         }
         let bank = &self.banks[(launch % 2) as usize];
@@ -338,15 +350,19 @@ impl<'a> Entry<'a> {
 impl RingReader<Mapped> {
     /// The ring of a step state.
     pub fn new(arena: &Arena, state: &StepState) -> Result<Self> {
+        state.check()?;
         Ok(Self::over(state.limits, Mapped::new(arena, state.ring)?))
     }
 }
 
 impl<W: Words> RingReader<W> {
     /// A ring over any shared words.
+    ///
+    /// # Panics
+    /// For limits that [`StepLimits::check`] refuses.
     pub fn over(limits: StepLimits, ring: W) -> Self {
         let entry_words = limits.ring_entry_words();
-        let copy = vec![0; (limits.rows * ring::ROW_WORDS) as usize];
+        let copy = vec![0; (entry_words - ring::HEADER_WORDS) as usize];
         RingReader { entry_words, max_rows: limits.rows, ring, confirmed: 0, copy }
     }
 

@@ -53,6 +53,8 @@ pub struct Prologue {
     pub rows: u32,
     /// Tokens of the bucket.
     pub tokens: u32,
+    /// Pages that every layer has, the scratch page included: an entry past them becomes the scratch page.
+    pub pages: u32,
     /// The step's inputs come from these blocks instead of being derived. Only with one token per row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<HostInputs>,
@@ -231,12 +233,13 @@ pub struct KvLayer {
 impl KvLayer {
     /// Elements of one page: both k and v, all heads.
     pub const fn page_elems(&self) -> u64 {
-        2 * self.heads as u64 * self.page_size as u64 * self.head_dim as u64
+        let heads = 2 * self.heads as u64;
+        heads.saturating_mul(self.head_dim as u64).saturating_mul(self.page_size as u64)
     }
 
     /// Bytes of one page of this layer.
     pub const fn page_bytes(&self) -> u64 {
-        self.page_elems() * self.dtype.block_bytes() as u64
+        self.page_elems().saturating_mul(self.dtype.block_bytes() as u64)
     }
 }
 

@@ -3,6 +3,7 @@
 //! CUDA launcher; the kernel is `kernels/<same name>.cu`.
 
 mod attention;
+mod check;
 mod copy;
 mod embed;
 mod fill;
@@ -18,8 +19,8 @@ mod sample;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
-use crate::op::Norm;
-use crate::{DType, Error, Op, Result, Span, StepState, Tensor};
+use crate::{Op, Result, Span, StepState, Tensor};
+pub(crate) use check::*;
 
 /// Whether a span is read, written, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,15 @@ pub(crate) trait Contract {
     fn check(&self) -> Result<()>;
     /// Names every span it touches.
     fn visit_spans(&self, visit: SpanVisitor<'_>);
+    /// What it reads and writes in one place, if it does: the only two matrices that may share bytes, and only all
+    /// of them.
+    fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
+        None
+    }
+    /// Whether what it writes must be apart from everything else it touches.
+    fn is_one_op(&self) -> bool {
+        true
+    }
 }
 
 macro_rules! for_each_op {
@@ -91,9 +101,14 @@ impl Op {
         }
     }
 
-    /// Refuses shapes, dtypes and strides outside the op's contract.
+    /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables shorter than what
+    /// the op looks up in them, matrices that kernels cannot load, and results that overlap what is read.
     pub fn check(&self) -> Result<()> {
-        for_each_op!(self, op => op.check())
+        fn check<C: Contract>(op: &C) -> Result<()> {
+            op.check()?;
+            check::require_apart(op)
+        }
+        for_each_op!(self, op => check(op))
     }
 
     /// Names every span the op touches.
@@ -110,48 +125,6 @@ impl Op {
     pub(crate) fn prepare_cpu(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         for_each_op!(self, op => op.prepare(memory, lowering))
     }
-}
-
-/// A contract violation, unless `holds`.
-pub(crate) fn require(holds: bool, op: &str, problem: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Contract { op: op.into(), problem: problem() }) }
-}
-
-/// That a tensor fits its span and its rows do not overlap.
-pub(crate) fn require_fit(tensor: &Tensor, op: &str, what: &str) -> Result<()> {
-    let elems = match tensor.rows {
-        0 => 0,
-        rows => (rows as usize - 1) * tensor.stride as usize + tensor.cols as usize,
-    };
-    let whole = elems.is_multiple_of(tensor.dtype.block_elems());
-    require(whole && tensor.stride >= tensor.cols, op, || {
-        format!(
-            "{what}: {}×{} with stride {} is not whole rows of {:?}",
-            tensor.rows, tensor.cols, tensor.stride, tensor.dtype
-        )
-    })?;
-    require(tensor.dtype.bytes(elems) as u64 <= tensor.span.len, op, || {
-        format!(
-            "{what}: {elems} elements of {:?} do not fit {} bytes",
-            tensor.dtype, tensor.span.len
-        )
-    })
-}
-
-/// That a tensor holds floats an op can compute with.
-pub(crate) fn require_float(tensor: &Tensor, op: &str, what: &str) -> Result<()> {
-    require(matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16), op, || {
-        format!("{what} is {:?}; f32, f16 or bf16 is needed", tensor.dtype)
-    })
-}
-
-/// That a norm's weight has one element per column.
-pub(crate) fn require_norm(norm: &Norm, cols: u32, op: &str) -> Result<()> {
-    require_fit(&norm.weight, op, "norm weight")?;
-    require_float(&norm.weight, op, "norm weight")?;
-    require(norm.weight.cols == cols && norm.weight.rows == 1, op, || {
-        format!("norm weight is {}×{}, not 1×{cols}", norm.weight.rows, norm.weight.cols)
-    })
 }
 
 /// Every table of the step state that the ops between prologue and sampler read.

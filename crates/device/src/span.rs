@@ -69,12 +69,13 @@ impl Span {
 
     /// One past the last byte.
     pub const fn end(self) -> u64 {
-        self.offset + self.len
+        self.offset.saturating_add(self.len)
     }
 
     /// Whether two spans share a byte.
     pub fn overlaps(self, other: Span) -> bool {
-        self.arena == other.arena
+        let some = self.len > 0 && other.len > 0;
+        some && self.arena == other.arena
             && self.region == other.region
             && self.offset < other.end()
             && other.offset < self.end()

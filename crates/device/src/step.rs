@@ -6,7 +6,9 @@
 //! All tables are `u32` words (floats by their bits), so that host, CPU ops and CUDA kernels share
 //! one layout; the word offsets below are the only definition, and kernels get them as macros.
 
-use crate::{DType, Region, Span, Tensor};
+mod sizes;
+
+use crate::{DType, Region, Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Words of a seat's parameter record.
@@ -300,65 +302,14 @@ pub struct MailLayout {
     pub words: u32,
 }
 
-impl StepLimits {
-    /// Where things lie in a mail bank.
-    pub fn mail_layout(&self) -> MailLayout {
-        // Every row may join with a whole table found in the prefix tree.
-        let pages_cap = self.rows * self.pages_per_seat;
-        let biases_cap = self.rows * MAX_BIASES;
-        let context = self.pages_per_seat * self.page_size;
-        // All rows at once, as long as that is a few megabytes; one row always.
-        let seen = self.rows.saturating_mul(context).min(1 << 20).max(context);
-        let seen_cap = if self.penalties { seen } else { 0 };
-        let mask_words = self.vocab.div_ceil(32);
-        let rows = mail::HEADER_WORDS;
-        let tokens = rows + 3 * self.rows;
-        let joins = tokens + self.tokens;
-        let pages = joins + self.rows * JOIN_WORDS;
-        let biases = pages + 3 * pages_cap;
-        let seen = biases + 4 * biases_cap;
-        let masks = (seen + 3 * seen_cap).next_multiple_of(64);
-        let words = masks + self.rows * mask_words;
-        MailLayout {
-            rows,
-            tokens,
-            joins,
-            pages,
-            pages_cap,
-            biases,
-            biases_cap,
-            seen,
-            seen_cap,
-            masks,
-            mask_words,
-            words,
-        }
-    }
-
-    /// Where things lie in an input block for a bucket of `rows`.
-    pub fn input_layout(&self, rows: u32) -> InputLayout {
-        let tokens = input::HEADER_WORDS;
-        let positions = tokens + rows;
-        let lengths = positions + rows;
-        let row_list = lengths + rows;
-        let params = row_list + rows * input::ROW_WORDS;
-        let pages = params + rows * PARAM_WORDS;
-        let words = pages + rows * self.pages_per_seat;
-        InputLayout { tokens, positions, lengths, rows: row_list, params, pages, words }
-    }
-
-    /// Words of one ring entry.
-    pub fn ring_entry_words(&self) -> u32 {
-        ring::HEADER_WORDS + self.rows * ring::ROW_WORDS
-    }
-}
-
 impl StepState {
-    /// Lays the state out; `alloc` gives a span of a region for a name and a length in bytes.
+    /// Lays the state out; `alloc` gives a span of a region for a name and a length in bytes. Limits that
+    /// [`StepLimits::check`] refuses are refused.
     pub fn lay_out(
         limits: StepLimits,
         mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
-    ) -> StepState {
+    ) -> Result<StepState> {
+        limits.check()?;
         let mut words = |name, rows: u32, cols: u32| {
             let span = alloc(Region::State, name, u64::from(rows) * u64::from(cols) * 4);
             Tensor::dense(span, DType::U32, rows, cols)
@@ -386,11 +337,10 @@ impl StepState {
         let bank = u64::from(limits.mail_layout().words) * 4;
         let mail =
             [alloc(Region::HostMapped, "mail", bank), alloc(Region::HostMapped, "mail", bank)];
-        let entries = u64::from(ring::ENTRIES * limits.ring_entry_words()) * 4;
-        let ring = alloc(Region::HostMapped, "ring", entries);
+        let ring = alloc(Region::HostMapped, "ring", u64::from(limits.ring_words()) * 4);
         let leave = alloc(Region::HostMapped, "leave", 4);
         let (seat_len, seat_token, page_table, params, biases, seen) = state;
-        StepState {
+        Ok(StepState {
             limits,
             seat_len,
             seat_token,
@@ -413,21 +363,23 @@ impl StepState {
             ring,
             leave,
             repeats: false,
-        }
+        })
     }
 }
 
 impl HostInputs {
-    /// Lays two blocks and their staging out for steps of up to `limits.rows` rows.
+    /// Lays two blocks and their staging out for steps of up to `limits.rows` rows. Limits that
+    /// [`StepLimits::check`] refuses are refused.
     pub fn lay_out(
         limits: &StepLimits,
         mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
-    ) -> HostInputs {
+    ) -> Result<HostInputs> {
+        limits.check()?;
         let bytes = u64::from(limits.input_layout(limits.rows).words) * 4;
         let mut pair = |region, name| [alloc(region, name, bytes), alloc(region, name, bytes)];
-        HostInputs {
+        Ok(HostInputs {
             blocks: pair(Region::State, "inputs"),
             staging: pair(Region::HostMapped, "staging"),
-        }
+        })
     }
 }

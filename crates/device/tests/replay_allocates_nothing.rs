@@ -34,7 +34,8 @@ fn a_decode_step() {
         vocab: VOCAB,
         penalties: true,
     };
-    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
+    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
+        .expect("limits of a few rows");
     let mut floats = |rows: u32, cols: u32| {
         let span = open.alloc(Region::Workspace, "floats", u64::from(rows * cols) * 4);
         Tensor::dense(span, DType::F32, rows, cols)
@@ -81,7 +82,7 @@ fn a_decode_step() {
         variant: None,
     };
     let body = vec![
-        node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, given: None })),
+        node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
         node(Op::Embed(Embed { ids: state.token, table, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::Attention(attention)),

@@ -126,6 +126,9 @@ pub enum CompileError {
     /// The program itself is broken.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// No device can have the step's tables: they would be too long.
+    #[error(transparent)]
+    Limits(#[from] device::Error),
     /// The program does not run in this phase.
     #[error("`{program}` has no {phase} phase")]
     Phase {
@@ -245,7 +248,7 @@ pub fn scratch_bytes(
     let TargetDevice::Cuda(_) = &target.device else { return Ok(0) };
     let Schedule { stages, placement } = schedule(program, target, limits, key)?;
     // Kernels are asked about bound ops; a layout that never becomes memory binds them.
-    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
+    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
     let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
     choose::set_variants(key, &mut nodes);
     choose::hand_on(target, &mut nodes);
@@ -263,7 +266,7 @@ pub fn exchange_bytes(
         return Ok(0);
     }
     let Schedule { stages, placement } = schedule(program, target, limits, key)?;
-    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes).bindings;
+    let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
     let nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
     Ok(merge::exchange_bytes(target, key, &nodes))
 }

@@ -40,7 +40,7 @@ impl Layout {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
             scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
         }
-        let mut layout = Self::with_sizes(program, limits, workspace, scratch);
+        let mut layout = Self::with_sizes(program, limits, workspace, scratch)?;
         // For every number of rows that can merge, bucket or no bucket.
         let mut exchange = 0;
         let most =
@@ -54,13 +54,22 @@ impl Layout {
     }
 
     /// A layout with one page per layer that nobody will seal: what a kernel is asked about.
-    pub(crate) fn imagined(program: &Program, limits: StepLimits, workspace: u64) -> Layout {
-        let mut layout = Self::with_sizes(program, limits, workspace, 0);
+    pub(crate) fn imagined(
+        program: &Program,
+        limits: StepLimits,
+        workspace: u64,
+    ) -> Result<Layout, CompileError> {
+        let mut layout = Self::with_sizes(program, limits, workspace, 0)?;
         layout.add_pages(program, 1);
-        layout
+        Ok(layout)
     }
 
-    fn with_sizes(program: &Program, limits: StepLimits, workspace: u64, scratch: u64) -> Layout {
+    fn with_sizes(
+        program: &Program,
+        limits: StepLimits,
+        workspace: u64,
+        scratch: u64,
+    ) -> Result<Layout, CompileError> {
         let mut arena = OpenArena::new();
         let mut weights = std::collections::BTreeMap::new();
         for weight in &program.weights {
@@ -73,28 +82,29 @@ impl Layout {
         let rope = arena.alloc(Region::Weights, "rope", rope_bytes);
         let rope = Tensor::dense(rope, DType::F32, shape.max_positions, shape.head_dim);
         let state =
-            StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
+            StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))?;
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
         let (kv, exchange, inputs) = (Vec::new(), None, None);
         let bindings = Bindings { weights, rope, state, kv, workspace, scratch, exchange, inputs };
-        Layout { arena, bindings }
+        Ok(Layout { arena, bindings })
     }
 
     /// Adds what `prep` needs to get the host's inputs to the device.
-    pub fn add_inputs(&mut self, prep: Prep) {
+    pub fn add_inputs(&mut self, prep: Prep) -> Result<(), CompileError> {
         if prep != Prep::Device {
             let (limits, arena) = (self.bindings.state.limits, &mut self.arena);
             let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
-            self.bindings.inputs = Some(HostInputs::lay_out(&limits, alloc));
+            self.bindings.inputs = Some(HostInputs::lay_out(&limits, alloc)?);
         }
+        Ok(())
     }
 
     /// Adds `pages` pages per layer, the scratch page included.
     pub fn add_pages(&mut self, program: &Program, pages: u32) {
         let template = kv_layer(program, self.bindings.state.limits.page_size, pages);
         for _ in 0..program.shape.layers {
-            let bytes = template.page_bytes() * u64::from(pages);
+            let bytes = template.page_bytes().saturating_mul(u64::from(pages));
             let span = self.arena.alloc(Region::Kv, "pages", bytes);
             self.bindings.kv.push(KvLayer { span, ..template });
         }

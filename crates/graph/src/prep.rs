@@ -133,7 +133,7 @@ impl Inputs {
         let pages = |seat: &Seat| (seat.len / size + 1).min(self.limits.pages_per_seat);
         let used = step.rows.iter().map(|row| pages(&self.seats[row.seat as usize]));
         let width = used.max().unwrap_or(0);
-        let staging = &mut self.staging[block];
+        let staging = &self.staging[block];
         staging.put(input::ROWS, &[rows, width]);
         for (row, r) in step.rows.iter().zip(0..) {
             let seat = &self.seats[row.seat as usize];

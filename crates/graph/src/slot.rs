@@ -232,7 +232,8 @@ mod tests {
                 assert_eq!(slot.length.words(&limits()) * 4, bytes, "{name}");
             }
             arena.alloc(region, name, bytes)
-        });
+        })
+        .expect("limits of a few rows");
         assert_eq!(tables, SLOTS.len());
         for slot in SLOTS {
             let table = (slot.table)(&state).expect(slot.name);

@@ -1,5 +1,6 @@
 //! The CPU's second stream: one thread that copies while the pool may be doing something else.
 
+use super::memory::copy_bytes;
 use crate::arena::ArenaInner;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -10,6 +11,8 @@ pub(super) struct Job {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) bytes: usize,
+    /// One of them is host-mapped.
+    pub(super) shared: bool,
     /// Keeps both alive until the copy is done.
     pub(super) _arena: Arc<ArenaInner>,
 }
@@ -81,7 +84,7 @@ fn run(shared: &Shared) {
             // SAFETY: whoever made the job checked both ranges against the arena it holds; the device
             // reads or writes neither until it has waited for this copy.
             unsafe {
-                std::ptr::copy_nonoverlapping(job.from as *const u8, job.to as *mut u8, job.bytes);
+                copy_bytes(job.from as *const u8, job.to as *mut u8, job.bytes, job.shared);
             }
             drop(job);
             state = lock(shared);

@@ -1,7 +1,8 @@
 //! The CPU's driver: arenas of plain memory, recordings as lists of prepared steps.
 
 use super::beside::{Beside, Job};
-use super::memory::{self, CpuMemory, Mapping, Regions};
+use super::guard::{self, Guard};
+use super::memory::{self, CpuMemory, Mapping, Regions, copy_bytes};
 use super::numerics::{Lowering, Numerics};
 use super::pool::Pool;
 use super::step::{Scratch, Step, Team};
@@ -11,6 +12,7 @@ use crate::device::{DeviceKind, Driver};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
 use crate::stopwatch::Marks;
 use crate::{Arena, Error, Look, Region, Result, Span};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -28,6 +30,7 @@ struct Executor {
     pool: Pool,
     scratch: Mapping,
     size: Scratch,
+    guard: Option<Guard>,
     /// The second stream, once somebody wanted one.
     beside: Option<Beside>,
 }
@@ -41,6 +44,8 @@ impl std::fmt::Debug for Executor {
 impl Executor {
     /// Makes room for the scratch of a step. Never during a replay.
     fn reserve(&mut self, need: Scratch) -> Result<()> {
+        let fence = if self.guard.is_some() { guard::FENCE } else { 0 };
+        let need = Scratch { shared: need.shared + fence, own: need.own + fence };
         let size = self.size.max(need.rounded());
         let bytes = size.shared + size.own * self.pool.threads();
         if bytes > self.scratch.len() {
@@ -63,39 +68,48 @@ impl Executor {
 
     fn play(&self, program: &[Instruction]) {
         self.meet();
-        let team = Team { pool: &self.pool, scratch: self.scratch.start(), size: self.size };
         let _awake = self.pool.awake();
-        play(program, &team);
+        self.play_all(program);
     }
-}
 
-fn play(program: &[Instruction], team: &Team<'_>) {
-    for instruction in program {
-        match instruction {
-            Instruction::Step(step) => step.run(team),
-            Instruction::If(cond, body) => {
-                if cond.holds() {
-                    play(body, team);
+    fn play_all(&self, program: &[Instruction]) {
+        for instruction in program {
+            match instruction {
+                Instruction::Step(step, asked) => self.play_step(&**step, *asked),
+                Instruction::If(cond, body) => {
+                    if cond.holds() {
+                        self.play_all(body);
+                    }
+                }
+                Instruction::While(cond, body) => {
+                    while cond.holds() {
+                        self.play_all(body);
+                    }
                 }
             }
-            Instruction::While(cond, body) => {
-                while cond.holds() {
-                    play(body, team);
-                }
-            }
+        }
+    }
+
+    fn play_step(&self, step: &dyn Step, asked: Scratch) {
+        let (pool, scratch, size) = (&self.pool, self.scratch.start(), self.size);
+        let team = Team { pool, scratch, size, asked };
+        match &self.guard {
+            None => step.run(&team),
+            Some(guard) => guard.run(step, &team),
         }
     }
 }
 
 /// A recording, lowered.
 enum Instruction {
-    Step(Box<dyn Step>),
+    /// A step and the scratch it asked for.
+    Step(Box<dyn Step>, Scratch),
     If(Cond, Vec<Instruction>),
     While(Cond, Vec<Instruction>),
 }
 
 /// A word in the arena.
-struct Cond(*const u32);
+struct Cond(*mut u32);
 
 // SAFETY: an address in an arena the recording keeps; only the replaying thread reads it.
 unsafe impl Send for Cond {}
@@ -104,18 +118,22 @@ unsafe impl Sync for Cond {}
 
 impl Cond {
     fn holds(&self) -> bool {
-        // SAFETY: a checked, aligned word of the arena; volatile, because steps write it through
-        // other pointers.
-        unsafe { self.0.read_volatile() != 0 }
+        // SAFETY: a checked, aligned word of the arena; atomic, because the host may write it meanwhile.
+        unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Relaxed) != 0
     }
 }
 
 impl CpuDriver {
     /// Ops are lowered as said, or run their scalar references on the calling thread.
-    pub(super) fn new(threads: Option<usize>, lowering: Option<Lowering>) -> CpuDriver {
+    /// With `guard` every step's scratch is watched.
+    pub(super) fn new(
+        threads: Option<usize>,
+        lowering: Option<Lowering>,
+        guard: Option<Guard>,
+    ) -> CpuDriver {
         let pool = Pool::new(if lowering.is_none() { Some(1) } else { threads });
         let scratch = Mapping::new(0).expect("an empty mapping");
-        let executor = Executor { pool, scratch, size: Scratch::default(), beside: None };
+        let executor = Executor { pool, scratch, size: Scratch::default(), guard, beside: None };
         CpuDriver {
             capture: CaptureState::default(),
             lowering,
@@ -138,8 +156,9 @@ impl CpuDriver {
         let lower = |item: &Item| match item {
             Item::Node(node) => {
                 let step = self.lower_node(memory, node);
-                *need = need.max(step.scratch());
-                Instruction::Step(step)
+                let asked = step.scratch();
+                *need = need.max(asked);
+                Instruction::Step(step, asked)
             }
             Item::If { cond, body } => {
                 let cond = Cond(memory.address(*cond).cast());
@@ -152,6 +171,11 @@ impl CpuDriver {
         };
         items.iter().map(lower).collect()
     }
+}
+
+/// Whether the host may use it at any time.
+fn shared(span: Span) -> bool {
+    span.region == Region::HostMapped
 }
 
 fn lock(executor: &Mutex<Executor>) -> MutexGuard<'_, Executor> {
@@ -204,6 +228,7 @@ impl Driver for CpuDriver {
 
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {
         let (source, target) = (arena.inner.address(from), arena.inner.address(to));
+        let shared = shared(from) || shared(to);
         let (from, to, bytes) = (source, target, from.len as usize);
         let mut executor = self.executor();
         if beside {
@@ -215,12 +240,12 @@ impl Driver for CpuDriver {
                 executor.beside = Some(Beside::new().map_err(failed)?);
             }
             let stream = executor.beside.as_ref().expect("made above");
-            stream.start(Job { from, to, bytes, _arena: arena.inner.clone() });
+            stream.start(Job { from, to, bytes, shared, _arena: arena.inner.clone() });
             return Ok(());
         }
         executor.meet();
         // SAFETY: both spans were checked and do not overlap; no replay runs while the lock is held.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        unsafe { copy_bytes(from as *const u8, to as *mut u8, bytes, shared) };
         Ok(())
     }
 
@@ -235,7 +260,7 @@ impl Driver for CpuDriver {
             let (these, rest) = bytes.split_at(span.len as usize);
             let target = arena.address(span) as *mut u8;
             // SAFETY: the span was checked and has this length; no replay runs while the lock is held.
-            unsafe { std::ptr::copy_nonoverlapping(these.as_ptr(), target, these.len()) };
+            unsafe { copy_bytes(these.as_ptr(), target, these.len(), shared(span)) };
             bytes = rest;
         }
         Ok(())
@@ -247,8 +272,16 @@ impl Driver for CpuDriver {
         let mut at = 0;
         for &span in from {
             let (source, len) = (arena.address(span) as *const u8, span.len as usize);
-            // SAFETY: as for `write`; the lock is held while the bytes are looked at.
-            look(at, unsafe { std::slice::from_raw_parts(source, len) });
+            if shared(span) {
+                // Another thread may write it while it is looked at: that one looks at a copy.
+                let mut copy = vec![0u8; len];
+                // SAFETY: as for `write`.
+                unsafe { copy_bytes(source, copy.as_mut_ptr(), len, true) };
+                look(at, &copy);
+            } else {
+                // SAFETY: as for `write`; the lock is held while the bytes are looked at.
+                look(at, unsafe { std::slice::from_raw_parts(source, len) });
+            }
             at += len;
         }
         Ok(())
@@ -261,8 +294,9 @@ impl Driver for CpuDriver {
     fn run(&self, arena: &Arena, node: &Node, _options: RecordOptions) -> Result<()> {
         let step = self.lower_node(CpuMemory::of(&arena.inner), node);
         let mut executor = self.executor();
-        executor.reserve(step.scratch())?;
-        executor.play(&[Instruction::Step(step)]);
+        let asked = step.scratch();
+        executor.reserve(asked)?;
+        executor.play(&[Instruction::Step(step, asked)]);
         Ok(())
     }
 
@@ -318,7 +352,7 @@ impl std::fmt::Debug for CpuRecording {
 
 fn count(program: &[Instruction]) -> usize {
     let nodes = |instruction: &Instruction| match instruction {
-        Instruction::Step(_) => 1,
+        Instruction::Step(..) => 1,
         Instruction::If(_, body) | Instruction::While(_, body) => 1 + count(body),
     };
     program.iter().map(nodes).sum()
@@ -328,7 +362,7 @@ fn bytes(program: &[Instruction]) -> usize {
     let size = |instruction: &Instruction| {
         size_of::<Instruction>()
             + match instruction {
-                Instruction::Step(step) => size_of_val(&**step),
+                Instruction::Step(step, _) => size_of_val(&**step),
                 Instruction::If(_, body) | Instruction::While(_, body) => bytes(body),
             }
     };

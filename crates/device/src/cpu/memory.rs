@@ -1,7 +1,9 @@
 //! Memory of a CPU arena: one mapping per region, zeroed by the system when first touched.
 
+use super::asan;
 use crate::arena::{ArenaInner, Memory};
 use crate::{Error, Region, Result, Span};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 /// Regions start at a huge page, so that the system can back them with huge pages throughout.
 const HUGE_PAGE: usize = 2 << 20;
@@ -65,7 +67,10 @@ impl Drop for Mapping {
         if self.raw_len != 0 {
             // SAFETY: exactly what `new` mapped, and nothing points into it any more: graphs and
             // arenas hold the mapping itself.
-            unsafe { libc::munmap(self.raw, self.raw_len) };
+            unsafe {
+                asan::open(self.raw.cast(), self.raw_len);
+                libc::munmap(self.raw, self.raw_len);
+            }
         }
     }
 }
@@ -77,7 +82,7 @@ pub(crate) struct Regions([Mapping; 5]);
 impl Regions {
     /// Maps every region.
     pub(crate) fn new(sizes: [u64; 5], available: u64) -> Result<Regions> {
-        let total: u64 = sizes.iter().sum();
+        let total = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let refused = |region: Region| Error::OutOfMemory {
             region,
             needed: sizes[region as usize],
@@ -122,6 +127,32 @@ impl CpuMemory {
     /// The address of a span that was checked against its arena.
     pub(crate) fn address(&self, span: Span) -> *mut u8 {
         (self.bases[span.region as usize] + span.offset) as *mut u8
+    }
+}
+
+/// Copies bytes. `shared`: one of the two places is host-mapped memory, which a [`crate::mail::Mapped`] of another thread
+/// may be using; then word by word, so that a word is seen whole and nothing worse than an old one happens.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes`, and the two do not overlap.
+pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize, shared: bool) {
+    if !shared {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+        return;
+    }
+    let aligned = from.cast::<u32>().is_aligned() && to.cast::<u32>().is_aligned();
+    let words = if aligned { bytes / 4 } else { 0 };
+    // SAFETY: the caller's promise; words are aligned.
+    unsafe {
+        for i in 0..words {
+            let word = AtomicU32::from_ptr(from.cast_mut().cast::<u32>().add(i));
+            AtomicU32::from_ptr(to.cast::<u32>().add(i)).store(word.load(Relaxed), Relaxed);
+        }
+        for i in 4 * words..bytes {
+            let byte = AtomicU8::from_ptr(from.cast_mut().add(i)).load(Relaxed);
+            AtomicU8::from_ptr(to.add(i)).store(byte, Relaxed);
+        }
     }
 }
 

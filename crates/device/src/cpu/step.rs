@@ -39,7 +39,10 @@ impl Scratch {
 pub(crate) struct Team<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) scratch: *mut u8,
+    /// How the scratch is cut: enough for every step.
     pub(crate) size: Scratch,
+    /// What this step asked for.
+    pub(crate) asked: Scratch,
 }
 
 // SAFETY: the scratch is plain memory; steps give each chunk its own part of it.
@@ -56,14 +59,86 @@ impl Team<'_> {
         self.pool.run(chunks, work);
     }
 
-    /// Scratch all workers see, of the size the step asked for.
-    pub(crate) fn shared(&self) -> *mut u8 {
+    /// `bytes` of scratch that all workers see.
+    ///
+    /// # Panics
+    /// If the step did not ask for as many.
+    pub(crate) fn shared(&self, bytes: usize) -> *mut u8 {
+        let asked = self.asked.shared;
+        assert!(bytes <= asked, "{bytes} bytes of {asked} of shared scratch");
         self.scratch
     }
 
     /// A worker's own scratch.
-    pub(crate) fn own(&self, worker: usize) -> *mut u8 {
-        self.scratch.wrapping_add(self.size.shared + worker * self.size.own)
+    pub(crate) fn own(&self, worker: usize) -> Own {
+        assert!(worker < self.threads());
+        let start = self.scratch.wrapping_add(self.size.shared + worker * self.size.own);
+        Own { start, bytes: self.asked.own }
+    }
+}
+
+/// A worker's own scratch: where it lies, and how much of it the step asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Own {
+    /// The address of the first `bytes` of it.
+    ///
+    /// # Panics
+    /// If the step did not ask for as many.
+    #[track_caller]
+    pub(crate) fn bytes(self, bytes: usize) -> *mut u8 {
+        assert!(bytes <= self.bytes, "{bytes} bytes of {} of a worker's scratch", self.bytes);
+        self.start
+    }
+
+    /// The first floats of it.
+    ///
+    /// # Panics
+    /// If the step did not ask for as many.
+    ///
+    /// # Safety
+    /// It is the calling worker's, who uses it through nothing else meanwhile.
+    #[track_caller]
+    pub(crate) unsafe fn floats<'a>(self, floats: usize) -> &'a mut [f32] {
+        let start = self.bytes(floats * size_of::<f32>()).cast();
+        // SAFETY: as much was asked for, and zeroed when it was mapped; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(start, floats) }
+    }
+}
+
+/// Lays parts out one behind the other, each from a cache line on. What a step asks for and where it finds
+/// the parts then follow from the same lines of code.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Parts {
+    floats: usize,
+}
+
+/// The place of a part, in floats.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part(usize);
+
+impl Parts {
+    /// The next `floats` floats.
+    pub(crate) fn take(&mut self, floats: usize) -> Part {
+        let part = Part(self.floats);
+        self.floats += floats.next_multiple_of(16);
+        part
+    }
+
+    /// Bytes of all parts taken.
+    pub(crate) fn bytes(self) -> usize {
+        self.floats * size_of::<f32>()
+    }
+}
+
+impl Part {
+    /// Its address, in scratch that begins at `start` and holds all parts.
+    pub(crate) fn of(self, start: *mut u8) -> *mut f32 {
+        start.cast::<f32>().wrapping_add(self.0)
     }
 }
 

@@ -78,6 +78,14 @@ impl Tables {
         if index < per_seat { self.page_table.get(seat * per_seat + index) as usize } else { 0 }
     }
 
+    /// Tokens in a row's pages before the `q_len` of this step; nothing for a pad row, and for one whose
+    /// length is not that of a sequence in its pages.
+    pub(crate) fn kept(&self, row: usize, q_len: usize) -> Option<usize> {
+        let kv_len = self.kv_len.get(row) as usize;
+        let held = kv_len > 0 && kv_len <= self.limits.context() as usize;
+        kv_len.checked_sub(q_len).filter(|_| held)
+    }
+
     /// Marks a token as seen by a penalised seat; `answer` also counts it.
     pub(crate) fn mark_seen(&self, seat: usize, token: u32, answer: bool) {
         if let Some(seen) = &self.seen {

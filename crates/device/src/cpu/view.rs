@@ -6,6 +6,7 @@ use super::{pack, quant};
 use crate::{DType, Span, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A matrix in memory, read and written as f32 whatever its dtype. Indices are checked.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +147,8 @@ pub(crate) fn round_to(dtype: DType, value: f32) -> f32 {
     }
 }
 
-/// A table of u32 words. Indices are checked.
+/// A table of u32 words. Indices are checked, and every access is atomic without an order: the host may write its mail,
+/// and rows that share a seat may be worked on side by side, without more harm than an old or a new word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     ptr: *mut u32,
@@ -178,9 +180,7 @@ impl Words {
     #[inline]
     #[track_caller]
     pub(crate) fn get(&self, index: usize) -> u32 {
-        assert!(index < self.len, "word {index} of {}", self.len);
-        // SAFETY: inside the span; spans are aligned.
-        unsafe { *self.ptr.add(index) }
+        self.word(index).load(Ordering::Relaxed)
     }
 
     /// A word as a float.
@@ -193,29 +193,31 @@ impl Words {
     #[inline]
     #[track_caller]
     pub(crate) fn set(&self, index: usize, word: u32) {
-        assert!(index < self.len, "word {index} of {}", self.len);
-        // SAFETY: inside the span; spans are aligned.
-        unsafe { *self.ptr.add(index) = word }
+        self.word(index).store(word, Ordering::Relaxed);
     }
 
-    /// Two words as the one 64-bit number that host and device exchange, with acquire order.
+    #[inline]
+    #[track_caller]
+    fn word(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.len, "word {index} of {}", self.len);
+        // SAFETY: inside the span; the op's check refused spans that are not aligned; words are used atomically
+        // by everybody.
+        unsafe { AtomicU32::from_ptr(self.ptr.add(index)) }
+    }
+
+    /// Two words as the one 64-bit number that host and device exchange: the low one, which is written last, with
+    /// acquire order.
     #[track_caller]
     pub(crate) fn load_u64(&self, index: usize) -> u64 {
-        self.atomic(index).load(std::sync::atomic::Ordering::Acquire)
+        let low = self.word(index).load(Ordering::Acquire);
+        u64::from(self.word(index + 1).load(Ordering::Relaxed)) << 32 | u64::from(low)
     }
 
     /// Publishes a 64-bit number: whoever reads it sees everything written before.
     #[track_caller]
     pub(crate) fn publish_u64(&self, index: usize, value: u64) {
-        self.atomic(index).store(value, std::sync::atomic::Ordering::Release);
-    }
-
-    #[track_caller]
-    fn atomic(&self, index: usize) -> &std::sync::atomic::AtomicU64 {
-        assert!(index + 1 < self.len && index.is_multiple_of(2));
-        // SAFETY: inside the span, 8-byte aligned because spans are and the index is even; the host
-        // side accesses these two words atomically or not at all during a launch.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(self.ptr.add(index).cast()) }
+        self.word(index + 1).store((value >> 32) as u32, Ordering::Relaxed);
+        self.word(index).store(value as u32, Ordering::Release);
     }
 }
 

@@ -208,7 +208,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     row.kv = kv + (u64)head * (PAGE * D * 2);
     if (row.length == 0) {
-        if (SINGLE) {
+        // With ONES the row is not in its pages, and its token is not `r`.
+        if (SINGLE && !ONES) {
             wait_for_predecessor();
             for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
                 store1<YT>(out, (u64)r * out_stride + head * (G * D) + i, 0.0f);

@@ -56,8 +56,10 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     if (r >= rows) return;
     const u32 start = q_start[r], q_len = q_start[r + 1] - start;
     const u32 block = (item - (start / Q_TOKENS + r)) * Q_TOKENS;
-    if (block >= q_len) return;
-    const u32 first_token = start + block, tokens = min(q_len - block, (u32)Q_TOKENS), length = kv_len[r];
+    const u32 length = kv_len[r];
+    // A row that is not in its pages sees nothing.
+    if (block >= q_len || length < q_len) return;
+    const u32 first_token = start + block, tokens = min(q_len - block, (u32)Q_TOKENS);
     const u32 position = length - q_len + block;
     const u32* pages = page_table + (u64)row_seat[r] * pages_per_seat;
     const u8* keys_of_head = kv + (u64)head * (PAGE * D * 2);

@@ -112,8 +112,9 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
     for (u32 chunk = warp * 32; chunk < rows; chunk += 384) {
         const u32 mine = min(chunk + lane, rows - 1);
         const u32 my_start = t.q_start[mine], q_tokens = chunk + lane < rows ? t.q_start[mine + 1] - my_start : 0;
-        const u32 my_tokens = ONES || q_tokens > 1 ? q_tokens : 0;
         const u32 my_length = t.kv_len[mine];
+        // A row that is not in its pages sees nothing.
+        const u32 my_tokens = (ONES || q_tokens > 1) && my_length >= q_tokens ? q_tokens : 0;
         for (u32 i = 0; i < 32 && chunk + i < rows; i++) {
             const u32 start = __shfl_sync(FULL, my_start, i), q_len = __shfl_sync(FULL, my_tokens, i);
             const u32 length = __shfl_sync(FULL, my_length, i), slot = start / Q_TOKENS + chunk + i;

@@ -5,6 +5,11 @@
 #define THREADS 1024
 // A step that takes nothing but mail: the way a decode step usually goes.
 #define PLAIN (!GIVEN)
+// The longest a sequence can be.
+#define CONTEXT (PAGES_PER_SEAT * PAGE)
+
+// A row's KV length after `q_len` more tokens; 0 if its page table does not reach as far.
+DEVICE u32 held(u32 length, u32 q_len) { return length <= CONTEXT && q_len <= CONTEXT - length ? length + q_len : 0; }
 
 // Exclusive sum of one value per thread; the total in `total`.
 DEVICE u32 scan(u32 v, u32* shared, u32& total) {
@@ -28,14 +33,15 @@ DEVICE u32 scan(u32 v, u32* shared, u32& total) {
 }
 
 DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
-                       u32* biases, u32* seen, u32* counts, u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket) {
+                       u32* biases, u32* seen, u32* counts, u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket,
+                       u32 page_count) {
     const u32 tid = threadIdx.x;
     const u32 joins = min(mail[MAIL_JOINS], ROWS_LIMIT), pages = min(mail[MAIL_PAGES], PAGES_CAP);
     const u32 bias_count = min(mail[MAIL_BIASES], BIASES_CAP), seen_count = min(mail[MAIL_SEEN], SEEN_CAP);
     for (u32 j = 0; j < joins; j++) {
         const volatile u32* join = mail + AREA_JOINS + j * JOIN_WORDS;
         const u32 seat = join[0];
-        if (seat > SEATS) continue;
+        if (seat >= SEATS) continue;
         if (tid == 0) {
             seat_len[seat] = join[1];
             seat_token[seat] = join[2];
@@ -48,13 +54,15 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
     __syncthreads();
     for (u32 i = tid; i < pages; i += THREADS) {
         const volatile u32* entry = mail + AREA_PAGES + 3 * i;
-        if (entry[0] <= SEATS && entry[1] < PAGES_PER_SEAT)
-            page_table[(u64)entry[0] * PAGES_PER_SEAT + entry[1]] = entry[2];
+        const u32 seat = entry[0], index = entry[1], page = entry[2];
+        if (seat < SEATS && index < PAGES_PER_SEAT)
+            page_table[(u64)seat * PAGES_PER_SEAT + index] = page < page_count ? page : 0;
     }
     for (u32 i = tid; i < bias_count; i += THREADS) {
         const volatile u32* entry = mail + AREA_BIASES + 4 * i;
-        if (entry[0] <= SEATS && entry[1] < MAX_BIASES) {
-            u32* to = biases + ((u64)entry[0] * MAX_BIASES + entry[1]) * 2;
+        const u32 seat = entry[0], index = entry[1];
+        if (seat < SEATS && index < MAX_BIASES) {
+            u32* to = biases + ((u64)seat * MAX_BIASES + index) * 2;
             to[0] = entry[2];
             to[1] = entry[3];
         }
@@ -62,8 +70,9 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
     if (seen)
         for (u32 i = tid; i < seen_count; i += THREADS) {
             const volatile u32* entry = mail + AREA_SEEN + 3 * i;
-            if (entry[0] > SEATS || entry[1] >= VOCAB) continue;
-            u32* to = seen + (u64)entry[0] * VOCAB + entry[1];
+            const u32 seat = entry[0], counted = entry[1];
+            if (seat >= SEATS || counted >= VOCAB) continue;
+            u32* to = seen + (u64)seat * VOCAB + counted;
             atomicOr(to, 0x80000000u);
             if (entry[2]) atomicAdd(to, 1);
         }
@@ -86,7 +95,7 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
 #if GIVEN
 // Takes the rows, and what their seats should hold, from the block that the host prepared.
 DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* counts,
-                  u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket) {
+                  u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket, u32 page_count) {
     const u32 tid = threadIdx.x, rows = min(given[INPUT_ROWS], bucket), width = min(given[INPUT_WIDTH], PAGES_PER_SEAT);
     for (u32 r = tid; r < rows; r += THREADS) {
         const u32* entry = given + INPUT_ROWS_AT + INPUT_ROW_WORDS * r;
@@ -103,7 +112,8 @@ DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_ta
     }
     for (u32 i = tid; i < rows * width; i += THREADS) {
         const u32 seat = min(given[INPUT_ROWS_AT + INPUT_ROW_WORDS * (i / width)], SEATS);
-        page_table[(u64)seat * PAGES_PER_SEAT + i % width] = given[INPUT_PAGES_AT + i];
+        const u32 page = given[INPUT_PAGES_AT + i];
+        page_table[(u64)seat * PAGES_PER_SEAT + i % width] = page < page_count ? page : 0;
     }
     if (tid == 0) counts[COUNT_ROWS] = rows;
     __syncthreads();
@@ -156,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* biases, u32* seen, u32* counts,
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
          u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, const u32* leave,
-         const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens, u32 ways) {
+         const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens, u32 ways,
+         u32 page_count) {
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
 #if REPEATS
@@ -201,7 +212,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     if (mailed) {
         __threadfence_system();
         apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
-                   row_q_len, bucket_rows);
+                   row_q_len, bucket_rows, page_count);
         rows = min(counts[COUNT_ROWS], bucket_rows);
 #if PLAIN
         own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
@@ -209,7 +220,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     }
 #if GIVEN
     const u32* given = shared_launch[0] & 1 ? given1 : given0;
-    adopt(given, seat_len, seat_token, page_table, params, counts, row_seat, row_flags, row_q_len, bucket_rows);
+    adopt(given, seat_len, seat_token, page_table, params, counts, row_seat, row_flags, row_q_len, bucket_rows, page_count);
     rows = min(counts[COUNT_ROWS], bucket_rows);
 #endif
 #if REPEATS
@@ -225,7 +236,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         const bool live = tid < rows;
         if (tid < bucket_rows) {
             q_start[tid] = min(tid, rows);
-            kv_len[tid] = live ? own.length + 1 : 0;
+            kv_len[tid] = live ? held(own.length, 1) : 0;
             last_index[tid] = live ? tid : 0;
             if (!live) row_seat[tid] = SEATS, row_flags[tid] = 0, row_q_len[tid] = 0;
         }
@@ -236,7 +247,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             kv_slot[t] = fed ? own.page * PAGE + own.length % PAGE : t % PAGE;
             token_row[t] = fed ? t : ROWS_LIMIT;
         }
-        u32 longest = live ? own.length + 1 : 0, pages = (longest + PAGE - 1) / PAGE;
+        u32 longest = live ? held(own.length, 1) : 0, pages = (longest + PAGE - 1) / PAGE;
 #if REPEATS
         // Every row may say so; it is the same word, and `block_totals` waits for all of them.
         if (live && !own.next_page) pageless = 1;
@@ -261,7 +272,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     for (u32 base = 0; base < bucket_rows; base += THREADS) {
         const u32 r = base + tid;
         u32 q_len = 0, flags = 0, seat = SEATS;
-        if (r < rows) q_len = row_q_len[r], flags = row_flags[r], seat = row_seat[r];
+        if (r < rows) q_len = row_q_len[r], flags = row_flags[r], seat = min(row_seat[r], (u32)SEATS);
         if (q_len > bucket_tokens) q_len = bucket_tokens;
         u32 total, prompt_total;
         const u32 start = tokens + scan(q_len, shared, total);
@@ -275,17 +286,18 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             prompts[r] = mailed && flags & ROW_PROMPT ? prompt : FULL;
             q_start[r] = clamped;
             if (r < rows) {
+                const u32 total_length = held(length, q_len);
 #if REPEATS
                 if (left) {
                     // Every row may say so; it is the same word.
-                    const u32 next = (length + q_len) / PAGE;
+                    const u32 next = total_length ? total_length / PAGE : PAGES_PER_SEAT;
                     if (next >= PAGES_PER_SEAT || !page_table[(u64)seat * PAGES_PER_SEAT + next]) pageless = 1;
                 }
 #endif
-                kv_len[r] = length + q_len;
+                kv_len[r] = total_length;
                 last_index[r] = clamped + q_len - (q_len ? 1 : 0);
-                longest = max(longest, length + q_len);
-                pages += (length + q_len + PAGE - 1) / PAGE;
+                longest = max(longest, total_length);
+                pages += (total_length + PAGE - 1) / PAGE;
             } else {
                 row_seat[r] = SEATS;
                 row_flags[r] = 0;
@@ -327,7 +339,8 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
 #if GIVEN
         (void)at;
         position[t] = given[INPUT_POSITIONS_AT + t];
-        kv_slot[t] = given[INPUT_ROWS_AT + INPUT_ROW_WORDS * t + 2];
+        const u32 slot = given[INPUT_ROWS_AT + INPUT_ROW_WORDS * t + 2];
+        kv_slot[t] = slot / PAGE < page_count ? slot : t % PAGE;
 #else
         const u32 page = at / PAGE < PAGES_PER_SEAT ? page_table[(u64)seat * PAGES_PER_SEAT + at / PAGE] : 0;
         position[t] = at;

@@ -264,7 +264,8 @@ fn a_million_publications_through_a_gpu() {
     };
     let (limits, count) = (limits(8), 1_000_000);
     let mut open = OpenArena::new();
-    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
+    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
+        .expect("limits of a few rows");
     let arena = device.seal(open).expect("a few kilobytes");
     let layout = limits.mail_layout();
     let constants = [

@@ -5,7 +5,9 @@
 //!
 //! Rows and lengths come from the step's tables on the device, so the launch never depends on them.
 //! With `single` every live row has exactly one token and row r's token index is r. Pad rows have
-//! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written.
+//! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written. A row whose
+//! kv_len is less than its tokens, or more than its page table holds, sees nothing either: devices write zeros for
+//! it, or leave its tokens.
 //! With `last_only` tokens that are not the last of their row may be left out.
 
 //!
@@ -14,7 +16,10 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use super::{
+    Access, Contract, SpanVisitor, require, require_fit, require_float, require_pages,
+    require_scratch,
+};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
@@ -30,18 +35,30 @@ impl Contract for Attention {
     const NAME: &'static str = "attention";
 
     fn check(&self) -> Result<()> {
+        self.state.check()?;
         require_fit(&self.qkv, Self::NAME, "qkv")?;
         require_fit(&self.out, Self::NAME, "out")?;
         require_float(&self.qkv, Self::NAME, "qkv")?;
         require_float(&self.out, Self::NAME, "out")?;
-        let dim = self.kv.head_dim;
-        require(self.q_heads.is_multiple_of(self.kv.heads), Self::NAME, || {
+        let limits = &self.state.limits;
+        require_pages(&self.kv, limits.page_size, Self::NAME)?;
+        let whole = self.q_heads.is_multiple_of(self.kv.heads) && self.q_heads > 0;
+        require(whole, Self::NAME, || {
             format!("{} query heads over {} kv heads", self.q_heads, self.kv.heads)
         })?;
-        require(self.qkv.cols >= self.q_heads * dim, Self::NAME, || "qkv lacks q columns".into())?;
-        require(self.out.cols == self.q_heads * dim, Self::NAME, || {
+        let wide = u64::from(self.q_heads) * u64::from(self.kv.head_dim);
+        require(u64::from(self.qkv.cols) >= wide, Self::NAME, || "qkv lacks q columns".into())?;
+        require(u64::from(self.out.cols) == wide, Self::NAME, || {
             "out is not q_heads·head_dim wide".into()
         })?;
+        require(self.rows <= limits.rows && self.out.rows <= limits.tokens, Self::NAME, || {
+            format!(
+                "{} rows and {} tokens; the tables have {} and {}",
+                self.rows, self.out.rows, limits.rows, limits.tokens
+            )
+        })?;
+        require(self.window != Some(0), Self::NAME, || "a window of 0 tokens".into())?;
+        require_scratch(self.scratch, Self::NAME)?;
         require(self.out.rows == self.qkv.rows, Self::NAME, || {
             "out and qkv differ in rows".into()
         })?;
@@ -51,12 +68,12 @@ impl Contract for Attention {
         require(self.rope.is_none() || self.single, Self::NAME, || {
             "fused rope needs single".into()
         })?;
-        require(
-            self.kv.page_bytes() * u64::from(self.kv.pages) <= self.kv.span.len,
-            Self::NAME,
-            || format!("{} pages do not fit the layer's span", self.kv.pages),
-        )?;
-        self.rope.as_ref().map_or(Ok(()), |rope| rope.check())
+        let Some(rope) = &self.rope else { return Ok(()) };
+        rope.check()?;
+        let same = rope.qkv == self.qkv && rope.q_heads == self.q_heads;
+        require(same && rope.kv == self.kv && rope.state == self.state, Self::NAME, || {
+            "what is rotated is not what is attended to".into()
+        })
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
@@ -88,18 +105,17 @@ impl Attention {
         let tables = Tables::new(memory, &self.state);
         let out = Matrix::new(memory, &self.out);
         for row in 0..self.rows as usize {
-            let kv_len = tables.kv_len.get(row) as usize;
             let tokens = if self.single {
                 row..row + 1
             } else {
                 tables.q_start.get(row) as usize..tables.q_start.get(row + 1) as usize
             };
             for token in tokens.clone() {
-                if kv_len == 0 {
+                let Some(old) = tables.kept(row, tokens.len()) else {
                     (0..out.cols).for_each(|col| out.set(token, col, 0.0));
                     continue;
-                }
-                let position = kv_len - (tokens.end - token);
+                };
+                let position = old + (token - tokens.start);
                 let seat = tables.row_seat.get(row) as usize;
                 (0..self.q_heads as usize).for_each(|head| {
                     self.reference_head(memory, &tables, seat, token, position, head)

@@ -1,11 +1,11 @@
 //! Copies a span to another of the same length. Spans must not overlap.
 
 use super::{Access, Contract, SpanVisitor, require};
-use crate::Result;
-use crate::cpu::memory::CpuMemory;
+use crate::cpu::memory::{CpuMemory, copy_bytes};
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::op::Copy;
+use crate::{Region, Result};
 
 impl Contract for Copy {
     const NAME: &'static str = "copy";
@@ -28,7 +28,8 @@ impl Copy {
 
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let (from, to) = (memory.address(self.from), memory.address(self.to));
+        let shared = [self.from, self.to].iter().any(|span| span.region == Region::HostMapped);
         // SAFETY: both spans were checked against the arena and do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, self.from.len as usize) };
+        unsafe { copy_bytes(from, to, self.from.len as usize, shared) };
     }
 }

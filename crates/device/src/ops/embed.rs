@@ -3,11 +3,14 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use super::{
+    Access, Contract, SpanVisitor, require, require_fit, require_float, require_indices,
+    require_weights,
+};
+use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::{Matrix, Words};
 use crate::op::Embed;
-use crate::{DType, Result};
 
 mod fast;
 
@@ -15,12 +18,10 @@ impl Contract for Embed {
     const NAME: &'static str = "embed";
 
     fn check(&self) -> Result<()> {
-        require_fit(&self.ids, Self::NAME, "ids")?;
-        require_fit(&self.table, Self::NAME, "table")?;
+        require_weights(&self.table, Self::NAME, "table")?;
         require_fit(&self.out, Self::NAME, "out")?;
         require_float(&self.out, Self::NAME, "out")?;
-        require(self.ids.dtype == DType::U32, Self::NAME, || "ids are not u32".into())?;
-        require(self.ids.cols >= self.out.rows, Self::NAME, || "fewer ids than rows".into())?;
+        require_indices(&self.ids, self.out.rows, Self::NAME, "ids")?;
         require(self.table.cols == self.out.cols, Self::NAME, || {
             format!("table has {} columns, out has {}", self.table.cols, self.out.cols)
         })

@@ -12,7 +12,8 @@ impl Contract for Fill {
     const NAME: &'static str = "fill";
 
     fn check(&self) -> Result<()> {
-        require(self.to.len.is_multiple_of(4), Self::NAME, || "not whole words".into())
+        let whole = self.to.len.is_multiple_of(4) && self.to.offset.is_multiple_of(4);
+        require(whole, Self::NAME, || "not whole words".into())
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -3,23 +3,21 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit};
+use super::{Access, Contract, SpanVisitor, require, require_fit, require_indices};
+use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::view::{Matrix, Words};
 use crate::op::Gather;
-use crate::{DType, Result};
 
 impl Contract for Gather {
     const NAME: &'static str = "gather";
 
     fn check(&self) -> Result<()> {
-        require_fit(&self.index, Self::NAME, "index")?;
         require_fit(&self.x, Self::NAME, "x")?;
         require_fit(&self.y, Self::NAME, "y")?;
-        require(self.index.dtype == DType::U32, Self::NAME, || "index is not u32".into())?;
-        require(self.index.cols >= self.y.rows, Self::NAME, || "fewer indices than rows".into())?;
+        require_indices(&self.index, self.y.rows, Self::NAME, "index")?;
         require(self.x.dtype == self.y.dtype && self.x.dtype.is_plain(), Self::NAME, || {
             "x and y differ in dtype".into()
         })?;

@@ -7,7 +7,7 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require};
+use super::{Access, Contract, SpanVisitor, require, require_scratch};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Scratch, Step, Team};
@@ -24,7 +24,18 @@ impl Contract for Layers {
             require(allowed, Self::NAME, || format!("{} cannot be a member", member.name()))?;
             member.check()?;
         }
-        Ok(())
+        let Some(exchange) = self.exchange else { return Ok(()) };
+        require_scratch(Some(exchange), Self::NAME)?;
+        let mut apart = true;
+        for member in &self.members {
+            member.visit_spans(&mut |span, _| apart &= !span.overlaps(exchange));
+        }
+        require(apart, Self::NAME, || "a member touches what blocks exchange".into())
+    }
+
+    /// Members are ops of their own: what one wrote, another may read, and a third write again.
+    fn is_one_op(&self) -> bool {
+        false
     }
 
     /// What comes from outside is read; what members hand each other is only written.

@@ -15,12 +15,15 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
+use super::{
+    Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm,
+    require_scratch, require_vector, require_weights, require_word,
+};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::pack;
 use crate::cpu::view::{Matrix, Words, round_to};
 use crate::op::{Epilogue, Hand, Linear};
-use crate::{DType, Result};
+use crate::{DType, Result, Tensor};
 
 mod acts;
 mod amx;
@@ -44,7 +47,7 @@ impl Contract for Linear {
             _ => self.w.rows,
         };
         require_fit(&self.x, Self::NAME, "x")?;
-        require_fit(&self.w, Self::NAME, "w")?;
+        require_weights(&self.w, Self::NAME, "w")?;
         require_fit(&self.y, Self::NAME, "y")?;
         require_float(&self.x, Self::NAME, "x")?;
         require_float(&self.y, Self::NAME, "y")?;
@@ -54,13 +57,6 @@ impl Contract for Linear {
         require(self.y.rows == self.x.rows && self.y.cols == n, Self::NAME, || {
             format!("y is {}×{}, not {}×{n}", self.y.rows, self.y.cols, self.x.rows)
         })?;
-        if matches!(self.w.dtype, DType::P4 | DType::P8) {
-            let dense = self.w.stride == self.w.cols;
-            let whole = pack::whole(self.w.rows as usize, self.w.cols as usize);
-            require(dense && whole, Self::NAME, || {
-                format!("packed w of {}×{} is not whole blocks", self.w.rows, self.w.cols)
-            })?;
-        }
         if let Some(norm) = &self.norm {
             require_norm(norm, self.x.cols, Self::NAME)?;
         }
@@ -72,9 +68,12 @@ impl Contract for Linear {
             })?,
         }
         if let Some(bias) = &self.bias {
-            require_fit(bias, Self::NAME, "bias")?;
-            require(bias.cols == self.w.rows, Self::NAME, || "bias length differs from n".into())?;
+            require_vector(bias, self.w.rows, Self::NAME, "bias")?;
         }
+        if let Some(live) = self.live {
+            require_word(live, Self::NAME, "the live count")?;
+        }
+        require_scratch(self.scratch, Self::NAME)?;
         if let Some(rope) = &self.rope {
             rope.check()?;
             let fits = rope.qkv == self.y && self.epilogue == Epilogue::Store;
@@ -83,6 +82,7 @@ impl Contract for Linear {
         match &self.epilogue {
             Epilogue::Residual(residual) => {
                 require_fit(residual, Self::NAME, "residual")?;
+                require_float(residual, Self::NAME, "residual")?;
                 require(residual.rows == self.y.rows && residual.cols == n, Self::NAME, || {
                     "residual and y differ in shape".into()
                 })
@@ -113,10 +113,8 @@ impl Contract for Linear {
             visit(norm.weight.span, Access::Read);
         }
         if let Some(scratch) = self.scratch {
-            if self.hand == Hand::Takes {
-                visit(scratch, Access::Read);
-            }
-            visit(scratch, Access::Write);
+            let takes = self.hand == Hand::Takes;
+            visit(scratch, if takes { Access::Update } else { Access::Write });
         }
         visit(self.y.span, Access::Write);
         if let Some(rope) = &self.rope {
@@ -126,6 +124,13 @@ impl Contract for Linear {
                     visit(span, access);
                 }
             });
+        }
+    }
+
+    fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
+        match &self.epilogue {
+            Epilogue::Residual(residual) => Some((residual, &self.y)),
+            _ => None,
         }
     }
 }

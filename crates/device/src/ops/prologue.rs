@@ -11,7 +11,8 @@
 //! 3. If input blocks are given, block n mod 2 replaces the row list, and for its rows the seats' length,
 //!    token (unless it is FROM_SEAT), parameters and the first `WIDTH` page-table entries.
 //! 4. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
-//!    counts.TOKENS, per row kv_len = seat_len + q_len, last_index = q_start + q_len − 1, per token
+//!    counts.TOKENS, per row kv_len = seat_len + q_len (0 if that is past the seat's page table: such a row sees nothing,
+//!    and what of it is past the table goes to the scratch page), last_index = q_start + q_len − 1, per token
 //!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
 //!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
@@ -25,7 +26,8 @@
 //!
 //! Rows past the live ones are made pad rows in every step, so a bucket never sees a stale row.
 //! Row lists never exceed the bucket and q_len never exceeds the tokens of the bucket: the runner
-//! guarantees it; the op clamps rather than writing outside its tables.
+//! guarantees it; the op clamps rather than writing outside its tables. Likewise a page that does not exist becomes
+//! the scratch page, whoever names it, and a slot in one becomes a pad token's.
 
 pub(crate) mod cuda;
 
@@ -45,6 +47,7 @@ impl Contract for Prologue {
     const NAME: &'static str = "prologue";
 
     fn check(&self) -> Result<()> {
+        self.state.check()?;
         let limits = &self.state.limits;
         require(self.rows <= limits.rows && self.tokens <= limits.tokens, Self::NAME, || {
             format!(
@@ -53,11 +56,10 @@ impl Contract for Prologue {
             )
         })?;
         let Some(given) = self.given else { return Ok(()) };
-        let words = u64::from(limits.input_layout(self.rows).words);
-        let fits = given.blocks.iter().chain(&given.staging).all(|block| block.len >= words * 4);
-        require(fits && self.rows == self.tokens, Self::NAME, || {
-            format!("inputs for {} rows of one token need {} bytes", self.rows, words * 4)
-        })
+        require(self.rows == self.tokens, Self::NAME, || {
+            format!("inputs are for one token per row, not {} of {}", self.tokens, self.rows)
+        })?;
+        given.check(limits, self.rows)
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
@@ -149,7 +151,7 @@ impl Prologue {
                 tables.params.set(seat * params + p, word);
             }
             for p in 0..width {
-                let page = words.get(layout.pages as usize + r * width + p);
+                let page = self.page(words.get(layout.pages as usize + r * width + p));
                 tables.page_table.set(seat * per_seat + p, page);
             }
         }
@@ -169,13 +171,25 @@ impl Prologue {
             _ => 0,
         };
         let has_page = |r: usize| {
-            tables.page(tables.row_seat.get(r) as usize, tables.kv_len.get(r) as usize) != 0
+            let kv_len = tables.kv_len.get(r) as usize;
+            kv_len > 0 && tables.page(tables.row_seat.get(r) as usize, kv_len) != 0
         };
-        let rows = counts(count::ROWS) as usize;
+        let rows = counts(count::ROWS).min(self.rows) as usize;
         if tables.leave.get(0) == counts(count::BASE) || !(0..rows).all(has_page) {
             left = 0;
         }
         tables.counts.set(count::LEFT as usize, left);
+    }
+
+    /// A page that there is.
+    fn page(&self, page: u32) -> u32 {
+        if page < self.pages { page } else { 0 }
+    }
+
+    /// A slot of a page that there is; a pad token's for any other.
+    fn slot(&self, slot: u32, token: usize) -> u32 {
+        let size = self.state.limits.page_size;
+        if slot / size < self.pages { slot } else { token as u32 % size }
     }
 
     fn apply(&self, tables: &Tables, bank: &Words) {
@@ -206,7 +220,7 @@ impl Prologue {
         for i in 0..given(mail::PAGES, layout.pages_cap) {
             let [seat, index, page] = [0, 1, 2].map(|word| entry(layout.pages, 3, i, word));
             if seat < limits.seats && index < limits.pages_per_seat {
-                tables.page_table.set(seat as usize * per_seat + index as usize, page);
+                tables.page_table.set(seat as usize * per_seat + index as usize, self.page(page));
             }
         }
         for i in 0..given(mail::BIASES, layout.biases_cap) {
@@ -252,10 +266,11 @@ impl Prologue {
             let seat = tables.row_seat.get(r) as usize;
             let len = tables.seat_len.get(seat) as usize;
             let q_len = (tables.row_q_len.get(r) as usize).min(tokens - start);
+            let kv_len = if len + q_len <= limits.context() as usize { len + q_len } else { 0 };
             tables.q_start.set(r, start as u32);
-            tables.kv_len.set(r, (len + q_len) as u32);
+            tables.kv_len.set(r, kv_len as u32);
             tables.last_index.set(r, (start + q_len).saturating_sub(1) as u32);
-            max_kv = max_kv.max(len + q_len);
+            max_kv = max_kv.max(kv_len);
             for j in 0..q_len {
                 let (token, position) = (start + j, len + j);
                 let from_mail = tables.row_flags.get(r) & row::PROMPT != 0 && prompt < prompts;
@@ -271,7 +286,10 @@ impl Prologue {
                 let (position, slot) = match block {
                     Some(Block { words, layout }) => (
                         words.get(layout.positions as usize + r),
-                        words.get((layout.rows + input::ROW_WORDS * r as u32 + 2) as usize),
+                        self.slot(
+                            words.get((layout.rows + input::ROW_WORDS * r as u32 + 2) as usize),
+                            token,
+                        ),
                     ),
                     None => (position as u32, slot as u32),
                 };

@@ -3,10 +3,10 @@
 pub(crate) mod cuda;
 
 use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
-use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
 use crate::op::{Norm, RmsNorm};
+use crate::{Result, Tensor};
 
 mod fast;
 
@@ -30,6 +30,10 @@ impl Contract for RmsNorm {
         visit(self.x.span, Access::Read);
         visit(self.norm.weight.span, Access::Read);
         visit(self.y.span, Access::Write);
+    }
+
+    fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
+        Some((&self.x, &self.y))
     }
 }
 

@@ -8,7 +8,9 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
+use super::{
+    Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm, require_pages,
+};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load, store};
@@ -27,24 +29,30 @@ impl Contract for RopeKv {
         require_fit(&self.qkv, Self::NAME, "qkv")?;
         require_fit(&self.rope, Self::NAME, "rope")?;
         require_float(&self.qkv, Self::NAME, "qkv")?;
-        let dim = self.kv.head_dim;
-        require(self.qkv.cols == (self.q_heads + 2 * self.kv.heads) * dim, Self::NAME, || {
-            format!(
-                "qkv has {} columns for {} + 2×{} heads of {dim}",
-                self.qkv.cols, self.q_heads, self.kv.heads
-            )
-        })?;
+        self.state.check()?;
+        let (dim, limits) = (self.kv.head_dim, &self.state.limits);
+        require_pages(&self.kv, limits.page_size, Self::NAME)?;
+        let heads = u64::from(self.q_heads) + 2 * u64::from(self.kv.heads);
+        require(
+            u128::from(self.qkv.cols) == u128::from(heads) * u128::from(dim),
+            Self::NAME,
+            || {
+                format!(
+                    "qkv has {} columns for {} + 2×{} heads of {dim}",
+                    self.qkv.cols, self.q_heads, self.kv.heads
+                )
+            },
+        )?;
         require(self.rope.dtype == DType::F32 && self.rope.cols == dim, Self::NAME, || {
             "rope table is not f32 with head_dim columns".into()
         })?;
         for norm in [&self.q_norm, &self.k_norm].into_iter().flatten() {
             require_norm(norm, dim, Self::NAME)?;
         }
-        require(
-            self.kv.page_bytes() * u64::from(self.kv.pages) <= self.kv.span.len,
-            Self::NAME,
-            || format!("{} pages do not fit the layer's span", self.kv.pages),
-        )
+        require(dim.is_multiple_of(2), Self::NAME, || format!("heads of {dim} have no pairs"))?;
+        require(self.qkv.rows <= limits.tokens, Self::NAME, || {
+            format!("{} tokens; the tables have {}", self.qkv.rows, limits.tokens)
+        })
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -23,7 +23,7 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float};
+use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_scratch};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
@@ -38,6 +38,8 @@ impl Contract for Sample {
     const NAME: &'static str = "sample";
 
     fn check(&self) -> Result<()> {
+        self.state.check()?;
+        require_scratch(self.scratch, Self::NAME)?;
         require_fit(&self.logits, Self::NAME, "logits")?;
         require_float(&self.logits, Self::NAME, "logits")?;
         require(self.logits.cols == self.state.limits.vocab, Self::NAME, || {

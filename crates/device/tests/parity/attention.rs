@@ -4,7 +4,7 @@
 use crate::support::*;
 use device::op::{Attention, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
-use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
+use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
 
 /// One row of a step.
 #[derive(Clone, Copy, Debug)]
@@ -88,8 +88,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         vocab: 32,
         penalties: false,
     };
-    let state =
-        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    let state = layout.state(limits);
     // Pages 1.. in random order; page 0 is scratch.
     let pages = 1 + case.rows.iter().map(|row| row.kv_len.div_ceil(size)).sum::<usize>();
     let mut order: Vec<u32> = (1..pages as u32).collect();
@@ -420,6 +419,64 @@ fn attention_at_every_offset_of_a_page() {
         let rows: Vec<Row> =
             (0..33).map(|at| Row { q_len: 1 + at % 3, kv_len: 1 + at % 3 + at }).collect();
         check_varlen(&mixed(500 + index as u64, dim, rows));
+    }
+}
+
+/// Heads as wide as no model of today has them: decode, short prompts and long ones, several times over, since two
+/// threads that write into each other's scratch do so differently each time.
+#[test]
+fn attention_of_wide_heads() {
+    for (index, dim) in [432, 512, 1024].into_iter().enumerate() {
+        for single in [true, false] {
+            let lengths: &[usize] = if single { &[1, 1, 1] } else { &[1, 3, 17, 50] };
+            let rows = lengths.iter().map(|q_len| Row { q_len: *q_len, kv_len: q_len + 20 });
+            let case =
+                Case { single, group: 1 + index, ..mixed(600 + index as u64, dim, rows.collect()) };
+            let bucket_tokens = if single { case.bucket_rows } else { case.bucket_tokens };
+            let case = Case { bucket_tokens, ..case };
+            let build = |layout: &mut Layout| {
+                let attention = lay_out(&case, layout, true).attention;
+                let outs = vec![live_rows(&attention.out, case.live())];
+                (vec![Op::Attention(attention)], outs)
+            };
+            let what = |device: &str| format!("heads of {dim}, single {single}, on {device}");
+            against_reference(&build, &|device, want, got| {
+                assert_close(&what(device), case.x, 4.0, &want[0], &got[0]);
+            });
+            for (name, device) in devices() {
+                let first = run(&device, &build);
+                let same = (0..4).all(|_| run(&device, &build) == first);
+                assert!(same, "{}: not the same each time", what(&name));
+            }
+        }
+    }
+}
+
+/// A row whose length is past its page table, or less than what it feeds, sees nothing: no device reads past the
+/// table, or writes past what it has asked for.
+#[test]
+fn attention_of_rows_that_are_not_in_their_pages() {
+    for (single, kv_len) in [(true, 1 << 20), (true, u32::MAX), (false, 3), (false, 1 << 20)] {
+        let q_len = if single { 1 } else { 17 };
+        let rows = vec![Row { q_len, kv_len: 40 }; 3];
+        let case =
+            Case { single, bucket_rows: 3, bucket_tokens: 3 * q_len, ..mixed(700, 64, rows) };
+        let build = |layout: &mut Layout| {
+            let attention = lay_out(&case, layout, true).attention;
+            layout.set(attention.state.kv_len.span, words_to_bytes(&[40, kv_len, 40]));
+            let outs = vec![attention.out.span];
+            (vec![Op::Attention(attention)], outs)
+        };
+        let row = case.x.bytes(case.kv_heads * case.group * case.dim);
+        let want = run(&device::cpu::open(None, true).expect("a CPU"), &build);
+        // A GPU trusts the prologue, which clamps; the tables here are not the prologue's.
+        for (name, device) in devices().iter().filter(|(_, it)| it.kind() == DeviceKind::Cpu) {
+            let what = format!("single {single}, length {kv_len}, on {name}");
+            let got = run(device, &build);
+            assert_close(&what, case.x, 4.0, &want[0], &got[0]);
+            let nothing = got[0][q_len * row..2 * q_len * row].iter().all(|byte| *byte == 0);
+            assert!(nothing, "{what}: something was seen");
+        }
     }
 }
 

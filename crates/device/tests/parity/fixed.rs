@@ -5,7 +5,7 @@ use crate::support::*;
 use device::cpu::pack;
 use device::op::{Attention, Epilogue, KvLayer, Linear};
 use device::step::count;
-use device::{DType, DeviceKind, Op, Region, Span, StepLimits, StepState, Tensor};
+use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
 
 const MOST: usize = 40;
 
@@ -104,8 +104,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         vocab: 32,
         penalties: false,
     };
-    let state =
-        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    let state = layout.state(limits);
     // Both seats read the same pages.
     let pages: Vec<u32> = (0..3 * per_seat).map(|i| 1 + (i % per_seat) as u32).collect();
     let mut lengths = vec![to as u32];

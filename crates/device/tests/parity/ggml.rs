@@ -1,7 +1,7 @@
 //! Numerics of ggml: what llama.cpp computed (`tools/ggml_goldens.py`), to the bit, with every instruction set.
 
 use crate::support::*;
-use device::cpu::{Limit, Numerics, open_rounding, pack};
+use device::cpu::{Limit, Numerics, open_guarded, pack};
 use device::op::{Attention, Epilogue, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
@@ -39,7 +39,7 @@ const ATTENTION_PARTS: usize = 8;
 
 fn devices() -> Vec<(Limit, Device)> {
     let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
-    let open = |limit| open_rounding(Some(2), Numerics::Ggml, limit).expect("a CPU");
+    let open = |limit| open_guarded(Some(2), Numerics::Ggml, limit).expect("a CPU");
     limits.map(|limit| (limit, open(limit))).into()
 }
 
@@ -185,7 +185,7 @@ fn rotation() {
         (vec![Op::RopeKv(op)], vec![qkv.span])
     };
     for limit in [Limit::None, Limit::Avx2] {
-        let device = open_rounding(Some(2), Numerics::Ggml, limit).expect("a CPU");
+        let device = open_guarded(Some(2), Numerics::Ggml, limit).expect("a CPU");
         let fused = device.describe().contains("avx2");
         let got = decode(DType::F32, &run(&device, &build)[0]);
         let rows = got.chunks_exact(cols).zip(want.chunks_exact(HEADS * DIM));
@@ -209,8 +209,7 @@ fn lay_out(layout: &mut Layout, kv: [&[u8]; 2], tokens: usize, len: usize) -> (S
         vocab: 32,
         penalties: false,
     };
-    let state =
-        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    let state = layout.state(limits);
     let mut counts = vec![0u32; count::WORDS as usize];
     (counts[count::ROWS as usize], counts[count::TOKENS as usize]) = (1, tokens as u32);
     counts[count::MAX_KV as usize] = len as u32;

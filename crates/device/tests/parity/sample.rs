@@ -3,7 +3,7 @@
 use crate::support::*;
 use device::op::Sample;
 use device::step::{MAX_BIASES, MAX_TOP, PARAM_WORDS, count, mail, param, ring, row};
-use device::{DType, Op, Span, StepLimits, StepState};
+use device::{DType, Op, Span, StepLimits};
 
 const VOCAB: usize = 1000;
 const ROWS: usize = 6;
@@ -35,8 +35,7 @@ struct Case {
 fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let rng = &mut Rng::new(case.seed);
     let (limits, vocab) = (limits(case.vocab), case.vocab);
-    let state =
-        StepState::lay_out(limits, |region, name, bytes| layout.open.alloc(region, name, bytes));
+    let state = layout.state(limits);
     let live = case.rows.len();
     let mut counts = vec![0u32; count::WORDS as usize];
     counts[count::LAUNCH_LO as usize] = 11;

@@ -9,6 +9,9 @@ use device::{
     StepLimits, StepState, Tensor,
 };
 
+/// Pages there are; mail names some that there are not.
+const PAGES: u32 = 151;
+
 const LIMITS: StepLimits = StepLimits {
     seats: 5,
     rows: 4,
@@ -140,7 +143,7 @@ impl Model {
                 if state.penalised { vec![0; LIMITS.vocab as usize] } else { seen };
         }
         for (seat, index, page) in &mail.pages {
-            self.seats[*seat].pages[*index as usize] = *page;
+            self.seats[*seat].pages[*index as usize] = if *page < PAGES { *page } else { 0 };
         }
         for (seat, token, answer) in &mail.seen {
             let seen = &mut self.seats[*seat].seen[*token as usize];
@@ -246,17 +249,20 @@ impl Machine {
     fn new(device: Device) -> Machine {
         let mut open = OpenArena::new();
         let state =
-            StepState::lay_out(LIMITS, |region, name, bytes| open.alloc(region, name, bytes));
+            StepState::lay_out(LIMITS, |region, name, bytes| open.alloc(region, name, bytes))
+                .expect("limits of a few rows");
         let bytes = u64::from(LIMITS.rows * LIMITS.vocab) * 4;
         let logits = open.alloc(Region::Workspace, "logits", bytes);
         let mut steps = BUCKETS.map(|(rows, tokens)| {
             let logits = Tensor::dense(logits, DType::F32, rows, LIMITS.vocab);
             [
-                Op::Prologue(Prologue { state, rows, tokens, given: None }),
+                Op::Prologue(Prologue { state, rows, tokens, pages: PAGES, given: None }),
                 Op::Sample(Sample { logits, state, scratch: None, rows }),
             ]
         });
-        steps.iter_mut().for_each(|ops| give_scratch(&device, &mut open, ops));
+        for ops in &mut steps {
+            give_scratch(&device, &mut open, ops);
+        }
         let arena = device.seal(open).expect("memory");
         let record = |ops: [Op; 2]| {
             let mut recording =

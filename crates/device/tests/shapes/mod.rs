@@ -119,7 +119,8 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         vocab: model.vocab,
         penalties: true,
     };
-    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
+    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
+        .expect("limits of a few rows");
     // Activations are bf16 beside bf16 weights, f32 beside others.
     let act = if model.weights == DType::BF16 { DType::BF16 } else { DType::F32 };
     let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
@@ -198,7 +199,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
-        Op::Prologue(Prologue { state, rows, tokens, given: None }),
+        Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
         Op::Embed(Embed { ids, table: embed, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
@@ -232,7 +233,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     if single {
         // The ends of a step in a launch that repeats.
         let state = StepState { repeats: true, ..state };
-        ops.push(Op::Prologue(Prologue { state, rows, tokens, given: None }));
+        ops.push(Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }));
         ops.push(Op::Sample(Sample { logits, state, scratch, rows }));
         let attend = attention(Some(Box::new(rope_kv)), None);
         let layer = [

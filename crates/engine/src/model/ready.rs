@@ -187,7 +187,7 @@ pub fn load_executor(
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
     let mut layout = Layout::new(&program, &target, limits, &keys)?;
-    layout.add_inputs(graphs.prep);
+    layout.add_inputs(graphs.prep)?;
     let pages = match options.pages {
         Some(pages) => pages,
         None => {

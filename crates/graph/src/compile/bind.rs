@@ -74,7 +74,8 @@ impl Binder<'_> {
             Kind::Prologue => {
                 let (rows, tokens) = (self.key.rows, self.key.tokens);
                 let given = self.bindings.inputs.filter(|_| self.key.phase == Phase::Decode);
-                Op::Prologue(op::Prologue { state, rows, tokens, given })
+                let pages = self.bindings.kv.iter().map(|kv| kv.pages).min().unwrap_or(0);
+                Op::Prologue(op::Prologue { state, rows, tokens, pages, given })
             }
             Kind::Embed { table, out } => Op::Embed(op::Embed {
                 ids: state.token,

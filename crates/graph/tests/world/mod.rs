@@ -99,7 +99,7 @@ impl World {
             keys.extend(buckets("auto", phase, max).keys(&limits));
         }
         let mut layout = Layout::new(program, target, limits, &keys).unwrap();
-        layout.add_inputs(prep);
+        layout.add_inputs(prep).unwrap();
         layout.add_pages(program, PAGES);
         let Layout { arena, bindings } = layout;
         let arena = device.seal(arena).unwrap();

@@ -5,6 +5,7 @@
 
 use super::fast::Heads;
 use crate::DType;
+use crate::cpu::step::{Part, Parts};
 use crate::cpu::view::store_floats;
 use std::arch::x86_64::*;
 
@@ -15,21 +16,64 @@ pub(super) const LANES: usize = 48;
 /// Stands for a score that is not allowed.
 const NEVER: f32 = -1e30;
 
-/// Floats of scratch for either kernel.
-pub(super) fn own_floats(dim: usize, group: usize, context: usize) -> usize {
-    let block = 2 * dim * LANES + TILE * (dim + LANES) + 4 * LANES;
-    let few = group * (2 * dim + context + 16) + TILE * dim + 64;
-    block.max(few) + 64
+/// Bytes of scratch for either kernel: no token sees more than `context` positions, no block has more than
+/// [`LANES`] queries.
+pub(super) fn own_bytes(dim: usize, group: usize, context: usize) -> usize {
+    FewParts::new(dim, group, context).bytes.max(BlockParts::new(dim, LANES).bytes)
 }
 
-/// Cuts the scratch into parts that start at cache lines.
-struct Parts(*mut f32);
+/// The scratch of [`few`] for a token that sees `count` positions.
+struct FewParts {
+    queries: Part,
+    outs: Part,
+    tile: Part,
+    scores: Part,
+    /// Scores of a query: whole registers.
+    padded: usize,
+    bytes: usize,
+}
 
-impl Parts {
-    fn take(&mut self, floats: usize) -> *mut f32 {
-        let part = self.0;
-        self.0 = part.wrapping_add(floats.next_multiple_of(16));
-        part
+impl FewParts {
+    fn new(dim: usize, group: usize, count: usize) -> FewParts {
+        let padded = count.next_multiple_of(16);
+        let mut parts = Parts::default();
+        FewParts {
+            queries: parts.take(group * dim),
+            outs: parts.take(group * dim),
+            tile: parts.take(TILE * dim),
+            scores: parts.take(group * padded),
+            padded,
+            bytes: parts.bytes(),
+        }
+    }
+}
+
+/// The scratch of [`block`] for `width` queries side by side, whole registers of them.
+struct BlockParts {
+    queries: Part,
+    outs: Part,
+    tile: Part,
+    weights: Part,
+    lasts: Part,
+    firsts: Part,
+    /// A query on its way in, an output on its way out.
+    row: Part,
+    bytes: usize,
+}
+
+impl BlockParts {
+    fn new(dim: usize, width: usize) -> BlockParts {
+        let mut parts = Parts::default();
+        BlockParts {
+            queries: parts.take(dim * width),
+            outs: parts.take(dim * width),
+            tile: parts.take(TILE * dim),
+            weights: parts.take(TILE * width),
+            lasts: parts.take(width),
+            firsts: parts.take(width),
+            row: parts.take(dim),
+            bytes: parts.bytes(),
+        }
     }
 }
 
@@ -141,18 +185,17 @@ fn sums(v: &[__m512; 16]) -> __m512 {
 /// One token's queries of a KV head.
 ///
 /// # Safety
-/// The processor has AVX-512; `heads` is a live token's; its scratch has [`own_floats`].
+/// The processor has AVX-512; `heads` is a live token's.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
     let (dim, group) = (heads.dim(), heads.group());
     let first = heads.first(position);
     let count = position + 1 - first;
-    let padded = count.next_multiple_of(16);
-    let mut parts = Parts(heads.own);
-    let (queries, outs) = (parts.take(group * dim), parts.take(group * dim));
-    let tile = parts.take(TILE * dim);
-    let scores = parts.take(group * (padded + 16));
-    // SAFETY: parts of the scratch as laid out above; `heads` reads live slots only.
+    let parts = FewParts::new(dim, group, count);
+    let (padded, own) = (parts.padded, heads.own.bytes(parts.bytes));
+    let (queries, outs) = (parts.queries.of(own), parts.outs.of(own));
+    let (tile, scores) = (parts.tile.of(own), parts.scores.of(own));
+    // SAFETY: parts of the scratch, which holds them all; `heads` reads live slots only.
     unsafe {
         heads.load_queries(token, queries);
         let scale = _mm512_set1_ps(heads.scale());
@@ -274,12 +317,14 @@ unsafe fn block_of<const N: usize>(
     let (dim, group) = (heads.dim(), heads.group());
     let width = 16 * N;
     let lanes = tokens * group;
-    let mut parts = Parts(heads.own);
-    let (queries, outs) = (parts.take(dim * width), parts.take(dim * width));
-    let (tile, weights) = (parts.take(TILE * dim), parts.take(TILE * width));
-    let (lasts, firsts) = (parts.take(width).cast::<i32>(), parts.take(width).cast::<i32>());
-    let row = parts.take(2 * dim);
-    // SAFETY: parts of the scratch as laid out above; `heads` reads live slots only.
+    assert!(lanes <= width, "{lanes} queries side by side");
+    let parts = BlockParts::new(dim, width);
+    let own = heads.own.bytes(parts.bytes);
+    let (queries, outs) = (parts.queries.of(own), parts.outs.of(own));
+    let (tile, weights) = (parts.tile.of(own), parts.weights.of(own));
+    let (lasts, firsts) = (parts.lasts.of(own).cast::<i32>(), parts.firsts.of(own).cast::<i32>());
+    let row = parts.row.of(own);
+    // SAFETY: parts of the scratch, which holds them all; `heads` reads live slots only.
     unsafe {
         (0..dim * width).for_each(|i| {
             *queries.add(i) = 0.0;

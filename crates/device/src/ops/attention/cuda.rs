@@ -108,8 +108,10 @@ impl Attention {
     /// fill the GPU without.
     fn pieces(&self, target: &Target) -> (u32, u32, u32) {
         let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
+        // A word for each row and KV head counts the pieces that are done.
+        let counted = u64::from(self.rows) * u64::from(self.kv.heads) * 4 <= SEMAPHORE_BYTES;
         match self.rows {
-            _ if self.fixed() => (0, self.rows, 1),
+            _ if self.fixed() || !counted => (0, self.rows, 1),
             0..=4 if self.single => {
                 let cluster = self.cluster(target);
                 (2, (ways / self.rows.max(1)).max(8).div_ceil(cluster), self.rows)
@@ -248,7 +250,7 @@ impl Attention {
 
     /// The longest a sequence can be.
     fn context(&self) -> u32 {
-        self.state.limits.pages_per_seat * self.kv.page_size
+        self.state.limits.context()
     }
 
     fn warpgroups(&self, target: &Target) -> bool {
@@ -257,7 +259,11 @@ impl Attention {
         let listed = slots <= MOST_SLOTS && self.rows <= u32::from(u16::MAX);
         let wide = self.out.stride.is_multiple_of(8) && self.qkv.span.offset.is_multiple_of(16);
         let asked = !matches!(self.variant.as_deref(), Some("mma" | "fixed"));
-        target.capability == (9, 0) && listed && wide && asked
+        // A line of a page is a signed coordinate of the tensor map.
+        let kv = &self.kv;
+        let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
+        let mapped = lines <= i32::MAX as u64;
+        target.capability == (9, 0) && listed && wide && asked && mapped
     }
 
     fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
@@ -289,7 +295,7 @@ impl Attention {
             &[bytes, u64::from(self.qkv.stride) * 2],
             &[64, group, tokens],
         );
-        let lines = u64::from(kv.pages) * u64::from(2 * kv.heads * kv.page_size);
+        let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
         let pages =
             map(kv.span, kv.dtype, &[kv.head_dim.into(), lines], &[bytes], &[64, kv.page_size]);
         let kernel = Kernel::new(target, "attention_wgmma", "attention_wgmma")

@@ -8,7 +8,7 @@ use crate::DType;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::Level;
-use crate::cpu::step::{Scratch, Step, Team};
+use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load_floats};
 use crate::op::KvLayer;
@@ -73,7 +73,7 @@ pub(super) struct Heads<'a> {
     pub(super) step: &'a AttentionStep,
     pub(super) seat: usize,
     pub(super) kv_head: usize,
-    pub(super) own: *mut f32,
+    pub(super) own: Own,
 }
 
 impl Heads<'_> {
@@ -140,7 +140,8 @@ struct Block {
     kv_head: usize,
     token: usize,
     tokens: usize,
-    position: usize,
+    /// Of the first token; `None`: the row sees nothing.
+    position: Option<usize>,
 }
 
 impl AttentionStep {
@@ -149,7 +150,7 @@ impl AttentionStep {
     }
 
     fn context(&self) -> usize {
-        (self.tables.limits.pages_per_seat * self.tables.limits.page_size) as usize
+        self.tables.limits.context() as usize
     }
 
     /// Most tokens of a block.
@@ -189,31 +190,33 @@ impl AttentionStep {
             let blocks = count.div_ceil(size);
             if left < blocks {
                 let skip = (blocks - 1 - left) * size;
-                let old = (self.tables.kv_len.get(row) as usize).saturating_sub(count);
+                let old = self.tables.kept(row, count);
                 let tokens = size.min(count - skip);
-                return Block { row, kv_head, token: start + skip, tokens, position: old + skip };
+                let position = old.map(|old| old + skip);
+                return Block { row, kv_head, token: start + skip, tokens, position };
             }
             left -= blocks;
             row += 1;
         }
     }
 
-    fn run_block(&self, block: Block, own: *mut u8) {
+    fn run_block(&self, block: Block, own: Own) {
         let Block { row, kv_head, token, tokens, position } = block;
-        if self.tables.kv_len.get(row) == 0 {
-            // A pad row of a decode step.
-            let bytes = self.out.dtype.bytes(self.out.cols);
-            if kv_head == 0 {
-                // SAFETY: a row of the output.
-                unsafe { self.out.at(token, 0).write_bytes(0, bytes) };
+        let Some(position) = position else {
+            // A pad row of a decode step, or a row that is not in its pages.
+            let cols = self.group() * self.kv.head_dim as usize;
+            for token in token..token + tokens {
+                let at = self.out.at(token, kv_head * cols);
+                // SAFETY: the group's heads of a token, which this chunk alone writes.
+                unsafe { at.write_bytes(0, self.out.dtype.bytes(cols)) };
             }
             return;
-        }
+        };
         let seat = self.tables.row_seat.get(row) as usize;
-        let heads = Heads { step: self, seat, kv_head, own: own.cast() };
+        let heads = Heads { step: self, seat, kv_head, own };
         #[cfg(target_arch = "x86_64")]
         if self.wide {
-            // SAFETY: `wide` says the processor has AVX-512; the scratch is what was asked for.
+            // SAFETY: `wide` says the processor has AVX-512; the row's tokens are in its pages.
             unsafe {
                 if self.fixed || tokens * self.group() <= 6 {
                     (0..tokens).for_each(|i| avx512::few(&heads, token + i, position + i));
@@ -234,13 +237,13 @@ impl AttentionStep {
 impl Step for AttentionStep {
     fn scratch(&self) -> Scratch {
         let (dim, group, context) = (self.kv.head_dim as usize, self.group(), self.context());
-        let portable = portable::own_floats(dim, group, context);
-        let portable = ggml::own_floats(dim, group, context).max(portable);
-        #[cfg(target_arch = "x86_64")]
-        let floats = avx512::own_floats(dim, group, context).max(portable);
-        #[cfg(not(target_arch = "x86_64"))]
-        let floats = portable;
-        let own = Scratch { shared: 0, own: floats * size_of::<f32>() };
+        let own = match self.ggml {
+            #[cfg(target_arch = "x86_64")]
+            false if self.wide => avx512::own_bytes(dim, group, context),
+            false => portable::own_floats(dim, group, context) * size_of::<f32>(),
+            true => ggml::own_floats(dim, group, context) * size_of::<f32>(),
+        };
+        let own = Scratch { shared: 0, own };
         self.rope.as_ref().map_or(own, |rope| rope.scratch().max(own))
     }
 

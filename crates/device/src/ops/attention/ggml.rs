@@ -17,14 +17,15 @@ use crate::cpu::view::{load_floats, round_to, store_floats};
 /// Registers that take turns in the dot product of a token that is alone.
 const TURNS: usize = 4;
 
-/// Floats of scratch: queries, one row of k or v, scores, lanes of an output.
-pub(super) fn own_floats(dim: usize, group: usize, context: usize) -> usize {
-    group * (dim + padded(context)) + dim + TURNS * LANES * dim
+/// Floats of scratch for a token that sees `count` positions, wherever the first one lies.
+pub(super) fn own_floats(dim: usize, group: usize, count: usize) -> usize {
+    floats(dim, group, (count + LANES - 1).next_multiple_of(LANES))
 }
 
-/// Scores of whole vectors, wherever the first one lies.
-fn padded(count: usize) -> usize {
-    (count + LANES - 1).next_multiple_of(LANES)
+/// Floats of scratch for `scores` scores, whole vectors of them: queries, scores, one row of k or v, lanes of
+/// an output.
+fn floats(dim: usize, group: usize, scores: usize) -> usize {
+    group * (dim + scores) + dim + TURNS * LANES * dim
 }
 
 /// One token's queries of a KV head; `alone` in its step or not.
@@ -34,9 +35,8 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: boo
     // Scores stand from the vector that holds the first position on.
     let start = first / LANES * LANES;
     let count = (position + 1 - start).next_multiple_of(LANES);
-    let floats = group * (dim + count) + dim + TURNS * LANES * dim;
-    // SAFETY: this worker's own scratch; a context is never longer than what was asked for.
-    let own = unsafe { std::slice::from_raw_parts_mut(heads.own, floats) };
+    // SAFETY: this worker's own scratch.
+    let own = unsafe { heads.own.floats(floats(dim, group, count)) };
     let (queries, rest) = own.split_at_mut(group * dim);
     let (scores, rest) = rest.split_at_mut(group * count);
     let (line, lanes) = rest.split_at_mut(dim);

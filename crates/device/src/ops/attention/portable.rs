@@ -4,9 +4,9 @@ use super::fast::Heads;
 use crate::cpu::simd::{LANES, dot, exp, fma, levels};
 use crate::cpu::view::{load_floats, store_floats};
 
-/// Floats of scratch: queries, outputs, one row of k or v, scores.
-pub(super) fn own_floats(dim: usize, group: usize, context: usize) -> usize {
-    group * (2 * dim + context) + dim
+/// Floats of scratch for a token that sees `count` positions: queries, outputs, one row of k or v, scores.
+pub(super) fn own_floats(dim: usize, group: usize, count: usize) -> usize {
+    group * (2 * dim + count) + dim
 }
 
 /// One token's queries of a KV head.
@@ -14,9 +14,8 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
     let (dim, group, level) = (heads.dim(), heads.group(), heads.step.level);
     let first = heads.first(position);
     let count = position + 1 - first;
-    let floats = group * (2 * dim + count) + dim;
-    // SAFETY: this worker's own scratch; a context is never longer than what was asked for.
-    let own = unsafe { std::slice::from_raw_parts_mut(heads.own, floats) };
+    // SAFETY: this worker's own scratch.
+    let own = unsafe { heads.own.floats(own_floats(dim, group, count)) };
     let (queries, rest) = own.split_at_mut(group * dim);
     let (outs, rest) = rest.split_at_mut(group * dim);
     let (line, scores) = rest.split_at_mut(dim);

@@ -31,10 +31,8 @@ impl Step for EmbedStep {
         let tokens = self.out.rows;
         let chunks = if tokens < 8 { 1 } else { chunks(tokens, team.threads()) };
         team.parallel(chunks, &|chunk, worker| {
-            // SAFETY: this worker's own scratch, of the size asked for.
-            let values = unsafe {
-                std::slice::from_raw_parts_mut(team.own(worker).cast::<f32>(), self.table.cols)
-            };
+            // SAFETY: this worker's own scratch.
+            let values = unsafe { team.own(worker).floats(self.table.cols) };
             for token in part(tokens, chunks, chunk) {
                 let id = self.ids.get(token) as usize;
                 self.table.read_row(if id < self.table.rows { id } else { 0 }, values);

@@ -92,10 +92,8 @@ impl LinearStep {
         let cols = self.x.cols;
         let chunks = if rows <= FEW { 1 } else { chunks(rows, team.threads()) };
         team.parallel(chunks, &|chunk, worker| {
-            // SAFETY: this worker's own scratch, of the size asked for.
-            let own =
-                unsafe { std::slice::from_raw_parts_mut(team.own(worker).cast::<f32>(), 2 * cols) };
-            let (values, scratch) = own.split_at_mut(cols);
+            // SAFETY: this worker's own scratch.
+            let (values, scratch) = unsafe { team.own(worker).floats(2 * cols) }.split_at_mut(cols);
             for row in part(rows, chunks, chunk) {
                 self.input(row, values, scratch);
                 store(row, values);
@@ -105,7 +103,7 @@ impl LinearStep {
 
     fn run_plain(&self, team: &Team<'_>, rows: usize) {
         let cols = self.x.cols;
-        let inputs = team.shared().cast::<f32>();
+        let inputs = team.shared(self.x.rows * cols * size_of::<f32>()).cast::<f32>();
         let at = SharedInputs(inputs);
         self.prepare_rows(team, rows, &|row, values| {
             // SAFETY: row `row` of the shared scratch, written by this chunk alone.
@@ -123,15 +121,17 @@ impl LinearStep {
                 finish: &self.finish,
                 level: self.level,
             };
+            let scratch = team.own(worker).bytes(plain::own_bytes(cols)).cast();
             for unit in part(units, chunks, chunk) {
                 // SAFETY: rows of w, inputs prepared above, this worker's scratch.
-                unsafe { task.run(unit * plain::ROWS, team.own(worker).cast()) };
+                unsafe { task.run(unit * plain::ROWS, scratch) };
             }
         });
     }
 
     fn run_packed(&self, team: &Team<'_>, rows: usize, kind: packed::Kind) {
-        let acts = Acts::new(team.shared(), self.x.rows, self.x.cols);
+        let bytes = Acts::bytes(self.x.rows, self.x.cols);
+        let acts = Acts::new(team.shared(bytes), self.x.rows, self.x.cols);
         self.prepare_rows(team, rows, &|row, values| {
             // SAFETY: row `row` of the shared scratch, written by this chunk alone.
             unsafe {
@@ -157,7 +157,7 @@ impl LinearStep {
                 acts: &acts,
                 rows,
                 finish: &self.finish,
-                own: team.own(worker),
+                own: team.own(worker).bytes(packed::own_bytes(self.x.cols)),
             };
             // SAFETY: groups of w, rows prepared above; the kind was detected.
             unsafe { task.run(kind, groups) };
@@ -193,9 +193,10 @@ impl Step for LinearStep {
         let (rows, cols) = (self.x.rows, self.x.cols);
         let floats = |count: usize| count * size_of::<f32>();
         match self.kernel {
-            Kernel::Plain => {
-                Scratch { shared: floats(rows * cols), own: floats(cols * plain::ROWS.max(2)) }
-            }
+            Kernel::Plain => Scratch {
+                shared: floats(rows * cols),
+                own: floats(2 * cols).max(plain::own_bytes(cols)),
+            },
             Kernel::Packed(_) => Scratch {
                 shared: Acts::bytes(rows, cols),
                 own: floats(2 * cols).max(packed::own_bytes(cols)),

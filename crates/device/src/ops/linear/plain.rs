@@ -8,6 +8,11 @@ use crate::cpu::view::{Matrix, load_floats};
 /// Rows of w taken together; even, so that gate and up stay together.
 pub(super) const ROWS: usize = 4;
 
+/// Bytes of scratch a worker needs for weights of `cols` columns.
+pub(super) fn own_bytes(cols: usize) -> usize {
+    ROWS * cols * size_of::<f32>()
+}
+
 /// A product's second phase.
 pub(super) struct Task<'a> {
     pub(super) w: &'a Matrix,
@@ -22,7 +27,7 @@ impl Task<'_> {
     /// Rows `n..n + ROWS` of w (fewer at the end) for every input row.
     ///
     /// # Safety
-    /// `scratch` has `ROWS` × cols floats; nobody else computes these rows.
+    /// `scratch` has [`own_bytes`]; nobody else computes these rows.
     pub(super) unsafe fn run(&self, n: usize, scratch: *mut f32) {
         let cols = self.w.cols;
         let count = ROWS.min(self.w.rows - n);

@@ -133,7 +133,7 @@ impl Prologue {
             .spans(&[s.leave])
             .optional(self.given.map(|given| given.blocks[0]))
             .optional(self.given.map(|given| given.blocks[1]))
-            .ints(&[self.rows, self.tokens, ways(self.rows, target)]);
+            .ints(&[self.rows, self.tokens, ways(self.rows, target), self.pages]);
         Ok(vec![kernel.lowered()])
     }
 }

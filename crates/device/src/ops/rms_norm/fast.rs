@@ -65,10 +65,8 @@ impl Step for RmsNormStep {
         let rows = self.x.rows;
         let chunks = if rows < 8 { 1 } else { chunks(rows, team.threads()) };
         team.parallel(chunks, &|chunk, worker| {
-            // SAFETY: this worker's own scratch, of the size asked for.
-            let own = unsafe {
-                std::slice::from_raw_parts_mut(team.own(worker).cast::<f32>(), 2 * self.x.cols)
-            };
+            // SAFETY: this worker's own scratch.
+            let own = unsafe { team.own(worker).floats(2 * self.x.cols) };
             let (values, scratch) = own.split_at_mut(self.x.cols);
             for row in part(rows, chunks, chunk) {
                 // SAFETY: rows of `x` and `y`; this chunk alone touches them.

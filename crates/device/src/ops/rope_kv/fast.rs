@@ -3,7 +3,7 @@
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, fma, levels};
-use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::step::{Own, Scratch, Step, Team, chunks, part};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::op::{KvLayer, Pairs, RopeKv};
@@ -85,12 +85,11 @@ levels! {
 }
 
 impl RopeKvStep {
-    /// Does one token's heads; `own` is a worker's scratch of [`RopeKvStep::own_scratch`] bytes.
-    fn token(&self, token: usize, own: *mut u8) {
+    /// Does one token's heads; `own` is the worker's scratch.
+    fn token(&self, token: usize, own: Own) {
         let dim = self.kv.head_dim as usize;
-        // SAFETY: the scratch holds two heads.
-        let (head, norm_scratch) =
-            unsafe { std::slice::from_raw_parts_mut(own.cast::<f32>(), 2 * dim).split_at_mut(dim) };
+        // SAFETY: this worker's own scratch.
+        let (head, norm_scratch) = unsafe { own.floats(2 * dim) }.split_at_mut(dim);
         let kv_heads = self.kv.heads as usize;
         let position = (self.tables.position.get(token) as usize).min(self.rope.rows - 1);
         let slot = self.tables.kv_slot.get(token) as usize;

@@ -4,6 +4,7 @@ use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::Sample;
 use crate::ops::prologue::cuda::layout;
+use crate::ops::{Contract, require};
 use crate::{Error, Result};
 
 impl Sample {
@@ -23,6 +24,9 @@ impl Sample {
             let problem = format!("needs {} bytes of scratch", self.scratch_bytes(target));
             return Err(Error::Contract { op: "sample".into(), problem });
         };
+        // A word for each row, and one for all of them, counts blocks that are done.
+        let counted = (u64::from(self.rows) + 1) * 4 <= SEMAPHORE_BYTES;
+        require(counted, Self::NAME, || format!("{} rows; the kernel counts fewer", self.rows))?;
         let parts = self.parts(target);
         let kernel = Kernel::new(target, "sample", "sample")
             .defines(&layout(&s.limits))

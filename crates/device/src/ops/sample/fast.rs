@@ -5,7 +5,7 @@ use crate::StepState;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{LANES, Level, exp, levels};
-use crate::cpu::step::{Scratch, Step, Team};
+use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::view::{Matrix, load_floats};
 use crate::op::Sample;
 
@@ -29,10 +29,14 @@ impl Sample {
     }
 }
 
+/// A row's logits (if they are not f32 already) and candidate tokens.
+fn own_bytes(vocab: usize) -> usize {
+    vocab * (size_of::<f32>() + size_of::<u32>())
+}
+
 impl Step for SampleStep {
     fn scratch(&self) -> Scratch {
-        // A row's logits (if they are not f32 already) and candidate tokens.
-        Scratch { shared: 0, own: self.logits.cols * (size_of::<f32>() + size_of::<u32>()) }
+        Scratch { shared: 0, own: own_bytes(self.logits.cols) }
     }
 
     fn run(&self, team: &Team<'_>) {
@@ -46,9 +50,10 @@ impl Step for SampleStep {
 }
 
 impl SampleStep {
-    fn sample(&self, r: usize, row: &SampledRow<'_>, own: *mut u8) -> Choice {
+    fn sample(&self, r: usize, row: &SampledRow<'_>, own: Own) -> Choice {
         let vocab = self.logits.cols;
         let at = self.logits.at(r, 0);
+        let own = own.bytes(own_bytes(vocab));
         let in_place = self.logits.dtype == crate::DType::F32;
         // SAFETY: the row's own logits, which the op may overwrite, or this worker's scratch.
         let (logits, candidates) = unsafe {

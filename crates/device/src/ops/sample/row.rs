@@ -67,7 +67,7 @@ impl StepEnd {
             return None;
         }
         let seat = tables.row_seat.get(r) as usize;
-        let len = tables.seat_len.get(seat) + tables.row_q_len.get(r);
+        let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
         let float = |word: u32| f32::from_bits(self.param(seat, word));
         let key = [self.param(seat, param::SEED_LO), self.param(seat, param::SEED_HI)];
         let random = philox([len, 0, 0, 0], key)[0];
@@ -94,7 +94,8 @@ impl StepEnd {
     pub(super) fn store(&self, r: usize, choice: Option<&Choice>) {
         let tables = &self.tables;
         let seat = tables.row_seat.get(r) as usize;
-        tables.seat_len.set(seat, tables.seat_len.get(seat) + tables.row_q_len.get(r));
+        let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
+        tables.seat_len.set(seat, len);
         let at = self.entry + (ring::HEADER_WORDS + r as u32 * ring::ROW_WORDS) as usize;
         let Some(choice) = choice else {
             (0..4).for_each(|word| tables.ring.set(at + word, 0));
@@ -172,7 +173,7 @@ impl SampledRow<'_> {
             }
         }
         for i in 0..end.param(self.seat, param::BIASES).min(MAX_BIASES) {
-            let at = 2 * (self.seat as u32 * MAX_BIASES + i) as usize;
+            let at = 2 * (self.seat * MAX_BIASES as usize + i as usize);
             if let Some(l) = logits.get_mut(tables.biases.get(at) as usize) {
                 *l += tables.biases.float(at + 1);
             }
