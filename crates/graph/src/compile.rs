@@ -126,9 +126,6 @@ pub enum CompileError {
     /// The program itself is broken.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// No device can have the step's tables: they would be too long.
-    #[error(transparent)]
-    Limits(#[from] device::Error),
     /// The program does not run in this phase.
     #[error("`{program}` has no {phase} phase")]
     Phase {
@@ -187,7 +184,7 @@ pub enum CompileError {
         /// Bytes bound.
         available: u64,
     },
-    /// An op the device refuses.
+    /// An op, or limits of a step, that the device refuses.
     #[error(transparent)]
     Device(#[from] device::Error),
 }

@@ -326,10 +326,18 @@ const PLANTS: &[Plant] = &[
         let workspace = scene.world.region(Region::Workspace);
         poison(&scene.world.context(), workspace).unwrap();
         scene.poisoned(|plan| {
-            // The first projection reads another value's bytes instead of the embedding.
+            // The first projection reads bytes that nobody wrote instead of the embedding.
             let Op::Linear(op) = &mut plan.nodes[2].op else { unreachable!() };
-            op.x.span.offset = op.y.span.offset;
+            let used = op.x.span.end().max(op.y.span.end());
+            op.x.span.offset = used.next_multiple_of(device::ALIGN);
         })
+    }),
+    ("a product writes over part of what it reads", "none", || {
+        let mut scene = Scene::new();
+        let Op::Linear(op) = &mut scene.plan.nodes[2].op else { unreachable!() };
+        op.x.span.offset = op.y.span.offset;
+        let refused = Full::default().record(&scene.world.context(), &scene.plan);
+        refused.expect_err("the planted bug was not found").to_string()
     }),
 ];
 
