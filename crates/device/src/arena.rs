@@ -16,6 +16,8 @@ pub struct OpenArena {
     id: ArenaId,
     sizes: [u64; 5],
     named: Vec<Named>,
+    #[cfg(dacapo_asan)]
+    spans: Vec<Span>,
 }
 
 /// A line of the report: how much a name takes in a region.
@@ -64,7 +66,13 @@ impl OpenArena {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let id = ArenaId(NEXT.fetch_add(1, Ordering::Relaxed));
-        OpenArena { id, sizes: [0; 5], named: Vec::new() }
+        OpenArena {
+            id,
+            sizes: [0; 5],
+            named: Vec::new(),
+            #[cfg(dacapo_asan)]
+            spans: Vec::new(),
+        }
     }
 
     /// Its id.
@@ -84,7 +92,10 @@ impl OpenArena {
             Some(line) => line.bytes = line.bytes.saturating_add(taken),
             None => self.named.push(Named { region, name: name.to_owned(), bytes: taken }),
         }
-        Span { arena: self.id, region, offset, len: bytes }
+        let span = Span { arena: self.id, region, offset, len: bytes };
+        #[cfg(dacapo_asan)]
+        self.spans.push(span);
+        span
     }
 
     /// Bytes of a region so far.
@@ -166,7 +177,9 @@ pub struct Arena {
 
 impl Arena {
     pub(crate) fn new(open: OpenArena, memory: Box<dyn Memory>, device: u32) -> Arena {
-        let OpenArena { id, sizes, named } = open;
+        #[cfg(dacapo_asan)]
+        fence_gaps(&open, &*memory);
+        let OpenArena { id, sizes, named, .. } = open;
         let report = Report { named };
         let closed = AtomicBool::new(false);
         Arena { inner: Arc::new(ArenaInner { id, sizes, memory, device, report, closed }) }
@@ -192,6 +205,21 @@ impl Arena {
     pub fn close(self) -> ClosedArena {
         self.inner.closed.store(true, Ordering::Release);
         ClosedArena { report: self.inner.report.clone() }
+    }
+}
+
+/// Tells AddressSanitizer that only the spans of an arena may be touched, where the host could touch more.
+#[cfg(dacapo_asan)]
+fn fence_gaps(open: &OpenArena, memory: &dyn Memory) {
+    for region in Region::ALL {
+        let Some(base) = memory.host_base(region) else { continue };
+        // SAFETY: the region, which has this size, and spans that were laid out in it.
+        unsafe {
+            crate::cpu::asan::fence(base, open.size(region) as usize);
+            for span in open.spans.iter().filter(|span| span.region == region) {
+                crate::cpu::asan::open(base.add(span.offset as usize), span.len as usize);
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor};
 /// The sizes that decide a decoder's ops.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model {
+    #[allow(dead_code, reason = "not every test that shares the shapes names them")]
     pub(crate) name: &'static str,
     pub(crate) hidden: u32,
     pub(crate) inner: u32,
