@@ -38,6 +38,12 @@ pub enum MailError {
         /// How many there are.
         limit: u32,
     },
+    /// Two rows of a step have one seat: both would write the same slots.
+    #[error("seat {seat} has more than one row in a step")]
+    SeatTwice {
+        /// The seat.
+        seat: u32,
+    },
     /// The device ran other rows than it was sent: a row list got lost.
     #[error("launch {launch} ran {found} rows; {sent} were sent")]
     Rows {
@@ -173,6 +179,9 @@ impl Mailbox {
         check(input, &self.state.limits)?;
         let number = self.launched + 1;
         let as_before = self.rows == input.rows;
+        if !as_before {
+            letter::check_seats(&input.rows, &self.state.limits)?;
+        }
         // A row list belongs to a bucket: a new bucket gets it again, changed or not.
         let same = as_before && self.key.as_ref() == Some(key);
         let given = self.given && key.phase == Phase::Decode;

@@ -2,7 +2,7 @@
 
 use super::{MailError, StepInput};
 use device::StepLimits;
-use device::mail::{Letter, Words};
+use device::mail::{Letter, MailRow, Words};
 use device::step::{MAX_BIASES, MAX_STOPS};
 
 /// Writes everything the step says into a letter; `rows` says whether the row list must be given, `pages` whether page
@@ -67,6 +67,18 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     Ok(())
 }
 
+/// Refuses rows that share a seat. Apart from [`check`], because a row list that did not change needs it no more.
+pub(super) fn check_seats(rows: &[MailRow], limits: &StepLimits) -> Result<(), MailError> {
+    let mut taken = vec![false; limits.seats as usize];
+    for &MailRow { seat, .. } in rows {
+        exists("seat", seat, limits.seats)?;
+        if std::mem::replace(&mut taken[seat as usize], true) {
+            return Err(MailError::SeatTwice { seat });
+        }
+    }
+    Ok(())
+}
+
 fn within(what: &'static str, given: usize, cap: u32) -> Result<(), MailError> {
     if given as u64 > u64::from(cap) {
         return Err(MailError::TooMany { what, given, cap });
@@ -112,6 +124,13 @@ mod tests {
         masked.mask(0, vec![1; 3]);
         let error = check(&masked, &limits()).unwrap_err();
         assert_eq!(error, MailError::TooMany { what: "mask words", given: 3, cap: 2 });
+    }
+
+    #[test]
+    fn two_rows_of_a_seat_are_refused() {
+        assert_eq!(check_seats(&StepInput::decode(0..4).rows, &limits()), Ok(()));
+        let twice = check_seats(&StepInput::decode([2, 0, 2]).rows, &limits());
+        assert_eq!(twice, Err(MailError::SeatTwice { seat: 2 }));
     }
 
     #[test]
