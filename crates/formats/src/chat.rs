@@ -1,40 +1,57 @@
 //! Chat templates: from messages to the text a model was trained on.
 //!
 //! A template is a program in a Jinja dialect that comes with the model, so it is as hostile as the
-//! rest of the file. It runs with a limit on its source, its instructions, its nesting and its
-//! output, sees nothing but what it is given, and writes nothing but its result.
+//! rest of the file, and messages are as hostile as anybody. The grammar is minijinja's; what runs
+//! the program is ours, so that every step it takes, every byte it reads and every value it makes
+//! is paid for from a [budget](budget). It is compiled and run on threads with a stack of known size, sees
+//! nothing but what it is given, and writes nothing but its result.
 //!
 //! The dialect is that of `transformers`: `trim_blocks` and `lstrip_blocks`, loop controls, Python's
 //! string and dict methods, `raise_exception`, `strftime_now`, `tojson` with Python's spacing,
 //! `{% generation %}` blocks (which only matter for training and are run as plain text), and
 //! Python's spelling of `True`, `False` and `None`.
 
+mod args;
+mod budget;
+mod checks;
+mod fault;
+mod filters;
+mod format;
 mod json;
+mod methods;
+mod operators;
 mod python;
+mod run;
+mod sorting;
 mod source;
+mod syntax;
+mod texts;
 mod time;
+mod tree;
+mod value;
 
 use crate::checkpoint::Checkpoint;
-use crate::error::one_line;
 use crate::tokenizer::{Escaped, Escaper};
 use crate::{Error, Result, limits};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, ErrorKind, Value as Jinja};
+use ahash::AHashMap;
+use budget::Budget;
+use fault::{Fault, Outcome};
+use run::Run;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
+use tree::{Name, Stmt};
+use value::Value as Made;
 
 /// A compiled chat template with the special tokens it may name. Immutable and shareable.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    specials: BTreeMap<String, String>,
-    /// Whether a second template, for conversations with tools, came with the model.
-    has_tool_use: bool,
+    default: Vec<Stmt>,
+    /// A second template, for conversations with tools.
+    tool_use: Option<Vec<Stmt>>,
+    specials: Vec<(Name, Made)>,
+    clock: fn() -> SystemTime,
 }
-
-const DEFAULT: &str = "default";
-const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
     /// Compiles `source`. `specials` are variables such as `bos_token`.
@@ -48,9 +65,10 @@ impl ChatTemplate {
         specials: BTreeMap<String, String>,
         clock: fn() -> SystemTime,
     ) -> Result<Self> {
-        let mut template = Self { environment: environment(clock), specials, has_tool_use: false };
-        template.add(DEFAULT, source)?;
-        Ok(template)
+        let special =
+            |(name, text): (&String, &String)| (name.as_str().into(), text.as_str().into());
+        let specials = specials.iter().map(special).collect();
+        Ok(Self { default: compile(source)?, tool_use: None, specials, clock })
     }
 
     /// The template of an open checkpoint; `None` for a model that was not made to chat.
@@ -61,27 +79,16 @@ impl ChatTemplate {
         };
         let Some(default) = found.default else { return Ok(None) };
         let mut template = Self::new(&default, found.specials)?;
-        if let Some(tool_use) = found.tool_use {
-            template.add(TOOL_USE, &tool_use)?;
-            template.has_tool_use = true;
-        }
+        template.tool_use = found.tool_use.as_deref().map(compile).transpose()?;
         Ok(Some(template))
-    }
-
-    fn add(&mut self, name: &'static str, source: &str) -> Result<()> {
-        if source.len() > limits::TEMPLATE_BYTES {
-            let (found, cap) = (source.len(), limits::TEMPLATE_BYTES);
-            return Err(Error::Template(format!("found {found} bytes, allowed: at most {cap}")));
-        }
-        let source = source::without_generation_tags(source);
-        self.environment.add_template_owned(name, source).map_err(explain)
     }
 
     /// The conversation as text.
     ///
     /// `messages` is a list of `{"role": …, "content": …}` objects, `tools` a list of tool
     /// schemas, `extra` the caller's own variables (`enable_thinking` and the like), which win
-    /// over ours. `add_generation_prompt` asks for the opening of the assistant's turn.
+    /// over ours but may not be called `messages`. `add_generation_prompt` asks for the opening of
+    /// the assistant's turn.
     pub fn render(
         &self,
         messages: &Value,
@@ -120,106 +127,86 @@ impl ChatTemplate {
         extra: &Map<String, Value>,
         escape: Option<(&Escaper, char)>,
     ) -> Result<String> {
-        let convert = |value: &Value| convert(value, escape, limits::MESSAGE_DEPTH);
-        let mut context: BTreeMap<String, Jinja> = BTreeMap::new();
-        context.insert("messages".into(), convert(messages)?);
-        context.insert("tools".into(), tools.map_or(Ok(Jinja::from(())), convert)?);
-        context.insert("documents".into(), Jinja::from(()));
-        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        for (name, text) in &self.specials {
-            context.insert(name.clone(), text.as_str().into());
+        if extra.contains_key("messages") {
+            let words = "messages cannot be given a second time, as an extra variable";
+            return Err(Error::Template(words.to_owned()));
         }
-        for (name, value) in extra {
-            context.insert(name.clone(), convert(value)?);
-        }
-        if let Some((_, marker)) = escape {
-            context.insert(json::MARKER.into(), marker.to_string().into());
-        }
-        let name = if tools.is_some() && self.has_tool_use { TOOL_USE } else { DEFAULT };
-        let template = self.environment.get_template(name).map_err(explain)?;
-        let mut out = Capped(Vec::new());
-        template.render_captured_to(Jinja::from(context), &mut out).map_err(explain)?;
-        String::from_utf8(out.0).map_err(|error| Error::Template(error.to_string()))
+        let template = match (&self.tool_use, tools) {
+            (Some(tool_use), Some(_)) => tool_use,
+            _ => &self.default,
+        };
+        on_own_stack(limits::TEMPLATE_RENDER_STACK, || {
+            let budget = Budget::new();
+            let convert = |value: &Value| convert(&budget, value, escape, limits::MESSAGE_DEPTH);
+            let mut root: AHashMap<Name, Made> = AHashMap::new();
+            root.insert("messages".into(), convert(messages)?);
+            root.insert("tools".into(), tools.map_or(Ok(Made::None), convert)?);
+            root.insert("documents".into(), Made::None);
+            root.insert("add_generation_prompt".into(), Made::Bool(add_generation_prompt));
+            root.extend(self.specials.iter().cloned());
+            for (name, value) in extra {
+                root.insert(name.as_str().into(), convert(value)?);
+            }
+            Run::new(&budget, root, self.clock, escape.map(|(_, marker)| marker)).render(template)
+        })
     }
 }
 
-fn environment(clock: fn() -> SystemTime) -> Environment<'static> {
-    let mut env = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_syntax(syntax.expect("the standard delimiters are valid"));
-    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_formatter(python::format);
-    env.set_fuel(Some(limits::TEMPLATE_FUEL));
-    env.set_recursion_limit(limits::TEMPLATE_DEPTH);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    // Iterating over none is nothing here but an error in Python, where none is not iterable.
-    env.add_test("iterable", |value: &Jinja| !value.is_none() && value.try_iter().is_ok());
-    env.add_filter("tojson", json::tojson);
-    env.add_function("raise_exception", |message: String| -> std::result::Result<Jinja, _> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+fn compile(source: &str) -> Result<Vec<Stmt>> {
+    if source.len() > limits::TEMPLATE_BYTES {
+        let (found, cap) = (source.len(), limits::TEMPLATE_BYTES);
+        return Err(Error::Template(format!("found {found} bytes, allowed: at most {cap}")));
+    }
+    let source = source::without_generation_tags(source);
+    on_own_stack(limits::TEMPLATE_COMPILE_STACK, || syntax::compile(&source))
+}
+
+/// Runs `inner` on a thread with a stack of `bytes`: those of servers are small.
+fn on_own_stack<T: Send>(bytes: usize, inner: impl FnOnce() -> Outcome<T> + Send) -> Result<T> {
+    let made = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(bytes);
+        let thread = thread
+            .spawn_scoped(scope, inner)
+            .map_err(|error| Fault::new(format!("no thread to render on: {error}")))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    env.add_function("strftime_now", move |format: String| time::strftime(&format, clock()));
-    env
-}
-
-/// What marks an error as the template's own words.
-const RAISED: &str = "raised by the template: ";
-
-fn explain(error: minijinja::Error) -> Error {
-    if let Some(words) = error.detail().and_then(|detail| detail.strip_prefix(RAISED)) {
-        return Error::Template(one_line(&format!("{RAISED}{words}")));
-    }
-    Error::Template(one_line(&error.to_string()))
-}
-
-/// A buffer that refuses to grow past the cap.
-struct Capped(Vec<u8>);
-
-impl std::io::Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.0.len() + bytes.len() > limits::RENDERED_BYTES {
-            let cap = limits::RENDERED_BYTES;
-            return Err(std::io::Error::other(format!("more than {cap} bytes of text")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    made.map_err(Fault::explain)
 }
 
 /// `value` for the template, every string in it escaped.
-fn convert(value: &Value, escape: Option<(&Escaper, char)>, depth: usize) -> Result<Jinja> {
+fn convert(
+    budget: &Budget,
+    value: &Value,
+    escape: Option<(&Escaper, char)>,
+    depth: usize,
+) -> Outcome<Made> {
     let Some(depth) = depth.checked_sub(1) else {
         let cap = limits::MESSAGE_DEPTH;
-        return Err(Error::Template(format!("messages nested deeper than {cap}")));
+        return Err(Fault::new(format!("messages nested deeper than {cap}")));
     };
     let text = |text: &str| match escape {
-        Some((escaper, marker)) => escaper.escape(text, marker),
-        None => text.to_owned(),
+        Some((escaper, marker)) => Made::text(budget, &escaper.escape(text, marker)),
+        None => Made::text(budget, text),
     };
-    Ok(match value {
-        Value::Null => Jinja::from(()),
-        Value::Bool(b) => (*b).into(),
-        Value::Number(n) => match (n.as_i64(), n.as_u64()) {
-            (Some(n), _) => n.into(),
-            (None, Some(n)) => n.into(),
-            (None, None) => n.as_f64().unwrap_or(f64::NAN).into(),
-        },
-        Value::String(string) => text(string).into(),
-        Value::Array(items) => items
-            .iter()
-            .map(|item| convert(item, escape, depth))
-            .collect::<Result<Vec<_>>>()?
-            .into(),
-        Value::Object(fields) => {
-            let pair =
-                |(key, value): (&String, &Value)| Ok((text(key), convert(value, escape, depth)?));
-            Jinja::from_pairs(fields.iter().map(pair).collect::<Result<Vec<_>>>()?)
+    match value {
+        Value::Null => Ok(Made::None),
+        Value::Bool(b) => Ok(Made::Bool(*b)),
+        Value::Number(n) => Ok(match (n.as_i128(), n.as_f64()) {
+            (Some(n), _) => Made::Int(n),
+            (None, x) => Made::Float(x.unwrap_or(f64::NAN)),
+        }),
+        Value::String(string) => text(string),
+        Value::Array(items) => {
+            let items = items.iter().map(|item| convert(budget, item, escape, depth));
+            Made::list(budget, items.collect::<Outcome<_>>()?)
         }
-    })
+        Value::Object(fields) => {
+            let pair = |(key, value): (&String, &Value)| {
+                Ok((text(key)?, convert(budget, value, escape, depth)?))
+            };
+            Made::map(budget, fields.iter().map(pair).collect::<Outcome<_>>()?)
+        }
+    }
 }
 
 /// Every string in `value`, keys included.

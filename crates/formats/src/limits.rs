@@ -100,11 +100,35 @@ pub const WORD_BYTES: usize = 1 << 20;
 pub const TEMPLATE_BYTES: usize = 1 << 20;
 /// Text one chat template may render: what one call may tokenize.
 pub const RENDERED_BYTES: usize = 8 << 20;
-/// Instructions one rendering may execute. The longest published templates use about 100 per
-/// message and 1 000 per tool.
-pub const TEMPLATE_FUEL: u64 = 2_000_000;
-/// Nesting in one rendering: a loop costs 1, a call of a macro about 10. Schemas are rendered by
-/// recursive macros, a few levels deep.
-pub const TEMPLATE_DEPTH: usize = 256;
+/// Words of a template between the brackets of one tag: parsing one may take a stack frame for each.
+pub const TEMPLATE_TAG_WORDS: usize = 8_192;
+/// `elif`s of one template: parsing one takes a few stack frames. Published templates have under 50.
+pub const TEMPLATE_ARMS: usize = 1_024;
+/// Nesting of blocks and expressions in one template; a chain such as `a ~ b ~ c` counts as such.
+pub const TEMPLATE_NESTING: usize = 256;
+/// Stack to compile a template with: enough for the limits above.
+pub const TEMPLATE_COMPILE_STACK: usize = 64 << 20;
+/// Steps one rendering may take. The longest published templates take about 200 per message and
+/// 1 000 per tool.
+pub const TEMPLATE_STEPS: u64 = 4_000_000;
+/// Bytes of text one rendering may read and write, in all.
+pub const TEMPLATE_WORK: u64 = 2 << 30;
+/// Memory of all values of one rendering together, the messages included.
+pub const TEMPLATE_MEMORY: usize = 96 << 20;
+/// Seconds one rendering may take, whatever the other limits allow.
+pub const TEMPLATE_SECONDS: u64 = 5;
+/// Nesting in one rendering: about 10 for each call of a macro. Schemas are rendered by recursive
+/// macros, a few levels deep.
+pub const TEMPLATE_DEPTH: usize = 1_500;
+/// Stack to render with: enough for that depth.
+pub const TEMPLATE_RENDER_STACK: usize = 32 << 20;
+/// Numbers in one `range`, and rows of `batch` and `slice`.
+pub const TEMPLATE_RANGE: usize = 100_000;
+/// Arguments of one call in a template.
+pub const TEMPLATE_ARGS: usize = 2_000;
+/// Width of one value in a format such as `%8d`.
+pub const FORMAT_WIDTH: usize = 4_096;
 /// Nesting of messages and tools handed to a template.
 pub const MESSAGE_DEPTH: usize = 64;
+/// Nesting of values that a template makes.
+pub const VALUE_DEPTH: usize = 128;

@@ -26,11 +26,11 @@ fn refused(source: &str, about: &str) {
 fn a_template_cannot_run_away() {
     // Loops within loops, a macro that calls itself, output without end, source without end.
     let long = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-    refused(long, "fuel");
+    refused(long, "steps");
     refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion");
-    refused("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "write");
+    refused("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "a text of more than");
     refused(&"x".repeat(2 << 20), "at most");
-    refused("{{ 'x' * 9999999999 }}", "too large");
+    refused("{{ 'x' * 9999999999 }}", "a text of more than");
     refused(&"{% if true %}".repeat(10_000), "chat template");
     refused(&format!("{{{{ {}1{} }}}}", "(".repeat(5_000), ")".repeat(5_000)), "chat template");
     refused("{{ [1, [2, [3]]] | tojson(indent=99999999999) ~ x.y.z }}", "undefined");
@@ -39,7 +39,10 @@ fn a_template_cannot_run_away() {
 #[test]
 fn a_template_sees_nothing_but_its_input() {
     refused("{% include 'default' %}", "include");
-    refused("{% include '/etc/passwd' %}", "/etc/passwd");
+    refused("{% include '/etc/passwd' %}", "there are none");
+    for tag in ["extends 'default'", "import 'default' as x", "from 'default' import x"] {
+        refused(&format!("{{% {tag} %}}"), "there are none");
+    }
     refused("{{ messages.__class__.__mro__ }}", "undefined");
     refused(
         "{{ raise_exception('no\x1b[2J\nway') }}",

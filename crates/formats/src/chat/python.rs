@@ -1,107 +1,105 @@
 //! Values as Python prints them.
 
-use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Output, State, Value};
+use super::fault::Outcome;
+use super::value::{Builder, Value};
 use std::fmt::Write;
 
 /// Writes what `{{ value }}` prints: Python's `str`.
-pub(super) fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
-    if value.is_undefined() {
-        return Ok(());
+pub(super) fn write_str(out: &mut Builder, value: &Value) -> Outcome<()> {
+    match value {
+        Value::Undefined => Ok(()),
+        Value::Str(text) => out.push(text),
+        other => repr(out, other),
     }
-    let fail = |error| Error::new(ErrorKind::WriteFailure, "cannot write").with_source(error);
-    if let Some(text) = value.as_str() {
-        return out.write_str(text).map_err(fail);
-    }
-    let mut text = String::new();
-    repr(&mut text, value, 0)?;
-    out.write_str(&text).map_err(fail)
 }
 
-/// Writes Python's `repr`.
-fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-    if depth > crate::limits::MESSAGE_DEPTH * 2 || out.len() > crate::limits::RENDERED_BYTES {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a value too deep or too long"));
+/// Writes Python's `repr`. Values are never nested so deep that this would be.
+fn repr(out: &mut Builder, value: &Value) -> Outcome<()> {
+    match value {
+        Value::None => out.push("None"),
+        Value::Bool(true) => out.push("True"),
+        Value::Bool(false) => out.push("False"),
+        Value::Int(n) => out.push(&n.to_string()),
+        Value::Float(x) => float(out, *x),
+        Value::Str(text) => string(out, text),
+        Value::List(items) => {
+            out.push("[")?;
+            list(out, items)?;
+            out.push("]")
+        }
+        Value::Tuple(items) => {
+            out.push("(")?;
+            list(out, items)?;
+            out.push(if items.len() == 1 { ",)" } else { ")" })
+        }
+        Value::Map(fields) => {
+            out.push("{")?;
+            for (i, (key, value)) in fields.entries().iter().enumerate() {
+                out.push(if i > 0 { ", " } else { "" })?;
+                repr(out, key)?;
+                out.push(": ")?;
+                repr(out, value)?;
+            }
+            out.push("}")
+        }
+        Value::Undefined => out.push("Undefined"),
+        other => out.push(&format!("<{}>", other.kind())),
     }
-    match value.kind() {
-        ValueKind::None => out.push_str("None"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::Number => number(out, value),
-        ValueKind::String => string(out, value.as_str().unwrap_or_default()),
-        ValueKind::Seq | ValueKind::Iterable => {
-            out.push('[');
-            for (i, item) in value.try_iter()?.enumerate() {
-                out.push_str(if i > 0 { ", " } else { "" });
-                repr(out, &item, depth + 1)?;
-            }
-            out.push(']');
-        }
-        ValueKind::Map => {
-            out.push('{');
-            for (i, key) in value.try_iter()?.enumerate() {
-                out.push_str(if i > 0 { ", " } else { "" });
-                repr(out, &key, depth + 1)?;
-                out.push_str(": ");
-                repr(out, &value.get_item(&key)?, depth + 1)?;
-            }
-            out.push('}');
-        }
-        _ => {
-            let _ = write!(out, "{value}");
-        }
+}
+
+fn list(out: &mut Builder, items: &[Value]) -> Outcome<()> {
+    for (i, item) in items.iter().enumerate() {
+        out.push(if i > 0 { ", " } else { "" })?;
+        repr(out, item)?;
     }
     Ok(())
 }
 
-fn string(out: &mut String, text: &str) {
+fn string(out: &mut Builder, text: &str) -> Outcome<()> {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
-    for c in text.chars() {
-        match c {
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\\' => out.push_str("\\\\"),
-            c if c == quote => {
-                out.push('\\');
-                out.push(c);
+    out.push_char(quote)?;
+    let special = |c: char| matches!(c, '\\' | '\x7f') || c == quote || (c as u32) < 0x20;
+    let mut rest = text;
+    while let Some(at) = rest.find(special) {
+        out.push(&rest[..at])?;
+        let mut after = rest[at..].chars();
+        match after.next() {
+            Some('\n') => out.push("\\n")?,
+            Some('\r') => out.push("\\r")?,
+            Some('\t') => out.push("\\t")?,
+            Some(c @ ('\\' | '\'' | '"')) => {
+                out.push("\\")?;
+                out.push_char(c)?;
             }
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
-                let _ = write!(out, "\\x{:02x}", c as u32);
-            }
-            c => out.push(c),
+            Some(c) => out.push(&format!("\\x{:02x}", c as u32))?,
+            None => {}
         }
+        rest = after.as_str();
     }
-    out.push(quote);
+    out.push(rest)?;
+    out.push_char(quote)
 }
 
-/// Writes a number: integers as they are, others the way Python's `repr` does.
-pub(super) fn number(out: &mut String, value: &Value) {
-    if value.is_integer() {
-        let _ = write!(out, "{value}");
-        return;
-    }
-    let Ok(x) = f64::try_from(value.clone()) else {
-        let _ = write!(out, "{value}");
-        return;
-    };
+/// Writes a number that is not whole, or not meant to be.
+pub(super) fn float(out: &mut Builder, x: f64) -> Outcome<()> {
     if !x.is_finite() {
-        out.push_str(if x.is_nan() {
-            "NaN"
+        return out.push(if x.is_nan() {
+            "nan"
         } else if x > 0.0 {
-            "Infinity"
+            "inf"
         } else {
-            "-Infinity"
+            "-inf"
         });
-        return;
     }
     let scientific = format!("{x:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
+    let mut text = String::new();
     if x == 0.0 || (-4..16).contains(&exponent) {
-        let _ = write!(out, "{x:?}");
+        let _ = write!(text, "{x:?}");
     } else {
         let sign = if exponent < 0 { '-' } else { '+' };
-        let _ = write!(out, "{digits}e{sign}{:02}", exponent.abs());
+        let _ = write!(text, "{digits}e{sign}{:02}", exponent.abs());
     }
+    out.push(&text)
 }

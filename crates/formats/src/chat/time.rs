@@ -1,6 +1,6 @@
 //! `strftime_now`: today's date, as templates write it into system prompts. UTC, C locale.
 
-use minijinja::{Error, ErrorKind};
+use super::fault::{Fault, Outcome};
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -22,7 +22,7 @@ const DAYS: [&str; 7] =
     ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
 /// Formats `time` by the directives of Python's `strftime` that templates use.
-pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, Error> {
+pub(super) fn strftime(format: &str, time: SystemTime) -> Outcome<String> {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, clock) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil(days);
@@ -70,7 +70,7 @@ pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, Error> 
             other => {
                 let found = other.map_or("nothing".to_owned(), |c| c.to_string());
                 let message = format!("strftime_now: % followed by {found} is not supported");
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
+                return Err(Fault::new(message));
             }
         }
     }

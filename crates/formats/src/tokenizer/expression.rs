@@ -19,7 +19,7 @@ use std::path::Path;
 const SPACES: &str = r"\s+(?!\S)";
 
 pub(super) struct Expression {
-    automaton: DFA,
+    automaton: Box<DFA>,
     caches: Pool<Cache, Box<dyn Fn() -> Cache + Send + Sync>>,
     /// Which pattern of the automaton stands for [`SPACES`].
     spaces: Option<PatternID>,
@@ -89,7 +89,7 @@ impl Expression {
             .map_err(|error| refuse(&first_line(&error)))?;
         let make = automaton.clone();
         let caches: Box<dyn Fn() -> Cache + Send + Sync> = Box::new(move || make.create_cache());
-        Ok(Self { automaton, caches: Pool::new(caches), spaces, after })
+        Ok(Self { automaton: Box::new(automaton), caches: Pool::new(caches), spaces, after })
     }
 
     /// The expression that matches `text` and nothing else.

@@ -1,0 +1,36 @@
+//! Why a template could not be compiled or rendered.
+
+use crate::Error;
+use crate::error::one_line;
+
+#[derive(Debug)]
+pub(super) struct Fault {
+    words: String,
+    line: Option<u32>,
+}
+
+pub(super) type Outcome<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    pub(super) fn new(words: impl Into<String>) -> Self {
+        Self { words: words.into(), line: None }
+    }
+
+    /// What a template says with `raise_exception`.
+    pub(super) fn raised(words: &str) -> Self {
+        Self { words: format!("raised by the template: {words}"), line: Some(0) }
+    }
+
+    /// Says where it happened, unless that is known better.
+    pub(super) fn at(mut self, line: u32) -> Self {
+        self.line.get_or_insert(line);
+        self
+    }
+
+    pub(super) fn explain(self) -> Error {
+        Error::Template(match self.line.filter(|&line| line > 0) {
+            Some(line) => one_line(&format!("line {line}: {}", self.words)),
+            None => one_line(&self.words),
+        })
+    }
+}
