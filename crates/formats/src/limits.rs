@@ -100,6 +100,8 @@ pub const WORD_BYTES: usize = 1 << 20;
 pub const TEMPLATE_BYTES: usize = 1 << 20;
 /// Text one chat template may render: what one call may tokenize.
 pub const RENDERED_BYTES: usize = 8 << 20;
+/// Lines of a template, and bytes in one: the parser counts them in 16 bits.
+pub const TEMPLATE_LINES: usize = 65_000;
 /// Words of a template between the brackets of one tag: parsing one may take a stack frame for each.
 pub const TEMPLATE_TAG_WORDS: usize = 8_192;
 /// `elif`s of one template: parsing one takes a few stack frames. Published templates have under 50.

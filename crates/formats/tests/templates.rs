@@ -50,3 +50,22 @@ fn published_templates_agree_with_transformers() {
     }
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n\n"));
 }
+
+#[test]
+fn snippets_agree_with_jinja2() {
+    let snippets: Vec<(String, Option<String>)> =
+        serde_json::from_str(&data("snippets.json")).unwrap();
+    assert!(snippets.len() > 100);
+    let messages = serde_json::json!([
+        {"role": "user", "content": "b"}, {"role": "assistant", "content": "a"},
+    ]);
+    let mut wrong = Vec::new();
+    for (source, expected) in &snippets {
+        let found = ChatTemplate::with_clock(source, BTreeMap::new(), frozen)
+            .and_then(|template| template.render(&messages, None, false, &Map::new()));
+        if found.as_ref().ok() != expected.as_ref() {
+            wrong.push(format!("{source}\n  ours:   {found:?}\n  jinja2: {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -202,6 +202,7 @@ impl<'b> Run<'b> {
             return self.body(&stmt.otherwise);
         }
         let changed = Arc::new(Mutex::new(None));
+        let name: Name = "loop".into();
         let recursive = stmt.recursive;
         if let Some(number) = recursive {
             self.loops.push((number, Arc::clone(stmt)));
@@ -214,7 +215,7 @@ impl<'b> Run<'b> {
             }
             let (items, changed) = (Arc::clone(&items), Arc::clone(&changed));
             let state = Value::Loop(Arc::new(Loop { index, items, depth, recursive, changed }));
-            self.scopes.push(Scope { names: vec![("loop".into(), state)], closed: false });
+            self.scopes.push(Scope { names: vec![(name.clone(), state)], closed: false });
             done = self.assign(&stmt.target, item.clone()).and_then(|()| self.body(&stmt.body));
             self.scopes.pop();
             match done {

@@ -17,6 +17,7 @@ const FILE: &str = "chat template";
 pub(super) fn compile(source: &str) -> Outcome<Vec<Stmt>> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     let syntax = syntax.map_err(|error| Fault::new(error.to_string()))?;
+    count_lines(source)?;
     count_words(source, &syntax)?;
     let template = parse(source, FILE, syntax).map_err(syntax_fault)?;
     let ast::Stmt::Template(template) = template else {
@@ -29,6 +30,19 @@ fn syntax_fault(error: minijinja::Error) -> Fault {
     let words = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let line = error.line().unwrap_or(0) as u32;
     Fault::new(format!("syntax error: {words}")).at(line)
+}
+
+/// Refuses lines longer, or more of them, than the parser can count.
+fn count_lines(source: &str) -> Outcome<()> {
+    let cap = limits::TEMPLATE_LINES;
+    let longest = source.split('\n').map(str::len).max().unwrap_or(0);
+    let lines = source.split('\n').count();
+    for (found, what) in [(longest, "bytes in one line"), (lines, "lines")] {
+        if found > cap {
+            return Err(Fault::new(format!("found {found} {what}, allowed: at most {cap}")));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses tags and chains so long that parsing them would need too deep a stack.

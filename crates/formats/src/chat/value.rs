@@ -431,23 +431,36 @@ pub(super) struct Builder<'b> {
     budget: &'b Budget,
     text: String,
     held: Held,
+    /// How long the text may get before more is to be paid.
+    paid: usize,
 }
 
 impl<'b> Builder<'b> {
     pub(super) fn new(budget: &'b Budget) -> Outcome<Self> {
-        Ok(Self { budget, text: String::new(), held: budget.hold(size_of::<Text>() + 48)? })
+        let held = budget.hold(size_of::<Text>() + 48)?;
+        Ok(Self { budget, text: String::new(), held, paid: 0 })
     }
 
     /// Refuses a text longer than any that may come out of a template.
     pub(super) fn push(&mut self, more: &str) -> Outcome<()> {
-        if self.text.len() + more.len() > limits::RENDERED_BYTES {
-            let cap = limits::RENDERED_BYTES;
-            return Err(Fault::new(format!(
-                "found a text of more than {cap} bytes, allowed: at most {cap}"
-            )));
+        let length = self.text.len() + more.len();
+        if length > self.paid.min(limits::RENDERED_BYTES) {
+            self.pay(length)?;
         }
-        self.budget.grow(&mut self.held, more.len())?;
         self.text.push_str(more);
+        Ok(())
+    }
+
+    /// Pays for `length` bytes, and for some more: texts are made in small parts.
+    fn pay(&mut self, length: usize) -> Outcome<()> {
+        if length > limits::RENDERED_BYTES {
+            let cap = limits::RENDERED_BYTES;
+            let words = format!("found a text of more than {cap} bytes, allowed: at most {cap}");
+            return Err(Fault::new(words));
+        }
+        let paid = length + length / 2;
+        self.budget.grow(&mut self.held, paid - self.paid)?;
+        self.paid = paid;
         Ok(())
     }
 
