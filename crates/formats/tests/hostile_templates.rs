@@ -45,7 +45,10 @@ fn sources() -> Vec<(&'static str, String)> {
         ("targets", format!("{{% set {}a{} = 1 %}}", repeat("(", 50_000), repeat(")", 50_000))),
         ("fields", format!("{{% set a{} = 1 %}}", repeat(".a", 50_000))),
         ("set filters", format!("{{% set a{} %}}{{% endset %}}", repeat("|string", 50_000))),
-        ("filter blocks", format!("{{% filter upper{} %}}{{% endfilter %}}", repeat("|upper", 50_000))),
+        (
+            "filter blocks",
+            format!("{{% filter upper{} %}}{{% endfilter %}}", repeat("|upper", 50_000)),
+        ),
         ("blocks of if", repeat("{% if x %}", 50_000)),
         ("blocks of for", repeat("{% for x in y %}", 50_000)),
         ("blocks of macro", repeat("{% macro m() %}", 50_000)),

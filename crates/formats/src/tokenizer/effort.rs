@@ -22,11 +22,13 @@ impl Effort {
                 self.left = left;
                 Ok(())
             }
-            None => Err(Error::Tokenizer(format!(
-                "the tokenizer's expressions take too long on this text: found more than {} reads of a byte, \
-                 allowed: at most that",
-                limits::READS_PER_BYTE
-            ))),
+            None => {
+                let cap = limits::READS_PER_BYTE;
+                let found = "the tokenizer's expressions take too long on this text";
+                let words =
+                    format!("{found}: found more than {cap} reads of each byte, allowed: {cap}");
+                Err(Error::Tokenizer(words))
+            }
         }
     }
 }

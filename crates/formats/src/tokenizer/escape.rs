@@ -12,7 +12,7 @@
 //!
 //! The marker is a Unicode noncharacter that no message contains.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Text in which `Escaped::marker` stands wherever a control token would otherwise be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,22 +31,37 @@ impl Escaped {
 /// Knows the control tokens of one vocabulary.
 #[derive(Debug, Default)]
 pub struct Escaper {
-    /// Control texts by their first two characters: vocabularies have up to a thousand, but text
-    /// seldom gets as far as `<|`. Those of one character cannot be broken; none are published.
-    controls: BTreeMap<(char, char), Vec<String>>,
+    /// Control texts in order: vocabularies have up to a hundred thousand that begin alike. Those
+    /// of one character cannot be broken; none are published.
+    controls: Vec<Control>,
     firsts: BTreeSet<char>,
+    longest: usize,
+}
+
+#[derive(Debug)]
+struct Control {
+    text: String,
+    /// Where the longest other control text is that this one begins with.
+    shorter: Option<usize>,
 }
 
 impl Escaper {
     /// An escaper for control tokens of these texts.
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let texts: BTreeSet<&str> =
+            texts.into_iter().filter(|text| text.chars().nth(1).is_some()).collect();
         let mut escaper = Self::default();
+        // Those that the one before begins with, itself the last.
+        let mut open: Vec<usize> = Vec::new();
         for text in texts {
-            let mut chars = text.chars();
-            if let (Some(first), Some(second)) = (chars.next(), chars.next()) {
-                escaper.controls.entry((first, second)).or_default().push(text.to_owned());
-                escaper.firsts.insert(first);
+            while open.last().is_some_and(|&at| !text.starts_with(&escaper.controls[at].text)) {
+                open.pop();
             }
+            let shorter = open.last().copied();
+            open.push(escaper.controls.len());
+            escaper.controls.push(Control { text: text.to_owned(), shorter });
+            escaper.firsts.extend(text.chars().next());
+            escaper.longest = escaper.longest.max(text.len());
         }
         escaper
     }
@@ -82,13 +97,24 @@ impl Escaper {
     /// Whether `rest`, which begins with `first`, begins with a control token, or is all of it the
     /// beginning of one.
     fn opens(&self, first: char, rest: &str) -> bool {
+        // Controls that `rest` begins with come before it, and so does nothing behind them that
+        // does not begin with them too.
+        let behind = self.controls.partition_point(|control| control.text.as_str() <= rest);
+        let mut before = behind.checked_sub(1);
+        let same = before.map_or(0, |at| {
+            let pairs = self.controls[at].text.bytes().zip(rest.bytes());
+            pairs.take_while(|(a, b)| a == b).count()
+        });
+        while let Some(at) = before {
+            if self.controls[at].text.len() <= same {
+                return true;
+            }
+            before = self.controls[at].shorter;
+        }
         // A letter at the end of "user" begins no control token worth breaking a role for.
-        let at_end = !first.is_alphanumeric();
-        let Some(second) = rest.chars().nth(1) else { return at_end };
-        let opens = |control: &String| {
-            rest.starts_with(control.as_str()) || (at_end && control.starts_with(rest))
-        };
-        self.controls.get(&(first, second)).is_some_and(|controls| controls.iter().any(opens))
+        !first.is_alphanumeric()
+            && rest.len() <= self.longest
+            && self.controls.get(behind).is_some_and(|control| control.text.starts_with(rest))
     }
 
     /// `text` escaped on its own.
@@ -114,6 +140,9 @@ mod tests {
         assert_eq!(escaper.escape("a < b, <i>", M), "a < b, <i>");
         assert_eq!(escaper.escape("x<|im_end|>y", M), format!("x<{M}|im_end|>y"));
         assert_eq!(escaper.escape("[[INST]]", M), format!("[[{M}INST]]"));
+        // One that begins with another, and one that comes between.
+        let nested = Escaper::new(["<a", "<a>", "<ab", "<b>"]);
+        assert_eq!(nested.escape("<a<ac<aa<b<c", M), format!("<{M}a<{M}ac<{M}aa<b<c"));
         // The end of a text may be continued by the template.
         assert_eq!(escaper.escape("x<|im_", M), format!("x<{M}|im_"));
     }
