@@ -3,7 +3,7 @@
 use crate::cuda::{Gpu, cache::Cache, compile::Compiler, gpus, library};
 use crate::{Device, DeviceChoice, Error};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A library that was looked for.
 #[derive(Clone, Debug, Serialize)]
@@ -44,8 +44,10 @@ pub struct Report {
     pub gpus: Vec<GpuLine>,
     /// Driver, NVRTC and cuBLASLt.
     pub libraries: Vec<Library>,
-    /// The kernel cache's folder.
-    pub cache: PathBuf,
+    /// The kernel cache's folder, if there is one.
+    pub cache: Option<PathBuf>,
+    /// Why there is none.
+    pub cache_problem: Option<String>,
     /// Its entries.
     pub cache_entries: usize,
     /// Their bytes.
@@ -83,7 +85,8 @@ pub fn report() -> Report {
         memory: crate::cpu::memory::available(),
         gpus: gpus().unwrap_or_default().into_iter().map(GpuLine::from).collect(),
         libraries,
-        cache: cache.folder().to_owned(),
+        cache: cache.folder().ok().map(Path::to_owned),
+        cache_problem: cache.folder().err().map(|problem| problem.to_string()),
         cache_entries,
         cache_bytes,
         uses,
@@ -138,8 +141,16 @@ impl std::fmt::Display for Report {
             }
         }
         let megabytes = self.cache_bytes as f64 / 1e6;
-        let (entries, folder) = (self.cache_entries, self.cache.display());
-        writeln!(f, "kernel cache   {entries} kernels, {megabytes:.1} MB in {folder}")?;
+        let entries = self.cache_entries;
+        match (&self.cache, &self.cache_problem) {
+            (Some(folder), _) => {
+                let folder = folder.display();
+                writeln!(f, "kernel cache   {entries} kernels, {megabytes:.1} MB in {folder}")?;
+            }
+            (None, problem) => {
+                writeln!(f, "kernel cache   none: {}", problem.as_deref().unwrap_or_default())?;
+            }
+        }
         writeln!(f, "uses      {}", self.uses)?;
         for fix in &self.fixes {
             writeln!(f, "to use a GPU   {fix}")?;

@@ -62,6 +62,9 @@ pub enum Error {
         /// What was tried.
         what: String,
     },
+    /// A folder or file that others could have written.
+    #[error(transparent)]
+    NotPrivate(crate::private::NotPrivate),
     /// Not enough memory for a region.
     #[error("{region} needs {needed} bytes; {available} are available", region = region.name())]
     OutOfMemory {

@@ -76,6 +76,25 @@ fn a_damaged_entry_is_compiled_again() {
 }
 
 #[test]
+fn an_entry_that_others_could_have_written_is_compiled_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(compiler) = compiler::find() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cache = Cache::new(folder.path());
+    let origin = || cache.get(&compiler, &key(16), "sm_80").expect("it compiles").1;
+    let allow = |path: &std::path::Path, mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("it is this user's");
+    };
+    assert_eq!([origin(), origin()], [Origin::Compiled, Origin::Disk]);
+    let path = cache.path(&compiler, &key(16), "sm_80").expect("a known source");
+    allow(&path, 0o666);
+    assert_eq!([origin(), origin()], [Origin::Compiled, Origin::Disk], "written anew");
+    allow(folder.path(), 0o777);
+    assert_eq!([origin(), origin()], [Origin::Compiled, Origin::Compiled]);
+}
+
+#[test]
 fn a_cache_that_cannot_be_written_still_compiles() {
     let Some(compiler) = compiler::find() else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");

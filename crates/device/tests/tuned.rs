@@ -3,6 +3,7 @@
 
 mod shapes;
 
+use device::cuda::cache::Cache;
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::{lower, scratch_bytes};
 use device::cuda::tune::{Timer, tune, tune_layers};
@@ -150,10 +151,14 @@ fn a_table_survives_the_disk_and_a_torn_one_counts_as_none() {
     }
     tuned.write(&path).expect("a folder that can be written");
     assert_eq!(Tuned::read(&path).as_ref(), Some(&tuned));
-    assert_eq!(Tuned::of_machine(folder.path(), "sm_80", 108), Tuned::default(), "another GPU");
+    assert_eq!(
+        Tuned::of_machine(&Cache::new(folder.path()), "sm_80", 108),
+        Tuned::default(),
+        "another GPU"
+    );
     let mut known = Tuned::shipped("sm_90a", 132);
     known.merge(tuned);
-    assert_eq!(Tuned::of_machine(folder.path(), "sm_90a", 132), known);
+    assert_eq!(Tuned::of_machine(&Cache::new(folder.path()), "sm_90a", 132), known);
     let whole = std::fs::read(&path).expect("it was written");
     for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
         std::fs::write(&path, &whole[..cut]).expect("a file that can be written");
@@ -163,7 +168,10 @@ fn a_table_survives_the_disk_and_a_torn_one_counts_as_none() {
     *flipped.last_mut().expect("not empty") ^= 1;
     std::fs::write(&path, flipped).expect("a file that can be written");
     assert_eq!(Tuned::read(&path), None);
-    assert_eq!(Tuned::of_machine(folder.path(), "sm_90a", 132), Tuned::shipped("sm_90a", 132));
+    assert_eq!(
+        Tuned::of_machine(&Cache::new(folder.path()), "sm_90a", 132),
+        Tuned::shipped("sm_90a", 132)
+    );
 }
 
 #[test]

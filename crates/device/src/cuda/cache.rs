@@ -1,11 +1,13 @@
 //! Cubins on disk, under a hash of everything that decides them: sources, options, compiler and
 //! architecture. An entry carries a checksum and appears whole (written aside, then renamed), so
-//! processes may share the folder, and an entry that is not whole is compiled again.
+//! processes may share the folder, and an entry that is not whole is compiled again. So is one that
+//! somebody else could have written: kernels are code.
 
 use super::compile::{Compiled, Compiler};
 use super::launch::KernelKey;
 use super::source;
-use crate::{Error, Result};
+use crate::private::{self, NotPrivate};
+use crate::{Error, Result, notice};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -19,7 +21,8 @@ const HEAD: usize = 8 + 32 + 1;
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    folder: PathBuf,
+    /// Or why there is none.
+    folder: Result<PathBuf, NotPrivate>,
 }
 
 /// Where a kernel came from.
@@ -34,30 +37,29 @@ pub enum Origin {
 impl Cache {
     /// A cache in this folder, which is made when the first entry is written.
     pub fn new(folder: impl Into<PathBuf>) -> Cache {
-        Cache { folder: folder.into() }
+        Cache { folder: Ok(folder.into()) }
     }
 
-    /// The user's cache: `$DACAPO_CACHE/kernels`, else `$XDG_CACHE_HOME/dacapo/kernels`, else
-    /// `~/.cache/…`.
+    /// The user's cache, `kernels` in [`private::cache_root`]. Where there is no such folder, or where
+    /// others could have written to it, every kernel is compiled.
     pub fn of_user() -> Cache {
-        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let ours = var("DACAPO_CACHE").unwrap_or_else(|| {
-            let base = var("XDG_CACHE_HOME")
-                .or_else(|| var("HOME").map(|home| home.join(".cache")))
-                .unwrap_or_else(std::env::temp_dir);
-            base.join("dacapo")
+        let folder = private::cache_root().and_then(|root| {
+            private::check(&root)?;
+            let folder = root.join("kernels");
+            private::check(&folder)?;
+            Ok(folder)
         });
-        Cache { folder: ours.join("kernels") }
+        Cache { folder }
     }
 
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// The folder, or why there is none.
+    pub fn folder(&self) -> Result<&Path> {
+        self.folder.as_deref().map_err(|problem| Error::NotPrivate(problem.clone()))
     }
 
     /// Entries and their bytes.
     pub fn size(&self) -> (usize, u64) {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let entries = self.folder.iter().flat_map(std::fs::read_dir).flatten().flatten();
         entries
             .filter(|entry| entry.path().extension().is_some_and(|e| e == "cubin"))
             .filter_map(|entry| entry.metadata().ok())
@@ -66,6 +68,10 @@ impl Cache {
 
     /// The file of a key.
     pub fn path(&self, compiler: &Compiler, key: &KernelKey, arch: &str) -> Result<PathBuf> {
+        Ok(self.folder()?.join(Self::name(compiler, key, arch)?))
+    }
+
+    fn name(compiler: &Compiler, key: &KernelKey, arch: &str) -> Result<String> {
         let mut hash = blake3::Hasher::new();
         let mut part = |bytes: &[u8]| {
             hash.update(&(bytes.len() as u64).to_le_bytes());
@@ -81,7 +87,7 @@ impl Cache {
             part(name.as_bytes());
             part(text.as_bytes());
         }
-        Ok(self.folder.join(format!("{}-{}.cubin", key.source, hash.finalize().to_hex())))
+        Ok(format!("{}-{}.cubin", key.source, hash.finalize().to_hex()))
     }
 
     /// A kernel from disk, or compiled and stored. A cache that cannot be written is not an error: the
@@ -92,15 +98,16 @@ impl Cache {
         key: &KernelKey,
         arch: &str,
     ) -> Result<(Compiled, Origin)> {
-        let path = self.path(compiler, key, arch)?;
-        if let Some(compiled) = read(&path) {
+        let name = Self::name(compiler, key, arch)?;
+        let path = self.folder().map(|folder| folder.join(name));
+        if let Some(compiled) = path.as_ref().ok().and_then(|path| read(path)) {
             return Ok((compiled, Origin::Disk));
         }
         let compiled = compiler.compile(key, arch)?;
-        if let Err(problem) = self.write(&path, &compiled) {
+        if let Err(problem) = path.and_then(|path| self.write(&path, &compiled)) {
             static SAID: AtomicU64 = AtomicU64::new(0);
             if SAID.fetch_add(1, Ordering::Relaxed) == 0 {
-                eprintln!("dacapo: kernel cache not written: {problem}");
+                notice::say(format_args!("kernel cache not written: {problem}"));
             }
         }
         Ok((compiled, Origin::Compiled))
@@ -147,7 +154,7 @@ impl Cache {
             let path = path.display().to_string();
             move |problem: std::io::Error| Error::Io { path, problem: problem.to_string() }
         };
-        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder))?;
+        private::make(self.folder()?).map_err(Error::NotPrivate)?;
         static UNIQUE: AtomicU64 = AtomicU64::new(0);
         let unique = UNIQUE.fetch_add(1, Ordering::Relaxed);
         let aside = path.with_extension(format!("{}-{unique}.part", std::process::id()));
@@ -174,9 +181,9 @@ fn encode(compiled: &Compiled) -> Vec<u8> {
     bytes
 }
 
-/// A whole entry, or nothing.
+/// A whole entry that nobody else could have written, or nothing.
 fn read(path: &Path) -> Option<Compiled> {
-    let bytes = std::fs::read(path).ok()?;
+    let bytes = private::read(path).ok()?;
     let (head, cubin) = bytes.split_at_checked(HEAD)?;
     let whole = head[..8] == *MAGIC && blake3::hash(&bytes[40..]).as_bytes() == &head[8..40];
     whole.then(|| Compiled { cubin: cubin.to_vec(), waits: head[40] != 0 })

@@ -4,7 +4,7 @@ use super::api::{NvrtcApi, Program};
 use super::launch::KernelKey;
 use super::library::{self, Found, Loaded};
 use super::source;
-use crate::{Error, Result};
+use crate::{Error, Result, notice};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 
@@ -152,7 +152,7 @@ impl Drop for Handle<'_> {
         }
         // SAFETY: created once, destroyed once.
         if let Err(problem) = unsafe { self.api.nvrtcDestroyProgram(&mut self.program) } {
-            eprintln!("dacapo: {problem}");
+            notice::say(format_args!("{problem}"));
         }
     }
 }

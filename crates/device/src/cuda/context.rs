@@ -5,7 +5,7 @@ use super::cache::Cache;
 use super::launch::{Target, arch};
 use super::library;
 use super::tuned::Tuned;
-use crate::{Error, Result};
+use crate::{Error, Result, notice};
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -64,7 +64,7 @@ fn gpu(api: &DriverApi, ordinal: u32) -> Result<(Gpu, sys::CUdevice)> {
         shared_per_block: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
         l2: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
-        tuned: Tuned::of_machine(Cache::of_user().folder(), &arch(capability), sms),
+        tuned: Tuned::of_machine(&Cache::of_user(), &arch(capability), sms),
     };
     Ok((Gpu { ordinal, name, memory: memory as u64, target }, device))
 }
@@ -262,6 +262,6 @@ pub(crate) fn report(outcome: Result<()>) {
     if let Err(problem) = outcome
         && !SAID.swap(true, Ordering::Relaxed)
     {
-        eprintln!("dacapo: while releasing: {problem} (what follows from it is not said)");
+        notice::say(format_args!("while releasing: {problem} (what follows from it is not said)"));
     }
 }

@@ -139,8 +139,10 @@ fn search(
     fix: &str,
 ) -> Result<(PathBuf, Library)> {
     let mut refused = Vec::new();
+    // A relative place would be in whatever folder the program was started in.
+    let places: Vec<&PathBuf> = places.iter().filter(|place| place.is_absolute()).collect();
     for name in names {
-        for place in places {
+        for place in &places {
             let path = place.join(name);
             if !path.exists() {
                 continue;
@@ -219,7 +221,9 @@ pub(crate) fn toolkit_places() -> Vec<PathBuf> {
 fn pip_places() -> Vec<PathBuf> {
     let mut roots = Vec::new();
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
-    for folder in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // An empty or relative entry is the folder that the program was started in.
+    for folder in std::env::split_paths(&path).filter(|folder| folder.is_absolute()) {
         let python = folder.join("python3");
         if python.exists() {
             roots.extend(folder.parent().map(Path::to_owned));
@@ -257,4 +261,30 @@ fn children(folder: impl AsRef<Path>, prefix: &str) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_library_of_the_folder_it_is_started_in_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = "libdacapo-test-none.so.1";
+        std::fs::write(folder.path().join(name), "not a library").unwrap();
+        let looked = |place: PathBuf| {
+            let names = [name.to_owned()];
+            match search("nothing", &names, &[place], "") {
+                Err(Error::MissingLibrary { looked, .. }) => looked,
+                other => panic!("{other:?}"),
+            }
+        };
+        // It was opened, and is not a library.
+        assert!(looked(folder.path().to_owned()).contains(name));
+        // The same folder, from here.
+        let up = "../".repeat(std::env::current_dir().unwrap().components().count());
+        let relative = PathBuf::from(up + &folder.path().display().to_string()[1..]);
+        assert!(relative.join(name).exists() && relative.is_relative());
+        assert!(!looked(relative).contains(name));
+    }
 }

@@ -6,10 +6,11 @@
 //! everything that decides it: GPU and kernel sources. It is read whole or not at all, so a torn file costs a tuning,
 //! not a start.
 
+use super::cache::Cache;
 use super::launch::Target;
 use super::source::SOURCES;
 use crate::op::{Attention, Epilogue, Hand, Linear};
-use crate::{Error, Op, Result};
+use crate::{Error, Op, Result, private};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,15 +95,16 @@ impl Tuned {
     }
 
     /// What is known for a GPU: the shipped table, and over it what was measured on this machine.
-    pub fn of_machine(folder: &Path, arch: &str, sms: u32) -> Tuned {
+    pub fn of_machine(cache: &Cache, arch: &str, sms: u32) -> Tuned {
         let mut tuned = Tuned::shipped(arch, sms);
-        tuned.merge(Tuned::read(&file(folder, arch, sms)).unwrap_or_default());
+        let measured = cache.folder().ok().and_then(|at| Tuned::read(&file(at, arch, sms)));
+        tuned.merge(measured.unwrap_or_default());
         tuned
     }
 
-    /// A table from a file; `None` unless it is there and whole.
+    /// A table from a file; `None` unless it is there, whole, and nobody else could have written it.
     pub fn read(path: &Path) -> Option<Tuned> {
-        let text = std::fs::read_to_string(path).ok()?;
+        let text = String::from_utf8(private::read(path).ok()?).ok()?;
         let (sum, body) = text.split_once('\n')?;
         (blake3::hash(body.as_bytes()).to_hex().as_str() == sum).then_some(())?;
         Tuned::parse(body)
@@ -117,7 +119,7 @@ impl Tuned {
         let body = self.to_string();
         let text = format!("{}\n{body}", blake3::hash(body.as_bytes()).to_hex());
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(failed)?;
+            private::make(folder).map_err(Error::NotPrivate)?;
         }
         let aside = path.with_extension(format!("{}.part", std::process::id()));
         std::fs::write(&aside, text).map_err(failed)?;
