@@ -11,7 +11,8 @@ pub mod weights;
 
 pub use executor::GraphExecutor;
 pub use ready::{
-    LoadOptions, LoadedExecutor, ModelSource, Progress, load_executor, numbers, program,
+    CPU_KV_BYTES, LoadOptions, LoadedExecutor, ModelSource, Progress, load_executor, numbers,
+    program,
 };
 use std::path::PathBuf;
 
@@ -49,6 +50,14 @@ pub enum LoadError {
     NoRoom {
         /// Bytes taken before pages.
         needed: u64,
+    },
+    /// A size for KV pages that this model or device has no use for.
+    #[error("a KV cache of {} {}", graph::plan::bytes(*asked), problem)]
+    KvSize {
+        /// Bytes asked for.
+        asked: u64,
+        /// What is wrong with them.
+        problem: String,
     },
     /// The model does not make a program.
     #[error(transparent)]

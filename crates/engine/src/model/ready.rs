@@ -1,5 +1,6 @@
 //! From a model's name to a device that is ready to run it: lay out, seal, fill, record. Nothing is
-//! estimated: weights, state and workspace are counted exactly, and pages take what is left.
+//! estimated: weights, state and workspace are counted exactly, and pages take what is left of a GPU, or
+//! a modest part of a host's memory, which others use too.
 
 use super::executor::GraphExecutor;
 use super::fill::HeadRows;
@@ -32,6 +33,9 @@ pub enum ModelSource {
     },
 }
 
+/// What KV pages take of a host's memory unless told otherwise.
+pub const CPU_KV_BYTES: u64 = 1 << 30;
+
 /// How a model is put on a device.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -44,8 +48,11 @@ pub struct LoadOptions {
     pub prefill_tokens: Option<u32>,
     /// Tokens per page.
     pub page_size: u32,
-    /// Pages; `None` takes what is left of `memory_share`.
+    /// Pages; `None` takes as many as `kv_bytes` says.
     pub pages: Option<u32>,
+    /// Bytes of KV pages at most. `None` takes what is left of `memory_share` on a GPU; on a CPU
+    /// [`CPU_KV_BYTES`], or one whole context where that is more.
+    pub kv_bytes: Option<u64>,
     /// Share of the free device memory to use.
     pub memory_share: f64,
     /// Whether penalty counts are kept (seats × vocab × 4 bytes).
@@ -64,6 +71,7 @@ impl Default for LoadOptions {
             prefill_tokens: None,
             page_size: 16,
             pages: None,
+            kv_bytes: None,
             memory_share: 0.9,
             penalties: true,
             graphs: Given::default(),
@@ -121,6 +129,40 @@ pub fn program(
     };
     let program = dense::program(config, numbers, max_positions, &stored)?;
     Ok((program, specs))
+}
+
+/// How many KV pages there are to be, where the device has room for `there`.
+fn kv_pages(
+    program: &Program,
+    limits: &StepLimits,
+    kind: DeviceKind,
+    asked: Option<u64>,
+    there: u32,
+) -> Result<u32, LoadError> {
+    // No more than every seat can fill.
+    let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
+    let useful = u32::try_from(useful).unwrap_or(u32::MAX);
+    let context = limits.pages_per_seat + 1;
+    let fit = |bytes| pages_that_fit(program, limits.page_size, bytes);
+    let Some(bytes) = asked else {
+        let modest = match kind {
+            DeviceKind::Cpu => fit(CPU_KV_BYTES).max(context),
+            DeviceKind::Cuda => u32::MAX,
+        };
+        return Ok(there.min(useful).min(modest));
+    };
+    let wanted = fit(bytes).min(useful);
+    let wrong = |problem: String| Err(LoadError::KvSize { asked: bytes, problem });
+    if wanted < context {
+        let tokens = limits.pages_per_seat * limits.page_size;
+        return wrong(format!(
+            "does not hold one context of {tokens} tokens: take more, or a smaller --max-context"
+        ));
+    }
+    if wanted > there {
+        return wrong("does not fit into the device's free memory: take less".into());
+    }
+    Ok(wanted)
 }
 
 /// Puts a model on a device: lays out, seals, fills, records.
@@ -194,10 +236,8 @@ pub fn load_executor(
             let free = (device.memory_free()? as f64 * options.memory_share) as u64;
             let room = || recording_room(&program, &target, keys.len());
             let taken = layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
-            // No more than every seat can fill.
-            let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
-            u64::from(pages_that_fit(&program, limits.page_size, free.saturating_sub(taken)))
-                .min(useful) as u32
+            let there = pages_that_fit(&program, limits.page_size, free.saturating_sub(taken));
+            kv_pages(&program, &limits, kind, options.kv_bytes, there)?
         }
     };
     if pages < 2 {
@@ -234,4 +274,45 @@ pub fn load_executor(
         progress(Progress::Graphs(done, total));
     })?;
     Ok(LoadedExecutor { executor: GraphExecutor::new(runners), config, program, graphs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(kind: DeviceKind, seats: u32, asked: Option<u64>, there: u64) -> Result<u64, String> {
+        let config = ModelConfig::bundled("qwen3-0.6b").unwrap();
+        let (program, _) = program(&config, kind, numbers(kind), 8192, &|_| DType::BF16).unwrap();
+        let limits = StepLimits {
+            seats,
+            rows: seats,
+            tokens: 512,
+            pages_per_seat: 512,
+            page_size: 16,
+            vocab: config.vocab as u32,
+            penalties: true,
+        };
+        let there = pages_that_fit(&program, 16, there);
+        let pages = kv_pages(&program, &limits, kind, asked, there).map_err(|e| e.to_string())?;
+        // 28 layers, keys and values, 8 heads of 128, two bytes each.
+        Ok(u64::from(pages) * 16 * 28 * 2 * 8 * 128 * 2)
+    }
+
+    #[test]
+    fn a_host_gives_a_modest_part_of_its_memory() {
+        const GIB: u64 = 1 << 30;
+        let close = |bytes: u64, expected: u64| bytes <= expected && bytes > expected - (8 << 20);
+        let context = 513 * 16 * 28 * 2 * 8 * 128 * 2;
+        assert!(close(pages(DeviceKind::Cpu, 32, None, 100 * GIB).unwrap(), GIB));
+        assert_eq!(pages(DeviceKind::Cpu, 1, None, 100 * GIB).unwrap(), context, "all it can use");
+        assert!(close(pages(DeviceKind::Cpu, 32, None, GIB / 2).unwrap(), GIB / 2), "all there is");
+        assert!(close(pages(DeviceKind::Cuda, 256, None, 100 * GIB).unwrap(), 100 * GIB));
+        assert!(close(pages(DeviceKind::Cpu, 32, Some(5 * GIB), 100 * GIB).unwrap(), 5 * GIB));
+        let most = pages(DeviceKind::Cpu, 2, Some(5 * GIB), 100 * GIB).unwrap();
+        assert_eq!(most, context / 513 * 1025, "no more than is of use");
+        let small = pages(DeviceKind::Cpu, 32, Some(GIB / 4), 100 * GIB).unwrap_err();
+        assert!(small.starts_with("a KV cache of 256.0 MiB does not hold one context"), "{small}");
+        let large = pages(DeviceKind::Cpu, 32, Some(5 * GIB), 4 * GIB).unwrap_err();
+        assert!(large.contains("5.0 GiB does not fit into"), "{large}");
+    }
 }
