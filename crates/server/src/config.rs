@@ -4,6 +4,8 @@ use crate::budget::most_for_one;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Everything about serving that is not the model.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct ServerConfig {
     pub limits: Limits,
     /// Where step records go, one JSON object a line.
     pub trace: Option<PathBuf>,
+    /// Lines of the log that could not be written; whoever writes the log counts them.
+    pub log_lines_dropped: Arc<AtomicU64>,
     /// Threads for HTTP; the engine has its own thread besides.
     pub threads: usize,
     /// Threads that parse, render and tokenize large bodies.
@@ -41,6 +45,7 @@ impl Default for ServerConfig {
             share_prefix_cache: false,
             limits: Limits::default(),
             trace: None,
+            log_lines_dropped: Arc::default(),
             threads: cores().clamp(2, 8),
             work_threads: (cores() / 2).clamp(2, 8),
             trim: None,
@@ -119,6 +124,12 @@ macro_rules! limits {
                     }
                 }
                 Ok(())
+            }
+
+            /// Every limit with the value in force.
+            pub fn in_force(&self) -> impl Iterator<Item = (&'static Limit, u64)> {
+                let values = [$(self.$name),*];
+                Self::TABLE.iter().zip(values)
             }
 
             /// The value of a limit by name.
@@ -257,6 +268,9 @@ mod tests {
             }
         }
         assert!(limits.set("nothing", 1).is_err());
+        assert!(limits.set("header_bytes", 8191).is_err(), "the connections cannot hold to it");
+        assert!(limits.in_force().all(|(row, value)| value == *row.range.end()));
+        assert_eq!(limits.in_force().count(), Limits::TABLE.len());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Types that can say what they look like: the OpenAPI document is made from the same lines that
 //! serde reads, so the two cannot drift apart.
 
+use crate::config::Limits;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -67,20 +68,29 @@ pub(crate) fn token_id() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": VOCAB})
 }
 
-/// Puts a model's own numbers where a description left room for them.
-pub(crate) fn fill(schema: &mut Value, vocab: u32, width: Option<u32>) {
+/// Stands for the limit in force of a name: `"maxItems": "limit tools"`.
+const LIMIT: &str = "limit ";
+
+/// Puts a model's own numbers and the limits in force where a description left room for them.
+pub(crate) fn fill(schema: &mut Value, vocab: u32, width: Option<u32>, limits: &Limits) {
     match schema {
         Value::Object(fields) => {
             for (key, value) in fields {
+                let name = value.as_str().and_then(|text| text.strip_prefix(LIMIT));
                 match key.as_str() {
+                    "maximum" | "maxItems" | "maxLength" | "maxProperties" if name.is_some() => {
+                        *value = name.and_then(|name| limits.get(name)).into();
+                    }
                     "maximum" if value == VOCAB => *value = vocab.saturating_sub(1).into(),
                     "pattern" if value == VOCAB => *value = below(vocab).into(),
                     "enum" if value == VOCAB => *value = width.into_iter().collect(),
-                    _ => fill(value, vocab, width),
+                    _ => fill(value, vocab, width, limits),
                 }
             }
         }
-        Value::Array(list) => list.iter_mut().for_each(|value| fill(value, vocab, width)),
+        Value::Array(list) => {
+            list.iter_mut().for_each(|value| fill(value, vocab, width, limits));
+        }
         _ => {}
     }
 }

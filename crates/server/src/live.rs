@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::link::{GraphInfo, StepRecord};
+use crate::link::{ConfigRow, GraphInfo, StepRecord};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
@@ -109,7 +109,8 @@ impl http_body::Body for LiveBody {
     }
 }
 
-/// `/live/graph`: what is fixed: the model, the resolved graph configuration, the buckets.
+/// `/live/graph`: what is fixed: the model, the resolved graph configuration, the limits in force, the
+/// buckets.
 pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
     let snapshot = app.link.snapshot();
     let GraphInfo { about, config, plans } = &*snapshot.graph;
@@ -121,6 +122,16 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
         true => json!({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}),
         false => json!({}),
     };
+    let limits = app.limits.in_force().map(|(row, value)| ConfigRow {
+        key: row.name.into(),
+        value: value.to_string(),
+        reason: match value == row.default {
+            true => row.doc.into(),
+            false => {
+                format!("{} ({} unless told otherwise)", row.doc.trim_end_matches('.'), row.default)
+            }
+        },
+    });
     Json(json!({
         "model": app.model.name,
         "context": app.model.context,
@@ -128,6 +139,7 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
         "defaults": defaults,
         "about": about,
         "config": config,
+        "limits": limits.collect::<Vec<_>>(),
         "buckets": buckets,
     }))
 }

@@ -1,6 +1,7 @@
 //! The OpenAPI document, made from the types that serde reads and writes.
 
 use crate::app::{App, Model};
+use crate::config::Limits;
 use crate::describe::{self, Describe, Schemas};
 use crate::error::ErrorResponse;
 use crate::openai::chat::types::{ChatChunk, ChatRequest, ChatResponse};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// `/openapi.json`.
 pub(crate) async fn serve(State(app): State<Arc<App>>) -> Response {
     // It never changes, and it takes a while to write.
-    let text = app.document.get_or_init(|| document(&app.model).to_string().into());
+    let text = app.document.get_or_init(|| document(&app.model, &app.limits).to_string().into());
     ([(header::CONTENT_TYPE, "application/json")], text.clone()).into_response()
 }
 
@@ -140,7 +141,7 @@ fn operation(route: &Route, all: &mut Schemas) -> Value {
 }
 
 /// The whole document, with what is particular to the model that is served.
-pub fn document(model: &Model) -> Value {
+pub fn document(model: &Model, limits: &Limits) -> Value {
     let mut all = Schemas::default();
     let mut paths = Map::new();
     for route in routes() {
@@ -168,6 +169,6 @@ pub fn document(model: &Model) -> Value {
         },
         "security": [{}, {"key": []}],
     });
-    describe::fill(&mut document, model.text.vocab(), model.embedding);
+    describe::fill(&mut document, model.text.vocab(), model.embedding, limits);
     document
 }

@@ -64,8 +64,9 @@ pub(crate) fn text_or_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, E>(
 impl Describe for Stop {
     fn describe(_: &mut Schemas) -> Value {
         json!({"anyOf": [
-            {"type": "string", "maxLength": 256},
-            {"type": "array", "items": {"type": "string", "maxLength": 256}, "maxItems": 16},
+            {"type": "string", "maxLength": "limit stop_bytes"},
+            {"type": "array", "maxItems": "limit stops",
+                "items": {"type": "string", "maxLength": "limit stop_bytes"}},
         ]})
     }
 }
@@ -103,13 +104,13 @@ macro_rules! generation_type {
                 pub presence_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
                 /// Added to the logits of single tokens, by their ids.
                 pub logit_bias: Option<std::collections::BTreeMap<String, f32>> = {
-                    "propertyNames": {"pattern": $crate::describe::VOCAB}, "maxProperties": 1024,
+                    "propertyNames": {"pattern": $crate::describe::VOCAB}, "maxProperties": "limit logit_bias",
                     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                 },
                 /// Same seed, same text.
                 pub seed: Option<i64>,
                 /// How many answers.
-                pub n: Option<u32> = {"minimum": 1, "maximum": 32},
+                pub n: Option<u32> = {"minimum": 1, "maximum": "limit choices"},
                 /// Strings that end the answer and are not part of it.
                 pub stop: Option<$crate::openai::sampling::Stop>,
                 /// Token ids that end the answer. An extension.

@@ -415,11 +415,13 @@ async function describe() {
       if (store.get(id) === null && document.activeElement !== $(id)) { $(id).value = value; $(id).oninput?.(); }
     }
     const rows = [...graph.about, ...graph.config];
-    $("config").tBodies[0].replaceChildren(...rows.map((row) => {
-      const tr = make("tr");
-      tr.append(make("td", "", row.key), make("td", "", row.value), make("td", "", row.reason));
-      return tr;
-    }));
+    for (const [id, shown] of [["config", rows], ["limits", graph.limits]]) {
+      $(id).tBodies[0].replaceChildren(...shown.map((row) => {
+        const tr = make("tr");
+        tr.append(make("td", "", row.key), make("td", "", row.value), make("td", "", row.reason));
+        return tr;
+      }));
+    }
     if (graph.buckets.join() !== buckets.join()) {
       buckets = graph.buckets;
       $("bucket").replaceChildren(...buckets.map((name) => make("option", "", name)));

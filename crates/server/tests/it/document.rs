@@ -1,6 +1,6 @@
 //! The OpenAPI document says what the server does.
 
-use crate::bed::{Bed, model};
+use crate::bed::{Bed, config, model};
 use serde_json::{Value, json};
 use server::link::Run;
 use server::mock::MockConfig;
@@ -12,7 +12,7 @@ async fn the_document_is_whole() {
     assert_eq!(head.status, 200);
     let text = String::from_utf8(body).unwrap();
     let document: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(document, server::document(&model()));
+    assert_eq!(document, server::document(&model(), &config().limits));
     assert!(!text.contains("of the model\""), "a number of the model's is missing");
     for name in text.split("#/components/schemas/").skip(1) {
         let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap();
@@ -31,7 +31,7 @@ async fn every_bound_is_enforced() {
     let bed = Bed::new(MockConfig { embedding: 4, ..MockConfig::default() }).await;
     let mut model = model();
     model.embedding = Some(4);
-    let document = server::document(&model);
+    let document = server::document(&model, &config().limits);
     let cases = [
         (
             "ChatRequest",

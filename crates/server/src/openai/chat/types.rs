@@ -21,11 +21,11 @@ generation_type! {
         /// Whether to report the log-probabilities of the answer's tokens.
         pub logprobs: Option<bool>,
         /// How many alternatives to report for each of them; asking for some asks for `logprobs`.
-        pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": 20},
+        pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
         /// The form of the answer.
         pub response_format: Option<ResponseFormat>,
         /// Functions the model may call.
-        pub tools: Option<Vec<Tool>> = {"maxItems": 128},
+        pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
         /// Whether it may, must, or must not call one.
         pub tool_choice: Option<ToolChoice>,
         /// Whether it may call several at once.

@@ -17,7 +17,7 @@ generation_type! {
         /// The model; if given, the one that is served.
         pub model: Option<String>,
         /// Report log-probabilities of the tokens, with this many alternatives.
-        pub logprobs: Option<u32> = {"minimum": 0, "maximum": 20},
+        pub logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
         /// Put the prompt before the answer.
         pub echo: Option<bool>,
         /// Text that should follow the answer; not supported.
@@ -137,9 +137,9 @@ impl Describe for Prompt {
         let tokens = json!({"type": "array", "items": token_id(), "minItems": 1});
         json!({"anyOf": [
             text,
-            {"type": "array", "items": text, "minItems": 1, "maxItems": 256},
+            {"type": "array", "items": text, "minItems": 1, "maxItems": "limit batch"},
             tokens,
-            {"type": "array", "items": tokens, "minItems": 1, "maxItems": 256},
+            {"type": "array", "items": tokens, "minItems": 1, "maxItems": "limit batch"},
         ]})
     }
 }

@@ -13,7 +13,7 @@ api_type! {
         /// The conversation, used where there is no `prompt`.
         pub messages: Option<Vec<Message>> = {"minItems": 1},
         /// Tools offered in the conversation.
-        pub tools: Option<Vec<Tool>> = {"maxItems": 128},
+        pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
         /// Whether the assistant's turn is opened; it is unless told otherwise.
         pub add_generation_prompt: Option<bool>,
         /// Whether the tokens that begin a prompt are put before the text; they are unless told
