@@ -9,6 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A set of labels: names fixed by the metric, values by what happened.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,11 +27,13 @@ macro_rules! metrics {
         /// Everything that is counted. Counters only grow; gauges are set when they are read.
         pub struct Metrics {
             registry: Registry,
+            log_lines: Arc<AtomicU64>,
             $($(#[doc = $doc])+ pub $name: $ty,)*
         }
 
-        impl Default for Metrics {
-            fn default() -> Self {
+        impl Metrics {
+            /// Nothing counted yet, but for the lines of the log that were dropped, which others count.
+            pub fn new(log_lines: Arc<AtomicU64>) -> Self {
                 let mut registry = Registry::with_prefix("dacapo");
                 $(
                     let $name: $ty = $make;
@@ -43,7 +47,7 @@ macro_rules! metrics {
                         None => registry.register(shown, help, $name.clone()),
                     }
                 )*
-                Self { registry, $($name,)* }
+                Self { registry, log_lines, $($name,)* }
             }
         }
     };
@@ -80,6 +84,10 @@ metrics! {
     inter_token_seconds: Histogram = times(&BETWEEN), "inter_token_seconds";
     /// From submission to the end of the answer.
     request_seconds: Histogram = times(&WHOLE), "request_seconds";
+    /// Lines of the log that could not be written.
+    log_lines_dropped: Counter = Counter::default(), "log_lines_dropped";
+    /// Step records that could not be written to the trace file.
+    trace_records_dropped: Counter = Counter::default(), "trace_records_dropped";
     /// Times the engine failed and was started again.
     engine_restarts: Counter = Counter::default(), "engine_restarts";
     /// Whether the engine takes requests.
@@ -112,6 +120,12 @@ metrics! {
     host_us: Family<Labels, Counter> = Family::default(), "step_host_microseconds";
     /// Device time of steps in microseconds, by phase: its rate is the share the device is busy.
     device_us: Family<Labels, Counter> = Family::default(), "step_device_microseconds";
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new(Arc::default())
+    }
 }
 
 impl Metrics {
@@ -153,6 +167,8 @@ impl Metrics {
     /// The text of `/metrics`, gauges read from `link`.
     pub fn text(&self, link: &Link, ready: bool) -> Result<String, fmt::Error> {
         let snapshot = link.snapshot();
+        let dropped = self.log_lines.load(Ordering::Relaxed);
+        self.log_lines_dropped.inner().store(dropped, Ordering::Relaxed);
         self.ready.set(i64::from(ready));
         self.inflight.set(link.inflight() as i64);
         self.queue.set(snapshot.queue as i64);

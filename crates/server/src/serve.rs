@@ -49,12 +49,10 @@ impl Server {
         if config.api_keys.iter().any(String::is_empty) {
             return Err(ServeError::Config("an API key is empty; leave it out or give one".into()));
         }
-        let trace = match &config.trace {
-            Some(path) => Some(TraceWriter::create(path).map_err(ServeError::Trace)?),
-            None => None,
-        };
+        let metrics = Arc::new(Metrics::new(config.log_lines_dropped.clone()));
+        let create = |path| TraceWriter::create(path, metrics.trace_records_dropped.clone());
+        let trace = config.trace.as_deref().map(create).transpose().map_err(ServeError::Trace)?;
         let listener = listen(config).map_err(|e| ServeError::Listen(config.listen, e))?;
-        let metrics = Arc::new(Metrics::default());
         let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
         Ok(Self { listener, app: Arc::new(app), engine })

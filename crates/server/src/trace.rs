@@ -1,6 +1,7 @@
-//! Step records to a file, one JSON object a line, without ever holding up a step.
+//! Step records to a file, one JSON object a line, without ever holding up a step or failing a request.
 
 use crate::link::StepRecord;
+use prometheus_client::metrics::counter::Counter;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -10,13 +11,13 @@ use std::thread::JoinHandle;
 /// Records that may wait for the disk before they are dropped.
 const WAITING: usize = 65_536;
 
-/// Hands records to a thread that writes them. Records the disk is too slow for are dropped and
-/// counted in the log, never waited for.
+/// Hands records to a thread that writes them. Records that the disk is too slow for or has no room for
+/// are dropped and counted, never waited for.
 pub struct TraceWriter {
     /// `None` only while it is being dropped.
     records: Option<SyncSender<StepRecord>>,
     writer: Option<JoinHandle<()>>,
-    dropped: u64,
+    dropped: Counter,
 }
 
 impl Drop for TraceWriter {
@@ -30,45 +31,59 @@ impl Drop for TraceWriter {
 }
 
 impl TraceWriter {
-    /// Creates (or empties) the file.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    /// Creates (or empties) the file; what cannot be written to it is counted in `dropped`.
+    pub fn create(path: &Path, dropped: Counter) -> io::Result<Self> {
         let file = File::create(path)?;
         let (records, inbox) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("trace".into());
-        let writer = thread.spawn(move || write_all(file, inbox))?;
-        Ok(Self { records: Some(records), writer: Some(writer), dropped: 0 })
+        let lost = dropped.clone();
+        let writer = thread.spawn(move || write_all(file, inbox, &lost))?;
+        Ok(Self { records: Some(records), writer: Some(writer), dropped })
     }
 
     /// Keeps a record if there is room.
     pub fn write(&mut self, record: &StepRecord) {
         let Some(records) = &self.records else { return };
-        if let Err(TrySendError::Full(_)) = records.try_send(record.clone()) {
-            if self.dropped.is_power_of_two() || self.dropped == 0 {
-                tracing::warn!(dropped = self.dropped + 1, "the trace file is too slow");
+        match records.try_send(record.clone()) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                let dropped = self.dropped.inc() + 1;
+                if dropped.is_power_of_two() {
+                    tracing::warn!(dropped, "the trace file is too slow");
+                }
             }
-            self.dropped += 1;
+            // The thread said why it ended.
+            Err(TrySendError::Disconnected(_)) => {
+                self.dropped.inc();
+            }
         }
     }
 }
 
-fn write_all(file: File, inbox: Receiver<StepRecord>) {
+fn write_all(file: File, inbox: Receiver<StepRecord>, dropped: &Counter) {
     let mut out = BufWriter::new(file);
     // Flushed whenever there is nothing more to write, so that a reader sees what has happened.
     while let Ok(record) = inbox.recv() {
-        let mut next = Some(record);
-        while let Some(record) = next {
-            let written = serde_json::to_writer(&mut out, &record)
-                .map_err(io::Error::from)
-                .and_then(|()| out.write_all(b"\n"));
-            if let Err(e) = written {
-                tracing::error!(%e, "the trace ends here");
-                return;
+        let batch = std::iter::once(record).chain(inbox.try_iter());
+        let mut unwritten = 0;
+        let mut written = Ok(());
+        for record in batch {
+            unwritten += 1;
+            written = write_one(&mut out, &record);
+            if written.is_err() {
+                break;
             }
-            next = inbox.try_recv().ok();
         }
-        if let Err(e) = out.flush() {
+        if let Err(e) = written.and_then(|()| out.flush()) {
+            // What the buffer took may be lost with the rest; the last line may be half a record.
+            dropped.inc_by(unwritten + inbox.try_iter().count() as u64);
             tracing::error!(%e, "the trace ends here");
             return;
         }
     }
+}
+
+fn write_one(out: &mut impl Write, record: &StepRecord) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, record)?;
+    out.write_all(b"\n")
 }
