@@ -1,11 +1,12 @@
 //! `dacapo chat`: a conversation on a terminal.
 
 use crate::cli::Global;
-use crate::exit::Interrupted;
+use crate::exit::{self, Interrupted};
 use crate::generate::{Ask, Ending, Speaker};
 use crate::interrupt::Interrupt;
 use crate::loading::{self, LoadArgs};
 use crate::models::HubEnv;
+use crate::output::{note, say};
 use crate::prompt::Conversation;
 use crate::sampling::SamplingArgs;
 use crate::show::Screen;
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
         interrupt,
     };
     if !chat.conversation.has_template() {
-        eprintln!("note: this model has no chat template; it continues your text");
+        note!("note: this model has no chat template; it continues your text");
     }
     chat.run()
 }
@@ -114,7 +115,7 @@ impl<X: Executor> Chat<X> {
                 Err(ReadlineError::Interrupted) if leaving => return Err(Interrupted.into()),
                 Err(ReadlineError::Interrupted) => {
                     leaving = true;
-                    eprintln!("(once more to leave, or /exit)");
+                    note!("(once more to leave, or /exit)");
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -127,15 +128,15 @@ impl<X: Executor> Chat<X> {
                 Line::Say(text) => self.say(text)?,
                 Line::Reset => self.conversation.reset(),
                 Line::System("") => {
-                    println!("{}", self.conversation.system().unwrap_or("(no system message)"));
+                    say!("{}", self.conversation.system().unwrap_or("(no system message)"))?;
                 }
                 Line::System(text) => {
                     self.conversation.set_system(Some(text.to_owned()));
                     self.conversation.reset();
                 }
-                Line::Help => println!("{HELP}"),
+                Line::Help => say!("{HELP}")?,
                 Line::Exit => return Ok(()),
-                Line::Unknown(command) => eprintln!("{command}: no such command; /help lists them"),
+                Line::Unknown(command) => note!("{command}: no such command; /help lists them"),
             }
         }
     }
@@ -145,7 +146,7 @@ impl<X: Executor> Chat<X> {
         let prompt = match self.conversation.ask(text) {
             Ok(prompt) => prompt,
             Err(error) => {
-                eprintln!("error: {error:#}");
+                note!("error: {error:#}");
                 return Ok(());
             }
         };
@@ -156,15 +157,16 @@ impl<X: Executor> Chat<X> {
         screen.end_line()?;
         match answer {
             Ok(answer) => {
-                eprintln!("[{}]", answer.summary());
+                note!("[{}]", answer.summary());
                 match answer.ending == Ending::Interrupted && answer.text.is_empty() {
                     true => self.conversation.take_back(),
                     false => self.conversation.answered(&answer.text),
                 }
             }
+            Err(error) if exit::code(&error) == exit::READER_GONE => return Err(error),
             Err(error) => {
                 self.conversation.take_back();
-                eprintln!("error: {error:#}");
+                note!("error: {error:#}");
             }
         }
         Ok(())
@@ -173,15 +175,13 @@ impl<X: Executor> Chat<X> {
 
 /// Where lines are remembered between conversations.
 fn history_path() -> Option<PathBuf> {
-    Some(HubEnv::read().own_cache.join("chat_history.txt"))
+    Some(HubEnv::read().own_cache().ok()?.join("chat_history.txt"))
 }
 
 /// Keeps the history for its owner's eyes only; failing to is no reason to complain.
 fn save_history(editor: &mut rustyline::DefaultEditor, path: &PathBuf) {
-    if let Some(folder) = path.parent() {
-        let _ = std::fs::create_dir_all(folder);
-    }
-    if editor.save_history(path).is_ok() {
+    let private = path.parent().is_some_and(|folder| device::private::make(folder).is_ok());
+    if private && editor.save_history(path).is_ok() {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;

@@ -27,7 +27,7 @@ Examples:
   dacapo chat Qwen/Qwen3-0.6B                        talk with a model of the hub
   dacapo run ./model.gguf --json < question.txt      one JSON object, for scripts
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted.";
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, 141 nobody reads the output any more.";
 
 /// Flags that every command takes.
 #[derive(Args, Clone, Debug)]

@@ -1,9 +1,11 @@
 //! `dacapo doctor`: what this machine has, what will be used, and what to do about the rest.
 
 use crate::models::{HubEnv, default_model};
+use crate::output::{Output, say};
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
+use std::io::Write;
 
 /// Say what was found on this machine, what will be used, and how to mend what is missing
 #[derive(Args, Debug)]
@@ -17,16 +19,29 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     let report = device::doctor::report();
     let env = HubEnv::read();
     let default = default_model(&env);
+    let cache = env.cache();
     if args.json {
-        let models = json!({ "hub_cache": env.cache, "offline": env.offline, "smollm2": default });
-        println!("{}", json!({ "device": report, "models": models }));
+        let (cache, problem) =
+            (cache.ok(), default.as_ref().err().map(|error| format!("{error:#}")));
+        let default = default.ok().flatten();
+        let models = json!({
+            "hub_cache": cache,
+            "offline": env.offline,
+            "smollm2": default,
+            "smollm2_problem": problem,
+        });
+        say!("{}", json!({ "device": report, "models": models }))?;
         return Ok(());
     }
-    print!("{report}");
-    println!("hub cache      {}", env.cache.display());
+    write!(Output::new(), "{report}")?;
+    match cache {
+        Ok(path) => say!("hub cache      {}", path.display())?,
+        Err(problem) => say!("hub cache      none: {problem}")?,
+    }
     match default {
-        Some(path) => println!("smollm2        {}", path.display()),
-        None => println!("smollm2        not here yet; `dacapo pull` fetches it"),
+        Ok(Some(path)) => say!("smollm2        {}", path.display())?,
+        Ok(None) => say!("smollm2        not here yet; `dacapo pull` fetches it")?,
+        Err(problem) => say!("smollm2        {problem:#}")?,
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! How the program ends: what each exit code promises, and how an error earns one.
 
+use crate::log;
+use crate::output::{Output, ReaderGone, note, of_output};
 use engine::model::LoadError;
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// The program did what it was asked.
@@ -12,6 +15,9 @@ pub(crate) const RUNTIME: u8 = 1;
 pub(crate) const BAD_INPUT: u8 = 2;
 /// The user interrupted it (128 + SIGINT, as shells count).
 pub(crate) const INTERRUPTED: u8 = 130;
+/// Whoever read its standard output stopped (128 + SIGPIPE): what it printed was cut off, so it is
+/// not 0, and there is nobody to tell, so nothing is said.
+pub(crate) const READER_GONE: u8 = 141;
 
 /// Marks an error as the fault of what the user gave.
 #[derive(Debug)]
@@ -48,6 +54,9 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
         if cause.is::<Interrupted>() {
             return INTERRUPTED;
         }
+        if ReaderGone::caused(cause) {
+            return READER_GONE;
+        }
         if cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
             return BAD_INPUT;
         }
@@ -65,30 +74,33 @@ fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
                 | LoadError::Quant(_)
                 | LoadError::Program(_)
                 | LoadError::Graphs(_)
+                | LoadError::KvSize { .. }
         )
     )
 }
 
 /// Ends the program: nothing to say, or one line on standard error.
 pub(crate) fn finish(outcome: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = outcome else { return ExitCode::from(OK) };
-    let code = code(&error);
-    if is_closed_pipe(&error) {
-        // The reader of our output has what it wanted (`dacapo … | head`).
-        return ExitCode::from(OK);
+    // What was printed is written only now if its last line has no end.
+    let outcome = outcome.and_then(|()| Ok(Output::new().flush()?));
+    let code = outcome.as_ref().map_or_else(code, |()| OK);
+    if let Err(error) = outcome
+        && !matches!(code, INTERRUPTED | READER_GONE)
+    {
+        note!("error: {}", one_line(&format!("{error:#}")));
     }
-    if code != INTERRUPTED {
-        eprintln!("error: {}", one_line(&format!("{error:#}")));
-    }
+    log::finish();
     ExitCode::from(code)
 }
 
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
-    })
+/// Ends the program with what clap has to say: help and version on standard output, what is wrong
+/// with the command line on standard error.
+pub(crate) fn of_usage(said: &clap::Error) -> ExitCode {
+    let printed = said.print();
+    match said.use_stderr() {
+        true => ExitCode::from(BAD_INPUT),
+        false => finish(printed.map_err(|error| of_output(error).into())),
+    }
 }
 
 fn one_line(text: &str) -> String {
@@ -106,6 +118,9 @@ mod tests {
         let wrapped: anyhow::Result<()> = Err(bad_input("no such model")).context("loading");
         assert_eq!(code(&wrapped.unwrap_err()), BAD_INPUT);
         assert_eq!(code(&Interrupted.into()), INTERRUPTED);
+        let pipe = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(code(&of_output(pipe()).into()), READER_GONE);
+        assert_eq!(code(&anyhow::Error::from(pipe()).context("asking the hub")), RUNTIME);
     }
 
     #[test]

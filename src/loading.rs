@@ -4,12 +4,13 @@ use crate::cli::{Global, Rounding};
 use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
+use crate::output::note;
 use crate::progress;
 use crate::sampling::SamplingArgs;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
-use device::{Device, DeviceKind};
+use device::{Device, DeviceKind, Region};
 use engine::model::dense::Numbers;
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
 use engine::request::Sampling;
@@ -21,6 +22,8 @@ use formats::tokenizer::Tokenizer;
 use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::Program;
+use serde::Serialize;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -40,6 +43,13 @@ pub(crate) struct LoadArgs {
     /// Share of the free device memory to use
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Loading")]
     memory_share: f64,
+    // Not a doc comment: rustdoc takes the brackets for a link.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Loading")]
+    #[arg(
+        help = "Memory for keys and values, such as 512MiB or 4GiB [default: what is left of --memory-share on a \
+                GPU; on a CPU 1GiB, or one context of --max-context tokens where that is more]"
+    )]
+    kv_cache: Option<u64>,
     /// Share no KV pages between requests with equal beginnings
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
@@ -59,6 +69,21 @@ impl LoadArgs {
         args.graph.given.flags.insert(flag.into(), value.into());
         args
     }
+}
+
+/// A number of bytes, with or without a unit of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err("write bytes, or a size such as 512MiB or 4GiB".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "not a number of bytes")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "more than there can be".into())
 }
 
 /// Where weights come from.
@@ -166,6 +191,7 @@ fn load_with(
         prefill_tokens,
         max_context: args.max_context,
         memory_share: args.memory_share,
+        kv_bytes: args.kv_cache,
         graphs: args.graph.given.clone(),
         numbers: (global.numerics == Rounding::Exact).then_some(Numbers::EXACT),
         ..LoadOptions::default()
@@ -176,7 +202,7 @@ fn load_with(
     bar.into_inner().expect("no panic holds it").finish();
     let loaded = loaded.with_context(|| format!("loading {}", args.model))?;
     for warning in &loaded.graphs.warnings {
-        eprintln!("warning: {warning}");
+        note!("warning: {warning}");
     }
     Ok(Loaded {
         name: short_name(&args.model),
@@ -239,7 +265,43 @@ fn read_text(path: &Path) -> Result<ModelText> {
     Ok(ModelText { tokenizer, template: ChatTemplate::of(&checkpoint)? })
 }
 
+/// What a loaded model takes at most: all of it is set aside at the start, and nothing is added later.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Memory {
+    weights: u64,
+    kv_cache: u64,
+    /// Tokens whose keys and values fit.
+    kv_tokens: u64,
+    workspace: u64,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [weights, kv, workspace] =
+            [self.weights, self.kv_cache, self.workspace].map(graph::plan::bytes);
+        let tokens = self.kv_tokens;
+        write!(f, "weights {weights}, KV cache {kv} ({tokens} tokens), workspace {workspace}")
+    }
+}
+
 impl Loaded {
+    /// What it takes at most.
+    pub(crate) fn memory(&self) -> Memory {
+        let arena = self.executor.runners().arena();
+        let geometry = engine::exec::Executor::geometry(&self.executor);
+        // One page is nobody's.
+        let pages = u64::from(geometry.pages.saturating_sub(1));
+        Memory {
+            weights: arena.size(Region::Weights),
+            kv_cache: arena.size(Region::Kv),
+            kv_tokens: pages * u64::from(geometry.page_size),
+            workspace: [Region::State, Region::Workspace, Region::HostMapped]
+                .map(|region| arena.size(region))
+                .iter()
+                .sum(),
+        }
+    }
+
     /// What an engine must know of this model.
     pub(crate) fn engine_config(&self) -> EngineConfig {
         EngineConfig {
@@ -314,6 +376,23 @@ impl Bar {
     fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_have_a_unit() {
+        for (text, bytes) in
+            [("0", 0), ("17", 17), ("512MiB", 512 << 20), ("4g", 4 << 30), ("1 KiB", 1024)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "x", "-1", "1.5GiB", "1TB", "99999999999999999999", "99999999999G"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -11,7 +11,9 @@ mod graph_args;
 mod graph_cli;
 mod interrupt;
 mod loading;
+mod log;
 mod models;
+mod output;
 mod programs;
 mod progress;
 mod prompt;
@@ -27,7 +29,11 @@ use cli::{Cli, Command};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(other) => return exit::of_usage(&other),
+    };
+    device::notice::send_to(output::note_line);
     exit::finish(match &command {
         Command::Serve(args) => serve::run(args, &global),
         Command::Run(args) => run::run(args, &global),

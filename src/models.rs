@@ -5,6 +5,7 @@ mod download;
 mod env;
 mod hub;
 mod name;
+mod python;
 mod smollm2;
 
 pub(crate) use env::HubEnv;
@@ -50,13 +51,13 @@ pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
 }
 
 /// Where the default model is on this machine, if it is.
-pub(crate) fn default_model(env: &HubEnv) -> Option<PathBuf> {
-    smollm2::found(env).map(|files| files.path().clone())
+pub(crate) fn default_model(env: &HubEnv) -> Result<Option<PathBuf>> {
+    Ok(smollm2::found(env)?.map(|files| files.path().clone()))
 }
 
 /// A hub model that is complete in the cache.
 pub(crate) fn cached(id: &HubId, env: &HubEnv) -> Option<Files> {
-    let snapshot = RepoCache::new(&env.cache, id).complete_snapshot(id)?;
+    let snapshot = RepoCache::new(env.cache().ok()?, id).complete_snapshot(id)?;
     Some(in_snapshot(snapshot, id.file.as_deref()))
 }
 
@@ -79,8 +80,9 @@ pub(crate) struct Pulled {
 /// Brings the newest state of a hub model into the cache; what is there already is not fetched
 /// again, and what broke off is resumed.
 pub(crate) fn pull(id: &HubId, env: &HubEnv) -> Result<Pulled> {
+    let cache = env.cache()?;
     if env.offline {
-        let cache = env.cache.display();
+        let cache = cache.display();
         return Err(bad_input(format!("{id}: not in {cache}, and HF_HUB_OFFLINE forbids asking")));
     }
     let hub = Hub::new(env)?;
@@ -91,7 +93,7 @@ pub(crate) fn pull(id: &HubId, env: &HubEnv) -> Result<Pulled> {
     let parts: Vec<RemoteFile> = parts.collect::<Result<_>>()?;
     asking.finish_and_clear();
 
-    let cache = RepoCache::new(&env.cache, id);
+    let cache = RepoCache::new(cache, id);
     cache.prepare()?;
     let bar = progress::bytes(parts.iter().map(|part| part.size).sum(), &id.to_string());
     for part in &parts {

@@ -2,6 +2,7 @@
 
 use crate::exit::bad_input;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
+use crate::output::say;
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
@@ -39,8 +40,8 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
         }
     };
     match args.json {
-        true => println!("{report}"),
-        false => println!("{}", report["path"].as_str().unwrap_or_default()),
+        true => say!("{report}")?,
+        false => say!("{}", report["path"].as_str().unwrap_or_default())?,
     }
     Ok(())
 }

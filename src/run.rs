@@ -7,6 +7,7 @@ use crate::exit::Interrupted;
 use crate::generate::{Ask, Ending, Speaker};
 use crate::interrupt::Interrupt;
 use crate::loading::{self, LoadArgs};
+use crate::output::{note, say};
 use crate::prompt::{self, Conversation};
 use crate::sampling::SamplingArgs;
 use crate::show::Screen;
@@ -68,6 +69,10 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
     let loaded = loading::load(&args.load, global, 1)?;
     let sampling = loaded.sampling(&args.sampling)?;
     let (model, device) = (loaded.name.clone(), loaded.device.clone());
+    let memory = loaded.memory();
+    if !args.json {
+        note!("[memory: {memory}]");
+    }
     let talk = loaded.talk()?;
     let prompt = match args.raw {
         true => prompt::raw(&talk.tokenizer, &text)?,
@@ -75,7 +80,7 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
             let tokenizer = talk.tokenizer.clone();
             let mut chat = Conversation::new(tokenizer, talk.template, args.system.clone());
             if !chat.has_template() {
-                eprintln!("note: this model has no chat template; the prompt is fed as it is");
+                note!("note: this model has no chat template; the prompt is fed as it is");
             }
             chat.ask(&text)?
         }
@@ -92,10 +97,11 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
         let mut report = answer.to_json(&talk.tokenizer);
         report["model"] = model.into();
         report["device"] = device.into();
-        println!("{report}");
+        report["memory"] = serde_json::to_value(memory)?;
+        say!("{report}")?;
     } else {
         screen.end_line()?;
-        eprintln!("[{}]", answer.summary());
+        note!("[{}]", answer.summary());
     }
     match answer.ending {
         Ending::Interrupted => Err(Interrupted.into()),

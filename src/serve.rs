@@ -1,12 +1,15 @@
 //! `dacapo serve`: the OpenAI API over a model, and a page to watch it.
 
 mod backend;
+mod open_files;
 mod watched;
 
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs, Loaded};
-use anyhow::Result;
+use crate::log;
+use crate::output::note;
+use anyhow::{Context, Result};
 use backend::Serving;
 use clap::Args;
 use device::DeviceKind;
@@ -19,11 +22,9 @@ use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
 use server::text::{CheckpointText, TextModel, WordText};
 use server::{Limits, Model, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
-use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tracing_subscriber::EnvFilter;
 
 /// Serve a model with the OpenAI API, and a page to watch it
 ///
@@ -85,18 +86,21 @@ fn limits_help() -> String {
 }
 
 pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
-    let config = server_config(args)?;
-    start_logging(args.log_json);
+    let mut config = server_config(args)?;
+    config.log_lines_dropped = log::start(args.log_json).context("starting the log's thread")?;
+    open_files::make_room(&mut config.limits);
     let suited = |kind| match kind {
         DeviceKind::Cuda => 256,
         DeviceKind::Cpu => 32,
     };
     let max_batch = |kind| args.max_batch.unwrap_or_else(|| suited(kind));
     let mut loaded = loading::load_suited(&args.load, global, max_batch)?;
+    let memory = loaded.memory();
     if !args.log_json {
-        eprint!("{}", loaded.graphs.table());
-        eprintln!("{}", loaded.executor.runners().recording());
+        note!("{}", loaded.graphs.table().trim_end());
+        note!("{}", loaded.executor.runners().recording());
     }
+    note!("memory: {memory}");
     // Whoever sends prompts must not know which of them share a chain of the prefix tree.
     let prefix_seed = std::hash::RandomState::new().build_hasher().finish();
     let engine = EngineConfig { prefix_seed, ..loaded.engine_config() };
@@ -108,6 +112,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
 }
 
 fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
+    args.api_key.iter().try_for_each(|key| check_key(key))?;
     let mut config = ServerConfig {
         listen: SocketAddr::new(args.host, args.port),
         api_keys: args.api_key.clone(),
@@ -126,17 +131,19 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
     Ok(config)
 }
 
-/// Logs go to standard error; `RUST_LOG` chooses which.
-fn start_logging(json: bool) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match json {
-        true => builder.json().init(),
-        false => builder.compact().init(),
-    }
+/// Refuses a key that opens nothing, or that nobody can send in a header.
+fn check_key(key: &str) -> Result<()> {
+    let wrong = match key {
+        key if key.trim().is_empty() => {
+            "is empty: give a key, or leave it out to serve without one"
+        }
+        key if key.trim() != key => "begins or ends with a space, which no client can send",
+        key if key.chars().any(char::is_control) => {
+            "has a control character, which no client can send"
+        }
+        _ => return Ok(()),
+    };
+    Err(bad_input(format!("--api-key (or DACAPO_API_KEY) {wrong}")))
 }
 
 /// What is served, as clients see it.
@@ -178,7 +185,8 @@ fn about(loaded: &Loaded) -> GraphInfo {
         row("model", loaded.name.clone(), config.family.name()),
         row("device", loaded.device.clone(), ""),
         row("layers", config.layers.to_string(), ""),
-        row("pages", geometry.pages.to_string(), "what is left after weights and workspace"),
+        row("memory", loaded.memory().to_string(), "at most; --kv-cache"),
+        row("pages", geometry.pages.to_string(), "--kv-cache"),
         row("page size", geometry.page_size.to_string(), "tokens"),
         row("seats", geometry.seats.to_string(), "--max-batch"),
     ];
@@ -206,5 +214,24 @@ impl watched::Traced for GraphExecutor {
     fn ran_within(&self) -> Option<std::time::Duration> {
         let on_its_own = self.device().target().is_some();
         (!on_its_own).then(|| self.runners().replay_call())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_open_nothing_are_refused() {
+        for wrong in ["", " ", "\n", "key\n", " key", "a\u{7f}b"] {
+            let error = check_key(wrong).unwrap_err();
+            assert_eq!(crate::exit::code(&error), crate::exit::BAD_INPUT, "{wrong:?}");
+            assert!(
+                !error.to_string().contains(wrong) || wrong.trim().is_empty(),
+                "keys are not shown"
+            );
+        }
+        check_key("sk-1").unwrap();
+        check_key("two words").unwrap();
     }
 }

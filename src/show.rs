@@ -1,17 +1,18 @@
 //! Text of a model on somebody's terminal.
 
-use std::io::{IsTerminal, Stdout, Write};
+use crate::output::Output;
+use std::io::Write;
 
 /// Writes an answer to standard output as it comes.
 pub(crate) struct Screen {
-    out: Stdout,
+    out: Output,
     is_terminal: bool,
     ends_in_newline: bool,
 }
 
 impl Screen {
     pub(crate) fn new() -> Self {
-        let out = std::io::stdout();
+        let out = Output::new();
         let is_terminal = out.is_terminal();
         Self { out, is_terminal, ends_in_newline: true }
     }

@@ -1,6 +1,7 @@
 //! `dacapo trace FILE`: step records (`serve --trace FILE.jsonl`) as one HTML file that needs
 //! nothing else: a strip to zoom and scroll, totals by bucket, and every eager step with its reason.
 
+use crate::output::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| args.file.with_extension("html"));
     let name = args.file.file_name().unwrap_or_default().to_string_lossy();
     std::fs::write(&out, page(&name, &records)).with_context(|| out.display().to_string())?;
-    println!("{} steps: {}", records.len(), out.display());
+    say!("{} steps: {}", records.len(), out.display())?;
     Ok(())
 }
 

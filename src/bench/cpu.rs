@@ -3,6 +3,7 @@
 use super::record;
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs, Loaded};
+use crate::output::say;
 use crate::progress;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -84,16 +85,17 @@ impl Floor {
     }
 
     /// One line: the floors, the higher one by name, and how far above it the token is.
-    fn show(&self, what: &str, rate: f64) {
+    fn show(&self, what: &str, rate: f64) -> Result<()> {
         let took = 1e3 / rate;
         let floor = self.multiply_ms.map_or(self.read_ms, |multiply| multiply.max(self.read_ms));
         let multiply = self.multiply_ms.map_or("not measured".into(), |ms| format!("{ms:.3} ms"));
-        println!(
+        say!(
             "  {what} is limited by {}: reading takes {:.3} ms a token, multiplying {multiply}; it takes {took:.2} ms, {:.1} × the floor",
             self.limit,
             self.read_ms,
             took / floor
-        );
+        )?;
+        Ok(())
     }
 }
 
@@ -145,7 +147,7 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
         record::write(path, &record::record(&line, &figures)?)?;
     }
     if args.json.as_deref() != Some("-".as_ref()) {
-        show(&figures, &line);
+        show(&figures, &line)?;
     }
     Ok(())
 }
@@ -212,30 +214,30 @@ fn median(values: &[f64]) -> f64 {
     values[values.len() / 2]
 }
 
-fn show(figures: &Figures, line: &str) {
+fn show(figures: &Figures, line: &str) -> Result<()> {
     let Figures { prompt_tokens, answer_tokens, prompt_rate, decode_rate, .. } = figures;
-    println!("{} on {line}", figures.model);
-    println!("  prompt, {prompt_tokens} tokens      {prompt_rate:>8.1} tok/s");
-    println!("  decode, {answer_tokens} tokens      {decode_rate:>8.1} tok/s");
+    say!("{} on {line}", figures.model)?;
+    say!("  prompt, {prompt_tokens} tokens      {prompt_rate:>8.1} tok/s")?;
+    say!("  decode, {answer_tokens} tokens      {decode_rate:>8.1} tok/s")?;
     let (bytes, bandwidth) = (figures.bytes_per_token, figures.bandwidth);
-    println!(
+    say!(
         "  decode reads {:.1} MB a token: {:.1} of {:.1} GB/s, {:.0} %",
         bytes / 1e6,
         bytes * decode_rate / 1e9,
         bandwidth / 1e9,
         100.0 * bytes * decode_rate / bandwidth
-    );
+    )?;
     if let (Some(peak), Some(name)) = (figures.peak, figures.instruction) {
         let work = figures.multiply_adds_per_token;
-        println!(
+        say!(
             "  prompt does {:.0} M multiply-adds a token: {:.2} of {:.2} T/s ({name}), {:.0} %",
             work / 1e6,
             work * prompt_rate / 1e12,
             peak / 1e12,
             100.0 * work * prompt_rate / peak
-        );
+        )?;
     }
     // More than the bandwidth is possible: a cache may hold part of the weights from token to token.
-    figures.decode_floor.show("decode", *decode_rate);
-    figures.prompt_floor.show("prompt", *prompt_rate);
+    figures.decode_floor.show("decode", *decode_rate)?;
+    figures.prompt_floor.show("prompt", *prompt_rate)
 }

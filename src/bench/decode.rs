@@ -5,6 +5,7 @@ use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use crate::progress;
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -158,13 +159,13 @@ fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
     })
 }
 
-fn print(device: &str, figures: &[Figure]) {
-    println!("{device}");
-    println!(
+fn print(device: &str, figures: &[Figure]) -> Result<()> {
+    say!("{device}")?;
+    say!(
         "backend    batch  context   ms/step      p99     tok/s  MB/step   TB/s  of read  floor ms  nodes  steps  host µs     p99  call µs"
-    );
+    )?;
     for f in figures {
-        println!(
+        say!(
             "{:<9} {:>6} {:>8} {:>9.3} {:>8.3} {:>9.0} {:>8.0} {:>6.2} {:>7.0}% {:>9.3} {:>6} {:>6} {:>8.1} {:>7.1} {:>8.1}{}",
             f.backend,
             f.batch,
@@ -182,6 +183,7 @@ fn print(device: &str, figures: &[Figure]) {
             f.host_us_p99,
             f.call_us,
             if f.replayed { "" } else { "  not all replayed" }
-        );
+        )?;
     }
+    Ok(())
 }

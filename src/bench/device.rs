@@ -2,9 +2,11 @@
 
 use super::record;
 use crate::cli::Global;
+use crate::output::Output;
 use crate::{loading, progress};
 use anyhow::Result;
 use clap::Args;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// What the hardware gives: bandwidth, cost of a launch, cost of a replay
@@ -24,7 +26,7 @@ pub(crate) fn run(args: &DeviceArgs, global: &Global) -> Result<()> {
         record::write(path, &record::record(&line, &table)?)?;
     }
     if args.json.as_deref() != Some("-".as_ref()) {
-        print!("{table}");
+        write!(Output::new(), "{table}")?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{plot, record};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use crate::progress;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &MixedArgs, global: &Global) -> Result<()> {
         record::write(path, &record::record(&device, &runs)?)?;
     }
     if args.json.as_deref() != Some("-".as_ref()) {
-        print(&device, args, &runs);
+        print(&device, args, &runs)?;
     }
     Ok(())
 }
@@ -200,18 +201,20 @@ fn step<X: Executor>(
     Ok(())
 }
 
-fn print(device: &str, args: &MixedArgs, runs: &[Run]) {
-    println!("{device}");
-    println!(
+fn print(device: &str, args: &MixedArgs, runs: &[Run]) -> Result<()> {
+    say!("{device}")?;
+    say!(
         "{} requests run, {} prompts of {} tokens arrive",
-        args.running, args.prompts, args.prompt
-    );
-    println!(
+        args.running,
+        args.prompts,
+        args.prompt
+    )?;
+    say!(
         "a step's tokens   ms between tokens: p50      max   while fed: p50      max   to first token   steps"
-    );
+    )?;
     for run in runs {
         let mean = run.first_token.iter().sum::<f64>() / run.first_token.len().max(1) as f64;
-        println!(
+        say!(
             "{:>15} {:>24.2} {:>8.2} {:>16.2} {:>8.2} {:>16.1} {:>7}",
             run.budget,
             run.quiet_p50,
@@ -220,6 +223,7 @@ fn print(device: &str, args: &MixedArgs, runs: &[Run]) {
             run.fed_max,
             mean,
             run.steps.iter().max().copied().unwrap_or(0)
-        );
+        )?;
     }
+    Ok(())
 }

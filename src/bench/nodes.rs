@@ -11,6 +11,7 @@ use super::record;
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use device::{Graph, Item, Node, Op, RecordOptions};
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
         record::write(path, &record::record(&loaded.device, &figures)?)?;
     }
     if args.json.as_deref() != Some("-".as_ref()) {
-        print(&loaded.device, &figures);
+        print(&loaded.device, &figures)?;
     }
     Ok(())
 }
@@ -164,20 +165,21 @@ fn graph_of(executor: &GraphExecutor, nodes: &[&Node]) -> Result<Graph> {
     recording.finish()?.pop().context("nothing was recorded")
 }
 
-fn print(device: &str, figures: &[Figure]) {
-    println!("{device}");
+fn print(device: &str, figures: &[Figure]) -> Result<()> {
+    say!("{device}")?;
     for f in figures {
         let sum: f64 = f.kinds.iter().map(|kind| kind.us_each * kind.nodes as f64).sum();
-        println!(
+        say!(
             "{}: step {:.3} ms, replayed alone {:.3}, its layers {:.3}, sum of nodes {:.3}",
             f.step,
             f.step_ms,
             f.replay_ms,
             f.layers_ms,
             sum * 1e-3
-        );
+        )?;
         for kind in &f.kinds {
-            println!("  {:<12} {:>4} × {:>8.2} µs", kind.name, kind.nodes, kind.us_each);
+            say!("  {:<12} {:>4} × {:>8.2} µs", kind.name, kind.nodes, kind.us_each)?;
         }
     }
+    Ok(())
 }

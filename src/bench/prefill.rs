@@ -6,6 +6,7 @@ use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Steady, Timing};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use crate::progress;
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -219,16 +220,16 @@ impl Flops {
     }
 }
 
-fn print(figures: &Figures) {
+fn print(figures: &Figures) -> Result<()> {
     // A GPU has hundreds, a CPU parts of one.
     let digits = if figures.matrix_rate < 1e13 { 3 } else { 1 };
     let rate = figures.matrix_rate * 1e-12;
-    println!("{}; a large product: {rate:.digits$} TFLOP/s", figures.device);
-    println!(
+    say!("{}; a large product: {rate:.digits$} TFLOP/s", figures.device)?;
+    say!(
         "backend    shape              rows   tokens   bucket        ms     tok/s  TFLOP/s  of matrix  padding  host µs"
-    );
+    )?;
     for f in &figures.steps {
-        println!(
+        say!(
             "{:<10} {:<17} {:>5} {:>8} {:>8} {:>9.2} {:>9.0} {:>8.digits$} {:>9.0}% {:>7.1}% {:>8.1}{}",
             f.backend,
             f.shape,
@@ -242,10 +243,11 @@ fn print(figures: &Figures) {
             f.padding_cost * 100.0,
             f.host_us,
             if f.replayed { "" } else { "  not all replayed" }
-        );
+        )?;
     }
     for r in &figures.recordings {
         let mib = r.bytes as f64 / f64::from(1 << 20);
-        println!("{}: {} graphs recorded in {:.3} s, {mib:.1} MiB", r.backend, r.graphs, r.seconds);
+        say!("{}: {} graphs recorded in {:.3} s, {mib:.1} MiB", r.backend, r.graphs, r.seconds)?;
     }
+    Ok(())
 }

@@ -1,8 +1,10 @@
 //! What belongs to a figure: the command, the machine, the version and the date.
 
+use crate::output::Output;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,8 +25,7 @@ pub(crate) fn record(device: &str, figures: &impl Serialize) -> Result<Value> {
 pub(crate) fn write(path: &Path, record: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(record)? + "\n";
     if path == Path::new("-") {
-        print!("{text}");
-        return Ok(());
+        return Ok(Output::new().write_all(text.as_bytes())?);
     }
     std::fs::write(path, text).with_context(|| path.display().to_string())
 }

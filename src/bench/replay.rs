@@ -9,6 +9,7 @@ use super::report::ReportArgs;
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use crate::progress;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
@@ -112,13 +113,13 @@ fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -
     })
 }
 
-fn print(device: &str, figures: &[Figure]) {
-    println!("{device}");
-    println!(
+fn print(device: &str, figures: &[Figure]) -> Result<()> {
+    say!("{device}")?;
+    say!(
         "prep     batch  context  replay ms  preparation µs     p99  device busy  step ms      p99      tok/s"
-    );
+    )?;
     for f in figures {
-        println!(
+        say!(
             "{:<7} {:>6} {:>8} {:>10.3} {:>15.1} {:>7.1} {:>11.1}% {:>8.3} {:>8.3} {:>10.0}",
             f.prep,
             f.batch,
@@ -130,6 +131,7 @@ fn print(device: &str, figures: &[Figure]) {
             f.step_ms,
             f.step_ms_p99,
             f.tokens_per_second,
-        );
+        )?;
     }
+    Ok(())
 }

@@ -43,7 +43,7 @@ impl ReportArgs {
         device: &str,
         figures: &F,
         draw: impl FnOnce(&Path) -> Result<()>,
-        print: impl FnOnce(),
+        print: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if let Some(path) = &self.svg {
             draw(path)?;
@@ -52,7 +52,7 @@ impl ReportArgs {
             record::write(path, &record::record(device, figures)?)?;
         }
         if self.json.as_deref() != Some("-".as_ref()) {
-            print();
+            print()?;
         }
         Ok(())
     }

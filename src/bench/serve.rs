@@ -2,6 +2,7 @@
 
 mod plot;
 
+use crate::output::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -102,7 +103,7 @@ enum Route {
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(files) = &args.compare {
         let reports = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?;
-        println!("{}", side_by_side(&reports));
+        say!("{}", side_by_side(&reports))?;
         return draw(args.plots.as_deref(), &reports);
     }
     let total = args.requests + args.warmup;
@@ -117,14 +118,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
     match args.json.as_deref() {
         Some(path) if path == Path::new("-") => {
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            say!("{}", serde_json::to_string_pretty(&report)?)?;
         }
         Some(path) => {
-            println!("{report}");
+            say!("{report}")?;
             std::fs::write(path, serde_json::to_vec_pretty(&report)?)
                 .with_context(|| path.display().to_string())?;
         }
-        None => println!("{report}"),
+        None => say!("{report}")?,
     }
     draw(args.plots.as_deref(), std::slice::from_ref(&report))?;
     if report.succeeded == 0 {
@@ -285,7 +286,7 @@ fn draw(folder: Option<&Path>, reports: &[Report]) -> Result<()> {
     for (name, svg) in plot::all(reports)? {
         let path = folder.join(name);
         std::fs::write(&path, svg).with_context(|| path.display().to_string())?;
-        eprintln!("wrote {}", path.display());
+        note!("wrote {}", path.display());
     }
     Ok(())
 }

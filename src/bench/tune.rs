@@ -5,6 +5,7 @@ use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
+use crate::output::say;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use device::cuda::cache::Cache;
@@ -60,15 +61,21 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
         let plan = plans.find(|plan| plan.key.rows == batch).context("the bucket has no plan")?;
         let mut timer =
             Replays { device: runners.device(), arena: runners.arena(), rounds: args.replays };
-        let show = &mut |shape: &str, choice: &_| println!("{shape}: {choice}");
+        let mut shown = Ok(());
+        let show = &mut |shape: &str, choice: &_| {
+            if shown.is_ok() {
+                shown = say!("{shape}: {choice}");
+            }
+        };
         let (nodes, layers) = taken_apart(&plan.nodes, runners.bindings().exchange);
         found.merge(tune(&nodes, &target, &mut timer, show)?);
         if let Some((shape, choice)) = tune_layers(&layers, &target, &mut timer)? {
             show(&shape, &choice);
             found.insert(shape, choice);
         }
+        shown?;
     }
-    let path = file(Cache::of_user().folder(), &target.arch(), target.sms);
+    let path = file(Cache::of_user().folder()?, &target.arch(), target.sms);
     let mut all = Tuned::read(&path).unwrap_or_default();
     all.merge(found.clone());
     all.write(&path)?;

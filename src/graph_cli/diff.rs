@@ -2,6 +2,7 @@
 
 use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
 use crate::exit::bad_input;
+use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
 use graph::Plan;
@@ -23,20 +24,20 @@ pub(super) struct DiffArgs {
 pub(super) fn run(args: &DiffArgs, source: &dyn ProgramSource) -> Result<()> {
     let a = Side::parse(&args.a, &args.model, source)?;
     let b = Side::parse(&args.b, &args.model, source)?;
-    println!("{} ({}) → {} ({})", args.a, a.plan.short_hash(), args.b, b.plan.short_hash());
+    say!("{} ({}) → {} ({})", args.a, a.plan.short_hash(), args.b, b.plan.short_hash())?;
     let mut same = true;
-    let mut tell = |line: &dyn std::fmt::Display| {
-        println!("{line}");
-        same = false;
-    };
     for (what, a, b) in a.cuts().into_iter().zip(b.cuts()).map(|((what, a), (_, b))| (what, a, b)) {
         if a != b {
-            tell(&format!("{what}: {a} → {b}"));
+            say!("{what}: {a} → {b}")?;
+            same = false;
         }
     }
-    a.plan.diff(&b.plan).iter().for_each(|difference| tell(difference));
+    for difference in a.plan.diff(&b.plan) {
+        say!("{difference}")?;
+        same = false;
+    }
     if same {
-        println!("the same");
+        say!("the same")?;
     }
     Ok(())
 }

@@ -1,11 +1,13 @@
 //! `dacapo graph explain`.
 
 use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
+use crate::output::Output;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use graph::Phase;
 use graph::compile::fuse::Fusion;
 use graph::compile::merge::Merge;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Show the nodes of a graph: layer, kernel, grid, bytes, spans
@@ -77,9 +79,6 @@ pub(super) fn run(args: &ExplainArgs, source: &dyn ProgramSource) -> Result<()> 
         Some(path) => {
             std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
         }
-        None => {
-            use std::io::Write;
-            Ok(std::io::stdout().write_all(text.as_bytes())?)
-        }
+        None => Ok(Output::new().write_all(text.as_bytes())?),
     }
 }

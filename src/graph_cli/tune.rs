@@ -1,6 +1,7 @@
 //! `dacapo graph tune`.
 
 use crate::exit::bad_input;
+use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
 use graph::Phase;
@@ -50,14 +51,14 @@ pub(super) fn run(args: &TuneArgs) -> Result<()> {
     }
     if args.json {
         let lists: Vec<_> = found.iter().map(|(tuned, _)| tuned).collect();
-        println!("{}", serde_json::to_string_pretty(&lists)?);
+        say!("{}", serde_json::to_string_pretty(&lists)?)?;
         return Ok(());
     }
     for (tuned, in_use) in &found {
         let list: Vec<String> = tuned.buckets.iter().map(u32::to_string).collect();
         let share = |padded: u64| 100.0 * padded as f64 / (tuned.live + padded).max(1) as f64;
-        println!("--graph-buckets-{} {}", tuned.phase, list.join(","));
-        println!(
+        say!("--graph-buckets-{} {}", tuned.phase, list.join(","))?;
+        say!(
             "  {} graphs instead of {}, {:.1} MiB; {:.1} % padding instead of {:.1} % ({} {} saved)",
             tuned.buckets.len(),
             in_use.sizes.len(),
@@ -66,9 +67,9 @@ pub(super) fn run(args: &TuneArgs) -> Result<()> {
             share(tuned.padded_before),
             tuned.padded_before.saturating_sub(tuned.padded),
             tuned.phase.unit(),
-        );
+        )?;
         if tuned.uncovered > 0 {
-            println!("  {} steps would not be covered: raise --budget", tuned.uncovered);
+            say!("  {} steps would not be covered: raise --budget", tuned.uncovered)?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::{ModelArgs, ProgramSource};
 use crate::exit::bad_input;
+use crate::output::say;
 use anyhow::{Result, bail};
 use clap::Args;
 use device::StepLimits;
@@ -63,21 +64,28 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
     source.fill(&model.model, &model.load_format, &program, &device, &arena, &bindings)?;
-    println!("{} on {}", program.name, device.describe());
-    let findings = sweep.run(&device, &arena, &program, &target, &bindings, &mut print)?;
+    say!("{} on {}", program.name, device.describe())?;
+    let mut printed = Ok(());
+    let tell = &mut |line: &Verified| {
+        if printed.is_ok() {
+            printed = print(line);
+        }
+    };
+    let findings = sweep.run(&device, &arena, &program, &target, &bindings, tell)?;
+    printed?;
     for (backend, time) in &findings.recording {
         let bytes = findings.verified.iter().filter(|line| line.backend == *backend);
         let bytes: u64 = bytes.map(|line| line.bytes).sum();
-        println!(
+        say!(
             "{backend:<10} recorded in {:.3} s, {}",
             time.as_secs_f64(),
             graph::plan::bytes(bytes)
-        );
+        )?;
     }
     if !findings.passed() {
         bail!("replay and eager differ");
     }
-    println!("every replay is what its plan says");
+    say!("every replay is what its plan says")?;
     Ok(())
 }
 
@@ -110,10 +118,11 @@ fn pages(limits: &StepLimits) -> u32 {
     1 + limits.seats * (step + 8).min(limits.pages_per_seat)
 }
 
-fn print(line: &Verified) {
+fn print(line: &Verified) -> Result<()> {
     let outcome = match &line.problem {
         None => format!("{} steps agree", line.steps),
         Some(problem) => problem.clone(),
     };
-    println!("{:<10} {:<18} {outcome}", line.backend.name(), line.key.to_string());
+    say!("{:<10} {:<18} {outcome}", line.backend.name(), line.key.to_string())?;
+    Ok(())
 }

@@ -27,7 +27,8 @@ pub(crate) fn fetch(
 ) -> Result<()> {
     let blob = cache.blob(&file.tag);
     let _lock = cache.lock(&file.tag)?;
-    if fs::metadata(&blob).is_ok_and(|found| found.len() == file.size) {
+    let whole = fs::metadata(&blob).is_ok_and(|found| found.len() == file.size);
+    if whole && verify(&blob, &file.tag).is_ok() {
         bar.inc(file.size);
         return Ok(());
     }
@@ -149,18 +150,17 @@ fn resumes_at(answer: &ureq::http::Response<ureq::Body>, offset: u64) -> bool {
             .is_some_and(|start: u64| start == offset)
 }
 
-/// Holds a file against its tag: 64 hex digits are its SHA-256, 40 are git's hash of a blob. Other
-/// tags (from hubs that are not git) say nothing about the content; its size was checked.
+/// Holds a file against its tag: 64 hex digits are its SHA-256, 40 are git's hash of a blob. Other tags
+/// say nothing about the content, and a file of which nothing is said is not believed.
 fn verify(path: &Path, tag: &str) -> Result<()> {
     let found = match tag.len() {
-        _ if !tag.bytes().all(|b| b.is_ascii_hexdigit()) => return Ok(()),
         64 => sha256(path)?,
         40 => {
             let size = fs::metadata(path)?.len();
             let start = format!("blob {size}\0");
             hash(path, &digest::SHA1_FOR_LEGACY_USE_ONLY, start.as_bytes())?
         }
-        _ => return Ok(()),
+        _ => bail!("the hub promised no checksum"),
     };
     if !found.eq_ignore_ascii_case(tag) {
         bail!("checksum {found}, but the hub promised {tag}");
@@ -199,7 +199,8 @@ mod tests {
         assert_eq!(sha256(file.path()).unwrap(), sha);
         verify(file.path(), sha).unwrap();
         verify(file.path(), "ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
-        verify(file.path(), "opaque-tag").unwrap();
+        assert!(verify(file.path(), "opaque-tag").is_err());
+        assert!(verify(file.path(), "b1946ac92492d2347c6235b4d2611184").is_err(), "an MD5");
         let wrong = verify(file.path(), &sha.replace('5', "6")).unwrap_err().to_string();
         assert!(wrong.starts_with("checksum 5891b5"), "{wrong}");
     }

@@ -1,6 +1,9 @@
 //! What the environment says about the hub and about where files are kept: the variables that
 //! huggingface_hub reads, with the same meaning.
 
+use crate::exit::bad_input;
+use anyhow::Result;
+use device::private::{self, NotPrivate};
 use std::path::{Path, PathBuf};
 
 /// The hub as the environment describes it.
@@ -12,13 +15,15 @@ pub(crate) struct HubEnv {
     pub(crate) token: Option<String>,
     /// No downloads at all (`HF_HUB_OFFLINE`).
     pub(crate) offline: bool,
-    /// The hub's cache (`HF_HUB_CACHE`, `$HF_HOME/hub`).
-    pub(crate) cache: PathBuf,
+    /// The token may go over plain http to another machine (`DACAPO_TOKEN_OVER_HTTP`).
+    pub(crate) token_over_http: bool,
+    /// The hub's cache (`HF_HUB_CACHE`, `$HF_HOME/hub`); `None` where nothing says where.
+    cache: Option<PathBuf>,
     /// Certificates to trust instead of Mozilla's, for networks with their own authority
     /// (`REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `SSL_CERT_FILE`).
     pub(crate) certificates: Option<PathBuf>,
     /// Our own cache, for what does not come from the hub (`DACAPO_CACHE`).
-    pub(crate) own_cache: PathBuf,
+    own_cache: Result<PathBuf, NotPrivate>,
 }
 
 impl HubEnv {
@@ -31,23 +36,41 @@ impl HubEnv {
     fn from(var: &dyn Fn(&str) -> Option<String>) -> Self {
         let var = |name: &str| var(name).filter(|value| !value.trim().is_empty());
         let path = |name: &str| var(name).map(PathBuf::from);
-        let home = path("HOME").unwrap_or_else(std::env::temp_dir);
-        let caches = path("XDG_CACHE_HOME").unwrap_or_else(|| home.join(".cache"));
-        let hf_home = path("HF_HOME").unwrap_or_else(|| caches.join("huggingface"));
-        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token"));
+        // Relative ones would lead into the folder that the program was started in.
+        let whole = |name: &str| path(name).filter(|path| path.is_absolute());
+        let in_home = || whole("HOME").map(|home| home.join(".cache"));
+        let caches = whole("XDG_CACHE_HOME").or_else(in_home);
+        let hf_home = path("HF_HOME").or_else(|| Some(caches?.join("huggingface")));
+        let in_hf_home = |name: &str| hf_home.as_ref().map(|home| home.join(name));
+        let token_file = path("HF_TOKEN_PATH").or_else(|| in_hf_home("token"));
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         Self {
             endpoint: endpoint.trim().trim_end_matches('/').to_owned(),
             token: var("HF_TOKEN")
-                .or_else(|| read_token(&token_file))
+                .or_else(|| read_token(&token_file?))
                 .map(|token| token.trim().to_owned()),
             offline: var("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
-            cache: path("HF_HUB_CACHE").unwrap_or_else(|| hf_home.join("hub")),
+            token_over_http: var("DACAPO_TOKEN_OVER_HTTP").is_some_and(|value| is_yes(&value)),
+            cache: path("HF_HUB_CACHE").or_else(|| in_hf_home("hub")),
             certificates: path("REQUESTS_CA_BUNDLE")
                 .or_else(|| path("CURL_CA_BUNDLE"))
                 .or_else(|| path("SSL_CERT_FILE")),
-            own_cache: path("DACAPO_CACHE").unwrap_or_else(|| caches.join("dacapo")),
+            own_cache: private::cache_root_in(&|name| var(name).map(Into::into)),
         }
+    }
+
+    /// The hub's cache.
+    pub(crate) fn cache(&self) -> Result<&Path> {
+        self.cache.as_deref().ok_or_else(|| {
+            bad_input("nothing says where to keep models: set HOME, HF_HOME or HF_HUB_CACHE")
+        })
+    }
+
+    /// Our own cache, which is this user's alone.
+    pub(crate) fn own_cache(&self) -> Result<&Path> {
+        let found = self.own_cache.as_deref().map_err(Clone::clone);
+        let checked = found.and_then(|root| private::check(root).map(|()| root));
+        checked.map_err(|problem| bad_input(problem.to_string()))
     }
 }
 
@@ -73,23 +96,37 @@ mod tests {
     fn defaults_are_those_of_huggingface_hub() {
         let env = read(&[("HOME", "/h")]);
         assert_eq!(env.endpoint, "https://huggingface.co");
-        assert_eq!(env.cache, Path::new("/h/.cache/huggingface/hub"));
-        assert_eq!(env.own_cache, Path::new("/h/.cache/dacapo"));
+        assert_eq!(env.cache().unwrap(), Path::new("/h/.cache/huggingface/hub"));
+        assert_eq!(env.own_cache().unwrap(), Path::new("/h/.cache/dacapo"));
         assert!(!env.offline && env.token.is_none());
     }
 
     #[test]
     fn every_variable_is_respected() {
         let env = read(&[("HOME", "/h"), ("HF_HOME", "/m"), ("HF_ENDPOINT", "http://a/ ")]);
-        assert_eq!((env.cache.as_path(), env.endpoint.as_str()), (Path::new("/m/hub"), "http://a"));
-        assert_eq!(read(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/m")]).cache, Path::new("/c"));
-        assert_eq!(read(&[("XDG_CACHE_HOME", "/x")]).own_cache, Path::new("/x/dacapo"));
+        assert_eq!(
+            (env.cache().unwrap(), env.endpoint.as_str()),
+            (Path::new("/m/hub"), "http://a")
+        );
+        let env = read(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/m")]);
+        assert_eq!(env.cache().unwrap(), Path::new("/c"));
+        let env = read(&[("XDG_CACHE_HOME", "/x")]);
+        assert_eq!(env.own_cache().unwrap(), Path::new("/x/dacapo"));
         assert_eq!(read(&[("HF_TOKEN", " hf_1\n")]).token.as_deref(), Some("hf_1"));
         assert!(read(&[("HF_HUB_OFFLINE", "1")]).offline);
         assert!(!read(&[("HF_HUB_OFFLINE", "0")]).offline);
         assert!(read(&[("HF_TOKEN", "")]).token.is_none());
         let certificates = read(&[("SSL_CERT_FILE", "/s"), ("REQUESTS_CA_BUNDLE", "/r")]);
         assert_eq!(certificates.certificates.as_deref(), Some(Path::new("/r")));
+    }
+
+    #[test]
+    fn without_a_home_there_are_no_caches() {
+        let env = read(&[]);
+        assert!(env.cache().unwrap_err().to_string().contains("set HOME"));
+        assert!(env.own_cache().unwrap_err().to_string().contains("nor HOME"));
+        assert!(env.token.is_none());
+        assert!(read(&[("HOME", "relative")]).cache().is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::cache::is_commit;
 use super::env::HubEnv;
 use super::name::{HubId, is_inside};
 use crate::exit::bad_input;
+use crate::output::note;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 use std::path::Path;
@@ -20,6 +21,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 const MAX_FILES: usize = 10_000;
 /// The largest answer to a question about a repository.
 const MAX_ANSWER: u64 = 16 << 20;
+/// The largest file that is believed for git's hash of it, a SHA-1: hubs keep larger ones, and so all
+/// weights, under their SHA-256.
+const MAX_GIT: u64 = 16 << 20;
 /// Redirects followed before a file's own headers.
 const MAX_HOPS: usize = 5;
 
@@ -74,6 +78,16 @@ impl Hub {
             .timeout_per_read(Some(SILENCE))
             .build();
         let token = env.token.clone();
+        if token.is_some() && in_the_clear(&env.endpoint) {
+            let endpoint = &env.endpoint;
+            if !env.token_over_http {
+                return Err(bad_input(format!(
+                    "{endpoint} is not encrypted, and the token of HF_TOKEN would be read by anybody on the way: \
+                     use https, unset the token, or set DACAPO_TOKEN_OVER_HTTP=1"
+                )));
+            }
+            note!("warning: the token of HF_TOKEN goes to {endpoint} without encryption");
+        }
         Ok(Self { agent: config.new_agent(), endpoint: env.endpoint.clone(), token })
     }
 
@@ -135,8 +149,13 @@ impl Hub {
             } else {
                 self.check_status(&format!("{id}: {name}"), answer.status())?;
             }
-            let tag = tag.ok_or_else(|| anyhow!("{url}: no usable checksum in the answer"))?;
             let size = size(headers).ok_or_else(|| anyhow!("{url}: no size in the answer"))?;
+            let tag = tag.filter(|tag| is_checksum(tag, size)).ok_or_else(|| {
+                anyhow!(
+                    "{url}: the hub promises no checksum of its content, so it cannot be believed; \
+                     download it in a way you trust and name its folder"
+                )
+            })?;
             return Ok(RemoteFile { name: name.to_owned(), tag, size, url });
         }
         bail!("{url}: more than {MAX_HOPS} redirects")
@@ -196,6 +215,29 @@ fn tls(file: Option<&Path>) -> Result<TlsConfig> {
     Ok(TlsConfig::builder().root_certs(roots).build())
 }
 
+/// Whether what is sent there can be read on the way: not by https, and not on this machine.
+fn in_the_clear(endpoint: &str) -> bool {
+    let Some((scheme, rest)) = endpoint.split_once("://") else { return true };
+    if scheme.eq_ignore_ascii_case("https") {
+        return false;
+    }
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let host = match host.strip_prefix('[') {
+        Some(six) => six.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let local = host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    !local
+}
+
+/// Whether a tag says what the content is: a SHA-256, or for a small file git's hash of it.
+fn is_checksum(tag: &str, size: u64) -> bool {
+    let hex = tag.bytes().all(|b| b.is_ascii_hexdigit());
+    hex && (tag.len() == 64 || (tag.len() == 40 && size <= MAX_GIT))
+}
+
 /// The size of the linked content, or of the file itself.
 fn size(headers: &HeaderMap) -> Option<u64> {
     let number = |key: &str| headers.get(key)?.to_str().ok()?.trim().parse().ok();
@@ -233,6 +275,38 @@ mod tests {
         assert_eq!(clean_tag("W/\"abc\"").as_deref(), Some("abc"));
         for bad in ["\"../x\"", "", "\"\"", "a b", "a/b"] {
             assert_eq!(clean_tag(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_hashes_are_checksums() {
+        let (sha256, git) = ("a1".repeat(32), "0F".repeat(20));
+        assert!(is_checksum(&sha256, u64::MAX) && is_checksum(&git, MAX_GIT));
+        assert!(!is_checksum(&git, MAX_GIT + 1), "weights are not believed for a SHA-1");
+        for other in ["", "d41d8cd98f00b204e9800998ecf8427e", "65f1-5a9", &"g".repeat(64)] {
+            assert!(!is_checksum(other, 1), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_on_the_way() {
+        for closed in [
+            "https://a.org",
+            "HTTPS://a",
+            "http://127.0.0.1:80",
+            "http://localhost/x",
+            "http://[::1]:8",
+        ] {
+            assert!(!in_the_clear(closed), "{closed}");
+        }
+        for open in [
+            "http://a.org",
+            "http://localhost.a.org",
+            "http://127.0.0.1@a.org/",
+            "a.org",
+            "http://[::2]",
+        ] {
+            assert!(in_the_clear(open), "{open}");
         }
     }
 

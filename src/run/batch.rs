@@ -6,6 +6,7 @@ use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::generate::{Text, scores_to_json};
 use crate::loading::{self, Loaded, ModelText};
+use crate::output::note;
 use crate::{progress, prompt};
 use anyhow::Result;
 use engine::Engine;
@@ -39,10 +40,11 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     // Opened first: a wrong file should not cost the loading of a model.
     let batch = Batch::open(input, output).map_err(|error| bad_input(error.to_string()))?;
     if batch.done() == batch.total() {
-        eprintln!("[{} of {} answered]", batch.done(), batch.total());
+        note!("[{} of {} answered]", batch.done(), batch.total());
         return Ok(());
     }
     let loaded = loading::load(&args.load, global, args.max_batch)?;
+    note!("[memory: {}]", loaded.memory());
     let sampling = loaded.sampling(&args.sampling)?;
     let config = loaded.engine_config();
     let Loaded { executor, text, .. } = loaded;
@@ -78,7 +80,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     bar.finish_and_clear();
     let ((done, total), tokens, seconds) = (counted, tokens.get(), start.elapsed().as_secs_f64());
     let rate = tokens as f64 / seconds.max(1e-9);
-    eprintln!("[{done} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
+    note!("[{done} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
     Ok(())
 }
 

@@ -15,6 +15,18 @@ const UNSAFE_HOME: &str = "crates/device/";
 /// Macros that mark code as not finished.
 const UNFINISHED: &[&str] = &["todo!", "unimplemented!", "dbg!"];
 
+/// Macros that panic where standard output or standard error cannot be written.
+const PRINTS: &[&str] = &["println!", "print!", "eprintln!", "eprint!"];
+
+/// Where code runs that is part of the product: its own tests may print, and so may tools, examples and
+/// build scripts elsewhere.
+fn is_product(path: &str) -> bool {
+    let library = path.starts_with("crates/") && path.contains("/src/");
+    (path.starts_with("src/") || library)
+        && !path.ends_with("/tests.rs")
+        && !path.contains("/tests/")
+}
+
 /// Words that mark text as not finished. Split, so that this file does not hold them.
 const UNFINISHED_WORDS: &[&str] = &[concat!("FIX", "ME"), concat!("XX", "X")];
 
@@ -69,8 +81,20 @@ pub(super) fn check_text(path: &str, source: &str) -> Vec<Problem> {
 }
 
 fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
+    // Tests of a file stand at its end.
+    let tests = lines.iter().position(|line| line.code.contains("#[cfg(test)]"));
     for (at, line) in lines.iter().enumerate() {
         let mut complain = |what: String| problems.push(Problem::new(path, at + 1, what));
+        if is_product(path) && tests.is_none_or(|tests| at < tests) {
+            for word in PRINTS {
+                let name = word.trim_end_matches('!');
+                if text::has_word(&line.code, name) && line.code.contains(word) {
+                    complain(format!(
+                        "`{word}` panics where nobody reads: use `output` or `notice`"
+                    ));
+                }
+            }
+        }
         for word in UNFINISHED {
             if text::has_word(&line.code, word.trim_end_matches('!')) && line.code.contains(word) {
                 complain(format!("`{word}`: only finished code lands"));
@@ -192,6 +216,24 @@ mod tests {
         let word = UNFINISHED_WORDS[0];
         assert_eq!(said("docs/a.md", &format!("{word}: later")).len(), 1);
         assert_eq!(said("tools/a.py", &format!("# {}", UNFINISHED_WORDS[1])).len(), 1);
+    }
+
+    #[test]
+    fn prints_that_can_panic_are_found() {
+        for planted in
+            ["println!(\"a\");", "eprintln!();", "print!(\"{a}\");", "x => eprint!(\"b\"),"]
+        {
+            for path in ["src/a.rs", "src/bench/a.rs", "crates/device/src/cuda/a.rs"] {
+                assert_eq!(said(path, planted).len(), 1, "{path}: {planted}");
+            }
+            for path in ["tests/a.rs", "crates/device/build.rs", "xtask/src/a.rs", "src/a/tests.rs"]
+            {
+                assert_eq!(said(path, planted), [""; 0], "{path}: {planted}");
+            }
+        }
+        let tests = "#[cfg(test)]\nmod tests {\n    println!(\"a\");\n}\n";
+        assert_eq!(said("src/a.rs", tests), [""; 0]);
+        assert_eq!(said("src/a.rs", "//! println!(\"a\")\nlet b = \"print!\";"), [""; 0]);
     }
 
     #[test]
