@@ -100,6 +100,7 @@ impl Scenario {
             max_waiting: if rng.one_in(8) { rng.range(1, 10) } else { 1000 },
             max_len: if rng.one_in(4) { rng.range(20, longest) } else { u32::MAX },
             prefix_cache: !rng.one_in(4),
+            prefix_seed: seed,
             patience: rng.range(1, 8),
             gather: Rng::new(seed, 6).range(0, 10),
             depth: if rng.one_in(6) { 1 } else { 2 },
