@@ -134,6 +134,8 @@ impl<'a> Walk<'a> {
                         sum.alternatives = sum.alternatives.saturating_add(one.alternatives);
                         sum.size = sum.size.saturating_add(one.size);
                     }
+                    let most = self.limits.alternatives;
+                    at_most("alternatives in one place", sum.alternatives, most)?;
                     if key == "oneOf" {
                         self.compare(each(value), sum.alternatives)?;
                     }

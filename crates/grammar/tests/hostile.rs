@@ -82,6 +82,7 @@ fn too_large() -> Vec<(&'static str, Grammar)> {
         ("2^10 alternatives", product(10, 2)),
         ("128^2 alternatives", product(2, 128)),
         ("doubling", doubling),
+        ("3,000 anyOf", schema(json!({"anyOf": vec![json!({"type": "string"}); 3000]}))),
         ("1,500 oneOf", schema(json!({"oneOf": one_of}))),
         ("10,000 values", schema(json!({"enum": (0..10_000).collect::<Vec<_>>()}))),
         ("a large multipleOf", schema(json!({"type": "integer", "multipleOf": 4_000_000_000u64}))),
