@@ -119,6 +119,56 @@ TEMPLATES = {
     "generation": "{% for m in messages %}{%- generation -%}{{ m['content'] }}{% endgeneration %}{% endfor %}",
 }
 
+
+
+def doubling(step):
+    return "{% set s = 'xxxxxxxxxxxxxxxx' %}" + step * 40 + "{{ s }}"
+
+
+# One for each way that crates/formats/tests/sources knows to hurt.
+RENDERS = {
+    "not": "{{ " + "not " * 2_000 + "x }}",
+    "elif": "{% if a %}" + "{% elif a %}" * 1_100 + "{% endif %}",
+    "attributes": "{{ x" + ".x" * 2_000 + " }}",
+    "filters": "{{ x" + "|string" * 2_000 + " }}",
+    "minus": "{{ " + "- " * 2_000 + "1 }}",
+    "brackets": "{{ " + "(" * 2_000 + "1" + ")" * 2_000 + " }}",
+    "concat": "{{ 1" + "~1" * 2_000 + " }}",
+    "if-else": "{{ 1" + " if x else 1" * 1_000 + " }}",
+    "targets": "{% set " + "(" * 2_000 + "a" + ")" * 2_000 + " = 1 %}",
+    "blocks": "{% if x %}" * 200,
+    "double-tilde": doubling("{% set s = s ~ s %}"),
+    "double-plus": doubling("{% set s = s + s %}"),
+    "double-replace": doubling("{% set s = s|replace('x', 'xx') %}"),
+    "double-join": doubling("{% set s = s.join(['', '', '']) %}"),
+    "double-format": doubling("{% set s = '%s%s'|format(s, s) %}"),
+    "double-str-format": doubling("{% set s = '{}{}'.format(s, s) %}"),
+    "double-capture": doubling("{% set s %}{{ s }}{{ s }}{% endset %}"),
+    "double-macro": doubling("{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% set s = m(s) %}"),
+    "double-list": doubling("{% set s = [s, s] %}"),
+    "double-chain": doubling("{% set s = s|chain(s) %}"),
+    "indent": "{{ 'a\nb'|indent(100000000000) }}",
+    "replace": "{{ ('x' * 9999)|replace('x', 'x' * 9999) }}",
+    "format-wide": "{{ '%1000000000d'|format(1) }}{{ '%*d' % (1000000000, 1) }}",
+    "str-format-wide": "{{ '{:{}}'.format(1, 1000000000) }}",
+    "repeat": "{{ 'x' * 10 ** 9 }}{{ [1] * 10 ** 9 }}{{ (1,) * 10 ** 9 }}",
+    "range": "{{ range(0, -10 ** 9, -1)|list }}",
+    "power": "{{ 9 ** 9 ** 9 }}{{ 2 ** -1 }}",
+    "batch": "{{ [1]|batch(10 ** 11, 0)|list }}{{ [1]|slice(10 ** 11)|list }}",
+    "tojson": "{{ messages|tojson(indent='x' * 9999, separators=(',', ':')) }}",
+    "sorting": "{% set l = range(9999)|list %}{% for a in l %}{% set m = l|sort(reverse=true) %}{% endfor %}",
+    "nesting": "{% set n = namespace(l=[]) %}{% for a in range(999) %}{% set n.l = [n.l] %}{% endfor %}{{ n.l }}",
+    "circle": "{% set n = namespace() %}{% set n.n = [n] %}{{ n == n }}",
+    "loop-recursive": "{% for x in [[1, [2]]] recursive %}{{ x if x is number else loop(x) }}{{ loop.depth }}{% endfor %}",
+    "caller": "{% macro m() %}{{ caller(1) }}{% endmacro %}{% call(a) m() %}{{ a }}{% endcall %}",
+    "slices": "{{ 'abcdef'[1:5:2] }}{{ [1, 2, 3][::-1] }}{{ messages[-1:] }}",
+    "groups": "{% for g, l in messages|groupby('role') %}{{ g }}{{ l|length }}{% endfor %}{{ {'b': 1, 'a': 2}|dictsort }}",
+    "methods": "{{ ' a b '.split() }}{{ 'a,b'.rsplit(',', 1) }}{{ 'a'.strip('a') }}{{ 'x'.startswith(('x', 'y')) }}",
+    "messages": "{% for m in messages %}{{ m.role }}{% endfor %}{{ x }}\0" + '[{"role":"user","content":"hi"}]\0{"x":{"y":[1,2.5,null]}}',
+    "deep-messages": "{{ messages }}\0" + "[" * 100 + "]" * 100,
+    "width": "{{ 'x'|indent(w, true) }}{{ 'x' * w }}\0[]\0" + '{"w":100000000000}',
+}
+
 TOKENS = ["a", "b", "ab", "<s>"]
 KINDS = key("tokenizer.ggml.token_type", ARRAY, struct.pack("<IQ4i", I32, 4, 1, 1, 1, 3))
 VOCAB = [key("tokenizer.ggml.model", STRING, text("gpt2")), strings("tokenizer.ggml.tokens", TOKENS)]
@@ -130,6 +180,48 @@ TOKENIZERS = {
 }
 
 
+def tokenizer_json(added=(), **parts):
+    letters = {c: n for n, c in enumerate("abcdefghijklmnopqrstuvwxyz ĠĊ▁")}
+    added = [{"id": len(letters) + n, "content": content, "single_word": n % 2 == 1, "lstrip": n % 3 == 1,
+              "rstrip": n % 3 == 2, "normalized": n % 4 == 3, "special": n % 2 == 0}
+             for n, content in enumerate(added)]
+    model = {"type": "BPE", "vocab": letters, "merges": []}
+    return json.dumps({"added_tokens": added, "model": model, **parts}, ensure_ascii=False).encode()
+
+
+def split(pattern, behavior="Isolated", invert=False):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+def replacement(pattern, content):
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def chain(name, *steps):
+    return {"type": "Sequence", name: list(steps)}
+
+
+USES = {
+    "added-long": tokenizer_json(["x" * 5_000]) + b"\0hi",
+    "added-many": tokenizer_json([f"<{n}>" for n in range(500)]) + b"\0a <7> b<8>c",
+    "added-alike": tokenizer_json(["ab", "abc", "b", "bcd", "abcd"]) + b"\0abcd ab  bcd abcabcd",
+    "two-replacements": tokenizer_json(normalizer=chain("normalizers", *[replacement(".", "a" * 20_000)] * 2)) + b"\0hi",
+    "replacements": tokenizer_json(normalizer=chain("normalizers", *[replacement("", "aa")] * 30)) + b"\0hi",
+    "normalisers": tokenizer_json(normalizer=chain("normalizers", {"type": "NFKC"}, {"type": "Lowercase"},
+                                  {"type": "Strip", "strip_left": True, "strip_right": True},
+                                  {"type": "Prepend", "prepend": "▁"})) + "\0 Äﬁ K ".encode(),
+    "look-ahead": tokenizer_json(pre_tokenizer=split("(?:(?=.*x)a)*")) + b"\0" + b"a" * 2_000,
+    "reads-on": tokenizer_json(pre_tokenizer=split(".*x|a")) + b"\0" + b"a" * 20_000,
+    "many-states": tokenizer_json(pre_tokenizer=split("[ab]*a[ab]{13}c|a|b")) + b"\0" + b"abba" * 2_000,
+    "spaces": tokenizer_json(pre_tokenizer=split(r" ?\w+|\s+(?!\S)|\s+", "MergedWithNext", True)) + b"\0a   b \n c  ",
+    "steps": tokenizer_json(pre_tokenizer=chain("pretokenizers", {"type": "Digits", "individual_digits": False},
+                            {"type": "Punctuation", "behavior": "MergedWithPrevious"},
+                            {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True},
+                            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True})) + b"\0a, 12b. c",
+    "one-word": tokenizer_json() + b"\0" + b"ab" * 9_000,
+}
+
+
 def write(target, seeds):
     folder = CORPUS / target
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +229,14 @@ def write(target, seeds):
         (folder / f"seed-{name}").write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+OURS = ["gguf", "safetensors", "checkpoint", "config", "index", "chat_template", "template_render",
+        "tokenizer_gguf", "tokenizer_json", "tokenizer_use", "text", "quant"]
+
+
 def main():
-    for folder in CORPUS.glob("*"):
-        for old in folder.glob("seed-*"):
+    # Other targets have seeds of their own.
+    for target in OURS:
+        for old in (CORPUS / target).glob("seed-*"):
             old.unlink()
     write("gguf", GGUF)
     write("safetensors", SAFETENSORS)
@@ -154,6 +251,10 @@ def main():
     write("chat_template", TEMPLATES)
     for path in sorted((DATA / "templates").glob("*.jinja")):
         shutil.copy(path, CORPUS / "chat_template" / f"seed-{path.stem}")
+    write("template_render", {**TEMPLATES, **RENDERS})
+    for path in sorted((DATA / "templates").glob("*.jinja")):
+        shutil.copy(path, CORPUS / "template_render" / f"seed-{path.stem}")
+    write("tokenizer_use", USES)
     write("tokenizer_gguf", TOKENIZERS)
     write("tokenizer_json", {
         "merge-longer-than-any-token": '{"model":{"vocab":{"a":0,"b":1},"merges":[["a","b"]]}}',
@@ -161,11 +262,14 @@ def main():
         "unigram": '{"model":{"type":"Unigram","vocab":[["a",0.0]]}}',
         "regex": '{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(a*)*b"},"behavior":"Isolated","invert":false},"model":{"vocab":{"a":0}}}',
     })
+    pieces = json.loads((DATA / "tokenizers/pieces.json").read_text())
+    for kind in ["llama-bpe.json", "qwen2.json", "llama.gguf", "smollm.gguf"]:
+        file = (DATA / "tokenizers" / kind).read_bytes()
+        write("tokenizer_use", {kind: file + b"\0" + "".join(pieces[::3]).replace("\0", "").encode()})
     for kind in ["llama-bpe", "llama", "smollm"]:
         shutil.copy(DATA / f"tokenizers/{kind}.gguf", CORPUS / "tokenizer_gguf" / f"seed-{kind}")
     for kind in ["llama-bpe", "qwen2", "smollm"]:
         shutil.copy(DATA / f"tokenizers/{kind}.json", CORPUS / "tokenizer_json" / f"seed-{kind}")
-    pieces = json.loads((DATA / "tokenizers/pieces.json").read_text())
     write("text", {f"text-{n}": bytes([n]) + "".join(pieces[n::4]).encode() for n in range(4)})
     write("quant", {f"type-{n}": bytes([n]) + bytes(range(256)) for n in range(23)})
 

@@ -17,6 +17,7 @@ mod checks;
 mod fault;
 mod filters;
 mod format;
+mod functions;
 mod json;
 mod methods;
 mod operators;

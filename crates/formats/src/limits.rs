@@ -112,13 +112,13 @@ pub const TEMPLATE_NESTING: usize = 256;
 pub const TEMPLATE_COMPILE_STACK: usize = 64 << 20;
 /// Steps one rendering may take. The longest published templates take about 200 per message and
 /// 1 000 per tool.
-pub const TEMPLATE_STEPS: u64 = 4_000_000;
+pub const TEMPLATE_STEPS: u64 = 3_000_000;
 /// Bytes of text one rendering may read and write, in all.
 pub const TEMPLATE_WORK: u64 = 2 << 30;
 /// Memory of all values of one rendering together, the messages included.
 pub const TEMPLATE_MEMORY: usize = 96 << 20;
 /// Seconds one rendering may take, whatever the other limits allow.
-pub const TEMPLATE_SECONDS: u64 = 5;
+pub const TEMPLATE_SECONDS: u64 = 3;
 /// Nesting in one rendering: about 10 for each call of a macro. Schemas are rendered by recursive
 /// macros, a few levels deep.
 pub const TEMPLATE_DEPTH: usize = 1_500;

@@ -4,11 +4,11 @@ use super::args::Args;
 use super::budget::Budget;
 use super::fault::{Fault, Outcome};
 use super::tree::{Arg, Expr, For, Kind, Macro, Name, Stmt, Target};
-use super::value::{Builder, Closure, Items, Loop, Namespace, Value};
-use super::{methods, operators, python, time};
+use super::value::{Builder, Closure, Items, Loop, Value};
+use super::{functions, methods, operators, python};
 use crate::limits;
 use ahash::AHashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// One rendering.
@@ -25,7 +25,7 @@ pub(super) struct Run<'b> {
     /// What blocks with filters have written.
     written: Vec<Value>,
     depth: usize,
-    clock: fn() -> SystemTime,
+    pub(super) clock: fn() -> SystemTime,
     /// What marks control tokens in messages.
     pub(super) marker: Option<char>,
 }
@@ -44,9 +44,6 @@ enum Next {
     Break,
     Continue,
 }
-
-/// Functions that templates may call.
-const FUNCTIONS: [&str; 5] = ["range", "dict", "namespace", "raise_exception", "strftime_now"];
 
 impl<'b> Run<'b> {
     pub(super) fn new(
@@ -201,32 +198,41 @@ impl<'b> Run<'b> {
         if items.is_empty() {
             return self.body(&stmt.otherwise);
         }
-        let changed = Arc::new(Mutex::new(None));
-        let name: Name = "loop".into();
         let recursive = stmt.recursive;
         if let Some(number) = recursive {
             self.loops.push((number, Arc::clone(stmt)));
         }
-        let mut done = Ok(Next::Go);
-        for (index, item) in items.iter().enumerate() {
-            if let Err(fault) = self.budget.step() {
-                done = Err(fault);
-                break;
-            }
-            let (items, changed) = (Arc::clone(&items), Arc::clone(&changed));
-            let state = Value::Loop(Arc::new(Loop { index, items, depth, recursive, changed }));
-            self.scopes.push(Scope { names: vec![(name.clone(), state)], closed: false });
-            done = self.assign(&stmt.target, item.clone()).and_then(|()| self.body(&stmt.body));
-            self.scopes.pop();
-            match done {
-                Ok(Next::Go | Next::Continue) => {}
-                Ok(Next::Break) | Err(_) => break,
-            }
-        }
+        let changed = Arc::default();
+        let state = Loop { index: 0, items: Arc::clone(&items), depth, recursive, changed };
+        self.scopes.push(Scope::default());
+        let done = self.iterate(stmt, &items, Arc::new(state));
+        self.scopes.pop();
         if recursive.is_some() {
             self.loops.pop();
         }
-        done.map(|_| Next::Go)
+        done.map(|()| Next::Go)
+    }
+
+    /// Runs the body of a loop for each of `items`, in a scope that is there already.
+    fn iterate(&mut self, stmt: &For, items: &[Value], mut state: Arc<Loop>) -> Outcome<()> {
+        let name: Name = "loop".into();
+        for (index, item) in items.iter().enumerate() {
+            self.budget.step()?;
+            if let Some(scope) = self.scopes.last_mut() {
+                scope.names.clear();
+                // Nobody else has it, unless a template keeps it somewhere.
+                match Arc::get_mut(&mut state) {
+                    Some(state) => state.index = index,
+                    None => state = Arc::new(state.at(index)),
+                }
+                scope.names.push((name.clone(), Value::Loop(Arc::clone(&state))));
+            }
+            self.assign(&stmt.target, item.clone())?;
+            if self.body(&stmt.body)? == Next::Break {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// The items to iterate over.
@@ -298,7 +304,7 @@ impl<'b> Run<'b> {
         if let Some(value) = self.root.get(name) {
             return value.clone();
         }
-        let function = FUNCTIONS.iter().find(|&&known| known == name);
+        let function = functions::NAMES.iter().find(|&&known| known == name);
         function.map_or(Value::Undefined, |name| Value::Function(name))
     }
 
@@ -518,7 +524,7 @@ impl<'b> Run<'b> {
                 let depth = state.depth + 1;
                 self.deeper(|run| run.captured(|run| run.for_loop(&stmt, &over, depth)))
             }
-            Value::Function(name) => self.call_function(name, args),
+            Value::Function(name) => self.function(name, args),
             other => Err(Fault::new(format!("a {} cannot be called", other.kind()))),
         }
     }
@@ -566,86 +572,6 @@ impl<'b> Run<'b> {
         }
         Ok(())
     }
-
-    fn call_function(&mut self, name: &str, args: Args) -> Outcome<Value> {
-        match name {
-            "range" => {
-                let [start, stop, step] = args.bind(name, ["start", "stop", "step"])?;
-                range(self.budget, start, stop, step)
-            }
-            "dict" => {
-                let mut entries = match args.plain.first() {
-                    Some(Value::Map(fields)) => {
-                        drop(self.budget.hold(fields.entries().len() * size_of::<Value>() * 2)?);
-                        fields.entries().to_vec()
-                    }
-                    _ => Vec::new(),
-                };
-                for (name, value) in args.named {
-                    entries.push((Value::text(self.budget, &name)?, value));
-                }
-                Value::map(self.budget, entries)
-            }
-            "namespace" => {
-                let namespace = Namespace::new(self.budget)?;
-                if let Some(Value::Map(fields)) = args.plain.first() {
-                    for (key, value) in fields.entries() {
-                        if let Some(key) = key.as_str() {
-                            namespace.set(self.budget, key.into(), value.clone())?;
-                        }
-                    }
-                }
-                for (name, value) in args.named {
-                    namespace.set(self.budget, name, value)?;
-                }
-                Ok(Value::Namespace(Arc::new(namespace)))
-            }
-            "raise_exception" => {
-                let mut words = Builder::new(self.budget)?;
-                args.plain.iter().try_for_each(|value| python::write_str(&mut words, value))?;
-                Err(Fault::raised(words.as_str()))
-            }
-            _ => {
-                let [format] = args.bind(name, ["format"])?;
-                let format = format.as_ref().and_then(Value::as_str).unwrap_or("%Y-%m-%d");
-                self.budget.work(format.len())?;
-                Value::text(self.budget, &time::strftime(format, (self.clock)())?)
-            }
-        }
-    }
-}
-
-fn range(
-    budget: &Budget,
-    start: Option<Value>,
-    stop: Option<Value>,
-    step: Option<Value>,
-) -> Outcome<Value> {
-    let int = |value: Option<Value>, missing: i128| match value {
-        None => Ok(missing),
-        Some(value) => super::args::int("range", &value),
-    };
-    let (start, stop) = match stop {
-        Some(stop) => (int(start, 0)?, int(Some(stop), 0)?),
-        None => (0, int(start, 0)?),
-    };
-    let step = int(step, 1)?;
-    if step == 0 {
-        return Err(Fault::new("range has a step of 0"));
-    }
-    let mut items = Vec::new();
-    let mut at = start;
-    while if step > 0 { at < stop } else { at > stop } {
-        if items.len() == limits::TEMPLATE_RANGE {
-            let cap = limits::TEMPLATE_RANGE;
-            return Err(Fault::new(format!(
-                "found a range of more than {cap}, allowed: at most {cap}"
-            )));
-        }
-        items.push(Value::Int(at));
-        at = at.saturating_add(step);
-    }
-    Value::list(budget, items)
 }
 
 /// What `value.name` is.

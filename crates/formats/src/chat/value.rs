@@ -81,6 +81,14 @@ pub(super) struct Loop {
     pub(super) changed: Arc<Mutex<Option<Value>>>,
 }
 
+impl Loop {
+    /// The same loop at another item.
+    pub(super) fn at(&self, index: usize) -> Self {
+        let (items, changed) = (Arc::clone(&self.items), Arc::clone(&self.changed));
+        Self { index, items, depth: self.depth, recursive: self.recursive, changed }
+    }
+}
+
 /// Variables that inner scopes may set.
 #[derive(Debug)]
 pub(super) struct Namespace(Mutex<(AHashMap<Arc<str>, Value>, Held)>);
