@@ -43,7 +43,8 @@ impl Tensor {
     /// Columns `from..from + cols` of every row: a view with the same stride.
     #[track_caller]
     pub fn columns(self, from: u32, cols: u32) -> Tensor {
-        assert!(self.dtype.is_plain() && from + cols <= self.cols);
+        let inside = from.checked_add(cols).is_some_and(|end| end <= self.cols);
+        assert!(self.dtype.is_plain() && inside);
         let skip = self.dtype.bytes(from as usize) as u64;
         let span = self.span.part(skip, self.span.len - skip);
         Tensor { span, cols, ..self }
