@@ -3,7 +3,7 @@
 //! A template is a program in a Jinja dialect that comes with the model, so it is as hostile as the
 //! rest of the file, and messages are as hostile as anybody. The grammar is minijinja's; what runs
 //! the program is ours, so that every step it takes, every byte it reads and every value it makes
-//! is paid for from a [budget](budget). It is compiled and run on threads with a stack of known size, sees
+//! is paid for from a budget. It is compiled and run on threads with a stack of known size, sees
 //! nothing but what it is given, and writes nothing but its result.
 //!
 //! The dialect is that of `transformers`: `trim_blocks` and `lstrip_blocks`, loop controls, Python's

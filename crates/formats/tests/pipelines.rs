@@ -59,7 +59,9 @@ fn normaliser(random: &mut Random) -> Value {
         9 => json!({"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}),
         10 => json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""}),
         _ => {
-            let pattern = random.one(&EXPRESSIONS);
+            // The crate forgets where text came from that was put in the place of nothing, and
+            // then has it twice.
+            let pattern = Some(random.one(&EXPRESSIONS)).filter(|&&e| e != "x*").unwrap_or(&"x+");
             json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "b "})
         }
     };
@@ -220,7 +222,7 @@ fn text(random: &mut Random) -> String {
 fn random_pipelines_give_the_ids_of_the_crate() {
     let mut random = Random(7);
     let mut compared = 0;
-    for case in 0..1_500 {
+    for case in 0..1_000 {
         let model = model(&mut random);
         let vocab = model["vocab"].as_object().unwrap().len();
         let normaliser = normaliser(&mut random);
@@ -246,8 +248,15 @@ fn random_pipelines_give_the_ids_of_the_crate() {
             file["model"]["vocab"] = Value::Null;
             file
         };
-        for _ in 0..12 {
-            let text = text(&mut random);
+        for turn in 0..12 {
+            let mut text = text(&mut random);
+            // Long enough to be cut in the middle of words, now and then.
+            if turn == 0 && case % 5 == 0 {
+                while text.len() < 12_000 {
+                    text.push_str(&self::text(&mut random));
+                    text.push('a');
+                }
+            }
             let found = ours.encode(&text, false).unwrap();
             let theirs = AssertUnwindSafe(|| theirs.encode(text.as_str(), false).unwrap());
             let Ok(expected) = catch_unwind(theirs) else { continue };
@@ -263,5 +272,5 @@ fn random_pipelines_give_the_ids_of_the_crate() {
             assert!(fewest <= found.len(), "case {case}: {text:?} {fewest}\n{}", shown());
         }
     }
-    assert!(compared > 10_000, "{compared}");
+    assert!(compared > 8_000, "{compared}");
 }

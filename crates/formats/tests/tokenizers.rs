@@ -126,11 +126,34 @@ fn smollm2_gives_the_reference_ids_for_10_000_strings() {
     check_hashes("smollm2", &Tokenizer::of(&checkpoint).unwrap());
 }
 
+/// Texts of many words, and words so long that they are cut, whole and up to a limit.
+fn check_long(name: &str, ours: &Tokenizer, theirs: &tokenizers::Tokenizer) {
+    let mixed: String =
+        strings(2_000, 9).iter().map(|text| String::from_utf8_lossy(text)).collect();
+    let letters: String =
+        mixed.chars().filter(|c| c.is_alphabetic()).cycle().take(30_000).collect();
+    for text in [&mixed, &letters, &"ab".repeat(10_000), &" ".repeat(20_000)] {
+        let expected = theirs.encode(text.as_str(), false).unwrap();
+        let found = ours.encode(text, false).unwrap();
+        assert!(
+            found == expected.get_ids(),
+            "{name}: {:?}…",
+            text.chars().take(20).collect::<String>()
+        );
+        assert!(ours.fewest_tokens(text.len()) <= found.len(), "{name}");
+        assert_eq!(ours.encode_limited(text, false, found.len()).unwrap(), found, "{name}");
+        let too_long = ours.encode_limited(text, false, found.len() - 1);
+        assert!(matches!(too_long, Err(formats::Error::TooLong { .. })), "{name}");
+    }
+}
+
 /// The published file as it is, then its vocabulary moved into GGUF the way converters do.
 fn published(name: &str, pre: &str) {
     let Some(path) = fetch::tokenizer(name) else { return };
     let bytes = std::fs::read(&path).unwrap();
-    check_hashes(name, &Tokenizer::from_json(&path, &bytes).unwrap());
+    let tokenizer = Tokenizer::from_json(&path, &bytes).unwrap();
+    check_hashes(name, &tokenizer);
+    check_long(name, &tokenizer, &tokenizers::Tokenizer::from_bytes(&bytes).unwrap());
 
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     let mut tokens: Vec<(String, i32)> = Vec::new();
