@@ -22,10 +22,13 @@ pub(crate) struct Hostile {
     pub(crate) leaves_after: Option<usize>,
 }
 
+/// How often a part of the grammar is drawn, what it is called, and what makes its requests.
+type Kind = (u64, &'static str, fn(&mut Draw) -> Hostile);
+
 /// The request of this number.
 pub(crate) fn request(seed: u64, number: u64) -> Hostile {
     let draw = &mut Draw::new(seed, number);
-    let kinds: [(u64, &str, fn(&mut Draw) -> Hostile); 11] = [
+    let kinds: [Kind; 11] = [
         (28, "schema", of_schema),
         (18, "fields", of_fields),
         (6, "size", of_size),

@@ -42,7 +42,9 @@ pub(crate) async fn send(address: SocketAddr, request: &Hostile) -> Outcome {
         Ok(ended) => ended,
     };
     let body = answer.windows(4).position(|w| w == b"\r\n\r\n").map_or(0, |at| at + 4);
-    let words = String::from_utf8_lossy(&answer[body..]).chars().take(300).collect();
+    let words = String::from_utf8_lossy(&answer[body..]);
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let words = words.chars().map(shown).take(300).collect();
     Outcome { ended, took: began.elapsed(), words }
 }
 
