@@ -267,6 +267,10 @@ fn pack(arena: &ArenaInner, spans: &[Span]) -> Packed {
     let (mut mapped, mut loads) = (Vec::new(), Vec::new());
     let (mut at, mut staged) = (0, CHUNK);
     for &span in spans {
+        if span.len == 0 {
+            // A region without bytes has no address, and nothing can be a slice there.
+            continue;
+        }
         let end = at + span.len as usize;
         if let Some(base) = arena.memory.host_base(span.region) {
             mapped.push((base.wrapping_add(span.offset as usize), at, span.len as usize));
