@@ -4,8 +4,9 @@
 //!
 //!     dacapo serve --port 8000 & target/release/examples/storm http://127.0.0.1:8000 $!
 //!
-//! After the address and the process id come settings: `requests=10000`, `width=16` (at once), `streams=3`,
-//! `seed=1`, `seconds=1800` (the most it may take), `alone=30` (seconds of streams without the storm),
+//! After the address and the process id come settings: `requests=10000`, `from=0` (the first of them),
+//! `width=16` (at once), `streams=3`, `seed=1`, `seconds=1800` (the most it may take), `alone=30` (seconds of
+//! streams without the storm),
 //! `fill=120` (the most seconds of filling the KV pages first), `tokens=48` (of each stream's answers),
 //! `show=N` (print request N of this seed and leave). The same seed sends the same bytes. Only a server on this
 //! machine is ever talked to.
@@ -60,6 +61,7 @@ impl Settings {
         let target = Target { host: address.to_string(), ..target };
         let known = [
             ("requests", 10_000),
+            ("from", 0),
             ("width", 16),
             ("streams", 3),
             ("seed", 1),
@@ -251,7 +253,8 @@ impl Tally {
 
 async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
     let tally = Arc::new(Mutex::new(Tally::default()));
-    let next = Arc::new(AtomicU64::new(0));
+    let from = settings.get("from");
+    let next = Arc::new(AtomicU64::new(from));
     let until = Instant::now() + Duration::from_secs(settings.get("seconds"));
     let mut workers = JoinSet::new();
     for _ in 0..settings.get("width") {
@@ -259,7 +262,7 @@ async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
         workers.spawn(async move {
             while Instant::now() < until {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= settings.get("requests") {
+                if number - from >= settings.get("requests") {
                     return;
                 }
                 let seed = settings.get("seed");
@@ -272,7 +275,7 @@ async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
         });
     }
     while workers.join_next().await.is_some() {}
-    let sent = next.load(Ordering::Relaxed).min(settings.get("requests"));
+    let sent = (next.load(Ordering::Relaxed) - from).min(settings.get("requests"));
     (std::mem::take(&mut *tally.lock().unwrap()), sent)
 }
 
