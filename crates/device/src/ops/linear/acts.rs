@@ -74,7 +74,8 @@ impl Acts {
         }
     }
 
-    /// Quantises a row.
+    /// Quantises a row. Any values will do: rows that pad a step hold whatever lay there before, not a
+    /// number and infinities included, and their sums may wrap; nobody reads what comes of them.
     ///
     /// # Safety
     /// `row` is one of the rows laid out, and nobody else touches it now.
@@ -115,7 +116,7 @@ unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, 
             let half = _mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(scale));
             *d.add(TILE * block) = _mm_cvtss_f32(_mm_cvtph_ps(half));
             *s.add(TILE * block) = scale * sum as f32;
-            *z.add(TILE * block) = -128 * sum;
+            *z.add(TILE * block) = sum.wrapping_mul(-128);
         }
     }
 }
@@ -148,9 +149,10 @@ unsafe fn quantise_body<const FMA: bool>(
         let mut ints = [0i32; pack::COLS];
         for i in 0..pack::COLS {
             // The sum's low mantissa bits are the value rounded to nearest even, in two's complement.
-            ints[i] = (x[i] * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
+            let bits = (x[i] * inverse + MAGIC).to_bits() as i32;
+            ints[i] = bits.wrapping_sub(MAGIC.to_bits() as i32);
         }
-        let sum: i32 = ints.iter().sum();
+        let sum = ints.iter().fold(0i32, |sum, int| sum.wrapping_add(*int));
         let scale = amax / 127.0;
         // SAFETY: the caller gave room for every block.
         unsafe {
@@ -159,7 +161,7 @@ unsafe fn quantise_body<const FMA: bool>(
             }
             *d.add(TILE * block) = f16::from_f32(scale).to_f32();
             *s.add(TILE * block) = scale * sum as f32;
-            *z.add(TILE * block) = -128 * sum;
+            *z.add(TILE * block) = sum.wrapping_mul(-128);
         }
     }
 }
