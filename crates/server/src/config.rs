@@ -174,7 +174,7 @@ limits! {
     /// Continuations of one prompt (`n`).
     choices = 32;
     /// Continuations in one call, over all its prompts (prompts × `n`).
-    sequences = 1024;
+    sequences = 256;
     /// Messages in a chat.
     messages = 4096;
     /// Tools offered in a chat.

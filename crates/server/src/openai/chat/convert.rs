@@ -64,10 +64,14 @@ pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<P
     Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
 }
 
+/// Continuations that the engine seats at once. One request with more would wait until as many seats are
+/// free, and everybody behind it would wait too.
+const TOGETHER: u32 = 4;
+
 /// Continuations that may stop at different places on the server's word are requests of their
-/// own: the engine cancels whole requests.
+/// own: the engine cancels whole requests. So are those of a request with many.
 pub(crate) fn spread(base: Request, apart: bool) -> Vec<Request> {
-    if !apart || base.choices == 1 {
+    if base.choices == 1 || (!apart && base.choices <= TOGETHER) {
         return vec![base];
     }
     let one = |i: u32| {
