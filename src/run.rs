@@ -70,9 +70,6 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
     let sampling = loaded.sampling(&args.sampling)?;
     let (model, device) = (loaded.name.clone(), loaded.device.clone());
     let memory = loaded.memory();
-    if !args.json {
-        note!("[memory: {memory}]");
-    }
     let talk = loaded.talk()?;
     let prompt = match args.raw {
         true => prompt::raw(&talk.tokenizer, &text)?,
@@ -85,6 +82,9 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
             chat.ask(&text)?
         }
     };
+    if !args.json {
+        note!("[memory: {memory}]");
+    }
     let (stop, prompt_logprobs) = (args.sampling.stop.clone(), args.prompt_logprobs);
     let ask = Ask { prompt, sampling, stop, prompt_logprobs };
     let mut speaker = Speaker::new(talk.engine, talk.tokenizer.clone());
