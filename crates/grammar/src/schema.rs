@@ -144,7 +144,7 @@ impl<'a> Walk<'a> {
                 "enum" | "const" => {
                     let values =
                         if key == "enum" { each(value) } else { std::slice::from_ref(value) };
-                    let size = values.iter().map(|value| nodes(value)).sum();
+                    let size = values.iter().map(nodes).sum();
                     self.add(Count::Schemas, size)?;
                     Shape { alternatives: values.len() as u64, size }
                 }

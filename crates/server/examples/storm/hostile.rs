@@ -316,7 +316,8 @@ fn of_nesting(draw: &mut Draw) -> Hostile {
         5 => draw.pick(&["[]", "null", "3", "\"x\"", "true", "[{\"messages\": []}]", ""]).into(),
         _ => {
             let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}});
-            json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}).to_string()
+            let messages = json!([{"role": "assistant", "tool_calls": [call]}]);
+            json!({"messages": messages, "max_tokens": 8}).to_string()
         }
     };
     post(path, body.as_bytes())
