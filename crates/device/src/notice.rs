@@ -1,4 +1,4 @@
-//! What a device has to say though nobody asked: a cache that cannot be used, a failure while something is
+//! Notices that a device gives without being asked: a cache that cannot be used, a failure while something is
 //! released. Never a reason to fail, and never to wait, if the program says where it goes.
 
 use std::fmt;
@@ -20,7 +20,7 @@ pub(crate) fn say(line: fmt::Arguments<'_>) {
     match SINK.get() {
         Some(sink) => sink(&line),
         None => {
-            // There is nobody to tell that nobody can be told.
+            // Standard error cannot be written, so this failure cannot be reported either.
             let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
         }
     }

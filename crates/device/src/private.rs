@@ -25,7 +25,7 @@ pub enum NotPrivate {
         /// What the system said.
         problem: String,
     },
-    /// It is somebody else's.
+    /// It belongs to another user.
     #[error("{path} belongs to user {owner}, not to user {user} who runs this")]
     Owner {
         /// The file or folder.

@@ -303,7 +303,7 @@ fn the_prologue_clamps_what_mail_says() {
                     letter.page(seat as u32, index, page).expect("room");
                 }
             }
-            // The seat of pad rows is nobody's to take.
+            // No request may join the seat of pad rows.
             letter.page(limits.seats, 0, 3).expect("room");
             let q_len = if prompt { 2 } else { 1 };
             let flags = row::SAMPLE | if prompt { row::PROMPT } else { 0 };

@@ -14,7 +14,7 @@ mod runtime {
 /// From now on nobody may touch these bytes.
 ///
 /// # Safety
-/// They are mapped, and nobody's.
+/// They are mapped and belong to no span.
 pub(crate) unsafe fn fence(at: *mut u8, bytes: usize) {
     #[cfg(dacapo_asan)]
     // SAFETY: the caller's promise.

@@ -44,7 +44,7 @@ impl Rng {
     }
 }
 
-/// An arena being laid out, with what its spans hold at first. Between any two spans lie bytes that are nobody's.
+/// An arena being laid out, with what its spans hold at first. Between any two spans lie bytes that belong to no span.
 pub(crate) struct Layout {
     open: OpenArena,
     spans: Vec<Span>,
@@ -234,7 +234,7 @@ struct Before {
 }
 
 impl Before {
-    /// Fills what is nobody's and looks at everything.
+    /// Fills the bytes that belong to no span, and checks all of them.
     fn new(device: &Device, arena: &Arena, spans: &[Span]) -> Before {
         let look = |region: Region| {
             let whole = Span { arena: arena.id(), region, offset: 0, len: arena.size(region) };

@@ -55,7 +55,7 @@ impl Turns {
         }
     }
 
-    /// Nobody is remembered.
+    /// Whether no call is live.
     pub(crate) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }

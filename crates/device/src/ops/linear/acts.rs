@@ -75,7 +75,7 @@ impl Acts {
     }
 
     /// Quantises a row. Any values will do: rows that pad a step hold whatever lay there before, not a
-    /// number and infinities included, and their sums may wrap; nobody reads what comes of them.
+    /// number and infinities included, and their sums may wrap; their results are never read.
     ///
     /// # Safety
     /// `row` is one of the rows laid out, and nobody else touches it now.
