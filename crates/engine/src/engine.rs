@@ -50,10 +50,14 @@ impl<X: Executor> Engine<X> {
         self.sched.time(now);
         self.make_way();
         self.launch();
-        if wait && self.sched.out.is_empty() && self.sched.in_flight() > 0 {
+        // Where no step runs ahead, a launch returns when it is done: its result is given out before the next.
+        let ahead = self.sched.depth() > 1;
+        if wait && (self.sched.out.is_empty() || !ahead) && self.sched.in_flight() > 0 {
             self.take_results(true);
-            self.make_way();
-            self.launch();
+            if ahead {
+                self.make_way();
+                self.launch();
+            }
         }
         self.sched.check();
         std::mem::take(&mut self.sched.out)

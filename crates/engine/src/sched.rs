@@ -7,9 +7,8 @@
 //! its last one is seated, and where it holds more seats than a newcomer and itself would share
 //! equally, it gives some up. The first waiting request of a call is overtaken by at most
 //! [`EngineConfig::patience`] requests that arrived later; then it is *due*, goes before all others, and
-//! cannot be preempted by them. Admission takes requests strictly in order of service, so nothing small
-//! slips past something large; it pauses while a seated prompt computes pages that the next one begins
-//! with too. A seated
+//! cannot be preempted by them. Admission takes requests in order of service; one that needs more than there is,
+//! or whose beginning a seated prompt is computing, lets a few others pass until it is due. A seated
 //! sequence gets its row in every step that has room for it; decode rows go first, and when they leave
 //! no room for prompts the two take turns. Short prompts that come one by one may wait a few steps
 //! ([`EngineConfig::gather`]) to be fed together.
@@ -208,8 +207,8 @@ pub(crate) struct Scheduler {
     reserved: u32,
     /// Sequences that are leaving.
     leaving: u32,
-    /// The head of the queue and the pool's state when it was last refused.
-    refused: Option<(Key, u64)>,
+    /// The pool's state when admission last found none that could be seated; nothing came or went since.
+    refused: Option<u64>,
     /// The step being formed; while it is stalled it must be launched before another is formed.
     pub(crate) step: Step,
     forming: Flight,
@@ -365,6 +364,7 @@ impl Scheduler {
         match &mut sequence.place {
             Place::Waiting => {
                 self.queue.remove(rank);
+                self.refused = None;
                 self.sequences.remove(key);
             }
             Place::Seated(at) => {
@@ -467,8 +467,8 @@ impl Scheduler {
     /// Whether the next step should be formed soon: somebody waits whom admission has not refused for
     /// what there is now, or somebody leaves and keeps what he holds until his row is back.
     pub(crate) fn is_urgent(&self) -> bool {
-        let refused = |key| self.refused == Some((key, self.pool.epoch()));
-        self.leaving > 0 || self.queue.first().is_some_and(|key| !refused(key))
+        let refused = self.refused == Some(self.pool.epoch());
+        self.leaving > 0 || (!self.queue.is_empty() && !refused)
     }
 
     pub(crate) fn depth(&self) -> usize {

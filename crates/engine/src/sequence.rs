@@ -63,6 +63,8 @@ pub(crate) struct Far {
     pub(crate) unforked: u32,
     /// Later requests that were seated while this one waited.
     pub(crate) overtaken: u32,
+    /// How often it gave its pages to others.
+    pub(crate) sent_back: u32,
     /// Prompt tokens found in the tree when it was first seated.
     pub(crate) cached: u32,
     pub(crate) scores: Vec<TokenLogprob>,

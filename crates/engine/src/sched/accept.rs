@@ -72,6 +72,7 @@ impl Scheduler {
                 turn,
                 unforked: choices - 1,
                 overtaken: 0,
+                sent_back: 0,
                 cached: 0,
                 scores: Vec::new(),
                 hidden: Vec::new(),
@@ -82,8 +83,7 @@ impl Scheduler {
         let (rank, arrival) = (sequence.rank(), sequence.far.arrival);
         let nothing_to_do = sequence.goal() == 0;
         let key = self.sequences.insert(sequence);
-        // Keys are used again: what was refused under this one may be gone.
-        self.refused = self.refused.filter(|(refused, _)| *refused != key);
+        self.refused = None;
         self.queue.push(rank, arrival, key);
         self.live.insert(id, Live { sequences: vec![key], deadline, call });
         if let Some(deadline) = deadline {

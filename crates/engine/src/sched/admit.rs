@@ -8,31 +8,48 @@ use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How often a sequence is sent back for pages before it is due.
+const MOST_SENT_BACK: u32 = 2;
+/// Most requests that let others pass at a time.
+const MOST_PASSED: u32 = 8;
+
 impl Scheduler {
-    /// Seats as many as seats and pages allow, strictly in order of service. True when somebody was
-    /// seated or sent away.
+    /// Seats as many as seats and pages allow, in order of service. A request that needs more than there is
+    /// lets a few others pass, until it is due. True when a sequence was seated or sent away.
     pub(super) fn admit(&mut self) -> bool {
-        let mut changed = false;
-        while let Some(key) = self.queue.first() {
-            // Nothing came back since the last refusal: it would be refused again.
-            if self.refused == Some((key, self.pool.epoch())) {
-                break;
+        // Nothing came or went since the last time: nobody could be seated now either.
+        if self.refused == Some(self.pool.epoch()) {
+            return false;
+        }
+        let (mut changed, mut waits, mut passed) = (false, false, 0);
+        let mut at = None;
+        while let Some((rank, key)) = self.queue.after(at) {
+            let coming = self.prefix_is_coming(key);
+            if !coming && self.seat(key) {
+                changed = true;
+                // One that let this one pass may be due now: it goes first from here on.
+                if passed > 0 && self.queue.first().is_some_and(|key| self.sequences[key].due) {
+                    break;
+                }
+                continue;
             }
-            if self.prefix_is_coming(key) {
-                break;
-            }
-            if !self.seat(key) {
+            waits |= coming;
+            // Room is made for the first only: the others pass where there is room already.
+            if passed == 0 && !coming {
                 let before = self.stats.preemptions;
                 let freed = self.make_room(key);
                 changed |= self.stats.preemptions > before;
                 if freed {
                     continue;
                 }
-                self.refused = Some((key, self.pool.epoch()));
+            }
+            passed += 1;
+            if self.sequences[key].due || passed == MOST_PASSED || self.leaving > 0 {
                 break;
             }
-            changed = true;
+            at = Some(rank);
         }
+        self.refused = (!waits).then(|| self.pool.epoch());
         changed
     }
 
@@ -41,7 +58,7 @@ impl Scheduler {
     /// then compute it once. It waits for confirmed pages of a seated prompt, so never for long.
     fn prefix_is_coming(&self, key: Key) -> bool {
         let sequence = &self.sequences[key];
-        if !self.config.prefix_cache || sequence.needs_every_token() {
+        if !self.config.prefix_cache || sequence.needs_every_token() || sequence.due {
             return false;
         }
         let (page_size, goal) = (self.geometry.page_size, sequence.goal());
@@ -226,14 +243,31 @@ impl Scheduler {
         (most > then).then(|| (call, most - then))
     }
 
-    /// Sends the last in order of service back to the queue. True when that freed pages at once,
-    /// false when it has to wait for steps in flight or nobody is left.
-    pub(super) fn preempt_last(&mut self) -> bool {
-        let victim = self.seats.iter().flatten().copied();
-        match victim.max_by_key(|&key| self.sequences[key].rank()) {
-            Some(victim) => self.preempt(victim),
-            None => false,
+    /// Sends a sequence back to the queue because pages ran out: of the lowest priority, of the call
+    /// that holds the most pages, the last in order of service. Small requests keep their pages while
+    /// large ones run. The first in order of service is never sent back, so it ends. True when that freed
+    /// pages at once, false when steps in flight still use them or only the first is left.
+    pub(super) fn preempt_for_pages(&mut self) -> bool {
+        let mut held: BTreeMap<u64, u32> = BTreeMap::new();
+        for &key in self.seats.iter().flatten() {
+            let sequence = &self.sequences[key];
+            let pages = sequence.seated().map_or(0, |at| at.table.len() as u32);
+            *held.entry(sequence.far.spec.call).or_default() += pages;
         }
+        let rank = |key: &Key| self.sequences[*key].rank();
+        let first = self.seats.iter().flatten().copied().min_by_key(rank);
+        let others = self.seats.iter().flatten().copied().filter(|key| Some(*key) != first);
+        let victim = others.max_by_key(|key| {
+            let sequence = &self.sequences[*key];
+            let call = sequence.far.spec.call;
+            (!sequence.due, Reverse(sequence.far.spec.priority), held[&call], call, rank(key))
+        });
+        let Some(victim) = victim.or(first) else { return false };
+        // What is large is not sent back again and again.
+        let sequence = &mut self.sequences[victim];
+        sequence.far.sent_back += 1;
+        sequence.due |= sequence.far.sent_back > MOST_SENT_BACK;
+        self.preempt(victim)
     }
 
     fn preempt(&mut self, key: Key) -> bool {

@@ -10,6 +10,13 @@ use grammar::Mask;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// A prompt is short where its rest takes at most this part of a step: several such fit beside a long one.
+const SHORT_SHARE: u32 = 4;
+/// A prompt token after this many costs about another token more, for its attention (SmolLM2 on a CPU).
+const CONTEXT: u32 = 4096;
+/// A prompt token whose log-probabilities are wanted costs about so many, for its logits (the same).
+const SCORED: u32 = 4;
+
 impl Scheduler {
     /// Fills `step` and says whether there is anything to launch. From here on the step counts as
     /// launched; it is either launched, tried again, or taken back by a restart.
@@ -69,8 +76,8 @@ impl Scheduler {
     }
 
     /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
-    /// Everybody who is ready owns the page it writes next; when pages run out, the last in order of
-    /// service is sent away. True when somebody still has to wait for a page.
+    /// Everybody who is ready owns the page it writes next; when pages run out, a sequence is sent back
+    /// to the queue. True when somebody still has to wait for a page.
     fn gather(&mut self) -> bool {
         let starved = loop {
             let mut starved = false;
@@ -94,7 +101,7 @@ impl Scheduler {
                 }
             }
             // One at a time: those who are leaving will give back more.
-            if !starved || self.leaving > 0 || !self.preempt_last() {
+            if !starved || self.leaving > 0 || !self.preempt_for_pages() {
                 break starved;
             }
         };
@@ -105,25 +112,29 @@ impl Scheduler {
         starved
     }
 
-    /// Prompts in order of service; of one call, the second after the first of every other.
+    /// Prompts in order of service, but of one call the second after the first of every other, and
+    /// short ones before long ones: a long prompt takes many steps, and its rest of a step is what the
+    /// short ones leave. A prompt that got no row too often is due and goes first.
     fn order_prompts(&mut self) {
+        let short = self.prompt_tokens(self.ready.len() as u32) / SHORT_SHARE;
         let Self { prompts, sequences, .. } = self;
-        prompts.sort_by_key(|&key| sequences[key].rank());
-        let call = |key: Key| sequences[key].far.spec.call;
-        let alike = prompts.windows(2).any(|pair| call(pair[0]) == call(pair[1]));
-        if alike {
-            let mut before: BTreeMap<u64, u32> = BTreeMap::new();
-            let mut order: Vec<(bool, u32, Key)> = Vec::with_capacity(prompts.len());
-            for &key in prompts.iter() {
-                let nth = before.entry(call(key)).or_default();
-                *nth += 1;
-                order.push((!sequences[key].due, *nth, key));
-            }
-            // The sort is stable: what is equal here stays in order of service.
-            order.sort_by_key(|&(not_due, nth, _)| (not_due, nth));
-            prompts.clear();
-            prompts.extend(order.iter().map(|&(_, _, key)| key));
+        if prompts.len() < 2 {
+            return;
         }
+        prompts.sort_by_key(|&key| sequences[key].rank());
+        let mut before: BTreeMap<u64, u32> = BTreeMap::new();
+        let order = |&key: &Key| {
+            let sequence = &sequences[key];
+            let nth = before.entry(sequence.far.spec.call).or_default();
+            *nth += 1;
+            let left = sequence.goal() - sequence.seated().map_or(0, |at| at.fed);
+            (!sequence.due, *nth, left > short, key)
+        };
+        let mut order: Vec<_> = prompts.iter().map(order).collect();
+        // The sort is stable: what is equal here stays in order of service.
+        order.sort_by_key(|&(not_due, nth, long, _)| (not_due, nth, long));
+        prompts.clear();
+        prompts.extend(order.iter().map(|&(.., key)| key));
     }
 
     /// Makes the page at the next position this sequence's own.
@@ -156,10 +167,15 @@ impl Scheduler {
         true
     }
 
+    /// Most tokens of a step that feeds prompts beside so many rows that decode.
+    fn prompt_tokens(&self, decoding: u32) -> u32 {
+        let most = if decoding > 0 { self.config.mixed_tokens } else { u32::MAX };
+        self.config.step_tokens.min(self.coverage.prefill_tokens).min(most).max(1)
+    }
+
     fn add_rows(&mut self) {
         let decoding = self.ready.len() as u32;
-        let most = if decoding > 0 { self.config.mixed_tokens } else { u32::MAX };
-        let budget = self.config.step_tokens.min(self.coverage.prefill_tokens).min(most).max(1);
+        let budget = self.prompt_tokens(decoding);
         let room = decoding < budget && decoding < self.coverage.prefill_rows;
         self.order_masks();
         let waits = |this: &mut Self| this.mask_first.is_none() && this.gathers(decoding);
@@ -189,11 +205,24 @@ impl Scheduler {
                     self.pass_over(index);
                     break;
                 }
-                let fed = self.add_prompt(self.prompts[index], tokens);
-                tokens -= fed.min(tokens);
+                let key = self.prompts[index];
+                let weight = self.weight(key);
+                let fed = self.add_prompt(key, (tokens / weight).max(1));
+                tokens = tokens.saturating_sub(fed.saturating_mul(weight));
                 rows -= 1;
             }
         }
+    }
+
+    /// What a prompt token costs on a device whose steps are kept short, in tokens of a short prompt.
+    fn weight(&self, key: Key) -> u32 {
+        if self.config.mixed_tokens >= self.config.step_tokens {
+            return 1;
+        }
+        let sequence = &self.sequences[key];
+        let context = sequence.seated().map_or(0, |at| at.fed);
+        let scored = if sequence.scoring() { SCORED } else { 1 };
+        scored * (1 + context / CONTEXT)
     }
 
     /// Whoever waits longest for a mask is the first to have one: a row that decodes goes before the
@@ -502,6 +531,7 @@ impl Scheduler {
                 turn: sequence.far.turn,
                 unforked: 0,
                 overtaken: 0,
+                sent_back: 0,
                 cached: sequence.far.cached,
                 scores: Vec::new(),
                 hidden: Vec::new(),
@@ -511,7 +541,6 @@ impl Scheduler {
         };
         let id = fork.id;
         let key = self.sequences.insert(fork);
-        self.refused = self.refused.filter(|(refused, _)| *refused != key);
         self.seats[index] = Some(key);
         self.seated += 1;
         self.reserved -= 1;

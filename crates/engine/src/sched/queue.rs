@@ -2,6 +2,7 @@
 
 use crate::sequence::{Key, Rank};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 /// Waiting sequences by rank, and by arrival for those who must not be overtaken for ever.
 #[derive(Default)]
@@ -17,8 +18,19 @@ impl Queue {
         self.arrivals.insert((arrival, key), rank);
     }
 
+    /// The first, or the first behind a rank.
+    pub(crate) fn after(&self, rank: Option<Rank>) -> Option<(Rank, Key)> {
+        let from = rank.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.order.range((from, Bound::Unbounded)).next();
+        next.map(|(&rank, &(key, _))| (rank, key))
+    }
+
     pub(crate) fn first(&self) -> Option<Key> {
-        self.order.first_key_value().map(|(_, &(key, _))| key)
+        self.after(None).map(|(_, key)| key)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.order.is_empty()
     }
 
     pub(crate) fn remove(&mut self, rank: Rank) {

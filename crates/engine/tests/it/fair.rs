@@ -145,3 +145,61 @@ fn prompts_beside_rows_that_decode_come_in_smaller_pieces() {
     assert!(sizes.contains(&(false, 64)), "alone it comes in pieces of what graphs cover");
     assert!(sizes.iter().all(|&(decode, size)| !decode || size <= 16), "{sizes:?}");
 }
+
+/// Tokens whose beginning is no other's.
+fn long(first: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| if i == 0 { first } else { 1 + (i * 7 + first) % 100 }).collect()
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let mut engine = Engine::new(Echo::new(4, 4000), EngineConfig::default());
+    // Four steps of 64 tokens each.
+    let mut outputs = engine.step(0, vec![Event::Submit(Box::new(request(1, &long(1, 240), 3)))]);
+    outputs.extend(engine.step(0, vec![Event::Submit(Box::new(request(2, &[9, 9], 2)))]));
+    outputs.extend(drain(&mut engine));
+    let of = |o: &Output, of: u64| matches!(o, Output::Token { id, .. } if id.0 == of);
+    let first = |id: u64| outputs.iter().position(|o| of(o, id)).unwrap();
+    assert!(first(2) < first(1));
+}
+
+#[test]
+fn when_pages_run_out_the_largest_is_sent_back() {
+    let config = || EngineConfig { prefix_cache: false, ..EngineConfig::default() };
+    // 70 pages of 4 tokens: the two large requests want 50 each in the end, the small one 10.
+    let mut engine = Engine::new(Echo::new(3, 70), config());
+    let submit = |id: u64, prompt: u32, tokens: u32| {
+        Event::Submit(Box::new(request(id, &long(id as u32, prompt), tokens)))
+    };
+    let events = vec![submit(1, 80, 120), submit(2, 80, 120), submit(3, 4, 36)];
+    let mut outputs = engine.step(0, events);
+    // The small one came last and is never sent back: it gets a token with every step.
+    outputs.extend(until_done(&mut engine, 3, 36, 45));
+    outputs.extend(drain(&mut engine));
+    assert!(engine.stats().preemptions > 0, "the large ones do not fit together");
+    assert_eq!((said(&outputs, 1), said(&outputs, 2)), (120, 120));
+    let of = |o: &Output, of: u64| matches!(o, Output::Finished { id, .. } if id.0 == of);
+    let end = |id: u64| outputs.iter().position(|o| of(o, id)).unwrap();
+    assert!(end(1) < end(2), "the first in order of service is not sent back");
+}
+
+#[test]
+fn a_request_without_room_lets_small_ones_pass_until_it_is_due() {
+    let config = EngineConfig { prefix_cache: false, patience: 5, ..EngineConfig::default() };
+    let mut engine = Engine::new(Echo::new(4, 60), config);
+    let submit =
+        |id: u64, prompt: u32| Event::Submit(Box::new(request(id, &long(id as u32, prompt), 40)));
+    let mut outputs = engine.step(0, vec![submit(1, 120)]);
+    for _ in 0..4 {
+        outputs.extend(engine.step(0, Vec::new()));
+    }
+    // 40 pages are taken, 45 wanted.
+    let events = std::iter::once(submit(2, 180)).chain((3..20).map(|id| submit(id, 2)));
+    outputs.extend(engine.step(0, events.collect()));
+    outputs.extend(drain(&mut engine));
+    let of = |o: &Output, of: u64| matches!(o, Output::Token { id, .. } if id.0 == of);
+    let first = |id: u64| outputs.iter().position(|o| of(o, id)).unwrap();
+    let passed = (3..20).filter(|&id| first(id) < first(2)).count();
+    assert!((2..=5).contains(&passed), "some, at most as many as its patience: {passed}");
+    assert!((1..20).all(|id| said(&outputs, id) == 40));
+}
