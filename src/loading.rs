@@ -106,8 +106,6 @@ pub(crate) struct Loaded {
     pub(crate) program: Program,
     /// How graphs came to be configured.
     pub(crate) graphs: Resolved,
-    /// Most tokens of a step that feeds prompts beside rows that decode.
-    mixed_tokens: u32,
     /// Whether requests with equal beginnings share pages.
     prefix_cache: bool,
     /// `None` for dummy weights.
@@ -211,11 +209,6 @@ fn load_with(
         executor: loaded.executor,
         graphs: loaded.graphs,
         program: loaded.program,
-        mixed_tokens: match device.kind() {
-            DeviceKind::Cuda => u32::MAX,
-            // A CPU reads some thousand tokens a second: longer steps are pauses that people see.
-            DeviceKind::Cpu => 256,
-        },
         prefix_cache: !args.no_prefix_cache,
         text,
     })
@@ -304,12 +297,18 @@ impl Loaded {
 
     /// What an engine must know of this model.
     pub(crate) fn engine_config(&self) -> EngineConfig {
-        EngineConfig {
+        let mut config = EngineConfig {
             eos: self.config.eos.clone(),
             prefix_cache: self.prefix_cache,
-            mixed_tokens: self.mixed_tokens,
             ..EngineConfig::default()
+        };
+        if self.executor.device().kind() == DeviceKind::Cpu {
+            // A CPU reads some thousand tokens a second: longer steps are pauses that people see.
+            config.mixed_tokens = 192;
+            // A launch returns when the step is done: a second one would only delay the first one's result.
+            config.depth = 1;
         }
+        config
     }
 
     /// What the flags mean for this model. A grammar is compiled, which takes a moment.
