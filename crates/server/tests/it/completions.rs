@@ -65,6 +65,42 @@ async fn echo_and_log_probabilities() {
     assert_eq!(choice["logprobs"]["top_logprobs"][1], json!({"b": -0.25, "c": -1.25}));
 }
 
+/// Many continuations are requests of their own; the prompt is scored for the first of them only.
+#[tokio::test]
+async fn every_continuation_has_the_scores_of_its_prompt() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let ask = |n: u32| {
+        let prompts = ["abc", "de"];
+        json!({"prompt": prompts, "echo": true, "logprobs": 2, "max_tokens": 2, "n": n})
+    };
+    let one = bed.ok(PATH, &ask(1)).await;
+    let many = bed.ok(PATH, &ask(6)).await;
+    let choices = many["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 12);
+    for (index, choice) in choices.iter().enumerate() {
+        let alone = &one["choices"][index / 6];
+        assert_eq!((&choice["text"], &choice["logprobs"]), (&alone["text"], &alone["logprobs"]));
+    }
+    assert_eq!(many["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
+
+    let mut streamed = ask(6);
+    streamed["stream"] = true.into();
+    let events = bed.stream(PATH, &streamed).await;
+    let (mut texts, mut scores) = (vec![String::new(); 12], [0; 12]);
+    for event in &events[..events.len() - 1] {
+        let chunk: CompletionResponse = serde_json::from_str(event).unwrap();
+        for choice in chunk.choices {
+            texts[choice.index as usize] += &choice.text;
+            scores[choice.index as usize] += choice.logprobs.map_or(0, |l| l.tokens.len());
+        }
+    }
+    for (index, text) in texts.iter().enumerate() {
+        let alone = &one["choices"][index / 6];
+        assert_eq!(alone["text"], text.as_str());
+        assert_eq!(alone["logprobs"]["tokens"].as_array().unwrap().len(), scores[index]);
+    }
+}
+
 #[tokio::test]
 async fn past_the_end_and_up_to_a_token() {
     let bed = Bed::new(MockConfig::default()).await;

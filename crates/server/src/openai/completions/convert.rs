@@ -47,7 +47,9 @@ pub fn convert(
             ..Request::new(RequestId(0), prompt, sampling)
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
-        let apart = spread(base, !stops.is_empty());
+        let mut apart = spread(base, !stops.is_empty());
+        // The prompt is scored once for all its continuations.
+        apart.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
         per_prompt = apart.len();
         requests.extend(apart);
     }

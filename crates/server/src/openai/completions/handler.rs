@@ -18,6 +18,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::request::{Token, TokenLogprob};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Answers one completion request, whole or as a stream.
@@ -33,7 +34,8 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         let text = app.model.text.clone();
         let firsts = starts(&setup.choices);
         let offsets = vec![0; prompts.len()];
-        let writer = Writer { text, prompts, firsts, echo, logprobs, offsets };
+        let shared = Shared::new(setup.per_prompt);
+        let writer = Writer { text, prompts, firsts, echo, logprobs, offsets, shared };
         Ok((requests, setup, writer, streamed))
     };
     let (requests, setup, mut writer, streamed) = read_json(&app, request, work).await?;
@@ -49,7 +51,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         (0..writer.prompts.len()).map(|index| writer.empty(index)).collect();
     while !run.is_over() {
         run.next(&mut |piece| {
-            gathering.add(0, piece.logprobs());
+            (0..writer.copies(&piece)).for_each(|_| gathering.add(0, piece.logprobs()));
             writer.write(piece, &mut |more| {
                 gathering.add(more.text.len(), &[]);
                 let choice = &mut choices[more.index as usize];
@@ -95,9 +97,34 @@ pub(super) struct Writer {
     logprobs: bool,
     /// Per choice, characters so far.
     offsets: Vec<u64>,
+    shared: Shared,
+}
+
+/// Scores of prompts that several requests of a call continue: the first of them has the prompt scored.
+struct Shared {
+    /// Requests in a row with the same prompt.
+    per_prompt: usize,
+    /// Per prompt, once they are there.
+    scores: BTreeMap<usize, Vec<TokenLogprob>>,
+    /// Per prompt, what came before them.
+    held: BTreeMap<usize, Vec<Piece>>,
+}
+
+impl Shared {
+    fn new(per_prompt: usize) -> Self {
+        Self { per_prompt: per_prompt.max(1), scores: BTreeMap::new(), held: BTreeMap::new() }
+    }
 }
 
 impl Writer {
+    /// How many choices get the log-probabilities of a piece.
+    fn copies(&self, piece: &Piece) -> usize {
+        match piece {
+            Piece::Prompt { .. } if self.echo => self.shared.per_prompt,
+            Piece::Prompt { .. } | Piece::Delta { .. } | Piece::End { .. } => 1,
+        }
+    }
+
     fn empty(&self, index: usize) -> CompletionChoice {
         CompletionChoice {
             index: index as u32,
@@ -109,6 +136,35 @@ impl Writer {
 
     /// Gives out what a piece adds to choices.
     pub(super) fn write(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
+        let per_prompt = self.shared.per_prompt;
+        if per_prompt == 1 || !self.echo || !self.logprobs {
+            return self.give(piece, sink);
+        }
+        // Requests of their own have one choice each: its index is the request's position.
+        let (Piece::Prompt { position: at, .. }
+        | Piece::Delta { index: at, .. }
+        | Piece::End { index: at, .. }) = &piece;
+        let (prompt, first) = (*at / per_prompt, at.is_multiple_of(per_prompt));
+        let Shared { scores, held, .. } = &mut self.shared;
+        match piece {
+            Piece::Prompt { position, logprobs } if first => {
+                scores.insert(prompt, logprobs.clone());
+                let waiting = held.remove(&prompt).unwrap_or_default();
+                self.give(Piece::Prompt { position, logprobs }, sink);
+                waiting.into_iter().for_each(|piece| self.write(piece, sink));
+            }
+            piece => match (piece, scores.get(&prompt)) {
+                (piece, None) => held.entry(prompt).or_default().push(piece),
+                (Piece::Prompt { position, .. }, Some(scores)) => {
+                    let logprobs = scores.clone();
+                    self.give(Piece::Prompt { position, logprobs }, sink);
+                }
+                (piece, Some(_)) => self.give(piece, sink),
+            },
+        }
+    }
+
+    fn give(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         match piece {
             Piece::Prompt { position, logprobs } if self.echo => {
                 // The choices of one request have the same prompt.
