@@ -15,6 +15,8 @@ pub const INLINE: usize = 4 * 1024;
 const SHORT: usize = 64 * 1024;
 /// Memory that was used by work over at least so many bytes in all is given back to the system.
 const TRIM_BYTES: u64 = 1 << 20;
+/// What is added to the threads' nice value: about a tenth of the processor time of a thread of the engine.
+const NICE: i32 = 10;
 /// How often, at most.
 const TRIM_EVERY: Duration = Duration::from_secs(1);
 
@@ -87,10 +89,13 @@ impl Work {
         for i in 0..config.threads.max(1) {
             let shared = shared.clone();
             let only_short = i == 0 && config.threads > 1;
-            std::thread::Builder::new()
-                .name(config.name.into())
-                .stack_size(config.stack)
-                .spawn(move || shared.serve(only_short))?;
+            std::thread::Builder::new().name(config.name.into()).stack_size(config.stack).spawn(
+                move || {
+                    // Steps that run on the same cores go first. A refusal changes nothing else.
+                    let _ = rustix::process::nice(NICE);
+                    shared.serve(only_short);
+                },
+            )?;
         }
         Ok(work)
     }
