@@ -25,7 +25,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::task::JoinSet;
 use wire::{Ended, Outcome};
 
@@ -104,10 +104,29 @@ impl Settings {
     }
 }
 
+/// The time between two tokens of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Gap {
+    /// Without what was stolen.
+    own: Duration,
+    /// Processor time that the host of a virtual machine gave to others meanwhile; the server could not run then.
+    stolen: Duration,
+    ended: SystemTime,
+}
+
+/// Processor time stolen from this machine so far, of all cores.
+fn stolen() -> Duration {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
+    Duration::from_millis(10 * ticks.unwrap_or(0))
+}
+
 /// What the well-behaved streams saw.
 #[derive(Default)]
 struct Seen {
-    gaps: Vec<Duration>,
+    gaps: u64,
+    /// The longest gap.
+    longest: Option<Gap>,
     first: Duration,
     answers: u64,
     put_off: u64,
@@ -166,7 +185,8 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
     if head.status != 200 {
         return Err(format!("status {}", head.status).into());
     }
-    let (mut last, mut gaps, mut first) = (None::<Instant>, Vec::new(), Duration::ZERO);
+    let (mut last, mut gaps, mut first) =
+        (None::<(Instant, Duration)>, Vec::<Gap>::new(), Duration::ZERO);
     let (mut done, mut error) = (false, None);
     let mut parser = SseParser::default();
     let mut take = |data: &str| {
@@ -176,11 +196,16 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
             error = Some(data.chars().take(200).collect::<String>());
         }
         if data.contains("\"content\":\"") && !data.contains("\"content\":\"\"") {
+            let so_far = stolen();
             match last {
-                Some(last) => gaps.push(now - last),
+                Some((last, before)) => {
+                    let stolen = so_far.saturating_sub(before);
+                    let own = (now - last).saturating_sub(stolen);
+                    gaps.push(Gap { own, stolen, ended: SystemTime::now() });
+                }
                 None => first = now - began,
             }
-            last = Some(now);
+            last = Some((now, so_far));
         }
     };
     while wire
@@ -196,7 +221,8 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
         return Err("the stream broke off".into());
     }
     let mut seen = seen.lock().unwrap();
-    seen.gaps.append(&mut gaps);
+    seen.longest = seen.longest.max(gaps.iter().max().copied());
+    seen.gaps += gaps.len() as u64;
     seen.first = seen.first.max(first);
     seen.answers += 1;
     Ok(())
@@ -267,7 +293,11 @@ async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
                 }
                 let seed = settings.get("seed");
                 // Making a body can take a while; the streams' clocks must not wait for it.
-                let made = tokio::task::spawn_blocking(move || hostile::request(seed, number));
+                let made = tokio::task::spawn_blocking(move || {
+                    // A client elsewhere would not take the server's processor time for it.
+                    let _ = rustix::process::nice(19);
+                    hostile::request(seed, number)
+                });
                 let Ok(request) = made.await else { return };
                 let outcome = wire::send(settings.address, &request).await;
                 tally.lock().unwrap().note(number, &request, outcome);
@@ -310,7 +340,7 @@ async fn settled(settings: &Settings) -> Result<u64, Fault> {
 }
 
 fn longest(seen: &Seen) -> Duration {
-    seen.gaps.iter().max().copied().unwrap_or_default()
+    seen.longest.map_or(Duration::ZERO, |gap| gap.own)
 }
 
 fn describe(name: &str, seen: &Seen) {
@@ -318,10 +348,18 @@ fn describe(name: &str, seen: &Seen) {
         "{name}: {} answers, {} put off, {} gaps, longest {:.3} s, slowest first token {:.2} s",
         seen.answers,
         seen.put_off,
-        seen.gaps.len(),
+        seen.gaps,
         longest(seen).as_secs_f64(),
         seen.first.as_secs_f64()
     );
+    if let Some(Gap { stolen, ended, .. }) = seen.longest {
+        let ended = ended.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        println!(
+            "  the longest gap ended at {:.3} s of the epoch; {stolen:.2?} that the machine's host gave to others \
+             are not counted in it",
+            ended.as_secs_f64()
+        );
+    }
 }
 
 async fn run(settings: Arc<Settings>) -> Result<Vec<String>, Fault> {
