@@ -10,6 +10,7 @@ use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
 use device::cuda::tuned::shape;
 use device::op::{Epilogue, Norm};
+use device::variant::Pick;
 use device::{Op, Tensor};
 use serde::Serialize;
 
@@ -24,6 +25,8 @@ pub struct KernelUse {
     pub block: [u32; 3],
     /// Dynamic shared memory in bytes.
     pub shared: u32,
+    /// The constants it is compiled with.
+    pub defines: Vec<(String, String)>,
 }
 
 /// A node explained.
@@ -144,22 +147,28 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
 /// The variant an op runs as: asked for, measured, or by the rule.
 fn choice(op: &Op, target: &Target) -> Option<String> {
     shape(op)?;
-    Some(match (op.variant().and_then(Option::as_ref), target.tuned.choice(op)) {
-        (Some(variant), _) => format!("{variant}, asked for"),
-        (None, Some(choice)) => choice.to_string(),
-        (None, None) => "default".into(),
+    Some(match (op.pick(), target.tuned.choice(op)) {
+        (None | Some(Pick::Best), Some(choice)) => choice.to_string(),
+        (None | Some(Pick::Best), None) => "default".into(),
+        (Some(pick), _) => format!("{pick}, asked for"),
     })
 }
 
 fn kernel(lowered: &Lowered) -> KernelUse {
-    let plain =
-        |name: &str| KernelUse { name: name.into(), grid: [0; 3], block: [0; 3], shared: 0 };
+    let plain = |name: &str| KernelUse {
+        name: name.into(),
+        grid: [0; 3],
+        block: [0; 3],
+        shared: 0,
+        defines: Vec::new(),
+    };
     match lowered {
         Lowered::Launch(launch) => KernelUse {
             name: launch.kernel.entry.clone(),
             grid: launch.grid,
             block: launch.block,
             shared: launch.shared,
+            defines: launch.kernel.defines.clone(),
         },
         Lowered::Gemm(_) => plain("cublaslt"),
         Lowered::Copy { .. } => plain("memcpy"),
