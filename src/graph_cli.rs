@@ -108,8 +108,7 @@ impl ModelArgs {
     ) -> Result<Plan> {
         let program = source.program(&self.model, &self.load_format, target)?;
         let limits = self.limits(&program);
-        let variant = self.deterministic.then(|| graph::FIXED.to_owned());
-        let key = shape.key(&limits).with_variant(variant);
+        let key = shape.key(&limits).with_fixed(self.deterministic);
         let mut layout = Layout::new(&program, target, limits, std::slice::from_ref(&key))?;
         layout.add_pages(&program, 1 + limits.pages_per_seat);
         Ok(graph::compile(&program, target, &key, &layout.bindings)?)

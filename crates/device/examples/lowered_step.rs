@@ -9,8 +9,10 @@ use device::op::{
     Attention, Embed, Epilogue, Gather, KvLayer, Layers, Linear, Norm, Pairs, Prologue, RopeKv,
     Sample,
 };
+use device::variant::{Pick, UnknownVariant};
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use serde_json::{Value, json};
+use std::str::FromStr;
 
 struct Shape {
     hidden: u32,
@@ -86,16 +88,25 @@ impl Step {
             op.live = Some(self.live);
         }
         // VARIANT_qkv=…: the variant of one kind of node.
-        if let (Op::Linear(op), Ok(asked)) = (&mut op, std::env::var(format!("VARIANT_{name}"))) {
-            op.variant = Some(asked);
+        if let (Op::Linear(op), Pick::Named(asked)) = (&mut op, pick(&format!("VARIANT_{name}"))) {
+            op.pick = Pick::Named(asked);
         }
         self.nodes.push(Node { op, name: name.into(), layer });
     }
 }
 
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
-    let variant = std::env::var("VARIANT").ok();
-    Op::Linear(Linear { norm, epilogue, variant, ..Linear::new(x, w, y) })
+    let pick = pick("VARIANT");
+    Op::Linear(Linear { norm, epilogue, pick, ..Linear::new(x, w, y) })
+}
+
+/// The kernel that an environment variable asks for.
+fn pick<V: FromStr<Err = UnknownVariant>>(variable: &str) -> Pick<V> {
+    match std::env::var(variable) {
+        Err(_) => Pick::Best,
+        Ok(text) if text == "fixed" => Pick::Fixed,
+        Ok(text) => Pick::Named(text.parse().expect("the name of a kernel")),
+    }
 }
 
 fn main() {
@@ -190,7 +201,7 @@ fn main() {
             last_only: false,
             rope: decode.then(|| Box::new(rotated)),
             scratch: None,
-            variant: std::env::var("ATTENTION").ok(),
+            pick: pick("ATTENTION"),
         };
         step.push("attention", at, Op::Attention(attention));
         step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));

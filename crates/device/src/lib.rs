@@ -22,6 +22,7 @@ pub mod span;
 pub mod step;
 pub mod stopwatch;
 pub mod tensor;
+pub mod variant;
 
 pub use arena::{Arena, ClosedArena, OpenArena, Report};
 pub use choice::DeviceChoice;

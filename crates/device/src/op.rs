@@ -2,6 +2,7 @@
 //! Running it is the business of a device; planning, printing, checking and diffing it is not.
 
 use crate::step::HostInputs;
+use crate::variant::{AttentionVariant, LinearVariant, Pick};
 use crate::{DType, Span, StepState, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -141,9 +142,9 @@ pub struct Linear {
     pub hand: Hand,
     /// Room for partial sums and prepared inputs; see [`crate::cuda::lower::scratch_bytes`].
     pub scratch: Option<Span>,
-    /// Which kernel, as chosen for the bucket; `None` lets the device's rule decide; `fixed` is one
-    /// order of summation for any number of rows.
-    pub variant: Option<String>,
+    /// Which kernel.
+    #[serde(default, skip_serializing_if = "Pick::is_best")]
+    pub pick: Pick<LinearVariant>,
 }
 
 impl Linear {
@@ -160,7 +161,7 @@ impl Linear {
             live: None,
             hand: Hand::Nothing,
             scratch: None,
-            variant: None,
+            pick: Pick::Best,
         }
     }
 }
@@ -271,8 +272,9 @@ pub struct Attention {
     pub rope: Option<Box<RopeKv>>,
     /// Partial results of splits; devices say how much they need.
     pub scratch: Option<Span>,
-    /// Which kernel; `None` lets the device's rule decide.
-    pub variant: Option<String>,
+    /// Which kernel.
+    #[serde(default, skip_serializing_if = "Pick::is_best")]
+    pub pick: Pick<AttentionVariant>,
 }
 
 /// See `ops/gather.rs`.

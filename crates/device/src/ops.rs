@@ -2,14 +2,14 @@
 //! exact scalar reference. Beside it, in a folder of the same name, the fast CPU version and the
 //! CUDA launcher; the kernel is `kernels/<same name>.cu`.
 
-mod attention;
+pub(crate) mod attention;
 mod check;
 mod copy;
 mod embed;
 mod fill;
 mod gather;
 mod layers;
-mod linear;
+pub(crate) mod linear;
 mod noise;
 mod prologue;
 mod rms_norm;
@@ -19,6 +19,7 @@ mod sample;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
+use crate::variant::{Pick, Variant};
 use crate::{Op, Result, Span, StepState, Tensor};
 pub(crate) use check::*;
 
@@ -83,22 +84,43 @@ impl Op {
         for_each_op!(self, op => name(op))
     }
 
-    /// The variant of its kernel it asks for, if any; `None` for ops that have no variants.
-    pub fn variant(&self) -> Option<&Option<String>> {
+    /// How its kernel is picked; `None` for ops that have one kernel only.
+    pub fn pick(&self) -> Option<Pick<Variant>> {
         match self {
-            Op::Linear(op) => Some(&op.variant),
-            Op::Attention(op) => Some(&op.variant),
-            _ => None,
+            Op::Linear(op) => Some(op.pick.map(Variant::Linear)),
+            Op::Attention(op) => Some(op.pick.map(Variant::Attention)),
+            Op::Prologue(_)
+            | Op::Embed(_)
+            | Op::RmsNorm(_)
+            | Op::RopeKv(_)
+            | Op::Gather(_)
+            | Op::Sample(_)
+            | Op::Copy(_)
+            | Op::Fill(_)
+            | Op::Noise(_)
+            | Op::Layers(_) => None,
         }
     }
 
-    /// Asks for a variant; the empty one is what the rule says. Nothing where there are none.
-    pub fn ask_for(&mut self, name: &str) {
-        match self {
-            Op::Linear(op) => op.variant = Some(name.into()),
-            Op::Attention(op) => op.variant = Some(name.into()),
-            _ => {}
+    /// Sets how its kernel is picked; false where the op has no such choice.
+    pub fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
+        match (self, pick) {
+            (Op::Linear(op), Pick::Named(Variant::Linear(variant))) => {
+                op.pick = Pick::Named(variant);
+            }
+            (Op::Attention(op), Pick::Named(Variant::Attention(variant))) => {
+                op.pick = Pick::Named(variant);
+            }
+            (_, Pick::Named(_)) => return false,
+            (Op::Linear(op), Pick::Best) => op.pick = Pick::Best,
+            (Op::Linear(op), Pick::Rule) => op.pick = Pick::Rule,
+            (Op::Linear(op), Pick::Fixed) => op.pick = Pick::Fixed,
+            (Op::Attention(op), Pick::Best) => op.pick = Pick::Best,
+            (Op::Attention(op), Pick::Rule) => op.pick = Pick::Rule,
+            (Op::Attention(op), Pick::Fixed) => op.pick = Pick::Fixed,
+            (_, Pick::Best | Pick::Rule | Pick::Fixed) => return false,
         }
+        true
     }
 
     /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables shorter than what

@@ -79,7 +79,7 @@ fn a_decode_step() {
         last_only: false,
         rope: Some(Box::new(rope)),
         scratch: None,
-        variant: None,
+        pick: Default::default(),
     };
     let body = vec![
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),

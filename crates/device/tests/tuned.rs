@@ -7,7 +7,8 @@ use device::cuda::cache::Cache;
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::{lower, scratch_bytes};
 use device::cuda::tune::{Timer, tune, tune_layers};
-use device::cuda::tuned::{Choice, ONE, Tuned, candidates, file, shape};
+use device::cuda::tuned::{Choice, Tuned, candidates, file, shape};
+use device::variant::{AttentionVariant, LinearVariant, Pick, Variant, WgmmaShape};
 use device::{Node, Op, Result};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ struct Clock<F> {
     timed: usize,
 }
 
-impl<F: Fn(&Op, &str) -> u64> Timer for Clock<F> {
+impl<F: Fn(&Op, Option<Variant>) -> u64> Timer for Clock<F> {
     fn prepare(&mut self, nodes: &[Node]) -> Result<()> {
         self.prepared += nodes.len();
         Ok(())
@@ -31,14 +32,19 @@ impl<F: Fn(&Op, &str) -> u64> Timer for Clock<F> {
     }
 }
 
-fn clock<F: Fn(&Op, &str) -> u64>(nanos: F) -> Clock<F> {
+fn clock<F: Fn(&Op, Option<Variant>) -> u64>(nanos: F) -> Clock<F> {
     Clock { nanos, prepared: 0, timed: 0 }
 }
 
-fn variant(op: &Op) -> &str {
-    let variant = op.variant().expect("the tuner looks only at ops that have variants");
-    variant.as_deref().expect("the tuner always asks for one")
+fn variant(op: &Op) -> Option<Variant> {
+    match op.pick().expect("the tuner looks only at ops that have variants") {
+        Pick::Rule => None,
+        Pick::Named(variant) => Some(variant),
+        other => panic!("the tuner asks for {other}"),
+    }
 }
+
+const GEMM: Variant = Variant::Linear(LinearVariant::Gemm);
 
 /// Two layers of a decode step of Qwen3-8B's shapes.
 fn nodes(rows: u32) -> Vec<Node> {
@@ -56,11 +62,13 @@ fn nodes(rows: u32) -> Vec<Node> {
 fn the_fastest_variant_wins_and_noise_does_not() {
     let target = Target { tuned: Tuned::default(), ..Target::h200() };
     let nodes = nodes(16);
-    let time = |op: &Op, variant: &str| match (op, variant) {
-        (Op::Linear(_), "gemm") => 8_100,
+    let time = |op: &Op, variant: Option<Variant>| match (op, variant) {
+        (Op::Linear(_), Some(GEMM)) => 8_100,
         (Op::Linear(_), _) => 9_000,
         // One per cent is not a reason.
-        (_, "stages=2") => 8_910,
+        (_, Some(Variant::Attention(AttentionVariant { stages: Some(2), warps: None, .. }))) => {
+            8_910
+        }
         _ => 9_000,
     };
     let mut clock = clock(time);
@@ -72,11 +80,8 @@ fn the_fastest_variant_wins_and_noise_does_not() {
     for (shape, choice) in tuned.iter() {
         // What is prepared for the next product must be prepared by a kernel of ours.
         let library = shape.contains("linear") && !shape.contains("prepare");
-        let best = if library { ("gemm", 8_100) } else { ("", 9_000) };
-        assert_eq!(
-            (choice.variant.as_str(), choice.nanos, choice.rule_nanos),
-            (best.0, best.1, 9_000)
-        );
+        let best = if library { (Some(GEMM), 8_100) } else { (None, 9_000) };
+        assert_eq!((choice.variant, choice.nanos, choice.rule_nanos), (best.0, best.1, 9_000));
     }
     let linear = nodes.iter().find(|node| matches!(node.op, Op::Linear(_))).expect("a linear");
     let said = tuned.choice(&linear.op).expect("it was measured").to_string();
@@ -87,15 +92,17 @@ fn the_fastest_variant_wins_and_noise_does_not() {
 fn lowering_follows_the_table_and_an_op_that_asks_follows_itself() {
     let rule = Target { tuned: Tuned::default(), ..Target::h200() };
     let library = |lowered: &[Lowered]| lowered.iter().any(|l| matches!(l, Lowered::Gemm(_)));
-    for node in nodes(16).iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+    let plain = |op: &Op| matches!(op, Op::Linear(op) if op.hand.is_nothing());
+    for node in nodes(16).iter().filter(|node| plain(&node.op)) {
         let mut tuned = rule.clone();
-        let choice = Choice { variant: "gemm".into(), nanos: 1, rule_nanos: 2 };
+        let choice = Choice { variant: Some(GEMM), nanos: 1, rule_nanos: 2 };
         tuned.tuned.insert(shape(&node.op).expect("linears have one"), choice);
         assert!(!library(&lower(&node.op, &rule).expect("a kernel")));
         assert!(library(&lower(&node.op, &tuned).expect("a kernel")), "{}", node.name);
         assert!(scratch_bytes(&node.op, &tuned) > scratch_bytes(&node.op, &rule));
         let mut asked = node.op.clone();
-        asked.ask_for("wgmma");
+        let wgmma = Variant::Linear(LinearVariant::Wgmma(WgmmaShape::default()));
+        assert!(asked.set_pick(Pick::Named(wgmma)));
         assert!(!library(&lower(&asked, &tuned).expect("a kernel")));
     }
 }
@@ -109,7 +116,7 @@ fn there_is_room_for_the_choice_of_the_rule() {
             let Some(shape) = shape(&node.op) else { continue };
             for variant in candidates(&node.op, &rule) {
                 let mut tuned = rule.clone();
-                let choice = Choice { variant, nanos: 1, rule_nanos: 2 };
+                let choice = Choice { variant: Some(variant), nanos: 1, rule_nanos: 2 };
                 tuned.tuned.insert(shape.clone(), choice);
                 let (has, needs) =
                     (scratch_bytes(&node.op, &tuned), scratch_bytes(&node.op, &rule));
@@ -124,16 +131,17 @@ fn every_candidate_is_another_program_than_the_rule_and_than_each_other() {
     let target = Target { tuned: Tuned::default(), ..Target::h200() };
     for (rows, ..) in shapes::BUCKETS.into_iter().filter(|(.., single)| *single) {
         for node in &nodes(rows) {
-            let as_variant = |name: &str| {
+            let lowered = |pick: Pick<Variant>| {
                 let mut op = node.op.clone();
-                op.ask_for(name);
-                lower(&op, &target).expect("a kernel")
+                op.set_pick(pick);
+                shapes::lowered(&op, &target)
             };
-            let mut programs = vec![as_variant("")];
-            for name in candidates(&node.op, &target) {
-                let program = as_variant(&name);
+            let Some(rule) = lowered(Pick::Rule) else { continue };
+            let mut programs = vec![rule];
+            for variant in candidates(&node.op, &target) {
+                let program = lowered(Pick::Named(variant)).expect("a candidate can run");
                 let fresh = !matches!(node.op, Op::Linear(_)) || !programs.contains(&program);
-                assert!(fresh, "{name} at {rows} rows of {}", node.name);
+                assert!(fresh, "{variant} at {rows} rows of {}", node.name);
                 programs.push(program);
             }
         }
@@ -145,8 +153,10 @@ fn a_table_survives_the_disk_and_a_torn_one_counts_as_none() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = file(folder.path(), "sm_90a", 132);
     let mut tuned = Tuned::default();
-    for (index, variant) in ["", "gemm", "wgmma,wide=64,split=2"].into_iter().enumerate() {
-        let choice = Choice { variant: variant.into(), nanos: index as u32, rule_nanos: 7 };
+    let shape = WgmmaShape { wide: Some(64), split: Some(2), ..WgmmaShape::default() };
+    let wgmma = Variant::Linear(LinearVariant::Wgmma(shape));
+    for (index, variant) in [None, Some(GEMM), Some(wgmma)].into_iter().enumerate() {
+        let choice = Choice { variant, nanos: index as u32, rule_nanos: 7 };
         tuned.insert(format!("linear {index}"), choice);
     }
     tuned.write(&path).expect("a folder that can be written");
@@ -175,14 +185,12 @@ fn a_table_survives_the_disk_and_a_torn_one_counts_as_none() {
 }
 
 #[test]
-fn shipped_tables_are_whole_and_name_variants_that_exist() {
+fn shipped_tables_are_whole_and_sorted() {
     let text = include_str!("../src/cuda/tuned/sm_90a-132.tsv");
     let table = Tuned::parse(text).expect("every line has its cells");
     assert_eq!(table, Tuned::shipped("sm_90a", 132));
     assert_eq!(table.to_string(), text, "sorted, as it would be written");
     for (shape, choice) in table.iter() {
-        let known = ["", "stream", "wgmma", "tiles", "gemm", "least=", "stages="];
-        assert!(known.iter().any(|name| choice.variant.starts_with(name)), "{shape}: {choice}");
         assert!(choice.nanos <= choice.rule_nanos, "{shape}: {choice}");
     }
 }
@@ -216,11 +224,67 @@ fn layers_are_one_node_only_where_that_is_faster() {
     let choice = |one, five| tune_layers(&small, &target, &mut Counts(one, five)).expect("it runs");
     let (name, faster) = choice(300, 400).expect("there is a kernel");
     assert_eq!(Some(name), shape(&Op::Layers(small.clone())));
-    assert_eq!(faster, Choice { variant: ONE.into(), nanos: 300, rule_nanos: 400 });
+    assert_eq!(faster, Choice { variant: Some(Variant::OneNode), nanos: 300, rule_nanos: 400 });
     let (_, noise) = choice(395, 400).expect("there is a kernel");
-    assert_eq!(noise, Choice { variant: String::new(), nanos: 400, rule_nanos: 400 });
+    assert_eq!(noise, Choice { variant: None, nanos: 400, rule_nanos: 400 });
     // No kernel, or no room for what its blocks exchange: nothing to measure.
     for layers in [layers("qwen3-8b", 1), device::op::Layers { exchange: None, ..small.clone() }] {
         assert_eq!(tune_layers(&layers, &target, &mut Counts(1, 400)), Ok(None));
+    }
+}
+
+#[test]
+fn a_table_that_names_an_unknown_variant_counts_as_none() {
+    let line = |shape: &str, variant: &str| format!("{shape}\t{variant}\t1\t2\n");
+    let linear = "linear 16x4096x4096 BF16 BF16 BF16";
+    assert!(Tuned::parse(&line(linear, "wgmma,wide=64")).is_some());
+    for (shape, variant) in [
+        (linear, "wgmma,tall=64"),
+        (linear, "warps=8"),
+        ("attention 1x32:8x128 BF16 window 0", "gemm"),
+        ("layers 28x1x1024:3072 16:8x128 BF16", "two"),
+    ] {
+        assert_eq!(Tuned::parse(&line(shape, variant)), None, "{shape}: {variant}");
+    }
+}
+
+/// Nothing is replaced in silence: an op as it was asked for, or an error that says why not.
+#[test]
+fn a_variant_that_cannot_run_is_refused() {
+    let target = Target { tuned: Tuned::default(), ..Target::h200() };
+    let ampere = Target { capability: (8, 0), ..target.clone() };
+    let refused = |op: &Op, target: &Target, what: &str| {
+        let error = lower(op, target).expect_err(what).to_string();
+        assert!(error.contains(what), "{error}");
+    };
+    let wide = |wide: u32| WgmmaShape { wide: Some(wide), ..WgmmaShape::default() };
+    for node in nodes(16).iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+        let Op::Linear(linear) = &node.op else { continue };
+        let with = |variant: LinearVariant| {
+            let pick = Pick::Named(variant);
+            Op::Linear(device::op::Linear { pick, ..linear.clone() })
+        };
+        refused(&with(LinearVariant::Stream { stages: None }), &target, "no kernel `stream`");
+        refused(&with(LinearVariant::Wgmma(wide(56))), &target, "no kernel `wgmma,wide=56`");
+        refused(&with(LinearVariant::Wgmma(wide(64))), &ampere, "no kernel `wgmma,wide=64`");
+        refused(&with(LinearVariant::Tiles), &ampere, "no kernel `tiles`");
+        if linear.norm.is_some() {
+            let bare = device::op::Linear { scratch: None, ..linear.clone() };
+            refused(&Op::Linear(bare), &target, "bytes of scratch and has 0");
+        }
+    }
+    for node in nodes(1).iter().filter(|node| matches!(node.op, Op::Attention(_))) {
+        let Op::Attention(attention) = &node.op else { continue };
+        let with = |variant: AttentionVariant| {
+            let pick = Pick::Named(variant);
+            Op::Attention(device::op::Attention { pick, ..attention.clone() })
+        };
+        let plain = AttentionVariant::default();
+        let cluster = |n| AttentionVariant { cluster: Some(n), ..plain };
+        refused(&with(cluster(3)), &target, "no kernel `cluster=3`");
+        refused(&with(cluster(2)), &ampere, "no kernel `cluster=2`");
+        refused(&with(AttentionVariant { kv: Some(64), ..plain }), &target, "no kernel `kv=64`");
+        let bare = device::op::Attention { scratch: None, ..attention.clone() };
+        refused(&Op::Attention(bare), &target, "bytes of scratch and has 0");
     }
 }

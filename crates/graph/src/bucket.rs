@@ -131,9 +131,9 @@ pub struct Buckets {
     pub phase: Phase,
     /// In its unit.
     pub sizes: Vec<u32>,
-    /// The kernel variant of every key, if one was asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub variant: Option<String>,
+    /// Whether every key is one of fixed kernels.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
 }
 
 impl Buckets {
@@ -157,7 +157,7 @@ impl Buckets {
             _ if sizes.len() > MAX_BUCKETS => {
                 Err(BucketError::TooMany { phase, count: sizes.len() })
             }
-            _ => Ok(Buckets { phase, sizes, variant: None }),
+            _ => Ok(Buckets { phase, sizes, fixed: false }),
         }
     }
 
@@ -179,7 +179,7 @@ impl Buckets {
             // Every row has a token, so this many rows cover any step of that many tokens.
             Phase::Prefill => ShapeKey::prefill(bucket, bucket.min(limits.rows)),
         };
-        key.with_variant(self.variant.clone())
+        key.with_fixed(self.fixed)
     }
 
     /// All keys, largest first: the order of recording.

@@ -247,7 +247,7 @@ pub fn scratch_bytes(
     // Kernels are asked about bound ops; a layout that never becomes memory binds them.
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
     let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
-    choose::set_variants(key, &mut nodes);
+    choose::set_fixed(key, &mut nodes);
     choose::hand_on(target, &mut nodes);
     Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
 }
@@ -277,7 +277,7 @@ pub fn compile(
 ) -> Result<Plan, CompileError> {
     let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
     let mut nodes = bind::bind(program, key, bindings, &stages, &placement)?;
-    choose::set_variants(key, &mut nodes);
+    choose::set_fixed(key, &mut nodes);
     let mut marks = mark::mark(target, &stages);
     let mut values = bind::placed_values(program, key, bindings, &placement);
     if fusion(target, key).rope {
@@ -287,11 +287,12 @@ pub fn compile(
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {
         node.op.check()?;
+        choose::check_kernel(target, &node.op)?;
     }
     let plan = Plan {
         program: program.name.clone(),
         target: target.name(),
-        key: key.clone(),
+        key: *key,
         workspace: placement.bytes,
         nodes,
         breaks: marks.breaks,

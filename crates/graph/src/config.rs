@@ -235,7 +235,7 @@ impl Resolved {
         };
         let max = settings.max.min(most);
         let mut buckets = Buckets::generate(&settings.buckets, phase, max, settings.max_padding)?;
-        buckets.variant = self.fixed.then(|| crate::FIXED.to_owned());
+        buckets.fixed = self.fixed;
         let share = |bytes: u64| match phase {
             Phase::Decode => bytes / 4 * 3,
             Phase::Prefill => bytes / 4,

@@ -105,7 +105,7 @@ impl Counters {
         *self.sizes.entry(size).or_default() += 1;
         let count = match self.buckets.get_mut(key) {
             Some(count) => count,
-            None => self.buckets.entry(key.clone()).or_default(),
+            None => self.buckets.entry(*key).or_default(),
         };
         count.replayed += 1;
         count.live += u64::from(size);

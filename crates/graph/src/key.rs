@@ -61,14 +61,10 @@ impl Form {
     }
 }
 
-/// The variant that runs one kernel with one order of summation for every size of step, so that what a
-/// row computes depends on nothing but that row.
-pub const FIXED: &str = "fixed";
-
 /// Every choice the host makes before a step: two steps with equal keys may share a graph, two with
 /// different keys may not. A choice that is not in the key would be baked into whichever step was
 /// recorded first.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ShapeKey {
     /// Which runner.
     pub phase: Phase,
@@ -76,15 +72,10 @@ pub struct ShapeKey {
     pub tokens: u32,
     /// Rows (sequences), padded to the bucket.
     pub rows: u32,
-    /// A kernel variant that was asked for by name; `None` leaves it to the target's rule.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub variant: Option<String>,
-    /// Reserved for adapters: a graph with one is not a graph without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub adapter: Option<String>,
-    /// Reserved for draft lengths of speculative decoding.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draft: Option<u32>,
+    /// Kernels with one order of summation for every size of step: what a row computes depends on
+    /// nothing but that row.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
     /// What is recorded around the plan.
     #[serde(default, skip_serializing_if = "Form::is_once")]
     pub form: Form,
@@ -102,15 +93,7 @@ impl ShapeKey {
     }
 
     const fn new(phase: Phase, tokens: u32, rows: u32) -> ShapeKey {
-        ShapeKey {
-            phase,
-            tokens,
-            rows,
-            variant: None,
-            adapter: None,
-            draft: None,
-            form: Form::Once,
-        }
+        ShapeKey { phase, tokens, rows, fixed: false, form: Form::Once }
     }
 
     /// The same shape in another form.
@@ -119,14 +102,9 @@ impl ShapeKey {
         self
     }
 
-    /// The same for kernels of a variant.
-    pub fn with_variant(self, variant: Option<String>) -> ShapeKey {
-        ShapeKey { variant, ..self }
-    }
-
-    /// Whether a row's numbers may not depend on the other rows.
-    pub fn is_fixed(&self) -> bool {
-        self.variant.as_deref() == Some(FIXED)
+    /// The same with or without fixed kernels.
+    pub const fn with_fixed(self, fixed: bool) -> ShapeKey {
+        ShapeKey { fixed, ..self }
     }
 
     /// The key's size in the unit of its phase.
@@ -144,12 +122,9 @@ impl fmt::Display for ShapeKey {
             Phase::Decode => write!(f, "decode/{}", self.rows)?,
             Phase::Prefill => write!(f, "prefill/{}x{}", self.tokens, self.rows)?,
         }
-        for (label, text) in [("variant", &self.variant), ("adapter", &self.adapter)] {
-            if let Some(text) = text {
-                write!(f, "/{label}={text}")?;
-            }
+        if self.fixed {
+            f.write_str("/fixed")?;
         }
-        self.draft.map_or(Ok(()), |draft| write!(f, "/draft={draft}"))?;
         match self.form {
             Form::Once => Ok(()),
             Form::Staged(block) => write!(f, "/staged={block}"),

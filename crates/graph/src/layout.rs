@@ -32,9 +32,9 @@ impl Layout {
     ) -> Result<Layout, CompileError> {
         let (mut workspace, mut scratch) = (0, 0);
         let rows = limits.rows.min(limits.tokens);
-        let variant = keys.first().and_then(|key| key.variant.clone());
+        let fixed = keys.first().is_some_and(|key| key.fixed);
         let largest = [ShapeKey::decode(rows), ShapeKey::prefill(limits.tokens, rows)]
-            .map(|key| key.with_variant(variant.clone()));
+            .map(|key| key.with_fixed(fixed));
         let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
         for key in largest.chain(keys) {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);

@@ -29,6 +29,6 @@ pub use compile::{
     Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
 };
 pub use counters::{BucketCount, Counters, Reason};
-pub use key::{FIXED, Form, Phase, ShapeKey};
+pub use key::{Form, Phase, ShapeKey};
 pub use plan::Plan;
 pub use prep::Prep;

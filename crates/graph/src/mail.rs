@@ -207,7 +207,7 @@ impl Mailbox {
             self.same = None;
         }
         if self.key.as_ref() != Some(key) {
-            self.key = Some(key.clone());
+            self.key = Some(*key);
         }
         Ok(number)
     }

@@ -3,6 +3,7 @@
 use device::StepLimits;
 use device::cuda::launch::Target;
 use device::cuda::tuned::{Choice, Tuned, shape};
+use device::variant::{LinearVariant, Variant};
 use expect_test::expect;
 use graph::explain::{Explanation, explain};
 use graph::layout::{Layout, pages_that_fit};
@@ -71,10 +72,12 @@ fn a_variant_is_said_with_the_reason_for_it() {
     // Nodes of layer 0: norm + qkv, attention, output, norm + gate/up, down.
     assert_eq!(before.nodes[2].choice.as_deref(), Some("default"));
     assert_eq!(before.nodes[0].choice, None, "a prologue has no variants");
-    let choice =
-        |variant: &str| Choice { variant: variant.into(), nanos: 8_100, rule_nanos: 9_000 };
-    target.tuned.insert(shape(&plan.nodes[2].op).unwrap(), choice("gemm"));
-    target.tuned.insert(shape(&plan.nodes[4].op).unwrap(), choice(""));
+    let choice = |variant| Choice { variant, nanos: 8_100, rule_nanos: 9_000 };
+    target.tuned.insert(
+        shape(&plan.nodes[2].op).unwrap(),
+        choice(Some(Variant::Linear(LinearVariant::Gemm))),
+    );
+    target.tuned.insert(shape(&plan.nodes[4].op).unwrap(), choice(None));
     let (_, after) = qwen3_8b_on(target, &key);
     assert_eq!(after.nodes[2].choice.as_deref(), Some("gemm, tuned 8.1 µs over 9.0"));
     assert!(after.nodes[2].kernels.iter().any(|kernel| kernel.name == "cublaslt"));

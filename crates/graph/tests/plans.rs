@@ -2,7 +2,8 @@
 
 use device::StepLimits;
 use device::cuda::launch::Target;
-use device::cuda::tuned::{Choice, ONE, Tuned, shape};
+use device::cuda::tuned::{Choice, Tuned, shape};
+use device::variant::Variant;
 use expect_test::expect;
 use graph::compile::merge::Merge;
 use graph::compile::{compile, fuse::Fusion};
@@ -86,7 +87,7 @@ fn small_layers_become_one_node_where_that_is_asked_for_or_measured() {
     let eight = merged(Merge::Always, &gpu, Sample::qwen3_0_6b(), ShapeKey::decode(8));
     assert_eq!(names(&eight), one);
     // Too many rows, layers that are not small, or one order of summation for all: nodes as before.
-    let fixed = ShapeKey::decode(1).with_variant(Some("fixed".into()));
+    let fixed = ShapeKey::decode(1).with_fixed(true);
     for (sample, key) in [
         (Sample::qwen3_0_6b(), ShapeKey::decode(16)),
         (Sample::qwen3_8b(), ShapeKey::decode(1)),
@@ -100,9 +101,9 @@ fn small_layers_become_one_node_where_that_is_asked_for_or_measured() {
     };
     assert_eq!((measured(&gpu, 1), measured(&gpu, 8)), (28 * 5 + 4, 28 * 5 + 4));
     let shape = |plan: &Plan| shape(&plan.nodes[2].op).expect("layers have a shape");
-    let choice = |variant: &str| Choice { variant: variant.into(), nanos: 1, rule_nanos: 2 };
-    gpu.tuned.insert(shape(&asked), choice(ONE));
-    gpu.tuned.insert(shape(&eight), choice(""));
+    let choice = |variant| Choice { variant, nanos: 1, rule_nanos: 2 };
+    gpu.tuned.insert(shape(&asked), choice(Some(Variant::OneNode)));
+    gpu.tuned.insert(shape(&eight), choice(None));
     assert_eq!((measured(&gpu, 1), measured(&gpu, 8)), (5, 28 * 5 + 4));
 }
 

@@ -2,6 +2,7 @@
 
 use super::median;
 use crate::op::{Linear, Noise};
+use crate::variant::{LinearVariant, Pick};
 use crate::{DType, Device, DeviceKind, Node, Op, OpenArena, Region, Result, Tensor};
 use std::time::Instant;
 
@@ -19,8 +20,8 @@ pub(super) fn rate(device: &Device) -> Result<f64> {
     };
     let w = tensor(Region::Weights, weights, side);
     let (x, y) = (tensor(Region::Workspace, values, rows), tensor(Region::Workspace, values, rows));
-    let variant = cuda.then(|| "gemm".into());
-    let mut product = Op::Linear(Linear { variant, ..Linear::new(x, w, y) });
+    let pick = if cuda { Pick::Named(LinearVariant::Gemm) } else { Pick::Best };
+    let mut product = Op::Linear(Linear { pick, ..Linear::new(x, w, y) });
     let need =
         device.target().map_or(0, |target| crate::cuda::lower::scratch_bytes(&product, &target));
     if let (Op::Linear(linear), true) = (&mut product, need > 0) {

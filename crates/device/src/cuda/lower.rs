@@ -8,6 +8,7 @@
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
 use crate::op::Hand;
+use crate::variant::Pick;
 use crate::{DType, Error, Node, Op, Result, Span, Tensor};
 
 /// Bytes at the front of a scratch span that are zero between ops.
@@ -38,12 +39,12 @@ pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
         Op::Linear(op) => op.scratch_bytes(target),
         Op::Attention(op) => op.scratch_bytes(target),
         Op::Sample(op) => op.scratch_bytes(target),
-        Op::Layers(op) => op.scratch_bytes(target),
         _ => 0,
     };
-    let Some(None) = op.variant() else { return needs(op) };
     let mut rule = op.clone();
-    rule.ask_for("");
+    if op.pick() != Some(Pick::Best) || !rule.set_pick(Pick::Rule) {
+        return needs(op);
+    }
     needs(op).max(needs(&rule))
 }
 

@@ -2,8 +2,9 @@
 
 use super::launch::Target;
 use super::lower::{exchange_bytes, scratch_bytes};
-use super::tuned::{Choice, ONE, Tuned, candidates, shape};
+use super::tuned::{Choice, Tuned, candidates, shape};
 use crate::op::Layers;
+use crate::variant::{Pick, Variant};
 use crate::{Arena, Device, Item, Node, Op, RecordOptions, Result};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -69,19 +70,19 @@ pub fn tune(
 ) -> Result<Tuned> {
     let mut step: Vec<Node> = nodes.iter().filter(|node| has_variants(&node.op)).cloned().collect();
     let all: Vec<usize> = (0..step.len()).collect();
-    set_variant(&mut step, &all, "");
+    set_variant(&mut step, &all, None);
     let mut groups: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (at, node) in step.iter().enumerate() {
         groups.entry(shape(&node.op).unwrap_or_default()).or_default().push(at);
     }
-    let trials = |step: &[Node], group: &[usize]| -> Vec<(String, Vec<Node>)> {
-        let names = candidates(&step[group[0]].op, target).into_iter();
-        let all = names.map(|name| {
+    let trials = |step: &[Node], group: &[usize]| -> Vec<(Variant, Vec<Node>)> {
+        let variants = candidates(&step[group[0]].op, target).into_iter();
+        let all = variants.map(|variant| {
             let mut trial = step.to_vec();
-            set_variant(&mut trial, group, &name);
-            (name, trial)
+            set_variant(&mut trial, group, Some(variant));
+            (variant, trial)
         });
-        // A variant that wants more scratch than there is would run as something else.
+        // A variant that wants more scratch than there is cannot run.
         all.filter(|(_, trial)| fits(&trial[group[0]].op, target)).collect()
     };
     let first = |group: &Vec<usize>| {
@@ -93,17 +94,17 @@ pub fn tune(
     for (shape, group) in &groups {
         let alone: Vec<Node> = group.iter().map(|&at| step[at].clone()).collect();
         let rule = timer.time(&alone)?.as_nanos() as f64;
-        let mut best = (String::new(), 0.0);
-        for (name, trial) in trials(&step, group) {
+        let mut best = (None, 0.0);
+        for (variant, trial) in trials(&step, group) {
             // In turns, so that a clock that drifts favours neither.
             let whole = timer.time(&step)?.as_nanos() as f64;
             let saved = whole - timer.time(&trial)?.as_nanos() as f64;
             if saved > best.1 && saved > rule * GAIN && saved > whole * OF_STEP {
-                best = (name, saved);
+                best = (Some(variant), saved);
             }
         }
         let (variant, saved) = best;
-        set_variant(&mut step, group, &variant);
+        set_variant(&mut step, group, variant);
         let each = |nanos: f64| (nanos / group.len() as f64) as u32;
         let choice = Choice { variant, nanos: each(rule - saved), rule_nanos: each(rule) };
         progress(shape, &choice);
@@ -133,15 +134,18 @@ pub fn tune_layers(
     timer.prepare(&members)?;
     timer.prepare(&one)?;
     let [rule, took] = [timer.time(&members)?, timer.time(&one)?].map(|t| t.as_nanos() as f64);
-    let variant = if took < rule * (1.0 - GAIN) { ONE } else { "" };
-    let nanos = if variant.is_empty() { rule } else { took };
-    let choice = Choice { variant: variant.into(), nanos: nanos as u32, rule_nanos: rule as u32 };
+    let variant = (took < rule * (1.0 - GAIN)).then_some(Variant::OneNode);
+    let nanos = if variant.is_none() { rule } else { took };
+    let choice = Choice { variant, nanos: nanos as u32, rule_nanos: rule as u32 };
     Ok(Some((shape, choice)))
 }
 
-/// Asks for a variant of some nodes.
-fn set_variant(nodes: &mut [Node], group: &[usize], name: &str) {
-    group.iter().for_each(|&at| nodes[at].op.ask_for(name));
+/// Asks for a variant of some nodes, or for what the rule says.
+fn set_variant(nodes: &mut [Node], group: &[usize], variant: Option<Variant>) {
+    for &at in group {
+        let set = nodes[at].op.set_pick(variant.map_or(Pick::Rule, Pick::Named));
+        assert!(set, "only ops with variants are tuned");
+    }
 }
 
 fn fits(op: &Op, target: &Target) -> bool {

@@ -10,6 +10,7 @@ use super::cache::Cache;
 use super::launch::Target;
 use super::source::SOURCES;
 use crate::op::{Attention, Epilogue, Hand, Linear};
+use crate::variant::Variant;
 use crate::{Error, Op, Result, private};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,15 +20,12 @@ use std::path::{Path, PathBuf};
 /// Tables that were measured by the project: architecture, multiprocessors, contents.
 const SHIPPED: [(&str, u32, &str); 1] = [("sm_90a", 132, include_str!("tuned/sm_90a-132.tsv"))];
 
-/// The variant of layers that are one node.
-pub const ONE: &str = "one";
-
 /// What was found for one shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
-    /// As an op's `variant`; empty where nothing beat the rule's own choice.
-    pub variant: String,
+    /// The fastest; `None` where nothing beat the rule's own choice.
+    pub variant: Option<Variant>,
     /// Nanoseconds per op with it.
     pub nanos: u32,
     /// Nanoseconds per op with the rule's own choice.
@@ -37,9 +35,9 @@ pub struct Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [best, rule] = [self.nanos, self.rule_nanos].map(|nanos| f64::from(nanos) * 1e-3);
-        match self.variant.as_str() {
-            "" => write!(f, "default, {rule:.1} µs is the best measured"),
-            variant => write!(f, "{variant}, tuned {best:.1} µs over {rule:.1}"),
+        match &self.variant {
+            None => write!(f, "default, {rule:.1} µs is the best measured"),
+            Some(variant) => write!(f, "{variant}, tuned {best:.1} µs over {rule:.1}"),
         }
     }
 }
@@ -56,9 +54,8 @@ impl Tuned {
     }
 
     /// The variant for a shape, if one beat the rule.
-    pub(crate) fn variant(&self, shape: &str) -> Option<&str> {
-        let choice = self.0.get(shape)?;
-        (!choice.variant.is_empty()).then_some(choice.variant.as_str())
+    pub(crate) fn variant(&self, shape: &str) -> Option<&Variant> {
+        self.0.get(shape)?.variant.as_ref()
     }
 
     /// Takes note of a choice, in place of an older one for the same shape.
@@ -80,7 +77,11 @@ impl Tuned {
     pub fn parse(text: &str) -> Option<Tuned> {
         let line = |line: &str| {
             let mut cells = line.split('\t');
-            let (shape, variant) = (cells.next()?.to_owned(), cells.next()?.to_owned());
+            let shape = cells.next()?.to_owned();
+            let variant = match cells.next()? {
+                "" => None,
+                text => Some(variant_of(&shape, text)?),
+            };
             let [nanos, rule_nanos] = [cells.next()?.parse().ok()?, cells.next()?.parse().ok()?];
             cells.next().is_none().then_some((shape, Choice { variant, nanos, rule_nanos }))
         };
@@ -131,7 +132,8 @@ impl Tuned {
 impl fmt::Display for Tuned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |(shape, c): (&String, &Choice)| {
-            writeln!(f, "{shape}\t{}\t{}\t{}", c.variant, c.nanos, c.rule_nanos)
+            let variant = c.variant.map(|variant| variant.to_string()).unwrap_or_default();
+            writeln!(f, "{shape}\t{variant}\t{}\t{}", c.nanos, c.rule_nanos)
         };
         self.0.iter().try_for_each(line)
     }
@@ -183,10 +185,19 @@ pub(crate) fn attention(op: &Attention) -> String {
 }
 
 /// Variants worth measuring for an op on a target; the rule's own choice is not among them.
-pub fn candidates(op: &Op, target: &Target) -> Vec<String> {
+pub fn candidates(op: &Op, target: &Target) -> Vec<Variant> {
     match op {
-        Op::Linear(op) => op.candidates(target),
-        Op::Attention(op) => op.candidates(target),
+        Op::Linear(op) => op.candidates(target).into_iter().map(Variant::Linear).collect(),
+        Op::Attention(op) => op.candidates(target).into_iter().map(Variant::Attention).collect(),
         _ => Vec::new(),
+    }
+}
+
+/// The variant a text names for an op of this shape.
+fn variant_of(shape: &str, text: &str) -> Option<Variant> {
+    match shape.split(' ').next()? {
+        "attention" => text.parse().ok().map(Variant::Attention),
+        "layers" => (text == Variant::OneNode.to_string()).then_some(Variant::OneNode),
+        _ => text.parse().ok().map(Variant::Linear),
     }
 }

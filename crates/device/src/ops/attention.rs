@@ -9,10 +9,7 @@
 //! kv_len is less than its tokens, or more than its page table holds, sees nothing either: devices write zeros for
 //! it, or leave its tokens.
 //! With `last_only` tokens that are not the last of their row may be left out.
-
-//!
-//! `variant` is a device's own word for one of its kernels, or `fixed`: then the order of every sum follows
-//! from the token's position alone, whatever step it is part of.
+//! With [`Pick::Fixed`] the order of every sum follows from the token's position alone, whatever step it is part of.
 
 mod cuda;
 
@@ -25,11 +22,13 @@ use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
 use crate::op::Attention;
+use crate::variant::Pick;
 
 mod avx512;
 mod fast;
 mod ggml;
 mod portable;
+pub(crate) mod variant;
 
 impl Contract for Attention {
     const NAME: &'static str = "attention";
@@ -95,7 +94,7 @@ impl Contract for Attention {
 impl Attention {
     /// What a token gets may depend on nothing but its own position and pages.
     pub(crate) fn fixed(&self) -> bool {
-        self.variant.as_deref() == Some("fixed")
+        self.pick == Pick::Fixed
     }
 
     pub(crate) fn reference(&self, memory: &CpuMemory) {

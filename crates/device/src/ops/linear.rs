@@ -6,7 +6,7 @@
 //! storing. For `SiluMul` the rows of `w` alternate gate and up, so `y` has n/2 columns.
 //! Packed weights (`P4`, `P8`) are multiplied with x quantised to 8 bits per 32 columns, as
 //! `cpu::pack::quantise` does; sums within a block are then exact integers.
-//! With the variant `fixed` a row's sums are in the same order whatever the number of rows; CPU kernels
+//! With [`crate::variant::Pick::Fixed`] a row's sums are in the same order whatever the number of rows; CPU kernels
 //! are so anyway.
 //! With `hand` an op prepares its result for the norm of the next one, in scratch that both have; a device
 //! without such kernels leaves it and applies the norm as ever.
@@ -35,6 +35,7 @@ mod hand;
 mod packed;
 mod plain;
 mod tiles;
+pub(crate) mod variant;
 mod vnni;
 mod wgmma;
 

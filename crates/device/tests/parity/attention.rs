@@ -4,6 +4,7 @@
 use crate::support::*;
 use device::op::{Attention, KvLayer, Linear, Norm, Pairs, RopeKv};
 use device::step::count;
+use device::variant::{LinearVariant, Pick};
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
 
 /// One row of a step.
@@ -205,7 +206,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         last_only: false,
         rope: None,
         scratch: None,
-        variant: None,
+        pick: Default::default(),
     };
     Laid { rope, attention }
 }
@@ -283,7 +284,7 @@ fn a_product_rotates_its_heads() {
                 let linear = Linear {
                     live: Some(rope.state.counts.span.part(u64::from(count::TOKENS) * 4, 4)),
                     rope: Some(Box::new(rope)),
-                    variant: Some("tiles".into()),
+                    pick: Pick::Named(LinearVariant::Tiles),
                     ..Linear::new(input, w, y)
                 };
                 (vec![Op::Linear(linear)], outs)

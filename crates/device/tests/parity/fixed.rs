@@ -1,10 +1,11 @@
-//! The variant `fixed`: what a row gets does not depend on the rows beside it, to the bit. And the
+//! [`Pick::Fixed`]: what a row gets does not depend on the rows beside it, to the bit. And the
 //! inverse: where a device has several kernels to choose from, what it chooses by itself may differ.
 
 use crate::support::*;
 use device::cpu::pack;
 use device::op::{Attention, Epilogue, KvLayer, Linear};
 use device::step::count;
+use device::variant::Pick;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
 
 const MOST: usize = 40;
@@ -37,8 +38,8 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let cols = if case.silu { n / 2 } else { n };
     let y = layout.poison(case.x, case.rows, cols, 0);
     let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
-    let variant = Some("fixed".to_owned());
-    let linear = Linear { epilogue, variant, ..Linear::new(x, w, y) };
+    let pick = Pick::Fixed;
+    let linear = Linear { epilogue, pick, ..Linear::new(x, w, y) };
     (vec![Op::Linear(linear)], vec![y.span])
 }
 
@@ -164,7 +165,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         last_only: false,
         rope: None,
         scratch: None,
-        variant: feed.fixed.then(|| "fixed".to_owned()),
+        pick: if feed.fixed { Pick::Fixed } else { Pick::Best },
     };
     let row = feed.half.bytes(out.stride as usize) as u64;
     let mine = out.span.part(company as u64 * row, (to - from) as u64 * row);

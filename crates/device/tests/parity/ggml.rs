@@ -147,7 +147,7 @@ fn attention() {
                 last_only: false,
                 rope: None,
                 scratch: None,
-                variant: None,
+                pick: Default::default(),
             };
             let out = attention.out.span;
             (vec![Op::Attention(attention)], vec![out])

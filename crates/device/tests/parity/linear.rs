@@ -3,6 +3,7 @@
 use crate::support::*;
 use device::cpu::pack;
 use device::op::{Epilogue, Hand, Linear, Norm};
+use device::variant::{LinearVariant, Pick};
 use device::{DType, Op, Region, Span, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -195,8 +196,8 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
             };
             let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
             let live = Some(layout.words(&[live]).span);
-            let variant = Some(variant.into());
-            let linear = Linear { epilogue, live, variant, ..Linear::new(x, w, y) };
+            let pick = Pick::Named(variant.parse().expect("a variant"));
+            let linear = Linear { epilogue, live, pick, ..Linear::new(x, w, y) };
             (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
         };
         against_reference(&build, &|device, want, got| {
@@ -219,9 +220,9 @@ fn a_product_prepares_the_input_of_the_next() {
         (80, 512, 192, 77, None),
         (64, 512, 1024, 64, None),
         (100, 256, 128, 97, None),
-        (300, 512, 64, 261, Some("tiles")),
-        (256, 768, 576, 256, Some("tiles")),
-        (520, 256, 128, 1, Some("tiles")),
+        (300, 512, 64, 261, Some(LinearVariant::Tiles)),
+        (256, 768, 576, 256, Some(LinearVariant::Tiles)),
+        (520, 256, 128, 1, Some(LinearVariant::Tiles)),
     ];
     for (seed, (rows, n, k, live, variant)) in shapes.into_iter().enumerate() {
         for which in [0, 2] {
@@ -241,8 +242,8 @@ fn a_product_prepares_the_input_of_the_next() {
                 let y = layout.poison(half, rows, cols, 0);
                 let counted = Some(layout.words(&[live as u32]).span);
                 let asked = |linear: Linear| {
-                    let variant = variant.map(String::from);
-                    Op::Linear(Linear { live: counted, variant, ..linear })
+                    let pick = variant.map_or(Pick::Best, Pick::Named);
+                    Op::Linear(Linear { live: counted, pick, ..linear })
                 };
                 let first = asked(Linear {
                     epilogue: Epilogue::Residual(mid),

@@ -1,6 +1,9 @@
 //! The ops of real models at real sizes, without memory behind them.
 
+use device::cuda::launch::{Lowered, Target};
+use device::cuda::lower::lower;
 use device::op::*;
+use device::variant::{LinearVariant, Pick};
 use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor};
 
 /// The sizes that decide a decoder's ops.
@@ -194,7 +197,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             last_only: false,
             rope,
             scratch,
-            variant: None,
+            pick: Default::default(),
         })
     };
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
@@ -228,7 +231,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         if let Some(Op::Linear(taker)) = last {
             let rope = Some(Box::new(rope_kv.clone()));
             ops.push(Op::Linear(Linear { rope: rope.clone(), ..taker.clone() }));
-            ops.push(Op::Linear(Linear { rope, variant: Some("tiles".into()), ..taker }));
+            ops.push(Op::Linear(Linear { rope, pick: Pick::Named(LinearVariant::Tiles), ..taker }));
         }
     }
     if single {
@@ -260,6 +263,23 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
         _ => false,
     };
     let mut ops: Vec<Op> = ops.into_iter().filter(unfused).collect();
-    ops.iter_mut().for_each(|op| op.ask_for("fixed"));
+    for op in &mut ops {
+        assert!(op.set_pick(Pick::Fixed), "linears and attention have kernels to pick from");
+    }
     ops
+}
+
+/// What an op becomes; `None` where it is fused in a way that the target has no kernel for.
+#[allow(dead_code, reason = "not every test that shares the shapes lowers them")]
+pub(crate) fn lowered(op: &Op, target: &Target) -> Option<Vec<Lowered>> {
+    let fused = match op {
+        Op::Linear(op) => !op.hand.is_nothing() || op.rope.is_some(),
+        Op::Layers(_) => true,
+        _ => false,
+    };
+    match lower(op, target) {
+        Ok(lowered) => Some(lowered),
+        Err(_) if fused => None,
+        Err(problem) => panic!("{}: {problem}", op.name()),
+    }
 }

@@ -37,7 +37,7 @@ impl Backend for Breakable {
             Piece::Alone(index) => Segment::Eager(index),
             Piece::Graph(_) => Segment::Recorded(graphs.next().expect("one graph per piece")),
         };
-        self.plans.insert(plan.key.clone(), pieces.into_iter().map(segment).collect());
+        self.plans.insert(plan.key, pieces.into_iter().map(segment).collect());
         Ok(())
     }
 

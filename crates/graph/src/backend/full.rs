@@ -24,7 +24,7 @@ impl Backend for Full {
             recording.push(item)?;
         }
         if let Some(graph) = recording.finish()?.pop() {
-            self.graphs.insert(plan.key.clone(), graph);
+            self.graphs.insert(plan.key, graph);
         }
         Ok(())
     }

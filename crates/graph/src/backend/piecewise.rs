@@ -44,7 +44,7 @@ impl Backend for Piecewise {
                 }
             }
         }
-        self.plans.insert(plan.key.clone(), segments);
+        self.plans.insert(plan.key, segments);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::program::{Dim, NormRef, Program, ValueId, WeightId};
 use crate::{Phase, ShapeKey};
 use device::op::{self, Epilogue, KvLayer, Norm};
 use device::step::count;
+use device::variant::Pick;
 use device::{Node, Op, Span, Tensor};
 
 /// One node per stage, without scratch and variants: those are chosen next.
@@ -101,7 +102,7 @@ impl Binder<'_> {
                 live: Some(self.live(*x)),
                 hand: op::Hand::Nothing,
                 scratch: None,
-                variant: None,
+                pick: Pick::Best,
             }),
             Kind::RopeKv(rope) => Op::RopeKv(self.rope(rope)?),
             Kind::Attention { qkv, rope, scale, window, kv, out } => Op::Attention(op::Attention {
@@ -117,7 +118,7 @@ impl Binder<'_> {
                 last_only: self.key.phase == Phase::Prefill && only_gathered(self.stages, *out),
                 rope: rope.map(|rope| self.rope(&rope).map(Box::new)).transpose()?,
                 scratch: None,
-                variant: None,
+                pick: Pick::Best,
             }),
             Kind::Gather { x, out } => Op::Gather(op::Gather {
                 index: state.last_index,

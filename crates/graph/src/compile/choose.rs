@@ -1,12 +1,13 @@
 //! Which kernel runs an op in this bucket, and the scratch it needs.
 //!
-//! A device has a rule of its own for the kernel, by shape; a key that names a variant overrides it.
+//! A device has a rule of its own for the kernel, by shape; a key of fixed kernels overrides it.
 //! Scratch is one span for all ops of all graphs: nothing in it outlives an op, except what a product
 //! prepares for the norm of the next one.
 
 use super::{Bindings, CompileError, CompileTarget, TargetDevice};
 use crate::ShapeKey;
 use device::cuda::lower;
+use device::variant::Pick;
 use device::{Node, Op, Span};
 
 /// Sets scratch, and what products prepare for each other.
@@ -33,14 +34,10 @@ pub fn choose(
     Ok(())
 }
 
-/// Every op that has a choice of kernels takes the key's.
-pub(super) fn set_variants(key: &ShapeKey, nodes: &mut [Node]) {
-    for node in nodes {
-        if let Op::Linear(device::op::Linear { variant, .. })
-        | Op::Attention(device::op::Attention { variant, .. }) = &mut node.op
-        {
-            variant.clone_from(&key.variant);
-        }
+/// In a step of fixed kernels every op that has a choice of kernels takes the fixed one.
+pub(super) fn set_fixed(key: &ShapeKey, nodes: &mut [Node]) {
+    for node in nodes.iter_mut().filter(|_| key.fixed) {
+        node.op.set_pick(Pick::Fixed);
     }
 }
 
@@ -65,5 +62,13 @@ pub fn scratch_bytes(target: &CompileTarget, op: &Op) -> u64 {
     match &target.device {
         TargetDevice::Cpu => 0,
         TargetDevice::Cuda(target) => lower::scratch_bytes(op, target),
+    }
+}
+
+/// That the target has a kernel for the op as it was picked: a plan that cannot run is refused here.
+pub(super) fn check_kernel(target: &CompileTarget, op: &Op) -> Result<(), CompileError> {
+    match &target.device {
+        TargetDevice::Cpu => Ok(()),
+        TargetDevice::Cuda(target) => Ok(lower::lower(op, target).map(|_| ())?),
     }
 }

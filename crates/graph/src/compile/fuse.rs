@@ -26,7 +26,7 @@ impl Fusion {
     /// What suits a device and a key: everything, except that fused kernels round in other places on a GPU,
     /// so fixed kernels are never fused there.
     pub fn suited(device: &TargetDevice, key: &ShapeKey) -> Fusion {
-        if key.is_fixed() && *device != TargetDevice::Cpu { Fusion::NONE } else { Fusion::ALL }
+        if key.fixed && *device != TargetDevice::Cpu { Fusion::NONE } else { Fusion::ALL }
     }
 }
 

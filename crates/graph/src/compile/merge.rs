@@ -8,8 +8,8 @@ use crate::plan::PlacedValue;
 use crate::{Phase, ShapeKey};
 use device::cuda::launch::Target;
 use device::cuda::lower;
-use device::cuda::tuned::ONE;
 use device::op::Layers;
+use device::variant::Variant;
 use device::{Node, Op};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -61,8 +61,7 @@ impl Merge {
 /// The GPU, if layers of this key may become one node on it at all: kernels with a fixed order of summation
 /// are not among those that do.
 fn gpu<'a>(target: &'a CompileTarget, key: &ShapeKey) -> Option<&'a Target> {
-    let wanted =
-        target.merge != Merge::Never && key.phase == Phase::Decode && key.variant.is_none();
+    let wanted = target.merge != Merge::Never && key.phase == Phase::Decode && !key.fixed;
     match &target.device {
         TargetDevice::Cuda(gpu) if wanted => Some(gpu),
         _ => None,
@@ -82,7 +81,7 @@ pub fn find(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Fo
         TargetDevice::Cuda(gpu) => gpu.tuned.choice(&Op::Layers(found.op.clone())),
         TargetDevice::Cpu => None,
     };
-    let faster = chosen.is_some_and(|choice| choice.variant == ONE);
+    let faster = chosen.is_some_and(|choice| choice.variant == Some(Variant::OneNode));
     (target.merge == Merge::Always || faster).then_some(found)
 }
 

@@ -2,6 +2,7 @@
 
 use super::Plan;
 use device::op::{Epilogue, Hand};
+use device::variant::Pick;
 use device::{DType, Op, Region, Tensor};
 use std::fmt;
 
@@ -62,7 +63,7 @@ pub fn describe(op: &Op) -> String {
             if matches!(op.hand, Hand::Gives(_)) {
                 text.push_str(", prepares the next norm");
             }
-            text.push_str(&variant(&op.variant));
+            text.push_str(&pick(&op.pick));
             text
         }
         Op::RopeKv(op) => {
@@ -83,7 +84,7 @@ pub fn describe(op: &Op) -> String {
             if op.last_only {
                 text.push_str(", last tokens only");
             }
-            text.push_str(&variant(&op.variant));
+            text.push_str(&pick(&op.pick));
             text
         }
         Op::Gather(op) => format!("gather {} of {}", shape(&op.y), shape(&op.x)),
@@ -103,8 +104,8 @@ pub fn outputs(op: &Op) -> String {
     workspace.map(part).collect::<Vec<_>>().join(" ")
 }
 
-fn variant(variant: &Option<String>) -> String {
-    variant.as_ref().map_or(String::new(), |name| format!(" [{name}]"))
+fn pick<V: std::fmt::Display>(pick: &Pick<V>) -> String {
+    if pick.is_best() { String::new() } else { format!(" [{pick}]") }
 }
 
 fn shape(tensor: &Tensor) -> String {

@@ -75,7 +75,7 @@ impl RunnerConfig {
 
     /// Every graph of the phase, largest first.
     pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
-        let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.clone().with(*form));
+        let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.with(*form));
         self.buckets.keys(limits).into_iter().flat_map(forms).collect()
     }
 }
@@ -189,7 +189,7 @@ impl<P: PhaseRule> Runner<P> {
     /// The backend's view of what is recorded: key and bytes.
     pub fn recorded(&self) -> Vec<(ShapeKey, u64)> {
         let recorded = self.plans.keys().filter(|key| self.backend.has(key));
-        recorded.map(|key| (key.clone(), self.backend.bytes(key))).collect()
+        recorded.map(|key| (*key, self.backend.bytes(key))).collect()
     }
 
     /// The largest step that can replay, in the phase's unit; 0 when none can.
@@ -259,7 +259,7 @@ impl<P: PhaseRule> Runner<P> {
         for (index, key) in keys.iter().enumerate() {
             self.record(key)?;
             let bytes = self.backend.bytes(key);
-            progress(Progress { done: index + 1, total, key: key.clone(), bytes });
+            progress(Progress { done: index + 1, total, key: *key, bytes });
         }
         self.recording = start.elapsed();
         self.keep_within_budget();
@@ -301,7 +301,7 @@ impl<P: PhaseRule> Runner<P> {
     /// Runs a step whose mail is posted under the key [`Runner::key_for`] gave.
     pub(super) fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
         let size = P::size(shape);
-        let key = choice.key.clone();
+        let key = choice.key;
         let cx = Context::new(&self.device, &self.arena, self.config.options);
         let Some(reason) = choice.eager else {
             let plan = &self.plans[&key];
@@ -353,8 +353,7 @@ impl<P: PhaseRule> Runner<P> {
                 // The bucket's plan serves as well op by op; only past the last bucket does a step
                 // need a plan of its own.
                 let bucket = self.config.buckets.fit(P::size(shape));
-                let own =
-                    || P::exact(shape, &limits).with_variant(self.config.buckets.variant.clone());
+                let own = || P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
                 let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);
                 (bucket.map_or_else(own, planned), Some(reason))
             }

@@ -15,7 +15,7 @@ pub(super) struct Wants(BTreeMap<ShapeKey, u64>);
 impl Wants {
     /// Counts a wish; true once the key has earned a graph.
     pub(super) fn want(&mut self, key: &ShapeKey) -> bool {
-        let count = self.0.entry(key.clone()).or_default();
+        let count = self.0.entry(*key).or_default();
         *count += 1;
         *count >= EARN
     }
@@ -42,7 +42,7 @@ impl Wants {
                 return None;
             }
             used -= bytes;
-            out.push(key.clone());
+            out.push(*key);
         }
         Some(out)
     }

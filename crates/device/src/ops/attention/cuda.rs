@@ -3,9 +3,8 @@
 //! one token by the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`. Everything else:
 //! `kernels/attention_ref.cu`.
 //!
-//! `fixed`: the decode kernel without splits for any number of tokens.
-//!
-//! `variant` overrides: `ref`, `mma` (not the Hopper kernel), or `key=value` pairs (`least=4,stages=3`).
+//! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was asked for by
+//! name and cannot run is an error.
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
@@ -13,7 +12,9 @@ use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::cuda::tuned;
 use crate::op::{Attention, Norm};
 use crate::ops::prologue::cuda::ways;
+use crate::ops::{Contract, require};
 use crate::step::count;
+use crate::variant::{AttentionKernel, AttentionVariant, Pick, Variant};
 use crate::{DType, Span};
 
 const WARPS: u32 = 4;
@@ -35,10 +36,16 @@ impl Attention {
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        self.check_variant(target)?;
         if let Some(rope) = &self.rope {
             rope.require_halves()?;
         }
         if self.tensor_cores(target) {
+            let (room, needs) =
+                (self.scratch.map_or(0, |scratch| scratch.len), self.scratch_bytes(target));
+            require(room >= needs, Self::NAME, || {
+                format!("the kernel needs {needs} bytes of scratch and has {room}")
+            })?;
             return Ok(match (self.single || self.fixed(), self.kv.head_dim) {
                 (false, 64 | 128) if self.warpgroups(target) && self.rows >= MANY_ROWS => {
                     vec![self.wgmma(target, false)?, self.ones(target)?]
@@ -56,29 +63,77 @@ impl Attention {
         Ok(launches)
     }
 
-    /// Other settings worth measuring, each by its variant.
-    pub(crate) fn candidates(&self, target: &Target) -> Vec<String> {
+    /// Other settings worth measuring.
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<AttentionVariant> {
         if !self.single || !self.tensor_cores(target) {
             return Vec::new();
         }
+        let plain = AttentionVariant::default();
         let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
         let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
-        let clusters = clusters.map(|cluster| format!("cluster={cluster}"));
+        let clusters = clusters.map(|cluster| AttentionVariant { cluster: Some(cluster), ..plain });
         let (_, own, _) = self.shape(target);
         let stages = [2, 3].into_iter().filter(|stages| *stages != own);
-        let stages = stages.map(|stages| format!("stages={stages}"));
-        let others = ["least=2", "least=8", "warps=8,stages=2"].map(String::from);
-        others.into_iter().chain(stages).chain(clusters).collect()
+        let stages = stages.map(|stages| AttentionVariant { stages: Some(stages), ..plain });
+        let least = [2, 8].map(|least| AttentionVariant { least: Some(least), ..plain });
+        let warps = AttentionVariant { warps: Some(8), stages: Some(2), ..plain };
+        let all = least.into_iter().chain([warps]).chain(stages).chain(clusters);
+        let worth = |variant: &AttentionVariant| {
+            let pick = Pick::Named(*variant);
+            Attention { pick, ..self.clone() }.check_variant(target).is_ok()
+        };
+        all.filter(worth).collect()
     }
 
-    fn option(&self, target: &Target, key: &str) -> Option<u32> {
-        let variant = match &self.variant {
-            Some(variant) => variant.as_str(),
-            None if self.single => target.tuned.variant(&tuned::attention(self))?,
-            None => return None,
+    /// What was asked for, else what was measured to be best, else nothing.
+    fn asked(&self, target: &Target) -> AttentionVariant {
+        let measured = || target.tuned.variant(&tuned::attention(self)).copied();
+        match self.pick {
+            Pick::Named(variant) => variant,
+            Pick::Best if self.single => match measured() {
+                Some(Variant::Attention(variant)) => variant,
+                _ => AttentionVariant::default(),
+            },
+            Pick::Best | Pick::Rule | Pick::Fixed => AttentionVariant::default(),
+        }
+    }
+
+    /// Refuses settings that the kernel which would run does not have.
+    fn check_variant(&self, target: &Target) -> Result<()> {
+        let asked = self.asked(target);
+        let AttentionVariant { kernel, warps, stages, least, cluster, kv, turns } = asked;
+        let cores = self.tensor_cores(target);
+        let decode = cores && (self.single || self.kv.head_dim > 128);
+        let hopper = cores && !decode && matches!(self.kv.head_dim, 64 | 128);
+        let hopper = hopper && self.warpgroups(target);
+        let clusters = self.single && target.capability.0 >= 9;
+        let can = match kernel {
+            Some(AttentionKernel::Reference) => {
+                [warps, stages, least, cluster, kv, turns] == [None; 6]
+            }
+            Some(AttentionKernel::Mma) => cores,
+            None => true,
         };
-        let mut pairs = variant.split(',');
-        pairs.find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+        let can = can
+            && (least.is_none() || decode)
+            && (warps.is_none() || (cores && !hopper))
+            && (stages.is_none() || decode || hopper)
+            && cluster.is_none_or(|n| n == 1 || (decode && clusters && [2, 4, 8].contains(&n)))
+            && ((kv.is_none() && turns.is_none()) || hopper);
+        require(can, Self::NAME, || {
+            let (rows, heads, dim) = (self.rows, self.q_heads, self.kv.head_dim);
+            format!(
+                "no kernel `{asked}` for {rows} rows of {heads} heads of {dim} on {}",
+                target.arch()
+            )
+        })
+    }
+
+    fn named(&self) -> Option<AttentionKernel> {
+        match self.pick {
+            Pick::Named(variant) => variant.kernel,
+            Pick::Best | Pick::Rule | Pick::Fixed => None,
+        }
     }
 
     fn tensor_cores(&self, target: &Target) -> bool {
@@ -91,7 +146,7 @@ impl Attention {
         let dims = kv.head_dim.is_multiple_of(16) && kv.head_dim <= 256 && kv.page_size == 16;
         let group = self.q_heads / kv.heads;
         let group_fits = group * kv.head_dim <= 4096 && group <= 32;
-        let asked = self.variant.as_deref() != Some("ref");
+        let asked = self.named() != Some(AttentionKernel::Reference);
         let out = self.out.stride.is_multiple_of(4) && self.out.span.offset.is_multiple_of(16);
         asked
             && half
@@ -123,7 +178,7 @@ impl Attention {
 
     /// Blocks that share a piece and merge in shared memory.
     fn cluster(&self, target: &Target) -> u32 {
-        let asked = self.option(target, "cluster");
+        let asked = self.asked(target).cluster;
         let suited = match self.rows {
             _ if !self.single || self.fixed() || target.capability.0 < 9 => return 1,
             // Eight to a cluster leave some multiprocessors out: not for contexts that need them all.
@@ -131,7 +186,7 @@ impl Attention {
             5..=16 => 2,
             _ => 1,
         };
-        asked.filter(|cluster| [1, 2, 4, 8].contains(cluster)).unwrap_or(suited)
+        asked.unwrap_or(suited)
     }
 
     /// Bytes of the partial result of a piece.
@@ -141,7 +196,7 @@ impl Attention {
 
     /// Warps that share the pages of a piece.
     fn warps(&self, target: &Target) -> u32 {
-        self.option(target, "warps").unwrap_or(WARPS)
+        self.asked(target).warps.unwrap_or(WARPS)
     }
 
     /// (tokens per block, stages, dynamic shared memory).
@@ -163,7 +218,7 @@ impl Attention {
         };
         let shallow = self.single && !self.fixed() && filled(2) >= filled(deep);
         let suited = if shallow { 2 } else { deep };
-        let stages = self.option(target, "stages").unwrap_or(suited);
+        let stages = self.asked(target).stages.unwrap_or(suited);
         let merged = warps * tokens * group * (dim + 4) * 4;
         let shared = (warps * stages * stage).max(merged) + left;
         (tokens, stages, shared.min(target.shared_per_block))
@@ -171,18 +226,15 @@ impl Attention {
 
     /// The rows of one token, whatever the others have.
     fn ones(&self, target: &Target) -> Result<Lowered> {
-        let (single, scratch, variant) = (true, None, None);
-        Attention { single, scratch, variant, ..self.clone() }.fast(target, true)
+        let (single, scratch, pick) = (true, None, Pick::Best);
+        Attention { single, scratch, pick, ..self.clone() }.fast(target, true)
     }
 
     fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
-        let needed = self.scratch_bytes(target);
-        let scratch = self.scratch.filter(|scratch| scratch.len >= needed && needed > 0);
-        let (split, y, z) = match scratch {
-            Some(_) => self.pieces(target),
-            None => (0, self.rows, 1),
-        };
+        // Rows of one token among many others are not cut into pieces: there are blocks enough.
+        let (split, y, z) = if ones { (0, self.rows, 1) } else { self.pieces(target) };
+        let scratch = self.scratch.filter(|_| split > 0);
         let cluster = if split == 0 { 1 } else { self.cluster(target) };
         let (tokens, stages, shared) = self.shape(target);
         let rope = self.rope.as_deref();
@@ -203,7 +255,7 @@ impl Attention {
                 ("SPLIT", split),
                 ("CLUSTER", cluster),
                 ("ROWS32", if split == 1 { self.rows.div_ceil(32) } else { 1 }),
-                ("LEAST_PAGES", self.option(target, "least").unwrap_or(WARPS)),
+                ("LEAST_PAGES", self.asked(target).least.unwrap_or(WARPS)),
                 ("SINGLE", u32::from(self.single)),
                 ("ROPE", u32::from(rope.is_some())),
                 ("Q_TOKENS", tokens),
@@ -258,7 +310,7 @@ impl Attention {
         // The list of blocks is in shared memory, a row and a block in a word.
         let listed = slots <= MOST_SLOTS && self.rows <= u32::from(u16::MAX);
         let wide = self.out.stride.is_multiple_of(8) && self.qkv.span.offset.is_multiple_of(16);
-        let asked = !matches!(self.variant.as_deref(), Some("mma" | "fixed"));
+        let asked = self.named() != Some(AttentionKernel::Mma) && !self.fixed();
         // A line of a page is a signed coordinate of the tensor map.
         let kv = &self.kv;
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
@@ -270,7 +322,7 @@ impl Attention {
         let (kv, s) = (&self.kv, &self.state);
         let group = self.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
-        let stages = self.option(target, "stages").unwrap_or(2);
+        let stages = self.asked(target).stages.unwrap_or(2);
         // Few sizes, so that the buckets of a model share a kernel.
         let room = slots.max(512).next_power_of_two().min(MOST_SLOTS);
         // Wide tiles leave room for q once only, and their warpgroups need no turns.
@@ -281,7 +333,7 @@ impl Attention {
         let wide = kv.head_dim == 128
             && self.context() > SHORT
             && shared(176) + room * 9 + 2048 <= target.shared_per_block;
-        let tile = self.option(target, "kv").unwrap_or(if wide { 176 } else { 128 });
+        let tile = self.asked(target).kv.unwrap_or(if wide { 176 } else { 128 });
         let narrow = u32::from(tile <= 128);
         let bytes = u64::from(kv.head_dim) * 2;
         let map = |span, dtype, dims: &[u64], strides: &[u64], tile: &[u32]| {
@@ -308,7 +360,7 @@ impl Attention {
                 ("KV", tile),
                 ("STAGES", stages),
                 ("Q_STAGES", 1 + narrow),
-                ("TURNS", self.option(target, "turns").unwrap_or(narrow)),
+                ("TURNS", self.asked(target).turns.unwrap_or(narrow)),
                 ("SLOTS", room),
                 ("WINDOW", self.window.unwrap_or(0)),
                 ("LAST", u32::from(self.last_only)),
@@ -329,7 +381,7 @@ impl Attention {
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.kv, &self.state);
-        let warps = self.option(target, "warps").unwrap_or(4);
+        let warps = self.asked(target).warps.unwrap_or(4);
         let tokens = (16 * warps / (self.q_heads / kv.heads)).max(1);
         let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
             .defines(&[

@@ -1,14 +1,14 @@
-//! `kernels/persistent.cu`: one kernel for all layers, where they are small and alike. Elsewhere the members
-//! are lowered one by one.
+//! `kernels/persistent.cu`: one kernel for all layers, where they are small and alike. Other layers have none.
 //!
 //! Its blocks wait for each other, so all of them must be resident: there are at most as many as
 //! multiprocessors, and each takes the larger part of one. What ran before ends without them, and what comes
 //! after cannot start before all of them have.
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
-use crate::cuda::lower::{Kernel, aligned, lower, scratch_bytes};
+use crate::cuda::lower::{Kernel, aligned};
 use crate::op::{Attention, Epilogue, Layers, Linear, Norm, RopeKv};
-use crate::{DType, Op, Result, Span, Tensor};
+use crate::ops::Contract;
+use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Warps that compute; one more fetches.
 const WARPS: u32 = 8;
@@ -29,23 +29,15 @@ impl Layers {
         self.plan(target).map_or(0, |plan| plan.words() * 8)
     }
 
-    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
-        match self.plan(target) {
-            Ok(_) => 0,
-            Err(_) => self.members.iter().map(|op| scratch_bytes(op, target)).max().unwrap_or(0),
-        }
-    }
-
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
-        match (self.plan(target), self.exchange) {
-            (Ok(plan), Some(exchange)) if exchange.len >= plan.words() * 8 => {
-                Ok(vec![plan.launch(target, exchange)])
-            }
-            _ => {
-                let lowered = self.members.iter().map(|member| lower(member, target));
-                Ok(lowered.collect::<Result<Vec<_>>>()?.concat())
-            }
-        }
+        let refused = |problem: String| Error::Contract { op: Self::NAME.into(), problem };
+        let plan = self.plan(target).map_err(|why| refused(format!("no kernel: {why}")))?;
+        let needs = plan.words() * 8;
+        let exchange = self.exchange.filter(|exchange| exchange.len >= needs).ok_or_else(|| {
+            let room = self.exchange.map_or(0, |exchange| exchange.len);
+            refused(format!("the kernel needs {needs} bytes to exchange and has {room}"))
+        })?;
+        Ok(vec![plan.launch(target, exchange)])
     }
 
     fn plan(&self, target: &Target) -> std::result::Result<Plan<'_>, &'static str> {

@@ -9,15 +9,15 @@
 //! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
-//! - `fixed`, asked for by name: `wgmma` without sharing K for any number of rows, else `ref`; both sum a
-//!   row in the same order whatever is beside it.
-//!
-//! `variant` overrides: a name, then `key=value` pairs (`wgmma,wide=64,stages=4`).
+//! [`Pick::Fixed`] takes `wgmma` without sharing K for any number of rows, else `ref`; both sum a row in the same
+//! order whatever is beside it. A kernel that was asked for by name and cannot run is an error.
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::cuda::tuned;
 use crate::op::{Epilogue, Hand, Linear, RopeKv};
+use crate::ops::{Contract, require};
+use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
 use crate::{DType, Result, Tensor};
 
 /// Room the library may use.
@@ -37,58 +37,73 @@ pub(super) enum Plan {
 pub(super) const NARROW: u32 = 48;
 
 impl Plan {
-    /// Whether it is what the variant names: one that cannot be had is answered with another.
-    fn is(self, variant: &str) -> bool {
+    /// Whether it has the tiles that were asked for.
+    fn has(self, asked: &WgmmaShape) -> bool {
+        let Plan::Wgmma { wide, columns, split, .. } = self else { return false };
+        let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
+        same(asked.wide, wide) && same(asked.columns, columns) && same(asked.split, split)
+    }
+
+    /// The kernel's name.
+    const fn name(self) -> &'static str {
         match self {
-            Plan::Stream { .. } => variant.starts_with("stream"),
-            Plan::Wgmma { wide, columns, split, .. } => {
-                let named = |key: &str, value: u32| {
-                    variant.split(',').find_map(|pair| pair.strip_prefix(key)).is_none_or(|given| {
-                        given.strip_prefix('=') == Some(value.to_string().as_str())
-                    })
-                };
-                variant.starts_with("wgmma")
-                    && named("wide", wide)
-                    && named("columns", columns)
-                    && named("split", split)
-            }
-            Plan::Tiles => variant == "tiles",
-            Plan::Gemm => variant == "gemm",
-            Plan::Reference => variant == "ref",
+            Plan::Stream { .. } => "stream",
+            Plan::Wgmma { .. } => "wgmma",
+            Plan::Tiles => "tiles",
+            Plan::Gemm => "gemm",
+            Plan::Reference => "ref",
         }
     }
 }
 
 impl Linear {
+    /// Bytes of scratch its kernel needs; none where there is no kernel.
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
-        self.needs(self.plan(target))
+        self.plan(target).map_or(0, |plan| self.needs(plan))
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let plan = self.plan(target);
-        let room = self.scratch.map_or(0, |scratch| scratch.len);
-        if let Some(rope) = &self.rope
-            && (plan != Plan::Tiles || room < self.needs(plan) || !self.rotates(rope))
-        {
-            let product = Linear { rope: None, ..self.clone() }.lower(target)?;
-            return Ok(product.into_iter().chain(rope.lower(target)?).collect());
+        let plan = self.plan(target)?;
+        let (room, needs) = (self.scratch.map_or(0, |scratch| scratch.len), self.needs(plan));
+        require(room >= needs, Self::NAME, || {
+            format!("the kernel `{}` needs {needs} bytes of scratch and has {room}", plan.name())
+        })?;
+        if let Some(rope) = &self.rope {
+            require(plan == Plan::Tiles && self.rotates(rope), Self::NAME, || {
+                format!("the kernel `{}` cannot rotate its result", plan.name())
+            })?;
         }
         match plan {
             Plan::Stream { stages } => Ok(vec![self.stream(target, stages)?]),
-            Plan::Wgmma { .. } if room >= self.needs(plan) => self.wgmma(target, plan),
-            Plan::Tiles if room >= self.needs(plan) => self.tiles(target),
-            Plan::Gemm if room >= self.needs(plan) => self.gemm(target),
-            _ => Ok(vec![self.reference_launch(target)?]),
+            Plan::Wgmma { .. } => self.wgmma(target, plan),
+            Plan::Tiles => self.tiles(target),
+            Plan::Gemm => self.gemm(target),
+            Plan::Reference => Ok(vec![self.reference_launch(target)?]),
         }
     }
 
     /// What was asked for, else what was measured to be best, else what the rule says.
-    fn plan(&self, target: &Target) -> Plan {
-        let variant = match &self.variant {
-            Some(variant) => variant.as_str(),
-            None => target.tuned.variant(&tuned::linear(self)).unwrap_or(""),
+    fn plan(&self, target: &Target) -> Result<Plan> {
+        let plan = match self.pick {
+            Pick::Best => match target.tuned.variant(&tuned::linear(self)).copied() {
+                None => self.rule(target),
+                Some(Variant::Linear(variant)) => self.named(target, variant)?,
+                Some(other) => {
+                    return require(false, Self::NAME, || {
+                        format!("the table of measured variants names `{other}`")
+                    })
+                    .map(|()| Plan::Reference);
+                }
+            },
+            Pick::Rule => self.rule(target),
+            Pick::Fixed => self.fixed(target),
+            Pick::Named(variant) => self.named(target, variant)?,
         };
-        self.plan_for(target, variant)
+        let hands = matches!(plan, Plan::Wgmma { .. } | Plan::Tiles);
+        require(hands || self.hand.is_nothing(), Self::NAME, || {
+            format!("the kernel `{}` hands nothing on to the next norm", plan.name())
+        })?;
+        Ok(plan)
     }
 
     /// Whether this op and the one after it, `next`, have kernels that hand the input of its norm over.
@@ -100,12 +115,12 @@ impl Linear {
         let giver = Linear { hand: Hand::Gives(norm), ..self.clone() };
         let taker = Linear { hand: Hand::Takes, ..next.clone() };
         let kernels = match (giver.plan(target), taker.plan(target)) {
-            (Plan::Wgmma { wide, .. }, Plan::Wgmma { columns, .. }) => {
+            (Ok(Plan::Wgmma { wide, .. }), Ok(Plan::Wgmma { columns, .. })) => {
                 // Beyond this, storing two more bytes per element takes what the norm's launch did.
                 let few = self.y.rows * self.y.cols <= 128 << 10;
                 few && wide != NARROW && columns >= next.x.rows
             }
-            (Plan::Tiles, Plan::Tiles) => true,
+            (Ok(Plan::Tiles), Ok(Plan::Tiles)) => true,
             _ => false,
         };
         let ready = self.hand == Hand::Nothing && next.hand == Hand::Nothing;
@@ -116,84 +131,126 @@ impl Linear {
     pub(crate) fn can_rotate(&self, rope: &RopeKv, target: &Target) -> bool {
         let fused = Linear { rope: Some(Box::new(rope.clone())), ..self.clone() };
         let plain = self.rope.is_none() && self.epilogue == Epilogue::Store && rope.qkv == self.y;
-        plain && fused.plan(target) == Plan::Tiles && fused.rotates(rope)
+        plain && fused.plan(target) == Ok(Plan::Tiles) && fused.rotates(rope)
     }
 
-    /// Other plans worth measuring, each by its variant.
-    pub(crate) fn candidates(&self, target: &Target) -> Vec<String> {
+    /// Other kernels worth measuring.
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<LinearVariant> {
         let rows = self.x.rows;
-        let stream = (3..=6).map(|stages| format!("stream,stages={stages}"));
+        let stream = (3..=6).map(|stages| LinearVariant::Stream { stages: Some(stages) });
         let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
-        let columns = [64, rows.div_ceil(16) * 8, rows.next_multiple_of(16)];
-        let columns = if rows > 128 { &columns[..] } else { &[] };
-        let halves = tiles.clone().flat_map(|(w, s)| columns.iter().map(move |c| (w, s, *c)));
-        let halves = halves.map(|(w, s, c)| format!("wgmma,wide={w},columns={c},split={s}"));
-        let tiles = tiles.filter(|_| columns.is_empty());
-        let tiles = tiles.map(|(w, s)| format!("wgmma,wide={w},split={s}")).chain(halves);
-        let mut seen = vec![self.plan_for(target, ""), Plan::Reference];
-        let mut worth = |variant: &String| {
-            let plan = self.plan_for(target, variant);
-            let same = plan.is(variant) && !seen.contains(&plan);
-            seen.push(plan);
-            same
-        };
+        let columns = [64, rows.div_ceil(16) * 8, rows.next_multiple_of(16)].map(Some);
+        let columns = if rows > 128 { &columns[..] } else { &[None] };
+        let tiles = tiles.flat_map(|(wide, split)| {
+            columns.iter().map(move |&columns| WgmmaShape {
+                wide: Some(wide),
+                columns,
+                split: Some(split),
+                ..WgmmaShape::default()
+            })
+        });
+        let tiles = tiles.map(LinearVariant::Wgmma);
         let own = stream.filter(|_| rows <= 8).chain(tiles.filter(|_| rows > 4 && rows <= 256));
-        let others = ["tiles", "gemm"].map(String::from).into_iter();
-        // A hand given must be given by whatever runs.
+        let others = [LinearVariant::Tiles, LinearVariant::Gemm].into_iter();
+        // The next op reads what this one prepares for it.
         let others = others.filter(|_| self.hand.is_nothing());
-        own.chain(others).filter(|variant| worth(variant)).collect()
+        let mut seen = vec![self.rule(target), Plan::Reference];
+        let worth = |variant: &LinearVariant| {
+            let Ok(plan) = self.named(target, *variant) else { return false };
+            let fresh = !seen.contains(&plan);
+            seen.push(plan);
+            fresh
+        };
+        own.chain(others).filter(worth).collect()
     }
 
-    fn plan_for(&self, target: &Target, variant: &str) -> Plan {
-        let (name, options) = variant.split_once(',').unwrap_or((variant, ""));
-        let option = |key: &str| {
-            if name == "fixed" {
-                return (key == "split").then_some(1);
-            }
-            let pair =
-                options.split(',').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
-            pair.and_then(|value| value.parse::<u32>().ok())
-        };
+    /// Whether formats and rows are those that tensor cores multiply.
+    fn tensor_cores(&self, target: &Target) -> bool {
         let half = matches!(self.x.dtype, DType::F16 | DType::BF16);
         let same = half && self.w.dtype == self.x.dtype;
         let whole = aligned(&self.x) && aligned(&self.w) && self.y.cols.is_multiple_of(8);
-        if !same || !whole || target.capability.0 < 8 || name == "ref" {
-            return Plan::Reference;
-        }
-        let rows = self.x.rows;
-        let hopper = target.capability == (9, 0) && self.x.cols.is_multiple_of(64);
-        let stream = self.stream_stages(target, option("stages"));
-        // A head has so many tiles that their exchanges show, unless each has much to read for few rows.
-        let many = hopper && self.rounds(target) > 32 && (rows > 4 || self.x.cols <= 1024);
-        if let (Some(stages), true) = (stream, name == "stream" || (name.is_empty() && !many)) {
-            return Plan::Stream { stages };
-        }
-        let narrow_out = self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2);
-        let wanted = matches!(name, "wgmma" | "fixed") || (name.is_empty() && rows <= 128);
-        if let (true, true, Some(tall)) = (hopper && narrow_out, name.is_empty(), self.tall(target))
-        {
-            return self.plan_for(target, &tall);
-        }
-        if hopper && narrow_out && wanted {
-            return self.wgmma_plan(target, option);
-        }
-        if name == "fixed" {
-            return Plan::Reference;
-        }
-        if hopper
-            && (name == "tiles" || name.is_empty())
-            && self.suits_tiles(target, !name.is_empty())
-        {
-            return Plan::Tiles;
-        }
-        let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
-        if self.bias.is_none() && stored && rows > 8 { Plan::Gemm } else { Plan::Reference }
+        same && whole && target.capability.0 >= 8
     }
 
-    /// The variant of `wgmma` that beats the library for more than 128 rows, if one does: all tokens and as many
+    fn hopper(&self, target: &Target) -> bool {
+        target.capability == (9, 0) && self.x.cols.is_multiple_of(64)
+    }
+
+    /// Whether `wgmma` can store its result.
+    fn stores_pairs(&self) -> bool {
+        self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2)
+    }
+
+    fn suits_gemm(&self) -> bool {
+        let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
+        self.bias.is_none() && stored && self.x.rows > 8
+    }
+
+    /// The kernel that is best as far as is known without measuring this shape.
+    fn rule(&self, target: &Target) -> Plan {
+        if !self.tensor_cores(target) {
+            return Plan::Reference;
+        }
+        let (rows, hopper) = (self.x.rows, self.hopper(target));
+        // A head has so many tiles that their exchanges show, unless each has much to read for few rows.
+        let many = hopper && self.rounds(target) > 32 && (rows > 4 || self.x.cols <= 1024);
+        if let (Some(stages), false) = (self.stream_stages(target, None), many) {
+            return Plan::Stream { stages };
+        }
+        if hopper && self.stores_pairs() {
+            if let Some(shape) = self.tall(target) {
+                return self.wgmma_plan(target, &shape);
+            }
+            if rows <= 128 {
+                return self.wgmma_plan(target, &WgmmaShape::default());
+            }
+        }
+        if hopper && self.suits_tiles(target, false) {
+            return Plan::Tiles;
+        }
+        if self.suits_gemm() { Plan::Gemm } else { Plan::Reference }
+    }
+
+    /// The kernel that sums a row in the same order whatever is beside it.
+    fn fixed(&self, target: &Target) -> Plan {
+        if self.tensor_cores(target) && self.hopper(target) && self.stores_pairs() {
+            let alone = WgmmaShape { split: Some(1), ..WgmmaShape::default() };
+            return self.wgmma_plan(target, &alone);
+        }
+        Plan::Reference
+    }
+
+    /// The kernel that was asked for, or why it cannot run.
+    fn named(&self, target: &Target, variant: LinearVariant) -> Result<Plan> {
+        if variant == LinearVariant::Reference {
+            return Ok(Plan::Reference);
+        }
+        let (cores, hopper) = (self.tensor_cores(target), self.hopper(target));
+        let plan = match variant {
+            LinearVariant::Stream { stages } => {
+                self.stream_stages(target, stages).map(|stages| Plan::Stream { stages })
+            }
+            LinearVariant::Wgmma(asked) if hopper && self.stores_pairs() => {
+                Some(self.wgmma_plan(target, &asked)).filter(|plan| plan.has(&asked))
+            }
+            LinearVariant::Tiles if hopper && self.suits_tiles(target, true) => Some(Plan::Tiles),
+            LinearVariant::Gemm if self.suits_gemm() => Some(Plan::Gemm),
+            _ => None,
+        };
+        let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
+        let plan = plan.filter(|_| cores);
+        require(plan.is_some(), Self::NAME, || {
+            let types = (self.x.dtype, self.w.dtype, target.arch());
+            let (x, w, arch) = (types.0, types.1, types.2);
+            format!("no kernel `{variant}` for {rows}×{k}×{n} of {x:?} and {w:?} on {arch}")
+        })?;
+        Ok(plan.unwrap_or(Plan::Reference))
+    }
+
+    /// The tiles with which `wgmma` beats the library for more than 128 rows, if some do: all tokens and as many
     /// weight rows as there are registers for, where such tiles fill the GPU (to 192 rows: once); else two tiles of half
     /// the tokens each, where one round takes them all; beyond 224 rows those only for a long inner dimension, shared.
-    fn tall(&self, target: &Target) -> Option<String> {
+    fn tall(&self, target: &Target) -> Option<WgmmaShape> {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let fills = |blocks: u32| blocks * 10 > blocks.next_multiple_of(target.sms) * 9;
         let (whole, halves) = (n.div_ceil(192), [64, 128].map(|wide| n.div_ceil(wide) * 2));
@@ -201,13 +258,15 @@ impl Linear {
         match rows {
             _ if !self.hand.is_nothing() => None,
             129..=256 if fills(whole) && (rows > 192 || whole <= target.sms) => {
-                Some("wgmma,wide=192".into())
+                Some(WgmmaShape { wide: Some(192), ..WgmmaShape::default() })
             }
             129..=224 if round * 10 >= target.sms * 7 && k <= 4096 => {
-                Some(format!("wgmma,columns={},split=1", rows.div_ceil(2)))
+                let (columns, split) = (Some(rows.div_ceil(2)), Some(1));
+                Some(WgmmaShape { columns, split, ..WgmmaShape::default() })
             }
             225..=256 if fills(halves[0]) && halves[0] <= target.sms && k >= 8192 => {
-                Some("wgmma,wide=128,columns=128,split=2".into())
+                let (wide, columns, split) = (Some(128), Some(128), Some(2));
+                Some(WgmmaShape { wide, columns, split, ..WgmmaShape::default() })
             }
             _ => None,
         }
@@ -323,7 +382,7 @@ impl Linear {
     }
 
     fn gemm(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let Some(scratch) = self.scratch else { return Ok(vec![self.reference_launch(target)?]) };
+        let scratch = self.scratch.expect("lowering checked its length");
         let (x, mut launches) = self.normed(target, scratch)?;
         let from = SEMAPHORE_BYTES + self.normed_bytes();
         let workspace = Some(scratch.part(from + self.pair_bytes(), GEMM_WORKSPACE));

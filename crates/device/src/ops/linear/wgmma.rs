@@ -5,21 +5,22 @@ use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::{Hand, Linear};
+use crate::variant::WgmmaShape;
 use crate::{DType, Result};
 
 impl Linear {
-    pub(super) fn wgmma_plan(&self, target: &Target, option: impl Fn(&str) -> Option<u32>) -> Plan {
+    pub(super) fn wgmma_plan(&self, target: &Target, asked: &WgmmaShape) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let whole = |columns: u32| columns.next_multiple_of(if columns > 128 { 16 } else { 8 });
-        let asked = option("columns").filter(|asked| (8..=256).contains(asked));
-        let columns = whole(asked.unwrap_or(rows.min(256)));
+        let given = asked.columns.filter(|columns| (8..=256).contains(columns));
+        let columns = whole(given.unwrap_or(rows.min(256)));
         let gives = matches!(self.hand, Hand::Gives(_));
         // Microseconds that the busiest block reads, and what sharing K takes.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
             let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
-            let room = wide + columns <= if option("wide") == Some(wide) { 448 } else { 320 };
+            let room = wide + columns <= if asked.wide == Some(wide) { 448 } else { 320 };
             let fits = k.is_multiple_of(64 * split) && alone && room;
             // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
             let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
@@ -38,9 +39,8 @@ impl Linear {
             };
             if fits { reads * extra + shares } else { f64::INFINITY }
         };
-        let asked = (option("wide"), option("split"));
         let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
-        let wanted = |w: u32, s: u32| asked.0.unwrap_or(w) == w && asked.1.unwrap_or(s) == s;
+        let wanted = |w: u32, s: u32| asked.wide.unwrap_or(w) == w && asked.split.unwrap_or(s) == s;
         // What was asked for if it can be, else the cheapest that can.
         let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
         let (wide, split) =
@@ -55,11 +55,11 @@ impl Linear {
         // Half a multiprocessor's memory and a little: attention's blocks fit beside it, so that each may start
         // while the other runs, and still no two of one product.
         let half = target.shared_per_sm / 2 - 1024;
-        let halved = option("half").map_or(wide <= 64 && columns <= 64, |asked| asked == 1);
+        let halved = asked.half.map_or(wide <= 64 && columns <= 64, |half| half == 1);
         let deep = if halved { (half + 3072).saturating_sub(beside) / stage } else { most };
-        let stages = option("stages").unwrap_or(deep.min(chunks)).clamp(least.min(most), most);
+        let stages = asked.stages.unwrap_or(deep.min(chunks)).clamp(least.min(most), most);
         let shared = stages * stage + 1024;
-        // A ring that holds all there is to read does no harm twice.
+        // If all of K fits the ring, two resident blocks are harmless.
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
         Plan::Wgmma { wide, columns, stages, split, shared }
     }
