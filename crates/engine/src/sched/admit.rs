@@ -17,7 +17,7 @@ impl Scheduler {
     /// Seats as many as seats and pages allow, in order of service. A request that needs more than there is
     /// lets a few others pass, until it is due. True when a sequence was seated or sent away.
     pub(super) fn admit(&mut self) -> bool {
-        // Nothing came or went since the last time: nobody could be seated now either.
+        // Nothing came or went since the last time: no request could be seated then, and none can now.
         if self.refused == Some(self.pool.epoch()) {
             return false;
         }
@@ -263,7 +263,7 @@ impl Scheduler {
             (!sequence.due, Reverse(sequence.far.spec.priority), held[&call], call, rank(key))
         });
         let Some(victim) = victim.or(first) else { return false };
-        // What is large is not sent back again and again.
+        // A large sequence is not sent back again and again.
         let sequence = &mut self.sequences[victim];
         sequence.far.sent_back += 1;
         sequence.due |= sequence.far.sent_back > MOST_SENT_BACK;

@@ -76,7 +76,7 @@ impl Scheduler {
     }
 
     /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
-    /// Everybody who is ready owns the page it writes next; when pages run out, a sequence is sent back
+    /// Every sequence that is ready owns the page it writes next; when pages run out, a sequence is sent back
     /// to the queue. True when somebody still has to wait for a page.
     fn gather(&mut self) -> bool {
         let starved = loop {
