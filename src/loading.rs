@@ -304,7 +304,7 @@ impl Loaded {
         };
         if self.executor.device().kind() == DeviceKind::Cpu {
             // A CPU reads some thousand tokens a second: longer steps are pauses that people see.
-            config.mixed_tokens = 192;
+            config.mixed_tokens = 128;
             // A launch returns when the step is done: a second one would only delay the first one's result.
             config.depth = 1;
         }
