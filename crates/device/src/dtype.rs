@@ -85,3 +85,22 @@ impl DType {
         elems / self.block_elems() * self.block_bytes()
     }
 }
+
+/// A byte count for people, exact below one KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let (mut unit, mut value) = (0, self.0 as f64);
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        match unit {
+            0 => write!(f, "{} B", self.0),
+            _ => write!(f, "{value:.1} {}", UNITS[unit]),
+        }
+    }
+}

@@ -19,6 +19,7 @@ mod sample;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
+use crate::op::Norm;
 use crate::variant::{Pick, Variant};
 use crate::{Op, Result, Span, StepState, Tensor};
 pub(crate) use check::*;
@@ -34,6 +35,34 @@ pub enum Access {
     Update,
 }
 
+/// Memory an op goes through once, without KV pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes of weights read.
+    pub weights: u64,
+    /// Bytes of activations read and written.
+    pub values: u64,
+}
+
+/// The sizes of a step that an op is made for, as far as it depends on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSize {
+    /// Rows of the bucket.
+    pub rows: Option<u32>,
+    /// Tokens of the bucket.
+    pub tokens: Option<u32>,
+}
+
+impl StepSize {
+    /// Any step.
+    pub(crate) const ANY: StepSize = StepSize { rows: None, tokens: None };
+
+    /// A step of so many rows.
+    pub(crate) const fn rows(rows: u32) -> StepSize {
+        StepSize { rows: Some(rows), tokens: None }
+    }
+}
+
 /// Gets every span an op touches.
 pub type SpanVisitor<'a> = &'a mut dyn FnMut(Span, Access);
 
@@ -45,6 +74,24 @@ pub(crate) trait Contract {
     fn check(&self) -> Result<()>;
     /// Names every span it touches.
     fn visit_spans(&self, visit: SpanVisitor<'_>);
+    /// The op in one line, without spans.
+    fn describe(&self) -> String;
+    /// Bytes it reads and writes.
+    fn traffic(&self) -> Traffic;
+    /// The sizes of the step it is made for.
+    fn step_size(&self) -> StepSize;
+    /// Where its scratch is noted, if it can have some.
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        None
+    }
+    /// How its kernel is picked, if it has several.
+    fn pick(&self) -> Option<Pick<Variant>> {
+        None
+    }
+    /// Sets how its kernel is picked; false where it has no such choice.
+    fn set_pick(&mut self, _pick: Pick<Variant>) -> bool {
+        false
+    }
     /// What it reads and writes in one place, if it does: the only two matrices that may share bytes, and only all
     /// of them.
     fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
@@ -86,41 +133,39 @@ impl Op {
 
     /// How its kernel is picked; `None` for ops that have one kernel only.
     pub fn pick(&self) -> Option<Pick<Variant>> {
-        match self {
-            Op::Linear(op) => Some(op.pick.map(Variant::Linear)),
-            Op::Attention(op) => Some(op.pick.map(Variant::Attention)),
-            Op::Prologue(_)
-            | Op::Embed(_)
-            | Op::RmsNorm(_)
-            | Op::RopeKv(_)
-            | Op::Gather(_)
-            | Op::Sample(_)
-            | Op::Copy(_)
-            | Op::Fill(_)
-            | Op::Noise(_)
-            | Op::Layers(_) => None,
-        }
+        for_each_op!(self, op => op.pick())
     }
 
     /// Sets how its kernel is picked; false where the op has no such choice.
     pub fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
-        match (self, pick) {
-            (Op::Linear(op), Pick::Named(Variant::Linear(variant))) => {
-                op.pick = Pick::Named(variant);
-            }
-            (Op::Attention(op), Pick::Named(Variant::Attention(variant))) => {
-                op.pick = Pick::Named(variant);
-            }
-            (_, Pick::Named(_)) => return false,
-            (Op::Linear(op), Pick::Best) => op.pick = Pick::Best,
-            (Op::Linear(op), Pick::Rule) => op.pick = Pick::Rule,
-            (Op::Linear(op), Pick::Fixed) => op.pick = Pick::Fixed,
-            (Op::Attention(op), Pick::Best) => op.pick = Pick::Best,
-            (Op::Attention(op), Pick::Rule) => op.pick = Pick::Rule,
-            (Op::Attention(op), Pick::Fixed) => op.pick = Pick::Fixed,
-            (_, Pick::Best | Pick::Rule | Pick::Fixed) => return false,
-        }
-        true
+        for_each_op!(self, op => op.set_pick(pick))
+    }
+
+    /// The op in one line, without spans.
+    pub fn describe(&self) -> String {
+        for_each_op!(self, op => op.describe())
+    }
+
+    /// Bytes it reads and writes.
+    pub fn traffic(&self) -> Traffic {
+        for_each_op!(self, op => op.traffic())
+    }
+
+    /// The sizes of the step it is made for.
+    pub fn step_size(&self) -> StepSize {
+        for_each_op!(self, op => op.step_size())
+    }
+
+    /// Gives it scratch; false if it never has any.
+    pub fn set_scratch(&mut self, span: Option<Span>) -> bool {
+        let slot = for_each_op!(self, op => op.scratch_slot());
+        slot.map(|slot| *slot = span).is_some()
+    }
+
+    /// Its scratch, if it has some.
+    pub fn scratch(&self) -> Option<Span> {
+        let mut op = self.clone();
+        for_each_op!(&mut op, op => op.scratch_slot()).and_then(|slot| *slot)
     }
 
     /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables shorter than what
@@ -155,4 +200,9 @@ pub(crate) fn visit_step_tables(state: &StepState, visit: SpanVisitor<'_>) {
     for table in [counts, row_seat, q_start, kv_len, position, kv_slot, page_table] {
         visit(table.span, Access::Read);
     }
+}
+
+/// Bytes of an optional norm's weight.
+pub(crate) fn norm_bytes(norm: &Option<Norm>) -> u64 {
+    norm.as_ref().map_or(0, |norm| norm.weight.bytes())
 }

@@ -2,6 +2,7 @@
 
 use crate::{DType, Span};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// `rows × cols` elements, row-major; consecutive rows are `stride` elements apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,5 +61,12 @@ impl Tensor {
     /// Bytes that are read when every element is read once.
     pub fn bytes(&self) -> u64 {
         self.dtype.bytes(self.rows as usize * self.cols as usize) as u64
+    }
+}
+
+/// Shape and element type: `8×4096 bf16`.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{} {}", self.rows, self.cols, format!("{:?}", self.dtype).to_lowercase())
     }
 }

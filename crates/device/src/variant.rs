@@ -39,6 +39,13 @@ impl<V> Pick<V> {
     }
 }
 
+impl<V: fmt::Display> Pick<V> {
+    /// What it adds to an op's description; nothing unless something was asked for.
+    pub(crate) fn suffix(&self) -> String {
+        if self.is_best() { String::new() } else { format!(" [{self}]") }
+    }
+}
+
 impl<V: fmt::Display> fmt::Display for Pick<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,14 +4,14 @@
 mod picture;
 
 use crate::compile::{CompileTarget, TargetDevice};
-use crate::plan::{Plan, bytes, describe, outputs};
+use crate::plan::{Plan, bytes, outputs};
 use crate::{BackendKind, Phase};
+use device::Op;
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
 use device::cuda::tuned::shape;
-use device::op::{Epilogue, Norm};
+use device::ops::Traffic;
 use device::variant::Pick;
-use device::{Op, Tensor};
 use serde::Serialize;
 
 /// A kernel as it will be launched.
@@ -123,7 +123,7 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
             Err(error) => (Vec::new(), Some(error.to_string())),
         },
     };
-    let (weight_bytes, value_bytes) = traffic(&node.op);
+    let Traffic { weights: weight_bytes, values: value_bytes } = node.op.traffic();
     let choice = match &target.device {
         TargetDevice::Cuda(target) if problem.is_none() => choice(&node.op, target),
         _ => None,
@@ -132,7 +132,7 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
         index,
         layer: node.layer,
         name: node.name.clone(),
-        op: describe(&node.op),
+        op: node.op.describe(),
         kernels,
         choice,
         problem,
@@ -174,39 +174,6 @@ fn kernel(lowered: &Lowered) -> KernelUse {
         Lowered::Copy { .. } => plain("memcpy"),
         Lowered::Fill { .. } => plain("memset"),
     }
-}
-
-/// Bytes of weights read, and of activations read and written.
-fn traffic(op: &Op) -> (u64, u64) {
-    let norm = |norm: &Option<Norm>| norm.as_ref().map_or(0, |norm| norm.weight.bytes());
-    match op {
-        Op::Embed(op) => (row_bytes(&op.table) * u64::from(op.out.rows), op.out.bytes()),
-        Op::RmsNorm(op) => (op.norm.weight.bytes(), op.x.bytes() + op.y.bytes()),
-        Op::Linear(op) => {
-            let bias = op.bias.as_ref().map_or(0, Tensor::bytes);
-            let residual = match &op.epilogue {
-                Epilogue::Residual(residual) => residual.bytes(),
-                _ => 0,
-            };
-            let norms = op.rope.as_ref().map_or(0, |rope| norm(&rope.q_norm) + norm(&rope.k_norm));
-            (op.w.bytes() + bias + norm(&op.norm) + norms, op.x.bytes() + op.y.bytes() + residual)
-        }
-        Op::RopeKv(op) => (norm(&op.q_norm) + norm(&op.k_norm), 2 * op.qkv.bytes()),
-        Op::Attention(op) => {
-            let norms = op.rope.as_ref().map_or(0, |rope| norm(&rope.q_norm) + norm(&rope.k_norm));
-            (norms, op.qkv.bytes() + op.out.bytes())
-        }
-        Op::Gather(op) => (0, 2 * op.y.bytes()),
-        Op::Sample(op) => (0, op.logits.bytes()),
-        Op::Layers(op) => {
-            op.members.iter().map(traffic).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
-        }
-        Op::Prologue(_) | Op::Copy(_) | Op::Fill(_) | Op::Noise(_) => (0, 0),
-    }
-}
-
-fn row_bytes(table: &Tensor) -> u64 {
-    table.dtype.bytes(table.cols as usize) as u64
 }
 
 impl Explanation {

@@ -7,7 +7,7 @@ mod print;
 
 pub use check::Problem;
 pub use diff::Difference;
-pub use print::{bytes, describe, outputs};
+pub use print::{bytes, outputs};
 
 use crate::ShapeKey;
 use device::{DType, Node, Span};

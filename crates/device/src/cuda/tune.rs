@@ -149,10 +149,5 @@ fn set_variant(nodes: &mut [Node], group: &[usize], variant: Option<Variant>) {
 }
 
 fn fits(op: &Op, target: &Target) -> bool {
-    let room = match op {
-        Op::Linear(op) => op.scratch,
-        Op::Attention(op) => op.scratch,
-        _ => None,
-    };
-    scratch_bytes(op, target) <= room.map_or(0, |span| span.len)
+    scratch_bytes(op, target) <= op.scratch().map_or(0, |span| span.len)
 }

@@ -14,15 +14,15 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, require, require_fit, require_float, require_pages,
-    require_scratch,
+    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
+    require_pages, require_scratch,
 };
-use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
 use crate::op::Attention;
-use crate::variant::Pick;
+use crate::variant::{Pick, Variant};
+use crate::{Result, Span};
 
 mod avx512;
 mod fast;
@@ -73,6 +73,51 @@ impl Contract for Attention {
         require(same && rope.kv == self.kv && rope.state == self.state, Self::NAME, || {
             "what is rotated is not what is attended to".into()
         })
+    }
+
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        if let Some(rope) = &self.rope {
+            text.push_str(if rope.q_norm.is_some() { "qk-norm + rope + " } else { "rope + " });
+        }
+        let form = if self.single { "decode" } else { "varlen" };
+        let (q, kv, dim) = (self.q_heads, self.kv.heads, self.kv.head_dim);
+        text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.rows));
+        if let Some(window) = self.window {
+            text.push_str(&format!(" window {window}"));
+        }
+        if self.last_only {
+            text.push_str(", last tokens only");
+        }
+        text + &self.pick.suffix()
+    }
+
+    fn traffic(&self) -> Traffic {
+        let weights = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
+        Traffic { weights, values: self.qkv.bytes() + self.out.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::rows(self.rows)
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
+    }
+
+    fn pick(&self) -> Option<Pick<Variant>> {
+        Some(self.pick.map(Variant::Attention))
+    }
+
+    fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
+        self.pick = match pick {
+            Pick::Best => Pick::Best,
+            Pick::Rule => Pick::Rule,
+            Pick::Fixed => Pick::Fixed,
+            Pick::Named(Variant::Attention(variant)) => Pick::Named(variant),
+            Pick::Named(Variant::Linear(_) | Variant::OneNode) => return false,
+        };
+        true
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

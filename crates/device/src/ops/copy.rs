@@ -1,9 +1,10 @@
 //! Copies a span to another of the same length. Spans must not overlap.
 
-use super::{Access, Contract, SpanVisitor, require};
+use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::{CpuMemory, copy_bytes};
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
+use crate::dtype::Bytes;
 use crate::op::Copy;
 use crate::{Region, Result};
 
@@ -13,6 +14,18 @@ impl Contract for Copy {
     fn check(&self) -> Result<()> {
         require(self.from.len == self.to.len, Self::NAME, || "lengths differ".into())?;
         require(!self.from.overlaps(self.to), Self::NAME, || "spans overlap".into())
+    }
+
+    fn describe(&self) -> String {
+        format!("copy {}", Bytes(self.from.len))
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

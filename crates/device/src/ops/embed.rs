@@ -4,8 +4,8 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, require, require_fit, require_float, require_indices,
-    require_weights,
+    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
+    require_indices, require_weights,
 };
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
@@ -25,6 +25,20 @@ impl Contract for Embed {
         require(self.table.cols == self.out.cols, Self::NAME, || {
             format!("table has {} columns, out has {}", self.table.cols, self.out.cols)
         })
+    }
+
+    fn describe(&self) -> String {
+        format!("embed {} from {}", self.out, self.table)
+    }
+
+    /// One row of the table for each token.
+    fn traffic(&self) -> Traffic {
+        let row = self.table.dtype.bytes(self.table.cols as usize) as u64;
+        Traffic { weights: row * u64::from(self.out.rows), values: self.out.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize { rows: None, tokens: Some(self.out.rows) }
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -3,7 +3,9 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_indices};
+use super::{
+    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_indices,
+};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -22,6 +24,18 @@ impl Contract for Gather {
             "x and y differ in dtype".into()
         })?;
         require(self.x.cols == self.y.cols, Self::NAME, || "x and y differ in columns".into())
+    }
+
+    fn describe(&self) -> String {
+        format!("gather {} of {}", self.y, self.x)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { weights: 0, values: 2 * self.y.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::rows(self.y.rows)
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -7,7 +7,7 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_scratch};
+use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require, require_scratch};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Scratch, Step, Team};
@@ -36,6 +36,25 @@ impl Contract for Layers {
     /// Members are ops of their own: what one wrote, another may read, and a third write again.
     fn is_one_op(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> String {
+        format!("layers: {} ops as one", self.members.len())
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.members.iter().map(Op::traffic).fold(Traffic::default(), |a, b| Traffic {
+            weights: a.weights + b.weights,
+            values: a.values + b.values,
+        })
+    }
+
+    fn step_size(&self) -> StepSize {
+        let sizes = self.members.iter().map(Op::step_size);
+        sizes.fold(StepSize::ANY, |a, b| StepSize {
+            rows: a.rows.or(b.rows),
+            tokens: a.tokens.or(b.tokens),
+        })
     }
 
     /// What comes from outside is read; what members hand each other is only written.

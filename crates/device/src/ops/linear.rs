@@ -16,14 +16,15 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm,
-    require_scratch, require_vector, require_weights, require_word,
+    Access, Contract, SpanVisitor, StepSize, Traffic, norm_bytes, require, require_fit,
+    require_float, require_norm, require_scratch, require_vector, require_weights, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::pack;
 use crate::cpu::view::{Matrix, Words, round_to};
 use crate::op::{Epilogue, Hand, Linear};
-use crate::{DType, Result, Tensor};
+use crate::variant::{Pick, Variant};
+use crate::{DType, Result, Span, Tensor};
 
 mod acts;
 mod amx;
@@ -93,6 +94,65 @@ impl Contract for Linear {
             }),
             Epilogue::Store => Ok(()),
         }
+    }
+
+    fn describe(&self) -> String {
+        let mut text = format!("linear {} · {}", self.x, self.w);
+        if self.norm.is_some() {
+            let ready = self.hand == Hand::Takes;
+            text.insert_str(0, if ready { "prepared norm + " } else { "norm + " });
+        }
+        if self.bias.is_some() {
+            text.push_str(" + bias");
+        }
+        text.push_str(match self.epilogue {
+            Epilogue::Store => "",
+            Epilogue::Residual(_) => " + residual",
+            Epilogue::SiluMul => ", silu·mul",
+        });
+        if let Some(rope) = &self.rope {
+            text.push_str(if rope.q_norm.is_some() { ", qk-norm + rope" } else { ", rope" });
+        }
+        if matches!(self.hand, Hand::Gives(_)) {
+            text.push_str(", prepares the next norm");
+        }
+        text + &self.pick.suffix()
+    }
+
+    fn traffic(&self) -> Traffic {
+        let residual = match &self.epilogue {
+            Epilogue::Residual(residual) => residual.bytes(),
+            Epilogue::Store | Epilogue::SiluMul => 0,
+        };
+        let bias = self.bias.as_ref().map_or(0, Tensor::bytes);
+        let rope = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
+        Traffic {
+            weights: self.w.bytes() + bias + norm_bytes(&self.norm) + rope,
+            values: self.x.bytes() + self.y.bytes() + residual,
+        }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
+    }
+
+    fn pick(&self) -> Option<Pick<Variant>> {
+        Some(self.pick.map(Variant::Linear))
+    }
+
+    fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
+        self.pick = match pick {
+            Pick::Best => Pick::Best,
+            Pick::Rule => Pick::Rule,
+            Pick::Fixed => Pick::Fixed,
+            Pick::Named(Variant::Linear(variant)) => Pick::Named(variant),
+            Pick::Named(Variant::Attention(_) | Variant::OneNode) => return false,
+        };
+        true
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

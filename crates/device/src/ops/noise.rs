@@ -7,7 +7,7 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require_fit, require_float};
+use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require_fit, require_float};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
@@ -21,6 +21,18 @@ impl Contract for Noise {
     fn check(&self) -> Result<()> {
         require_fit(&self.to, Self::NAME, "to")?;
         require_float(&self.to, Self::NAME, "to")
+    }
+
+    fn describe(&self) -> String {
+        format!("noise {} seed {}", self.to, self.seed)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

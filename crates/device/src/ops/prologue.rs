@@ -31,7 +31,7 @@
 
 pub(crate) mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require};
+use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -60,6 +60,18 @@ impl Contract for Prologue {
             format!("inputs are for one token per row, not {} of {}", self.tokens, self.rows)
         })?;
         given.check(limits, self.rows)
+    }
+
+    fn describe(&self) -> String {
+        format!("prologue {} rows, {} tokens", self.rows, self.tokens)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize { rows: Some(self.rows), tokens: Some(self.tokens) }
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -2,7 +2,10 @@
 
 pub(crate) mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm};
+use super::{
+    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
+    require_norm,
+};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
 use crate::op::{Norm, RmsNorm};
@@ -24,6 +27,18 @@ impl Contract for RmsNorm {
         require(self.x.rows == self.y.rows && self.x.cols == self.y.cols, Self::NAME, || {
             "x and y differ in shape".into()
         })
+    }
+
+    fn describe(&self) -> String {
+        format!("rms_norm {}", self.x)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { weights: self.norm.weight.bytes(), values: self.x.bytes() + self.y.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -9,7 +9,8 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, require, require_fit, require_float, require_norm, require_pages,
+    Access, Contract, SpanVisitor, StepSize, Traffic, norm_bytes, require, require_fit,
+    require_float, require_norm, require_pages,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
@@ -55,6 +56,19 @@ impl Contract for RopeKv {
         })
     }
 
+    fn describe(&self) -> String {
+        let norms = if self.q_norm.is_some() { "qk-norm + " } else { "" };
+        format!("{norms}rope_kv {} tokens", self.qkv.rows)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { weights: self.norm_bytes(), values: 2 * self.qkv.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
+    }
+
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         visit(self.qkv.span, Access::Update);
         for norm in [&self.q_norm, &self.k_norm].into_iter().flatten() {
@@ -67,6 +81,11 @@ impl Contract for RopeKv {
 }
 
 impl RopeKv {
+    /// Bytes of the weights of its norms.
+    pub(crate) fn norm_bytes(&self) -> u64 {
+        norm_bytes(&self.q_norm) + norm_bytes(&self.k_norm)
+    }
+
     /// Live tokens only: what a pad token would write, nobody reads.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let tables = Tables::new(memory, &self.state);

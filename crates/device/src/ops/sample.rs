@@ -23,11 +23,14 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, require, require_fit, require_float, require_scratch};
-use crate::Result;
+use super::{
+    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
+    require_scratch,
+};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
 use crate::op::Sample;
+use crate::{Result, Span};
 
 mod fast;
 mod row;
@@ -53,6 +56,22 @@ impl Contract for Sample {
             Self::NAME,
             || format!("{} rows of logits for a bucket of {}", self.logits.rows, self.rows),
         )
+    }
+
+    fn describe(&self) -> String {
+        format!("sample {}", self.logits)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { weights: 0, values: self.logits.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::rows(self.rows)
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -217,14 +217,9 @@ pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]
     let target = device.target()?;
     let need = ops.iter().map(|op| scratch_bytes(op, &target)).max().unwrap_or(0);
     let span = (need > 0).then(|| open.alloc(Region::State, "scratch", need));
-    for op in ops {
-        match op {
-            Op::Linear(op) => op.scratch = span,
-            Op::Attention(op) => op.scratch = span,
-            Op::Sample(op) => op.scratch = span,
-            _ => {}
-        }
-    }
+    ops.iter_mut().for_each(|op| {
+        op.set_scratch(span);
+    });
     span
 }
 

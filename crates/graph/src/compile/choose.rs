@@ -8,7 +8,7 @@ use super::{Bindings, CompileError, CompileTarget, TargetDevice};
 use crate::ShapeKey;
 use device::cuda::lower;
 use device::variant::Pick;
-use device::{Node, Op, Span};
+use device::{Node, Op};
 
 /// Sets scratch, and what products prepare for each other.
 pub fn choose(
@@ -29,7 +29,11 @@ pub fn choose(
                 problem: format!("{needed} bytes are needed, {available} are bound"),
             }
         })?;
-        give_scratch(&mut node.op, span);
+        if !node.op.set_scratch(Some(span)) {
+            let what = format!("scratch for `{}`", node.name);
+            let problem = format!("{} never has any", node.op.name());
+            return Err(CompileError::Binding { what, problem });
+        }
     }
     Ok(())
 }
@@ -45,15 +49,6 @@ pub(super) fn set_fixed(key: &ShapeKey, nodes: &mut [Node]) {
 pub(super) fn hand_on(target: &CompileTarget, nodes: &mut [Node]) {
     if let TargetDevice::Cuda(target) = &target.device {
         lower::hand_on(nodes, target);
-    }
-}
-
-fn give_scratch(op: &mut Op, span: Span) {
-    match op {
-        Op::Linear(op) => op.scratch = Some(span),
-        Op::Attention(op) => op.scratch = Some(span),
-        Op::Sample(op) => op.scratch = Some(span),
-        _ => {}
     }
 }
 

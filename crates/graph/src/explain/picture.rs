@@ -132,7 +132,7 @@ impl Plan {
             let op = &self.nodes[index].op;
             let breaks = self.breaks.contains(&index);
             let (stroke, thick) = if breaks { ("#d00", 2) } else { ("none", 0) };
-            let weights = super::traffic(op).0;
+            let weights = op.traffic().weights;
             let weights = if weights == 0 { String::new() } else { bytes(weights) };
             let _ = write!(
                 svg,
@@ -140,7 +140,7 @@ impl Plan {
                 COLUMN - 4.0,
                 colour(op.name()),
                 escape(&self.node_name(index)),
-                escape(&super::describe(op)),
+                escape(&op.describe()),
                 x + COLUMN / 2.0 - 2.0,
                 if weights.is_empty() { middle } else { middle - 7.0 },
                 escape(&self.node_name(index)),

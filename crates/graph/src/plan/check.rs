@@ -2,7 +2,7 @@
 //! put them there. It knows nothing of how spans were chosen, so it can catch the pass that did.
 
 use super::Plan;
-use device::ops::Access;
+use device::ops::{Access, StepSize};
 use device::{Region, Span};
 
 /// Something a plan must not do.
@@ -125,19 +125,15 @@ impl Plan {
     fn lengths(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (node, item) in self.nodes.iter().enumerate() {
-            use device::Op;
-            let (found, expected) = match &item.op {
-                Op::Prologue(op) if op.tokens != self.key.tokens => (op.tokens, self.key.tokens),
-                Op::Prologue(op) => (op.rows, self.key.rows),
-                Op::Attention(op) => (op.rows, self.key.rows),
-                Op::Sample(op) => (op.rows, self.key.rows),
-                Op::Embed(op) => (op.out.rows, self.key.tokens),
-                Op::Gather(op) => (op.y.rows, self.key.rows),
-                _ => continue,
-            };
-            if found != expected {
-                let name = self.node_name(node);
-                problems.push(Problem::Length { node, name, found, expected });
+            let StepSize { rows, tokens } = item.op.step_size();
+            let sizes = [(rows, self.key.rows), (tokens, self.key.tokens)];
+            for (found, expected) in
+                sizes.into_iter().filter_map(|(found, key)| Some((found?, key)))
+            {
+                if found != expected {
+                    let name = self.node_name(node);
+                    problems.push(Problem::Length { node, name, found, expected });
+                }
             }
         }
         problems

@@ -1,7 +1,6 @@
 //! What differs between two plans: two buckets, two targets or two builds.
 
 use super::Plan;
-use super::print::describe;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -91,7 +90,7 @@ impl Plan {
             };
             format!("{} | {}", text(reads), text(writes))
         };
-        let parts = [("op", describe(a), describe(b)), ("spans", spans(a), spans(b))];
+        let parts = [("op", a.describe(), b.describe()), ("spans", spans(a), spans(b))];
         let changed = parts.into_iter().filter(|(_, a, b)| a != b);
         changed
             .map(|(what, a, b)| Difference::Node { name: self.node_name(i), what, a, b })
