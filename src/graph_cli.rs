@@ -14,6 +14,7 @@ use device::{Arena, Device, StepLimits};
 use graph::layout::Layout;
 use graph::program::Program;
 use graph::{Bindings, CompileTarget, Phase, Plan, ShapeKey};
+use std::sync::Arc;
 
 /// Explain, compare, verify and tune device graphs
 #[derive(Args, Debug)]
@@ -141,7 +142,7 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
 fn parse_target(name: &str) -> Result<CompileTarget> {
     match name {
         "cpu" => Ok(CompileTarget::cpu()),
-        "h200" => Ok(CompileTarget::cuda(Target::h200())),
+        "h200" => Ok(CompileTarget::new(Arc::new(Target::h200()))),
         _ => bail!(crate::exit::bad_input(format!("a target is cpu or h200, not `{name}`"))),
     }
 }

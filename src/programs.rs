@@ -5,7 +5,7 @@ use crate::graph_cli::ProgramSource;
 use crate::loading::{self, LoadFormat};
 use anyhow::Result;
 use clap::ValueEnum;
-use device::{Arena, DType, Device, DeviceKind};
+use device::{Arena, DType, Device};
 use engine::model::dense::Numbers;
 use engine::model::place::{Placed, device_dtype, sources};
 use engine::model::weights::specs;
@@ -14,7 +14,7 @@ use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tensor_names::Role;
 use graph::program::Program;
-use graph::{Bindings, CompileTarget, TargetDevice};
+use graph::{Bindings, CompileTarget};
 
 /// Longest context programs are made for here; memory for graphs does not depend on it.
 const MAX_POSITIONS: u32 = 8192;
@@ -45,10 +45,7 @@ fn open(model: &str, load_format: &str) -> Result<Opened> {
 impl ProgramSource for Programs<'_> {
     fn program(&self, model: &str, load_format: &str, target: &CompileTarget) -> Result<Program> {
         let Opened { config, checkpoint } = open(model, load_format)?;
-        let kind = match target.device {
-            TargetDevice::Cpu => DeviceKind::Cpu,
-            TargetDevice::Cuda(_) => DeviceKind::Cuda,
-        };
+        let device = &*target.device;
         let tensors =
             checkpoint.as_ref().map(|found| sources(found, &specs(&config))).transpose()?;
         let stored = |role: Role| match &tensors {
@@ -58,9 +55,9 @@ impl ProgramSource for Programs<'_> {
         let positions = MAX_POSITIONS.min(config.max_position as u32);
         let numbers = match self.global.numerics {
             Rounding::Exact => Numbers::EXACT,
-            Rounding::Fast | Rounding::Ggml => numbers(kind),
+            Rounding::Fast | Rounding::Ggml => numbers(device),
         };
-        Ok(program(&config, kind, numbers, positions, &stored)?.0)
+        Ok(program(&config, device, numbers, positions, &stored)?.0)
     }
 
     fn fill(

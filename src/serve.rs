@@ -212,7 +212,7 @@ impl watched::Traced for GraphExecutor {
     }
 
     fn ran_within(&self) -> Option<std::time::Duration> {
-        let on_its_own = self.device().target().is_some();
+        let on_its_own = self.device().gpu().is_some();
         (!on_its_own).then(|| self.runners().replay_call())
     }
 }

@@ -161,7 +161,7 @@ impl<'a> Steady<'a> {
         let mut step = self.seats(pace.batch, pace.context, total + pace.room)?;
         step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
         // A CPU's launch returns when it is done: nothing flies beside it, and its results come all at once.
-        let one_by_one = self.executor.device().target().is_some();
+        let one_by_one = self.executor.device().gpu().is_some();
         let depth = if one_by_one { pace.depth } else { 1 };
         let mut launched = 0;
         let mut timing = Timing::default();

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     let load = args.load.with_graph_flag("graph-buckets-decode", &buckets.join(","));
     let load = load.with_graph_flag("graph-backend-prefill", "disabled");
     let mut loaded = loading::load(&load, global, most)?;
-    let Some(target) = loaded.executor.device().target() else {
+    let Some(target) = loaded.executor.device().gpu() else {
         return Err(bad_input("only kernels of a GPU have variants to choose from"));
     };
     let mut found = Tuned::default();

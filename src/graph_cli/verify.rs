@@ -41,7 +41,7 @@ pub(super) struct VerifyArgs {
 
 pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let device = source.open_device()?;
-    let target = device.target().map_or_else(CompileTarget::cpu, CompileTarget::cuda);
+    let target = CompileTarget::new(device.target());
     let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
         let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
         Ok(Buckets::generate(&spec, phase, max, None)?)

@@ -8,6 +8,7 @@ use crate::error::Forbidden;
 use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
 use crate::ops::{Contract, require_word};
 use crate::stopwatch::{Marks, Stopwatch};
+use crate::target::CpuTarget;
 use crate::{Arena, OpenArena, Region, Result, Span};
 use std::sync::Arc;
 
@@ -100,8 +101,16 @@ impl Device {
         self.driver.numerics()
     }
 
+    /// What plans for it are made for.
+    pub fn target(&self) -> Arc<dyn crate::Target> {
+        match self.gpu() {
+            Some(gpu) => Arc::new(gpu),
+            None => Arc::new(CpuTarget),
+        }
+    }
+
     /// What lowering needs to know of the GPU; `None` for the CPU.
-    pub fn target(&self) -> Option<Target> {
+    pub fn gpu(&self) -> Option<Target> {
         self.driver.target()
     }
 

@@ -21,6 +21,7 @@ pub mod private;
 pub mod span;
 pub mod step;
 pub mod stopwatch;
+pub mod target;
 pub mod tensor;
 pub mod variant;
 
@@ -35,4 +36,5 @@ pub use op::Op;
 pub use span::{ALIGN, ArenaId, Region, Span};
 pub use step::{StepLimits, StepState};
 pub use stopwatch::Stopwatch;
+pub use target::Target;
 pub use tensor::Tensor;

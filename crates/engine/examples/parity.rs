@@ -229,7 +229,7 @@ fn write_layers(
 ) -> Outcome<()> {
     let runners = executor.runners();
     let (device, arena, bindings) = (runners.device(), runners.arena(), runners.bindings());
-    let target = device.target().map_or_else(CompileTarget::cpu, CompileTarget::cuda);
+    let target = CompileTarget::new(device.target());
     let mut mailbox = Mailbox::new(arena, &bindings.state)?;
     let mut rng = Rng::new(7);
     let mut prompts: Vec<Vec<u32>> = Vec::new();

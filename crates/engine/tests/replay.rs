@@ -44,7 +44,7 @@ fn sweep(folder: &Path, device: &Device) {
         vocab: program.shape.vocab,
         penalties: true,
     };
-    let target = device.target().map_or_else(CompileTarget::cpu, CompileTarget::cuda);
+    let target = CompileTarget::new(device.target());
     let sweep = Sweep {
         backends: BackendKind::ALL.to_vec(),
         decode: buckets("1,2,4,8", Phase::Decode, &limits),

@@ -32,19 +32,20 @@ pub mod stage;
 
 use crate::program::{Program, ProgramError};
 use crate::{Phase, Plan, ShapeKey};
-use device::cuda::launch::Target;
 use device::op::KvLayer;
 use device::step::HostInputs;
+use device::target::{CpuTarget, Target};
 use device::{Span, StepLimits, StepState, Tensor};
 use serde::{Deserialize, Serialize};
 use stage::Stage;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// What a plan is made for. Plain data: a plan for a GPU can be made without one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct CompileTarget {
     /// The device.
-    pub device: TargetDevice,
+    pub device: Arc<dyn Target>,
     /// What to fuse; `None` takes what suits the device and the key.
     pub fusion: Option<fuse::Fusion>,
     /// When all layers of a decode step become one node.
@@ -55,29 +56,14 @@ pub struct CompileTarget {
     pub splits: BTreeSet<String>,
 }
 
-/// The device of a [`CompileTarget`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TargetDevice {
-    /// This machine's processor.
-    Cpu,
-    /// An NVIDIA GPU with these numbers.
-    Cuda(Target),
-}
-
 impl CompileTarget {
     /// The processor.
     pub fn cpu() -> CompileTarget {
-        Self::for_device(TargetDevice::Cpu)
-    }
-
-    /// A GPU with these numbers.
-    pub fn cuda(target: Target) -> CompileTarget {
-        Self::for_device(TargetDevice::Cuda(target))
+        Self::new(Arc::new(CpuTarget))
     }
 
     /// A target with the usual marks: breaks and splits at attention.
-    pub fn for_device(device: TargetDevice) -> CompileTarget {
+    pub fn new(device: Arc<dyn Target>) -> CompileTarget {
         let at: BTreeSet<String> = ["attention".to_owned()].into();
         CompileTarget {
             device,
@@ -90,10 +76,7 @@ impl CompileTarget {
 
     /// In one word, for listings.
     pub fn name(&self) -> String {
-        match &self.device {
-            TargetDevice::Cpu => "cpu".into(),
-            TargetDevice::Cuda(target) => format!("{}x{}", target.arch(), target.sms),
-        }
+        self.device.name()
     }
 }
 
@@ -222,7 +205,7 @@ pub fn schedule(
 }
 
 fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {
-    target.fusion.unwrap_or_else(|| fuse::Fusion::suited(&target.device, key))
+    target.fusion.unwrap_or_else(|| fuse::Fusion::suited(&*target.device, key))
 }
 
 /// Bytes of workspace a key needs, exactly. Pure: no memory, no device.
@@ -242,14 +225,13 @@ pub fn scratch_bytes(
     limits: &StepLimits,
     key: &ShapeKey,
 ) -> Result<u64, CompileError> {
-    let TargetDevice::Cuda(_) = &target.device else { return Ok(0) };
     let Schedule { stages, placement } = schedule(program, target, limits, key)?;
     // Kernels are asked about bound ops; a layout that never becomes memory binds them.
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
     let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
     choose::set_fixed(key, &mut nodes);
-    choose::hand_on(target, &mut nodes);
-    Ok(nodes.iter().map(|node| choose::scratch_bytes(target, &node.op)).max().unwrap_or(0))
+    target.device.hand_on(&mut nodes);
+    Ok(nodes.iter().map(|node| target.device.scratch_bytes(&node.op)).max().unwrap_or(0))
 }
 
 /// Bytes that merged layers of a key exchange, exactly. Pure: no memory, no device.
@@ -287,7 +269,8 @@ pub fn compile(
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {
         node.op.check()?;
-        choose::check_kernel(target, &node.op)?;
+        // A plan that cannot run is refused here.
+        target.device.kernels(&node.op)?;
     }
     let plan = Plan {
         program: program.name.clone(),

@@ -3,31 +3,12 @@
 
 mod picture;
 
-use crate::compile::{CompileTarget, TargetDevice};
+use crate::compile::CompileTarget;
 use crate::plan::{Plan, bytes, outputs};
 use crate::{BackendKind, Phase};
-use device::Op;
-use device::cuda::launch::{Lowered, Target};
-use device::cuda::lower::lower;
-use device::cuda::tuned::shape;
 use device::ops::Traffic;
-use device::variant::Pick;
+pub use device::target::KernelUse;
 use serde::Serialize;
-
-/// A kernel as it will be launched.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct KernelUse {
-    /// Its entry point, `cublaslt`, `memcpy` or `memset`.
-    pub name: String,
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Threads per block.
-    pub block: [u32; 3],
-    /// Dynamic shared memory in bytes.
-    pub shared: u32,
-    /// The constants it is compiled with.
-    pub defines: Vec<(String, String)>,
-}
 
 /// A node explained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -116,18 +97,12 @@ fn parts(plan: &Plan, kind: BackendKind) -> (BackendKind, usize, usize) {
 
 fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
     let node = &plan.nodes[index];
-    let (kernels, problem) = match &target.device {
-        TargetDevice::Cpu => (Vec::new(), None),
-        TargetDevice::Cuda(target) => match lower(&node.op, target) {
-            Ok(lowered) => (lowered.iter().map(kernel).collect(), None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
-        },
+    let (kernels, problem) = match target.device.kernels(&node.op) {
+        Ok(kernels) => (kernels, None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
     };
     let Traffic { weights: weight_bytes, values: value_bytes } = node.op.traffic();
-    let choice = match &target.device {
-        TargetDevice::Cuda(target) if problem.is_none() => choice(&node.op, target),
-        _ => None,
-    };
+    let choice = target.device.choice(&node.op).filter(|_| problem.is_none());
     NodeExplained {
         index,
         layer: node.layer,
@@ -141,38 +116,6 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
         writes: outputs(&node.op),
         breaks: plan.breaks.contains(&index),
         splits: plan.splits.contains(&index),
-    }
-}
-
-/// The variant an op runs as: asked for, measured, or by the rule.
-fn choice(op: &Op, target: &Target) -> Option<String> {
-    shape(op)?;
-    Some(match (op.pick(), target.tuned.choice(op)) {
-        (None | Some(Pick::Best), Some(choice)) => choice.to_string(),
-        (None | Some(Pick::Best), None) => "default".into(),
-        (Some(pick), _) => format!("{pick}, asked for"),
-    })
-}
-
-fn kernel(lowered: &Lowered) -> KernelUse {
-    let plain = |name: &str| KernelUse {
-        name: name.into(),
-        grid: [0; 3],
-        block: [0; 3],
-        shared: 0,
-        defines: Vec::new(),
-    };
-    match lowered {
-        Lowered::Launch(launch) => KernelUse {
-            name: launch.kernel.entry.clone(),
-            grid: launch.grid,
-            block: launch.block,
-            shared: launch.shared,
-            defines: launch.kernel.defines.clone(),
-        },
-        Lowered::Gemm(_) => plain("cublaslt"),
-        Lowered::Copy { .. } => plain("memcpy"),
-        Lowered::Fill { .. } => plain("memset"),
     }
 }
 

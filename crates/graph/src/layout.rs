@@ -2,8 +2,7 @@
 //! becomes memory only when a device seals the arena, so planning a 70 GB model needs none.
 
 use crate::compile::{
-    Bindings, CompileError, CompileTarget, TargetDevice, exchange_bytes, merge, scratch_bytes,
-    workspace_bytes,
+    Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
 use crate::program::Program;
 use crate::{Phase, Prep, ShapeKey};
@@ -111,16 +110,10 @@ impl Layout {
     }
 }
 
-/// Bytes a driver is expected to keep for a recorded node; an H200 took less in every graph seen.
-const RECORDED_NODE: u64 = 16 << 10;
-
 /// What recording `graphs` graphs of the program may take on the device, so that pages leave room for
 /// it: never less than what was seen, and nothing on the host's own memory.
 pub fn recording_room(program: &Program, target: &CompileTarget, graphs: usize) -> u64 {
-    match target.device {
-        TargetDevice::Cpu => 0,
-        TargetDevice::Cuda(_) => graphs as u64 * program.steps.len() as u64 * RECORDED_NODE,
-    }
+    graphs as u64 * program.steps.len() as u64 * target.device.recorded_node_bytes()
 }
 
 /// How many pages fit `bytes`, the scratch page included. Exact: alignment of each layer counted.

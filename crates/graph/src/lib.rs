@@ -25,9 +25,7 @@ pub mod tune;
 pub mod verify;
 
 pub use backend::BackendKind;
-pub use compile::{
-    Bindings, CompileError, CompileTarget, TargetDevice, compile, scratch_bytes, workspace_bytes,
-};
+pub use compile::{Bindings, CompileError, CompileTarget, compile, scratch_bytes, workspace_bytes};
 pub use counters::{BucketCount, Counters, Reason};
 pub use key::{Form, Phase, ShapeKey};
 pub use plan::Plan;

@@ -10,6 +10,7 @@ use graph::layout::{Layout, pages_that_fit};
 use graph::memory::Account;
 use graph::program::sample::Sample;
 use graph::{BackendKind, CompileTarget, Plan, ShapeKey};
+use std::sync::Arc;
 
 fn qwen3_8b(key: &ShapeKey) -> (Plan, Explanation) {
     qwen3_8b_on(Target::h200(), key)
@@ -17,7 +18,7 @@ fn qwen3_8b(key: &ShapeKey) -> (Plan, Explanation) {
 
 fn qwen3_8b_on(target: Target, key: &ShapeKey) -> (Plan, Explanation) {
     let program = Sample::qwen3_8b().build("qwen3-8b");
-    let target = CompileTarget::cuda(target);
+    let target = CompileTarget::new(Arc::new(target));
     let limits = StepLimits {
         seats: 256,
         rows: 256,
@@ -142,7 +143,7 @@ fn the_three_forms_agree() {
 #[test]
 fn pages_take_exactly_what_is_left() {
     let program = Sample::qwen3_8b().build("qwen3-8b");
-    let target = CompileTarget::cuda(Target::h200());
+    let target = CompileTarget::new(Arc::new(Target::h200()));
     let limits = StepLimits {
         seats: 64,
         rows: 64,

@@ -11,6 +11,7 @@ use graph::layout::Layout;
 use graph::program::Program;
 use graph::program::sample::Sample;
 use graph::{CompileTarget, Plan, ShapeKey};
+use std::sync::Arc;
 
 fn limits(program: &Program) -> StepLimits {
     StepLimits {
@@ -49,8 +50,12 @@ fn a_decode_plan_has_five_nodes_per_layer() {
             vocab: program.shape.vocab,
             penalties: false,
         };
-        let plan =
-            plan_for(&program, &CompileTarget::cuda(Target::h200()), limits, ShapeKey::decode(8));
+        let plan = plan_for(
+            &program,
+            &CompileTarget::new(Arc::new(Target::h200())),
+            limits,
+            ShapeKey::decode(8),
+        );
         assert_eq!(plan.nodes.len(), nodes);
         let layer: Vec<&str> =
             plan.nodes.iter().filter(|n| n.layer == Some(3)).map(|n| n.op.name()).collect();
@@ -61,7 +66,7 @@ fn a_decode_plan_has_five_nodes_per_layer() {
 
 /// The plan of a step of `rows`, with layers merged or not.
 fn merged(merge: Merge, gpu: &Target, sample: Sample, key: ShapeKey) -> Plan {
-    let target = CompileTarget { merge, ..CompileTarget::cuda(gpu.clone()) };
+    let target = CompileTarget { merge, ..CompileTarget::new(Arc::new(gpu.clone())) };
     let program = sample.build("qwen3");
     let limits = StepLimits {
         seats: 16,

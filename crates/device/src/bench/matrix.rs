@@ -22,8 +22,7 @@ pub(super) fn rate(device: &Device) -> Result<f64> {
     let (x, y) = (tensor(Region::Workspace, values, rows), tensor(Region::Workspace, values, rows));
     let pick = if cuda { Pick::Named(LinearVariant::Gemm) } else { Pick::Best };
     let mut product = Op::Linear(Linear { pick, ..Linear::new(x, w, y) });
-    let need =
-        device.target().map_or(0, |target| crate::cuda::lower::scratch_bytes(&product, &target));
+    let need = device.target().scratch_bytes(&product);
     if let (Op::Linear(linear), true) = (&mut product, need > 0) {
         linear.scratch = Some(open.alloc(Region::State, "scratch", need));
     }

@@ -1,7 +1,6 @@
 //! Lays a case out the same way on every device, runs it, and compares what it wrote.
 
 use device::cpu::{self, Limit, Numerics};
-use device::cuda::lower::scratch_bytes;
 use device::ops::Access;
 use device::{
     Arena, DType, Device, DeviceChoice, DeviceKind, Item, Node, Op, OpenArena, RecordOptions,
@@ -214,8 +213,8 @@ fn knows(device: &Device, op: &Op) -> bool {
 
 /// Gives ops the scratch that the device asks for.
 pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]) -> Option<Span> {
-    let target = device.target()?;
-    let need = ops.iter().map(|op| scratch_bytes(op, &target)).max().unwrap_or(0);
+    let target = device.target();
+    let need = ops.iter().map(|op| target.scratch_bytes(op)).max().unwrap_or(0);
     let span = (need > 0).then(|| open.alloc(Region::State, "scratch", need));
     ops.iter_mut().for_each(|op| {
         op.set_scratch(span);

@@ -2,10 +2,10 @@
 
 use super::LoadError;
 use super::place::{Placed, Sources, device_dtype};
-use super::weights::WeightKind;
 use device::cpu::pack::pack_rows;
 use device::graph::Node;
 use device::op::{Noise, Op, Pairs};
+use device::target::WeightUse;
 use device::{Arena, DType, Device};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use formats::quant::dequantise;
@@ -87,7 +87,7 @@ pub fn from_seed(
     for (index, weight) in placed.iter().enumerate() {
         let is_bias = weight.spec.name.ends_with("bias");
         let (mean, scale) = match weight.spec.kind {
-            WeightKind::Vector if !is_bias => (1.0, 0.1),
+            WeightUse::Vector if !is_bias => (1.0, 0.1),
             // Uniform in ±√3·σ has deviation σ = 0.02.
             _ => (0.0, 0.02 * 3f32.sqrt()),
         };
@@ -111,7 +111,7 @@ fn fill_rows(
     rows: std::ops::Range<usize>,
 ) -> Result<u64, LoadError> {
     let (spec, tensor) = (&weight.spec, &weight.tensor);
-    if spec.kind == WeightKind::Vector {
+    if spec.kind == WeightUse::Vector {
         return fill_vector(device, arena, weight, checkpoint, sources, heads);
     }
     let HeadRows { layout, head_dim } = heads;

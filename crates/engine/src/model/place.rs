@@ -1,9 +1,9 @@
 //! How each weight is stored on a device, and whether a checkpoint has all of them.
 
 use super::LoadError;
-use super::weights::{WeightKind, WeightSpec};
-use device::cpu::pack::packed_dtype;
-use device::{DType, DeviceKind, Tensor};
+use super::weights::WeightSpec;
+use device::target::WeightUse;
+use device::{DType, Tensor};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use formats::tensor_names::{Role, is_ignorable};
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub fn sources<'a>(
         .flat_map(|spec| {
             spec.parts.iter().map(move |part| {
                 let shape = match spec.kind {
-                    WeightKind::Vector => vec![part.rows],
+                    WeightUse::Vector => vec![part.rows],
                     _ => vec![part.rows, spec.cols],
                 };
                 (part.role, shape)
@@ -86,24 +86,4 @@ pub fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
         F::Q6_K => DType::Q6K,
         _ => return None,
     })
-}
-
-/// How a weight made of parts of these types is stored on a device of this kind.
-pub fn stored_dtype(kind: DeviceKind, spec: &WeightSpec, parts: &[DType]) -> DType {
-    let same = parts.windows(2).all(|pair| pair[0] == pair[1]);
-    match (spec.kind, kind) {
-        // A norm's weights that are bf16 stay so: kernels that keep them in registers need them small. Others
-        // are not rounded: there are few of them, and every value passes through them.
-        (WeightKind::Vector, DeviceKind::Cuda) if same && parts[0] == DType::BF16 => DType::BF16,
-        (WeightKind::Vector, _) => DType::F32,
-        (_, DeviceKind::Cuda) => DType::BF16,
-        (WeightKind::Table, DeviceKind::Cpu) => parts[0],
-        (WeightKind::Matrix, DeviceKind::Cpu) => {
-            if !same {
-                return DType::F32;
-            }
-            // A type without a packing is multiplied as it is stored.
-            packed_dtype(parts[0], spec.rows(), spec.cols).unwrap_or(parts[0])
-        }
-    }
 }

@@ -4,11 +4,11 @@
 
 use super::executor::GraphExecutor;
 use super::fill::HeadRows;
-use super::place::{Placed, device_dtype, sources, stored_dtype};
+use super::place::{Placed, device_dtype, sources};
 use super::weights::{WeightSpec, specs};
 use super::{LoadError, dense, fill, rope};
 use device::cpu::Numerics;
-use device::{DType, Device, DeviceKind, StepLimits};
+use device::{DType, Device, DeviceKind, StepLimits, Target};
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tensor_names::Role;
@@ -101,19 +101,16 @@ pub struct LoadedExecutor {
     pub graphs: Resolved,
 }
 
-/// The numbers a device computes with.
-pub fn numbers(kind: DeviceKind) -> dense::Numbers {
-    match kind {
-        DeviceKind::Cpu => dense::Numbers { act: DType::F32, kv: DType::F16, weights: None },
-        DeviceKind::Cuda => dense::Numbers { act: DType::BF16, kv: DType::BF16, weights: None },
-    }
+/// The numbers a target computes with.
+pub fn numbers(target: &dyn Target) -> dense::Numbers {
+    dense::Numbers { act: target.activations(), kv: target.cache(), weights: None }
 }
 
-/// The program of a model with its weights stored as `kind` of device stores them. Needs no memory.
+/// The program of a model with its weights stored as the target stores them. Needs no memory.
 /// `part_dtype` tells the type of each checkpoint tensor; dummy weights have the config's.
 pub fn program(
     config: &ModelConfig,
-    kind: DeviceKind,
+    target: &dyn Target,
     numbers: dense::Numbers,
     max_positions: u32,
     part_dtype: &dyn Fn(Role) -> DType,
@@ -125,7 +122,8 @@ pub fn program(
         let spec =
             specs.iter().find(|spec| spec.name == name).expect("the builder knows the specs");
         let parts: Vec<DType> = spec.parts.iter().map(|part| part_dtype(part.role)).collect();
-        numbers.weights.unwrap_or_else(|| stored_dtype(kind, spec, &parts))
+        let stored = || target.stored(spec.kind, &parts, spec.rows(), spec.cols);
+        numbers.weights.unwrap_or_else(stored)
     };
     let program = dense::program(config, numbers, max_positions, &stored)?;
     Ok((program, specs))
@@ -190,17 +188,15 @@ pub fn load_executor(
         None => DType::BF16,
     };
     let context = options.max_context.min(config.max_position as u32);
-    let numbers = options.numbers.unwrap_or_else(|| numbers(kind));
-    let (mut program, specs) = program(&config, kind, numbers, context, &part_dtype)?;
+    let plan_for = device.target();
+    let numbers = options.numbers.unwrap_or_else(|| numbers(&*plan_for));
+    let (mut program, specs) = program(&config, &*plan_for, numbers, context, &part_dtype)?;
     let numerics = device.numerics();
     if let (Numerics::Ggml, Some(checkpoint)) = (numerics, &checkpoint) {
         // Sums over a head's elements are in the file's order.
         program.pairs = fill::pairs_of(checkpoint);
     }
-    let chunk = match kind {
-        DeviceKind::Cpu => 512,
-        DeviceKind::Cuda => 2048,
-    };
+    let chunk = plan_for.prefill_tokens();
     let limits = StepLimits {
         seats: options.max_batch,
         rows: options.max_batch,
@@ -210,13 +206,10 @@ pub fn load_executor(
         vocab: config.vocab as u32,
         penalties: options.penalties,
     };
-    let mut target = match device.target() {
-        Some(target) => CompileTarget::cuda(target),
-        None => CompileTarget::cpu(),
-    };
+    let mut target = CompileTarget::new(plan_for);
     let facts = Facts {
         gpu: kind == DeviceKind::Cuda,
-        capability: device.target().map_or((0, 0), |target| target.capability),
+        capability: device.gpu().map_or((0, 0), |gpu| gpu.capability),
         records: true,
         sequences: limits.rows,
         tokens: limits.tokens,
@@ -282,7 +275,12 @@ mod tests {
 
     fn pages(kind: DeviceKind, seats: u32, asked: Option<u64>, there: u64) -> Result<u64, String> {
         let config = ModelConfig::bundled("qwen3-0.6b").unwrap();
-        let (program, _) = program(&config, kind, numbers(kind), 8192, &|_| DType::BF16).unwrap();
+        let target: &dyn Target = match kind {
+            DeviceKind::Cpu => &device::target::CpuTarget,
+            DeviceKind::Cuda => &device::cuda::launch::Target::h200(),
+        };
+        let (program, _) =
+            program(&config, target, numbers(target), 8192, &|_| DType::BF16).unwrap();
         let limits = StepLimits {
             seats,
             rows: seats,

@@ -4,6 +4,7 @@
 //! alternating row by row. All of that is an arrangement of rows, so quantised weights are arranged
 //! without being touched: a row is whole blocks.
 
+use device::target::WeightUse;
 use formats::config::ModelConfig;
 use formats::tensor_names::{Role, RopeLayout};
 
@@ -28,18 +29,7 @@ pub struct WeightSpec {
     /// Columns; 0 rows do not exist. Vectors are one row.
     pub cols: usize,
     /// What it is, which decides how it is stored.
-    pub kind: WeightKind,
-}
-
-/// What a weight is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightKind {
-    /// Rows are gathered by token id.
-    Table,
-    /// Multiplied.
-    Matrix,
-    /// A norm's scale or a bias: one row, kept in f32.
-    Vector,
+    pub kind: WeightUse,
 }
 
 /// A checkpoint tensor as a part of a weight.
@@ -55,7 +45,7 @@ impl WeightSpec {
     /// Rows of the weight; 1 for vectors.
     pub fn rows(&self) -> usize {
         match self.kind {
-            WeightKind::Vector => 1,
+            WeightUse::Vector => 1,
             _ => self.parts.iter().map(|part| part.rows).sum(),
         }
     }
@@ -83,12 +73,12 @@ impl WeightSpec {
 
     fn matrix(name: String, cols: usize, parts: &[(Role, usize)]) -> WeightSpec {
         let parts = parts.iter().map(|&(role, rows)| Part { role, rows }).collect();
-        WeightSpec { name, parts, arrange: Arrange::Stacked, cols, kind: WeightKind::Matrix }
+        WeightSpec { name, parts, arrange: Arrange::Stacked, cols, kind: WeightUse::Matrix }
     }
 
     fn vector(name: String, parts: &[(Role, usize)]) -> WeightSpec {
         let cols = parts.iter().map(|(_, len)| len).sum();
-        WeightSpec { kind: WeightKind::Vector, ..Self::matrix(name, cols, parts) }
+        WeightSpec { kind: WeightUse::Vector, ..Self::matrix(name, cols, parts) }
     }
 }
 
@@ -102,7 +92,7 @@ pub fn specs(config: &ModelConfig) -> Vec<WeightSpec> {
     let (hidden, inner) = (config.hidden, config.intermediate);
     let (q, kv, dim) = (config.q_width(), config.kv_width(), config.head_dim);
     let embed = WeightSpec::matrix("embed".into(), hidden, &[(Role::Embed, config.vocab)]);
-    let mut all = vec![WeightSpec { kind: WeightKind::Table, ..embed }];
+    let mut all = vec![WeightSpec { kind: WeightUse::Table, ..embed }];
     for layer in 0..config.layers {
         let n = layer as u32;
         let name = |name| in_layer(layer, name);

@@ -4,11 +4,10 @@
 //! Scratch is one span for all ops of all graphs: nothing in it outlives an op, except what a product
 //! prepares for the norm of the next one.
 
-use super::{Bindings, CompileError, CompileTarget, TargetDevice};
+use super::{Bindings, CompileError, CompileTarget};
 use crate::ShapeKey;
-use device::cuda::lower;
+use device::Node;
 use device::variant::Pick;
-use device::{Node, Op};
 
 /// Sets scratch, and what products prepare for each other.
 pub fn choose(
@@ -16,9 +15,9 @@ pub fn choose(
     bindings: &Bindings,
     nodes: &mut [Node],
 ) -> Result<(), CompileError> {
-    hand_on(target, nodes);
+    target.device.hand_on(nodes);
     for node in nodes {
-        let needed = scratch_bytes(target, &node.op);
+        let needed = target.device.scratch_bytes(&node.op);
         if needed == 0 {
             continue;
         }
@@ -42,28 +41,5 @@ pub fn choose(
 pub(super) fn set_fixed(key: &ShapeKey, nodes: &mut [Node]) {
     for node in nodes.iter_mut().filter(|_| key.fixed) {
         node.op.set_pick(Pick::Fixed);
-    }
-}
-
-/// Norms between products go without launches of their own where the target's kernels can.
-pub(super) fn hand_on(target: &CompileTarget, nodes: &mut [Node]) {
-    if let TargetDevice::Cuda(target) = &target.device {
-        lower::hand_on(nodes, target);
-    }
-}
-
-/// What the target's kernels ask for.
-pub fn scratch_bytes(target: &CompileTarget, op: &Op) -> u64 {
-    match &target.device {
-        TargetDevice::Cpu => 0,
-        TargetDevice::Cuda(target) => lower::scratch_bytes(op, target),
-    }
-}
-
-/// That the target has a kernel for the op as it was picked: a plan that cannot run is refused here.
-pub(super) fn check_kernel(target: &CompileTarget, op: &Op) -> Result<(), CompileError> {
-    match &target.device {
-        TargetDevice::Cpu => Ok(()),
-        TargetDevice::Cuda(target) => Ok(lower::lower(op, target).map(|_| ())?),
     }
 }

@@ -1,10 +1,10 @@
 //! Fewer nodes: a norm becomes the prologue of the linears that read it, rope and KV write become the
 //! prologue of attention. Both have kernels either way, so this is a choice, and a test compares.
 
-use super::TargetDevice;
 use super::stage::{Kind, Stage, readers};
 use crate::program::Program;
 use crate::{Phase, ShapeKey};
+use device::Target;
 use serde::{Deserialize, Serialize};
 
 /// What to fuse.
@@ -25,8 +25,8 @@ impl Fusion {
 
     /// What suits a device and a key: everything, except that fused kernels round in other places on a GPU,
     /// so fixed kernels are never fused there.
-    pub fn suited(device: &TargetDevice, key: &ShapeKey) -> Fusion {
-        if key.fixed && *device != TargetDevice::Cpu { Fusion::NONE } else { Fusion::ALL }
+    pub fn suited(target: &dyn Target, key: &ShapeKey) -> Fusion {
+        if key.fixed && !target.fuses_exactly() { Fusion::NONE } else { Fusion::ALL }
     }
 }
 

@@ -3,13 +3,10 @@
 //! be faster or asked for. What such a kernel cannot run stays as it is, and the plan shows it.
 
 use super::mark::Marks;
-use super::{Bindings, CompileError, CompileTarget, TargetDevice};
+use super::{Bindings, CompileError, CompileTarget};
 use crate::plan::PlacedValue;
 use crate::{Phase, ShapeKey};
-use device::cuda::launch::Target;
-use device::cuda::lower;
 use device::op::Layers;
-use device::variant::Variant;
 use device::{Node, Op};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -58,14 +55,10 @@ impl Merge {
     }
 }
 
-/// The GPU, if layers of this key may become one node on it at all: kernels with a fixed order of summation
-/// are not among those that do.
-fn gpu<'a>(target: &'a CompileTarget, key: &ShapeKey) -> Option<&'a Target> {
-    let wanted = target.merge != Merge::Never && key.phase == Phase::Decode && !key.fixed;
-    match &target.device {
-        TargetDevice::Cuda(gpu) if wanted => Some(gpu),
-        _ => None,
-    }
+/// Whether layers of this key may become one node at all: kernels with a fixed order of summation are not among
+/// those that do.
+fn may_merge(target: &CompileTarget, key: &ShapeKey) -> bool {
+    target.merge != Merge::Never && key.phase == Phase::Decode && !key.fixed
 }
 
 /// Bytes that the layers of a key exchange if they become one node, measured faster or not: who tunes wants to
@@ -77,22 +70,20 @@ pub fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) ->
 /// The layers of a plan, if they are wanted as one node and a kernel can run them.
 pub fn find(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
     let found = possible(target, key, nodes)?;
-    let chosen = match &target.device {
-        TargetDevice::Cuda(gpu) => gpu.tuned.choice(&Op::Layers(found.op.clone())),
-        TargetDevice::Cpu => None,
-    };
-    let faster = chosen.is_some_and(|choice| choice.variant == Some(Variant::OneNode));
+    let faster = target.device.prefers_one_node(&Op::Layers(found.op.clone()));
     (target.merge == Merge::Always || faster).then_some(found)
 }
 
 fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
-    let gpu = gpu(target, key)?;
+    if !may_merge(target, key) {
+        return None;
+    }
     let first = nodes.iter().position(|node| node.layer.is_some())?;
     let last = nodes.iter().rposition(|node| node.layer.is_some())?;
     let run = first..last + 1;
     let members = nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
     let op = Layers { members, exchange: None };
-    let bytes = lower::exchange_bytes(&Op::Layers(op.clone()), gpu);
+    let bytes = target.device.exchange_bytes(&Op::Layers(op.clone()));
     (bytes > 0).then_some(Found { run, op, bytes })
 }
 

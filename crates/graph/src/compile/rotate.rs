@@ -2,9 +2,8 @@
 //! where the device has such a kernel for this many tokens: it saves a pass over the product.
 
 use super::mark::Marks;
-use super::{CompileTarget, TargetDevice, merge};
+use super::{CompileTarget, merge};
 use crate::plan::PlacedValue;
-use device::cuda::lower;
 use device::{Node, Op};
 
 /// See the module's words. A node that was marked stays by itself.
@@ -14,13 +13,12 @@ pub fn rotate(
     marks: &mut Marks,
     values: &mut Vec<PlacedValue>,
 ) {
-    let TargetDevice::Cuda(gpu) = &target.device else { return };
     let mut at = 0;
     while at + 1 < nodes.len() {
         let marked = |at| marks.breaks.contains(&at) || marks.splits.contains(&at);
         if !marked(at)
             && !marked(at + 1)
-            && lower::can_rotate(&nodes[at], &nodes[at + 1], gpu)
+            && target.device.can_rotate(&nodes[at], &nodes[at + 1])
             && let (Op::Linear(product), Op::RopeKv(rope)) = (&nodes[at].op, &nodes[at + 1].op)
         {
             let rope = Some(Box::new(rope.clone()));

@@ -46,7 +46,7 @@ impl Place {
         let mut places = if only_gpu { Vec::new() } else { vec![Self::cpu()] };
         match Device::open(DeviceChoice::Cuda(0)) {
             Ok((device, _)) => {
-                let target = CompileTarget::cuda(device.target().expect("a GPU has a target"));
+                let target = CompileTarget::new(device.target());
                 places.push(Place { target, device });
             }
             Err(reason) if only_gpu => panic!("DACAPO_TEST_DEVICE asks for a GPU: {reason}"),
@@ -56,7 +56,7 @@ impl Place {
     }
 
     pub fn is_gpu(&self) -> bool {
-        self.device.target().is_some()
+        self.device.gpu().is_some()
     }
 
     pub fn world(&self, program: &Program) -> World {

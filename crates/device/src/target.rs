@@ -1,0 +1,246 @@
+//! What plans are made for: everything that compiling needs to know of a device, without one. Each kind of
+//! device has one implementation; code above this crate never asks which it is.
+
+use crate::cpu::pack::packed_dtype;
+use crate::cuda::launch::{self, Lowered};
+use crate::cuda::{lower, tuned};
+use crate::variant::{Pick, Variant};
+use crate::{DType, Node, Op, Result};
+use serde::Serialize;
+use std::fmt;
+
+/// A kernel as it will be launched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KernelUse {
+    /// Its entry point, `cublaslt`, `memcpy` or `memset`.
+    pub name: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads per block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    pub shared: u32,
+    /// The constants it is compiled with.
+    pub defines: Vec<(String, String)>,
+}
+
+/// What plans are made for.
+pub trait Target: fmt::Debug + Send + Sync {
+    /// In one word, for listings.
+    fn name(&self) -> String;
+
+    /// What an op becomes; an error if the target has no kernel for it as it was picked. Empty where ops are not
+    /// launched one by one.
+    fn kernels(&self, op: &Op) -> Result<Vec<KernelUse>>;
+
+    /// Which variant an op runs as and why, where the target has a choice.
+    fn choice(&self, op: &Op) -> Option<String>;
+
+    /// Bytes of scratch an op needs.
+    fn scratch_bytes(&self, op: &Op) -> u64;
+
+    /// Bytes that layers exchange if they run as one node; 0 if they cannot.
+    fn exchange_bytes(&self, layers: &Op) -> u64;
+
+    /// Whether layers were measured to be faster as one node.
+    fn prefers_one_node(&self, layers: &Op) -> bool;
+
+    /// Lets ops prepare their results for the norm of the op right behind them, where both have kernels for it.
+    fn hand_on(&self, nodes: &mut [Node]);
+
+    /// Whether a linear and the rotation right behind it can be one node.
+    fn can_rotate(&self, linear: &Node, rope: &Node) -> bool;
+
+    /// Whether fused kernels round where their members do, so that fixed kernels may be fused too.
+    fn fuses_exactly(&self) -> bool;
+
+    /// Bytes a recorded node may take on the device.
+    fn recorded_node_bytes(&self) -> u64;
+
+    /// The type of activations.
+    fn activations(&self) -> DType;
+
+    /// The type of keys and values in pages.
+    fn cache(&self) -> DType;
+
+    /// How a weight of `rows` × `cols` made of parts of these types is stored.
+    fn stored(&self, used: WeightUse, parts: &[DType], rows: usize, cols: usize) -> DType;
+
+    /// Most tokens of a prefill step: a few tens of milliseconds, so that running answers stay smooth.
+    fn prefill_tokens(&self) -> u32;
+}
+
+/// What a weight is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightUse {
+    /// Rows are gathered by token id.
+    Table,
+    /// Multiplied.
+    Matrix,
+    /// A norm's scale or a bias: one row.
+    Vector,
+}
+
+/// This machine's processor.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuTarget;
+
+impl Target for CpuTarget {
+    fn name(&self) -> String {
+        "cpu".into()
+    }
+
+    fn kernels(&self, _op: &Op) -> Result<Vec<KernelUse>> {
+        Ok(Vec::new())
+    }
+
+    fn choice(&self, _op: &Op) -> Option<String> {
+        None
+    }
+
+    fn scratch_bytes(&self, _op: &Op) -> u64 {
+        0
+    }
+
+    fn exchange_bytes(&self, _layers: &Op) -> u64 {
+        0
+    }
+
+    fn prefers_one_node(&self, _layers: &Op) -> bool {
+        false
+    }
+
+    fn hand_on(&self, _nodes: &mut [Node]) {}
+
+    fn can_rotate(&self, _linear: &Node, _rope: &Node) -> bool {
+        false
+    }
+
+    fn fuses_exactly(&self) -> bool {
+        true
+    }
+
+    fn recorded_node_bytes(&self) -> u64 {
+        0
+    }
+
+    fn activations(&self) -> DType {
+        DType::F32
+    }
+
+    fn cache(&self) -> DType {
+        DType::F16
+    }
+
+    fn stored(&self, used: WeightUse, parts: &[DType], rows: usize, cols: usize) -> DType {
+        let same = parts.windows(2).all(|pair| pair[0] == pair[1]);
+        match used {
+            WeightUse::Vector => DType::F32,
+            WeightUse::Table => parts[0],
+            WeightUse::Matrix if !same => DType::F32,
+            // A type without a packing is multiplied as it is stored.
+            WeightUse::Matrix => packed_dtype(parts[0], rows, cols).unwrap_or(parts[0]),
+        }
+    }
+
+    fn prefill_tokens(&self) -> u32 {
+        512
+    }
+}
+
+/// Bytes a driver is expected to keep for a recorded node; an H200 took less in every graph seen.
+const RECORDED_NODE: u64 = 16 << 10;
+
+impl Target for launch::Target {
+    fn name(&self) -> String {
+        format!("{}x{}", self.arch(), self.sms)
+    }
+
+    fn kernels(&self, op: &Op) -> Result<Vec<KernelUse>> {
+        Ok(lower::lower(op, self)?.iter().map(KernelUse::of).collect())
+    }
+
+    fn choice(&self, op: &Op) -> Option<String> {
+        tuned::shape(op)?;
+        Some(match (op.pick(), self.tuned.choice(op)) {
+            (None | Some(Pick::Best), Some(choice)) => choice.to_string(),
+            (None | Some(Pick::Best), None) => "default".into(),
+            (Some(pick), _) => format!("{pick}, asked for"),
+        })
+    }
+
+    fn scratch_bytes(&self, op: &Op) -> u64 {
+        lower::scratch_bytes(op, self)
+    }
+
+    fn exchange_bytes(&self, layers: &Op) -> u64 {
+        lower::exchange_bytes(layers, self)
+    }
+
+    fn prefers_one_node(&self, layers: &Op) -> bool {
+        let chosen = self.tuned.choice(layers);
+        chosen.is_some_and(|choice| choice.variant == Some(Variant::OneNode))
+    }
+
+    fn hand_on(&self, nodes: &mut [Node]) {
+        lower::hand_on(nodes, self);
+    }
+
+    fn can_rotate(&self, linear: &Node, rope: &Node) -> bool {
+        lower::can_rotate(linear, rope, self)
+    }
+
+    fn fuses_exactly(&self) -> bool {
+        false
+    }
+
+    fn recorded_node_bytes(&self) -> u64 {
+        RECORDED_NODE
+    }
+
+    fn activations(&self) -> DType {
+        DType::BF16
+    }
+
+    fn cache(&self) -> DType {
+        DType::BF16
+    }
+
+    /// A norm's weights that are bf16 stay so: kernels that keep them in registers need them small. Others are not
+    /// rounded: there are few of them, and every value passes through them.
+    fn stored(&self, used: WeightUse, parts: &[DType], _rows: usize, _cols: usize) -> DType {
+        let halves = parts.iter().all(|part| *part == DType::BF16);
+        match used {
+            WeightUse::Vector if !halves => DType::F32,
+            WeightUse::Vector | WeightUse::Table | WeightUse::Matrix => DType::BF16,
+        }
+    }
+
+    fn prefill_tokens(&self) -> u32 {
+        2048
+    }
+}
+
+impl KernelUse {
+    fn of(lowered: &Lowered) -> KernelUse {
+        let plain = |name: &str| KernelUse {
+            name: name.into(),
+            grid: [0; 3],
+            block: [0; 3],
+            shared: 0,
+            defines: Vec::new(),
+        };
+        match lowered {
+            Lowered::Launch(launch) => KernelUse {
+                name: launch.kernel.entry.clone(),
+                grid: launch.grid,
+                block: launch.block,
+                shared: launch.shared,
+                defines: launch.kernel.defines.clone(),
+            },
+            Lowered::Gemm(_) => plain("cublaslt"),
+            Lowered::Copy { .. } => plain("memcpy"),
+            Lowered::Fill { .. } => plain("memset"),
+        }
+    }
+}
