@@ -79,7 +79,7 @@ impl ProgramSource for Programs<'_> {
             None => fill::from_seed(device, arena, &placed, 0)?,
             Some(found) => {
                 let tensors = sources(found, &specs)?;
-                let heads = fill::HeadRows::new(found, config.head_dim, program.pairs);
+                let heads = fill::HeadRows::new(found, config.head_dim, program.pairs());
                 fill::from_checkpoint(device, arena, &placed, found, &tensors, heads, &|_| ())?;
             }
         }

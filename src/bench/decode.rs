@@ -148,7 +148,7 @@ fn measure(
 fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
     let multiplied = |id| {
         program.steps.iter().any(|step| match &step.op {
-            ProgramOp::Embed { .. } => false,
+            ProgramOp::Embed(_) => false,
             op => op.weights().contains(&id),
         })
     };

@@ -198,10 +198,10 @@ impl Flops {
         let pair = 2 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
         let mut flops = Flops { token: 0, row: 0, pair };
         for step in &program.steps {
-            if let ProgramOp::Linear { x, w, .. } = step.op {
-                let w = program.weight(w);
+            if let ProgramOp::Linear(linear) = &step.op {
+                let w = program.weight(linear.w);
                 let once = u64::from(w.rows) * u64::from(w.cols);
-                match program.value(x).rows {
+                match program.value(linear.x).rows {
                     Dim::Rows => flops.row += once,
                     _ => flops.token += once,
                 }

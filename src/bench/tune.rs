@@ -11,7 +11,7 @@ use clap::Args;
 use device::cuda::cache::Cache;
 use device::cuda::tune::{Replays, tune, tune_layers};
 use device::cuda::tuned::{Tuned, file};
-use device::op::Layers;
+use device::op::{Fused, FusedKernel};
 use device::{Node, Op, Span};
 use graph::Phase;
 use graph::bucket::{BucketSpec, Buckets};
@@ -87,16 +87,17 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
 }
 
 /// A step's nodes with all layers as nodes of their own, and those layers as what could be one node.
-fn taken_apart(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Layers) {
+fn taken_apart(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Op) {
     let apart = |node: &Node| match &node.op {
-        Op::Layers(layers) => {
+        Op::Fused(Fused { members, kernel: FusedKernel::Layers { .. } }) => {
             let member = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(0) };
-            layers.members.iter().map(member).collect()
+            members.iter().map(member).collect()
         }
         _ => vec![node.clone()],
     };
     let nodes: Vec<Node> = nodes.iter().flat_map(apart).collect();
     let members = nodes.iter().filter(|node| node.layer.is_some()).map(|node| node.op.clone());
-    let layers = Layers { members: members.collect(), exchange };
+    let kernel = FusedKernel::Layers { exchange };
+    let layers = Fused { members: members.collect(), kernel }.into();
     (nodes, layers)
 }

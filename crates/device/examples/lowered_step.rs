@@ -4,10 +4,10 @@
 //! `cargo run -p device --example lowered_step -- 8b|0.6b ROWS CONTEXT LAYERS decode|persistent|prefill`
 
 use device::cuda::launch::Target;
-use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes};
+use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes, unfit_layers};
 use device::op::{
-    Attention, Embed, Epilogue, Gather, KvLayer, Layers, Linear, Norm, Pairs, Prologue, RopeKv,
-    Sample,
+    AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer, LinearChain, Norm, Pairs,
+    Prologue, RopeKv, Sample,
 };
 use device::variant::{Pick, UnknownVariant};
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -84,12 +84,13 @@ impl Step {
     }
 
     fn push(&mut self, name: &str, layer: Option<u32>, mut op: Op) {
-        if let Op::Linear(op) = &mut op {
-            op.live = Some(self.live);
-        }
-        // VARIANT_qkv=…: the variant of one kind of node.
-        if let (Op::Linear(op), Pick::Named(asked)) = (&mut op, pick(&format!("VARIANT_{name}"))) {
-            op.pick = Pick::Named(asked);
+        if let Some(mut linear) = LinearChain::of(&op) {
+            linear.live = Some(self.live);
+            // VARIANT_qkv=…: the variant of one kind of node.
+            if let Pick::Named(asked) = pick(&format!("VARIANT_{name}")) {
+                linear.pick = Pick::Named(asked);
+            }
+            op = linear.into();
         }
         self.nodes.push(Node { op, name: name.into(), layer });
     }
@@ -97,7 +98,7 @@ impl Step {
 
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
     let pick = pick("VARIANT");
-    Op::Linear(Linear { norm, epilogue, pick, ..Linear::new(x, w, y) })
+    Op::from(LinearChain { norm, epilogue, pick, ..LinearChain::new(x, w, y) })
 }
 
 /// The kernel that an environment variable asks for.
@@ -177,6 +178,7 @@ fn main() {
         step.push("qkv", at, linear(x, w_qkv, Some(n1), Epilogue::Store, qkv));
         let rotated = RopeKv {
             qkv,
+            out: qkv,
             q_heads: shape.q_heads,
             q_norm: Some(qn),
             k_norm: Some(kn),
@@ -188,7 +190,7 @@ fn main() {
         if !decode {
             step.push("rope_kv", at, Op::RopeKv(rotated.clone()));
         }
-        let attention = Attention {
+        let attention = AttentionChain {
             qkv,
             q_heads: shape.q_heads,
             kv,
@@ -203,7 +205,7 @@ fn main() {
             scratch: None,
             pick: pick("ATTENTION"),
         };
-        step.push("attention", at, Op::Attention(attention));
+        step.push("attention", at, Op::from(attention));
         step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
         step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::SiluMul, act));
         step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
@@ -227,12 +229,15 @@ fn merge_layers(step: &mut Step) {
     let nodes = std::mem::take(&mut step.nodes);
     let (layers, mut rest): (Vec<Node>, Vec<Node>) =
         nodes.into_iter().partition(|node| node.layer.is_some());
-    let members = layers.into_iter().map(|node| node.op).collect();
-    let mut layers = Layers { members, exchange: None };
-    let bytes = exchange_bytes(&Op::Layers(layers.clone()), &Target::h200());
-    assert!(bytes > 0, "{:?}", layers.unfit(&Target::h200()));
-    layers.exchange = Some(step.tensor(Region::State, "exchange", 1, bytes as u32, DType::U8).span);
-    rest.insert(at, Node { op: Op::Layers(layers), name: "layers".into(), layer: None });
+    let members: Vec<Op> = layers.into_iter().map(|node| node.op).collect();
+    let one = |exchange| {
+        let members = members.clone();
+        Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } })
+    };
+    let bytes = exchange_bytes(&one(None), &Target::h200());
+    assert!(bytes > 0, "{:?}", unfit_layers(&one(None), &Target::h200()));
+    let exchange = step.tensor(Region::State, "exchange", 1, bytes as u32, DType::U8).span;
+    rest.insert(at, Node { op: one(Some(exchange)), name: "layers".into(), layer: None });
     step.nodes = rest;
 }
 
@@ -244,17 +249,11 @@ fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) 
     }
     let need = step.nodes.iter().map(|node| scratch_bytes(&node.op, &target)).max().unwrap_or(0);
     let scratch = step.arena.alloc(Region::State, "scratch", need);
-    let give = |op: &mut Op, span: Span| match op {
-        Op::Linear(op) => op.scratch = Some(span),
-        Op::Attention(op) => op.scratch = Some(span),
-        Op::Sample(op) => op.scratch = Some(span),
-        _ => {}
-    };
     let nodes: Vec<Value> = step
         .nodes
         .iter_mut()
         .map(|Node { name, layer, op }| {
-            give(op, scratch);
+            op.set_scratch(Some(scratch));
             op.check().expect("a valid op");
             let lowered = lower(op, &target).expect("a lowering");
             json!({ "name": name, "layer": layer, "lowered": lowered })

@@ -134,7 +134,8 @@ impl ArenaInner {
         if span.arena != self.id {
             return Err(Error::ForeignSpan { op: op.into(), found: span.arena, expected: self.id });
         }
-        let size = self.sizes[span.region as usize];
+        // A region that no arena has is empty.
+        let size = self.sizes.get(span.region as usize).copied().unwrap_or(0);
         match span.offset.checked_add(span.len) {
             Some(end) if end <= size => Ok(()),
             _ => Err(Error::OutsideArena {

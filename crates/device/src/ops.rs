@@ -2,24 +2,29 @@
 //! exact scalar reference. Beside it, in a folder of the same name, the fast CPU version and the
 //! CUDA launcher; the kernel is `kernels/<same name>.cu`.
 
+pub(crate) mod add;
 pub(crate) mod attention;
 mod check;
-mod copy;
-mod embed;
-mod fill;
-mod gather;
-mod layers;
+pub(crate) mod copy;
+pub(crate) mod embed;
+pub(crate) mod fill;
+pub mod fused;
+pub(crate) mod gather;
 pub(crate) mod linear;
-mod noise;
-mod prologue;
-mod rms_norm;
-mod rope_kv;
-mod sample;
+pub(crate) mod noise;
+pub(crate) mod prologue;
+pub(crate) mod rms_norm;
+pub(crate) mod rope_kv;
+pub(crate) mod sample;
+pub(crate) mod silu_mul;
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
-use crate::op::Norm;
+use crate::cpu::view::Words;
+use crate::cuda::launch::{Lowered, Target};
+use crate::op::{Norm, for_each_op};
+use crate::operand::{Binder, Operand, OperandVisitor, Operands};
 use crate::variant::{Pick, Variant};
 use crate::{Op, Result, Span, StepState, Tensor};
 pub(crate) use check::*;
@@ -66,10 +71,45 @@ impl StepSize {
 /// Gets every span an op touches.
 pub type SpanVisitor<'a> = &'a mut dyn FnMut(Span, Access);
 
-/// What every op's file provides.
-pub(crate) trait Contract {
-    /// The op's name in errors and listings.
+/// An op's name in errors and listings.
+pub trait Named {
+    /// For example `rope_kv`.
     const NAME: &'static str;
+}
+
+/// An output that takes the place of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reuse<V> {
+    /// The input.
+    pub from: V,
+    /// The output.
+    pub to: V,
+    /// Whether it must be so; else it may.
+    pub must: bool,
+}
+
+/// What every op's file provides for any operands.
+pub(crate) trait Bindable: Named + Sized {
+    /// Its operands.
+    type O: Operands;
+    /// The same op in a plan.
+    type Bound;
+    /// Names every operand.
+    fn operands(&mut self, visit: OperandVisitor<'_, Self::O>);
+    /// The op with each operand in its place.
+    fn bind<B: Binder<Self::O>>(&self, to: &B) -> Result<Self::Bound, B::Error>;
+    /// The input that its output may or must take the place of.
+    fn reuse(&self) -> Option<Reuse<<Self::O as Operands>::Value>> {
+        None
+    }
+    /// Its name in listings.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+}
+
+/// What every op's file provides for plans.
+pub(crate) trait Contract: Named {
     /// Refuses shapes, dtypes and strides outside the contract.
     fn check(&self) -> Result<()>;
     /// Names every span it touches.
@@ -94,43 +134,109 @@ pub(crate) trait Contract {
     }
     /// What it reads and writes in one place, if it does: the only two matrices that may share bytes, and only all
     /// of them.
-    fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
+    fn in_place(&self) -> Option<(Tensor, Tensor)> {
         None
     }
     /// Whether what it writes must be apart from everything else it touches.
     fn is_one_op(&self) -> bool {
         true
     }
+    /// Bytes of scratch it needs on a GPU.
+    fn scratch_bytes(&self, _target: &Target) -> u64 {
+        0
+    }
+    /// What decides how long it takes, in words, if it has several kernels.
+    fn shape(&self) -> Option<String> {
+        None
+    }
+    /// Variants worth measuring; the rule's own choice is not among them.
+    fn candidates(&self, _target: &Target) -> Vec<Variant> {
+        Vec::new()
+    }
+    /// Makes it stand alone: over all rows, prepared by no other op and for none.
+    fn detach(&mut self) {}
 }
 
-macro_rules! for_each_op {
-    ($self:expr, $op:ident => $body:expr) => {
-        match $self {
-            Op::Prologue($op) => $body,
-            Op::Embed($op) => $body,
-            Op::RmsNorm($op) => $body,
-            Op::Linear($op) => $body,
-            Op::RopeKv($op) => $body,
-            Op::Attention($op) => $body,
-            Op::Gather($op) => $body,
-            Op::Sample($op) => $body,
-            Op::Copy($op) => $body,
-            Op::Fill($op) => $body,
-            Op::Noise($op) => $body,
-            Op::Layers($op) => $body,
+impl<O: Operands> Op<O> {
+    /// The op's name, for example `rope_kv`.
+    pub fn name(&self) -> &'static str {
+        for_each_op!(self, op => op.name())
+    }
+
+    /// Names every operand. Members of a fused op name theirs, inner ones included.
+    pub fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        for_each_op!(self, op => op.operands(visit));
+    }
+
+    /// The op with each operand in its place.
+    pub fn bind<B: Binder<O>>(&self, to: &B) -> Result<Op, B::Error> {
+        Ok(for_each_op!(self, op => op.bind(to)?, again))
+    }
+
+    /// The input that its output may or must take the place of.
+    pub fn reuse(&self) -> Option<Reuse<O::Value>> {
+        for_each_op!(self, op => op.reuse())
+    }
+
+    /// The values it reads that it does not make itself.
+    pub fn reads(&self) -> Vec<O::Value> {
+        let (mut reads, mut made) = (Vec::new(), Vec::new());
+        self.clone().operands(&mut |operand| match operand {
+            Operand::Value(value, Access::Write) => made.push(*value),
+            Operand::Value(value, _) if !made.contains(value) => reads.push(*value),
+            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+        });
+        reads
+    }
+
+    /// The value it makes: the last one, if it has members.
+    pub fn made(&self) -> Option<O::Value> {
+        let mut made = None;
+        self.clone().operands(&mut |operand| {
+            if let Operand::Value(value, Access::Write) = operand {
+                made = Some(*value);
+            }
+        });
+        made
+    }
+
+    /// The weights it reads.
+    pub fn weights(&self) -> Vec<O::Weight> {
+        let mut weights = Vec::new();
+        self.clone().operands(&mut |operand| {
+            if let Operand::Weight(weight) = operand {
+                weights.push(*weight);
+            }
+        });
+        weights
+    }
+
+    /// Replaces a value it reads.
+    pub fn redirect(&mut self, from: O::Value, to: O::Value) {
+        self.operands(&mut |operand| match operand {
+            Operand::Value(value, Access::Read | Access::Update) if *value == from => *value = to,
+            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+        });
+    }
+
+    /// The ops it consists of: itself, or the members of a fused op.
+    pub fn members(&self) -> &[Op<O>] {
+        match self {
+            Op::Fused(fused) => &fused.members,
+            op => std::slice::from_ref(op),
         }
-    };
+    }
+
+    /// The same, to change them.
+    pub fn members_mut(&mut self) -> &mut [Op<O>] {
+        match self {
+            Op::Fused(fused) => &mut fused.members,
+            op => std::slice::from_mut(op),
+        }
+    }
 }
 
 impl Op {
-    /// The op's name, for example `rope_kv`.
-    pub fn name(&self) -> &'static str {
-        fn name<C: Contract>(_: &C) -> &'static str {
-            C::NAME
-        }
-        for_each_op!(self, op => name(op))
-    }
-
     /// How its kernel is picked; `None` for ops that have one kernel only.
     pub fn pick(&self) -> Option<Pick<Variant>> {
         for_each_op!(self, op => op.pick())
@@ -158,14 +264,17 @@ impl Op {
 
     /// Gives it scratch; false if it never has any.
     pub fn set_scratch(&mut self, span: Option<Span>) -> bool {
-        let slot = for_each_op!(self, op => op.scratch_slot());
-        slot.map(|slot| *slot = span).is_some()
+        self.scratch_slot().map(|slot| *slot = span).is_some()
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        for_each_op!(self, op => op.scratch_slot())
     }
 
     /// Its scratch, if it has some.
     pub fn scratch(&self) -> Option<Span> {
         let mut op = self.clone();
-        for_each_op!(&mut op, op => op.scratch_slot()).and_then(|slot| *slot)
+        op.scratch_slot().and_then(|slot| *slot)
     }
 
     /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables shorter than what
@@ -181,6 +290,31 @@ impl Op {
     /// Names every span the op touches.
     pub fn visit_spans(&self, visit: SpanVisitor<'_>) {
         for_each_op!(self, op => op.visit_spans(visit));
+    }
+
+    /// Makes it stand alone: over all rows, prepared by no other op and for none.
+    pub fn detach(&mut self) {
+        for_each_op!(self, op => op.detach());
+    }
+
+    /// What it becomes on a GPU, in order.
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        for_each_op!(self, op => op.lower(target))
+    }
+
+    /// Bytes of scratch it needs on a GPU.
+    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+        for_each_op!(self, op => op.scratch_bytes(target))
+    }
+
+    /// What decides how long it takes, in words; `None` for ops with one kernel.
+    pub(crate) fn shape(&self) -> Option<String> {
+        for_each_op!(self, op => op.shape())
+    }
+
+    /// Variants worth measuring.
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<Variant> {
+        for_each_op!(self, op => op.candidates(target))
     }
 
     /// Runs the exact scalar reference. The op was checked, its spans too.
@@ -205,4 +339,15 @@ pub(crate) fn visit_step_tables(state: &StepState, visit: SpanVisitor<'_>) {
 /// Bytes of an optional norm's weight.
 pub(crate) fn norm_bytes(norm: &Option<Norm>) -> u64 {
     norm.as_ref().map_or(0, |norm| norm.weight.bytes())
+}
+
+impl<O: Operands> Norm<O> {
+    pub(crate) fn bind<B: Binder<O>>(&self, to: &B) -> Result<Norm, B::Error> {
+        Ok(Norm { weight: to.weight(self.weight)?, eps: self.eps })
+    }
+}
+
+/// Rows that must be computed: all, or as many as a count in memory says.
+pub(crate) fn live_rows(memory: &CpuMemory, live: Option<Span>, rows: usize) -> usize {
+    live.map_or(rows, |live| rows.min(Words::of_span(memory, live).get(0) as usize))
 }

@@ -16,10 +16,12 @@ pub enum Region {
     Kv,
     /// Host memory the device can address: mailbox and ring.
     HostMapped,
+    /// What members of a fused op pass on; no arena has such a region.
+    Inside,
 }
 
 impl Region {
-    /// All regions, in report order.
+    /// All regions of an arena, in report order.
     pub const ALL: [Region; 5] =
         [Region::Weights, Region::State, Region::Workspace, Region::Kv, Region::HostMapped];
 
@@ -31,6 +33,7 @@ impl Region {
             Region::Workspace => "workspace",
             Region::Kv => "kv",
             Region::HostMapped => "host-mapped",
+            Region::Inside => "inside",
         }
     }
 }

@@ -3,7 +3,7 @@
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    Attention, Embed, Epilogue, KvLayer, Linear, Norm, Pairs, Prologue, RopeKv, Sample,
+    AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -62,11 +62,11 @@ fn a_decode_step() {
     let cond = open.alloc(Region::State, "cond", 4);
     let norm = Some(Norm { weight: norm, eps: 1e-5 });
     let linear = |x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue| {
-        node(Op::Linear(Linear { norm, epilogue, ..Linear::new(x, w, y) }))
+        node(Op::from(LinearChain { norm, epilogue, ..LinearChain::new(x, w, y) }))
     };
     let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
-    let rope = RopeKv { qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
-    let attention = Attention {
+    let rope = RopeKv { qkv, out: qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
+    let attention = AttentionChain {
         qkv,
         q_heads: 2,
         kv,
@@ -85,7 +85,7 @@ fn a_decode_step() {
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
         node(Op::Embed(Embed { ids: state.token, table, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
-        node(Op::Attention(attention)),
+        node(Op::from(attention)),
         linear(attended, w_out, x, Epilogue::Residual(x)),
         linear(x, w_up, hidden, Epilogue::SiluMul),
         linear(hidden, table, logits, Epilogue::Store),

@@ -7,9 +7,10 @@
 //! residual stream after every layer of a prefill and of a decode step (`layers-*`).
 //! `tools/gpu/compare_transformers.py FOLDER` compares all of it with `transformers`.
 
+use device::target::WeightUse;
 use device::{Arena, DType, Device, DeviceChoice, Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
-use engine::model::weights::{WeightKind, WeightSpec, specs};
+use engine::model::weights::{WeightSpec, specs};
 use engine::model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 use formats::config::ModelConfig;
 use formats::tensor_names::RopeLayout;
@@ -77,7 +78,7 @@ fn write_weights(folder: &Path, config: &ModelConfig, executor: &GraphExecutor) 
         let dtype = weights[&spec.name].dtype;
         for part in &spec.parts {
             let (shape, count) = match spec.kind {
-                WeightKind::Vector => (vec![part.rows], part.rows),
+                WeightUse::Vector => (vec![part.rows], part.rows),
                 _ => (vec![part.rows, spec.cols], part.rows * spec.cols),
             };
             let end = at + dtype.bytes(count);
@@ -96,7 +97,7 @@ fn write_weights(folder: &Path, config: &ModelConfig, executor: &GraphExecutor) 
         let tensor = &weights[&spec.name];
         let bytes = runners.device().read(runners.arena(), tensor.span)?;
         let row = tensor.dtype.bytes(spec.cols);
-        if spec.kind == WeightKind::Vector {
+        if spec.kind == WeightUse::Vector {
             file.write_all(&bytes[..row])?;
             continue;
         }

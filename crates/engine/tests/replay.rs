@@ -32,9 +32,9 @@ fn sweep(folder: &Path, device: &Device) {
     let specs = specs(&config);
     let tensors = sources(&checkpoint, &specs).unwrap();
     let stored = |role: Role| -> DType { device_dtype(tensors[&role].dtype).unwrap() };
-    let kind = device.kind();
+    let target = device.target();
     let positions = (config.max_position as u32).min(128);
-    let (program, _) = program(&config, kind, numbers(kind), positions, &stored).unwrap();
+    let (program, _) = program(&config, &*target, numbers(&*target), positions, &stored).unwrap();
     let limits = StepLimits {
         seats: 8,
         rows: 8,
@@ -44,7 +44,7 @@ fn sweep(folder: &Path, device: &Device) {
         vocab: program.shape.vocab,
         penalties: true,
     };
-    let target = CompileTarget::new(device.target());
+    let target = CompileTarget::new(target);
     let sweep = Sweep {
         backends: BackendKind::ALL.to_vec(),
         decode: buckets("1,2,4,8", Phase::Decode, &limits),
@@ -64,7 +64,7 @@ fn sweep(folder: &Path, device: &Device) {
         tensor.map(|tensor| Placed { spec: spec.clone(), tensor })
     };
     let placed: Vec<Placed> = specs.iter().filter_map(place).collect();
-    let heads = fill::HeadRows::new(&checkpoint, config.head_dim, program.pairs);
+    let heads = fill::HeadRows::new(&checkpoint, config.head_dim, program.pairs());
     fill::from_checkpoint(device, &arena, &placed, &checkpoint, &tensors, heads, &|_| ()).unwrap();
     let table = rope::table(&config, program.shape.max_positions as usize, device.numerics());
     let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -2,9 +2,9 @@
 //!
 //! | pass | does |
 //! |---|---|
-//! | [`fold`] | add and silu·mul become epilogues of linears, the prologue is put in front; always |
-//! | [`fuse`] | norms move into linears, rope into attention, where the target has such kernels |
-//! | [`rotate`] | rope moves into the product before it, where the target has such a kernel; after `bind` |
+//! | [`fold`] | additions and activations are fused with the linear before them, the prologue is put in front |
+//! | [`fuse`] | norms are fused with linears, rope with attention, where the target has such kernels |
+//! | [`rotate`] | rope is fused with the linear before it, where the target has such a kernel; after `bind` |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
 //! | [`choose`] | which kernel runs an op in this bucket, and the scratch it needs |
 //! | [`merge`] | all layers become one node, where that was asked for and a kernel can; after `bind` |
@@ -14,10 +14,6 @@
 //!
 //! Everything up to `place` needs no memory: [`workspace_bytes`] stops there, so that the KV region can
 //! take exactly what is left.
-//!
-//! Add and silu·mul fold always, rather than being optional like the other two: no device has, or
-//! needs, a kernel for them alone, and a plan with one would be slower everywhere. What is left to
-//! compare as *fused against unfused* is what has a kernel either way.
 
 pub mod bind;
 pub mod choose;
@@ -28,16 +24,15 @@ pub mod merge;
 pub mod order;
 pub mod place;
 pub mod rotate;
-pub mod stage;
+pub mod uses;
 
-use crate::program::{Program, ProgramError};
+use crate::program::{Program, ProgramError, Step};
 use crate::{Phase, Plan, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
 use device::target::{CpuTarget, Target};
 use device::{Span, StepLimits, StepState, Tensor};
 use serde::{Deserialize, Serialize};
-use stage::Stage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -117,14 +112,6 @@ pub enum CompileError {
         /// The phase.
         phase: Phase,
     },
-    /// An add or silu·mul that no linear can take as its epilogue.
-    #[error("`{step}` cannot become the epilogue of a linear: {why}")]
-    NoEpilogue {
-        /// The step.
-        step: String,
-        /// Why not.
-        why: &'static str,
-    },
     /// A value changed in place is read by more than one step.
     #[error("`{value}` is rewritten in place but read by {readers} steps")]
     SharedInPlace {
@@ -176,7 +163,7 @@ pub enum CompileError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// What runs.
-    pub stages: Vec<Stage>,
+    pub steps: Vec<Step>,
     /// Where values and scratch lie in the workspace.
     pub placement: place::Placement,
 }
@@ -196,12 +183,12 @@ pub fn schedule(
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
-    let stages = fold::fold(program)?;
-    let stages = fuse::fuse(program, stages, key.phase, fusion(target, key));
-    let stages = order::drop_idle_gathers(stages, key);
-    let stages = order::order(stages)?;
-    let placement = place::place(program, key, &stages)?;
-    Ok(Schedule { stages, placement })
+    let steps = fold::fold(program);
+    let steps = fuse::fuse(program, steps, key.phase, fusion(target, key));
+    let steps = order::drop_idle_gathers(steps, key);
+    let steps = order::order(steps)?;
+    let placement = place::place(program, key, &steps)?;
+    Ok(Schedule { steps, placement })
 }
 
 fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {
@@ -225,10 +212,10 @@ pub fn scratch_bytes(
     limits: &StepLimits,
     key: &ShapeKey,
 ) -> Result<u64, CompileError> {
-    let Schedule { stages, placement } = schedule(program, target, limits, key)?;
+    let Schedule { steps, placement } = schedule(program, target, limits, key)?;
     // Kernels are asked about bound ops; a layout that never becomes memory binds them.
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
-    let mut nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    let mut nodes = bind::bind(program, key, &bindings, &steps, &placement)?;
     choose::set_fixed(key, &mut nodes);
     target.device.hand_on(&mut nodes);
     Ok(nodes.iter().map(|node| target.device.scratch_bytes(&node.op)).max().unwrap_or(0))
@@ -244,9 +231,9 @@ pub fn exchange_bytes(
     if target.merge == merge::Merge::Never {
         return Ok(0);
     }
-    let Schedule { stages, placement } = schedule(program, target, limits, key)?;
+    let Schedule { steps, placement } = schedule(program, target, limits, key)?;
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
-    let nodes = bind::bind(program, key, &bindings, &stages, &placement)?;
+    let nodes = bind::bind(program, key, &bindings, &steps, &placement)?;
     Ok(merge::exchange_bytes(target, key, &nodes))
 }
 
@@ -257,10 +244,10 @@ pub fn compile(
     key: &ShapeKey,
     bindings: &Bindings,
 ) -> Result<Plan, CompileError> {
-    let Schedule { stages, placement } = schedule(program, target, &bindings.state.limits, key)?;
-    let mut nodes = bind::bind(program, key, bindings, &stages, &placement)?;
+    let Schedule { steps, placement } = schedule(program, target, &bindings.state.limits, key)?;
+    let mut nodes = bind::bind(program, key, bindings, &steps, &placement)?;
     choose::set_fixed(key, &mut nodes);
-    let mut marks = mark::mark(target, &stages);
+    let mut marks = mark::mark(target, &steps);
     let mut values = bind::placed_values(program, key, bindings, &placement);
     if fusion(target, key).rope {
         rotate::rotate(target, &mut nodes, &mut marks, &mut values);

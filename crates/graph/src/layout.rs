@@ -124,7 +124,7 @@ pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
     u32::try_from(per_layer / page).unwrap_or(u32::MAX)
 }
 
-fn kv_layer(program: &Program, page_size: u32, pages: u32) -> KvLayer {
+pub(crate) fn kv_layer(program: &Program, page_size: u32, pages: u32) -> KvLayer {
     let shape = &program.shape;
     let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
     KvLayer {

@@ -15,6 +15,7 @@ pub use device::op::Pairs;
 
 use crate::Phase;
 use device::DType;
+use device::operand::{Operands, Plain, Unset};
 use serde::{Deserialize, Serialize};
 
 /// A length that is known only per bucket, or always.
@@ -109,104 +110,25 @@ impl WeightRef {
     }
 }
 
-/// RMS normalisation by a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NormRef {
-    /// The weight.
-    pub weight: WeightId,
-    /// Added to the mean square.
-    pub eps: f32,
+/// Names a table of rotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RopeId(pub u32);
+
+/// Operands are names: of values and weights of the program, of layers that have pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbolic;
+
+impl Operands for Symbolic {
+    type Value = ValueId;
+    type Weight = WeightId;
+    type Table = RopeId;
+    type Cache = u32;
+    type Bytes = ValueId;
+    type Late<T: Plain> = Unset;
 }
 
-/// One operation on values. `out` is made here and nowhere else.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-pub enum ProgramOp {
-    /// The step's tokens through the embedding table.
-    Embed {
-        /// vocab × hidden.
-        table: WeightId,
-        /// tokens × hidden.
-        out: ValueId,
-    },
-    /// RMS normalisation of each row.
-    RmsNorm {
-        /// Input.
-        x: ValueId,
-        /// Weight and epsilon.
-        norm: NormRef,
-        /// Output.
-        out: ValueId,
-    },
-    /// `x · wᵀ + bias`.
-    Linear {
-        /// Input.
-        x: ValueId,
-        /// Weight.
-        w: WeightId,
-        /// Added to each row.
-        bias: Option<WeightId>,
-        /// Output.
-        out: ValueId,
-    },
-    /// `a + b`. One of the two must come from a linear that nothing else reads: it becomes that
-    /// linear's epilogue, always (no device has, or needs, an addition of its own).
-    Add {
-        /// The residual stream, usually.
-        a: ValueId,
-        /// What is added.
-        b: ValueId,
-        /// The sum.
-        out: ValueId,
-    },
-    /// `silu(x[2i]) · x[2i + 1]` over alternating gate and up columns; becomes the epilogue of the
-    /// linear that made `x`, always.
-    SiluMul {
-        /// 2n columns.
-        x: ValueId,
-        /// n columns.
-        out: ValueId,
-    },
-    /// Normalises and rotates q and k, writes k and v to the layer's pages. `out` is `qkv`, changed
-    /// in place: `qkv` may not be read by anything else.
-    RopeKv {
-        /// q, k and v heads side by side.
-        qkv: ValueId,
-        /// Per-head norm of q.
-        q_norm: Option<NormRef>,
-        /// Per-head norm of k.
-        k_norm: Option<NormRef>,
-        /// Which layer's pages.
-        kv: u32,
-        /// The same with q rotated.
-        out: ValueId,
-    },
-    /// Causal attention over the layer's pages.
-    Attention {
-        /// What [`ProgramOp::RopeKv`] made.
-        qkv: ValueId,
-        /// Multiplies q·k.
-        scale: f32,
-        /// A token sees at most this many tokens back, itself included.
-        window: Option<u32>,
-        /// Which layer's pages.
-        kv: u32,
-        /// tokens × q_heads·head_dim.
-        out: ValueId,
-    },
-    /// The last token of each row.
-    GatherLast {
-        /// tokens × n.
-        x: ValueId,
-        /// rows × n.
-        out: ValueId,
-    },
-    /// Chooses the next tokens and advances the seats. The last step of a program.
-    Sample {
-        /// rows × vocab.
-        logits: ValueId,
-    },
-}
+/// An op of a program. Each value is made by one step.
+pub type ProgramOp = device::Op<Symbolic>;
 
 /// A mark a model puts on a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -269,16 +191,13 @@ impl ModelShape {
     }
 }
 
-/// A model. See the module's words.
+/// A model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     /// The model's name.
     pub name: String,
     /// Its numbers.
     pub shape: ModelShape,
-    /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
-    #[serde(default, skip_serializing_if = "Pairs::is_halves")]
-    pub pairs: Pairs,
     /// Phases it may run in.
     pub phases: Vec<Phase>,
     /// Parameters, in order of first use.
@@ -287,6 +206,13 @@ pub struct Program {
     pub values: Vec<Value>,
     /// Ops, in a valid order.
     pub steps: Vec<Step>,
+}
+
+impl Step {
+    /// Layer and name.
+    pub fn full_name(&self) -> String {
+        self.layer.map_or(self.name.clone(), |layer| format!("{layer}.{}", self.name))
+    }
 }
 
 impl Program {
@@ -298,6 +224,24 @@ impl Program {
     /// A weight by id.
     pub fn weight(&self, id: WeightId) -> &WeightRef {
         &self.weights[id.0 as usize]
+    }
+
+    /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
+    pub fn pairs(&self) -> Pairs {
+        let pairs = |step: &Step| match &step.op {
+            ProgramOp::RopeKv(rope) => Some(rope.pairs),
+            _ => None,
+        };
+        self.steps.iter().find_map(pairs).unwrap_or_default()
+    }
+
+    /// Pairs the elements of all heads in another way.
+    pub fn set_pairs(&mut self, pairs: Pairs) {
+        for step in &mut self.steps {
+            if let ProgramOp::RopeKv(rope) = &mut step.op {
+                rope.pairs = pairs;
+            }
+        }
     }
 
     /// Bytes of all weights.
@@ -316,64 +260,5 @@ impl Program {
             .map_err(|error| ProgramError::Json { problem: error.to_string() })?;
         program.check()?;
         Ok(program)
-    }
-}
-
-impl ProgramOp {
-    /// The name in listings.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            ProgramOp::Embed { .. } => "embed",
-            ProgramOp::RmsNorm { .. } => "rms_norm",
-            ProgramOp::Linear { .. } => "linear",
-            ProgramOp::Add { .. } => "add",
-            ProgramOp::SiluMul { .. } => "silu_mul",
-            ProgramOp::RopeKv { .. } => "rope_kv",
-            ProgramOp::Attention { .. } => "attention",
-            ProgramOp::GatherLast { .. } => "gather_last",
-            ProgramOp::Sample { .. } => "sample",
-        }
-    }
-
-    /// The value it makes.
-    pub const fn out(&self) -> Option<ValueId> {
-        match self {
-            ProgramOp::Embed { out, .. }
-            | ProgramOp::RmsNorm { out, .. }
-            | ProgramOp::Linear { out, .. }
-            | ProgramOp::Add { out, .. }
-            | ProgramOp::SiluMul { out, .. }
-            | ProgramOp::RopeKv { out, .. }
-            | ProgramOp::Attention { out, .. }
-            | ProgramOp::GatherLast { out, .. } => Some(*out),
-            ProgramOp::Sample { .. } => None,
-        }
-    }
-
-    /// The values it reads.
-    pub fn inputs(&self) -> Vec<ValueId> {
-        match *self {
-            ProgramOp::Embed { .. } => vec![],
-            ProgramOp::RmsNorm { x, .. }
-            | ProgramOp::Linear { x, .. }
-            | ProgramOp::SiluMul { x, .. }
-            | ProgramOp::GatherLast { x, .. } => vec![x],
-            ProgramOp::Add { a, b, .. } => vec![a, b],
-            ProgramOp::RopeKv { qkv, .. } | ProgramOp::Attention { qkv, .. } => vec![qkv],
-            ProgramOp::Sample { logits } => vec![logits],
-        }
-    }
-
-    /// The weights it reads.
-    pub fn weights(&self) -> Vec<WeightId> {
-        match *self {
-            ProgramOp::Embed { table, .. } => vec![table],
-            ProgramOp::RmsNorm { norm, .. } => vec![norm.weight],
-            ProgramOp::Linear { w, bias, .. } => std::iter::once(w).chain(bias).collect(),
-            ProgramOp::RopeKv { q_norm, k_norm, .. } => {
-                [q_norm, k_norm].into_iter().flatten().map(|norm| norm.weight).collect()
-            }
-            _ => vec![],
-        }
     }
 }

@@ -4,6 +4,7 @@
 mod world;
 
 use device::op::Fill;
+use device::op::LinearChain;
 use device::{Arena, Node, Op, OpenArena, Region, Span};
 use graph::backend::{Backend, BackendKind, Context, Full};
 use graph::mail::{Mailbox, StepInput};
@@ -195,10 +196,13 @@ const PLANTS: &[Plant] = &[
     ("a real row reads what lies in a pad row", "vLLM 40047", || {
         Scene::new().poisoned(|plan| {
             // Attention reads one row too far: row 2 gets the pad row, which nobody computed.
-            let Op::Attention(op) = &mut plan.nodes[3].op else { unreachable!() };
+            let [Op::RopeKv(rope), Op::Attention(op)] = plan.nodes[3].op.members_mut() else {
+                unreachable!()
+            };
             let row = u64::from(op.qkv.cols) * 4;
             op.qkv.span.offset += row;
-            op.rope.as_mut().unwrap().qkv.span.offset += row;
+            rope.qkv.span.offset += row;
+            rope.out.span.offset += row;
         })
     }),
     ("metadata for one number of rows, a graph for another", "xLLM 1939", || {
@@ -210,8 +214,8 @@ const PLANTS: &[Plant] = &[
     }),
     ("a host-side choice is baked into the graph and not in its key", "flashinfer 1968", || {
         Scene::new().verify(|plan| {
-            for node in &mut plan.nodes {
-                if let Op::Attention(op) = &mut node.op {
+            for op in plan.nodes.iter_mut().flat_map(|node| node.op.members_mut()) {
+                if let Op::Attention(op) = op {
                     op.window = Some(1);
                 }
             }
@@ -238,9 +242,8 @@ const PLANTS: &[Plant] = &[
         let mut scene = Scene::new();
         let mut backend = Full::default();
         let mut old = scene.plan.clone();
-        if let Op::Linear(op) = &mut old.nodes[2].op {
-            op.norm = None;
-        }
+        let linear = LinearChain::of(&old.nodes[2].op).unwrap();
+        old.nodes[2].op = LinearChain { norm: None, ..linear }.into();
         backend.record(&scene.world.context(), &old).unwrap();
         scene.mailbox.post(&scene.input, &scene.plan.key).unwrap();
         let cx = scene.world.context();
@@ -327,15 +330,17 @@ const PLANTS: &[Plant] = &[
         poison(&scene.world.context(), workspace).unwrap();
         scene.poisoned(|plan| {
             // The first projection reads bytes that nobody wrote instead of the embedding.
-            let Op::Linear(op) = &mut plan.nodes[2].op else { unreachable!() };
-            let used = op.x.span.end().max(op.y.span.end());
-            op.x.span.offset = used.next_multiple_of(device::ALIGN);
+            let mut linear = LinearChain::of(&plan.nodes[2].op).unwrap();
+            let used = linear.x.span.end().max(linear.y.span.end());
+            linear.x.span.offset = used.next_multiple_of(device::ALIGN);
+            plan.nodes[2].op = linear.into();
         })
     }),
     ("a product writes over part of what it reads", "none", || {
         let mut scene = Scene::new();
-        let Op::Linear(op) = &mut scene.plan.nodes[2].op else { unreachable!() };
-        op.x.span.offset = op.y.span.offset;
+        let mut linear = LinearChain::of(&scene.plan.nodes[2].op).unwrap();
+        linear.x.span.offset = linear.y.span.offset;
+        scene.plan.nodes[2].op = linear.into();
         let refused = Full::default().record(&scene.world.context(), &scene.plan);
         refused.expect_err("the planted bug was not found").to_string()
     }),

@@ -116,17 +116,44 @@ impl Memory for Regions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuMemory {
     bases: [u64; 5],
+    /// Of what members of a fused op pass on; 0 outside of one.
+    inside: u64,
+}
+
+/// What members of a fused op pass on.
+#[derive(Debug)]
+pub(crate) struct InsideMemory(Mapping);
+
+impl InsideMemory {
+    /// So many zeroed bytes.
+    ///
+    /// # Panics
+    /// If the system has no room.
+    pub(crate) fn new(bytes: u64) -> InsideMemory {
+        let mapped = usize::try_from(bytes).ok().and_then(Mapping::new);
+        InsideMemory(mapped.unwrap_or_else(|| panic!("no {bytes} bytes inside a fused op")))
+    }
 }
 
 impl CpuMemory {
     /// Of a sealed CPU arena.
     pub(crate) fn of(arena: &ArenaInner) -> CpuMemory {
-        CpuMemory { bases: Region::ALL.map(|region| arena.memory.base(region)) }
+        CpuMemory { bases: Region::ALL.map(|region| arena.memory.base(region)), inside: 0 }
+    }
+
+    /// The same inside a fused op.
+    pub(crate) fn with_inside(&self, inside: &InsideMemory) -> CpuMemory {
+        CpuMemory { inside: inside.0.start() as u64, ..*self }
     }
 
     /// The address of a span that was checked against its arena.
     pub(crate) fn address(&self, span: Span) -> *mut u8 {
-        (self.bases[span.region as usize] + span.offset) as *mut u8
+        let base = match span.region {
+            Region::Inside => self.inside,
+            region => self.bases[region as usize],
+        };
+        debug_assert!(base != 0, "{span:?} outside of a fused op");
+        (base + span.offset) as *mut u8
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Scratch: the caller reserves **one span in [`crate::Region::State`]**, as long as the largest
 //! [`scratch_bytes`] of all ops of all its graphs, zero at the start, and gives it to every op as
-//! `scratch`. Nothing in it outlives an op, except what a product prepares for the very next one
+//! `scratch`. Nothing in it outlives an op, except what a linear prepares for the very next one
 //! ([`hand_on`]), but its first [`SEMAPHORE_BYTES`] count arrivals of blocks
 //! and are zero again when an op ends; that is why it must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
-use crate::op::Hand;
+use crate::op::{Fused, FusedKernel, LinearChain, NormHandoff};
+use crate::ops::fused::layers::Layers;
 use crate::variant::Pick;
 use crate::{DType, Error, Node, Op, Result, Span, Tensor};
 
@@ -16,67 +17,59 @@ pub const SEMAPHORE_BYTES: u64 = 64 << 10;
 
 /// What an op becomes on `target`, in order.
 pub fn lower(op: &Op, target: &Target) -> Result<Vec<Lowered>> {
-    match op {
-        Op::Prologue(op) => op.lower(target),
-        Op::Embed(op) => op.lower(target),
-        Op::RmsNorm(op) => op.lower(target),
-        Op::Linear(op) => op.lower(target),
-        Op::RopeKv(op) => op.lower(target),
-        Op::Attention(op) => op.lower(target),
-        Op::Gather(op) => op.lower(target),
-        Op::Sample(op) => op.lower(target),
-        Op::Noise(op) => op.lower(target),
-        Op::Layers(op) => op.lower(target),
-        Op::Copy(op) => Ok(vec![Lowered::Copy { from: op.from, to: op.to }]),
-        Op::Fill(op) => Ok(vec![Lowered::Fill { to: op.to, word: op.word }]),
-    }
+    op.lower(target)
 }
 
 /// Bytes of scratch the op needs on `target`; 0 for most. Where a table chose its kernel there is room for the rule's
 /// own choice too, which tuning compares with it.
 pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
-    let needs = |op: &Op| match op {
-        Op::Linear(op) => op.scratch_bytes(target),
-        Op::Attention(op) => op.scratch_bytes(target),
-        Op::Sample(op) => op.scratch_bytes(target),
-        _ => 0,
-    };
     let mut rule = op.clone();
     if op.pick() != Some(Pick::Best) || !rule.set_pick(Pick::Rule) {
-        return needs(op);
+        return op.scratch_bytes(target);
     }
-    needs(op).max(needs(&rule))
+    op.scratch_bytes(target).max(rule.scratch_bytes(target))
 }
 
-/// Bytes the blocks of a [`crate::op::Layers`] exchange on `target`; 0 for every other op, and where its
-/// members stay kernels of their own.
+/// Layers, if the op is a run of them.
+fn layers(op: &Op) -> Option<Layers<'_>> {
+    let Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } }) = op else {
+        return None;
+    };
+    Some(Layers { members, exchange: *exchange })
+}
+
+/// Bytes that the blocks of a run of layers exchange on `target`; 0 for every other op, and where its members stay
+/// kernels of their own.
 pub fn exchange_bytes(op: &Op, target: &Target) -> u64 {
-    match op {
-        Op::Layers(op) => op.exchange_bytes(target),
-        _ => 0,
-    }
+    layers(op).map_or(0, |layers| layers.exchange_bytes(target))
 }
 
-/// Lets products prepare their results for the norm of the product right behind them, where both have kernels for
+/// Why the one kernel cannot run these layers on `target`; `None` if it can, or for another op.
+pub fn unfit_layers(op: &Op, target: &Target) -> Option<&'static str> {
+    layers(op)?.unfit(target)
+}
+
+/// Lets linears prepare their results for the norm of the linear right behind them, where both have kernels for
 /// it. For nodes that run in this order with nothing between and share their scratch.
 pub fn hand_on(nodes: &mut [Node], target: &Target) {
     for at in 1..nodes.len() {
-        let (before, after) = nodes.split_at_mut(at);
-        if let (Op::Linear(giver), Op::Linear(taker)) = (&mut before[at - 1].op, &mut after[0].op)
-            && giver.can_hand_on(taker, target)
-            && let Some(norm) = taker.norm
+        let chains = [at - 1, at].map(|at| LinearChain::of(&nodes[at].op));
+        if let [Some(producer), Some(consumer)] = chains
+            && producer.can_hand_on(&consumer, target)
+            && let Some(norm) = consumer.norm
         {
-            (giver.hand, taker.hand) = (Hand::Gives(norm), Hand::Takes);
+            let handoff = NormHandoff::Produce(norm);
+            nodes[at - 1].op = LinearChain { handoff, ..producer }.into();
+            let handoff = NormHandoff::Consume;
+            nodes[at].op = LinearChain { handoff, ..consumer }.into();
         }
     }
 }
 
-/// Whether `node` and the one right behind it can be one: a product that also does what `rope_kv` does to it.
+/// Whether `node` and the one right behind it can be one: a linear that also does what `rope_kv` does to its result.
 pub fn can_rotate(node: &Node, next: &Node, target: &Target) -> bool {
-    match (&node.op, &next.op) {
-        (Op::Linear(product), Op::RopeKv(rope)) => product.can_rotate(rope, target),
-        _ => false,
-    }
+    let Op::RopeKv(rope) = &next.op else { return false };
+    LinearChain::of(&node.op).is_some_and(|linear| linear.can_rotate(rope, target))
 }
 
 /// A launch in the making: what varies is given, the rest has the usual value.

@@ -3,7 +3,7 @@
 use super::launch::Target;
 use super::lower::{exchange_bytes, scratch_bytes};
 use super::tuned::{Choice, Tuned, candidates, shape};
-use crate::op::Layers;
+use crate::op::{Fused, FusedKernel};
 use crate::variant::{Pick, Variant};
 use crate::{Arena, Device, Item, Node, Op, RecordOptions, Result};
 use std::collections::BTreeMap;
@@ -115,22 +115,25 @@ pub fn tune(
 
 /// Layers as one node are measured against their members, below.
 fn has_variants(op: &Op) -> bool {
-    shape(op).is_some() && !matches!(op, Op::Layers(_))
+    let layers = matches!(op, Op::Fused(Fused { kernel: FusedKernel::Layers { .. }, .. }));
+    shape(op).is_some() && !layers
 }
 
 /// Whether all layers of a step are faster as one node: `layers`, as one node or as its members. `None` if
 /// `target` has no kernel for them.
 pub fn tune_layers(
-    layers: &Layers,
+    layers: &Op,
     target: &Target,
     timer: &mut dyn Timer,
 ) -> Result<Option<(String, Choice)>> {
-    let one = Op::Layers(layers.clone());
-    let room = layers.exchange.map_or(0, |span| span.len);
-    let fits = (1..=room).contains(&exchange_bytes(&one, target));
-    let Some(shape) = shape(&one).filter(|_| fits) else { return Ok(None) };
+    let Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } }) = layers else {
+        return Ok(None);
+    };
+    let room = exchange.map_or(0, |span| span.len);
+    let fits = (1..=room).contains(&exchange_bytes(layers, target));
+    let Some(shape) = shape(layers).filter(|_| fits) else { return Ok(None) };
     let node = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: None };
-    let (members, one): (Vec<Node>, _) = (layers.members.iter().map(node).collect(), [node(&one)]);
+    let (members, one): (Vec<Node>, _) = (members.iter().map(node).collect(), [node(layers)]);
     timer.prepare(&members)?;
     timer.prepare(&one)?;
     let [rule, took] = [timer.time(&members)?, timer.time(&one)?].map(|t| t.as_nanos() as f64);

@@ -9,7 +9,6 @@
 use super::cache::Cache;
 use super::launch::Target;
 use super::source::SOURCES;
-use crate::op::{Attention, Epilogue, Hand, Linear};
 use crate::variant::Variant;
 use crate::{Error, Op, Result, private};
 use serde::{Deserialize, Serialize};
@@ -151,46 +150,12 @@ pub fn file(folder: &Path, arch: &str, sms: u32) -> PathBuf {
 
 /// What decides how long an op takes, in words; `None` for ops without variants.
 pub fn shape(op: &Op) -> Option<String> {
-    match op {
-        Op::Linear(op) => Some(linear(op)),
-        Op::Attention(op) if op.single => Some(attention(op)),
-        Op::Layers(op) => op.shape(),
-        _ => None,
-    }
-}
-
-pub(crate) fn linear(op: &Linear) -> String {
-    let norm = if op.norm.is_some() { "norm+" } else { "" };
-    let norm = if op.hand == Hand::Takes { "prepared+" } else { norm };
-    let bias = if op.bias.is_some() { "+bias" } else { "" };
-    let end = match op.epilogue {
-        Epilogue::Store if op.rope.is_some() => "+rope",
-        Epilogue::Store => "",
-        Epilogue::Residual(_) if !op.hand.is_nothing() => "+residual+prepare",
-        Epilogue::Residual(_) => "+residual",
-        Epilogue::SiluMul => "+silu",
-    };
-    let (x, w, y) = (op.x.dtype, op.w.dtype, op.y.dtype);
-    let (rows, k, n) = (op.x.rows, op.x.cols, op.w.rows);
-    format!("{norm}linear{bias}{end} {rows}x{k}x{n} {x:?} {w:?} {y:?}")
-}
-
-pub(crate) fn attention(op: &Attention) -> String {
-    let kv = &op.kv;
-    let (rows, q_heads, window) = (op.rows, op.q_heads, op.window.unwrap_or(0));
-    format!(
-        "attention {rows}x{q_heads}:{}x{} {:?} window {window}",
-        kv.heads, kv.head_dim, kv.dtype
-    )
+    op.shape()
 }
 
 /// Variants worth measuring for an op on a target; the rule's own choice is not among them.
 pub fn candidates(op: &Op, target: &Target) -> Vec<Variant> {
-    match op {
-        Op::Linear(op) => op.candidates(target).into_iter().map(Variant::Linear).collect(),
-        Op::Attention(op) => op.candidates(target).into_iter().map(Variant::Attention).collect(),
-        _ => Vec::new(),
-    }
+    op.candidates(target)
 }
 
 /// The variant a text names for an op of this shape.

@@ -42,21 +42,3 @@ rms_norm(const void* x, const void* weight, void* y, u32 k, u32 x_stride, u32 y_
         store1<YT>(y, to + i, load1<XT>(x, from + i) * scale * load1<WT>(weight, i));
 #endif
 }
-
-// y[i] = silu(x[2i]) · x[2i + 1]: the epilogue of a product that a library made. Type XT for both.
-extern "C" __global__ void __launch_bounds__(256)
-silu_mul(const void* x, void* y, u32 half, u32 x_stride, u32 y_stride, const u32* live) {
-    let_successor_start();
-    wait_for_predecessor();
-    if (live && blockIdx.y >= *live) return;
-    const u64 from = (u64)blockIdx.y * x_stride, to = (u64)blockIdx.y * y_stride;
-    const u32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
-    if (i >= half) return;
-    float v[8];
-    load8<XT>(x, from + 2 * i, v);
-    float r[4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) r[t] = v[2 * t] / (1.0f + __expf(-v[2 * t])) * v[2 * t + 1];
-    for (int t = 0; t < 4; t++)
-        if (i + t < half) store1<XT>(y, to + i + t, r[t]);
-}

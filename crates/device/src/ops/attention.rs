@@ -14,25 +14,94 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
-    require_pages, require_scratch,
+    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_float, require_pages, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
+use crate::cpu::step::Step;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
-use crate::op::Attention;
-use crate::variant::{Pick, Variant};
-use crate::{Result, Span};
+use crate::cuda::launch::{Lowered, Target};
+use crate::op::AttentionChain;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::variant::{AttentionVariant, Pick, Variant};
+use crate::{Result, Span, StepState};
+use serde::{Deserialize, Serialize};
 
 mod avx512;
+pub(crate) mod chain;
 mod fast;
 mod ggml;
 mod portable;
 pub(crate) mod variant;
 
-impl Contract for Attention {
-    const NAME: &'static str = "attention";
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Attention<O: Operands = Bound> {
+    /// tokens × (q_heads + 2·kv_heads)·head_dim; only the q part is read.
+    pub qkv: O::Value,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Pages, this step's tokens included.
+    pub kv: O::Cache,
+    /// Rows, lengths and page tables.
+    #[serde(skip_serializing_if = "unset")]
+    pub state: O::Late<StepState>,
+    /// tokens × q_heads·head_dim.
+    pub out: O::Value,
+    /// Multiplies q·k; usually head_dim^-0.5.
+    pub scale: f32,
+    /// A token sees at most this many tokens back, itself included.
+    pub window: Option<u32>,
+    /// Rows of the bucket.
+    #[serde(skip_serializing_if = "unset")]
+    pub rows: O::Late<u32>,
+    /// Every row has exactly one token (decode); lets kernels use a fixed grid of rows.
+    #[serde(skip_serializing_if = "unset")]
+    pub single: O::Late<bool>,
+    /// Only the last token of each row is worth computing; a device may leave the others' rows of `out` as they are.
+    #[serde(skip_serializing_if = "unset")]
+    pub last_only: O::Late<bool>,
+    /// Partial results of splits; devices say how much they need.
+    #[serde(skip_serializing_if = "unset")]
+    pub scratch: O::Late<Option<Span>>,
+    /// Which kernel.
+    #[serde(skip_serializing_if = "unset")]
+    pub pick: O::Late<Pick<AttentionVariant>>,
+}
 
+impl<O: Operands> Bindable for Attention<O> {
+    type O = O;
+    type Bound = Attention;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.qkv, Access::Read));
+        visit(Operand::Cache(&mut self.kv));
+        visit(Operand::Value(&mut self.out, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Attention, B::Error> {
+        let size = to.size();
+        Ok(Attention {
+            qkv: to.value(self.qkv)?,
+            q_heads: self.q_heads,
+            kv: to.cache(self.kv)?,
+            state: to.state(),
+            out: to.value(self.out)?,
+            scale: self.scale,
+            window: self.window,
+            rows: size.rows,
+            single: size.single,
+            last_only: to.last_only(self.out),
+            scratch: None,
+            pick: Pick::Best,
+        })
+    }
+}
+
+impl Contract for Attention {
     fn check(&self) -> Result<()> {
         self.state.check()?;
         require_fit(&self.qkv, Self::NAME, "qkv")?;
@@ -63,38 +132,15 @@ impl Contract for Attention {
         })?;
         require(!self.single || self.rows == self.out.rows, Self::NAME, || {
             "a decode step has one token per row".into()
-        })?;
-        require(self.rope.is_none() || self.single, Self::NAME, || {
-            "fused rope needs single".into()
-        })?;
-        let Some(rope) = &self.rope else { return Ok(()) };
-        rope.check()?;
-        let same = rope.qkv == self.qkv && rope.q_heads == self.q_heads;
-        require(same && rope.kv == self.kv && rope.state == self.state, Self::NAME, || {
-            "what is rotated is not what is attended to".into()
         })
     }
 
     fn describe(&self) -> String {
-        let mut text = String::new();
-        if let Some(rope) = &self.rope {
-            text.push_str(if rope.q_norm.is_some() { "qk-norm + rope + " } else { "rope + " });
-        }
-        let form = if self.single { "decode" } else { "varlen" };
-        let (q, kv, dim) = (self.q_heads, self.kv.heads, self.kv.head_dim);
-        text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.rows));
-        if let Some(window) = self.window {
-            text.push_str(&format!(" window {window}"));
-        }
-        if self.last_only {
-            text.push_str(", last tokens only");
-        }
-        text + &self.pick.suffix()
+        AttentionChain::from(self).describe()
     }
 
     fn traffic(&self) -> Traffic {
-        let weights = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
-        Traffic { weights, values: self.qkv.bytes() + self.out.bytes() }
+        AttentionChain::from(self).traffic()
     }
 
     fn step_size(&self) -> StepSize {
@@ -121,31 +167,32 @@ impl Contract for Attention {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        match &self.rope {
-            Some(rope) => rope.visit_spans(visit),
-            None => {
-                visit(self.qkv.span, Access::Read);
-                super::visit_step_tables(&self.state, visit);
-                visit(self.kv.span, Access::Read);
-            }
-        }
-        if let Some(scratch) = self.scratch {
-            visit(scratch, Access::Write);
-        }
-        visit(self.out.span, Access::Write);
+        AttentionChain::from(self).visit_spans(visit);
+    }
+
+    fn scratch_bytes(&self, target: &Target) -> u64 {
+        AttentionChain::from(self).scratch_bytes(target)
+    }
+
+    fn shape(&self) -> Option<String> {
+        AttentionChain::from(self).shape_text()
+    }
+
+    fn candidates(&self, target: &Target) -> Vec<Variant> {
+        AttentionChain::from(self).candidates(target)
     }
 }
 
 impl Attention {
-    /// What a token gets may depend on nothing but its own position and pages.
-    pub(crate) fn fixed(&self) -> bool {
-        self.pick == Pick::Fixed
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        AttentionChain::from(self).prepare(memory, lowering)
+    }
+
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        AttentionChain::from(self).lower(target)
     }
 
     pub(crate) fn reference(&self, memory: &CpuMemory) {
-        if let Some(rope) = &self.rope {
-            rope.reference(memory);
-        }
         let tables = Tables::new(memory, &self.state);
         let out = Matrix::new(memory, &self.out);
         for row in 0..self.rows as usize {

@@ -1,16 +1,37 @@
 //! Copies a span to another of the same length. Spans must not overlap.
 
-use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require};
+use super::{Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::{CpuMemory, copy_bytes};
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
+use crate::cuda::launch::{Lowered, Target};
 use crate::dtype::Bytes;
-use crate::op::Copy;
+use crate::operand::{Binder, Bound, OperandVisitor, Operands};
 use crate::{Region, Result};
+use serde::{Deserialize, Serialize};
+
+/// Copies `from` to `to`; equal lengths, no overlap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Copy<O: Operands = Bound> {
+    /// Source.
+    pub from: O::Bytes,
+    /// Destination.
+    pub to: O::Bytes,
+}
+
+impl<O: Operands> Bindable for Copy<O> {
+    type O = O;
+    type Bound = Copy;
+
+    fn operands(&mut self, _visit: OperandVisitor<'_, O>) {}
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Copy, B::Error> {
+        Ok(Copy { from: to.bytes(self.from)?, to: to.bytes(self.to)? })
+    }
+}
 
 impl Contract for Copy {
-    const NAME: &'static str = "copy";
-
     fn check(&self) -> Result<()> {
         require(self.from.len == self.to.len, Self::NAME, || "lengths differ".into())?;
         require(!self.from.overlaps(self.to), Self::NAME, || "spans overlap".into())
@@ -35,6 +56,10 @@ impl Contract for Copy {
 }
 
 impl Copy {
+    pub(crate) fn lower(&self, _target: &Target) -> Result<Vec<Lowered>> {
+        Ok(vec![Lowered::Copy { from: self.from, to: self.to }])
+    }
+
     pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Serial::boxed(self.clone(), memory, Copy::reference)
     }

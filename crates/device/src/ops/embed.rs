@@ -4,19 +4,46 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
-    require_indices, require_weights,
+    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_float, require_indices, require_weights,
 };
-use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::{Matrix, Words};
-use crate::op::Embed;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::{Result, Tensor};
+use serde::{Deserialize, Serialize};
 
 mod fast;
 
-impl Contract for Embed {
-    const NAME: &'static str = "embed";
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Embed<O: Operands = Bound> {
+    /// Token ids, u32, one per row of `out`.
+    #[serde(skip_serializing_if = "unset")]
+    pub ids: O::Late<Tensor>,
+    /// vocab × width; any dtype.
+    pub table: O::Weight,
+    /// tokens × width.
+    pub out: O::Value,
+}
 
+impl<O: Operands> Bindable for Embed<O> {
+    type O = O;
+    type Bound = Embed;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Weight(&mut self.table));
+        visit(Operand::Value(&mut self.out, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Embed, B::Error> {
+        let (table, out) = (to.weight(self.table)?, to.value(self.out)?);
+        Ok(Embed { ids: to.state().token, table, out })
+    }
+}
+
+impl Contract for Embed {
     fn check(&self) -> Result<()> {
         require_weights(&self.table, Self::NAME, "table")?;
         require_fit(&self.out, Self::NAME, "out")?;

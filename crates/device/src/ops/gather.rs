@@ -4,18 +4,46 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_indices,
+    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_indices,
 };
-use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::view::{Matrix, Words};
-use crate::op::Gather;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::{Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Gather<O: Operands = Bound> {
+    /// u32 indices, one per row of `y`.
+    #[serde(skip_serializing_if = "unset")]
+    pub index: O::Late<Tensor>,
+    /// Source rows.
+    pub x: O::Value,
+    /// `y[i] = x[index[i]]`.
+    pub y: O::Value,
+}
+
+impl<O: Operands> Bindable for Gather<O> {
+    type O = O;
+    type Bound = Gather;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.x, Access::Read));
+        visit(Operand::Value(&mut self.y, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Gather, B::Error> {
+        let (x, y) = (to.value(self.x)?, to.value(self.y)?);
+        Ok(Gather { index: to.state().last_index, x, y })
+    }
+}
 
 impl Contract for Gather {
-    const NAME: &'static str = "gather";
-
     fn check(&self) -> Result<()> {
         require_fit(&self.x, Self::NAME, "x")?;
         require_fit(&self.y, Self::NAME, "y")?;

@@ -7,17 +7,46 @@
 
 mod cuda;
 
-use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require_fit, require_float};
+use super::{
+    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require_fit, require_float,
+};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
-use crate::op::Noise;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
+use serde::{Deserialize, Serialize};
 
 mod fast;
 
-impl Contract for Noise {
-    const NAME: &'static str = "noise";
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Noise<O: Operands = Bound> {
+    /// Destination.
+    pub to: O::Value,
+    /// Same seed, same numbers, on every device.
+    pub seed: u64,
+    /// Centre of the range.
+    pub mean: f32,
+    /// Half the width of the range.
+    pub scale: f32,
+}
 
+impl<O: Operands> Bindable for Noise<O> {
+    type O = O;
+    type Bound = Noise;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.to, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Noise, B::Error> {
+        let (seed, mean, scale) = (self.seed, self.mean, self.scale);
+        Ok(Noise { to: to.value(self.to)?, seed, mean, scale })
+    }
+}
+
+impl Contract for Noise {
     fn check(&self) -> Result<()> {
         require_fit(&self.to, Self::NAME, "to")?;
         require_float(&self.to, Self::NAME, "to")

@@ -31,21 +31,55 @@
 
 pub(crate) mod cuda;
 
-use super::{Access, Contract, SpanVisitor, StepSize, Traffic, require};
-use crate::Result;
+use super::{Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Words;
-use crate::op::Prologue;
+use crate::operand::{Binder, Bound, OperandVisitor, Operands, unset};
 use crate::step::{
-    InputLayout, JOIN_WORDS, MAX_BIASES, PARAM_WORDS, count, input, mail, param, repeat, row,
+    HostInputs, InputLayout, JOIN_WORDS, MAX_BIASES, PARAM_WORDS, count, input, mail, param,
+    repeat, row,
 };
+use crate::{Result, StepState};
+use serde::{Deserialize, Serialize};
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Prologue<O: Operands = Bound> {
+    /// The state it advances.
+    #[serde(skip_serializing_if = "unset")]
+    pub state: O::Late<StepState>,
+    /// Rows of the bucket; rows past the live ones become pad rows.
+    #[serde(skip_serializing_if = "unset")]
+    pub rows: O::Late<u32>,
+    /// Tokens of the bucket.
+    #[serde(skip_serializing_if = "unset")]
+    pub tokens: O::Late<u32>,
+    /// Pages that every layer has, the scratch page included: an entry past them becomes the scratch page.
+    #[serde(skip_serializing_if = "unset")]
+    pub pages: O::Late<u32>,
+    /// The step's inputs come from these blocks instead of being derived. Only with one token per row.
+    #[serde(skip_serializing_if = "unset")]
+    pub given: O::Late<Option<HostInputs>>,
+}
+
+impl<O: Operands> Bindable for Prologue<O> {
+    type O = O;
+    type Bound = Prologue;
+
+    fn operands(&mut self, _visit: OperandVisitor<'_, O>) {}
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Prologue, B::Error> {
+        let (state, size, pages) = (to.state(), to.size(), to.pages());
+        let given = to.inputs().filter(|_| size.single);
+        Ok(Prologue { state, rows: size.rows, tokens: size.tokens, pages, given })
+    }
+}
 
 impl Contract for Prologue {
-    const NAME: &'static str = "prologue";
-
     fn check(&self) -> Result<()> {
         self.state.check()?;
         let limits = &self.state.limits;

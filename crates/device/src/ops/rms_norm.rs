@@ -3,21 +3,62 @@
 pub(crate) mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
-    require_norm,
+    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_float, require_norm,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
-use crate::op::{Norm, RmsNorm};
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
 use crate::{Result, Tensor};
+use serde::{Deserialize, Serialize};
 
 mod fast;
 
 pub(crate) use fast::NormStep;
 
-impl Contract for RmsNorm {
-    const NAME: &'static str = "rms_norm";
+/// RMS normalisation of the input of another op: y = x / sqrt(mean(x²) + eps) · weight.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Norm<O: Operands = Bound> {
+    /// One element per column.
+    pub weight: O::Weight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
 
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct RmsNorm<O: Operands = Bound> {
+    /// Input.
+    pub x: O::Value,
+    /// Weight and epsilon.
+    pub norm: Norm<O>,
+    /// Output; may be `x`.
+    pub y: O::Value,
+}
+
+impl<O: Operands> Bindable for RmsNorm<O> {
+    type O = O;
+    type Bound = RmsNorm;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.x, Access::Read));
+        visit(Operand::Weight(&mut self.norm.weight));
+        visit(Operand::Value(&mut self.y, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<RmsNorm, B::Error> {
+        let (x, y) = (to.value(self.x)?, to.value(self.y)?);
+        Ok(RmsNorm { x, norm: self.norm.bind(to)?, y })
+    }
+
+    fn reuse(&self) -> Option<Reuse<O::Value>> {
+        Some(Reuse { from: self.x, to: self.y, must: false })
+    }
+}
+
+impl Contract for RmsNorm {
     fn check(&self) -> Result<()> {
         for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
             require_fit(tensor, Self::NAME, what)?;
@@ -47,8 +88,8 @@ impl Contract for RmsNorm {
         visit(self.y.span, Access::Write);
     }
 
-    fn in_place(&self) -> Option<(&Tensor, &Tensor)> {
-        Some((&self.x, &self.y))
+    fn in_place(&self) -> Option<(Tensor, Tensor)> {
+        Some((self.x, self.y))
     }
 }
 

@@ -9,25 +9,112 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, norm_bytes, require, require_fit,
-    require_float, require_norm, require_pages,
+    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, norm_bytes, require,
+    require_fit, require_float, require_norm, require_pages,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load, store};
-use crate::op::{KvLayer, RopeKv};
+use crate::op::KvLayer;
+use crate::op::Norm;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::step::count;
-use crate::{DType, Result};
+use crate::{DType, Result, StepState};
+use serde::{Deserialize, Serialize};
 
 mod fast;
 
 pub(crate) use fast::RopeKvStep;
 
-impl Contract for RopeKv {
-    const NAME: &'static str = "rope_kv";
+/// Which elements of a head a rotation turns together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pairs {
+    /// Element i and i + head_dim/2.
+    #[default]
+    Halves,
+    /// Elements 2i and 2i + 1, as GGUF files of the `llama` architecture have them. The CPU only.
+    Neighbours,
+}
 
+impl Pairs {
+    /// Whether this is what every device has.
+    pub fn is_halves(&self) -> bool {
+        *self == Pairs::Halves
+    }
+
+    /// The two elements of pair `i` of a head.
+    pub const fn pair(self, i: usize, head_dim: usize) -> (usize, usize) {
+        match self {
+            Pairs::Halves => (i, i + head_dim / 2),
+            Pairs::Neighbours => (2 * i, 2 * i + 1),
+        }
+    }
+}
+
+/// How q and k are prepared and where k and v go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct RopeKv<O: Operands = Bound> {
+    /// tokens × (q_heads + 2·kv_heads)·head_dim, heads in the order q, k, v. q is rewritten in place.
+    pub qkv: O::Value,
+    /// The same matrix with q rotated: the very bytes of `qkv`.
+    pub out: O::Value,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Normalises each q head before rotation.
+    pub q_norm: Option<Norm<O>>,
+    /// Normalises each k head before rotation.
+    pub k_norm: Option<Norm<O>>,
+    /// max_position × head_dim, f32: cosines of the head_dim/2 frequencies, then their sines.
+    pub rope: O::Table,
+    /// What is rotated with what.
+    #[serde(default, skip_serializing_if = "Pairs::is_halves")]
+    pub pairs: Pairs,
+    /// Per-token tables and pages.
+    #[serde(skip_serializing_if = "unset")]
+    pub state: O::Late<StepState>,
+    /// Where k and v go.
+    pub kv: O::Cache,
+}
+
+impl<O: Operands> Bindable for RopeKv<O> {
+    type O = O;
+    type Bound = RopeKv;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.qkv, Access::Update));
+        for norm in [&mut self.q_norm, &mut self.k_norm].into_iter().flatten() {
+            visit(Operand::Weight(&mut norm.weight));
+        }
+        visit(Operand::Table(&mut self.rope));
+        visit(Operand::Cache(&mut self.kv));
+        visit(Operand::Value(&mut self.out, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<RopeKv, B::Error> {
+        Ok(RopeKv {
+            qkv: to.value(self.qkv)?,
+            out: to.value(self.out)?,
+            q_heads: self.q_heads,
+            q_norm: self.q_norm.map(|norm| norm.bind(to)).transpose()?,
+            k_norm: self.k_norm.map(|norm| norm.bind(to)).transpose()?,
+            rope: to.table(self.rope)?,
+            pairs: self.pairs,
+            state: to.state(),
+            kv: to.cache(self.kv)?,
+        })
+    }
+
+    fn reuse(&self) -> Option<Reuse<O::Value>> {
+        Some(Reuse { from: self.qkv, to: self.out, must: true })
+    }
+}
+
+impl Contract for RopeKv {
     fn check(&self) -> Result<()> {
         require_fit(&self.qkv, Self::NAME, "qkv")?;
+        require(self.out == self.qkv, Self::NAME, || "q is rotated in place".into())?;
         require_fit(&self.rope, Self::NAME, "rope")?;
         require_float(&self.qkv, Self::NAME, "qkv")?;
         self.state.check()?;

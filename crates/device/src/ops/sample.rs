@@ -24,22 +24,53 @@
 mod cuda;
 
 use super::{
-    Access, Contract, SpanVisitor, StepSize, Traffic, require, require_fit, require_float,
-    require_scratch,
+    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_float, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
-use crate::op::Sample;
-use crate::{Result, Span};
+use crate::cuda::launch::Target;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::{Result, Span, StepState};
+use serde::{Deserialize, Serialize};
 
 mod fast;
 mod row;
 
 use row::{Choice, SampledRow, StepEnd};
 
-impl Contract for Sample {
-    const NAME: &'static str = "sample";
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Sample<O: Operands = Bound> {
+    /// rows × vocab, f32 or bf16; may be overwritten.
+    pub logits: O::Value,
+    /// Parameters, flags, and what is advanced.
+    #[serde(skip_serializing_if = "unset")]
+    pub state: O::Late<StepState>,
+    /// Scratch for partial results; devices say how much they need.
+    #[serde(skip_serializing_if = "unset")]
+    pub scratch: O::Late<Option<Span>>,
+    /// Rows of the bucket.
+    #[serde(skip_serializing_if = "unset")]
+    pub rows: O::Late<u32>,
+}
 
+impl<O: Operands> Bindable for Sample<O> {
+    type O = O;
+    type Bound = Sample;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.logits, Access::Read));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Sample, B::Error> {
+        let (logits, state, rows) = (to.value(self.logits)?, to.state(), to.size().rows);
+        Ok(Sample { logits, state, scratch: None, rows })
+    }
+}
+
+impl Contract for Sample {
     fn check(&self) -> Result<()> {
         self.state.check()?;
         require_scratch(self.scratch, Self::NAME)?;
@@ -72,6 +103,10 @@ impl Contract for Sample {
 
     fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
         Some(&mut self.scratch)
+    }
+
+    fn scratch_bytes(&self, target: &Target) -> u64 {
+        self.partial_bytes(target)
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

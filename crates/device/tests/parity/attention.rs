@@ -2,7 +2,7 @@
 //! holds NaN, so a read past a row's length or into another's page shows.
 
 use crate::support::*;
-use device::op::{Attention, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::op::{AttentionChain, KvLayer, LinearChain, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::variant::{LinearVariant, Pick};
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -71,7 +71,7 @@ impl Case {
 
 pub(crate) struct Laid {
     pub(crate) rope: RopeKv,
-    pub(crate) attention: Attention,
+    pub(crate) attention: AttentionChain,
 }
 
 /// `filled` puts k and v of this step's tokens into the pages already, as rope_kv would have.
@@ -190,10 +190,10 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let (q_norm, k_norm) = (norm(), norm());
     let q_heads = (case.kv_heads * case.group) as u32;
     let pairs = case.pairs;
-    let rope = RopeKv { qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
+    let rope = RopeKv { qkv, out: qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
     let out_cols = case.kv_heads * case.group * case.dim;
     let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
-    let attention = Attention {
+    let attention = AttentionChain {
         qkv,
         q_heads,
         kv,
@@ -279,13 +279,13 @@ fn a_product_rotates_its_heads() {
                 let live_pages = rope.kv.span.part(page, rope.kv.span.len - page);
                 let outs = vec![live_rows(&rope.qkv, live), live_pages];
                 let y = rope.qkv;
-                let linear = Linear {
+                let linear = LinearChain {
                     live: Some(rope.state.counts.span.part(u64::from(count::TOKENS) * 4, 4)),
                     rope: Some(Box::new(rope)),
                     pick: Pick::Named(LinearVariant::Tiles),
-                    ..Linear::new(input, w, y)
+                    ..LinearChain::new(input, w, y)
                 };
-                (vec![Op::Linear(linear)], outs)
+                (vec![Op::from(linear)], outs)
             };
             against_reference(&build, &|device, want, got| {
                 let what = format!("case {seed}, norms {norms} on {device}");
@@ -309,7 +309,7 @@ fn attention_decode() {
         let build = |layout: &mut Layout| {
             let attention = lay_out(&case, layout, true).attention;
             let outs = vec![attention.out.span];
-            (vec![Op::Attention(attention)], outs)
+            (vec![Op::from(attention)], outs)
         };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} on {device}"), case.x, 1.0, &want[0], &got[0]);
@@ -324,7 +324,7 @@ fn attention_varlen() {
         let build = |layout: &mut Layout| {
             let attention = lay_out(&case, layout, true).attention;
             let outs = vec![live_rows(&attention.out, case.live())];
-            (vec![Op::Attention(attention)], outs)
+            (vec![Op::from(attention)], outs)
         };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} on {device}"), case.x, 1.0, &want[0], &got[0]);
@@ -361,7 +361,7 @@ fn check_varlen(case: &Case) {
         let attention = lay_out(case, layout, true).attention;
         // Pad tokens too: they stay as they were.
         let outs = vec![live_rows(&attention.out, case.live()), attention.out.span];
-        (vec![Op::Attention(attention)], outs)
+        (vec![Op::from(attention)], outs)
     };
     against_reference(&build, &|device, want, got| {
         let what = format!("seed {}, heads of {}, on {device}", case.seed, case.dim);
@@ -383,7 +383,7 @@ fn check_last(case: &Case) {
             Some(*tokens)
         });
         let outs = ends.map(|end| attention.out.span.part((end - 1) * row, row)).collect();
-        (vec![Op::Attention(attention)], outs)
+        (vec![Op::from(attention)], outs)
     };
     against_reference(&build, &|device, want, got| {
         let what = format!("last tokens, seed {}, heads of {}, on {device}", case.seed, case.dim);
@@ -436,7 +436,7 @@ fn attention_of_wide_heads() {
             let build = |layout: &mut Layout| {
                 let attention = lay_out(&case, layout, true).attention;
                 let outs = vec![live_rows(&attention.out, case.live())];
-                (vec![Op::Attention(attention)], outs)
+                (vec![Op::from(attention)], outs)
             };
             let what = |device: &str| format!("heads of {dim}, single {single}, on {device}");
             against_reference(&build, &|device, want, got| {
@@ -464,7 +464,7 @@ fn attention_of_rows_that_are_not_in_their_pages() {
             let attention = lay_out(&case, layout, true).attention;
             layout.set(attention.state.kv_len.span, words_to_bytes(&[40, kv_len, 40]));
             let outs = vec![attention.out.span];
-            (vec![Op::Attention(attention)], outs)
+            (vec![Op::from(attention)], outs)
         };
         let row = case.x.bytes(case.kv_heads * case.group * case.dim);
         let want = run(&device::cpu::open(None, true).expect("a CPU"), &build);
@@ -488,7 +488,7 @@ fn attention_with_rope() {
             let Laid { rope, mut attention } = lay_out(&case, layout, false);
             attention.rope = Some(Box::new(rope));
             let outs = vec![attention.out.span];
-            (vec![Op::Attention(attention)], outs)
+            (vec![Op::from(attention)], outs)
         };
         against_reference(&build, &|device, want, got| {
             // A rounding of k in 16 bits may fall the other way.
@@ -527,7 +527,7 @@ fn attention_by_hand() {
             kv[256 + 160..256 + 192].fill(5.0);
             layout.set(attention.kv.span, encode(DType::F32, &kv));
             let outs = vec![attention.out.span];
-            (vec![Op::Attention(attention)], outs)
+            (vec![Op::from(attention)], outs)
         });
         let want = if kv_len == 1 { 3.0 } else { 4.0 };
         assert_eq!(decode(DType::F32, &out[0]), [want; 32]);

@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Attention, Epilogue, KvLayer, Linear};
+use device::op::{AttentionChain, Epilogue, KvLayer, LinearChain};
 use device::step::count;
 use device::variant::Pick;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -39,8 +39,8 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let y = layout.poison(case.x, case.rows, cols, 0);
     let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
     let pick = Pick::Fixed;
-    let linear = Linear { epilogue, pick, ..Linear::new(x, w, y) };
-    (vec![Op::Linear(linear)], vec![y.span])
+    let linear = LinearChain { epilogue, pick, ..LinearChain::new(x, w, y) };
+    (vec![Op::from(linear)], vec![y.span])
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let qkv = layout.floats(feed.half, tokens, cols, 0, &values);
     let q_heads = (HEADS * group) as u32;
     let out = layout.poison(feed.half, tokens, HEADS * group * DIM, 0);
-    let attention = Attention {
+    let attention = AttentionChain {
         qkv,
         q_heads,
         kv,
@@ -169,7 +169,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     };
     let row = feed.half.bytes(out.stride as usize) as u64;
     let mine = out.span.part(company as u64 * row, (to - from) as u64 * row);
-    (vec![Op::Attention(attention)], vec![mine])
+    (vec![Op::from(attention)], vec![mine])
 }
 
 /// Whether tokens get the same whatever they are fed with.

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::{Limit, Numerics, open_guarded, pack};
-use device::op::{Attention, Epilogue, KvLayer, Linear, Norm, Pairs, RopeKv};
+use device::op::{AttentionChain, Epilogue, KvLayer, Linear, LinearChain, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
 
@@ -105,8 +105,8 @@ fn norm_products_and_swiglu() {
         let weight = layout.floats(DType::F32, 1, k, 0, &weight);
         let y = layout.poison(DType::F32, rows, n, 0);
         let norm = Some(Norm { weight, eps: 1e-5 });
-        let op = Linear { norm, epilogue: Epilogue::SiluMul, ..Linear::new(x, w, y) };
-        (vec![Op::Linear(op)], vec![y.span])
+        let op = LinearChain { norm, epilogue: Epilogue::SiluMul, ..LinearChain::new(x, w, y) };
+        (vec![Op::from(op)], vec![y.span])
     };
     same_bits("norm, gate and up", &build, &want);
 }
@@ -134,7 +134,7 @@ fn attention() {
         let build = |layout: &mut Layout| {
             let (state, kv) = lay_out(layout, [k, v], tokens, len);
             let q = swapped(&q, HEADS, tokens);
-            let attention = Attention {
+            let attention = AttentionChain {
                 qkv: layout.floats(DType::F32, tokens, HEADS * DIM, 0, &q),
                 q_heads: HEADS as u32,
                 kv,
@@ -150,7 +150,7 @@ fn attention() {
                 pick: Default::default(),
             };
             let out = attention.out.span;
-            (vec![Op::Attention(attention)], vec![out])
+            (vec![Op::from(attention)], vec![out])
         };
         let what = format!("{tokens} tokens at the end of {len}");
         same_bits(&what, &build, &swapped(&want, HEADS, tokens));
@@ -181,7 +181,7 @@ fn rotation() {
         let qkv = layout.floats(DType::F32, tokens, cols, 0, &rows);
         let rope = layout.floats(DType::F32, tokens, DIM, 0, &table);
         let (q_heads, q_norm, k_norm, pairs) = (HEADS as u32, None, None, Pairs::Neighbours);
-        let op = RopeKv { qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
+        let op = RopeKv { qkv, out: qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
         (vec![Op::RopeKv(op)], vec![qkv.span])
     };
     for limit in [Limit::None, Limit::Avx2] {

@@ -3,8 +3,8 @@
 
 use crate::attention::{Case, Laid, Row, lay_out};
 use crate::support::*;
-use device::cuda::lower::exchange_bytes;
-use device::op::{Epilogue, Layers, Linear, Norm, Pairs};
+use device::cuda::lower::{exchange_bytes, unfit_layers};
+use device::op::{Epilogue, Fused, FusedKernel, LinearChain, Norm, Pairs};
 use device::{DType, Op, Region, Tensor};
 
 fn matrix(layout: &mut Layout, rng: &mut Rng, rows: usize, cols: usize) -> Tensor {
@@ -18,11 +18,11 @@ fn norm(layout: &mut Layout, rng: &mut Rng, dtype: DType, cols: usize) -> Norm {
 }
 
 fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tensor) -> Op {
-    Op::Linear(Linear { norm, epilogue, ..Linear::new(x, w, y) })
+    Op::from(LinearChain { norm, epilogue, ..LinearChain::new(x, w, y) })
 }
 
 /// Two layers of the smallest shape that the kernel takes.
-fn layers(case: &Case, layout: &mut Layout) -> (Layers, Tensor) {
+fn layers(case: &Case, layout: &mut Layout) -> (Vec<Op>, Tensor) {
     let rng = &mut Rng::new(case.seed ^ 0x1A7E);
     let Laid { rope, attention } = lay_out(case, layout, false);
     let (hidden, inner, rows) = (128, 512, case.bucket_rows);
@@ -47,13 +47,13 @@ fn layers(case: &Case, layout: &mut Layout) -> (Layers, Tensor) {
         let w_down = matrix(layout, rng, hidden, inner);
         members.extend([
             linear(x, w_qkv, Some(norm1), Epilogue::Store, qkv),
-            Op::Attention(attention),
+            Op::from(attention),
             linear(mix, w_o, None, Epilogue::Residual(x), x),
             linear(x, w_up, Some(norm2), Epilogue::SiluMul, mid),
             linear(mid, w_down, None, Epilogue::Residual(x), x),
         ]);
     }
-    (Layers { members, exchange: None }, x)
+    (members, x)
 }
 
 fn case(seed: u64) -> Case {
@@ -85,15 +85,18 @@ fn layers_as_one_node() {
         case.bucket_tokens = case.bucket_rows;
         let live = case.rows.len() as u64;
         let build = |layout: &mut Layout| {
-            let (mut layers, x) = layers(&case, layout);
+            let (members, x) = layers(&case, layout);
+            let one = |exchange| {
+                let members = members.clone();
+                Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } })
+            };
             // Room for any GPU; it is zero at the start.
             let gpu = device::cuda::launch::Target::h200();
-            let bytes = exchange_bytes(&Op::Layers(layers.clone()), &gpu);
-            assert!(bytes > 0, "seed {seed}: {:?}", layers.unfit(&gpu));
-            layers.exchange =
-                Some(layout.bytes(Region::State, "exchange", vec![0; bytes as usize]));
+            let bytes = exchange_bytes(&one(None), &gpu);
+            assert!(bytes > 0, "seed {seed}: {:?}", unfit_layers(&one(None), &gpu));
+            let exchange = layout.bytes(Region::State, "exchange", vec![0; bytes as usize]);
             let row = x.span.len / u64::from(x.rows);
-            (vec![Op::Layers(layers)], vec![x.span.part(0, live * row)])
+            (vec![one(Some(exchange))], vec![x.span.part(0, live * row)])
         };
         against_reference(&build, &|device, want, got| {
             let what = format!("seed {seed} on {device}");

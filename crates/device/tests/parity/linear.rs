@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Epilogue, Hand, Linear, Norm};
+use device::op::{Epilogue, Linear, LinearChain, Norm, NormHandoff};
 use device::variant::{LinearVariant, Pick};
 use device::{DType, Op, Region, Span, Tensor};
 
@@ -68,8 +68,8 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         }
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
-    let linear = Linear { bias, norm, epilogue, ..Linear::new(x, w, y) };
-    (vec![Op::Linear(linear)], vec![y.span])
+    let linear = LinearChain { bias, norm, epilogue, ..LinearChain::new(x, w, y) };
+    (vec![Op::from(linear)], vec![y.span])
 }
 
 fn check(seed: u64, shape: &Shape) {
@@ -135,8 +135,8 @@ fn rows_past_the_live_count_do_not_matter() {
                 let w = weights(layout, rng, dtype, 32, 64);
                 let y = layout.poison(DType::F32, rows, 32, 0);
                 let live = Some(layout.words(&[live]).span);
-                let linear = Linear { live, ..Linear::new(x, w, y) };
-                (vec![Op::Linear(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
+                let linear = LinearChain { live, ..LinearChain::new(x, w, y) };
+                (vec![Op::from(linear)], vec![y.span.part(0, kept as u64 * 32 * 4)])
             };
             against_reference(&build, &|device, want, got| {
                 assert_close(device, DType::F32, 8.0, &want[0], &got[0]);
@@ -197,8 +197,8 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
             let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
             let live = Some(layout.words(&[live]).span);
             let pick = Pick::Named(variant.parse().expect("a variant"));
-            let linear = Linear { epilogue, live, pick, ..Linear::new(x, w, y) };
-            (vec![Op::Linear(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
+            let linear = LinearChain { epilogue, live, pick, ..LinearChain::new(x, w, y) };
+            (vec![Op::from(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
         };
         against_reference(&build, &|device, want, got| {
             let what = format!("{variant}: {rows}×{n}×{k}, epilogue {which}, {half:?} on {device}");
@@ -241,17 +241,18 @@ fn a_product_prepares_the_input_of_the_next() {
                     if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
                 let y = layout.poison(half, rows, cols, 0);
                 let counted = Some(layout.words(&[live as u32]).span);
-                let asked = |linear: Linear| {
+                let asked = |linear: LinearChain| {
                     let pick = variant.map_or(Pick::Best, Pick::Named);
-                    Op::Linear(Linear { live: counted, pick, ..linear })
+                    Op::from(LinearChain { live: counted, pick, ..linear })
                 };
-                let first = asked(Linear {
+                let first = asked(LinearChain {
                     epilogue: Epilogue::Residual(mid),
-                    hand: Hand::Gives(norm),
-                    ..Linear::new(x, w, mid)
+                    handoff: NormHandoff::Produce(norm),
+                    ..LinearChain::new(x, w, mid)
                 });
-                let (norm, hand) = (Some(norm), Hand::Takes);
-                let second = asked(Linear { norm, epilogue, hand, ..Linear::new(mid, w2, y) });
+                let (norm, handoff) = (Some(norm), NormHandoff::Consume);
+                let second =
+                    asked(LinearChain { norm, epilogue, handoff, ..LinearChain::new(mid, w2, y) });
                 let live_bytes = |cols: usize| (live * cols * 2) as u64;
                 let mut outs =
                     vec![mid.span.part(0, live_bytes(n)), y.span.part(0, live_bytes(cols))];

@@ -1,8 +1,8 @@
-//! Ops that move or scale rows: embed, rms_norm, gather, copy, fill, noise.
+//! Ops that work row by row: embed, rms_norm, add, silu_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Copy, Embed, Fill, Gather, Noise, Norm, RmsNorm};
+use device::op::{Add, Copy, Embed, Fill, Gather, Noise, Norm, RmsNorm, SiluMul};
 use device::{DType, Op, Region, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -22,6 +22,36 @@ fn rms_norm() {
             let norm = Norm { weight, eps: 1e-6 };
             (vec![Op::RmsNorm(RmsNorm { x, norm, y })], vec![y.span])
         };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Any types, ragged widths, in place or not; rows past the live ones stay as they are.
+#[test]
+fn add_and_silu_mul() {
+    let rng = &mut Rng::new(11);
+    for seed in 0..24 {
+        let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(300), rng.pick(&[0, 8]));
+        let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
+        let (a_type, b_type, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let (live, in_place, add) = (rng.below(rows + 1), seed % 3 == 0, seed % 4 < 2);
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let live = Some(layout.words(&[live as u32]).span);
+            if !add {
+                let values = rng.floats(rows * 2 * cols, 3.0);
+                let x = layout.floats(a_type, rows, 2 * cols, gap, &values);
+                let y = layout.poison(to, rows, cols, gap);
+                return (vec![Op::SiluMul(SiluMul { x, y, live })], vec![y.span]);
+            }
+            let a = layout.floats(a_type, rows, cols, gap, &rng.floats(rows * cols, 3.0));
+            let b = layout.floats(b_type, rows, cols, 0, &rng.floats(rows * cols, 3.0));
+            let y = if in_place { a } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::Add(Add { a, b, y, live })], vec![y.span])
+        };
+        let to = if add && in_place { a_type } else { to };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
         });

@@ -201,14 +201,13 @@ fn gpu() -> Option<Device> {
 /// Whether a device has what an op uses: packed formats and rotated neighbours are the CPU's own.
 fn knows(device: &Device, op: &Op) -> bool {
     let unpacked = |dtype: DType| !matches!(dtype, DType::P4 | DType::P8);
-    let everywhere = match op {
+    let known = |op: &Op| match op {
         Op::Linear(op) => unpacked(op.w.dtype),
         Op::Embed(op) => unpacked(op.table.dtype),
         Op::RopeKv(op) => op.pairs.is_halves(),
-        Op::Attention(op) => op.rope.as_ref().is_none_or(|rope| rope.pairs.is_halves()),
         _ => true,
     };
-    device.kind() == DeviceKind::Cpu || everywhere
+    device.kind() == DeviceKind::Cpu || op.members().iter().all(known)
 }
 
 /// Gives ops the scratch that the device asks for.

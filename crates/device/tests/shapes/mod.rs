@@ -134,12 +134,13 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let Model { hidden, inner, heads, kv_heads, head_dim, vocab, weights, .. } = *model;
     let (q, qkv_cols) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
     let mut value = |rows, cols| tensor(Region::Workspace, act, rows, cols);
-    let (x, y, qkv, mix, mid) = (
+    let (x, y, qkv, mix, mid, gates) = (
         value(tokens, hidden),
         value(tokens, hidden),
         value(tokens, qkv_cols),
         value(tokens, q),
         value(tokens, inner),
+        value(tokens, 2 * inner),
     );
     let (last, logits) = (value(rows, hidden), value(rows, vocab));
     let mut weight = |rows, cols| tensor(Region::Weights, weights, rows, cols);
@@ -167,14 +168,24 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     };
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
-    let product = |x, w, norm, bias, epilogue, y, hand| {
-        Op::Linear(Linear { bias, norm, epilogue, live, hand, scratch, ..Linear::new(x, w, y) })
+    let product = |x, w, norm, bias, epilogue, y, handoff| {
+        Op::from(LinearChain {
+            bias,
+            norm,
+            epilogue,
+            live,
+            handoff,
+            scratch,
+            ..LinearChain::new(x, w, y)
+        })
     };
-    let linear =
-        |x, w, norm, bias, epilogue, y| product(x, w, norm, bias, epilogue, y, Hand::Nothing);
+    let linear = |x, w, norm, bias, epilogue, y| {
+        product(x, w, norm, bias, epilogue, y, NormHandoff::Nothing)
+    };
     let head_norms = |norm| model.head_norms.then_some(norm);
     let rope_kv = RopeKv {
         qkv,
+        out: qkv,
         q_heads: heads,
         q_norm: head_norms(q_norm),
         k_norm: head_norms(k_norm),
@@ -184,7 +195,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         kv,
     };
     let attention = |rope, window| {
-        Op::Attention(Attention {
+        Op::from(AttentionChain {
             qkv,
             q_heads: heads,
             kv,
@@ -214,24 +225,30 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         linear(mix, w_out, None, None, Epilogue::Residual(x), x),
         linear(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid),
         linear(mid, w_down, None, None, Epilogue::Residual(x), x),
+        Op::Add(Add { a: x, b: y, y: x, live }),
+        Op::SiluMul(SiluMul { x: gates, y: mid, live }),
         Op::Gather(Gather { index, x, y: last }),
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
         Op::Sample(Sample { logits, state, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
     // Products that prepare the input of the next one, and those that find it prepared.
-    let (gives2, gives3) = (Hand::Gives(norm2), Hand::Gives(norm3));
+    let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
-    ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, Hand::Takes));
+    ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, NormHandoff::Consume));
     ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
-    ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, Hand::Takes));
+    ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, NormHandoff::Consume));
     if !single {
         // And one that rotates what it makes.
         let last = ops.last().cloned();
-        if let Some(Op::Linear(taker)) = last {
+        if let Some(taker) = last.as_ref().and_then(LinearChain::of) {
             let rope = Some(Box::new(rope_kv.clone()));
-            ops.push(Op::Linear(Linear { rope: rope.clone(), ..taker.clone() }));
-            ops.push(Op::Linear(Linear { rope, pick: Pick::Named(LinearVariant::Tiles), ..taker }));
+            ops.push(Op::from(LinearChain { rope: rope.clone(), ..taker.clone() }));
+            ops.push(Op::from(LinearChain {
+                rope,
+                pick: Pick::Named(LinearVariant::Tiles),
+                ..taker
+            }));
         }
     }
     if single {
@@ -249,7 +266,8 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         ];
         let exchange = Some(tensor(Region::State, DType::U8, 1, 8 << 20).span);
         ops.push(attend);
-        ops.push(Op::Layers(Layers { members: [layer.clone(), layer].concat(), exchange }));
+        let members = [layer.clone(), layer].concat();
+        ops.push(Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } }));
     }
     ops
 }
@@ -257,10 +275,10 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
 /// The same with kernels that are fixed, without what is never fused into them.
 #[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
-    let unfused = |op: &Op| match op {
-        Op::Linear(op) => op.norm.is_none() && op.hand.is_nothing() && op.rope.is_none(),
-        Op::Attention(op) => op.rope.is_none(),
-        _ => false,
+    let unfused = |op: &Op| {
+        let linear =
+            |op: LinearChain| op.norm.is_none() && op.handoff.is_nothing() && op.rope.is_none();
+        LinearChain::of(op).is_some_and(linear) || matches!(op, Op::Attention(_))
     };
     let mut ops: Vec<Op> = ops.into_iter().filter(unfused).collect();
     for op in &mut ops {
@@ -272,11 +290,9 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
 /// What an op becomes; `None` where it is fused in a way that the target has no kernel for.
 #[allow(dead_code, reason = "not every test that shares the shapes lowers them")]
 pub(crate) fn lowered(op: &Op, target: &Target) -> Option<Vec<Lowered>> {
-    let fused = match op {
-        Op::Linear(op) => !op.hand.is_nothing() || op.rope.is_some(),
-        Op::Layers(_) => true,
-        _ => false,
-    };
+    let fused = LinearChain::of(op)
+        .map(|op| !op.handoff.is_nothing() || op.rope.is_some())
+        .unwrap_or(op.name() == "layers");
     match lower(op, target) {
         Ok(lowered) => Some(lowered),
         Err(_) if fused => None,

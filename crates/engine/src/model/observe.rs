@@ -9,7 +9,7 @@
 
 use crate::exec::{Score, Step};
 use crate::request::{Pooling, Token};
-use device::op::{Attention, Copy, Gather, Hand, Norm};
+use device::op::{Attention, Copy, Gather, Norm};
 use device::{DType, Node, Op, Result, Tensor};
 use graph::Plan;
 use graph::runner::Runners;
@@ -76,9 +76,7 @@ impl<'a> Tail<'a> {
         let mut layer = nodes[behind..].to_vec();
         for node in &mut layer {
             // As many rows as there are here, not as the step had; and each by itself.
-            if let Op::Linear(linear) = &mut node.op {
-                (linear.live, linear.hand) = (None, Hand::Nothing);
-            }
+            node.op.detach();
         }
         let every = |node: &Node| match &node.op {
             Op::Attention(op) if op.last_only => {
@@ -89,10 +87,15 @@ impl<'a> Tail<'a> {
         };
         let attention = nodes.iter().find_map(every);
         // The last norm is the head's own or a node before it.
-        let (state, norm, nodes) = match &layer[..] {
-            [.., Node { op: Op::RmsNorm(norm), .. }, _] => (norm.x, Some(norm.norm), 2),
-            [.., Node { op: Op::Linear(head), .. }] => (head.x, head.norm, 1),
-            _ => return None,
+        let ops: Vec<&Op> = layer.iter().map(|node| &node.op).collect();
+        let (state, norm, nodes) = match ops[..] {
+            [.., Op::RmsNorm(norm), _] => (norm.x, Some(norm.norm), 2),
+            [.., head] => match head.members() {
+                [Op::RmsNorm(norm), ..] => (norm.x, Some(norm.norm), 1),
+                [Op::Linear(head), ..] => (head.x, None, 1),
+                _ => return None,
+            },
+            [] => return None,
         };
         let head = layer.split_off(layer.len() - nodes);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;

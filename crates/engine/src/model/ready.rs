@@ -194,7 +194,7 @@ pub fn load_executor(
     let numerics = device.numerics();
     if let (Numerics::Ggml, Some(checkpoint)) = (numerics, &checkpoint) {
         // Sums over a head's elements are in the file's order.
-        program.pairs = fill::pairs_of(checkpoint);
+        program.set_pairs(fill::pairs_of(checkpoint));
     }
     let chunk = plan_for.prefill_tokens();
     let limits = StepLimits {
@@ -248,7 +248,7 @@ pub fn load_executor(
         (_, Some(checkpoint), Some(tensors)) => {
             let total = checkpoint.total_bytes();
             let report = |done| progress(Progress::Weights(done, total));
-            let heads = HeadRows::new(checkpoint, config.head_dim, program.pairs);
+            let heads = HeadRows::new(checkpoint, config.head_dim, program.pairs());
             fill::from_checkpoint(device, &arena, &placed, checkpoint, tensors, heads, &report)?;
         }
         _ => unreachable!("a checkpoint was opened with its tensors"),

@@ -1,34 +1,37 @@
-//! Stages and offsets become ops and spans.
+//! Names and offsets become tensors and spans.
 
 use super::place::{Buffer, Placement};
-use super::stage::{Fold, Kind, Rope, Stage, only_gathered};
+use super::uses::only_gathered;
 use super::{Bindings, CompileError};
 use crate::plan::PlacedValue;
-use crate::program::{Dim, NormRef, Program, ValueId, WeightId};
+use crate::program::{Dim, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId};
 use crate::{Phase, ShapeKey};
-use device::op::{self, Epilogue, KvLayer, Norm};
-use device::step::count;
-use device::variant::Pick;
-use device::{Node, Op, Span, Tensor};
+use device::op::KvLayer;
+use device::operand::{Binder, StepShape};
+use device::ops::Reuse;
+use device::ops::fused::Inside;
+use device::step::{HostInputs, count};
+use device::{DType, Node, Op, Span, StepState, Tensor};
+use std::collections::BTreeMap;
 
-/// One node per stage, without scratch and variants: those are chosen next.
+/// One node per step, without scratch and variants: those are chosen next.
 pub fn bind(
     program: &Program,
     key: &ShapeKey,
     bindings: &Bindings,
-    stages: &[Stage],
+    steps: &[Step],
     placement: &Placement,
 ) -> Result<Vec<Node>, CompileError> {
     if placement.bytes > bindings.workspace.len {
         let (needed, available) = (placement.bytes, bindings.workspace.len);
         return Err(CompileError::Workspace { key: key.to_string(), needed, available });
     }
-    let binder = Binder { program, key, bindings, stages, placement };
-    let node = |stage: &Stage| {
-        let op = binder.op(stage)?;
-        Ok(Node { op, name: stage.name.clone(), layer: stage.layer })
+    let places = Places { program, key, bindings, steps, placement, inside: BTreeMap::new() };
+    let node = |step: &Step| {
+        let op = step.op.bind(&places)?;
+        Ok(Node { op, name: step.name.clone(), layer: step.layer })
     };
-    stages.iter().map(node).collect()
+    steps.iter().map(node).collect()
 }
 
 /// Every value with its span and life.
@@ -60,85 +63,32 @@ fn span_of(bindings: &Bindings, buffer: &Buffer) -> Span {
     bindings.workspace.part(buffer.offset, buffer.len)
 }
 
-struct Binder<'a> {
+/// Names become places.
+#[derive(Clone)]
+struct Places<'a> {
     program: &'a Program,
     key: &'a ShapeKey,
     bindings: &'a Bindings,
-    stages: &'a [Stage],
+    steps: &'a [Step],
     placement: &'a Placement,
+    /// What members of the op at hand pass on.
+    inside: BTreeMap<ValueId, Tensor>,
 }
 
-impl Binder<'_> {
-    fn op(&self, stage: &Stage) -> Result<Op, CompileError> {
-        let state = self.bindings.state;
-        Ok(match &stage.kind {
-            Kind::Prologue => {
-                let (rows, tokens) = (self.key.rows, self.key.tokens);
-                let given = self.bindings.inputs.filter(|_| self.key.phase == Phase::Decode);
-                let pages = self.bindings.kv.iter().map(|kv| kv.pages).min().unwrap_or(0);
-                Op::Prologue(op::Prologue { state, rows, tokens, pages, given })
-            }
-            Kind::Embed { table, out } => Op::Embed(op::Embed {
-                ids: state.token,
-                table: self.weight(*table)?,
-                out: self.value(*out),
-            }),
-            Kind::RmsNorm { x, norm, out } => {
-                let (x, y, norm) = (self.value(*x), self.value(*out), self.norm(*norm)?);
-                Op::RmsNorm(op::RmsNorm { x, norm, y })
-            }
-            Kind::Linear { x, w, bias, norm, fold, out } => Op::Linear(op::Linear {
-                x: self.value(*x),
-                w: self.weight(*w)?,
-                bias: bias.map(|bias| self.weight(bias)).transpose()?,
-                norm: norm.map(|norm| self.norm(norm)).transpose()?,
-                epilogue: match fold {
-                    Fold::Store => Epilogue::Store,
-                    Fold::Residual(residual) => Epilogue::Residual(self.value(*residual)),
-                    Fold::SiluMul => Epilogue::SiluMul,
-                },
-                rope: None,
-                y: self.value(*out),
-                live: Some(self.live(*x)),
-                hand: op::Hand::Nothing,
-                scratch: None,
-                pick: Pick::Best,
-            }),
-            Kind::RopeKv(rope) => Op::RopeKv(self.rope(rope)?),
-            Kind::Attention { qkv, rope, scale, window, kv, out } => Op::Attention(op::Attention {
-                qkv: self.value(*qkv),
-                q_heads: self.program.shape.q_heads,
-                kv: self.kv(*kv)?,
-                state,
-                out: self.value(*out),
-                scale: *scale,
-                window: *window,
-                rows: self.key.rows,
-                single: self.key.phase == Phase::Decode,
-                last_only: self.key.phase == Phase::Prefill && only_gathered(self.stages, *out),
-                rope: rope.map(|rope| self.rope(&rope).map(Box::new)).transpose()?,
-                scratch: None,
-                pick: Pick::Best,
-            }),
-            Kind::Gather { x, out } => Op::Gather(op::Gather {
-                index: state.last_index,
-                x: self.value(*x),
-                y: self.value(*out),
-            }),
-            Kind::Sample { logits } => Op::Sample(op::Sample {
-                logits: self.value(*logits),
-                state,
-                scratch: None,
-                rows: self.key.rows,
-            }),
-        })
-    }
+impl Binder<Symbolic> for Places<'_> {
+    type Error = CompileError;
 
-    fn value(&self, id: ValueId) -> Tensor {
-        let buffer = self.placement.of(id).expect("every value that is read has a buffer");
+    fn value(&self, id: ValueId) -> Result<Tensor, CompileError> {
+        if let Some(tensor) = self.inside.get(&id) {
+            return Ok(*tensor);
+        }
         let value = self.program.value(id);
+        let buffer = self.placement.of(id).ok_or_else(|| CompileError::Binding {
+            what: format!("value `{}`", value.name),
+            problem: "has no place".into(),
+        })?;
         let span = span_of(self.bindings, buffer);
-        Tensor::dense(span, value.dtype, value.rows.size(self.key), value.cols)
+        Ok(Tensor::dense(span, value.dtype, value.rows.size(self.key), value.cols))
     }
 
     fn weight(&self, id: WeightId) -> Result<Tensor, CompileError> {
@@ -156,36 +106,74 @@ impl Binder<'_> {
         Err(CompileError::Binding { what: format!("weight `{}`", weight.name), problem })
     }
 
-    fn norm(&self, norm: NormRef) -> Result<Norm, CompileError> {
-        Ok(Norm { weight: self.weight(norm.weight)?, eps: norm.eps })
+    fn table(&self, id: RopeId) -> Result<Tensor, CompileError> {
+        match id {
+            RopeId(0) => Ok(self.bindings.rope),
+            RopeId(other) => Err(CompileError::Binding {
+                what: format!("rotation table {other}"),
+                problem: "not bound".into(),
+            }),
+        }
     }
 
-    fn rope(&self, rope: &Rope) -> Result<op::RopeKv, CompileError> {
-        Ok(op::RopeKv {
-            qkv: self.value(rope.qkv),
-            q_heads: self.program.shape.q_heads,
-            q_norm: rope.q_norm.map(|norm| self.norm(norm)).transpose()?,
-            k_norm: rope.k_norm.map(|norm| self.norm(norm)).transpose()?,
-            rope: self.bindings.rope,
-            pairs: self.program.pairs,
-            state: self.bindings.state,
-            kv: self.kv(rope.kv)?,
-        })
-    }
-
-    fn kv(&self, layer: u32) -> Result<KvLayer, CompileError> {
+    fn cache(&self, layer: u32) -> Result<KvLayer, CompileError> {
         self.bindings.kv.get(layer as usize).copied().ok_or_else(|| CompileError::Binding {
             what: format!("KV layer {layer}"),
             problem: "not bound".into(),
         })
     }
 
-    /// The count of live rows of `x`, on the device: rows past it need no work.
-    fn live(&self, x: ValueId) -> Span {
-        let word = match self.program.value(x).rows {
-            Dim::Rows => count::ROWS,
-            _ => count::TOKENS,
+    fn bytes(&self, id: ValueId) -> Result<Span, CompileError> {
+        Ok(self.value(id)?.span)
+    }
+
+    fn state(&self) -> StepState {
+        self.bindings.state
+    }
+
+    fn size(&self) -> StepShape {
+        let ShapeKey { rows, tokens, phase, .. } = *self.key;
+        StepShape { rows, tokens, single: phase == Phase::Decode }
+    }
+
+    fn pages(&self) -> u32 {
+        self.bindings.kv.iter().map(|kv| kv.pages).min().unwrap_or(0)
+    }
+
+    fn inputs(&self) -> Option<HostInputs> {
+        self.bindings.inputs
+    }
+
+    /// The count of live rows, on the device: rows past it need no work. In decode a row is a token.
+    fn live(&self, value: ValueId) -> Option<Span> {
+        let word = match self.program.value(value).rows {
+            Dim::Rows if self.key.phase == Phase::Prefill => count::ROWS,
+            Dim::Rows | Dim::Tokens | Dim::Const(_) => count::TOKENS,
         };
-        self.bindings.state.counts.span.part(u64::from(word) * 4, 4)
+        Some(self.bindings.state.counts.span.part(u64::from(word) * 4, 4))
+    }
+
+    fn last_only(&self, value: ValueId) -> bool {
+        self.key.phase == Phase::Prefill && only_gathered(self.steps, value)
+    }
+
+    /// All but the last member's results stay inside: a linear's as the f32 sums they are, others as they are
+    /// declared. One that is made in place stays where it was.
+    fn members(&self, members: &[ProgramOp]) -> Result<Vec<Op>, CompileError> {
+        let mut places = self.clone();
+        let mut inside = Inside::new(self.bindings.workspace.arena);
+        for member in members.split_last().map_or(&[][..], |(_, others)| others) {
+            let Some(made) = member.made() else { continue };
+            let value = self.program.value(made);
+            let place = match (member.reuse(), member) {
+                (Some(Reuse { from, must: true, .. }), _) => places.value(from)?,
+                (_, ProgramOp::Linear(_)) => {
+                    inside.tensor(DType::F32, value.rows.size(self.key), value.cols)
+                }
+                _ => inside.tensor(value.dtype, value.rows.size(self.key), value.cols),
+            };
+            places.inside.insert(made, place);
+        }
+        members.iter().map(|member| member.bind(&places)).collect()
     }
 }

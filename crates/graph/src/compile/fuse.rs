@@ -1,10 +1,12 @@
 //! Fewer nodes: a norm becomes the prologue of the linears that read it, rope and KV write become the
 //! prologue of attention. Both have kernels either way, so this is a choice, and a test compares.
 
-use super::stage::{Kind, Stage, readers};
-use crate::program::Program;
+use super::uses::readers;
+use crate::program::{Program, ProgramOp, Step, ValueId};
 use crate::{Phase, ShapeKey};
 use device::Target;
+use device::op::{Fused, FusedKernel};
+use device::operand::Unset;
 use serde::{Deserialize, Serialize};
 
 /// What to fuse.
@@ -30,63 +32,63 @@ impl Fusion {
     }
 }
 
-/// See the module's words.
-pub fn fuse(program: &Program, mut stages: Vec<Stage>, phase: Phase, fusion: Fusion) -> Vec<Stage> {
+/// Steps with norms and rotations moved to where the fusion says.
+pub fn fuse(program: &Program, mut steps: Vec<Step>, phase: Phase, fusion: Fusion) -> Vec<Step> {
     if fusion.norm {
-        stages = fuse_norms(program, stages);
+        steps = fuse_norms(program, steps);
     }
     if fusion.rope && phase == Phase::Decode {
-        stages = fuse_ropes(stages);
+        steps = fuse_ropes(steps);
     }
-    stages
+    steps
 }
 
 /// A norm moves only if every reader is a linear without one, and only if it rounds like the fused
 /// form does: to the dtype of its input.
-fn fuse_norms(program: &Program, mut stages: Vec<Stage>) -> Vec<Stage> {
+fn fuse_norms(program: &Program, mut steps: Vec<Step>) -> Vec<Step> {
     let mut index = 0;
-    while index < stages.len() {
-        let Kind::RmsNorm { x, norm, out } = stages[index].kind else {
+    while index < steps.len() {
+        let ProgramOp::RmsNorm(norm) = steps[index].op.clone() else {
             index += 1;
             continue;
         };
-        let users = readers(&stages, out);
-        let takes_norm = |&user: &usize| {
-            matches!(&stages[user].kind, Kind::Linear { x, norm: None, .. } if *x == out)
-                && !residual_is(&stages[user], out)
-        };
-        let same_rounding = program.value(x).dtype == program.value(out).dtype;
+        let users = readers(&steps, norm.y);
+        let same_rounding = program.value(norm.x).dtype == program.value(norm.y).dtype;
+        let takes_norm = |&user: &usize| takes_norm(&steps[user].op, norm.y);
         if users.is_empty() || !same_rounding || !users.iter().all(takes_norm) {
             index += 1;
             continue;
         }
         for user in users {
-            if let Kind::Linear { x: input, norm: slot, .. } = &mut stages[user].kind {
-                (*input, *slot) = (x, Some(norm));
-            }
+            let members = [&[norm.clone().into()], steps[user].op.members()].concat();
+            let kernel = FusedKernel::Linear { handoff: Unset };
+            steps[user].op = Fused { members, kernel }.into();
         }
-        stages.remove(index);
+        steps.remove(index);
     }
-    stages
+    steps
 }
 
-fn residual_is(stage: &Stage, value: crate::program::ValueId) -> bool {
-    matches!(stage.kind, Kind::Linear { fold: super::stage::Fold::Residual(r), .. } if r == value)
+/// Whether an op begins with a linear over `value` and reads it nowhere else.
+fn takes_norm(op: &ProgramOp, value: ValueId) -> bool {
+    let [ProgramOp::Linear(linear), others @ ..] = op.members() else { return false };
+    linear.x == value && others.iter().all(|other| !other.reads().contains(&value))
 }
 
-fn fuse_ropes(mut stages: Vec<Stage>) -> Vec<Stage> {
+fn fuse_ropes(mut steps: Vec<Step>) -> Vec<Step> {
     let mut index = 0;
-    while index < stages.len() {
-        if let Kind::RopeKv(rope) = stages[index].kind
-            && let [user] = readers(&stages, rope.out)[..]
-            && let Kind::Attention { qkv, rope: slot @ None, kv, .. } = &mut stages[user].kind
-            && *kv == rope.kv
+    while index < steps.len() {
+        if let ProgramOp::RopeKv(rope) = &steps[index].op
+            && let [user] = readers(&steps, rope.out)[..]
+            && let ProgramOp::Attention(attention) = &steps[user].op
+            && attention.kv == rope.kv
         {
-            (*qkv, *slot) = (rope.qkv, Some(rope));
-            stages.remove(index);
+            let members = vec![steps[index].op.clone(), steps[user].op.clone()];
+            steps[user].op = Fused { members, kernel: FusedKernel::Attention }.into();
+            steps.remove(index);
         } else {
             index += 1;
         }
     }
-    stages
+    steps
 }

@@ -1,8 +1,7 @@
 //! Where a plan may be cut: marks by op name (the target's) and by step (the model's).
 
 use super::CompileTarget;
-use super::stage::Stage;
-use crate::program::Mark;
+use crate::program::{Mark, Step};
 
 /// Node indices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,11 +12,11 @@ pub struct Marks {
     pub splits: Vec<usize>,
 }
 
-/// See the module's words.
-pub fn mark(target: &CompileTarget, stages: &[Stage]) -> Marks {
+/// The marks of a target and a model.
+pub fn mark(target: &CompileTarget, steps: &[Step]) -> Marks {
     let at = |mark: Mark, names: &std::collections::BTreeSet<String>| {
-        let marked = |stage: &Stage| stage.mark == Some(mark) || names.contains(stage.op_name());
-        (0..stages.len()).filter(|&index| marked(&stages[index])).collect()
+        let marked = |step: &Step| step.mark == Some(mark) || names.contains(step.op.name());
+        (0..steps.len()).filter(|&index| marked(&steps[index])).collect()
     };
     Marks { breaks: at(Mark::Break, &target.breaks), splits: at(Mark::Split, &target.splits) }
 }

@@ -6,8 +6,8 @@ use super::mark::Marks;
 use super::{Bindings, CompileError, CompileTarget};
 use crate::plan::PlacedValue;
 use crate::{Phase, ShapeKey};
-use device::op::Layers;
-use device::{Node, Op};
+use device::op::{Fused, FusedKernel};
+use device::{Node, Op, Span};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ pub const MOST_ROWS: u32 = 8;
 pub struct Found {
     /// Which.
     pub run: Range<usize>,
-    /// What they become.
-    pub op: Layers,
+    /// What they become, without a place for the exchange.
+    pub members: Vec<Op>,
     /// Bytes they exchange.
     pub bytes: u64,
 }
@@ -70,7 +70,7 @@ pub fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) ->
 /// The layers of a plan, if they are wanted as one node and a kernel can run them.
 pub fn find(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
     let found = possible(target, key, nodes)?;
-    let faster = target.device.prefers_one_node(&Op::Layers(found.op.clone()));
+    let faster = target.device.prefers_one_node(&layers(found.members.clone(), None));
     (target.merge == Merge::Always || faster).then_some(found)
 }
 
@@ -81,13 +81,16 @@ fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Fo
     let first = nodes.iter().position(|node| node.layer.is_some())?;
     let last = nodes.iter().rposition(|node| node.layer.is_some())?;
     let run = first..last + 1;
-    let members = nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
-    let op = Layers { members, exchange: None };
-    let bytes = target.device.exchange_bytes(&Op::Layers(op.clone()));
-    (bytes > 0).then_some(Found { run, op, bytes })
+    let members: Vec<Op> = nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
+    let bytes = target.device.exchange_bytes(&layers(members.clone(), None));
+    (bytes > 0).then_some(Found { run, members, bytes })
 }
 
-/// See the module's words.
+fn layers(members: Vec<Op>, exchange: Option<Span>) -> Op {
+    Fused { members, kernel: FusedKernel::Layers { exchange } }.into()
+}
+
+/// Puts one node in the place of all layers, where that is wanted.
 pub fn merge(
     target: &CompileTarget,
     key: &ShapeKey,
@@ -96,16 +99,16 @@ pub fn merge(
     marks: &mut Marks,
     values: &mut Vec<PlacedValue>,
 ) -> Result<(), CompileError> {
-    let Some(Found { run, mut op, bytes }) = find(target, key, nodes) else { return Ok(()) };
+    let Some(Found { run, members, bytes }) = find(target, key, nodes) else { return Ok(()) };
     let exchange = bindings.exchange.filter(|span| span.len >= bytes);
-    op.exchange = Some(exchange.ok_or_else(|| CompileError::Binding {
+    let exchange = exchange.ok_or_else(|| CompileError::Binding {
         what: "exchange of merged layers".into(),
         problem: format!(
             "{bytes} bytes are needed, {} are bound",
             bindings.exchange.map_or(0, |span| span.len)
         ),
-    })?);
-    let one = Node { op: Op::Layers(op), name: "layers".into(), layer: None };
+    })?;
+    let one = Node { op: layers(members, Some(exchange)), name: "layers".into(), layer: None };
     join(run, one, nodes, marks, values);
     Ok(())
 }

@@ -1,45 +1,49 @@
-//! The order stages run in.
+//! The order steps run in.
 
 use super::CompileError;
-use super::stage::{Kind, Stage};
-use crate::program::ValueId;
+use crate::program::{ProgramOp, Step, ValueId};
 use crate::{Phase, ShapeKey};
 use std::collections::HashSet;
 
 /// In decode a row is a token, so the last token of each row is the value itself: such a gather
 /// disappears.
-pub fn drop_idle_gathers(mut stages: Vec<Stage>, key: &ShapeKey) -> Vec<Stage> {
+pub fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Step> {
     if key.phase != Phase::Decode {
-        return stages;
+        return steps;
     }
-    while let Some(index) = stages.iter().position(|s| matches!(s.kind, Kind::Gather { .. })) {
-        let Kind::Gather { x, out } = stages.remove(index).kind else { unreachable!("just found") };
-        stages.iter_mut().for_each(|stage| stage.redirect(out, x));
+    let mut index = 0;
+    while index < steps.len() {
+        let ProgramOp::Gather(gather) = &steps[index].op else {
+            index += 1;
+            continue;
+        };
+        let (x, y) = (gather.x, gather.y);
+        steps.remove(index);
+        steps.iter_mut().for_each(|step| step.op.redirect(y, x));
     }
-    stages
+    steps
 }
 
-/// A topological order that keeps the given one wherever it can: each time the first stage whose
+/// A topological order that keeps the given one wherever it can: each time the first step whose
 /// inputs are there. The prologue comes first and the sampler last, because they own the state.
-pub fn order(mut waiting: Vec<Stage>) -> Result<Vec<Stage>, CompileError> {
-    let made: HashSet<ValueId> = waiting.iter().filter_map(Stage::out).collect();
+pub fn order(mut waiting: Vec<Step>) -> Result<Vec<Step>, CompileError> {
+    let made: HashSet<ValueId> = waiting.iter().filter_map(|step| step.op.made()).collect();
     let mut ready: HashSet<ValueId> = HashSet::new();
     let mut ordered = Vec::with_capacity(waiting.len());
     while !waiting.is_empty() {
         let last = waiting.len() == 1;
-        let can_run = |stage: &Stage| match stage.kind {
-            Kind::Prologue => true,
-            Kind::Sample { .. } if !last => false,
-            _ => stage.reads().iter().all(|v| ready.contains(v) || !made.contains(v)),
+        let can_run = |step: &Step| {
+            let early = matches!(step.op, ProgramOp::Sample(_)) && !last;
+            !early && step.op.reads().iter().all(|v| ready.contains(v) || !made.contains(v))
         };
-        let prologue = waiting.iter().position(|stage| matches!(stage.kind, Kind::Prologue));
+        let prologue = waiting.iter().position(|step| matches!(step.op, ProgramOp::Prologue(_)));
         let Some(next) = prologue.or_else(|| waiting.iter().position(can_run)) else {
-            let names: Vec<String> = waiting.iter().map(Stage::full_name).collect();
+            let names: Vec<String> = waiting.iter().map(Step::full_name).collect();
             return Err(CompileError::Cycle { steps: names.join(", ") });
         };
-        let stage = waiting.remove(next);
-        ready.extend(stage.out());
-        ordered.push(stage);
+        let step = waiting.remove(next);
+        ready.extend(step.op.made());
+        ordered.push(step);
     }
     Ok(ordered)
 }

@@ -1,4 +1,4 @@
-//! Offsets in the workspace. A value lives from the stage that makes it to the last that reads it,
+//! Offsets in the workspace. A value lives from the step that makes it to the last that reads it,
 //! over the whole plan: a break in between changes nothing, so what a break reads cannot be given
 //! away before it ran. Values whose lives do not meet share bytes. What a gather reads, every token's
 //! state of which the end of the model sees only some, lives to the end: who wants to know what the
@@ -9,10 +9,11 @@
 //! within a few percent of the best known packing for such plans, and stable.
 
 use super::CompileError;
-use super::stage::{Fold, Kind, Stage, only_gathered, readers};
+use super::uses::{only_gathered, readers};
 use crate::ShapeKey;
-use crate::program::{Program, ValueId};
+use crate::program::{Program, ProgramOp, Step, ValueId};
 use device::ALIGN;
+use device::ops::Reuse;
 
 /// A part of the workspace and when it is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,9 +24,9 @@ pub struct Buffer {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// The stage that writes it first.
+    /// The step that writes it first.
     pub first: usize,
-    /// The last stage that touches it.
+    /// The last step that touches it.
     pub last: usize,
 }
 
@@ -45,13 +46,9 @@ impl Placement {
     }
 }
 
-/// See the module's words.
-pub fn place(
-    program: &Program,
-    key: &ShapeKey,
-    stages: &[Stage],
-) -> Result<Placement, CompileError> {
-    let mut buffers = buffers(program, key, stages)?;
+/// Where everything lies in a step of a key.
+pub fn place(program: &Program, key: &ShapeKey, steps: &[Step]) -> Result<Placement, CompileError> {
+    let mut buffers = buffers(program, key, steps)?;
     pack(&mut buffers);
     let bytes = buffers.iter().map(|b| (b.offset + b.len).next_multiple_of(ALIGN)).max();
     buffers.sort_by_key(|buffer| (buffer.first, buffer.offset));
@@ -59,25 +56,22 @@ pub fn place(
 }
 
 /// One buffer per value, or per chain of values that are rewritten in place.
-fn buffers(
-    program: &Program,
-    key: &ShapeKey,
-    stages: &[Stage],
-) -> Result<Vec<Buffer>, CompileError> {
+fn buffers(program: &Program, key: &ShapeKey, steps: &[Step]) -> Result<Vec<Buffer>, CompileError> {
     let mut buffers: Vec<Buffer> = Vec::new();
-    for (index, stage) in stages.iter().enumerate() {
-        let Some(out) = stage.out() else { continue };
-        let readers = readers(stages, out);
-        let kept = readers.iter().any(|&reader| match stages[reader].kind {
-            Kind::Gather { .. } => true,
-            Kind::Attention { out, .. } => only_gathered(stages, out),
+    for (index, step) in steps.iter().enumerate() {
+        let Some(out) = step.op.made() else { continue };
+        let readers = readers(steps, out);
+        let keeps = |op: &ProgramOp| match op {
+            ProgramOp::Gather(_) => true,
+            ProgramOp::Attention(attention) => only_gathered(steps, attention.out),
             _ => false,
-        });
+        };
+        let kept = readers.iter().any(|&reader| steps[reader].op.members().iter().any(keeps));
         let last = match readers.into_iter().max() {
-            Some(_) if kept => stages.len() - 1,
+            Some(_) if kept => steps.len() - 1,
             last => last.unwrap_or(index),
         };
-        let heir = in_place(program, key, stages, index)?;
+        let heir = in_place(program, key, steps, index)?;
         let owner = heir.and_then(|from| buffers.iter_mut().find(|b| b.values.contains(&from)));
         match owner {
             Some(buffer) => {
@@ -96,37 +90,23 @@ fn buffers(
     Ok(buffers)
 }
 
-/// The input whose bytes stage `index` may or must write its output to.
+/// The input whose bytes step `index` may or must write its output to.
 fn in_place(
     program: &Program,
     key: &ShapeKey,
-    stages: &[Stage],
+    steps: &[Step],
     index: usize,
 ) -> Result<Option<ValueId>, CompileError> {
-    let dies_here = |value| readers(stages, value).into_iter().max() == Some(index);
-    let alike = |a: ValueId, b: ValueId| {
-        let (a, b) = (program.value(a), program.value(b));
-        (a.rows.size(key), a.cols, a.dtype) == (b.rows.size(key), b.cols, b.dtype)
-    };
-    Ok(match stages[index].kind {
-        Kind::RopeKv(rope) => {
-            let readers = readers(stages, rope.qkv).len();
-            if readers != 1 {
-                let value = program.value(rope.qkv).name.clone();
-                return Err(CompileError::SharedInPlace { value, readers });
-            }
-            Some(rope.qkv)
-        }
-        // The product is complete before the sum is stored element by element, but only if the sum
-        // is not also what the product reads.
-        Kind::Linear { x, fold: Fold::Residual(residual), out, .. }
-            if x != residual && dies_here(residual) && alike(residual, out) =>
-        {
-            Some(residual)
-        }
-        Kind::RmsNorm { x, out, .. } if dies_here(x) && alike(x, out) => Some(x),
-        _ => None,
-    })
+    let Some(Reuse { from, to, must }) = steps[index].op.reuse() else { return Ok(None) };
+    let readers = readers(steps, from);
+    if must && readers.len() != 1 {
+        let value = program.value(from).name.clone();
+        return Err(CompileError::SharedInPlace { value, readers: readers.len() });
+    }
+    let dies_here = readers.into_iter().max() == Some(index);
+    let (a, b) = (program.value(from), program.value(to));
+    let alike = (a.rows.size(key), a.cols, a.dtype) == (b.rows.size(key), b.cols, b.dtype);
+    Ok((must || dies_here && alike).then_some(from))
 }
 
 /// Largest first, at the lowest free offset.

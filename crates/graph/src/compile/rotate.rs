@@ -1,12 +1,13 @@
-//! The rotation of q and k, and the way of k and v into their pages, as the end of the product that makes them,
-//! where the device has such a kernel for this many tokens: it saves a pass over the product.
+//! The rotation of q and k, and the way of k and v into their pages, as the end of the linear that makes them,
+//! where the device has such a kernel for this many tokens: it saves a pass over its result.
 
 use super::mark::Marks;
 use super::{CompileTarget, merge};
 use crate::plan::PlacedValue;
-use device::{Node, Op};
+use device::Node;
+use device::op::{FusedKernel, NormHandoff};
 
-/// See the module's words. A node that was marked stays by itself.
+/// Fuses linears with rotations. A node that was marked stays by itself.
 pub fn rotate(
     target: &CompileTarget,
     nodes: &mut Vec<Node>,
@@ -16,13 +17,9 @@ pub fn rotate(
     let mut at = 0;
     while at + 1 < nodes.len() {
         let marked = |at| marks.breaks.contains(&at) || marks.splits.contains(&at);
-        if !marked(at)
-            && !marked(at + 1)
-            && target.device.can_rotate(&nodes[at], &nodes[at + 1])
-            && let (Op::Linear(product), Op::RopeKv(rope)) = (&nodes[at].op, &nodes[at + 1].op)
-        {
-            let rope = Some(Box::new(rope.clone()));
-            let op = Op::Linear(device::op::Linear { rope, ..product.clone() });
+        if !marked(at) && !marked(at + 1) && target.device.can_rotate(&nodes[at], &nodes[at + 1]) {
+            let kernel = FusedKernel::Linear { handoff: NormHandoff::Nothing };
+            let op = nodes[at].op.clone().join(nodes[at + 1].op.clone(), kernel);
             let one = Node { op, ..nodes[at].clone() };
             merge::join(at..at + 2, one, nodes, marks, values);
         }

@@ -1,11 +1,13 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, NormRef, Pairs, Program, ProgramError, ProgramOp, Step, Value, ValueId,
-    WeightId, WeightRef,
+    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
+    ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
+use device::op::{Add, Attention, Embed, Gather, Linear, Norm, RmsNorm, RopeKv, Sample, SiluMul};
+use device::operand::Unset;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
@@ -56,7 +58,6 @@ impl ProgramBuilder {
         let program = Program {
             name: name.into(),
             shape,
-            pairs: Pairs::default(),
             phases: Phase::ALL.to_vec(),
             weights: Vec::new(),
             values: Vec::new(),
@@ -88,14 +89,14 @@ impl ProgramBuilder {
         let cols = table.cols;
         let table = self.weight(table);
         let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |out| ProgramOp::Embed { table, out })
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, out })
     }
 
     /// RMS normalisation of each row of `x`.
     pub fn rms_norm(&mut self, name: &str, x: ValueId, weight: WeightRef, eps: f32) -> ValueId {
         let norm = self.norm(weight, eps);
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        self.make(name, rows, cols, dtype, |out| ProgramOp::RmsNorm { x, norm, out })
+        self.make(name, rows, cols, dtype, |y| RmsNorm { x, norm, y })
     }
 
     /// `x · wᵀ + bias`, stored in `x`'s dtype.
@@ -127,19 +128,20 @@ impl ProgramBuilder {
         let (rows, cols) = (self.program.value(x).rows, w.rows);
         let w = self.weight(w);
         let bias = bias.map(|bias| self.weight(bias));
-        self.make(name, rows, cols, dtype, |out| ProgramOp::Linear { x, w, bias, out })
+        let (live, scratch, pick) = (Unset, Unset, Unset);
+        self.make(name, rows, cols, dtype, |y| Linear { x, w, bias, y, live, scratch, pick })
     }
 
-    /// `a + b`; `b` comes from a linear.
+    /// `a + b`.
     pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(a);
-        self.make(name, rows, cols, dtype, |out| ProgramOp::Add { a, b, out })
+        self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
     }
 
-    /// `silu(gate) · up` over alternating columns of `x`, which comes from a linear.
+    /// `silu(gate) · up` over alternating columns of `x`.
     pub fn silu_mul(&mut self, name: &str, x: ValueId) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        self.make(name, rows, cols / 2, dtype, |out| ProgramOp::SiluMul { x, out })
+        self.make(name, rows, cols / 2, dtype, |y| SiluMul { x, y, live: Unset })
     }
 
     /// Rotates q and k by position (after their norms, given as weight and epsilon) and writes k and
@@ -155,7 +157,18 @@ impl ProgramBuilder {
         let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
         let kv = self.kv_layer(name);
         let Value { rows, cols, dtype, .. } = *self.program.value(qkv);
-        self.make(name, rows, cols, dtype, |out| ProgramOp::RopeKv { qkv, q_norm, k_norm, kv, out })
+        let q_heads = self.program.shape.q_heads;
+        self.make(name, rows, cols, dtype, |out| RopeKv {
+            qkv,
+            out,
+            q_heads,
+            q_norm,
+            k_norm,
+            rope: RopeId(0),
+            pairs: Pairs::default(),
+            state: Unset,
+            kv,
+        })
     }
 
     /// Causal attention of what [`ProgramBuilder::rope_kv`] made.
@@ -169,29 +182,38 @@ impl ProgramBuilder {
         let kv = self.kv_layer(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
         let cols = self.program.shape.q_cols();
-        self.make(name, rows, cols, dtype, |out| ProgramOp::Attention {
+        let q_heads = self.program.shape.q_heads;
+        self.make(name, rows, cols, dtype, |out| Attention {
             qkv,
+            q_heads,
+            kv,
+            state: Unset,
+            out,
             scale,
             window,
-            kv,
-            out,
+            rows: Unset,
+            single: Unset,
+            last_only: Unset,
+            scratch: Unset,
+            pick: Unset,
         })
     }
 
     /// The last token of each row.
     pub fn gather_last(&mut self, name: &str, x: ValueId) -> ValueId {
         let Value { cols, dtype, .. } = *self.program.value(x);
-        self.make(name, Dim::Rows, cols, dtype, |out| ProgramOp::GatherLast { x, out })
+        self.make(name, Dim::Rows, cols, dtype, |y| Gather { index: Unset, x, y })
     }
 
     /// Chooses tokens from `logits`; ends the program.
     pub fn sample(&mut self, name: &str, logits: ValueId) {
-        self.push(name, ProgramOp::Sample { logits });
+        let (state, scratch, rows) = (Unset, Unset, Unset);
+        self.push(name, Sample { logits, state, scratch, rows }.into());
     }
 
     /// Marks the step that made `value`.
     pub fn mark(&mut self, value: ValueId, mark: Mark) {
-        if let Some(step) = self.program.steps.iter_mut().find(|s| s.op.out() == Some(value)) {
+        if let Some(step) = self.program.steps.iter_mut().find(|s| s.op.made() == Some(value)) {
             step.mark = Some(mark);
         }
     }
@@ -205,8 +227,8 @@ impl ProgramBuilder {
         Ok(self.program)
     }
 
-    fn norm(&mut self, weight: WeightRef, eps: f32) -> NormRef {
-        NormRef { weight: self.weight(weight), eps }
+    fn norm(&mut self, weight: WeightRef, eps: f32) -> Norm<Symbolic> {
+        Norm { weight: self.weight(weight), eps }
     }
 
     /// The id of a weight; the same name always means the same weight.
@@ -229,13 +251,13 @@ impl ProgramBuilder {
         self.layer.unwrap_or(0)
     }
 
-    fn make(
+    fn make<T: Into<ProgramOp>>(
         &mut self,
         name: &str,
         rows: Dim,
         cols: u32,
         dtype: DType,
-        op: impl FnOnce(ValueId) -> ProgramOp,
+        op: impl FnOnce(ValueId) -> T,
     ) -> ValueId {
         let out = ValueId(self.program.values.len() as u32);
         let full = match self.layer {
@@ -246,7 +268,7 @@ impl ProgramBuilder {
             self.fail(ProgramError::NameTwice { name: full.clone() });
         }
         self.program.values.push(Value { name: full, rows, cols, dtype });
-        self.push(name, op(out));
+        self.push(name, op(out).into());
         out
     }
 

@@ -1,7 +1,13 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
-use super::{Dim, NormRef, Program, ProgramOp, Value, ValueId, WeightId};
-use std::collections::BTreeSet;
+use super::{Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
+use crate::ShapeKey;
+use device::op::KvLayer;
+use device::operand::{Binder, StepShape};
+use device::step::HostInputs;
+use device::{DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why something is not a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,12 +77,7 @@ impl Program {
         }
         self.check_ids()?;
         self.check_makers()?;
-        for step in &self.steps {
-            self.check_shapes(&step.op).map_err(|problem| ProgramError::Shape {
-                step: step.layer.map_or(step.name.clone(), |l| format!("{l}.{}", step.name)),
-                problem,
-            })?;
-        }
+        self.check_shapes()?;
         let count = |name: &str| self.steps.iter().filter(|s| s.op.name() == name).count();
         match (count("embed"), count("sample")) {
             (1, 1) => Ok(()),
@@ -88,7 +89,7 @@ impl Program {
         for step in &self.steps {
             let value_ok = |id: &ValueId| (id.0 as usize) < self.values.len();
             let weight_ok = |id: &WeightId| (id.0 as usize) < self.weights.len();
-            let ids = step.op.inputs().into_iter().chain(step.op.out());
+            let ids = step.op.reads().into_iter().chain(step.op.made());
             if !ids.into_iter().all(|id| value_ok(&id)) || !step.op.weights().iter().all(weight_ok)
             {
                 return Err(ProgramError::Dangling { step: step.name.clone() });
@@ -99,7 +100,7 @@ impl Program {
 
     fn check_makers(&self) -> Result<(), ProgramError> {
         let mut makers = vec![0; self.values.len()];
-        for out in self.steps.iter().filter_map(|step| step.op.out()) {
+        for out in self.steps.iter().filter_map(|step| step.op.made()) {
             makers[out.0 as usize] += 1;
         }
         match makers.iter().position(|&times| times != 1) {
@@ -111,73 +112,149 @@ impl Program {
         }
     }
 
-    fn check_shapes(&self, op: &ProgramOp) -> Result<(), String> {
-        let shape = &self.shape;
-        match *op {
-            ProgramOp::Embed { table, out } => {
-                let (table, out) = (self.weight(table), self.value(out));
-                ensure(table.rows == shape.vocab, "the table's rows are not the vocabulary")?;
-                ensure(out.cols == table.cols && out.rows == Dim::Tokens, "out has another shape")
-            }
-            ProgramOp::RmsNorm { x, norm, out } => {
-                self.norm_fits(norm, self.value(x).cols)?;
-                same_shape(self.value(x), self.value(out))
-            }
-            ProgramOp::Linear { x, w, bias, out } => {
-                let (x, w, out) = (self.value(x), self.weight(w), self.value(out));
-                ensure(x.cols == w.cols, "x and w differ in input features")?;
-                ensure(out.cols == w.rows && out.rows == x.rows, "out has another shape")?;
-                let bias = bias.map(|bias| self.weight(bias));
-                ensure(bias.is_none_or(|b| b.cols == w.rows && b.rows == 1), "bias does not fit")
-            }
-            ProgramOp::Add { a, b, out } => {
-                same_shape(self.value(a), self.value(b))?;
-                same_shape(self.value(a), self.value(out))
-            }
-            ProgramOp::SiluMul { x, out } => {
-                let (x, out) = (self.value(x), self.value(out));
-                ensure(x.cols == 2 * out.cols && x.rows == out.rows, "out is not half as wide as x")
-            }
-            ProgramOp::RopeKv { qkv, q_norm, k_norm, kv, out } => {
-                ensure(kv < shape.layers, "there are no pages for this layer")?;
-                ensure(self.value(qkv).cols == shape.qkv_cols(), "qkv is not q, k and v heads")?;
-                for norm in [q_norm, k_norm].into_iter().flatten() {
-                    self.norm_fits(norm, shape.head_dim)?;
-                }
-                same_shape(self.value(qkv), self.value(out))
-            }
-            ProgramOp::Attention { qkv, kv, out, .. } => {
-                ensure(kv < shape.layers, "there are no pages for this layer")?;
-                let (qkv, out) = (self.value(qkv), self.value(out));
-                ensure(qkv.cols == shape.qkv_cols(), "qkv is not q, k and v heads")?;
-                ensure(out.cols == shape.q_cols() && out.rows == qkv.rows, "out is not q heads")
-            }
-            ProgramOp::GatherLast { x, out } => {
-                let (x, out) = (self.value(x), self.value(out));
-                ensure(
-                    x.rows == Dim::Tokens && out.rows == Dim::Rows,
-                    "it turns tokens into rows",
-                )?;
-                ensure(x.cols == out.cols && x.dtype == out.dtype, "x and out differ")
-            }
-            ProgramOp::Sample { logits } => {
-                let logits = self.value(logits);
-                ensure(logits.rows == Dim::Rows, "logits are not one row per sequence")?;
-                ensure(logits.cols == shape.vocab, "logits are not as wide as the vocabulary")
-            }
+    /// Each op checks its own shapes, as in a step of more tokens than rows.
+    fn check_shapes(&self) -> Result<(), ProgramError> {
+        let wrong = |step: &Step| {
+            let step = step.full_name();
+            move |problem: String| ProgramError::Shape { step, problem }
+        };
+        let shapes = Shapes::of(self).map_err(|problem| match self.steps.first() {
+            Some(step) => wrong(step)(problem),
+            None => ProgramError::Ends { embeds: 0, samples: 0 },
+        })?;
+        for step in &self.steps {
+            let op = step.op.bind(&shapes).map_err(wrong(step))?;
+            op.check().map_err(|error| wrong(step)(problem(error)))?;
+            self.check_pairs(step).map_err(wrong(step))?;
         }
+        Ok(())
     }
 
-    fn norm_fits(&self, norm: NormRef, cols: u32) -> Result<(), String> {
-        let weight = self.weight(norm.weight);
-        ensure(weight.rows == 1 && weight.cols == cols, "the norm's weight has another length")
+    /// What an activation multiplies must alternate in the weights that made it.
+    fn check_pairs(&self, step: &Step) -> Result<(), String> {
+        let ProgramOp::SiluMul(silu) = &step.op else { return Ok(()) };
+        let maker = self.steps.iter().find(|other| other.op.made() == Some(silu.x));
+        let apart = maker.is_some_and(|maker| match &maker.op {
+            ProgramOp::Linear(linear) => self.weight(linear.w).layout != WeightLayout::GateUp,
+            _ => false,
+        });
+        if apart { Err("gate and up rows do not alternate".into()) } else { Ok(()) }
     }
 }
 
-fn ensure(holds: bool, problem: &str) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(problem.to_owned()) }
+/// What an op says of itself, without its name: the step's is known.
+fn problem(error: device::Error) -> String {
+    match error {
+        device::Error::Contract { problem, .. } => problem,
+        other => other.to_string(),
+    }
 }
 
-fn same_shape(a: &Value, b: &Value) -> Result<(), String> {
-    ensure((a.rows, a.cols) == (b.rows, b.cols), "shapes differ")
+/// Gives everything a place that no memory stands behind.
+struct Shapes<'a> {
+    program: &'a Program,
+    arena: RefCell<OpenArena>,
+    values: RefCell<BTreeMap<ValueId, Tensor>>,
+    state: StepState,
+}
+
+impl<'a> Shapes<'a> {
+    const PAGE_SIZE: u32 = 16;
+    const KEY: ShapeKey = ShapeKey::prefill(3, 2);
+
+    fn of(program: &'a Program) -> Result<Shapes<'a>, String> {
+        let ShapeKey { rows, tokens, .. } = Self::KEY;
+        let (page_size, vocab) = (Self::PAGE_SIZE, program.shape.vocab);
+        let (seats, pages_per_seat, penalties) = (rows, 1, false);
+        let limits =
+            StepLimits { seats, rows, tokens, pages_per_seat, page_size, vocab, penalties };
+        let mut arena = OpenArena::new();
+        let state =
+            StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
+        let state = state.map_err(|error| error.to_string())?;
+        Ok(Shapes { program, arena: RefCell::new(arena), values: RefCell::default(), state })
+    }
+
+    fn alloc(&self, region: Region, dtype: DType, rows: u32, cols: u32) -> Tensor {
+        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        let span = self.arena.borrow_mut().alloc(region, "shapes", bytes);
+        Tensor::dense(span, dtype, rows, cols)
+    }
+}
+
+impl Binder<Symbolic> for Shapes<'_> {
+    type Error = String;
+
+    fn value(&self, id: ValueId) -> Result<Tensor, String> {
+        if let Some(known) = self.values.borrow().get(&id) {
+            return Ok(*known);
+        }
+        let Value { rows, cols, dtype, .. } = *self.program.value(id);
+        // A value that must be made in place lies where what it replaces does.
+        let replaced = self.program.steps.iter().find_map(|step| {
+            step.op.reuse().filter(|reuse| reuse.must && reuse.to == id).map(|reuse| reuse.from)
+        });
+        let tensor = match replaced {
+            Some(from) if from != id => {
+                let from = self.value(from)?;
+                Tensor { rows: rows.size(&Self::KEY), cols, dtype, ..from }
+            }
+            _ => self.alloc(Region::Workspace, dtype, rows.size(&Self::KEY), cols),
+        };
+        self.values.borrow_mut().insert(id, tensor);
+        Ok(tensor)
+    }
+
+    fn weight(&self, id: WeightId) -> Result<Tensor, String> {
+        let weight = self.program.weight(id);
+        Ok(self.alloc(Region::Weights, weight.dtype, weight.rows, weight.cols))
+    }
+
+    fn table(&self, _table: RopeId) -> Result<Tensor, String> {
+        let shape = &self.program.shape;
+        Ok(self.alloc(Region::Weights, DType::F32, shape.max_positions, shape.head_dim))
+    }
+
+    fn cache(&self, layer: u32) -> Result<KvLayer, String> {
+        if layer >= self.program.shape.layers {
+            return Err("there are no pages for this layer".into());
+        }
+        let template = crate::layout::kv_layer(self.program, Self::PAGE_SIZE, 1);
+        let bytes = template.page_bytes();
+        let span = self.arena.borrow_mut().alloc(Region::Kv, "shapes", bytes);
+        Ok(KvLayer { span, ..template })
+    }
+
+    fn bytes(&self, id: ValueId) -> Result<Span, String> {
+        Ok(self.value(id)?.span)
+    }
+
+    fn state(&self) -> StepState {
+        self.state
+    }
+
+    fn size(&self) -> StepShape {
+        let ShapeKey { rows, tokens, .. } = Self::KEY;
+        StepShape { rows, tokens, single: false }
+    }
+
+    fn pages(&self) -> u32 {
+        1
+    }
+
+    fn inputs(&self) -> Option<HostInputs> {
+        None
+    }
+
+    fn live(&self, _value: ValueId) -> Option<Span> {
+        None
+    }
+
+    fn last_only(&self, _value: ValueId) -> bool {
+        false
+    }
+
+    fn members(&self, members: &[ProgramOp]) -> Result<Vec<device::Op>, String> {
+        members.iter().map(|member| member.bind(self)).collect()
+    }
 }

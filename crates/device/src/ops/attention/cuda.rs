@@ -9,10 +9,9 @@
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::cuda::tuned;
-use crate::op::{Attention, Norm};
+use crate::op::{AttentionChain, Norm};
 use crate::ops::prologue::cuda::ways;
-use crate::ops::{Contract, require};
+use crate::ops::require;
 use crate::step::count;
 use crate::variant::{AttentionKernel, AttentionVariant, Pick, Variant};
 use crate::{DType, Span};
@@ -25,7 +24,7 @@ const MANY_ROWS: u32 = 32;
 /// Tokens of a sequence up to which wide tiles of the Hopper kernel would mostly be cut off.
 const SHORT: u32 = 1024;
 
-impl Attention {
+impl AttentionChain {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
         let (split, y, z) = self.pieces(target);
         if !self.tensor_cores(target) || split == 0 {
@@ -64,7 +63,7 @@ impl Attention {
     }
 
     /// Other settings worth measuring.
-    pub(crate) fn candidates(&self, target: &Target) -> Vec<AttentionVariant> {
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<Variant> {
         if !self.single || !self.tensor_cores(target) {
             return Vec::new();
         }
@@ -80,14 +79,14 @@ impl Attention {
         let all = least.into_iter().chain([warps]).chain(stages).chain(clusters);
         let worth = |variant: &AttentionVariant| {
             let pick = Pick::Named(*variant);
-            Attention { pick, ..self.clone() }.check_variant(target).is_ok()
+            AttentionChain { pick, ..self.clone() }.check_variant(target).is_ok()
         };
-        all.filter(worth).collect()
+        all.filter(worth).map(Variant::Attention).collect()
     }
 
     /// What was asked for, else what was measured to be best, else nothing.
     fn asked(&self, target: &Target) -> AttentionVariant {
-        let measured = || target.tuned.variant(&tuned::attention(self)).copied();
+        let measured = || target.tuned.variant(&self.shape_text()?).copied();
         match self.pick {
             Pick::Named(variant) => variant,
             Pick::Best if self.single => match measured() {
@@ -227,7 +226,7 @@ impl Attention {
     /// The rows of one token, whatever the others have.
     fn ones(&self, target: &Target) -> Result<Lowered> {
         let (single, scratch, pick) = (true, None, Pick::Best);
-        Attention { single, scratch, pick, ..self.clone() }.fast(target, true)
+        AttentionChain { single, scratch, pick, ..self.clone() }.fast(target, true)
     }
 
     fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {

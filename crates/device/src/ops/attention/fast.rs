@@ -1,6 +1,5 @@
 //! Work is cut by row, KV head and block of tokens; the query heads that share a KV head go together.
 
-use super::Attention;
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
 use super::{ggml, portable};
@@ -11,6 +10,7 @@ use crate::cpu::simd::Level;
 use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load_floats};
+use crate::op::AttentionChain;
 use crate::op::KvLayer;
 use crate::ops::rope_kv::RopeKvStep;
 
@@ -41,7 +41,7 @@ unsafe impl Send for AttentionStep {}
 // SAFETY: as above.
 unsafe impl Sync for AttentionStep {}
 
-impl Attention {
+impl AttentionChain {
     pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         let level = lowering.level;
         let group = self.q_heads / self.kv.heads;

@@ -14,9 +14,8 @@
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::cuda::tuned;
-use crate::op::{Epilogue, Hand, Linear, RopeKv};
-use crate::ops::{Contract, require};
+use crate::op::{Epilogue, LinearChain, NormHandoff, RopeKv, SiluMul};
+use crate::ops::require;
 use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
 use crate::{DType, Result, Tensor};
 
@@ -56,7 +55,7 @@ impl Plan {
     }
 }
 
-impl Linear {
+impl LinearChain {
     /// Bytes of scratch its kernel needs; none where there is no kernel.
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
         self.plan(target).map_or(0, |plan| self.needs(plan))
@@ -82,10 +81,14 @@ impl Linear {
         }
     }
 
+    fn tuned(&self, target: &Target) -> Option<Variant> {
+        target.tuned.variant(&self.shape_text()?).copied()
+    }
+
     /// What was asked for, else what was measured to be best, else what the rule says.
     fn plan(&self, target: &Target) -> Result<Plan> {
         let plan = match self.pick {
-            Pick::Best => match target.tuned.variant(&tuned::linear(self)).copied() {
+            Pick::Best => match self.tuned(target) {
                 None => self.rule(target),
                 Some(Variant::Linear(variant)) => self.named(target, variant)?,
                 Some(other) => {
@@ -100,20 +103,20 @@ impl Linear {
             Pick::Named(variant) => self.named(target, variant)?,
         };
         let hands = matches!(plan, Plan::Wgmma { .. } | Plan::Tiles);
-        require(hands || self.hand.is_nothing(), Self::NAME, || {
+        require(hands || self.handoff.is_nothing(), Self::NAME, || {
             format!("the kernel `{}` hands nothing on to the next norm", plan.name())
         })?;
         Ok(plan)
     }
 
     /// Whether this op and the one after it, `next`, have kernels that hand the input of its norm over.
-    pub(crate) fn can_hand_on(&self, next: &Linear, target: &Target) -> bool {
+    pub(crate) fn can_hand_on(&self, next: &LinearChain, target: &Target) -> bool {
         let Some(norm) = next.norm else { return false };
         let halves = [self.y.dtype, norm.weight.dtype, next.w.dtype] == [DType::BF16; 3];
         let dense = self.y == next.x && self.y.cols.is_multiple_of(256);
         let adds = matches!(self.epilogue, Epilogue::Residual(_));
-        let giver = Linear { hand: Hand::Gives(norm), ..self.clone() };
-        let taker = Linear { hand: Hand::Takes, ..next.clone() };
+        let giver = LinearChain { handoff: NormHandoff::Produce(norm), ..self.clone() };
+        let taker = LinearChain { handoff: NormHandoff::Consume, ..next.clone() };
         let kernels = match (giver.plan(target), taker.plan(target)) {
             (Ok(Plan::Wgmma { wide, .. }), Ok(Plan::Wgmma { columns, .. })) => {
                 // Beyond this, storing two more bytes per element takes what the norm's launch did.
@@ -123,19 +126,19 @@ impl Linear {
             (Ok(Plan::Tiles), Ok(Plan::Tiles)) => true,
             _ => false,
         };
-        let ready = self.hand == Hand::Nothing && next.hand == Hand::Nothing;
+        let ready = self.handoff == NormHandoff::Nothing && next.handoff == NormHandoff::Nothing;
         ready && halves && dense && adds && kernels
     }
 
     /// Whether this product has a kernel that also does `rope`, the op after it.
     pub(crate) fn can_rotate(&self, rope: &RopeKv, target: &Target) -> bool {
-        let fused = Linear { rope: Some(Box::new(rope.clone())), ..self.clone() };
+        let fused = LinearChain { rope: Some(Box::new(rope.clone())), ..self.clone() };
         let plain = self.rope.is_none() && self.epilogue == Epilogue::Store && rope.qkv == self.y;
         plain && fused.plan(target) == Ok(Plan::Tiles) && fused.rotates(rope)
     }
 
     /// Other kernels worth measuring.
-    pub(crate) fn candidates(&self, target: &Target) -> Vec<LinearVariant> {
+    pub(crate) fn candidates(&self, target: &Target) -> Vec<Variant> {
         let rows = self.x.rows;
         let stream = (3..=6).map(|stages| LinearVariant::Stream { stages: Some(stages) });
         let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
@@ -153,7 +156,7 @@ impl Linear {
         let own = stream.filter(|_| rows <= 8).chain(tiles.filter(|_| rows > 4 && rows <= 256));
         let others = [LinearVariant::Tiles, LinearVariant::Gemm].into_iter();
         // The next op reads what this one prepares for it.
-        let others = others.filter(|_| self.hand.is_nothing());
+        let others = others.filter(|_| self.handoff.is_nothing());
         let mut seen = vec![self.rule(target), Plan::Reference];
         let worth = |variant: &LinearVariant| {
             let Ok(plan) = self.named(target, *variant) else { return false };
@@ -161,7 +164,7 @@ impl Linear {
             seen.push(plan);
             fresh
         };
-        own.chain(others).filter(worth).collect()
+        own.chain(others).filter(worth).map(Variant::Linear).collect()
     }
 
     /// Whether formats and rows are those that tensor cores multiply.
@@ -256,7 +259,7 @@ impl Linear {
         let (whole, halves) = (n.div_ceil(192), [64, 128].map(|wide| n.div_ceil(wide) * 2));
         let round = halves.into_iter().find(|blocks| *blocks <= target.sms).unwrap_or(0);
         match rows {
-            _ if !self.hand.is_nothing() => None,
+            _ if !self.handoff.is_nothing() => None,
             129..=256 if fills(whole) && (rows > 192 || whole <= target.sms) => {
                 Some(WgmmaShape { wide: Some(192), ..WgmmaShape::default() })
             }
@@ -314,7 +317,7 @@ impl Linear {
         let normed = self.normed_bytes();
         match plan {
             Plan::Stream { .. } | Plan::Reference => 0,
-            Plan::Wgmma { .. } | Plan::Tiles if !self.hand.is_nothing() => {
+            Plan::Wgmma { .. } | Plan::Tiles if !self.handoff.is_nothing() => {
                 let (_, prepared, squares) = self.handed_bytes();
                 SEMAPHORE_BYTES + prepared + squares
             }
@@ -392,8 +395,8 @@ impl Linear {
             let span = scratch.part(from, self.pair_bytes());
             gemm.y = Tensor::dense(span, self.x.dtype, x.rows, self.w.rows);
             launches.push(Lowered::Gemm(gemm.clone()));
-            let silu = crate::ops::rms_norm::cuda::silu_mul(target, &gemm.y, &self.y, self.live)?;
-            launches.push(silu);
+            let silu = SiluMul { x: gemm.y, y: self.y, live: self.live };
+            launches.extend(silu.lower(target)?);
         } else {
             launches.push(Lowered::Gemm(gemm));
         }

@@ -11,7 +11,7 @@ use crate::cpu::pack;
 use crate::cpu::simd::Level;
 use crate::cpu::step::{Scratch, Step, Team, chunks, falling, falling_part, part};
 use crate::cpu::view::{Matrix, Words, load_floats, round_to};
-use crate::op::Linear;
+use crate::op::LinearChain;
 use crate::ops::rms_norm::NormStep;
 
 /// Rows of x up to which one thread prepares them all.
@@ -35,7 +35,7 @@ enum Kernel {
     Packed(packed::Kind),
 }
 
-impl Linear {
+impl LinearChain {
     pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         let level = lowering.level;
         let kernel = match self.w.dtype {

@@ -6,7 +6,7 @@ use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, exp, levels};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
-use crate::op::{Epilogue, Linear};
+use crate::op::{Epilogue, LinearChain};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -32,7 +32,7 @@ enum Kind {
 }
 
 impl Finish {
-    pub(super) fn new(op: &Linear, memory: &CpuMemory, lowering: &Lowering) -> Finish {
+    pub(super) fn new(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> Finish {
         let kind = match &op.epilogue {
             Epilogue::Store => Kind::Store,
             Epilogue::Residual(residual) => Kind::Residual(Matrix::new(memory, residual)),

@@ -2,7 +2,7 @@
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES};
-use crate::op::{Hand, Linear, Norm, RmsNorm};
+use crate::op::{LinearChain, Norm, NormHandoff, RmsNorm};
 use crate::{Result, Span, Tensor};
 
 /// Who prepares the input of a product, and for whom it prepares.
@@ -44,7 +44,7 @@ pub(super) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
     })
 }
 
-impl Linear {
+impl LinearChain {
     /// Without scratch nothing can be handed on, and nothing prepared.
     pub(super) fn handing(&self, target: &Target) -> Result<Handing> {
         let plain = |(x, launches)| Handing {
@@ -56,14 +56,14 @@ impl Linear {
             prepared: None,
         };
         let Some(scratch) = self.scratch else { return Ok(plain((self.x, Vec::new()))) };
-        Ok(match self.hand {
-            Hand::Nothing => plain(self.normed(target, scratch)?),
-            Hand::Takes => {
+        Ok(match self.handoff {
+            NormHandoff::Nothing => plain(self.normed(target, scratch)?),
+            NormHandoff::Consume => {
                 let (prepared, squares) = self.handed(scratch);
                 let squares = Some(squares);
                 Handing { takes: true, squares, ..plain((prepared, Vec::new())) }
             }
-            Hand::Gives(norm) => {
+            NormHandoff::Produce(norm) => {
                 let (prepared, squares) = self.handed(scratch);
                 let (squares, prepared) = (Some(squares), Some(prepared.span));
                 let own = plain(self.normed(target, scratch)?);
@@ -90,7 +90,7 @@ impl Linear {
     }
 
     pub(super) fn handed_bytes(&self) -> (&Tensor, u64, u64) {
-        let like = if self.hand == Hand::Takes { &self.x } else { &self.y };
+        let like = if self.handoff == NormHandoff::Consume { &self.x } else { &self.y };
         let elems = u64::from(like.rows) * u64::from(like.cols);
         (like, (2 * elems).next_multiple_of(1024), elems / 64 * 4)
     }

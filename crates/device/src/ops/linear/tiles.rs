@@ -4,7 +4,7 @@ use super::cuda::type_of;
 use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
-use crate::op::{Epilogue, Hand, Linear, Norm, RopeKv};
+use crate::op::{Epilogue, LinearChain, Norm, NormHandoff, RopeKv};
 use crate::{DType, Result, Tensor};
 
 /// Tokens and weight rows that a cluster of two blocks takes at a time.
@@ -13,7 +13,7 @@ const CLUSTER_TILE: (u32, u32) = (256, 256);
 /// Chunks of 64 columns on their way.
 const STAGES: u32 = 4;
 
-impl Linear {
+impl LinearChain {
     /// Whether `tiles` can make this product, and (unless `asked` for) faster than the library: its waves
     /// are well filled, and it saves a pass over the product or at least loses nothing.
     pub(super) fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
@@ -31,7 +31,7 @@ impl Linear {
             // Steps as long as the budget are full, and powers of two. Other buckets are mostly padded: there what is
             // not computed, and a norm's pass less, make up for it.
             Epilogue::Residual(_)
-                if matches!(self.hand, Hand::Gives(_)) && !rows.is_power_of_two() =>
+                if matches!(self.handoff, NormHandoff::Produce(_)) && !rows.is_power_of_two() =>
             {
                 rows > 512 && filled > 0.9
             }

@@ -4,17 +4,17 @@ use super::cuda::{NARROW, Plan};
 use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
-use crate::op::{Hand, Linear};
+use crate::op::{LinearChain, NormHandoff};
 use crate::variant::WgmmaShape;
 use crate::{DType, Result};
 
-impl Linear {
+impl LinearChain {
     pub(super) fn wgmma_plan(&self, target: &Target, asked: &WgmmaShape) -> Plan {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let whole = |columns: u32| columns.next_multiple_of(if columns > 128 { 16 } else { 8 });
         let given = asked.columns.filter(|columns| (8..=256).contains(columns));
         let columns = whole(given.unwrap_or(rows.min(256)));
-        let gives = matches!(self.hand, Hand::Gives(_));
+        let gives = matches!(self.handoff, NormHandoff::Produce(_));
         // Microseconds that the busiest block reads, and what sharing K takes.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);

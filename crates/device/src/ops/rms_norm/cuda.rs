@@ -1,9 +1,9 @@
 //! `kernels/rms_norm.cu`: a block per row.
 
+use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::op::RmsNorm;
-use crate::{Result, Tensor};
 
 impl RmsNorm {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -19,20 +19,4 @@ impl RmsNorm {
             .arg(Arg::F32(self.norm.eps));
         Ok(vec![kernel.lowered()])
     }
-}
-
-/// `y[i] = silu(x[2i]) · x[2i + 1]` after a library product.
-pub(crate) fn silu_mul(
-    target: &Target,
-    x: &Tensor,
-    y: &Tensor,
-    live: Option<crate::Span>,
-) -> Result<Lowered> {
-    let kernel = Kernel::new(target, "rms_norm", "silu_mul")
-        .defines(&[("XT", code(x.dtype, "linear")?), ("WT", 0), ("YT", 0), ("ALIGNED", 1)])
-        .grid(y.cols.div_ceil(1024), y.rows, 1)
-        .tensors(&[x, y])
-        .ints(&[y.cols, x.stride, y.stride])
-        .optional(live);
-    Ok(kernel.lowered())
 }

@@ -4,7 +4,7 @@ use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::Sample;
 use crate::ops::prologue::cuda::layout;
-use crate::ops::{Contract, require};
+use crate::ops::require;
 use crate::{Error, Result};
 
 impl Sample {
@@ -14,14 +14,14 @@ impl Sample {
         (2 * target.sms / self.rows.max(1)).clamp(1, useful.clamp(1, 64))
     }
 
-    pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
+    pub(super) fn partial_bytes(&self, target: &Target) -> u64 {
         SEMAPHORE_BYTES + u64::from(self.rows) * u64::from(self.parts(target)) * 8
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let s = &self.state;
-        let Some(scratch) = self.scratch.filter(|s| s.len >= self.scratch_bytes(target)) else {
-            let problem = format!("needs {} bytes of scratch", self.scratch_bytes(target));
+        let Some(scratch) = self.scratch.filter(|s| s.len >= self.partial_bytes(target)) else {
+            let problem = format!("needs {} bytes of scratch", self.partial_bytes(target));
             return Err(Error::Contract { op: "sample".into(), problem });
         };
         // A word for each row, and one for all of them, counts blocks that are done.

@@ -6,8 +6,8 @@
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, aligned};
-use crate::op::{Attention, Epilogue, Layers, Linear, Norm, RopeKv};
-use crate::ops::Contract;
+use crate::op::{AttentionChain, Epilogue, LinearChain, Norm, RopeKv};
+use crate::ops::{Access, SpanVisitor, Traffic, require, require_scratch};
 use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Warps that compute; one more fetches.
@@ -19,9 +19,81 @@ const SLICE: u32 = 256 + 64;
 /// What a table of arguments can hold: 4 KiB of parameters, nine addresses a layer.
 const MOST_LAYERS: usize = 48;
 
-impl Layers {
+/// The name in errors.
+const NAME: &str = "layers";
+
+/// The members of a run of decoder layers: linears and attention, alone or fused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers<'a> {
+    pub(crate) members: &'a [Op],
+    /// Where blocks exchange activations.
+    pub(crate) exchange: Option<Span>,
+}
+
+impl Layers<'_> {
+    /// What members do not check themselves.
+    pub(crate) fn check(&self) -> Result<()> {
+        for member in self.members {
+            let allowed = LinearChain::of(member).is_some() || AttentionChain::of(member).is_some();
+            require(allowed, NAME, || format!("{} cannot be a member", member.name()))?;
+        }
+        let Some(exchange) = self.exchange else { return Ok(()) };
+        require_scratch(Some(exchange), NAME)?;
+        let mut apart = true;
+        for member in self.members {
+            member.visit_spans(&mut |span, _| apart &= !span.overlaps(exchange));
+        }
+        require(apart, NAME, || "a member touches what blocks exchange".into())
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        format!("layers: {} ops as one", self.members.len())
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.members.iter().map(Op::traffic).fold(Traffic::default(), |a, b| Traffic {
+            weights: a.weights + b.weights,
+            values: a.values + b.values,
+        })
+    }
+
+    /// What comes from outside is read; what members pass on is only written.
+    pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        let mut written: Vec<Span> = Vec::new();
+        for member in self.members {
+            member.visit_spans(&mut |span, access| {
+                if access != Access::Write && !written.contains(&span) {
+                    visit(span, Access::Read);
+                }
+                if access != Access::Read && !written.contains(&span) {
+                    written.push(span);
+                    visit(span, Access::Write);
+                }
+            });
+        }
+        if let Some(exchange) = self.exchange {
+            visit(exchange, Access::Update);
+        }
+    }
+
+    /// What decides how long it takes, in words; `None` unless it is layers of a decode step.
+    pub(crate) fn shape_text(&self) -> Option<String> {
+        let Layer { qkv, attention, up, .. } = Layer::of(self.members.get(..5)?)?;
+        let (kv, count) = (&attention.kv, self.members.len() / 5);
+        Some(format!(
+            "layers {count}x{}x{}:{} {}:{}x{} {:?}",
+            qkv.x.rows,
+            qkv.x.cols,
+            up.y.cols,
+            attention.q_heads,
+            kv.heads,
+            kv.head_dim,
+            qkv.w.dtype
+        ))
+    }
+
     /// Why the one kernel cannot run these members on `target`; `None` if it can.
-    pub fn unfit(&self, target: &Target) -> Option<&'static str> {
+    pub(crate) fn unfit(&self, target: &Target) -> Option<&'static str> {
         self.plan(target).err()
     }
 
@@ -30,7 +102,7 @@ impl Layers {
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let refused = |problem: String| Error::Contract { op: Self::NAME.into(), problem };
+        let refused = |problem: String| Error::Contract { op: NAME.into(), problem };
         let plan = self.plan(target).map_err(|why| refused(format!("no kernel: {why}")))?;
         let needs = plan.words() * 8;
         let exchange = self.exchange.filter(|exchange| exchange.len >= needs).ok_or_else(|| {
@@ -40,7 +112,7 @@ impl Layers {
         Ok(vec![plan.launch(target, exchange)])
     }
 
-    fn plan(&self, target: &Target) -> std::result::Result<Plan<'_>, &'static str> {
+    fn plan(&self, target: &Target) -> std::result::Result<Plan, &'static str> {
         if target.capability.0 != 9 {
             return Err("the kernel is for compute capability 9");
         }
@@ -51,41 +123,37 @@ impl Layers {
 }
 
 /// The five members of a layer.
-struct Layer<'a> {
-    qkv: &'a Linear,
+struct Layer {
+    qkv: LinearChain,
     norm1: Norm,
-    attention: &'a Attention,
-    rope: &'a RopeKv,
-    o: &'a Linear,
-    up: &'a Linear,
+    attention: AttentionChain,
+    rope: RopeKv,
+    o: LinearChain,
+    up: LinearChain,
     norm2: Norm,
-    down: &'a Linear,
+    down: LinearChain,
 }
 
-impl<'a> Layer<'a> {
-    fn of(members: &'a [Op]) -> Option<Layer<'a>> {
-        let [
-            Op::Linear(qkv),
-            Op::Attention(attention),
-            Op::Linear(o),
-            Op::Linear(up),
-            Op::Linear(down),
-        ] = members
+impl Layer {
+    fn of(members: &[Op]) -> Option<Layer> {
+        let [qkv, attention, o, up, down] = members else { return None };
+        let attention = AttentionChain::of(attention)?;
+        let [Some(qkv), Some(o), Some(up), Some(down)] = [qkv, o, up, down].map(LinearChain::of)
         else {
             return None;
         };
-        let (norm1, norm2, rope) = (qkv.norm?, up.norm?, attention.rope.as_deref()?);
+        let (norm1, norm2, rope) = (qkv.norm?, up.norm?, *attention.rope.clone()?);
         Some(Layer { qkv, norm1, attention, rope, o, up, norm2, down })
     }
 
     /// That each member works on what the one before it made, in place and in bf16.
     fn chained(&self) -> bool {
         let Layer { qkv, attention, rope, o, up, down, .. } = self;
-        let adds = |linear: &Linear, x: Tensor| {
+        let adds = |linear: &LinearChain, x: Tensor| {
             linear.epilogue == Epilogue::Residual(x) && linear.y == x && linear.norm.is_none()
         };
         let x = qkv.x;
-        let products = [*qkv, *o, *up, *down];
+        let products = [qkv, o, up, down];
         qkv.epilogue == Epilogue::Store
             && up.epilogue == Epilogue::SiluMul
             && adds(o, x)
@@ -93,7 +161,7 @@ impl<'a> Layer<'a> {
             && (qkv.y, attention.out, up.x, up.y) == (attention.qkv, o.x, x, down.x)
             && rope.qkv == attention.qkv
             && products.iter().all(|linear| linear.bias.is_none() && plain(&linear.w))
-            && products.iter().all(|linear| linear.hand.is_nothing())
+            && products.iter().all(|linear| linear.handoff.is_nothing())
             && rope.pairs.is_halves()
             && self
                 .norms()
@@ -115,7 +183,7 @@ impl<'a> Layer<'a> {
 
     /// Everything that all layers must have in common.
     fn form(&self) -> Form {
-        let (attention, kv) = (self.attention, &self.attention.kv);
+        let (attention, kv) = (&self.attention, &self.attention.kv);
         let eps = |norm: Option<Norm>| norm.map_or(0.0, |norm| norm.eps);
         Form {
             rows: self.qkv.x.rows,
@@ -233,7 +301,7 @@ fn plain(tensor: &Tensor) -> bool {
 }
 
 /// The pages of all layers as one span, from those of the first on, in whole lines of a head.
-fn pages(layers: &[Layer<'_>]) -> Option<Span> {
+fn pages(layers: &[Layer]) -> Option<Span> {
     let spans = || layers.iter().map(|layer| layer.attention.kv.span);
     let (first, end) = (spans().next()?, spans().map(|span| span.offset + span.len).max()?);
     let line = u64::from(layers[0].attention.kv.head_dim) * 2;
@@ -246,16 +314,16 @@ fn pages(layers: &[Layer<'_>]) -> Option<Span> {
     (spans().all(in_line) && len / line < 1 << 31).then_some(Span { len, ..first })
 }
 
-struct Plan<'a> {
-    layers: Vec<Layer<'a>>,
+struct Plan {
+    layers: Vec<Layer>,
     form: Form,
     blocks: u32,
     stages: u32,
     pages: Span,
 }
 
-impl<'a> Plan<'a> {
-    fn new(layers: Vec<Layer<'a>>, target: &Target) -> std::result::Result<Plan<'a>, &'static str> {
+impl Plan {
+    fn new(layers: Vec<Layer>, target: &Target) -> std::result::Result<Plan, &'static str> {
         let form = layers.first().ok_or("there are no layers")?.form();
         if layers.len() > MOST_LAYERS {
             return Err("more layers than a table of arguments holds");

@@ -1,0 +1,34 @@
+//! Where keys and values of a layer lie.
+
+use crate::{DType, Span};
+use serde::{Deserialize, Serialize};
+
+/// One layer's pages: `[page][k, v][kv_head][token in page][head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KvLayer {
+    /// The layer's part of the KV region.
+    pub span: Span,
+    /// F32, F16 or BF16.
+    pub dtype: DType,
+    /// Pages, the scratch page included.
+    pub pages: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// KV heads.
+    pub heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+}
+
+impl KvLayer {
+    /// Elements of one page: both k and v, all heads.
+    pub const fn page_elems(&self) -> u64 {
+        let heads = 2 * self.heads as u64;
+        heads.saturating_mul(self.head_dim as u64).saturating_mul(self.page_size as u64)
+    }
+
+    /// Bytes of one page of this layer.
+    pub const fn page_bytes(&self) -> u64 {
+        self.page_elems().saturating_mul(self.dtype.block_bytes() as u64)
+    }
+}

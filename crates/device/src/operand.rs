@@ -1,0 +1,138 @@
+//! What ops are over. A program's ops name values and weights; a plan's ops have tensors. They are the same
+//! types with different operands: a program becomes a plan by binding each operand.
+
+use crate::op::{KvLayer, Op};
+use crate::ops::Access;
+use crate::step::HostInputs;
+use crate::{Span, StepState, Tensor};
+use serde::de::{DeserializeOwned, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use std::any::TypeId;
+use std::fmt;
+
+/// Plain data that can be part of an op.
+pub trait Plain: Clone + fmt::Debug + PartialEq + Serialize + DeserializeOwned + 'static {}
+
+impl<T: Clone + fmt::Debug + PartialEq + Serialize + DeserializeOwned + 'static> Plain for T {}
+
+/// A choice of operands.
+pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
+    /// Activations.
+    type Value: Plain + Copy;
+    /// A weight.
+    type Weight: Plain + Copy;
+    /// A table of rotations.
+    type Table: Plain + Copy;
+    /// The pages of a cache.
+    type Cache: Plain + Copy;
+    /// Bytes of any kind.
+    type Bytes: Plain + Copy;
+    /// What is known only with a step's size and memory.
+    type Late<T: Plain>: Plain;
+}
+
+/// Operands are places in memory, and everything is known. The ops of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound;
+
+impl Operands for Bound {
+    type Value = Tensor;
+    type Weight = Tensor;
+    type Table = Tensor;
+    type Cache = KvLayer;
+    type Bytes = Span;
+    type Late<T: Plain> = T;
+}
+
+/// Stands for what is not known yet; absent from JSON.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unset;
+
+impl Serialize for Unset {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_none()
+    }
+}
+
+impl<'de> Deserialize<'de> for Unset {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Unset, D::Error> {
+        struct Nothing;
+        impl Visitor<'_> for Nothing {
+            type Value = Unset;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("nothing: this field belongs to plans")
+            }
+            fn visit_none<E>(self) -> Result<Unset, E> {
+                Ok(Unset)
+            }
+            fn visit_unit<E>(self) -> Result<Unset, E> {
+                Ok(Unset)
+            }
+        }
+        // As an option: a field that is absent is none.
+        from.deserialize_option(Nothing)
+    }
+}
+
+/// Whether a field is left out of JSON.
+pub(crate) fn unset<T: 'static>(_: &T) -> bool {
+    TypeId::of::<T>() == TypeId::of::<Unset>()
+}
+
+/// An operand of an op, as a visitor gets it.
+#[derive(Debug)]
+pub enum Operand<'a, O: Operands> {
+    /// A value and what happens to it.
+    Value(&'a mut O::Value, Access),
+    /// A weight, which is read.
+    Weight(&'a mut O::Weight),
+    /// A table, which is read.
+    Table(&'a mut O::Table),
+    /// Pages, which are read or written.
+    Cache(&'a mut O::Cache),
+}
+
+/// Gets every operand of an op.
+pub type OperandVisitor<'a, O> = &'a mut dyn FnMut(Operand<'_, O>);
+
+/// Gives operands their places.
+pub trait Binder<O: Operands> {
+    /// Why an operand has none.
+    type Error;
+
+    /// Where a value lies.
+    fn value(&self, value: O::Value) -> Result<Tensor, Self::Error>;
+    /// Where a weight lies.
+    fn weight(&self, weight: O::Weight) -> Result<Tensor, Self::Error>;
+    /// Where a table lies.
+    fn table(&self, table: O::Table) -> Result<Tensor, Self::Error>;
+    /// The pages of a cache.
+    fn cache(&self, cache: O::Cache) -> Result<KvLayer, Self::Error>;
+    /// Where bytes lie.
+    fn bytes(&self, bytes: O::Bytes) -> Result<Span, Self::Error>;
+    /// The step's tables.
+    fn state(&self) -> StepState;
+    /// Rows and tokens of the step.
+    fn size(&self) -> StepShape;
+    /// Pages that every cache has.
+    fn pages(&self) -> u32;
+    /// The host's input blocks, if it prepares them.
+    fn inputs(&self) -> Option<HostInputs>;
+    /// The device-side count of the rows of `value` that matter.
+    fn live(&self, value: O::Value) -> Option<Span>;
+    /// Whether only the last token of each row of `value` is ever read.
+    fn last_only(&self, value: O::Value) -> bool;
+    /// The same for a member of a fused op, whose results may stay inside.
+    fn members(&self, members: &[Op<O>]) -> Result<Vec<Op>, Self::Error>;
+}
+
+/// The size of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepShape {
+    /// Rows of the bucket.
+    pub rows: u32,
+    /// Tokens of the bucket.
+    pub tokens: u32,
+    /// Every row has exactly one token.
+    pub single: bool,
+}

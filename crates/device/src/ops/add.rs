@@ -1,0 +1,107 @@
+//! `y = a + b`, added in f32 and rounded once, when storing. `y` may be `a` or `b`. Rows past the `live` count may be
+//! left as they are.
+
+mod cuda;
+
+use super::{
+    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
+    require_fit, require_float, require_word,
+};
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
+use crate::cpu::step::{Serial, Step};
+use crate::cpu::view::Matrix;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::{Result, Span, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Add<O: Operands = Bound> {
+    /// One.
+    pub a: O::Value,
+    /// The other.
+    pub b: O::Value,
+    /// Their sum; may be `a` or `b`.
+    pub y: O::Value,
+    /// Rows past this device-side count need not be computed.
+    #[serde(skip_serializing_if = "unset")]
+    pub live: O::Late<Option<Span>>,
+}
+
+impl<O: Operands> Bindable for Add<O> {
+    type O = O;
+    type Bound = Add;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.a, Access::Read));
+        visit(Operand::Value(&mut self.b, Access::Read));
+        visit(Operand::Value(&mut self.y, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Add, B::Error> {
+        let (a, b, y) = (to.value(self.a)?, to.value(self.b)?, to.value(self.y)?);
+        Ok(Add { a, b, y, live: to.live(self.y) })
+    }
+
+    fn reuse(&self) -> Option<Reuse<O::Value>> {
+        Some(Reuse { from: self.a, to: self.y, must: false })
+    }
+}
+
+impl Contract for Add {
+    fn check(&self) -> Result<()> {
+        for (tensor, what) in [(&self.a, "a"), (&self.b, "b"), (&self.y, "y")] {
+            require_fit(tensor, Self::NAME, what)?;
+            require_float(tensor, Self::NAME, what)?;
+            let same = (tensor.rows, tensor.cols) == (self.y.rows, self.y.cols);
+            require(same, Self::NAME, || format!("{what} and y differ in shape"))?;
+        }
+        self.live.map_or(Ok(()), |live| require_word(live, Self::NAME, "the live count"))
+    }
+
+    fn describe(&self) -> String {
+        format!("add {}", self.y)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { weights: 0, values: self.a.bytes() + self.b.bytes() + self.y.bytes() }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
+    }
+
+    fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        visit(self.a.span, Access::Read);
+        visit(self.b.span, Access::Read);
+        if let Some(live) = self.live {
+            visit(live, Access::Read);
+        }
+        visit(self.y.span, Access::Write);
+    }
+
+    fn in_place(&self) -> Option<(Tensor, Tensor)> {
+        let from = if self.b == self.y { self.b } else { self.a };
+        Some((from, self.y))
+    }
+
+    fn detach(&mut self) {
+        self.live = None;
+    }
+}
+
+impl Add {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
+        Serial::boxed(self.clone(), memory, Add::reference)
+    }
+
+    /// Both the reference and what the CPU runs: linears add on their own.
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| Matrix::new(memory, tensor));
+        for row in 0..live_rows(memory, self.live, y.rows) {
+            (0..y.cols).for_each(|col| y.set(row, col, a.get(row, col) + b.get(row, col)));
+        }
+    }
+}
