@@ -32,7 +32,7 @@ fn hostile_grammars_are_refused_in_one_line() {
     for (flag, value, word) in [
         ("--json-schema", file("chain.json", &chain), "too large"),
         ("--json-schema", file("flat.json", &flat), "too large"),
-        ("--json-schema", file("self.json", r##"{"$ref":"#"}"##), "no text satisfies it"),
+        ("--json-schema", file("self.json", r##"{"$ref":"#"}"##), "no text satisfies the grammar"),
         ("--json-schema", file("none.json", "{"), "EOF"),
         ("--regex", "(a|b)".repeat(5000), "too large"),
         ("--regex", "[a".to_owned(), ""),

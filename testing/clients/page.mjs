@@ -79,7 +79,7 @@ await page.waitForSelector("#stop_button:not([hidden])");
 await page.waitForTimeout(400);
 await page.keyboard.press("Escape");
 await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
-assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by you/);
+assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by the user/);
 await shot("4-stopped");
 
 // The button stops, too, and what was said so far stays.
