@@ -1,6 +1,8 @@
-//! Size checks for JSON schemas, with references followed. The walk visits what llguidance would
-//! compile, in the same order: each schema once, the target of a reference at its first use. It
-//! stops at the first exceeded limit, so its cost is bounded by the limits and not by the schema.
+//! Size checks for JSON schemas, with references followed.
+//!
+//! The walk visits what llguidance would compile, in the same order: each schema once, the target
+//! of a reference at its first use. It stops at the first exceeded limit, so its cost is bounded by
+//! the limits and not by the schema.
 
 use crate::bounds::{Limits, TooLarge, at_most};
 use crate::regex;

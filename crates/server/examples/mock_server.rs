@@ -2,6 +2,7 @@
 //! tests and demos of the page.
 //!
 //!     cargo run --release -p server --example mock_server -- 127.0.0.1:8000
+//!
 //! Environment: `KEY` (API key), `STEP_US` (duration of a step), `SEATS`, `INFLIGHT`, `PANIC_EVERY`
 //! (steps), `TRACE` (file), `LOG` (a tracing filter), `ECHO` (repeat the prompt), `MODEL` (a
 //! checkpoint whose tokenizer and chat template are used; set `ECHO` too).

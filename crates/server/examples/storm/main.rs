@@ -4,6 +4,7 @@
 //! within a fifth.
 //!
 //!     dacapo serve --port 8000 & target/release/examples/storm http://127.0.0.1:8000 $!
+//!
 //! After the address and the process id come settings: `requests=10000`, `from=0` (the first
 //! request), `width=16` (concurrent requests), `streams=3`, `seed=1`, `seconds=1800` (time limit),
 //! `alone=30` (seconds of streams without the storm), `fill=120` (time limit for filling the KV

@@ -1,7 +1,8 @@
-//! Checks the `Host` header. This prevents DNS rebinding: a web page from `evil.example` may read
-//! responses from `evil.example`, and if that name resolves to this machine, the browser treats the
-//! server as the page's own origin. The browser still sends the name in `Host`, so the server can
-//! refuse it.
+//! Checks the `Host` header.
+//!
+//! This prevents DNS rebinding: a web page from `evil.example` may read responses from
+//! `evil.example`, and if that name resolves to this machine, the browser treats the server as the
+//! page's own origin. The browser still sends the name in `Host`, so the server can refuse it.
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
