@@ -1,4 +1,4 @@
-//! `dacapo bench`: figures, each with the machine and the command that made it.
+//! `dacapo bench`: measurements, recorded with the machine and the command.
 
 mod cpu;
 mod decode;
@@ -19,7 +19,7 @@ use crate::cli::Global;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// Measure this machine, a model on it, or a server
+/// Measure this machine, a model or a server
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]

@@ -17,15 +17,15 @@ use engine::request::Sampling;
 use rustyline::error::ReadlineError;
 use std::path::PathBuf;
 
-/// Talk with a model
+/// Chat with a model
 ///
-/// Arrow keys edit and go back in the history. Ctrl-C stops an answer; at the prompt, twice in a
-/// row, it leaves. /help lists the commands.
+/// Arrow keys edit the line and browse the history. Ctrl-C stops an answer; twice at the prompt, it
+/// exits. /help lists the commands.
 #[derive(Args, Debug)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// What the model is told to be
+    /// System message
     #[arg(long, short, value_name = "TEXT")]
     system: Option<String>,
     #[command(flatten)]
@@ -33,12 +33,12 @@ pub(crate) struct ChatArgs {
 }
 
 const HELP: &str = "\
-/reset          forget the conversation (the system message stays)
-/system TEXT    say what the model is to be, and forget the conversation; without TEXT: show it
-/help           this list
-/exit           leave (also Ctrl-D, or Ctrl-C twice)";
+/reset          clear the conversation, but keep the system message
+/system TEXT    set the system message and clear the conversation; without TEXT: show it
+/help           show this list
+/exit           exit (also Ctrl-D, or Ctrl-C twice)";
 
-/// What a line means.
+/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
     Nothing,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
         interrupt,
     };
     if !chat.conversation.has_template() {
-        note!("note: this model has no chat template; it continues your text");
+        note!("note: this model has no chat template; it will continue your text");
     }
     chat.run()
 }
@@ -96,7 +96,7 @@ impl<X: Executor> Chat<X> {
         let mut editor = rustyline::DefaultEditor::new()?;
         let history = history_path();
         if let Some(path) = &history {
-            // The first conversation has no history yet.
+            // At the first start there is no history file.
             let _ = editor.load_history(path);
         }
         let outcome = self.talk(&mut editor);
@@ -115,13 +115,13 @@ impl<X: Executor> Chat<X> {
                 Err(ReadlineError::Interrupted) if leaving => return Err(Interrupted.into()),
                 Err(ReadlineError::Interrupted) => {
                     leaving = true;
-                    note!("(once more to leave, or /exit)");
+                    note!("(press Ctrl-C again to exit, or type /exit)");
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
             leaving = false;
-            // A line that cannot be remembered can still be answered.
+            // A failure to store the line does not matter.
             let _ = editor.add_history_entry(line.trim());
             match parse(&line) {
                 Line::Nothing => {}
@@ -141,7 +141,7 @@ impl<X: Executor> Chat<X> {
         }
     }
 
-    /// One turn each. What goes wrong with a turn does not end the conversation.
+    /// One turn of the user and of the model. An error in a turn does not end the conversation.
     fn say(&mut self, text: &str) -> Result<()> {
         let prompt = match self.conversation.ask(text) {
             Ok(prompt) => prompt,
@@ -163,7 +163,7 @@ impl<X: Executor> Chat<X> {
                     false => self.conversation.answered(&answer.text),
                 }
             }
-            Err(error) if exit::code(&error) == exit::READER_GONE => return Err(error),
+            Err(error) if exit::code(&error) == exit::OUTPUT_CLOSED => return Err(error),
             Err(error) => {
                 self.conversation.take_back();
                 note!("error: {error:#}");
@@ -173,12 +173,12 @@ impl<X: Executor> Chat<X> {
     }
 }
 
-/// Where lines are remembered between conversations.
+/// The history file.
 fn history_path() -> Option<PathBuf> {
     Some(HubEnv::read().own_cache().ok()?.join("chat_history.txt"))
 }
 
-/// Keeps the history for its owner's eyes only; failing to is no reason to complain.
+/// Saves the history, readable only by its owner; errors are ignored.
 fn save_history(editor: &mut rustyline::DefaultEditor, path: &PathBuf) {
     let private = path.parent().is_some_and(|folder| device::private::make(folder).is_ok());
     if private && editor.save_history(path).is_ok() {
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_commands_or_words() {
+    fn lines_are_commands_or_messages() {
         assert_eq!(parse("  "), Line::Nothing);
         assert_eq!(parse(" hello /exit "), Line::Say("hello /exit"));
         assert_eq!(parse("/reset"), Line::Reset);

@@ -1,10 +1,10 @@
-//! What may stand on the command line.
+//! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::DeviceChoice;
 use device::cpu::Numerics;
 
-/// Runs language models by recording them as device graphs and replaying those
+/// Runs language models by recording them as device graphs and replaying them
 #[derive(Parser, Debug)]
 #[command(
     name = "dacapo",
@@ -22,14 +22,14 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  dacapo run -p \"What is the capital of France?\"     answer with SmolLM2, fetched when needed
+  dacapo run -p \"What is the capital of France?\"     answer with SmolLM2, downloaded if needed
   dacapo serve                                       OpenAI API and a page on http://127.0.0.1:8000
-  dacapo chat Qwen/Qwen3-0.6B                        talk with a model of the hub
+  dacapo chat Qwen/Qwen3-0.6B                        chat with a model from the hub
   dacapo run ./model.gguf --json < question.txt      one JSON object, for scripts
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, 141 nobody reads the output any more.";
+Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted, 141 output pipe closed.";
 
-/// Flags that every command takes.
+/// Flags of every command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Global {
     /// auto, cpu, cuda or cuda:N
@@ -41,37 +41,37 @@ pub(crate) struct Global {
         env = "DACAPO_DEVICE"
     )]
     pub(crate) device: DeviceChoice,
-    /// Threads of the CPU device; all cores unless said
+    /// Threads of the CPU device [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Where numbers are rounded. ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0)
-    /// on a CPU, slower; exact: the same tokens on every device, slowest
-    #[arg(long, global = true, value_name = "HOW", default_value = "fast")]
+    /// Precision. fast; ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0) on a
+    /// CPU, slower; exact: float32, the same tokens on every device, slowest
+    #[arg(long, global = true, value_name = "MODE", default_value = "fast")]
     pub(crate) numerics: Rounding,
 }
 
-/// Where numbers are rounded.
+/// The precision of the computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rounding {
-    /// Wherever it is fastest
+    /// The fastest kernels
     Fast,
-    /// As llama.cpp does on a CPU, to the bit
+    /// Bit for bit like llama.cpp on a CPU
     Ggml,
-    /// Nowhere below float32: weights are unpacked, four bytes each
+    /// Float32 throughout: weights are unpacked to four bytes each
     Exact,
 }
 
 impl From<Rounding> for Numerics {
     fn from(rounding: Rounding) -> Numerics {
         match rounding {
-            // Of float32 weights nothing is rounded by the fast kernels either.
+            // With float32 weights the fast kernels round nothing.
             Rounding::Fast | Rounding::Exact => Numerics::Fast,
             Rounding::Ggml => Numerics::Ggml,
         }
     }
 }
 
-/// The commands; each is a file of its own.
+/// The subcommands, one per file.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     Serve(crate::serve::ServeArgs),
@@ -90,7 +90,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn no_two_flags_are_in_each_others_way() {
+    fn flags_do_not_conflict() {
         Cli::command().debug_assert();
     }
 }

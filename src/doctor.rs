@@ -1,4 +1,4 @@
-//! `dacapo doctor`: what this machine has, what will be used, and what to do about the rest.
+//! `dacapo doctor`: checks this machine.
 
 use crate::models::{HubEnv, default_model};
 use crate::output::{Output, say};
@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use std::io::Write;
 
-/// Say what was found on this machine, what will be used, and how to mend what is missing
+/// Check this machine: devices, libraries, and how to fix what is missing
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     }
     match default {
         Ok(Some(path)) => say!("smollm2        {}", path.display())?,
-        Ok(None) => say!("smollm2        not here yet; `dacapo pull` fetches it")?,
+        Ok(None) => say!("smollm2        not downloaded; `dacapo pull` downloads it")?,
         Err(problem) => say!("smollm2        {problem:#}")?,
     }
     Ok(())

@@ -1,25 +1,25 @@
-//! How the program ends: what each exit code promises, and how an error earns one.
+//! Exit codes, and how errors map to them.
 
 use crate::log;
-use crate::output::{Output, ReaderGone, note, of_output};
+use crate::output::{Output, OutputClosed, note, of_output};
 use engine::model::LoadError;
 use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The program did what it was asked.
+/// Success.
 pub(crate) const OK: u8 = 0;
-/// It was asked for something sensible and could not do it.
+/// The input was valid, but the command failed.
 pub(crate) const RUNTIME: u8 = 1;
-/// What it was given is wrong: a flag, a name, a file.
+/// The input is invalid: a flag, a name, a file.
 pub(crate) const BAD_INPUT: u8 = 2;
-/// The user interrupted it (128 + SIGINT, as shells count).
+/// Interrupted by the user (128 + SIGINT, as in shells).
 pub(crate) const INTERRUPTED: u8 = 130;
-/// Whoever read its standard output stopped (128 + SIGPIPE): what it printed was cut off, so it is
-/// not 0, and there is nobody to tell, so nothing is said.
-pub(crate) const READER_GONE: u8 = 141;
+/// Standard output was closed by its reader (128 + SIGPIPE). No message is printed, like other
+/// tools that SIGPIPE ends.
+pub(crate) const OUTPUT_CLOSED: u8 = 141;
 
-/// Marks an error as the fault of what the user gave.
+/// An error caused by invalid input.
 #[derive(Debug)]
 pub(crate) struct BadInput(pub(crate) String);
 
@@ -31,12 +31,12 @@ impl fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// An error that says what is wrong with the input.
+/// An error for invalid input.
 pub(crate) fn bad_input(what: impl Into<String>) -> anyhow::Error {
     BadInput(what.into()).into()
 }
 
-/// The user asked to stop.
+/// The user pressed Ctrl-C.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -48,14 +48,14 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// The exit code an error earns.
+/// The exit code of an error.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<Interrupted>() {
             return INTERRUPTED;
         }
-        if ReaderGone::caused(cause) {
-            return READER_GONE;
+        if OutputClosed::caused(cause) {
+            return OUTPUT_CLOSED;
         }
         if cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
             return BAD_INPUT;
@@ -64,7 +64,7 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
     RUNTIME
 }
 
-/// Whether the model's files, not the device, are what stood in the way.
+/// Whether the model's files, not the device, caused the error.
 fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(
         cause.downcast_ref::<LoadError>(),
@@ -79,13 +79,13 @@ fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
     )
 }
 
-/// Ends the program: nothing to say, or one line on standard error.
+/// Ends the program; prints an error as one line on standard error.
 pub(crate) fn finish(outcome: anyhow::Result<()>) -> ExitCode {
-    // What was printed is written only now if its last line has no end.
+    // Output without a final newline is still buffered.
     let outcome = outcome.and_then(|()| Ok(Output::new().flush()?));
     let code = outcome.as_ref().map_or_else(code, |()| OK);
     if let Err(error) = outcome
-        && !matches!(code, INTERRUPTED | READER_GONE)
+        && !matches!(code, INTERRUPTED | OUTPUT_CLOSED)
     {
         note!("error: {}", one_line(&format!("{error:#}")));
     }
@@ -93,8 +93,8 @@ pub(crate) fn finish(outcome: anyhow::Result<()>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Ends the program with what clap has to say: help and version on standard output, what is wrong
-/// with the command line on standard error.
+/// Ends the program after clap's message: help and version on standard output, usage errors on
+/// standard error.
 pub(crate) fn of_usage(said: &clap::Error) -> ExitCode {
     let printed = said.print();
     match said.use_stderr() {
@@ -113,13 +113,13 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn the_code_comes_from_anywhere_in_the_chain() {
+    fn the_code_is_found_anywhere_in_the_error_chain() {
         assert_eq!(code(&anyhow::anyhow!("disk full")), RUNTIME);
         let wrapped: anyhow::Result<()> = Err(bad_input("no such model")).context("loading");
         assert_eq!(code(&wrapped.unwrap_err()), BAD_INPUT);
         assert_eq!(code(&Interrupted.into()), INTERRUPTED);
         let pipe = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        assert_eq!(code(&of_output(pipe()).into()), READER_GONE);
+        assert_eq!(code(&of_output(pipe()).into()), OUTPUT_CLOSED);
         assert_eq!(code(&anyhow::Error::from(pipe()).context("asking the hub")), RUNTIME);
     }
 

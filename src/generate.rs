@@ -1,4 +1,4 @@
-//! One answer at a time from an engine: feed a prompt, hand out text as it comes, count and time.
+//! Generates one answer at a time with an engine: submits a prompt, emits text, counts and times.
 
 use crate::interrupt::Interrupt;
 use anyhow::{Result, bail};
@@ -11,7 +11,7 @@ use server::answer::StopFinder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An engine that serves one caller.
+/// An engine with one user.
 pub(crate) struct Speaker<X: Executor> {
     engine: Engine<X>,
     tokenizer: Arc<Tokenizer>,
@@ -19,11 +19,11 @@ pub(crate) struct Speaker<X: Executor> {
     last_id: u64,
 }
 
-/// What to continue, and how.
+/// A prompt with its parameters.
 pub(crate) struct Ask {
     pub(crate) prompt: Vec<Token>,
     pub(crate) sampling: Sampling,
-    /// Texts that end the answer.
+    /// Stop strings.
     pub(crate) stop: Vec<String>,
     /// Log-probabilities of the prompt's tokens, with this many alternatives each.
     pub(crate) prompt_logprobs: Option<u32>,
@@ -32,38 +32,38 @@ pub(crate) struct Ask {
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The model, its grammar or a stop text ended it.
+    /// By the model, its grammar or a stop string.
     Stop,
-    /// The token limit or the context ended it.
+    /// By the token limit or the context.
     Length,
-    /// Ctrl-C ended it.
+    /// By Ctrl-C.
     Interrupted,
 }
 
-/// A whole answer, counted and timed.
+/// A complete answer, with counts and times.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) ending: Ending,
     pub(crate) prompt_tokens: u32,
-    /// Prompt tokens that were still known from an earlier answer.
+    /// Prompt tokens found in the prefix cache.
     pub(crate) cached_tokens: u32,
     pub(crate) answer_tokens: u32,
-    /// Until the prompt was processed.
+    /// Time until the prompt was processed.
     pub(crate) prompt_time: Duration,
-    /// From then to the end.
+    /// Time from then to the end.
     pub(crate) answer_time: Duration,
-    /// One per prompt token after the first, when asked for.
+    /// One per prompt token after the first, if requested.
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,
 }
 
 impl Answer {
-    /// Prompt tokens processed per second; those known from before cost nothing and count nothing.
+    /// Prompt tokens processed per second, without cached ones.
     pub(crate) fn prompt_rate(&self) -> f64 {
         rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
-    /// Answer tokens per second, after the one that the prompt's pass gave.
+    /// Answer tokens per second, without the first, which the prompt's step generates.
     pub(crate) fn answer_rate(&self) -> f64 {
         rate(self.answer_tokens.saturating_sub(1), self.answer_time)
     }
@@ -72,7 +72,7 @@ impl Answer {
     pub(crate) fn summary(&self) -> String {
         let cached = match self.cached_tokens {
             0 => String::new(),
-            known => format!(" ({known} known)"),
+            cached => format!(" ({cached} cached)"),
         };
         format!(
             "prompt {} tokens{cached}, {:.1} tok/s; answer {} tokens, {:.1} tok/s{}",
@@ -82,7 +82,7 @@ impl Answer {
             self.answer_rate(),
             match self.ending {
                 Ending::Stop => "",
-                Ending::Length => "; ended by the token limit",
+                Ending::Length => "; stopped by the token limit",
                 Ending::Interrupted => "; interrupted",
             }
         )
@@ -112,7 +112,7 @@ impl Answer {
     }
 }
 
-/// What the model thought of each token of a prompt, and what it would rather have seen.
+/// The log-probability of each prompt token, with alternatives.
 pub(crate) fn scores_to_json(scores: &[TokenLogprob], tokenizer: &Tokenizer) -> Value {
     let entry = |token: Token, logprob: f32| json!({"token": token, "text": tokenizer.decode(&[token]), "logprob": logprob});
     let score = |score: &TokenLogprob| {
@@ -131,13 +131,13 @@ fn rate(tokens: u32, time: Duration) -> f64 {
 }
 
 impl<X: Executor> Speaker<X> {
-    /// Speaks for an engine.
+    /// Takes an engine.
     pub(crate) fn new(engine: Engine<X>, tokenizer: Arc<Tokenizer>) -> Self {
         Self { engine, tokenizer, start: Instant::now(), last_id: 0 }
     }
 
-    /// Answers; `show` gets every piece of text as soon as it is certain. Ctrl-C ends the answer
-    /// early, and what was said so far comes back.
+    /// Generates an answer; `show` gets every piece of text as soon as it is certain. After Ctrl-C
+    /// it returns the answer so far.
     pub(crate) fn answer(
         &mut self,
         ask: Ask,
@@ -175,8 +175,8 @@ impl<X: Executor> Speaker<X> {
                         answer.prompt_logprobs = ask.prompt_logprobs.map(|_| prompt_logprobs);
                         answer.prompt_time = begin.elapsed();
                     }
-                    Output::Embedded { .. } => bail!("a vector nobody asked for"),
-                    // What was under way when the answer was cut off.
+                    Output::Embedded { .. } => bail!("internal error: unexpected embedding"),
+                    // Tokens in flight when the answer was cancelled.
                     Output::Token { .. } if cancelled => {}
                     Output::Token { token, .. } => {
                         answer.answer_tokens += 1;
@@ -193,8 +193,10 @@ impl<X: Executor> Speaker<X> {
                             Finish::Stop(_) => {}
                             Finish::Length => answer.ending = Ending::Length,
                             Finish::Cancelled if cancelled => {}
-                            Finish::Cancelled | Finish::Deadline => bail!("the engine gave up"),
-                            Finish::Failed(why) => bail!("the device failed: {why}"),
+                            Finish::Cancelled | Finish::Deadline => {
+                                bail!("request cancelled or timed out")
+                            }
+                            Finish::Failed(why) => bail!("the request failed on the device: {why}"),
                             Finish::Grammar(why) => bail!("{why}"),
                         }
                         if !cancelled {
@@ -215,13 +217,13 @@ impl<X: Executor> Speaker<X> {
     }
 }
 
-/// Tokens become text here: whole characters only, and nothing of a stop text.
+/// Converts tokens to text: complete characters, without stop strings.
 pub(crate) struct Text {
     characters: Detokenizer,
     stops: StopFinder,
     pub(crate) whole: String,
     shown: usize,
-    /// A stop text was found: nothing comes after it.
+    /// A stop string was found, which ends the text.
     stopped: bool,
 }
 
@@ -236,20 +238,20 @@ impl Text {
         }
     }
 
-    /// Takes a token; true when a stop text is complete.
+    /// Adds a token; true if a stop string is complete.
     pub(crate) fn push(&mut self, token: Token) -> bool {
         self.stopped |= self.stops.push(self.characters.push(token), &mut self.whole);
         self.stopped
     }
 
-    /// Lets out what was held back.
+    /// Appends the text held back.
     pub(crate) fn finish(&mut self) {
         if !self.stopped && !self.stops.push(self.characters.finish(), &mut self.whole) {
             self.stops.flush(&mut self.whole);
         }
     }
 
-    /// What was not asked for before.
+    /// The text since the last call.
     fn fresh(&mut self) -> &str {
         let from = std::mem::replace(&mut self.shown, self.whole.len());
         &self.whole[from..]

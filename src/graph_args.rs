@@ -1,20 +1,19 @@
-//! `--graph-config` and the `--graph-*` flags, made from the graph crate's table of options: a new
-//! option there is a flag here.
+//! `--graph-config` and the `--graph-*` flags, generated from the graph crate's table of options.
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use graph::config::{self, Given};
 use std::collections::BTreeMap;
 
-/// What the command line says about device graphs.
+/// The flags about device graphs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GraphArgs {
-    /// As the graph crate resolves it.
+    /// The flags as input for the graph crate.
     pub(crate) given: Given,
 }
 
 const CONFIG: &str = "graph-config";
 const HEADING: &str = "Device graphs";
-/// What people look for, and what it stands for.
+/// A short flag, and the option it sets.
 const DETERMINISTIC: &str = "deterministic";
 const KERNELS: (&str, &str) = ("graph-kernels", "fixed");
 
@@ -23,16 +22,16 @@ impl Args for GraphArgs {
         let config = Arg::new(CONFIG)
             .long(CONFIG)
             .value_name("JSON|@FILE")
-            .help("Everything about graphs as one JSON object; wins over the flags below")
+            .help("All graph options as one JSON object; overrides the flags below")
             .help_heading(HEADING);
         let deterministic = Arg::new(DETERMINISTIC)
             .long(DETERMINISTIC)
             .action(clap::ArgAction::SetTrue)
             .conflicts_with(KERNELS.0)
-            .help("Same request, same tokens, whatever else runs beside it; slower")
+            .help("The same request gives the same tokens, independent of other requests; slower")
             .help_heading(HEADING);
         config::flags().fold(command.arg(config).arg(deterministic), |command, setting| {
-            let flag = setting.flag.expect("flags() gives only those that have one");
+            let flag = setting.flag.expect("flags() returns only options with a flag");
             command.arg(
                 Arg::new(flag)
                     .long(flag)

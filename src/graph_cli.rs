@@ -1,6 +1,6 @@
-//! `dacapo graph`: looks at device graphs. `explain` and `diff` need neither a GPU nor weights: plans
-//! are plain data. `verify` runs every bucket and backend on this machine's device. `tune` turns the
-//! sizes that were seen into the bucket list that pads the least.
+//! `dacapo graph`: inspects device graphs. `explain` and `diff` need neither a GPU nor weights,
+//! because plans are plain data. `verify` runs every bucket and backend on this machine's device.
+//! `tune` computes the bucket list with the least padding for observed sizes.
 
 mod diff;
 mod explain;
@@ -31,13 +31,12 @@ enum GraphCommand {
     Tune(tune::TuneArgs),
 }
 
-/// What these commands need of models. Where models come from is the business of the rest of the
-/// binary.
+/// How these commands get models.
 pub(crate) trait ProgramSource {
-    /// The program of a model, for a target. With `dummy` nothing but the model's shape is read.
+    /// The program of a model for a target. With `dummy` only the model's shape is read.
     fn program(&self, model: &str, load_format: &str, target: &CompileTarget) -> Result<Program>;
 
-    /// Fills weights and rope table of a sealed arena.
+    /// Fills the weights and the rope table in a sealed arena.
     fn fill(
         &self,
         model: &str,
@@ -61,15 +60,16 @@ pub(crate) fn run(args: &GraphArgs, source: &dyn ProgramSource) -> Result<()> {
     }
 }
 
-/// Which model, and the sizes its graphs are made for.
+/// The model, and the sizes of its graphs.
 #[derive(Args, Debug)]
 struct ModelArgs {
-    /// A folder, a .gguf file, a hub id, or with `--load-format dummy` a known shape such as qwen3-8b
+    /// A folder, a .gguf file, a hub id, or with `--load-format dummy` a bundled shape such as
+    /// qwen3-8b
     model: String,
-    /// auto: from the model's files; dummy: only its shape
+    /// auto: the model's files; dummy: only its shape
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     load_format: String,
-    /// Sequences the device has room for
+    /// Most sequences that run at once
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_batch: u32,
     /// Most tokens of a step
@@ -81,7 +81,7 @@ struct ModelArgs {
     /// Tokens per KV page
     #[arg(long, value_name = "N", default_value_t = 16)]
     page_size: u32,
-    /// The kernels of --deterministic: the same for every bucket
+    /// Use the kernels of --deterministic, which are the same for every bucket
     #[arg(long)]
     deterministic: bool,
 }
@@ -100,7 +100,7 @@ impl ModelArgs {
         }
     }
 
-    /// The plan for a key, laid out but never given memory.
+    /// The plan for a shape, laid out without allocating memory.
     fn plan(
         &self,
         source: &dyn ProgramSource,
@@ -135,7 +135,7 @@ impl Shape {
 /// `decode` or `prefill`.
 fn parse_phase(text: &str) -> Result<Phase, String> {
     let found = Phase::ALL.into_iter().find(|phase| phase.name() == text);
-    found.ok_or_else(|| format!("a phase is decode or prefill, not `{text}`"))
+    found.ok_or_else(|| format!("unknown phase `{text}`: use decode or prefill"))
 }
 
 /// `cpu` or `h200`.
@@ -143,6 +143,6 @@ fn parse_target(name: &str) -> Result<CompileTarget> {
     match name {
         "cpu" => Ok(CompileTarget::cpu()),
         "h200" => Ok(CompileTarget::new(Arc::new(Target::h200()))),
-        _ => bail!(crate::exit::bad_input(format!("a target is cpu or h200, not `{name}`"))),
+        _ => bail!(crate::exit::bad_input(format!("unknown target `{name}`: use cpu or h200"))),
     }
 }

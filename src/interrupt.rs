@@ -1,5 +1,5 @@
-//! Ctrl-C. Outside an answer it ends the program; during an answer the first one ends the answer
-//! and the second one the program.
+//! Ctrl-C: outside an answer it ends the program; during an answer the first one ends the answer
+//! and the second the program.
 
 use crate::exit::INTERRUPTED;
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What Ctrl-C has done so far.
+/// The state of Ctrl-C handling.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt {
     pressed: Arc<AtomicBool>,
@@ -16,20 +16,20 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over from the system's default.
+    /// Installs the signal handlers.
     pub(crate) fn install() -> Result<Self> {
         let interrupt = Self::unarmed();
         let Self { pressed, next_one_exits } = interrupt.clone();
-        // In this order: a signal first looks whether it must exit, and only then says that the
-        // next one must.
+        // The order matters: a signal first checks whether to exit, and only then sets the flag for
+        // the next one.
         flag::register_conditional_shutdown(SIGINT, INTERRUPTED.into(), next_one_exits.clone())
             .and_then(|_| flag::register(SIGINT, next_one_exits))
             .and_then(|_| flag::register(SIGINT, pressed))
-            .context("taking over Ctrl-C")?;
+            .context("installing the Ctrl-C handler")?;
         Ok(interrupt)
     }
 
-    /// One that no signal reaches.
+    /// One without signal handlers.
     pub(crate) fn unarmed() -> Self {
         Self {
             pressed: Arc::new(AtomicBool::new(false)),
@@ -37,7 +37,7 @@ impl Interrupt {
         }
     }
 
-    /// Until the guard is dropped, one Ctrl-C is survived and can be asked for.
+    /// Until the guard is dropped, one Ctrl-C does not end the program and is recorded.
     pub(crate) fn guard(&self) -> Answering<'_> {
         self.pressed.store(false, Ordering::SeqCst);
         self.next_one_exits.store(false, Ordering::SeqCst);
@@ -49,7 +49,7 @@ impl Interrupt {
 pub(crate) struct Answering<'a>(&'a Interrupt);
 
 impl Answering<'_> {
-    /// Whether Ctrl-C came.
+    /// Whether Ctrl-C was pressed.
     pub(crate) fn interrupted(&self) -> bool {
         self.0.pressed.load(Ordering::SeqCst)
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_answer_survives_a_ctrl_c() {
+    fn ctrl_c_is_recorded_only_during_an_answer() {
         let interrupt = Interrupt::unarmed();
         assert!(interrupt.next_one_exits.load(Ordering::SeqCst));
         let answering = interrupt.guard();
@@ -75,6 +75,6 @@ mod tests {
         assert!(answering.interrupted());
         drop(answering);
         assert!(interrupt.next_one_exits.load(Ordering::SeqCst));
-        assert!(!interrupt.guard().interrupted(), "each answer starts afresh");
+        assert!(!interrupt.guard().interrupted(), "the flag is reset for each answer");
     }
 }

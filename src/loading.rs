@@ -1,4 +1,4 @@
-//! From the words on the command line to a model that is ready on a device.
+//! Loads the model named on the command line onto a device.
 
 use crate::cli::{Global, Rounding};
 use crate::exit::bad_input;
@@ -27,30 +27,30 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Which model, and how it is put on the device.
+/// The model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LoadArgs {
-    // Not a doc comment: rustdoc takes the brackets for a link.
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(default_value = DEFAULT, help = "A folder, a .gguf file, or a hub id org/name[@revision]")]
     pub(crate) model: String,
-    /// dummy: weights from a seed, for a bundled shape such as qwen3-0.6b
+    /// auto: the model's files; dummy: random weights for a bundled shape such as qwen3-0.6b
     #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Loading")]
     load_format: LoadFormat,
-    /// Most tokens of a conversation, prompt included; the model's own limit is never exceeded
+    /// Most tokens of prompt and answer together; the model's own limit still applies
     #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Loading")]
     #[arg(value_parser = clap::value_parser!(u32).range(16..))]
     max_context: u32,
-    /// Share of the free device memory to use
+    /// Fraction of the free device memory to use
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Loading")]
     memory_share: f64,
-    // Not a doc comment: rustdoc takes the brackets for a link.
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Loading")]
     #[arg(
-        help = "Memory for keys and values, such as 512MiB or 4GiB [default: what is left of --memory-share on a \
-                GPU; on a CPU 1GiB, or one context of --max-context tokens where that is more]"
+        help = "Memory for the KV cache, such as 512MiB or 4GiB [default: the rest of --memory-share on \
+                a GPU; on a CPU 1GiB, or one context of --max-context tokens if that is more]"
     )]
     kv_cache: Option<u64>,
-    /// Share no KV pages between requests with equal beginnings
+    /// Do not share KV pages between requests with equal prefixes
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The same with its part of the free memory, where this one and others, `left` in all, are yet to be loaded.
+    /// The same with an equal share of the free memory, where `left` models are still to be loaded.
     pub(crate) fn one_of(&self, left: usize) -> LoadArgs {
         LoadArgs { memory_share: self.memory_share / left.max(1) as f64, ..self.clone() }
     }
@@ -80,10 +80,10 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "k" | "kib" => 10,
         "m" | "mib" => 20,
         "g" | "gib" => 30,
-        _ => return Err("write bytes, or a size such as 512MiB or 4GiB".into()),
+        _ => return Err("use bytes, or a size such as 512MiB or 4GiB".into()),
     };
     let number: u64 = number.parse().map_err(|_| "not a number of bytes")?;
-    number.checked_mul(1 << shift).ok_or_else(|| "more than there can be".into())
+    number.checked_mul(1 << shift).ok_or_else(|| "the size is too large".into())
 }
 
 /// Where weights come from.
@@ -95,43 +95,43 @@ pub(crate) enum LoadFormat {
     Dummy,
 }
 
-/// A model on a device, with everything to talk to it.
+/// A model loaded on a device.
 pub(crate) struct Loaded {
     pub(crate) name: String,
-    /// What it runs on, in one line.
+    /// A description of the device, in one line.
     pub(crate) device: String,
     pub(crate) config: ModelConfig,
     pub(crate) executor: GraphExecutor,
-    /// What it computes.
+    /// The program.
     pub(crate) program: Program,
-    /// How graphs came to be configured.
+    /// The resolved graph configuration.
     pub(crate) graphs: Resolved,
-    /// Whether requests with equal beginnings share pages.
+    /// Whether requests with equal prefixes share pages.
     prefix_cache: bool,
     /// `None` for dummy weights.
     pub(crate) text: Option<ModelText>,
 }
 
-/// How a model's text becomes tokens.
+/// The tokenizer and chat template of a model.
 pub(crate) struct ModelText {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
 }
 
-/// An engine for one caller, and the model's text.
+/// An engine for one user, with tokenizer and chat template.
 pub(crate) struct Talk {
     pub(crate) engine: Engine<GraphExecutor>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
 }
 
-/// Opens the device that the flags ask for; says which it is and why.
+/// Opens the device that the flags select; returns it with a description.
 pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
     let (device, line) = Device::open(global.device)?;
     let numerics = global.numerics.into();
     match device.kind() {
         DeviceKind::Cuda if numerics != Numerics::Fast => {
-            Err(bad_input("--numerics ggml is the CPU's: add --device cpu"))
+            Err(bad_input("--numerics ggml works only on a CPU: add --device cpu"))
         }
         DeviceKind::Cpu if global.threads.is_some() || numerics != Numerics::Fast => {
             drop(device);
@@ -144,12 +144,12 @@ pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
     }
 }
 
-/// Finds the model, opens the device, fills it; `max_batch` sequences can run at once.
+/// Finds the model, opens the device and loads it; `max_batch` sequences can run at once.
 pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<Loaded> {
     load_sized(args, global, max_batch, None)
 }
 
-/// As [`load`], where the device decides how many sequences.
+/// Like [`load`], with a number of sequences that depends on the device.
 pub(crate) fn load_suited(
     args: &LoadArgs,
     global: &Global,
@@ -158,7 +158,8 @@ pub(crate) fn load_suited(
     load_with(args, global, max_batch, None)
 }
 
-/// As [`load`], with room for prefill steps of `prefill_tokens` tokens; `None` suits the device.
+/// Like [`load`], for prefill steps of up to `prefill_tokens` tokens; `None` is the device's
+/// default.
 pub(crate) fn load_sized(
     args: &LoadArgs,
     global: &Global,
@@ -195,9 +196,9 @@ fn load_with(
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());
-    let report = |progress| bar.lock().expect("no panic holds it").update(progress);
+    let report = |progress| bar.lock().expect("the lock is not poisoned").update(progress);
     let loaded = load_executor(&source, &device, &options, &report);
-    bar.into_inner().expect("no panic holds it").finish();
+    bar.into_inner().expect("the lock is not poisoned").finish();
     let loaded = loaded.with_context(|| format!("loading {}", args.model))?;
     for warning in &loaded.graphs.warnings {
         note!("warning: {warning}");
@@ -214,7 +215,7 @@ fn load_with(
     })
 }
 
-/// A model's name without the way to it: clients should not learn folders of this machine.
+/// A model's name without its path, so that clients do not see folders of this machine.
 fn short_name(model: &str) -> String {
     let path = Path::new(model);
     let name = match path.is_file() {
@@ -225,7 +226,7 @@ fn short_name(model: &str) -> String {
     name.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Where a model's weights come from.
+/// The source of a model's weights.
 pub(crate) fn source(model: &str, format: LoadFormat) -> Result<ModelSource> {
     if format == LoadFormat::Dummy {
         let config = match Path::new(model).is_dir() {
@@ -236,7 +237,7 @@ pub(crate) fn source(model: &str, format: LoadFormat) -> Result<ModelSource> {
     }
     if !Path::new(model).exists() && bundled(model).is_ok() {
         return Err(bad_input(format!(
-            "{model} is a shape without weights: add --load-format dummy"
+            "{model} is a bundled shape without weights: add --load-format dummy"
         )));
     }
     let files = models::locate(&ModelName::parse(model)?, &HubEnv::read())?;
@@ -245,7 +246,8 @@ pub(crate) fn source(model: &str, format: LoadFormat) -> Result<ModelSource> {
 
 fn bundled(name: &str) -> Result<ModelConfig> {
     let names = || ModelConfig::bundled_names().collect::<Vec<_>>().join(", ");
-    let unknown = || bad_input(format!("{name}: no such shape; there are {}", names()));
+    let unknown =
+        || bad_input(format!("{name}: unknown shape; the bundled shapes are {}", names()));
     ModelConfig::bundled_names()
         .find(|known| known.eq_ignore_ascii_case(name))
         .ok_or_else(unknown)
@@ -258,12 +260,12 @@ fn read_text(path: &Path) -> Result<ModelText> {
     Ok(ModelText { tokenizer, template: ChatTemplate::of(&checkpoint)? })
 }
 
-/// What a loaded model takes at most: all of it is set aside at the start, and nothing is added later.
+/// The memory of a loaded model. All of it is allocated at the start.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Memory {
     weights: u64,
     kv_cache: u64,
-    /// Tokens whose keys and values fit.
+    /// Tokens that fit in the KV cache.
     kv_tokens: u64,
     workspace: u64,
 }
@@ -278,11 +280,11 @@ impl fmt::Display for Memory {
 }
 
 impl Loaded {
-    /// What it takes at most.
+    /// Its memory use.
     pub(crate) fn memory(&self) -> Memory {
         let arena = self.executor.runners().arena();
         let geometry = engine::exec::Executor::geometry(&self.executor);
-        // One page is nobody's.
+        // One page is reserved for padding rows.
         let pages = u64::from(geometry.pages.saturating_sub(1));
         Memory {
             weights: arena.size(Region::Weights),
@@ -295,7 +297,7 @@ impl Loaded {
         }
     }
 
-    /// What an engine must know of this model.
+    /// The engine configuration for this model.
     pub(crate) fn engine_config(&self) -> EngineConfig {
         let mut config = EngineConfig {
             eos: self.config.eos.clone(),
@@ -303,19 +305,21 @@ impl Loaded {
             ..EngineConfig::default()
         };
         if self.executor.device().kind() == DeviceKind::Cpu {
-            // A CPU reads some thousand tokens a second: longer steps are pauses that people see.
+            // A CPU processes about a thousand prompt tokens a second, so longer steps would be
+            // visible pauses.
             config.mixed_tokens = 128;
-            // A launch returns when the step is done: a second one would only delay the first one's result.
+            // A launch returns when the step is done, so a second one would only delay the first
+            // result.
             config.depth = 1;
         }
         config
     }
 
-    /// What the flags mean for this model. A grammar is compiled, which takes a moment.
+    /// The sampling parameters for this model, including the compiled grammar.
     pub(crate) fn sampling(&self, args: &SamplingArgs) -> Result<Sampling> {
         let mut sampling = args.sampling(&self.config)?;
         if let Some(source) = args.grammar()? {
-            let refuse = |why: &dyn std::fmt::Display| bad_input(format!("the grammar: {why}"));
+            let refuse = |why: &dyn std::fmt::Display| bad_input(format!("invalid grammar: {why}"));
             let text = self.text.as_ref();
             let text = text.ok_or_else(|| refuse(&"dummy weights have no tokenizer"))?;
             let vocabulary = vocabulary(text, &self.config).map_err(|why| refuse(&why))?;
@@ -326,18 +330,20 @@ impl Loaded {
         Ok(sampling)
     }
 
-    /// Ready to talk; a model of dummy weights has nothing to say.
+    /// An engine with the model's text; an error for dummy weights, which have no tokenizer.
     pub(crate) fn talk(self) -> Result<Talk> {
         let config = self.engine_config();
         let text = self.text.ok_or_else(|| {
-            bad_input("dummy weights have no tokenizer: they are for `bench`, `graph` and `serve`")
+            bad_input(
+                "dummy weights have no tokenizer; they work with `bench`, `graph` and `serve` only",
+            )
         })?;
         let engine = Engine::new(self.executor, config);
         Ok(Talk { engine, tokenizer: text.tokenizer, template: text.template })
     }
 }
 
-/// What grammars are built over.
+/// The vocabulary for grammars.
 fn vocabulary(text: &ModelText, config: &ModelConfig) -> Result<Vocabulary, VocabularyError> {
     let tokenizer = &text.tokenizer;
     let vocab = config.vocab as u32;

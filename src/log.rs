@@ -1,6 +1,5 @@
-//! The log of a server: lines go to standard error by a thread of their own, from a queue with a
-//! bound. Whoever logs never waits and never fails; a line that finds no room or cannot be written is
-//! dropped and counted.
+//! The log of a server: a thread writes lines to standard error from a bounded queue. Logging never
+//! blocks or fails; a line that does not fit or cannot be written is dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -9,20 +8,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 
-/// Bytes that may wait for whoever reads standard error; about twenty thousand lines.
+/// Bytes that may wait to be written; about twenty thousand lines.
 const MOST_WAITING: usize = 2 << 20;
-/// What a line costs besides its text.
+/// Overhead of a line in bytes, besides its text.
 const LINE: usize = 64;
-/// How long the end of the program waits for its last lines to be read.
+/// How long the end of the program waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// Between two attempts at a standard error that another program made non-blocking.
+/// The pause between two attempts to write to a non-blocking standard error.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The process has one standard error, and so one log; and whether its lines are JSON.
+/// The log of the process, and whether its lines are JSON.
 static LOG: OnceLock<(Log, bool)> = OnceLock::new();
 
-/// Starts the thread, and sends what is logged to it; `RUST_LOG` chooses what that is. Gives the
-/// number of lines dropped so far, which goes on counting.
+/// Starts the thread and directs the log to it; `RUST_LOG` is the filter. Returns the counter of
+/// dropped lines.
 pub(crate) fn start(json: bool) -> io::Result<Arc<AtomicU64>> {
     let log = Log::start(io::stderr())?;
     let dropped = log.0.dropped.clone();
@@ -31,7 +30,7 @@ pub(crate) fn start(json: bool) -> io::Result<Arc<AtomicU64>> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-        // It would say so on standard error, which is what cannot be written.
+        // Internal errors would go to standard error, which is what cannot be written.
         .log_internal_errors(false)
         .with_writer(move || lines.clone());
     match json {
@@ -41,7 +40,7 @@ pub(crate) fn start(json: bool) -> io::Result<Arc<AtomicU64>> {
     if LOG.set((log, json)).is_ok() {
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current();
-            let thread = thread.name().unwrap_or("without a name");
+            let thread = thread.name().unwrap_or("unnamed");
             let trace = std::backtrace::Backtrace::capture();
             tracing::error!(thread, %panic, %trace, "a thread panicked");
         }));
@@ -49,7 +48,7 @@ pub(crate) fn start(json: bool) -> io::Result<Arc<AtomicU64>> {
     Ok(dropped)
 }
 
-/// Sends a line to the thread, as one of the log where all lines are JSON; false where there is no thread.
+/// Sends a line to the thread, as a log event if the log is JSON; false if the log is not started.
 pub(crate) fn note(text: &str) -> bool {
     match LOG.get() {
         None => return false,
@@ -63,14 +62,14 @@ pub(crate) fn note(text: &str) -> bool {
     true
 }
 
-/// Waits until what was logged is written, but not for long.
+/// Waits, for a bounded time, until all lines are written.
 pub(crate) fn finish() {
     if let Some((log, _)) = LOG.get() {
         log.drain(LAST_LINES);
     }
 }
 
-/// Lines on their way to a thread that writes them.
+/// A queue of lines for the writer thread.
 #[derive(Clone)]
 struct Log(Arc<Queue>);
 
@@ -84,7 +83,7 @@ struct Queue {
 struct Waiting {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// A line was taken and is not written yet.
+    /// Whether a line is being written.
     writing: bool,
 }
 
@@ -110,9 +109,9 @@ impl Log {
         self.0.changed.notify_all();
     }
 
-    /// What the thread does, for as long as the process lives.
+    /// The loop of the thread; it never ends.
     fn write_all(&self, mut out: impl Write) {
-        let mut told = 0;
+        let mut reported = 0;
         loop {
             let line = self.take();
             let written = write_line(&mut out, &line).is_ok();
@@ -124,11 +123,14 @@ impl Log {
             if !written {
                 continue;
             }
-            // Somebody reads again, and may want to know what is missing.
+            // Writing works again: report the dropped lines.
             let dropped = self.0.dropped.load(Ordering::Relaxed);
-            if dropped > told {
-                tracing::warn!(lines = dropped - told, "log lines were dropped: nobody took them");
-                told = dropped;
+            if dropped > reported {
+                tracing::warn!(
+                    lines = dropped - reported,
+                    "log lines were dropped: standard error was not read"
+                );
+                reported = dropped;
             }
         }
     }
@@ -145,7 +147,7 @@ impl Log {
         }
     }
 
-    /// Waits until nothing waits; false if that took too long.
+    /// Waits until the queue is empty; false on timeout.
     fn drain(&self, within: Duration) -> bool {
         let end = Instant::now() + within;
         let mut waiting = self.waiting();
@@ -161,7 +163,7 @@ impl Log {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // A queue of lines is as good after a panic as before.
+        // A panic cannot leave the queue inconsistent.
         self.0.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// A standard error that takes a line when it is allowed to, and fails when told to.
+    /// A writer that writes when allowed to, and fails when told to.
     struct Slow {
         allowed: Receiver<io::Result<()>>,
         written: Sender<String>,
@@ -207,7 +209,7 @@ mod tests {
     impl Write for Slow {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
             self.allowed.recv().unwrap_or(Ok(()))?;
-            // In halves: a pipe may take part of a line.
+            // A pipe may accept only part of a line.
             let half = line.len().div_ceil(2);
             let _ = self.written.send(String::from_utf8_lossy(&line[..half]).into());
             Ok(half)
@@ -224,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn lines_arrive_in_order_and_whole() {
+    fn lines_arrive_complete_and_in_order() {
         let (log, allow, lines) = slow();
         for word in ["one\n", "two\n"] {
             log.push(word.as_bytes());
         }
-        assert!(!log.drain(Duration::from_millis(20)), "nobody reads");
-        // A moment in which nothing can be taken is not the end.
+        assert!(!log.drain(Duration::from_millis(20)), "nothing is read");
+        // A write that would block is retried.
         allow.send(Err(io::ErrorKind::WouldBlock.into())).unwrap();
         drop(allow);
         assert!(log.drain(Duration::from_secs(60)));
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_costs_bounded_memory_and_nobodys_time() {
+    fn a_blocked_standard_error_costs_bounded_memory_and_blocks_no_caller() {
         let (log, _allow, _lines) = slow();
         let line = [b'x'; 100];
         let most = (MOST_WAITING / (line.len() + LINE)) as u64;
@@ -247,7 +249,7 @@ mod tests {
             log.push(&line);
         }
         let dropped = log.0.dropped.load(Ordering::Relaxed);
-        // One may be in the thread's hands.
+        // One line may already be with the writer thread.
         assert!((999..=1000).contains(&dropped), "{dropped}");
         assert!(log.waiting().bytes <= MOST_WAITING);
     }

@@ -1,5 +1,5 @@
-//! `dacapo`: one binary that serves, answers, measures and explains. A subcommand is a file here;
-//! what it does lies in the crates.
+//! `dacapo`: the command line program. Each subcommand is a file here; the work is done in the
+//! crates.
 
 mod bench;
 mod chat;

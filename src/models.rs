@@ -1,4 +1,4 @@
-//! From the name a user writes to files on this machine.
+//! Finds and downloads the files of a model by name.
 
 mod cache;
 mod download;
@@ -36,8 +36,8 @@ impl Files {
     }
 }
 
-/// Finds a model on this machine, or brings it here. What is in a cache is used without asking
-/// anyone whether it is still the newest: that is what `dacapo pull` is for.
+/// Finds a model on this machine, or downloads it. A cached model is used without checking for a
+/// newer version; `dacapo pull` does that.
 pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
     match name {
         ModelName::Folder(path) => Ok(Files::Folder(path.clone())),
@@ -50,7 +50,7 @@ pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
     }
 }
 
-/// Where the default model is on this machine, if it is.
+/// The path of the default model, if it is on this machine.
 pub(crate) fn default_model(env: &HubEnv) -> Result<Option<PathBuf>> {
     Ok(smollm2::found(env)?.map(|files| files.path().clone()))
 }
@@ -68,7 +68,7 @@ fn in_snapshot(snapshot: PathBuf, gguf: Option<&str>) -> Files {
     }
 }
 
-/// What a pull brought.
+/// The result of a pull.
 #[derive(Debug)]
 pub(crate) struct Pulled {
     pub(crate) files: Files,
@@ -77,13 +77,15 @@ pub(crate) struct Pulled {
     pub(crate) parts: Vec<(String, u64)>,
 }
 
-/// Brings the newest state of a hub model into the cache; what is there already is not fetched
-/// again, and what broke off is resumed.
+/// Downloads the newest version of a hub model into the cache; existing files are kept, and partial
+/// downloads are resumed.
 pub(crate) fn pull(id: &HubId, env: &HubEnv) -> Result<Pulled> {
     let cache = env.cache()?;
     if env.offline {
         let cache = cache.display();
-        return Err(bad_input(format!("{id}: not in {cache}, and HF_HUB_OFFLINE forbids asking")));
+        return Err(bad_input(format!(
+            "{id}: not in {cache}, and HF_HUB_OFFLINE forbids downloads"
+        )));
     }
     let hub = Hub::new(env)?;
     let revision = hub.revision(id)?;
@@ -110,8 +112,8 @@ pub(crate) fn pull(id: &HubId, env: &HubEnv) -> Result<Pulled> {
     Ok(Pulled { files, commit: revision.commit, parts })
 }
 
-/// The files of a repository that a model is made of: configuration, tokenizer, templates, and the
-/// weights in one form only.
+/// The files of a repository to download: configuration, tokenizer, templates, and the weights in
+/// one format only.
 fn wanted(id: &HubId, files: &[String]) -> Result<Vec<String>> {
     let list = |ending: &str| -> Vec<String> {
         files.iter().filter(|file| file.ends_with(ending)).cloned().collect()
@@ -119,9 +121,10 @@ fn wanted(id: &HubId, files: &[String]) -> Result<Vec<String>> {
     if let Some(file) = &id.file {
         return match files.contains(file) {
             true => Ok(vec![file.clone()]),
-            false => {
-                Err(bad_input(format!("{id}: the repository has {}", list(".gguf").join(", "))))
-            }
+            false => Err(bad_input(format!(
+                "{id}: no such file; the repository has {}",
+                list(".gguf").join(", ")
+            ))),
         };
     }
     let top = |file: &&String| !file.contains('/');
@@ -134,10 +137,12 @@ fn wanted(id: &HubId, files: &[String]) -> Result<Vec<String>> {
     }
     if weights.is_empty() {
         return match list(".gguf").as_slice() {
-            [] => Err(bad_input(format!("{id}: neither safetensors nor GGUF files in it"))),
+            [] => Err(bad_input(format!(
+                "{id}: the repository has neither safetensors nor GGUF files"
+            ))),
             [only] => Ok(vec![only.clone()]),
             several => Err(bad_input(format!(
-                "{id}: several GGUF files; name one of them: {}",
+                "{id}: the repository has several GGUF files; name one of {}",
                 several
                     .iter()
                     .map(|file| format!("{}/{file}", id.repo))
@@ -147,7 +152,7 @@ fn wanted(id: &HubId, files: &[String]) -> Result<Vec<String>> {
         };
     }
     if !files.iter().any(|file| file == "config.json") {
-        bail!("{id}: no config.json in it");
+        bail!("{id}: the repository has no config.json");
     }
     let describes = |file: &String| {
         ["json", "jinja", "model"].iter().any(|ending| file.ends_with(&format!(".{ending}")))
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_form_of_the_weights_is_fetched() {
+    fn only_one_format_of_the_weights_is_downloaded() {
         let files = [
             "config.json",
             "tokenizer.json",
@@ -187,11 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn gguf_repositories_need_a_choice_when_there_is_one() {
+    fn repositories_with_several_gguf_files_need_a_choice() {
         assert_eq!(chosen("a/b", &["x.gguf", "README.md"]).unwrap(), ["x.gguf"]);
         assert_eq!(chosen("a/b/y.gguf", &["x.gguf", "y.gguf"]).unwrap(), ["y.gguf"]);
         let several = chosen("a/b", &["x.gguf", "y.gguf"]).unwrap_err().to_string();
-        assert_eq!(several, "a/b: several GGUF files; name one of them: a/b/x.gguf, a/b/y.gguf");
+        assert_eq!(
+            several,
+            "a/b: the repository has several GGUF files; name one of a/b/x.gguf, a/b/y.gguf"
+        );
         assert!(chosen("a/b/z.gguf", &["x.gguf"]).is_err());
         assert!(chosen("a/b", &["pytorch_model.bin"]).is_err());
     }

@@ -1,37 +1,35 @@
-//! Standard output and standard error, for every command. Neither can make the program panic:
+//! Standard output and standard error of all commands. Write errors never panic:
 //!
-//! - What a command prints goes through [`Output`]. Where the reader is gone (`dacapo … | head -1`) the
-//!   program ends without a word, with the exit code of a tool that SIGPIPE ended; where the disk is
-//!   full it says so and fails.
-//! - What is said beside the result goes through [`note!`]. Nobody may be there to read it, which is no
-//!   reason to fail.
+//! - Results go through [`Output`]. If the pipe is closed (`dacapo … | head -1`) the program ends
+//!   silently with the exit code of SIGPIPE; if the disk is full it fails with an error.
+//! - Messages go through [`note!`]; errors in writing them are ignored.
 
 use crate::log;
 use std::fmt;
 use std::io::{self, Stdout, Write};
 
-/// Nobody reads standard output any more.
+/// Standard output was closed by its reader.
 #[derive(Debug)]
-pub(crate) struct ReaderGone;
+pub(crate) struct OutputClosed;
 
-impl fmt::Display for ReaderGone {
+impl fmt::Display for OutputClosed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output any more")
+        f.write_str("standard output was closed")
     }
 }
 
-impl std::error::Error for ReaderGone {}
+impl std::error::Error for OutputClosed {}
 
-impl ReaderGone {
-    /// Whether this is why something failed.
+impl OutputClosed {
+    /// Whether this is the cause of an error.
     pub(crate) fn caused(error: &(dyn std::error::Error + 'static)) -> bool {
         let io = error.downcast_ref::<io::Error>();
         io.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<Self>())
     }
 }
 
-/// Standard output. Its errors say that they are of standard output, so that a broken connection to
-/// a hub is never taken for a closed pipe.
+/// Standard output. Its errors are marked, so that a broken connection to a hub is not mistaken for
+/// a closed pipe.
 pub(crate) struct Output(Stdout);
 
 impl Output {
@@ -39,7 +37,7 @@ impl Output {
         Self(io::stdout())
     }
 
-    /// Whether somebody looks at it on a terminal.
+    /// Whether it is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         io::IsTerminal::is_terminal(&self.0)
     }
@@ -55,12 +53,12 @@ impl Write for Output {
     }
 }
 
-/// Says whose error it is.
+/// Marks an error as one of standard output.
 pub(crate) fn of_output(error: io::Error) -> io::Error {
     match error.kind() {
         // `write_all` tries again.
         io::ErrorKind::Interrupted => error,
-        io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, ReaderGone),
+        io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, OutputClosed),
         kind => io::Error::new(kind, format!("standard output: {error}")),
     }
 }
@@ -82,11 +80,11 @@ macro_rules! note {
 }
 pub(crate) use note;
 
-/// Says something beside the result: through the log's thread where there is one, so that a server
-/// never waits for whoever reads its standard error.
+/// Prints a message on standard error; through the log's thread if it runs, so that a server never
+/// blocks on standard error.
 pub(crate) fn note_line(text: &str) {
     if !log::note(text) {
-        // There is nobody to tell that nobody can be told.
+        // An error here cannot be reported anywhere.
         let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
     }
 }
@@ -96,12 +94,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_closed_output_is_a_reader_that_is_gone() {
+    fn only_a_broken_pipe_of_standard_output_counts_as_closed() {
         let closed = of_output(io::ErrorKind::BrokenPipe.into());
-        assert!(ReaderGone::caused(&closed));
+        assert!(OutputClosed::caused(&closed));
         let full = of_output(io::ErrorKind::StorageFull.into());
-        assert!(!ReaderGone::caused(&full) && full.to_string().starts_with("standard output: "));
+        assert!(!OutputClosed::caused(&full) && full.to_string().starts_with("standard output: "));
         let connection = io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(!ReaderGone::caused(&connection));
+        assert!(!OutputClosed::caused(&connection));
     }
 }

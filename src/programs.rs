@@ -1,4 +1,4 @@
-//! Models for `dacapo graph`: programs without memory, and weights for those who have some.
+//! Models for `dacapo graph`: programs, and weights for `verify`.
 
 use crate::cli::{Global, Rounding};
 use crate::graph_cli::ProgramSource;
@@ -16,15 +16,15 @@ use formats::tensor_names::Role;
 use graph::program::Program;
 use graph::{Bindings, CompileTarget};
 
-/// Longest context programs are made for here; memory for graphs does not depend on it.
+/// The context of programs made here; the memory of graphs does not depend on it.
 const MAX_POSITIONS: u32 = 8192;
 
-/// The models that names stand for.
+/// Opens models by name.
 pub(crate) struct Programs<'a> {
     pub(crate) global: &'a Global,
 }
 
-/// A model's files, or its shape alone.
+/// A model's files, or only its shape.
 struct Opened {
     config: ModelConfig,
     checkpoint: Option<Checkpoint>,
@@ -49,7 +49,9 @@ impl ProgramSource for Programs<'_> {
         let tensors =
             checkpoint.as_ref().map(|found| sources(found, &specs(&config))).transpose()?;
         let stored = |role: Role| match &tensors {
-            Some(tensors) => device_dtype(tensors[&role].dtype).expect("sources() checked it"),
+            Some(tensors) => {
+                device_dtype(tensors[&role].dtype).expect("sources() checked the type")
+            }
             None => DType::BF16,
         };
         let positions = MAX_POSITIONS.min(config.max_position as u32);

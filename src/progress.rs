@@ -1,4 +1,4 @@
-//! Progress on standard error, drawn only when somebody is looking at a terminal.
+//! Progress bars on standard error, drawn only on a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;

@@ -1,4 +1,4 @@
-//! From what a person writes to the tokens that a model is fed.
+//! Converts the user's text to prompt tokens.
 
 use crate::exit::bad_input;
 use anyhow::{Context, Result};
@@ -8,10 +8,10 @@ use formats::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// A conversation, and how to say it in the model's own form.
+/// A conversation, rendered with the model's chat template.
 pub(crate) struct Conversation {
     tokenizer: Arc<Tokenizer>,
-    /// `None` for a model that was not made to chat: its text is fed as it is.
+    /// `None` for a model without a chat template: its prompt is the plain text.
     template: Option<ChatTemplate>,
     system: Option<String>,
     turns: Vec<Value>,
@@ -27,27 +27,27 @@ impl Conversation {
         Self { tokenizer, template, system, turns: Vec::new() }
     }
 
-    /// Whether the model was made to chat.
+    /// Whether the model has a chat template.
     pub(crate) fn has_template(&self) -> bool {
         self.template.is_some()
     }
 
-    /// Forgets what was said; the system message stays.
+    /// Clears the conversation, but keeps the system message.
     pub(crate) fn reset(&mut self) {
         self.turns.clear();
     }
 
-    /// Says what the model is to be, from the next answer on; `None` says nothing.
+    /// Sets the system message from the next answer on.
     pub(crate) fn set_system(&mut self, system: Option<String>) {
         self.system = system;
     }
 
-    /// What the model is told to be.
+    /// The system message.
     pub(crate) fn system(&self) -> Option<&str> {
         self.system.as_deref()
     }
 
-    /// Adds a turn of the user and gives the tokens to continue.
+    /// Adds a turn of the user and returns the prompt tokens.
     pub(crate) fn ask(&mut self, text: &str) -> Result<Vec<Token>> {
         self.turns.push(json!({ "role": "user", "content": text }));
         let tokens = self.tokens();
@@ -62,7 +62,7 @@ impl Conversation {
         self.turns.push(json!({ "role": "assistant", "content": text }));
     }
 
-    /// Takes back the last turn of the user, when it got no answer.
+    /// Removes the last turn of the user, if it got no answer.
     pub(crate) fn take_back(&mut self) {
         self.turns.pop();
     }
@@ -81,14 +81,14 @@ impl Conversation {
     }
 }
 
-/// One turn of the user, after what the model is told to be.
+/// A system message and one turn of the user.
 pub(crate) fn messages(system: Option<&str>, text: &str) -> Value {
     let system = system.map(|text| json!({ "role": "system", "content": text }));
     let user = json!({ "role": "user", "content": text });
     Value::Array(system.into_iter().chain([user]).collect())
 }
 
-/// The tokens of a conversation, up to where the model's turn begins.
+/// The tokens of a conversation, up to the start of the model's turn.
 pub(crate) fn chat(
     tokenizer: &Tokenizer,
     template: &ChatTemplate,
@@ -99,7 +99,7 @@ pub(crate) fn chat(
     Ok(tokenizer.encode_chat(&rendered)?)
 }
 
-/// The tokens of a text as it is: control tokens written in it are control tokens.
+/// The tokens of a plain text; control tokens spelled out in it are recognized.
 pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Token>> {
     let tokens = tokenizer.encode(text, true)?;
     match tokens.is_empty() {
@@ -108,7 +108,7 @@ pub(crate) fn raw(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Token>> {
     }
 }
 
-/// The prompt from the flag, or from standard input when somebody writes into it.
+/// The prompt from the flag, or from standard input if it is not a terminal.
 pub(crate) fn from_flag_or_stdin(flag: Option<&str>) -> Result<String> {
     use std::io::{IsTerminal, Read};
     if let Some(text) = flag {
@@ -119,7 +119,7 @@ pub(crate) fn from_flag_or_stdin(flag: Option<&str>) -> Result<String> {
     }
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
-        return Err(bad_input("no prompt: give one with -p TEXT, or write it to standard input"));
+        return Err(bad_input("no prompt: use -p TEXT, or write it to standard input"));
     }
     let mut bytes = Vec::new();
     stdin.lock().take(MAX_PROMPT + 1).read_to_end(&mut bytes).context("reading the prompt")?;
@@ -127,7 +127,7 @@ pub(crate) fn from_flag_or_stdin(flag: Option<&str>) -> Result<String> {
         return Err(bad_input(format!("the prompt is longer than {MAX_PROMPT} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|_| bad_input("the prompt is not UTF-8"))?;
-    // The end of line that `echo` adds is not part of what was meant.
+    // The newline that `echo` adds is not part of the prompt.
     let text = text.strip_suffix('\n').unwrap_or(&text);
     match text.trim().is_empty() {
         true => Err(bad_input("the prompt is empty")),

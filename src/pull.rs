@@ -1,4 +1,4 @@
-//! `dacapo pull`: brings a model to this machine before it is needed.
+//! `dacapo pull`: downloads a model.
 
 use crate::exit::bad_input;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-/// Download a model into the hub's cache, or update it there
+/// Download or update a model in the hub's cache
 #[derive(Args, Debug)]
 pub(crate) struct PullArgs {
     /// Hub id `org/name[@revision]`, `org/name/file.gguf`, or `smollm2`
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
             json!({ "model": args.model, "path": models::locate(&name, &env)?.path() })
         }
         ModelName::Folder(_) | ModelName::Gguf(_) => {
-            return Err(bad_input(format!("{}: is on this machine already", args.model)));
+            return Err(bad_input(format!("{} is already on this machine", args.model)));
         }
     };
     match args.json {

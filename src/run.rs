@@ -1,4 +1,4 @@
-//! `dacapo run`: one prompt, one answer; or a file of them.
+//! `dacapo run`: answers one prompt, or a file of prompts.
 
 mod batch;
 
@@ -15,9 +15,9 @@ use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Answer one prompt
+/// Answer one prompt, or a file of prompts
 ///
-/// The answer goes to standard output as it comes, everything else to standard error. Without -p
+/// The answer is streamed to standard output, everything else goes to standard error. Without -p
 /// the prompt is read from standard input.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
@@ -26,21 +26,22 @@ pub(crate) struct RunArgs {
     /// The prompt
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
-    /// What the model is told to be
+    /// System message
     #[arg(long, short, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// Feed the prompt as it is, without the model's chat template
+    /// Use the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
     /// Print one JSON object instead of the text
     #[arg(long, group = "objects")]
     json: bool,
-    /// With --json or --batch: the log-probability of every prompt token after the first, with N alternatives
+    /// With --json or --batch: return the log-probability of every prompt token after the first,
+    /// with N alternatives
     #[arg(long, value_name = "N", requires = "objects")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=20))]
     prompt_logprobs: Option<u32>,
-    /// Answer every line of a file: JSON objects with `prompt` or `messages`, or texts; the same
-    /// command goes on where it was stopped
+    /// Answer every line of a file: JSON objects with `prompt` or `messages`, or JSON strings; run
+    /// again to resume after an interruption
     #[arg(
         long,
         value_name = "FILE",
@@ -49,10 +50,10 @@ pub(crate) struct RunArgs {
         conflicts_with = "prompt"
     )]
     batch: Option<PathBuf>,
-    /// Where the answers of --batch go, one JSON object a line
+    /// Output file of --batch, one JSON object per line
     #[arg(long, short, value_name = "FILE", requires = "batch")]
     output: Option<PathBuf>,
-    /// Most lines of --batch that are answered at once
+    /// Most lines of --batch answered at once
     #[arg(long, value_name = "N", default_value_t = 32, requires = "batch")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_batch: u32,
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
             let tokenizer = talk.tokenizer.clone();
             let mut chat = Conversation::new(tokenizer, talk.template, args.system.clone());
             if !chat.has_template() {
-                note!("note: this model has no chat template; the prompt is fed as it is");
+                note!("note: this model has no chat template; the prompt is used as it is");
             }
             chat.ask(&text)?
         }

@@ -1,5 +1,4 @@
-//! The flags that say how the next token is chosen, and what they mean together with what the
-//! model's authors suggest.
+//! Sampling flags, combined with the model's defaults.
 
 use crate::exit::bad_input;
 use anyhow::{Context, Result};
@@ -9,30 +8,30 @@ use formats::config::{ModelConfig, SamplingDefaults};
 use grammar::Grammar;
 use std::path::PathBuf;
 
-/// Flags of sampling. What is not said comes from the model's `generation_config.json`, and what is
-/// not there either is greedy.
+/// Sampling flags. Missing ones come from the model's `generation_config.json`; without that,
+/// sampling is greedy.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Sampling (unset: what the model suggests, else greedy)")]
+#[command(next_help_heading = "Sampling (default: the model's settings, else greedy)")]
 pub(crate) struct SamplingArgs {
     /// At most this many new tokens
     #[arg(long, short = 'n', value_name = "N", default_value_t = 512)]
     pub(crate) max_tokens: u32,
-    /// No end before this many new tokens
+    /// At least this many new tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     min_tokens: u32,
-    /// 0 always takes the likeliest token; larger is more varied
+    /// 0 always picks the likeliest token; larger values are more random
     #[arg(long, short, value_name = "X")]
     temperature: Option<f32>,
-    /// Choose among the K likeliest tokens; 0 is all
+    /// Sample from the K likeliest tokens; 0 is all
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
-    /// Choose among the likeliest tokens that together have this probability
+    /// Sample from the likeliest tokens that together have this probability
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// Drop tokens less likely than this share of the likeliest
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Make tokens that occurred less likely; 1 is off
+    /// Make tokens that already occurred less likely; 1 is off
     #[arg(long, value_name = "X")]
     repetition_penalty: Option<f32>,
     /// Make tokens less likely each time they occur in the answer; 0 is off
@@ -41,30 +40,30 @@ pub(crate) struct SamplingArgs {
     /// Make tokens less likely once they occur in the answer; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     presence_penalty: f32,
-    /// Same seed, same answer
+    /// Seed; the same seed gives the same answer
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// End the answer before this text (may be given several times)
+    /// Stop before this string (may be repeated)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
-    /// Go on past the model's end-of-answer tokens
+    /// Continue past the model's end-of-text tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// Only answers that are JSON of this schema
+    /// Restrict the answer to JSON of this schema
     #[arg(long, value_name = "FILE", group = "grammar_choice")]
     json_schema: Option<PathBuf>,
-    /// Only answers that match this regular expression
+    /// Restrict the answer to this regular expression
     #[arg(long, value_name = "REGEX", group = "grammar_choice")]
     regex: Option<String>,
-    /// Only answers of this Lark grammar
+    /// Restrict the answer to this Lark grammar
     #[arg(long, value_name = "FILE", group = "grammar_choice")]
     grammar: Option<PathBuf>,
 }
 
 impl SamplingArgs {
-    /// What the flags mean for this model, all but [`Self::grammar`].
+    /// The sampling parameters for this model, without [`Self::grammar`].
     pub(crate) fn sampling(&self, config: &ModelConfig) -> Result<Sampling> {
-        // Authors who turn sampling off suggest greedy, whatever else stands in their file.
+        // If the model turns sampling off, its other settings are ignored.
         let suggested = match config.sampling.do_sample {
             Some(false) => SamplingDefaults::default(),
             _ => config.sampling,
@@ -91,7 +90,7 @@ impl SamplingArgs {
         Ok(sampling)
     }
 
-    /// What answers are held to, as written.
+    /// The grammar of the answer, not yet compiled.
     pub(crate) fn grammar(&self) -> Result<Option<Grammar>> {
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path).with_context(|| bad_input(path.display().to_string()))
@@ -105,7 +104,7 @@ impl SamplingArgs {
     }
 }
 
-/// Refuses what cannot be meant, before a model is loaded for it.
+/// Refuses values out of range.
 fn check_ranges(sampling: &Sampling) -> Result<()> {
     let within = |flag: &str, value: f32, low: f32, high: f32| match (low..=high).contains(&value) {
         true => Ok(()),
@@ -118,7 +117,7 @@ fn check_ranges(sampling: &Sampling) -> Result<()> {
     within("frequency-penalty", sampling.frequency_penalty, -100.0, 100.0)?;
     within("presence-penalty", sampling.presence_penalty, -100.0, 100.0)?;
     match sampling.max_tokens {
-        0 => Err(bad_input("--max-tokens 0: nothing to do")),
+        0 => Err(bad_input("--max-tokens 0: must be at least 1")),
         _ => Ok(()),
     }
 }
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_model_which_wins_over_greedy() {
+    fn flags_override_the_model_which_overrides_greedy() {
         let suggested =
             SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..Default::default() };
         let both = sampling(&["-t", "0.2"], suggested).unwrap();
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn values_out_of_range_are_refused() {
         for flags in [
             ["-t", "-1"],
             ["-t", "NaN"],

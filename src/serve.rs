@@ -1,4 +1,4 @@
-//! `dacapo serve`: the OpenAI API over a model, and a page to watch it.
+//! `dacapo serve`: serves a model with the OpenAI API and a live page.
 
 mod backend;
 mod open_files;
@@ -26,10 +26,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Serve a model with the OpenAI API, and a page to watch it
+/// Serve a model with the OpenAI API and a live page
 ///
-/// Listens on this machine only unless --host says otherwise. SIGTERM or Ctrl-C lets running
-/// requests finish; a second one does not.
+/// Listens on loopback by default; see --host. SIGTERM or Ctrl-C lets running requests finish; a
+/// second signal exits at once.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -37,63 +37,63 @@ pub(crate) struct ServeArgs {
     /// Address to listen on; 0.0.0.0 is every interface
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8000)]
     port: u16,
-    /// Ask every caller for this key (may be given several times)
+    /// Require this API key (may be repeated)
     #[arg(long, value_name = "KEY", env = "DACAPO_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
-    /// Also serve this name in the Host header (may be given several times)
+    /// Accept this name in the Host header (may be repeated)
     #[arg(long, value_name = "NAME", long_help = ALLOWED_HOST)]
     allowed_host: Vec<String>,
-    /// Let callers with different API keys share cached prefixes
+    /// Let clients with different API keys share cached prefixes
     ///
-    /// With more than one key each has its own: how long a prompt takes would otherwise tell whether
-    /// another caller's began the same way.
+    /// By default each key has its own prefix cache, because the time that a prompt takes would
+    /// reveal whether another client sent the same prefix.
     #[arg(long)]
     share_prefix_cache: bool,
-    // Not a doc comment: rustdoc takes the brackets for a link.
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     #[arg(help = "Most sequences that run at once [default: 256 on a GPU, 32 on a CPU]")]
     max_batch: Option<u32>,
-    /// The name clients ask for; the model's own unless said
+    /// The model name for clients [default: the model's own]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
-    /// Change a limit, such as inflight=64 (may be given several times)
+    /// Set a limit, such as inflight=64 (may be repeated)
     #[arg(long, value_name = "NAME=N", long_help = limits_help())]
     limit: Vec<String>,
-    /// Write a record of every step to this file, one JSON object a line
+    /// Write a record of every step to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Logs as JSON, one object a line
+    /// Log as JSON, one object per line
     #[arg(long)]
     log_json: bool,
 }
 
 const ALLOWED_HOST: &str = "\
-Also serve this name in the Host header (may be given several times).
+Accept this name in the Host header (may be repeated).
 
-On loopback without API keys only IP addresses, localhost and these names are served, others get 421:
-a web page could otherwise have its own name resolve to this machine and read answers as its own.
-With keys, or on another address, any name is served unless some are given here.";
+On loopback without API keys, only IP addresses, localhost and these names are accepted; others get
+421, because a web page could otherwise use DNS rebinding to read responses. With keys, or on another
+address, every name is accepted unless some are listed here.";
 
 fn limits_help() -> String {
     let rows = Limits::TABLE
         .iter()
         .map(|row| format!("  {}={}\n      {}", row.name, row.default, row.doc));
     let rows: Vec<String> = rows.collect();
-    format!("Change a limit (may be given several times). The table:\n{}", rows.join("\n"))
+    format!("Set a limit (may be repeated). The limits and their defaults:\n{}", rows.join("\n"))
 }
 
 pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let mut config = server_config(args)?;
-    config.log_lines_dropped = log::start(args.log_json).context("starting the log's thread")?;
-    open_files::make_room(&mut config.limits);
-    let suited = |kind| match kind {
+    config.log_lines_dropped = log::start(args.log_json).context("starting the log thread")?;
+    open_files::raise_limit(&mut config.limits);
+    let default_batch = |kind| match kind {
         DeviceKind::Cuda => 256,
         DeviceKind::Cpu => 32,
     };
-    let max_batch = |kind| args.max_batch.unwrap_or_else(|| suited(kind));
+    let max_batch = |kind| args.max_batch.unwrap_or_else(|| default_batch(kind));
     let mut loaded = loading::load_suited(&args.load, global, max_batch)?;
     let memory = loaded.memory();
     if !args.log_json {
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
         note!("{}", loaded.executor.runners().recording());
     }
     note!("memory: {memory}");
-    // Whoever sends prompts must not know which of them share a chain of the prefix tree.
+    // Random, so that clients cannot construct prompts that collide in the prefix tree.
     let prefix_seed = std::hash::RandomState::new().build_hasher().finish();
     let engine = EngineConfig { prefix_seed, ..loaded.engine_config() };
     let info = about(&loaded);
@@ -125,28 +125,26 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
     for limit in &args.limit {
         let parsed = limit.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
         let (name, value) =
-            parsed.ok_or_else(|| bad_input(format!("--limit {limit}: not NAME=NUMBER")))?;
+            parsed.ok_or_else(|| bad_input(format!("--limit {limit}: expected NAME=NUMBER")))?;
         config.limits.set(name, value).map_err(|why| bad_input(format!("--limit {why}")))?;
     }
     Ok(config)
 }
 
-/// Refuses a key that opens nothing, or that nobody can send in a header.
+/// Refuses a key that is empty or cannot be sent in a header.
 fn check_key(key: &str) -> Result<()> {
     let wrong = match key {
-        key if key.trim().is_empty() => {
-            "is empty: give a key, or leave it out to serve without one"
-        }
-        key if key.trim() != key => "begins or ends with a space, which no client can send",
+        key if key.trim().is_empty() => "is empty: set a key, or omit it to serve without one",
+        key if key.trim() != key => "begins or ends with white space, which clients cannot send",
         key if key.chars().any(char::is_control) => {
-            "has a control character, which no client can send"
+            "has a control character, which clients cannot send"
         }
         _ => return Ok(()),
     };
     Err(bad_input(format!("--api-key (or DACAPO_API_KEY) {wrong}")))
 }
 
-/// What is served, as clients see it.
+/// The served model, as clients see it.
 fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
@@ -172,7 +170,7 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     Model { defaults, tools, reasoning, embedding, ..plain }
 }
 
-/// Lines for the page.
+/// Constant data for the page.
 fn about(loaded: &Loaded) -> GraphInfo {
     let row = |key: &str, value: String, reason: &str| ConfigRow {
         key: key.into(),
@@ -200,7 +198,7 @@ fn about(loaded: &Loaded) -> GraphInfo {
     });
     let runners = loaded.executor.runners();
     let plans = runners.decode.plans().chain(runners.prefill.plans());
-    // A launch that repeats runs the nodes of the one that does not.
+    // A graph of several steps has the same nodes as the graph of one step.
     let plans = plans.filter(|plan| plan.key.form != Form::Repeated);
     let plans = plans.map(|plan| PlanPicture { bucket: plan.key.to_string(), svg: plan.svg() });
     GraphInfo { about, config: decisions.collect(), plans: plans.collect() }
@@ -222,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_open_nothing_are_refused() {
+    fn invalid_keys_are_refused() {
         for wrong in ["", " ", "\n", "key\n", " key", "a\u{7f}b"] {
             let error = check_key(wrong).unwrap_err();
             assert_eq!(crate::exit::code(&error), crate::exit::BAD_INPUT, "{wrong:?}");

@@ -1,9 +1,9 @@
-//! Text of a model on somebody's terminal.
+//! Prints a model's text to standard output.
 
 use crate::output::Output;
 use std::io::Write;
 
-/// Writes an answer to standard output as it comes.
+/// Streams an answer to standard output.
 pub(crate) struct Screen {
     out: Output,
     is_terminal: bool,
@@ -17,18 +17,18 @@ impl Screen {
         Self { out, is_terminal, ends_in_newline: true }
     }
 
-    /// Shows a piece at once.
+    /// Prints a piece and flushes.
     pub(crate) fn show(&mut self, text: &str) -> std::io::Result<()> {
         let Some(last) = text.chars().next_back() else { return Ok(()) };
         self.ends_in_newline = last == '\n';
         match self.is_terminal {
-            true => self.out.write_all(harmless(text).as_bytes())?,
+            true => self.out.write_all(without_controls(text).as_bytes())?,
             false => self.out.write_all(text.as_bytes())?,
         }
         self.out.flush()
     }
 
-    /// Ends the line, if it is not ended.
+    /// Ends the line if it is not ended.
     pub(crate) fn end_line(&mut self) -> std::io::Result<()> {
         if !std::mem::replace(&mut self.ends_in_newline, true) {
             self.out.write_all(b"\n")?;
@@ -37,11 +37,11 @@ impl Screen {
     }
 }
 
-/// A model must not be able to steer the terminal: control characters but line ends and tabs are
-/// shown, not sent.
-fn harmless(text: &str) -> String {
-    let steers = |c: char| (c.is_control() && !matches!(c, '\n' | '\t')) || c == '\u{9b}';
-    text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect()
+/// Replaces control characters except newlines and tabs, so that a model cannot send escape
+/// sequences to the terminal.
+fn without_controls(text: &str) -> String {
+    let is_unsafe = |c: char| (c.is_control() && !matches!(c, '\n' | '\t')) || c == '\u{9b}';
+    text.chars().map(|c| if is_unsafe(c) { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -49,7 +49,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_not_sent() {
-        assert_eq!(harmless("a\n\tb\u{1b}[2Jc\r\u{9b}"), "a\n\tb\u{fffd}[2Jc\u{fffd}\u{fffd}");
+    fn control_characters_are_replaced() {
+        assert_eq!(
+            without_controls("a\n\tb\u{1b}[2Jc\r\u{9b}"),
+            "a\n\tb\u{fffd}[2Jc\u{fffd}\u{fffd}"
+        );
     }
 }

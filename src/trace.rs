@@ -1,5 +1,5 @@
-//! `dacapo trace FILE`: step records (`serve --trace FILE.jsonl`) as one HTML file that needs
-//! nothing else: a strip to zoom and scroll, totals by bucket, and every eager step with its reason.
+//! `dacapo trace FILE`: converts step records (`serve --trace FILE.jsonl`) to a self-contained HTML
+//! file with a zoomable strip, totals by bucket, and every eager step with its reason.
 
 use crate::output::say;
 use anyhow::{Context, Result, bail};
@@ -9,12 +9,12 @@ use server::link::{Phase, Run, StepRecord};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-/// Turn a trace of steps into a page
+/// Convert a trace of steps to an HTML page
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// Step records, one JSON object a line
+    /// Step records, one JSON object per line
     file: PathBuf,
-    /// The page to write [default: the file's name with .html]
+    /// The HTML file to write [default: the trace's name with .html]
     #[arg(long, short)]
     out: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ fn read(path: &Path) -> Result<Vec<StepRecord>> {
         if line.trim().is_empty() {
             continue;
         }
-        // The last line of a trace that was cut off may be half a record; any other may not.
+        // Only the last line may be incomplete, if the trace was cut off.
         if let Some((number, e)) = broken {
             return Err(anyhow::Error::from(e).context(format!("{}:{number}", path.display())));
         }
@@ -53,7 +53,7 @@ fn read(path: &Path) -> Result<Vec<StepRecord>> {
     Ok(records)
 }
 
-/// Records as short rows, so that a million of them still make a page that opens.
+/// Records as compact rows, so that a page with a million of them still opens.
 fn rows(records: &[StepRecord]) -> (Vec<Value>, Vec<String>) {
     let mut reasons: Vec<String> = Vec::new();
     let rows = records.iter().map(|r| {
@@ -87,7 +87,7 @@ fn rows(records: &[StepRecord]) -> (Vec<Value>, Vec<String>) {
 fn page(name: &str, records: &[StepRecord]) -> String {
     let (rows, reasons) = rows(records);
     let data = json!({"name": name, "rows": rows, "reasons": reasons}).to_string();
-    // Inside a script element only "</" could end it early.
+    // Inside a script element, "</" could end it early.
     let data = data.replace("</", "<\\/");
     include_str!("trace/viewer.html").replacen("\"TRACE\"", &data, 1)
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_holds_every_step_and_nothing_from_elsewhere() {
+    fn a_page_has_every_step_and_is_self_contained() {
         let records = [
             record(1, Run::Replayed),
             record(2, Run::Eager("</script> is no reason".into())),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_last_line_is_forgiven_and_no_other() {
+    fn only_the_last_line_may_be_incomplete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.jsonl");
         let line = serde_json::to_string(&record(1, Run::Replayed)).unwrap();

@@ -1,6 +1,6 @@
-//! 500 model folders made to hurt: templates, tokenizers and configurations. `dacapo run` answers
-//! each with one line on standard error and exit code 2, in under 10 seconds of computing and within
-//! 1 GB. A change that turns out to be harmless may run; those are counted.
+//! 500 malicious model folders: templates, tokenizers and configurations. `dacapo run` must refuse
+//! each with one line on standard error and exit code 2, within 10 seconds of CPU time and 1 GB. A
+//! mutation that turns out to be harmless may run; those are counted.
 
 #![cfg(unix)]
 
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const FOLDERS: usize = 500;
-/// Address space the program may have, in KiB.
+/// Limit of the address space, in KiB.
 const MEMORY: u32 = 1 << 20;
-/// Seconds of computing it may take: what the clock on the wall says depends on the neighbours.
+/// Limit of the CPU time in seconds, because wall-clock time depends on the load of the machine.
 const SECONDS: u32 = 10;
-/// When it hangs without computing.
-const HANGS: Duration = Duration::from_secs(120);
+/// Limit of the wall-clock time, for a process that hangs without using CPU time.
+const HANG_LIMIT: Duration = Duration::from_secs(120);
 
 /// splitmix64.
 struct Random(u64);
@@ -44,14 +44,14 @@ impl Random {
     }
 }
 
-/// A tiny model that runs, as texts of its files; its weights are the engine's golden ones.
+/// The text files of a tiny model; its weights are the engine's goldens.
 #[derive(Clone)]
 struct Folder {
     name: String,
     config: String,
     tokenizer: String,
     tokenizer_config: String,
-    /// `chat_template.jinja`, which wins over the one in the tokenizer's configuration.
+    /// `chat_template.jinja`, which overrides the one in the tokenizer's configuration.
     template: Option<String>,
 }
 
@@ -63,19 +63,21 @@ fn config() -> Map<String, Value> {
     serde_json::from_str(&fs::read_to_string(golden("config.json")).unwrap()).unwrap()
 }
 
+/// A special token, as `tokenizer.json` lists it.
+fn added_token(id: usize, content: &str) -> Value {
+    json!({
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    })
+}
+
 fn tokenizer() -> Value {
     let letters = ('!'..='~').chain("ĠĊ▁".chars()).map(String::from);
     let texts =
         ["<|im_start|>", "<|im_end|>", "<unk>"].map(String::from).into_iter().chain(letters);
     let vocab: Map<String, Value> = texts.enumerate().map(|(id, text)| (text, id.into())).collect();
-    let control = |id: usize, content: &str| {
-        json!({
-            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        })
-    };
     json!({
-        "added_tokens": [control(0, "<|im_start|>"), control(1, "<|im_end|>")],
+        "added_tokens": [added_token(0, "<|im_start|>"), added_token(1, "<|im_end|>")],
         "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
         "post_processor": null, "decoder": {"type": "ByteLevel"},
@@ -87,7 +89,7 @@ fn good() -> Folder {
     let chatml =
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     Folder {
-        name: "nothing wrong".to_owned(),
+        name: "valid".to_owned(),
         config: Value::Object(config()).to_string(),
         tokenizer: tokenizer().to_string(),
         tokenizer_config: json!({"chat_template": chatml, "eos_token": "<|im_end|>"}).to_string(),
@@ -110,7 +112,7 @@ fn templates(random: &mut Random) -> Vec<Folder> {
         }
         folders.push(folder);
     }
-    // Templates cut in the middle, and with words of others in them.
+    // Templates truncated in the middle, followed by tokens of the template language.
     let whole = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content | trim }}{% endif %}{% endfor %}";
     for _ in 0..40 {
         let (cut, word) = (
@@ -140,25 +142,21 @@ fn tokenizers(random: &mut Random) -> Vec<Folder> {
         file["model"][field] = value;
         file.to_string()
     };
-    let token = |id: usize, content: String| {
-        json!({
-            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        })
-    };
+
     let sequence = |list: &str, steps: Vec<Value>| json!({"type": "Sequence", list: steps});
     let each =
         |content: &str| json!({"type": "Replace", "pattern": {"Regex": "."}, "content": content});
 
     for megabytes in [1, 20] {
-        let one = vec![token(100, "x".repeat(megabytes << 20))];
+        let one = vec![added_token(100, &"x".repeat(megabytes << 20))];
         add(format!("an added token of {megabytes} MB"), with("added_tokens", one.into()));
     }
     for (count, bytes) in [(20_000, 300), (20_000, 200), (140_000, 8), (2, 0)] {
-        let many: Vec<Value> =
-            (0..count).map(|at| token(100 + at, format!("{at}{}", "x".repeat(bytes)))).collect();
+        let many: Vec<Value> = (0..count)
+            .map(|at| added_token(100 + at, &format!("{at}{}", "x".repeat(bytes))))
+            .collect();
         let many = if bytes == 0 {
-            vec![token(100, "twice".into()), token(101, "twice".into())]
+            vec![added_token(100, "twice"), added_token(101, "twice")]
         } else {
             many
         };
@@ -370,7 +368,7 @@ fn configs(random: &mut Random, count: usize) -> Vec<Folder> {
     (0..count).map(one).collect()
 }
 
-/// What came of a folder: the line it was refused with, or nothing when it ran.
+/// Runs a folder: returns the error line, or `None` if it ran.
 fn run(folder: &Folder) -> Result<Option<String>, String> {
     let place = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(place.path().join(name), text).unwrap();
@@ -398,10 +396,10 @@ fn run(folder: &Folder) -> Result<Option<String>, String> {
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if start.elapsed() > HANGS => {
+            None if start.elapsed() > HANG_LIMIT => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err("hangs".to_owned());
+                return Err("it hangs".to_owned());
             }
             None => std::thread::sleep(Duration::from_millis(2)),
         }
@@ -421,7 +419,7 @@ fn run(folder: &Folder) -> Result<Option<String>, String> {
 
 #[test]
 fn every_hostile_folder_gets_one_line() {
-    assert_eq!(run(&good()), Ok(None), "the folder that the others are made from");
+    assert_eq!(run(&good()), Ok(None), "the unchanged folder must run");
     let mut random = Random(20);
     let mut folders = templates(&mut random);
     folders.extend(tokenizers(&mut random));

@@ -1,6 +1,6 @@
-//! What becomes of a command whose standard output or standard error cannot be written. `… | head -1`
-//! ends it without a word and with the code of a tool that SIGPIPE ended; a full disk is an error; and
-//! a standard error that takes nothing changes nothing.
+//! Commands whose standard output or standard error cannot be written. `… | head -1` ends them
+//! silently with the exit code of SIGPIPE, a full disk is an error, and an unwritable standard
+//! error changes nothing.
 
 #![cfg(unix)]
 
@@ -11,10 +11,10 @@ use std::fs::{self, File};
 use std::process::{Command, Output, Stdio};
 
 /// 128 + SIGPIPE.
-const READER_GONE: i32 = 141;
+const OUTPUT_CLOSED: i32 = 141;
 
-/// The end of a pipe that nobody reads.
-fn unread() -> std::io::PipeWriter {
+/// A pipe whose read end is closed.
+fn closed_pipe() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1
 }
 
@@ -31,7 +31,7 @@ fn ends(mut command: Command, code: i32) -> String {
     said
 }
 
-/// Commands that print something and need no model.
+/// Commands that print something without a model.
 fn printing() -> Vec<Command> {
     let folder = tempfile::tempdir().unwrap().keep();
     let file = |name: &str, text: &str| -> String {
@@ -62,10 +62,10 @@ fn printing() -> Vec<Command> {
 }
 
 #[test]
-fn a_reader_that_is_gone_is_no_reason_to_complain() {
+fn a_closed_pipe_ends_a_command_silently() {
     for mut command in printing() {
-        command.stdout(unread());
-        assert_eq!(ends(command, READER_GONE), "");
+        command.stdout(closed_pipe());
+        assert_eq!(ends(command, OUTPUT_CLOSED), "");
     }
 }
 
@@ -80,12 +80,12 @@ fn a_full_disk_is_an_error() {
 }
 
 #[test]
-fn a_standard_error_that_takes_nothing_changes_nothing() {
+fn an_unwritable_standard_error_changes_nothing() {
     let wrong = || dacapo(&["run", "./missing.gguf", "-p", "x"]);
     let usage = || dacapo(&["run", "--nothing"]);
     for command in [wrong, usage] {
         assert_eq!(command().stderr(full()).status().unwrap().code(), Some(2));
-        assert_eq!(command().stderr(unread()).status().unwrap().code(), Some(2));
+        assert_eq!(command().stderr(closed_pipe()).status().unwrap().code(), Some(2));
         let closed = ["-c", "exec \"$@\" 2>&-", "sh"];
         let mut shell = Command::new("sh");
         shell.args(closed).arg(command().get_program()).args(command().get_args());
@@ -94,7 +94,7 @@ fn a_standard_error_that_takes_nothing_changes_nothing() {
 }
 
 #[test]
-fn answers_end_quietly_too() {
+fn a_closed_pipe_ends_an_answer_silently() {
     let Some(model) = smollm2() else { return };
     let ask = |flags: &[&str]| {
         let mut command = dacapo(&["run", model, "-p", "Count to ten.", "-n", "20"]);
@@ -102,14 +102,14 @@ fn answers_end_quietly_too() {
         command
     };
     let mut command = ask(&["--json"]);
-    command.stdout(unread());
-    assert_eq!(ends(command, READER_GONE), "");
+    command.stdout(closed_pipe());
+    assert_eq!(ends(command, OUTPUT_CLOSED), "");
     let mut command = ask(&[]);
-    command.stdout(unread());
-    let said = ends(command, READER_GONE);
+    command.stdout(closed_pipe());
+    let said = ends(command, OUTPUT_CLOSED);
     assert!(said.starts_with("[memory: ") && said.lines().count() == 1, "{said}");
-    // Nobody sees the figures; the answer is there all the same.
-    for error in [Stdio::from(full()), Stdio::from(unread())] {
+    // The summary on standard error is lost, but the answer is complete.
+    for error in [Stdio::from(full()), Stdio::from(closed_pipe())] {
         let output = ask(&[]).stdout(Stdio::piped()).stderr(error).spawn().unwrap();
         let output = output.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0));

@@ -1,13 +1,13 @@
-//! Plans of bundled models as they were stored: the same kernels, grids, constants and bytes. A change
-//! of structure must not change a plan; a change of kernels shows here, and `UPDATE_EXPECT=1 cargo test
-//! --test plans` stores the new listing for review.
+//! Compares the plans of bundled models with stored listings of kernels, grids, constants and
+//! bytes. A refactoring must not change a plan; after a change of kernels, `UPDATE_EXPECT=1 cargo
+//! test --test plans` stores the new listing for review.
 
 use expect_test::expect_file;
 use serde_json::Value;
 use std::fmt::Write;
 use std::process::Command;
 
-/// Plans of one model: how it is compiled, and the sizes of its steps.
+/// The plans of one model: flags of the compilation, and sizes of the steps.
 struct Case {
     file: &'static str,
     model: &'static str,
@@ -57,7 +57,7 @@ fn explained(case: &Case, phase: &str, size: u32) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A node without its place: what every layer has in common is listed once.
+/// A node without its spans, so that equal nodes of all layers are listed once.
 fn line(node: &Value) -> String {
     let size = |list: &Value| {
         let sizes: Vec<String> = list.as_array().unwrap().iter().map(Value::to_string).collect();

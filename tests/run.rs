@@ -1,8 +1,10 @@
-//! `dacapo run` and `dacapo chat` as a user has them, with a real model on the CPU. Where the
-//! model cannot be fetched the tests that need it say so and pass.
+//! `dacapo run` and `dacapo chat` with a real model on the CPU. If the model cannot be downloaded,
+//! the tests that need it print a note and pass.
 
+mod process;
 mod smollm2;
 
+use process::fails;
 use smollm2::{dacapo, smollm2};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,19 +17,10 @@ fn succeeds(output: Output) -> (String, String) {
     (String::from_utf8(output.stdout).unwrap(), error)
 }
 
-#[track_caller]
-fn fails(output: Output, code: i32) -> String {
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{error}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    assert_eq!(output.stdout, b"");
-    error
-}
-
 const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
 
 #[test]
-fn the_capital_of_france() {
+fn a_question_is_answered() {
     let Some(model) = smollm2() else { return };
     let (text, error) = succeeds(dacapo(&["run", model, "-p", QUESTION]).output().unwrap());
     assert!(text.contains("Paris"), "{text}");
@@ -59,7 +52,7 @@ fn the_capital_of_france() {
 }
 
 #[test]
-fn flags_do_what_they_say() {
+fn flags_take_effect() {
     let Some(model) = smollm2() else { return };
     let json = |flags: &[&str]| -> serde_json::Value {
         let args = [&["run", model, "--json"], flags].concat();
@@ -95,11 +88,11 @@ fn a_conversation_through_a_pipe() {
     assert!(text.contains("/reset") && text.contains("Paris"), "{text}");
     assert!(error.contains("/nonsense: no such command"), "{error}");
     assert_eq!(error.matches("tok/s]").count(), 2, "{error}");
-    assert!(error.contains(" known)"), "the second turn knows the first: {error}");
+    assert!(error.contains(" cached)"), "the second turn reuses the first: {error}");
 }
 
 #[test]
-fn a_batch_is_answered_once_and_goes_on_where_it_was() {
+fn a_batch_resumes_and_answers_each_line_once() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("answers.jsonl");
@@ -116,7 +109,7 @@ fn a_batch_is_answered_once_and_goes_on_where_it_was() {
     for city in ["Paris", "Rome", "Madrid"] {
         assert!(whole.contains(city), "{whole}");
     }
-    // Killed in the middle of a line: the rest is answered again, and nothing twice.
+    // Killed in the middle of a line: that line is answered again, and no line twice.
     std::fs::write(&output, &whole[..whole.len() - 20]).unwrap();
     succeeds(run());
     let sorted = |text: &str| {
@@ -127,7 +120,7 @@ fn a_batch_is_answered_once_and_goes_on_where_it_was() {
     assert_eq!(sorted(&std::fs::read_to_string(&output).unwrap()), sorted(&whole));
 }
 
-/// Sixteen questions, one a line, with answers long enough to be interrupted.
+/// Sixteen questions, one per line, with answers long enough to be interrupted.
 fn sixteen(folder: &Path) -> PathBuf {
     let path = folder.join("sixteen.jsonl");
     let line = |n: u32| format!("{{\"prompt\": \"Write {n} words about rivers.\", \"id\": {n}}}\n");
@@ -144,7 +137,7 @@ fn answers(path: &Path) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing() {
+fn a_batch_killed_repeatedly_loses_and_repeats_nothing() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = sixteen(folder.path());
@@ -163,7 +156,7 @@ fn a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing() {
     let output = folder.path().join("killed.jsonl");
     let (mut kills, mut seed) = (0, 12345u64);
     loop {
-        // Killed when the file has grown by a few bytes more: at no particular place in an answer.
+        // Killed after a few more bytes, at an arbitrary point of an answer.
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let size = || std::fs::metadata(&output).map_or(0, |data| data.len());
         let goal = size() + 1 + (seed >> 33) % 400;
@@ -188,19 +181,22 @@ fn a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing() {
     assert_eq!(answers(&output), expected, "after {kills} kills");
 }
 
-/// Greedy answers that llama.cpp gave (`tools/ggml_goldens.py`), token for token; all at once here, one by one
-/// there.
+/// Greedy answers equal those of llama.cpp (`tools/ggml_goldens.py`) token by token; batched here,
+/// one by one there.
 #[test]
-fn with_its_numerics_answers_are_those_of_llama_cpp() {
+fn ggml_numerics_give_the_answers_of_llama_cpp() {
     let Some(model) = smollm2() else { return };
     if !device::cpu::describe_features().contains("avx2") {
-        eprintln!("skipped: this processor has no AVX2 and FMA");
+        eprintln!("skipped: this CPU has no AVX2 and FMA");
         return;
     }
     let golden: serde_json::Value =
         serde_json::from_str(include_str!("goldens/llama_cpp.json")).unwrap();
     let expected = golden["answers"].as_array().unwrap();
-    assert!(model.ends_with(golden["model"].as_str().unwrap()), "made from another file");
+    assert!(
+        model.ends_with(golden["model"].as_str().unwrap()),
+        "the goldens are from another file"
+    );
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
     let line = |answer: &serde_json::Value| {
@@ -219,7 +215,7 @@ fn with_its_numerics_answers_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn stop_texts_end_answers_of_a_batch_where_they_appear() {
+fn stop_strings_end_answers_of_a_batch() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (sixteen(folder.path()), folder.path().join("out.jsonl"));
@@ -229,13 +225,13 @@ fn stop_texts_end_answers_of_a_batch_where_they_appear() {
     for answer in answers(&output) {
         assert_eq!(answer["finish"], "stop", "{answer}");
         assert!(!answer["text"].as_str().unwrap().contains('e'), "{answer}");
-        // Not cut afterwards: generation ended there.
+        // Generation ended at the stop string; the text was not truncated afterwards.
         assert!(answer["answer_tokens"].as_u64().unwrap() < 60, "{answer}");
     }
 }
 
 #[test]
-fn many_at_once_say_what_each_says_alone() {
+fn batched_answers_equal_single_answers() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = sixteen(folder.path());
@@ -250,7 +246,7 @@ fn many_at_once_say_what_each_says_alone() {
 }
 
 #[test]
-fn prompts_are_scored() {
+fn prompt_log_probabilities() {
     let Some(model) = smollm2() else { return };
     let args = ["run", model, "--raw", "-p", "The capital of France is Paris", "-n", "1", "--json"];
     let mut command = dacapo(&args);
@@ -263,7 +259,7 @@ fn prompts_are_scored() {
     assert!(paris["logprob"].as_f64().unwrap() > -2.0, "{paris}");
     assert_eq!(paris["top"].as_array().unwrap().len(), 2);
     assert_eq!(paris["top"][0]["text"], " Paris", "{paris}");
-    // A line of a batch is scored in the same way.
+    // A line of a batch has the same log-probabilities.
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
     std::fs::write(&input, "\"The capital of France is Paris\"\n").unwrap();
@@ -274,7 +270,7 @@ fn prompts_are_scored() {
 }
 
 #[test]
-fn without_rounding_a_prompt_is_judged_as_it_was_written() {
+fn exact_numerics_rank_generated_tokens_first() {
     let Some(model) = smollm2() else { return };
     let run = |prompt: &str, flags: &[&str]| -> serde_json::Value {
         let mut command = dacapo(&["run", model, "--raw", "--json", "--numerics", "exact"]);
@@ -288,7 +284,7 @@ fn without_rounding_a_prompt_is_judged_as_it_was_written() {
     let scores = judged["prompt_logprobs"].as_array().unwrap();
     assert!(scores.len() >= 16);
     for score in &scores[scores.len() - 16..] {
-        // All tokens at once or one by one: the same choice, but for ties.
+        // All tokens at once or one by one give the same choice, except for ties.
         let [found, best] = [score, &score["top"][0]].map(|of| of["logprob"].as_f64().unwrap());
         assert!(best - found < 1e-3, "{score}");
     }
@@ -323,7 +319,7 @@ fn ctrl_c_ends_the_answer_with_130() {
     assert!(error.contains("; interrupted]"), "{error}");
 }
 
-/// In a chat Ctrl-C ends the answer, not the conversation; the next one ends that.
+/// In a chat, the first Ctrl-C ends the answer and the second the program.
 #[test]
 fn ctrl_c_in_a_chat_ends_the_answer_and_then_the_chat() {
     let Some(model) = smollm2() else { return };
@@ -349,10 +345,10 @@ fn ctrl_c_in_a_chat_ends_the_answer_and_then_the_chat() {
     while !String::from_utf8_lossy(&said).contains("; interrupted]") {
         let mut byte = [0];
         let count = stderr.read(&mut byte).unwrap();
-        assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&said));
+        assert!(count > 0, "the chat ended: {}", String::from_utf8_lossy(&said));
         said.extend(byte);
     }
-    // The conversation goes on.
+    // The chat continues.
     stdin.write_all(b"/system You are a poet.\n/system\n").unwrap();
     let mut text = Vec::new();
     while !String::from_utf8_lossy(&text).contains("You are a poet.") {
@@ -364,9 +360,9 @@ fn ctrl_c_in_a_chat_ends_the_answer_and_then_the_chat() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
-/// Many at once say what each says alone, when that is asked for.
+/// With --deterministic, batched answers equal single ones.
 #[test]
-fn a_full_batch_gives_the_same_text_as_one_at_a_time() {
+fn deterministic_batches_equal_single_answers() {
     let Some(model) = smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -394,7 +390,7 @@ fn a_full_batch_gives_the_same_text_as_one_at_a_time() {
 }
 
 #[test]
-fn wrong_input_is_one_line_and_code_2() {
+fn invalid_input_gives_one_line_and_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = folder.path().join(name);
@@ -421,7 +417,7 @@ fn wrong_input_is_one_line_and_code_2() {
 }
 
 #[test]
-fn wrong_usage_is_code_2_and_help_is_code_0() {
+fn invalid_usage_gives_code_2_and_help_code_0() {
     for args in [&["nothing"][..], &["run", "--nothing"], &["run", "--threads", "0"]] {
         assert_eq!(dacapo(args).output().unwrap().status.code(), Some(2), "{args:?}");
     }

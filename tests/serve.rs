@@ -1,5 +1,5 @@
-//! `dacapo serve` whose log nobody can or does read, whose disk is full, and whose limits are what the
-//! system allows: a model answers all the same, and says what was lost.
+//! `dacapo serve` with an unwritable log, a full disk and low system limits: it still answers and
+//! counts what was lost.
 
 #![cfg(unix)]
 
@@ -12,10 +12,10 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Long enough for a loaded machine; nothing here waits that long otherwise.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// A timeout that is long enough for a loaded machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A server that runs; it ends with the test.
+/// A running server; it ends with the test.
 struct Served {
     child: Child,
     port: u16,
@@ -29,22 +29,22 @@ impl Drop for Served {
 }
 
 impl Served {
-    /// Starts a command, which listens on `port`, and waits until it answers.
+    /// Starts a command that listens on `port`, and waits until it accepts connections.
     fn start(mut command: Command, port: u16) -> Served {
         let mut served = Served { child: command.spawn().unwrap(), port };
         let start = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert_eq!(served.child.try_wait().unwrap(), None, "it ended");
-            assert!(start.elapsed() < PATIENCE, "it does not answer");
+            assert_eq!(served.child.try_wait().unwrap(), None, "the server ended");
+            assert!(start.elapsed() < TIMEOUT, "the server does not respond");
             std::thread::sleep(Duration::from_millis(20));
         }
         served
     }
 
-    /// The status and body of an answer.
+    /// The status and body of a response.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
@@ -79,7 +79,7 @@ impl Served {
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 
-    /// Asks it to end, and waits for it.
+    /// Sends SIGTERM and waits for the end.
     #[track_caller]
     fn stop(&mut self) {
         let pid = self.child.id().to_string();
@@ -89,7 +89,7 @@ impl Served {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(start.elapsed() < PATIENCE, "it does not end");
+            assert!(start.elapsed() < TIMEOUT, "the server does not end");
             std::thread::sleep(Duration::from_millis(10));
         };
         assert_eq!(status.code(), Some(0));
@@ -108,7 +108,7 @@ fn serve(model: &str, port: u16) -> Command {
 }
 
 #[test]
-fn a_full_disk_costs_lines_of_the_log_and_nothing_else() {
+fn a_full_disk_loses_only_log_lines_and_trace_records() {
     let Some(model) = smollm2() else { return };
     let port = free_port();
     let mut command = serve(model, port);
@@ -124,11 +124,11 @@ fn a_full_disk_costs_lines_of_the_log_and_nothing_else() {
 }
 
 #[test]
-fn a_log_without_a_reader_costs_nothing() {
+fn a_closed_log_pipe_does_not_stop_the_server() {
     let Some(model) = smollm2() else { return };
     let port = free_port();
     let mut command = serve(model, port);
-    // The reader is gone before the first line.
+    // The read end is closed before the first line.
     command.arg("--log-json").stderr(std::io::pipe().unwrap().1);
     let mut served = Served::start(command, port);
     served.answers();
@@ -137,8 +137,8 @@ fn a_log_without_a_reader_costs_nothing() {
 }
 
 #[test]
-fn a_log_of_json_is_json_to_the_last_line() {
-    // The port is taken: the server starts, warns, and ends with an error.
+fn every_line_of_a_json_log_is_json() {
+    // The port is in use: the server starts, warns and ends with an error.
     let Some(model) = smollm2() else { return };
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let plain = serve(model, taken.local_addr().unwrap().port());
@@ -162,14 +162,14 @@ fn a_log_of_json_is_json_to_the_last_line() {
 }
 
 #[test]
-fn a_reader_that_stops_reading_stops_nobody() {
+fn a_full_log_pipe_does_not_block_the_server() {
     let Some(model) = smollm2() else { return };
     let port = free_port();
     let (unread, writer) = std::io::pipe().unwrap();
     let mut command = serve(model, port);
     command.stderr(writer);
     let mut served = Served::start(command, port);
-    // A pipe holds 64 KiB; a line of the log is a hundred bytes.
+    // A pipe holds 64 KiB; a log line has about a hundred bytes.
     for _ in 0..1500 {
         served.get("/v1/models");
     }
@@ -179,7 +179,7 @@ fn a_reader_that_stops_reading_stops_nobody() {
 }
 
 #[test]
-fn limits_are_those_in_force() {
+fn limits_in_force_are_shown() {
     let Some(model) = smollm2() else { return };
     let port = free_port();
     let plain = serve(model, port);
@@ -192,9 +192,9 @@ fn limits_are_those_in_force() {
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let files: Vec<&str> = files.split_whitespace().collect();
-    assert_eq!(files[3..5], ["400", "400"], "raised to what is allowed");
+    assert_eq!(files[3..5], ["400", "400"], "raised to the hard limit");
 
-    // 400 files are 272 connections and 128 others.
+    // 400 files: 272 connections and 128 others.
     let page: serde_json::Value = serde_json::from_str(&served.get("/live/graph")).unwrap();
     let shown = |name: &str| {
         let rows = page["limits"].as_array().unwrap();

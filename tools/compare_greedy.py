@@ -6,9 +6,9 @@
 
 A quantised model is multiplied with activations rounded to 8 bits, by both engines. Two sums that differ in their last
 bit (the order of additions is enough) round some activation the other way, and that moves logits by tenths: llama.cpp
-with and without flash attention differs from itself as much, which `--itself` shows. So ours runs with `--numerics ggml`
-here, which rounds and adds as llama.cpp built for AVX-512 does; `--numerics fast` shows the default. `--f32` writes the
-same weights out as float32 (exactly: a block's scale times its integers) and has both engines run that file. The first
+with and without flash attention differs from itself as much, which `--itself` shows. So Dacapo runs with `--numerics
+ggml`, which rounds and adds like llama.cpp built for AVX-512; `--numerics fast` shows the default. `--f32` writes the
+same weights out as float32 (exactly: a block's scale times its integers) and runs both engines on that file. The first
 difference, if any, must be a tie: the exit status is 1 if llama.cpp's two best tokens are further apart than 1e-3
 logits at the first place where the answers differ.
 """
@@ -58,7 +58,7 @@ def written_out(path, folder):
 
 
 def ours(path, folder, options):
-    """Our answers, as texts."""
+    """Dacapo's answers, as texts."""
     asked, answered = pathlib.Path(folder) / "prompts.jsonl", pathlib.Path(folder) / "answers.jsonl"
     asked.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(PROMPTS)))
     command = [options.dacapo, "run", path, "--device", "cpu", "--raw", "--batch", str(asked), "-o", str(answered),
@@ -107,7 +107,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("model")
     arguments.add_argument("--dacapo", default="target/release/dacapo")
-    arguments.add_argument("--numerics", default="ggml", help="how ours rounds: ggml or fast")
+    arguments.add_argument("--numerics", default="ggml", help="Dacapo's numerics: ggml or fast")
     arguments.add_argument("--f32", action="store_true", help="compare on the same weights written out as float32")
     arguments.add_argument("--itself", action="store_true", help="also compare llama.cpp with flash attention and without")
     options = arguments.parse_args()

@@ -3,7 +3,7 @@
 
     tools/formats_fuzz_seeds.py
 
-Needs nothing but Python. Seeds are named seed-*; what the fuzzer adds later is not kept in git.
+Needs only Python. Seeds are named seed-*; files that the fuzzer adds are not committed.
 """
 
 import json
@@ -125,7 +125,7 @@ def doubling(step):
     return "{% set s = 'xxxxxxxxxxxxxxxx' %}" + step * 40 + "{{ s }}"
 
 
-# One for each way that crates/formats/tests/sources knows to hurt.
+# One for each kind of attack in crates/formats/tests/sources.
 RENDERS = {
     "not": "{{ " + "not " * 2_000 + "x }}",
     "elif": "{% if a %}" + "{% elif a %}" * 1_100 + "{% endif %}",
@@ -234,7 +234,7 @@ OURS = ["gguf", "safetensors", "checkpoint", "config", "index", "chat_template",
 
 
 def main():
-    # Other targets have seeds of their own.
+    # Other targets have their own seeds.
     for target in OURS:
         for old in (CORPUS / target).glob("seed-*"):
             old.unlink()

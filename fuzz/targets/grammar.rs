@@ -1,6 +1,6 @@
-//! Any schema, regular expression or Lark grammar: refused in one line, or compiled and followed with
-//! masks of bounded cost. The first byte says which; a schema is text, or built from the bytes, because
-//! random text is seldom a schema.
+//! Any schema, regular expression or Lark grammar: refused with one line, or compiled with masks of
+//! bounded cost. The first byte selects the kind; a schema is text, or built from the bytes,
+//! because random text is rarely a schema.
 #![no_main]
 
 use grammar::{Compiler, Grammar, Limits, Vocabulary};
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
-    // The compiler catches what llguidance panics with; any other panic is a finding.
+    // The compiler catches panics of llguidance; any other panic is a finding.
     let finding = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if std::thread::current().name() != Some("grammar") {
@@ -27,7 +27,7 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     bytes.push(b"<end>".to_vec());
     let end = bytes.len() as u32 - 1;
     let vocabulary = Vocabulary::new(&bytes, &[end], &[end]).expect("a vocabulary");
-    // A compilation that takes longer than a run may is a finding, whoever waits for it.
+    // A compilation that exceeds the fuzzer's timeout is a finding.
     let limits = Limits { time: Duration::from_secs(60), kept: 4, ..Limits::default() };
     Compiler::new(vocabulary, limits)
 });
@@ -74,7 +74,7 @@ fuzz_target!(|data: &[u8]| {
 
 struct Bytes<'a> {
     rest: &'a [u8],
-    /// Schemas still to be made.
+    /// Schemas that may still be generated.
     left: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Any bytes as an index of shards: every name stays in the folder.
+//! Any bytes as an index of shards: every name is inside the folder.
 #![no_main]
 
 use formats::safetensors::read_index;

@@ -1,4 +1,4 @@
-//! Any bytes as blocks of any type.
+//! Any bytes as quantized blocks of any type.
 #![no_main]
 
 use formats::dtype::DType;

@@ -1,4 +1,4 @@
-//! Any bytes as the body of any route: parsed and validated, or refused in words.
+//! Any bytes as the body of any route: parsed and validated, or refused with a client error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file: nothing is accepted that the reference refuses.
+//! Any bytes as a safetensors file: every accepted file is accepted by the reference.
 #![no_main]
 
 use formats::safetensors::SafeTensors;

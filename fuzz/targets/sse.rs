@@ -1,4 +1,4 @@
-//! Any bytes as server-sent events: pieces read like the whole.
+//! Any bytes as server-sent events: the events do not depend on the pieces.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

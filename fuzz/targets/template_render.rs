@@ -1,5 +1,5 @@
-//! Any template, rendered over any messages with any variables of the caller: a template, a zero
-//! byte, JSON of messages, a zero byte, JSON of variables. What is missing is filled in.
+//! Any template with any messages and variables: a template, a zero byte, JSON of messages, a zero
+//! byte, JSON of variables. Missing parts have defaults.
 #![no_main]
 
 use formats::chat::ChatTemplate;

@@ -1,5 +1,5 @@
-//! Any text through a tokenizer: it never becomes a control token, and streams give what decoding
-//! gives. The first byte chooses the tokenizer.
+//! Any text through a tokenizer: plain text never becomes a control token, and streaming equals
+//! decoding. The first byte selects the tokenizer.
 #![no_main]
 
 use formats::gguf::Gguf;

@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF with a vocabulary, and what it makes of a text.
+//! Any bytes as a GGUF with a vocabulary, used to encode and decode a text.
 #![no_main]
 
 use formats::gguf::Gguf;

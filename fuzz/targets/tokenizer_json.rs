@@ -1,4 +1,4 @@
-//! Any bytes as a tokenizer.json, and what it makes of a text.
+//! Any bytes as a tokenizer.json, used to encode and decode a text.
 #![no_main]
 
 use formats::tokenizer::Tokenizer;

@@ -1,5 +1,5 @@
-//! Any tokenizer file, used on any text: a `tokenizer.json` or GGUF, a zero byte, a text. A GGUF is
-//! full of zero bytes, so the last one counts.
+//! Any tokenizer file with any text: a `tokenizer.json` or GGUF, a zero byte, a text. A GGUF
+//! contains zero bytes, so the last one is the separator.
 #![no_main]
 
 use formats::Error;
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     let tokenizer = Arc::new(tokenizer);
     let text = String::from_utf8_lossy(text);
     let Ok(ids) = tokenizer.encode(&text, true) else { return };
-    // Up to a limit: the same ids, or too many.
+    // With a limit: the same ids, or an error if there are more.
     assert_eq!(tokenizer.encode_limited(&text, true, ids.len()).ok().as_ref(), Some(&ids));
     if let Some(fewer) = ids.len().checked_sub(1) {
         let found = tokenizer.encode_limited(&text, true, fewer);
@@ -31,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
     }
     assert!(tokenizer.fewest_tokens(text.len()) <= ids.len());
     let _ = tokenizer.encode_text(&text, false);
-    // Streaming gives what decoding gives.
+    // Streaming equals decoding.
     let mut stream = Detokenizer::new(tokenizer.clone());
     let mut streamed = String::new();
     for &id in &ids {

@@ -1,4 +1,4 @@
-//! `dacapo bench cpu`: a model on this processor, and what limits it.
+//! `dacapo bench cpu`: the speed of a model on this CPU, and what limits it.
 
 use super::record;
 use crate::cli::Global;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Tokens per second of a model on this processor, beside what its memory and its instructions allow
+/// Measure tokens per second on this CPU, compared to its memory bandwidth and peak compute
 #[derive(Args, Debug)]
 pub(crate) struct CpuArgs {
     #[command(flatten)]
@@ -30,42 +30,42 @@ pub(crate) struct CpuArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..))]
     answer: u32,
-    /// How often; the median counts
+    /// Number of runs; the median is reported
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// Write the figures, with machine and command, to this file (- is standard output)
+    /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// What was measured, and what it is compared with.
+/// The measurements and their bounds.
 #[derive(Debug, Serialize)]
 struct Figures {
     model: String,
     prompt_tokens: u32,
     answer_tokens: u32,
-    /// Median tok/s, and every run's.
+    /// Tokens per second: the median, and of every run.
     prompt_rate: f64,
     prompt_rates: Vec<f64>,
     decode_rate: f64,
     decode_rates: Vec<f64>,
-    /// Bytes a decode step reads: weights and the keys and values of half the answer.
+    /// Bytes a decode step reads: weights, and the KV cache at half the answer.
     bytes_per_token: f64,
-    /// Bytes per second this machine reads.
+    /// Measured read bandwidth, in bytes per second.
     bandwidth: f64,
-    /// Multiply-adds of the projections for one prompt token.
+    /// Multiply-adds of the linear layers for one prompt token.
     multiply_adds_per_token: f64,
-    /// Multiply-adds per second of the instruction that does them, if there is one.
+    /// Peak multiply-adds per second of the instruction that computes them, if known.
     peak: Option<f64>,
     instruction: Option<&'static str>,
-    /// What a token of the answer and of the prompt cost at the least, and which floor is the higher.
+    /// The lower bounds of the time per answer token and per prompt token.
     decode_floor: Floor,
     prompt_floor: Floor,
 }
 
-/// The least a token can cost on this machine: what reading takes and what multiplying takes, at the
-/// measured bandwidth and peak.
+/// The least time per token on this machine: reading and multiplying at the measured bandwidth and
+/// peak.
 #[derive(Debug, Serialize)]
 struct Floor {
     read_ms: f64,
@@ -78,19 +78,19 @@ impl Floor {
         let read_ms = 1e3 * bytes / bandwidth;
         let multiply_ms = peak.map(|peak| 1e3 * multiply_adds / peak);
         let limit = match multiply_ms {
-            Some(multiply) if multiply > read_ms => "products",
+            Some(multiply) if multiply > read_ms => "compute",
             _ => "memory",
         };
         Floor { read_ms, multiply_ms, limit }
     }
 
-    /// One line: the floors, the higher one by name, and how far above it the token is.
+    /// Prints the two bounds, which one is higher, and the measured time relative to it.
     fn show(&self, what: &str, rate: f64) -> Result<()> {
         let took = 1e3 / rate;
         let floor = self.multiply_ms.map_or(self.read_ms, |multiply| multiply.max(self.read_ms));
         let multiply = self.multiply_ms.map_or("not measured".into(), |ms| format!("{ms:.3} ms"));
         say!(
-            "  {what} is limited by {}: reading takes {:.3} ms a token, multiplying {multiply}; it takes {took:.2} ms, {:.1} × the floor",
+            "  {what} is limited by {}: per token, reading takes {:.3} ms and multiplying {multiply}; measured {took:.2} ms, {:.1} × the bound",
             self.limit,
             self.read_ms,
             took / floor
@@ -102,7 +102,10 @@ impl Floor {
 pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     let loaded = loading::load(&args.load, global, 1)?;
     if loaded.executor.device().kind() != DeviceKind::Cpu {
-        bail!("this model is on {}: add --device cpu", loaded.device);
+        bail!(
+            "bench cpu measures the CPU, but the model is on {}: add --device cpu",
+            loaded.device
+        );
     }
     let working = progress::spinner("measuring the machine");
     let bandwidth = device::bench::read_bandwidth(loaded.executor.device())?;
@@ -134,7 +137,7 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     for repeat in 0..=args.repeats {
         working.set_message(format!("run {repeat} of {}", args.repeats));
         let (prompt, answer) = once(&mut engine, args, repeat, vocab)?;
-        // The first run touches everything for the first time.
+        // The first run is a warm-up.
         if repeat > 0 {
             figures.prompt_rates.push(f64::from(args.prompt) / prompt.as_secs_f64());
             figures.decode_rates.push(f64::from(args.answer - 1) / answer.as_secs_f64());
@@ -152,7 +155,8 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     Ok(())
 }
 
-/// One prompt no cache knows, and its answer: the time to the first token, and from there to the last.
+/// Runs one prompt that is not cached: returns the time to the first token, and from there to the
+/// last.
 fn once<X: Executor>(
     engine: &mut Engine<X>,
     args: &CpuArgs,
@@ -179,7 +183,9 @@ fn once<X: Executor>(
                     let first = first.unwrap_or_default();
                     return Ok((first, start.elapsed() - first));
                 }
-                Output::Finished { finish, .. } => bail!("ended after {tokens} tokens: {finish:?}"),
+                Output::Finished { finish, .. } => {
+                    bail!("the answer ended after {tokens} tokens: {finish:?}")
+                }
                 Output::Rejected { reason, .. } => bail!("the request was refused: {reason}"),
                 Output::Prefilled { .. } | Output::Embedded { .. } => {}
             }
@@ -187,8 +193,8 @@ fn once<X: Executor>(
     }
 }
 
-/// Weights are read whole; keys and values up to the context. (An embedding that is not also the head
-/// is read by the row, and is counted all the same.)
+/// All weights, and the KV cache up to the context. (An untied embedding table is only gathered
+/// from, but counted too.)
 fn bytes_per_token(loaded: &Loaded, context: u32) -> f64 {
     let report = loaded.executor.report();
     let bindings = loaded.executor.runners().bindings();
@@ -196,14 +202,14 @@ fn bytes_per_token(loaded: &Loaded, context: u32) -> f64 {
     (report.region(Region::Weights) + kv * u64::from(context)) as f64
 }
 
-/// Of the projections; attention and head come on top.
+/// Multiply-adds of the linear layers per token, without attention and the output head.
 fn multiply_adds(config: &ModelConfig) -> f64 {
     let heads = config.q_heads + config.kv_heads;
     let attention = 2 * config.hidden * heads * config.head_dim;
     (config.layers * (attention + 3 * config.hidden * config.intermediate)) as f64
 }
 
-/// Multiply-adds of the head, which a prompt needs once and an answer every token.
+/// Multiply-adds of the output head, which runs once per prompt and once per answer token.
 fn head(config: &ModelConfig) -> f64 {
     (config.hidden * config.vocab) as f64
 }
@@ -237,7 +243,7 @@ fn show(figures: &Figures, line: &str) -> Result<()> {
             100.0 * work * prompt_rate / peak
         )?;
     }
-    // More than the bandwidth is possible: a cache may hold part of the weights from token to token.
+    // More than the bandwidth is possible: a CPU cache may hold part of the weights between tokens.
     figures.decode_floor.show("decode", *decode_rate)?;
     figures.prompt_floor.show("prompt", *prompt_rate)
 }

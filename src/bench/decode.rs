@@ -1,4 +1,4 @@
-//! `dacapo bench decode`: what a decode step costs, and how close that is to what memory allows.
+//! `dacapo bench decode`: the time of a decode step, compared to the memory bandwidth.
 
 use super::plot;
 use super::report::{BackendArgs, ReportArgs};
@@ -13,7 +13,7 @@ use engine::exec::StepKind;
 use graph::program::ProgramOp;
 use serde::Serialize;
 
-/// Time decode steps of a model: milliseconds per step, tokens per second, share of the bandwidth
+/// Measure decode steps: milliseconds per step, tokens per second, share of the bandwidth
 #[derive(Args, Debug)]
 pub(crate) struct DecodeArgs {
     #[command(flatten)]
@@ -21,10 +21,10 @@ pub(crate) struct DecodeArgs {
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
     batch: Vec<u32>,
-    /// Tokens that each sequence has before the first step
+    /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "512")]
     context: Vec<u32>,
-    /// Steps timed for each row of the table
+    /// Measured steps per row of the table
     #[arg(long, value_name = "N", default_value_t = 128)]
     steps: u32,
     #[command(flatten)]
@@ -42,31 +42,34 @@ pub(crate) struct Figure {
     ms: f64,
     ms_p99: f64,
     tokens_per_second: f64,
-    /// Read by a step: weights, and the pages of all sequences.
+    /// Bytes read by a step: weights, and the KV pages of all sequences.
     bytes: u64,
     terabytes_per_second: f64,
     bandwidth_share: f64,
-    /// Measured, in bytes per second.
+    /// Measured read bandwidth, in bytes per second.
     pub(crate) read_bandwidth: f64,
-    /// The bytes over the measured bandwidth.
+    /// The least time of a step: its bytes divided by the bandwidth.
     floor_ms: f64,
-    /// Multiplications and additions, for each byte of them.
+    /// Floating-point operations per byte read.
     pub(crate) flops_per_byte: f64,
     pub(crate) teraflops: f64,
     nodes: usize,
-    /// Most steps of one launch; the host's time below is shared among them.
+    /// Most steps of one launch; the host time below is divided among them.
     steps_per_launch: u32,
     host_us: f64,
     host_us_p99: f64,
-    /// Of the host's time, the call that starts the device.
+    /// The part of the host time in the call that starts the device.
     call_us: f64,
     replayed: bool,
-    /// Of the tokens of all steps.
+    /// A hash of the tokens of all steps.
     tokens_hash: String,
 }
 
 pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
-    ensure!(args.steps > 0 && args.batch.iter().all(|&b| b > 0), "batches and steps start at 1");
+    ensure!(
+        args.steps > 0 && args.batch.iter().all(|&b| b > 0),
+        "--batch and --steps must be at least 1"
+    );
     let loads = args.backend.loads(&args.load, "graph-backend-decode");
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();
@@ -84,7 +87,7 @@ fn measure(
     figures: &mut Vec<Figure>,
 ) -> Result<String> {
     let most = args.batch.iter().copied().max().unwrap_or(1);
-    // Before the model takes the memory.
+    // Measured before the model fills the memory.
     let bandwidth = device::bench::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load(load, global, most)?;
     let (weights, parameters) = read_per_step(&loaded.program);
@@ -143,8 +146,8 @@ fn measure(
     Ok(loaded.device)
 }
 
-/// Bytes of weights a step reads, and how many numbers they are: all of them, but for an embedding
-/// table that is only gathered from.
+/// Bytes and number of the weights that a step reads: all except an embedding table that is only
+/// gathered from.
 fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
     let multiplied = |id| {
         program.steps.iter().any(|step| match &step.op {

@@ -1,4 +1,4 @@
-//! `dacapo bench device`: what the hardware gives.
+//! `dacapo bench device`: the speed of the hardware.
 
 use super::record;
 use crate::cli::Global;
@@ -9,10 +9,10 @@ use clap::Args;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// What the hardware gives: bandwidth, cost of a launch, cost of a replay
+/// Measure the hardware: bandwidth, cost of a launch, cost of a replay
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArgs {
-    /// Write the figures, with machine and command, to this file (- is standard output)
+    /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -1,25 +1,28 @@
-//! What a prefill step is fed: rows of prompts, of chunks in the middle of a context, of decoding
-//! sequences.
+//! The rows of a prefill step: prompts, chunks in the middle of a context, decoding sequences.
 
 use anyhow::{Context, Result, ensure};
 
 /// The rows of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Mix {
-    /// As it was asked for.
+    /// The text it was parsed from.
     pub(crate) name: String,
-    /// Tokens of each row, and how many the sequence had before.
+    /// Tokens of each row, and of its sequence before the step.
     pub(crate) rows: Vec<(u32, u32)>,
 }
 
 impl Mix {
-    /// `16x512`, `1x4096+64x1@2000`, `random`, `random:4096`; `context` where a part names none.
+    /// `16x512`, `1x4096+64x1@2000`, `random`, `random:4096`; `context` is the default for parts
+    /// without one.
     pub(crate) fn parse(text: &str, context: u32) -> Result<Mix> {
         let rows = match text.strip_prefix("random") {
             Some("") => random(2048, context),
             Some(rest) => {
                 let tokens = rest.strip_prefix(':').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
-                random(tokens.with_context(|| format!("{text}: random or random:TOKENS"))?, context)
+                random(
+                    tokens.with_context(|| format!("{text}: expected random or random:TOKENS"))?,
+                    context,
+                )
             }
             None => {
                 let mut rows = Vec::new();
@@ -37,7 +40,7 @@ impl Mix {
         self.rows.iter().map(|row| row.0).sum()
     }
 
-    /// The same with its longest row grown to `tokens` tokens in all.
+    /// The same mix with its longest row extended so that the step has `tokens` tokens.
     pub(crate) fn filled(&self, tokens: u32) -> Mix {
         let mut filled = self.clone();
         let more = tokens.saturating_sub(self.tokens());
@@ -49,18 +52,18 @@ impl Mix {
 }
 
 fn repeated(part: &str, context: u32) -> Result<Vec<(u32, u32)>> {
-    let wrong = || format!("{part}: a part is PROMPTSxTOKENS or PROMPTSxTOKENS@CONTEXT");
+    let wrong = || format!("{part}: expected PROMPTSxTOKENS or PROMPTSxTOKENS@CONTEXT");
     let (shape, before) = match part.split_once('@') {
         Some((shape, before)) => (shape, before.parse().ok().with_context(wrong)?),
         None => (part, context),
     };
     let pair = shape.split_once('x').and_then(|(n, t)| Some((n.parse().ok()?, t.parse().ok()?)));
     let (prompts, tokens): (u32, u32) = pair.with_context(wrong)?;
-    ensure!(prompts > 0 && tokens > 0, "{part}: at least one prompt of one token");
+    ensure!(prompts > 0 && tokens > 0, "{part}: prompts and tokens must be at least 1");
     Ok(vec![(tokens, before); prompts as usize])
 }
 
-/// Rows of one token and of many, short and long, in no order: always the same for the same total.
+/// A pseudo-random mix of short and long rows, the same for the same total.
 fn random(total: u32, context: u32) -> Vec<(u32, u32)> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ u64::from(total);
     let mut below = |n: u32| {
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixes_are_read() {
+    fn mixes_are_parsed() {
         let mix = Mix::parse("1x4096+3x1@2000", 7).expect("a mix");
         assert_eq!(mix.rows, [(4096, 7), (1, 2000), (1, 2000), (1, 2000)]);
         assert_eq!(mix.tokens(), 4099);
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn random_mixes_have_the_tokens_asked_for_and_repeat() {
+    fn random_mixes_have_the_given_tokens_and_are_reproducible() {
         for total in [1, 2, 100, 2048, 8192] {
             let mix = Mix::parse(&format!("random:{total}"), 0).expect("a mix");
             assert_eq!(mix.tokens(), total);

@@ -1,4 +1,4 @@
-//! `dacapo bench mixed`: how long running requests wait between tokens while prompts arrive.
+//! `dacapo bench mixed`: the time between tokens of running requests while prompts arrive.
 
 use super::{plot, record};
 use crate::cli::Global;
@@ -14,12 +14,12 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Time between tokens of running requests while long prompts arrive, by the tokens a step may feed
+/// Measure the time between tokens of running requests while long prompts arrive
 #[derive(Args, Debug)]
 pub(crate) struct MixedArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// Requests that run all the time
+    /// Requests that run during the whole measurement
     #[arg(long, value_name = "N", default_value_t = 8)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     running: u32,
@@ -27,20 +27,20 @@ pub(crate) struct MixedArgs {
     #[arg(long, value_name = "N", default_value_t = 2048)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
-    /// Prompts that arrive
+    /// Number of prompts that arrive
     #[arg(long, value_name = "N", default_value_t = 4)]
     prompts: u32,
-    /// Decode steps before each of them, and after the last
+    /// Decode steps before each prompt, and after the last
     #[arg(long, value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     between: u32,
-    /// Most tokens of a step, one run for each
+    /// Most tokens of a step; one run for each value
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "256,1024")]
     budget: Vec<u32>,
-    /// Write the figures, with machine and command, to this file (- is standard output)
+    /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the time between tokens over the run
+    /// Plot the time between tokens over the run as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -50,14 +50,14 @@ pub(crate) struct MixedArgs {
 pub(crate) struct Run {
     /// Most tokens of a step.
     pub(crate) budget: u32,
-    /// Milliseconds between tokens of a running request while no prompt is being fed, and while one is.
+    /// Milliseconds between tokens of a running request without a prompt in progress, and with one.
     quiet_p50: f64,
     quiet_max: f64,
     fed_p50: f64,
     fed_max: f64,
-    /// From a prompt's arrival to its first token, each.
+    /// Per prompt, from its arrival to its first token.
     first_token: Vec<f64>,
-    /// Steps that each prompt took.
+    /// Per prompt, its prefill steps.
     steps: Vec<u32>,
     /// (milliseconds since the start, milliseconds since the token before) of one running request.
     pub(crate) gaps: Vec<(f64, f64)>,
@@ -68,7 +68,7 @@ pub(crate) struct Run {
 pub(crate) fn run(args: &MixedArgs, global: &Global) -> Result<()> {
     ensure!(
         args.budget.iter().all(|&tokens| tokens > args.running),
-        "a step must have room for the {} running requests and some prompt",
+        "--budget must be more than the {} running requests",
         args.running
     );
     let (mut runs, mut device) = (Vec::new(), String::new());
@@ -103,14 +103,14 @@ fn request(id: u64, tokens: u32, answer: u32, vocab: u32) -> Request {
     Request::new(RequestId(id), prompt, sampling)
 }
 
-/// What happened to the requests so far.
+/// The progress of the requests.
 #[derive(Default)]
 struct Seen {
-    /// Times of the watched request's tokens.
+    /// Times of the tokens of the observed request.
     times: Vec<f64>,
-    /// Running requests that have begun.
+    /// Running requests that have a token.
     begun: std::collections::BTreeSet<u64>,
-    /// When the newest prompt had its token.
+    /// When the newest prompt had its first token.
     answered: Option<f64>,
 }
 
@@ -120,7 +120,7 @@ fn once<X: Executor>(
     budget: u32,
     vocab: u32,
 ) -> Result<Run> {
-    // Enough for every step there can be: each prompt takes at most so many, and so many go between.
+    // Enough tokens for all steps: the most that the prompts can take, and those in between.
     let steps = args.prompts * (args.prompt.div_ceil(budget - args.running) + 2);
     let answer = (args.prompts + 2) * args.between + steps + 8;
     let start = Instant::now();
@@ -204,18 +204,18 @@ fn step<X: Executor>(
 fn print(device: &str, args: &MixedArgs, runs: &[Run]) -> Result<()> {
     say!("{device}")?;
     say!(
-        "{} requests run, {} prompts of {} tokens arrive",
+        "{} running requests, {} arriving prompts of {} tokens",
         args.running,
         args.prompts,
         args.prompt
     )?;
     say!(
-        "a step's tokens   ms between tokens: p50      max   while fed: p50      max   to first token   steps"
+        "tokens of a step   ms between tokens: p50      max   with prompt: p50      max   to first token   steps"
     )?;
     for run in runs {
         let mean = run.first_token.iter().sum::<f64>() / run.first_token.len().max(1) as f64;
         say!(
-            "{:>15} {:>24.2} {:>8.2} {:>16.2} {:>8.2} {:>16.1} {:>7}",
+            "{:>16} {:>24.2} {:>8.2} {:>18.2} {:>8.2} {:>16.1} {:>7}",
             run.budget,
             run.quiet_p50,
             run.quiet_max,

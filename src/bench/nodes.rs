@@ -1,10 +1,10 @@
-//! `dacapo bench nodes`: where the time of a step goes. The nodes of each kind of the very plan that is
-//! replayed are recorded as a graph of their own and timed; beside them the whole step, once with results
-//! read by the host and once only replayed. What the first has over the second is the host's; what the
-//! second has over the sum is lost between the nodes.
+//! `dacapo bench nodes`: where the time of a step goes. The nodes of each kind in the replayed plan
+//! are recorded as a separate graph and timed. The whole step is timed too, once with results read
+//! by the host and once only replayed. The difference of these two is host time; the difference of
+//! the second and the sum of the nodes is lost between nodes.
 //!
-//! A decode step is replayed whole. Of a prefill step, whose mail is read only once, everything but its
-//! two ends is.
+//! A decode step is replayed completely. A prefill step is replayed without its prologue and
+//! sampling, because its mail can be read only once.
 
 use super::mix::Mix;
 use super::record;
@@ -20,7 +20,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Time each kind of node of a decode or prefill step, beside the whole step
+/// Measure each kind of node of a decode or prefill step, and the whole step
 #[derive(Args, Debug)]
 pub(crate) struct NodesArgs {
     #[command(flatten)]
@@ -28,17 +28,17 @@ pub(crate) struct NodesArgs {
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
     batch: Vec<u32>,
-    /// Tokens that each sequence has before the first step
+    /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
-    // Not a doc comment: rustdoc takes the brackets for a link.
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "NxT+NxT,…", value_delimiter = ',', conflicts_with = "batch")]
-    #[arg(help = "Prefill steps instead: PROMPTSxTOKENS[@CONTEXT], parts joined by +")]
+    #[arg(help = "Measure prefill steps: PROMPTSxTOKENS[@CONTEXT], parts joined by +")]
     prefill: Vec<String>,
     /// Replays of each graph
     #[arg(long, value_name = "N", default_value_t = 12)]
     replays: u32,
-    /// Write the figures, with machine and command, to this file (- is standard output)
+    /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -57,9 +57,9 @@ struct Figure {
     step: String,
     /// From result to result.
     step_ms: f64,
-    /// Replays one after the other, nobody looking.
+    /// Consecutive replays, without reading results.
     replay_ms: f64,
-    /// The same without the nodes that belong to no layer.
+    /// The same with only the nodes of layers.
     layers_ms: f64,
     kinds: Vec<Kind>,
 }
@@ -67,7 +67,7 @@ struct Figure {
 pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
     ensure!(
         args.replays > 0 && args.batch.iter().all(|&b| b > 0),
-        "batches and replays start at 1"
+        "--batch and --replays must be at least 1"
     );
     let mixes: Vec<Mix> =
         args.prefill.iter().map(|text| Mix::parse(text, 0)).collect::<Result<_>>()?;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
 
 fn decode(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<Figure> {
     let (warm, steps, context) = (8, 4 * args.replays, args.context);
-    // Room for the replays below, which advance the sequences too.
+    // Pages for the replays below, which also advance the sequences.
     let room = 5 * (args.replays + 1);
     let mut steady = Steady::new(executor)?;
     let timing = steady.decode(&Pace { batch, context, warm, steps, depth: 2, room })?;
@@ -149,7 +149,7 @@ fn measure(
         let us_each = time(&nodes)? * 1e6 / nodes.len() as f64;
         kinds.push(Kind { name: name.into(), nodes: nodes.len(), us_each });
     }
-    // The replays counted launches and filled the ring behind the mailbox's back.
+    // Restores the launch counts and the ring, which the replays changed without the mailbox.
     runners.device().write(runners.arena(), state.counts.span, &counts)?;
     runners.device().write(runners.arena(), state.ring, &vec![0; state.ring.len as usize])?;
     Ok(Figure { step, step_ms, replay_ms, layers_ms, kinds })
@@ -162,7 +162,7 @@ fn graph_of(executor: &GraphExecutor, nodes: &[&Node]) -> Result<Graph> {
     for node in nodes {
         recording.push(Item::Node((*node).clone()))?;
     }
-    recording.finish()?.pop().context("nothing was recorded")
+    recording.finish()?.pop().context("internal error: no graph was recorded")
 }
 
 fn print(device: &str, figures: &[Figure]) -> Result<()> {
@@ -170,7 +170,7 @@ fn print(device: &str, figures: &[Figure]) -> Result<()> {
     for f in figures {
         let sum: f64 = f.kinds.iter().map(|kind| kind.us_each * kind.nodes as f64).sum();
         say!(
-            "{}: step {:.3} ms, replayed alone {:.3}, its layers {:.3}, sum of nodes {:.3}",
+            "{}: step {:.3} ms, replay only {:.3}, layers only {:.3}, sum of nodes {:.3}",
             f.step,
             f.step_ms,
             f.replay_ms,

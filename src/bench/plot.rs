@@ -1,4 +1,4 @@
-//! Pictures of figures, as SVG.
+//! Plots of measurements, as SVG.
 
 use super::{decode, mixed, prefill, replay};
 use anyhow::{Result, anyhow};
@@ -10,7 +10,7 @@ const SIZE: (u32, u32) = (860, 520);
 /// A name in the legend, and its points.
 type Series = (String, Vec<(f64, f64)>);
 
-/// How the vertical axis runs.
+/// The scale of the vertical axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scale {
     FromZero,
@@ -25,7 +25,7 @@ fn lines(
     scale: Scale,
     series: &[Series],
 ) -> Result<()> {
-    // A logarithmic axis is a linear one of exponents, labelled with what they stand for.
+    // A logarithmic axis is a linear axis of exponents, labelled with the values.
     let height = |y: f64| if scale == Scale::Logarithmic { y.max(1e-9).log10() } else { y };
     let points = || series.iter().flat_map(|(_, points)| points);
     let (low, high) =
@@ -88,8 +88,8 @@ fn add(series: &mut Vec<Series>, name: String, point: (f64, f64)) {
     }
 }
 
-/// What steps reach beside what memory allows: work done per second over work per byte read. A point on
-/// the roof reads as fast as the device can.
+/// Roofline plot: operations per second over operations per byte read. A point on the roof reads at
+/// the full bandwidth.
 pub(crate) fn roofline(path: &Path, model: &str, figures: &[decode::Figure]) -> Result<()> {
     let mut series: Vec<Series> = Vec::new();
     for f in figures {
@@ -106,12 +106,12 @@ pub(crate) fn roofline(path: &Path, model: &str, figures: &[decode::Figure]) -> 
     lines(path, &format!("{model}: decode"), labels, Scale::Logarithmic, &series)
 }
 
-/// What the host prepares and how long the device waits, per step, by the way of preparing.
+/// Host preparation time and device idle time per step, by preparation mode.
 pub(crate) fn replay(path: &Path, model: &str, figures: &[replay::Figure]) -> Result<()> {
     let mut series: Vec<Series> = Vec::new();
     for f in figures {
         let idle = f.step_ms * 1e3 * (1.0 - f.device_busy).max(0.0);
-        for (what, us) in [("prepared by the host", f.preparation_us), ("device waits", idle)] {
+        for (what, us) in [("host preparation", f.preparation_us), ("device idle", idle)] {
             let name = format!("{}: {what}", f.prep);
             add(&mut series, name, (f64::from(f.batch), us));
         }
@@ -131,8 +131,8 @@ pub(crate) fn prefill(path: &Path, model: &str, figures: &[prefill::Figure]) -> 
     lines(path, &format!("{model}: prefill"), labels, Scale::FromZero, &series)
 }
 
-/// Time between tokens of a running request over a run, by the tokens a step may feed; grey where a prompt
-/// was being fed in the first run.
+/// Time between tokens of a running request over the run, one plot per budget; grey while a prompt
+/// is in progress.
 pub(crate) fn mixed(path: &Path, model: &str, runs: &[mixed::Run]) -> Result<()> {
     let gaps = || runs.iter().flat_map(|run| &run.gaps);
     let end = gaps().fold(1.0f64, |end, gap| end.max(gap.0));

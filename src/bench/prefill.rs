@@ -1,4 +1,4 @@
-//! `dacapo bench prefill`: prompts per second, time to the first token, cost of padding.
+//! `dacapo bench prefill`: tokens per second, time to the first token, cost of padding.
 
 use super::mix::Mix;
 use super::plot;
@@ -14,30 +14,30 @@ use graph::program::{Dim, ProgramOp};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Time prefill steps of a model: tokens per second and time to the first token
+/// Measure prefill steps: tokens per second and time to the first token
 #[derive(Args, Debug)]
 pub(crate) struct PrefillArgs {
     #[command(flatten)]
     load: LoadArgs,
-    // Not a doc comment: rustdoc takes the brackets for a link.
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, alias = "mix", value_name = "NxT+NxT,…", value_delimiter = ',')]
     #[arg(
-        help = "What one step feeds: PROMPTSxTOKENS[@CONTEXT], parts joined by +, or random[:TOKENS]"
+        help = "The rows of a step: PROMPTSxTOKENS[@CONTEXT], parts joined by +, or random[:TOKENS]"
     )]
     #[arg(default_value = "1x512")]
     shape: Vec<String>,
-    /// Tokens that each sequence already has, where a shape does not say
+    /// Tokens that each sequence already has, for shapes without @CONTEXT
     #[arg(long, value_name = "N", default_value_t = 0)]
     context: u32,
-    /// Steps timed for each row of the table, in each turn
+    /// Measured steps per row of the table, in each turn
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u32,
-    /// Turns that several backends take at each row: they are loaded side by side, and what the device's
-    /// clocks do happens to all of them
+    /// Turns per row when several backends are compared: they alternate, so that changes of the
+    /// device's clocks affect all of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     turns: u32,
-    /// Milliseconds that the device rests before each step, as before a prompt that comes alone; without
-    /// rest, long steps run at the device's power limit
+    /// Milliseconds of idle time before each step, as before a single prompt; without it, long
+    /// steps run at the device's power limit
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pause: u64,
     #[command(flatten)]
@@ -59,16 +59,16 @@ pub(crate) struct Figure {
     pub(crate) ms: f64,
     pub(crate) tokens_per_second: f64,
     teraflops: f64,
-    /// Share of what a large product reaches on this device.
+    /// Share of the rate of a large GEMM on this device.
     matrix_share: f64,
-    /// Time over the bucket's own, filled, times the live share: 0 if padding cost nothing.
+    /// Relative time above the live share of a full bucket's time: 0 if padding costs nothing.
     padding_cost: f64,
     host_us: f64,
     /// Whether every step was replayed from a graph.
     replayed: bool,
 }
 
-/// What recording the prefill graphs of a backend took.
+/// The cost of recording the prefill graphs of a backend.
 #[derive(Clone, Debug, Serialize)]
 struct Recording {
     backend: String,
@@ -80,18 +80,18 @@ struct Recording {
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     device: String,
-    /// Floating-point operations per second of a large product.
+    /// Floating-point operations per second of a large GEMM.
     matrix_rate: f64,
     steps: Vec<Figure>,
     recordings: Vec<Recording>,
 }
 
 pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
-    ensure!(args.steps > 0 && args.turns > 0, "steps and turns start at 1");
+    ensure!(args.steps > 0 && args.turns > 0, "--steps and --turns must be at least 1");
     let mixes: Vec<Mix> =
         args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
     let loads = args.backend.loads(&args.load, "graph-backend-prefill");
-    // Before the model takes the memory.
+    // Measured before the model fills the memory.
     let matrix_rate = device::bench::matrix_rate(&loading::open_device(global)?.0)?;
     let mut figures = Figures { matrix_rate, ..Figures::default() };
     measure(args, global, &loads, &mixes, &mut figures)?;
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
     args.report.finish(&figures.device, &figures, draw, || print(&figures))
 }
 
-/// Every backend at once, each with its part of the memory.
+/// Loads all backends, each with its share of the memory, and measures them.
 fn measure(
     args: &PrefillArgs,
     global: &Global,
@@ -133,7 +133,7 @@ fn measure(
             }
             for (at, (steady, timing)) in steady.iter_mut().zip(timings).enumerate() {
                 let bucket = buckets[at].fit(mix.tokens()).unwrap_or(mix.tokens());
-                // The same step with its bucket filled: what is left beyond its share is the price of padding.
+                // The same step with a full bucket, to find the cost of padding.
                 let full = if bucket > mix.tokens() {
                     steady.prefill(&mix.filled(bucket).rows, args.steps, pause)?.step_ms(0.5)
                 } else {
@@ -182,9 +182,9 @@ fn measure(
     Ok(())
 }
 
-/// Operations a step cannot do without.
+/// The operations that a step must do.
 struct Flops {
-    /// Multiply-adds of products for one token, for the last token of a row on top, of attention for one
+    /// Multiply-adds of the linear layers per token, additionally per row, and of attention per
     /// pair of positions.
     token: u64,
     row: u64,
@@ -221,10 +221,10 @@ impl Flops {
 }
 
 fn print(figures: &Figures) -> Result<()> {
-    // A GPU has hundreds, a CPU parts of one.
+    // A GPU has hundreds of TFLOP/s, a CPU less than one.
     let digits = if figures.matrix_rate < 1e13 { 3 } else { 1 };
     let rate = figures.matrix_rate * 1e-12;
-    say!("{}; a large product: {rate:.digits$} TFLOP/s", figures.device)?;
+    say!("{}; a large GEMM: {rate:.digits$} TFLOP/s", figures.device)?;
     say!(
         "backend    shape              rows   tokens   bucket        ms     tok/s  TFLOP/s  of matrix  padding  host µs"
     )?;

@@ -1,4 +1,4 @@
-//! What belongs to a figure: the command, the machine, the version and the date.
+//! Records of measurements, with command, machine, version and date.
 
 use crate::output::Output;
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Figures with everything needed to make them again.
+/// The results with everything needed to reproduce them.
 pub(crate) fn record(device: &str, figures: &impl Serialize) -> Result<Value> {
     let command: Vec<String> = std::env::args().skip(1).collect();
     Ok(json!({
@@ -44,10 +44,10 @@ fn today() -> String {
     date(seconds / 86_400)
 }
 
-/// The date so many days after 1970-01-01.
+/// The date `days` days after 1970-01-01.
 fn date(days: u64) -> String {
-    // Years begin in March here, so that the leap day is the last of one; 400 of them always have
-    // the same number of days.
+    // Years begin in March here, so that the leap day is the last day of a year; every 400 years
+    // have the same number of days.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -1,8 +1,8 @@
-//! `dacapo bench replay`: what a decode step costs with each way of preparing it.
+//! `dacapo bench replay`: the cost of a decode step for each preparation mode.
 //!
-//! For every way, the five metrics that tell them apart: how long a replay takes from the call to its
-//! result, what the host does before that call, how much of the time the device works, how long a step
-//! takes end to end with two in flight, and the tokens per second that gives.
+//! For every mode it reports the time of a replay from the call to its result, the host time before
+//! that call, the share of the time that the device is busy, the time of a step with two in flight,
+//! and the tokens per second.
 
 use super::plot;
 use super::report::ReportArgs;
@@ -16,7 +16,7 @@ use clap::Args;
 use graph::Prep;
 use serde::Serialize;
 
-/// Compare the ways to prepare a decode step: copy, fused, async, device
+/// Compare the preparation modes of a decode step: copy, fused, async, device
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
@@ -24,10 +24,10 @@ pub(crate) struct ReplayArgs {
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
     batch: Vec<u32>,
-    /// Tokens that each sequence has before the first step
+    /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
-    /// Steps timed for each metric
+    /// Measured steps per metric
     #[arg(long, value_name = "N", default_value_t = 128)]
     steps: u32,
     #[command(flatten)]
@@ -42,10 +42,10 @@ pub(crate) struct Figure {
     context: u32,
     /// From the call to the result, one step in flight.
     replay_ms: f64,
-    /// What the host does before the call.
+    /// Host time before the call.
     pub(crate) preparation_us: f64,
     preparation_us_p99: f64,
-    /// The call itself.
+    /// Time of the call.
     call_us: f64,
     /// Share of the time in which the device runs graphs, two steps in flight.
     pub(crate) device_busy: f64,
@@ -53,19 +53,22 @@ pub(crate) struct Figure {
     pub(crate) step_ms: f64,
     step_ms_p99: f64,
     tokens_per_second: f64,
-    /// Of the tokens of all steps: the same for every way.
+    /// A hash of the tokens of all steps: the same for every mode.
     tokens_hash: String,
 }
 
 pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
-    ensure!(args.steps > 0 && args.batch.iter().all(|&b| b > 0), "batches and steps start at 1");
+    ensure!(
+        args.steps > 0 && args.batch.iter().all(|&b| b > 0),
+        "--batch and --steps must be at least 1"
+    );
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();
     let bar = progress::count((Prep::ALL.len() * args.batch.len()) as u64, "replay");
     for prep in Prep::ALL {
         let mut load = args.load.with_graph_flag("graph-prep", prep.name());
         if prep != Prep::Device {
-            // The host prepares each step: several cannot be one launch.
+            // The host prepares each step, so a launch cannot have several.
             load = load.with_graph_flag("graph-steps", "1");
         }
         let most = args.batch.iter().copied().max().unwrap_or(1);

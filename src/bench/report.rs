@@ -1,4 +1,4 @@
-//! Flags that every bench of a model's steps has, and where its figures go.
+//! Flags that the benches of model steps share, and the output of their results.
 
 use super::record;
 use crate::loading::LoadArgs;
@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Which backends run.
+/// The backends to measure.
 #[derive(Args, Debug)]
 pub(crate) struct BackendArgs {
     /// Backends to compare, instead of the configured one
@@ -16,7 +16,7 @@ pub(crate) struct BackendArgs {
 }
 
 impl BackendArgs {
-    /// How to load the model, once per backend; `flag` sets it.
+    /// The load arguments per backend; `flag` selects the backend.
     pub(crate) fn loads(&self, load: &LoadArgs, flag: &str) -> Vec<LoadArgs> {
         match self.backend.as_slice() {
             [] => vec![load.clone()],
@@ -25,19 +25,19 @@ impl BackendArgs {
     }
 }
 
-/// Where figures go besides the table.
+/// Additional outputs.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
-    /// Write the figures, with machine and command, to this file (- is standard output)
+    /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the figures
+    /// Plot the results as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
 impl ReportArgs {
-    /// Draws, writes and prints, as far as asked for; `print` says the device, too.
+    /// Plots, writes and prints the results as requested.
     pub(crate) fn finish<F: Serialize>(
         &self,
         device: &str,

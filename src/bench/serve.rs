@@ -1,4 +1,4 @@
-//! `dacapo bench serve`: load on any server that speaks OpenAI's API, this one or a peer.
+//! `dacapo bench serve`: load tests of any server with OpenAI's API.
 
 mod plot;
 
@@ -19,46 +19,46 @@ use std::time::Duration;
 /// Measure a server under load
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// The server, with or without /v1
+    /// The URL of the server, with or without /v1
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     base_url: String,
-    /// Its API key
+    /// The API key
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// The model to ask for [default: the server's first]
+    /// The model to request [default: the first that the server lists]
     #[arg(long)]
     model: Option<String>,
     /// The route to use
     #[arg(long, value_enum, default_value = "chat")]
     endpoint: Route,
-    /// Requests in flight at once; with --rate, the most that may be
+    /// Requests in flight at once; with --rate the maximum, at least 4096
     #[arg(long, short = 'c', default_value_t = 16)]
     concurrency: usize,
-    /// Requests a second, arriving by chance (Poisson), whatever the server does
+    /// Requests a second with random (Poisson) arrivals, independent of the responses
     #[arg(long)]
     rate: Option<f64>,
     /// Requests to measure
     #[arg(long, short = 'n', default_value_t = 200)]
     requests: u64,
-    /// Requests before those, not measured
+    /// Warm-up requests, not measured
     #[arg(long, default_value_t = 16)]
     warmup: u64,
     /// Words of a prompt: N, A-B, normal:MEAN,SD or lognormal:MU,SIGMA
     #[arg(long, default_value = "128")]
     input: Dist,
-    /// Tokens of an answer, written the same way
+    /// Tokens of an answer, in the same format
     #[arg(long, default_value = "128")]
     output: Dist,
-    /// The share of every prompt that is the same in all, 0 to 1
+    /// The fraction of every prompt, 0 to 1, that is the same in all prompts
     #[arg(long, default_value_t = 0.0)]
     shared_prefix: f64,
-    /// Prompts from a file: one JSON object a line, with "prompt" and perhaps "max_tokens"
+    /// Prompts from a file: one JSON object per line, with "prompt" and optionally "max_tokens"
     #[arg(long, conflicts_with = "shared_prefix")]
     prompts: Option<PathBuf>,
-    /// Let answers end where the model ends them, instead of going on to their length
+    /// Let the model end answers, instead of generating the full length
     #[arg(long)]
     natural_end: bool,
-    /// More fields for every request, as a JSON object
+    /// Additional fields of every request, as a JSON object
     #[arg(long)]
     extra: Option<String>,
     /// Goal: time to first token in ms
@@ -70,22 +70,22 @@ pub(crate) struct ServeArgs {
     /// Goal: whole request in ms
     #[arg(long)]
     slo_e2e: Option<f64>,
-    /// Seconds after which a request counts as lost
+    /// Seconds after which a request fails
     #[arg(long, default_value_t = 300)]
     timeout: u64,
-    /// Same seed, same load
+    /// Seed; the same seed gives the same load
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// A name for tables and legends [default: the model]
     #[arg(long)]
     label: Option<String>,
-    /// Write the result as JSON here; - is the standard output, instead of the table
+    /// Write the result as JSON to this file; - prints it instead of the table
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write plots as SVG into this folder
     #[arg(long)]
     plots: Option<PathBuf>,
-    /// Send nothing: put earlier results (--json) side by side, and draw them into --plots
+    /// Compare earlier results (--json) without sending requests; with --plots, plot them
     #[arg(long, num_args = 2.., value_name = "FILE")]
     compare: Option<Vec<PathBuf>>,
 }
@@ -137,20 +137,20 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 fn spec(args: &ServeArgs) -> Result<LoadSpec> {
     let target = Target::parse(&args.base_url, args.api_key.clone()).map_err(|e| anyhow!(e))?;
     if !(0.0..=1.0).contains(&args.shared_prefix) {
-        bail!("--shared-prefix is a share, from 0 to 1");
+        bail!("--shared-prefix must be between 0 and 1");
     }
     if args.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
-        bail!("--rate is more than 0");
+        bail!("--rate must be more than 0");
     }
     let prompts = match &args.prompts {
         Some(path) => Prompts::List(read_prompts(path)?),
         None => Prompts::Random { input: args.input, shared: args.shared_prefix },
     };
     let extra: Map<String, Value> = match &args.extra {
-        Some(text) => serde_json::from_str(text).context("--extra is a JSON object")?,
+        Some(text) => serde_json::from_str(text).context("--extra must be a JSON object")?,
         None => Map::new(),
     };
-    // Waiting arrivals must not be held back by the number in flight: that would hide overload.
+    // A low limit of requests in flight would delay arrivals and hide overload.
     let most = if args.rate.is_some() { args.concurrency.max(4096) } else { args.concurrency };
     Ok(LoadSpec {
         target,
@@ -194,7 +194,7 @@ fn read_prompts(path: &Path) -> Result<Vec<(String, Option<u32>)>> {
     Ok(prompts)
 }
 
-/// A progress bar that follows a run from a thread of its own.
+/// A progress bar updated by its own thread.
 struct Watcher {
     bar: ProgressBar,
     thread: std::thread::JoinHandle<()>,
@@ -204,7 +204,7 @@ struct Watcher {
 impl Watcher {
     fn finish(self) {
         drop(self.stop);
-        // A bar that could not be drawn is no reason to lose a result.
+        // A failure to draw the bar must not lose the result.
         let _ = self.thread.join();
         self.bar.finish_and_clear();
     }
@@ -219,7 +219,7 @@ fn watch(progress: Arc<Progress>, total: u64) -> Watcher {
     let thread = std::thread::spawn(move || {
         let mut before = 0;
         let every = Duration::from_millis(200);
-        // A disconnected channel is the sign to stop; a timeout is the sign to look again.
+        // A timeout means update the bar; a disconnected channel means stop.
         while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
             let tokens = progress.tokens.load(Ordering::Relaxed);
             shown.set_position(progress.done.load(Ordering::Relaxed));
@@ -240,7 +240,7 @@ fn read(path: &Path) -> Result<Report> {
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
-/// A column per report, and beside the figures of all but the first, how they compare with it.
+/// A column per report; all but the first also show the ratio to the first.
 fn side_by_side(reports: &[Report]) -> String {
     type Figure = fn(&Report) -> f64;
     let rows: [(&str, Figure); 14] = [
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_is_what_was_asked() {
+    fn flags_become_the_load() {
         let spec = spec(&args("--rate 5 --input 64-512 --slo-ttft 200")).unwrap();
         assert_eq!(spec.arrivals, Arrivals::Poisson(5.0, 4096));
         assert!(spec.slo.is_met(200.0, 1e9, 1e9));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_against_the_mock_compared_with_itself() {
+    fn reports_are_compared_side_by_side() {
         let report = plot::tests::sample("a", 1.0);
         let table = side_by_side(&[report.clone(), plot::tests::sample("b", 2.0)]);
         assert!(table.contains("(2.00×)"), "{table}");

@@ -1,4 +1,4 @@
-//! Steps of a chosen shape without an engine: what `bench decode` and `bench prefill` measure.
+//! Runs steps of a given shape without an engine, for `bench decode` and `bench prefill`.
 
 use anyhow::{Context, Result, ensure};
 use device::op::Noise;
@@ -9,39 +9,39 @@ use graph::config::MAX_STEPS;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Drives an executor by hand.
+/// Drives an executor without an engine.
 pub(crate) struct Steady<'a> {
     executor: &'a mut GraphExecutor,
     number: u64,
 }
 
-/// What a run of equal steps took.
+/// The times of a run of equal steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timing {
-    /// From the last result of a launch to that of the next, shared among its steps, sorted.
+    /// From the last result of a launch to that of the next, divided by its steps, sorted.
     pub(crate) steps: Vec<Duration>,
-    /// The host's part of each launch, shared among its steps, sorted.
+    /// Host time of each launch, divided by its steps, sorted.
     pub(crate) host: Vec<Duration>,
-    /// Of this, what comes before the call that starts the device, sorted.
+    /// The part of it before the call that starts the device, sorted.
     preparation: Vec<Duration>,
-    /// Of this, that call, sorted.
+    /// The part of it in that call, sorted.
     call: Vec<Duration>,
     /// From that call to the first result, sorted; with several launches in flight it includes waiting.
     latency: Vec<Duration>,
-    /// A hash of every token of every step, those that do not count included: equal steps are equal
-    /// whoever prepares them and however they are recorded.
+    /// A hash of every token of every step, including the warm-up: it does not depend on how steps
+    /// are prepared or recorded.
     pub(crate) tokens: u64,
 }
 
-/// What a launch took of the host.
+/// The host times of a launch.
 #[derive(Clone, Copy, Debug)]
 struct Host {
     start: Instant,
     whole: Duration,
     call: Duration,
-    /// When the first of its results came.
+    /// When its first result arrived.
     first: Instant,
-    /// How many came, of how many.
+    /// Results received, and results expected.
     steps: u32,
     of: u32,
 }
@@ -53,19 +53,19 @@ pub(crate) struct Pace {
     pub(crate) batch: u32,
     /// Tokens each has before the first step.
     pub(crate) context: u32,
-    /// Steps that do not count.
+    /// Warm-up steps.
     pub(crate) warm: u32,
-    /// Steps that do.
+    /// Measured steps.
     pub(crate) steps: u32,
-    /// Launches in flight; one of several steps flies alone until its last step.
+    /// Launches in flight; after a launch of several steps, the next starts at its last step.
     pub(crate) depth: usize,
-    /// Tokens for which each sequence has pages beyond what the steps need.
+    /// Tokens for which each sequence has spare pages.
     pub(crate) room: u32,
 }
 
 impl Pace {
-    /// Steps before `steps` that are timed: a whole number of launches however many steps those have, so
-    /// that the same steps are timed either way.
+    /// Warm-up steps for `steps` measured ones: a multiple of the steps of a launch, so that the
+    /// same steps are measured for every launch length.
     pub(crate) fn warm(steps: u32) -> u32 {
         steps.div_ceil(8).next_multiple_of(MAX_STEPS)
     }
@@ -77,7 +77,7 @@ impl Timing {
         at(&self.steps, share).as_secs_f64() * 1e3
     }
 
-    /// The mean step time: what throughput follows from.
+    /// The mean step time, which determines the throughput.
     pub(crate) fn mean_step(&self) -> Duration {
         self.steps.iter().sum::<Duration>() / (self.steps.len() as u32).max(1)
     }
@@ -87,17 +87,17 @@ impl Timing {
         at(&self.latency, share).as_secs_f64() * 1e3
     }
 
-    /// What the host does before that call, in microseconds.
+    /// Host time before that call, in microseconds.
     pub(crate) fn preparation_us(&self, share: f64) -> f64 {
         at(&self.preparation, share).as_secs_f64() * 1e6
     }
 
-    /// That call, in microseconds.
+    /// The time of that call, in microseconds.
     pub(crate) fn call_us(&self, share: f64) -> f64 {
         at(&self.call, share).as_secs_f64() * 1e6
     }
 
-    /// All steps of a launch are in.
+    /// Records a launch whose results have all arrived.
     fn launched(&mut self, host: &Host) {
         let (steps, before) = (host.steps.max(1), host.whole.saturating_sub(host.call));
         self.host.push(host.whole / steps);
@@ -106,7 +106,7 @@ impl Timing {
         self.latency.push((host.first - host.start).saturating_sub(before));
     }
 
-    /// As if both runs had been one; tokens are this one's, or the first there are.
+    /// Merges another run into this one; the hash of the tokens is that of the first run.
     pub(crate) fn append(&mut self, other: Timing) {
         if self.steps.is_empty() {
             self.tokens = other.tokens;
@@ -138,8 +138,8 @@ fn at(sorted: &[Duration], share: f64) -> Duration {
 }
 
 impl<'a> Steady<'a> {
-    /// Fills the pages with numbers, so that attention has something to read: time does not depend on
-    /// which, but not-a-number would spread.
+    /// Fills the KV pages with random numbers, because NaNs in them would spread. The values do not
+    /// affect the time.
     pub(crate) fn new(executor: &'a mut GraphExecutor) -> Result<Self> {
         let runners = executor.runners();
         for (layer, kv) in runners.bindings().kv.iter().enumerate() {
@@ -155,28 +155,29 @@ impl<'a> Steady<'a> {
         Ok(Steady { executor, number: 0 })
     }
 
-    /// Times decode steps, result by result. A device that has graphs of several steps runs those.
+    /// Measures decode steps. If the device has graphs of several steps, those are used.
     pub(crate) fn decode(&mut self, pace: &Pace) -> Result<Timing> {
         let total = pace.warm + pace.steps;
         let mut step = self.seats(pace.batch, pace.context, total + pace.room)?;
         step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
-        // A CPU's launch returns when it is done: nothing flies beside it, and its results come all at once.
+        // On a CPU a launch returns when it is done: only one is in flight, and its results arrive
+        // together.
         let one_by_one = self.executor.device().gpu().is_some();
         let depth = if one_by_one { pace.depth } else { 1 };
         let mut launched = 0;
         let mut timing = Timing::default();
-        let mut flying: VecDeque<Host> = VecDeque::new();
+        let mut in_flight: VecDeque<Host> = VecDeque::new();
         let mut last = None;
         for index in 0..total {
-            // Behind one of several steps the next may be launched once its last step is under way.
+            // After a launch of several steps, the next may start once the last step is running.
             let free = |last: Option<&Host>| last.is_none_or(|host| host.steps + 1 >= host.of);
-            while flying.len() < depth && free(flying.back()) && launched < total {
+            while in_flight.len() < depth && free(in_flight.back()) && launched < total {
                 step.steps = self.executor.steps().min(total - launched);
                 launched += step.steps;
-                flying.push_back(self.launch(&mut step)?);
+                in_flight.push_back(self.launch(&mut step)?);
                 (step.joins, step.pages) = (Vec::new(), Vec::new());
             }
-            let ended = self.result(&mut timing.tokens, &mut flying)?;
+            let ended = self.result(&mut timing.tokens, &mut in_flight)?;
             let shared = match &ended {
                 _ if one_by_one => 1,
                 Some(host) => host.steps,
@@ -193,7 +194,7 @@ impl<'a> Steady<'a> {
         Ok(timing)
     }
 
-    /// The share of the time in which the device runs the graphs of such steps.
+    /// The fraction of the time that the device runs graphs during such steps.
     pub(crate) fn busy(&mut self, pace: &Pace) -> Result<f64> {
         let many = self.executor.steps();
         self.executor.runners_mut().watch((pace.warm + pace.steps).div_ceil(many) as usize)?;
@@ -204,8 +205,8 @@ impl<'a> Steady<'a> {
         Ok(mean / (timing.mean_step().as_secs_f64() * 1e6 * f64::from(many)))
     }
 
-    /// Times one prefill step whose rows have these (tokens, tokens before them), `times` over, one at a
-    /// time and each after a `pause`: from launch to result.
+    /// Measures a prefill step with these rows (tokens, tokens before them), `times` times, each
+    /// after a `pause`, from launch to result.
     pub(crate) fn prefill(
         &mut self,
         rows: &[(u32, u32)],
@@ -225,9 +226,9 @@ impl<'a> Steady<'a> {
                 })
                 .collect();
             std::thread::sleep(pause);
-            let mut flying = VecDeque::from([self.launch(&mut step)?]);
-            let done = self.result(&mut timing.tokens, &mut flying)?;
-            // The first two warm caches and clocks.
+            let mut in_flight = VecDeque::from([self.launch(&mut step)?]);
+            let done = self.result(&mut timing.tokens, &mut in_flight)?;
+            // The first two steps are a warm-up.
             if let Some(host) = done.filter(|_| index >= 2) {
                 timing.steps.push(host.first - host.start);
                 timing.launched(&host);
@@ -237,12 +238,12 @@ impl<'a> Steady<'a> {
         Ok(timing)
     }
 
-    /// A step that seats `batch` sequences of `context` tokens with room for `more`.
+    /// A step that seats `batch` sequences of `context` tokens with pages for `more` tokens.
     fn seats(&self, batch: u32, context: u32, more: u32) -> Result<Step> {
         self.seated(&vec![(more, context); batch as usize])
     }
 
-    /// A step that seats a sequence for each of these (room, tokens before it).
+    /// A step that seats a sequence for each of these (tokens to come, tokens before).
     fn seated(&self, rows: &[(u32, u32)]) -> Result<Step> {
         let geometry = self.executor.geometry();
         let pages_of =
@@ -266,7 +267,7 @@ impl<'a> Steady<'a> {
                 params: SeatParams::greedy(),
             })
             .collect();
-        // Pages of one sequence lie apart, as they do after an hour of service.
+        // Pages of a sequence are scattered, as on a server that has run for a while.
         let mut pages = Vec::new();
         let mut next = 1;
         for index in 0..most {
@@ -291,11 +292,12 @@ impl<'a> Steady<'a> {
         Ok(Host { start, whole, call, first: start, steps: 0, of: step.steps.max(1) })
     }
 
-    /// Waits for the next result, which is one of the oldest launch, and adds its tokens to a hash; gives
-    /// the launch if it was its last.
-    fn result(&mut self, hash: &mut u64, flying: &mut VecDeque<Host>) -> Result<Option<Host>> {
-        let result = self.executor.poll(true)?.context("a launched step gave no result")?;
-        let host = flying.front_mut().context("a result that nobody launched")?;
+    /// Waits for the next result, which belongs to the oldest launch, and adds its tokens to a
+    /// hash; returns the launch if it was its last result.
+    fn result(&mut self, hash: &mut u64, in_flight: &mut VecDeque<Host>) -> Result<Option<Host>> {
+        let result =
+            self.executor.poll(true)?.context("internal error: a launched step gave no result")?;
+        let host = in_flight.front_mut().context("internal error: a result without a launch")?;
         if host.steps == 0 {
             host.first = Instant::now();
         }
@@ -305,6 +307,6 @@ impl<'a> Steady<'a> {
         }
         let again = result.again;
         self.executor.recycle(result);
-        Ok(if again { None } else { flying.pop_front() })
+        Ok(if again { None } else { in_flight.pop_front() })
     }
 }

@@ -1,5 +1,5 @@
-//! `dacapo bench tune`: measures the variants of every kernel of a model's decode steps on this GPU and keeps the
-//! winners beside the compiled kernels, where the next start finds them.
+//! `dacapo bench tune`: measures the variants of every kernel in a model's decode steps on this GPU
+//! and stores the fastest in the kernel cache, where the next start finds them.
 
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
@@ -17,21 +17,21 @@ use graph::Phase;
 use graph::bucket::{BucketSpec, Buckets};
 use std::path::PathBuf;
 
-/// Find the fastest variant of every kernel of a model's decode steps, and keep the choice
+/// Find the fastest variant of every kernel in a model's decode steps, and store the choice
 #[derive(Args, Debug)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// Sequences per step: the buckets to tune; those that `auto` records for 256 sequences unless said
+    /// Decode buckets to tune, in sequences; by default the automatic ones for 256 sequences
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     batch: Vec<u32>,
-    /// Tokens that each sequence has meanwhile
+    /// Tokens of each sequence
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
     /// Replays of each variant
     #[arg(long, value_name = "N", default_value_t = 5)]
     replays: u32,
-    /// Write what was found here too
+    /// Also write the result to this file
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct TuneArgs {
 pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     ensure!(
         args.replays > 0 && args.batch.iter().all(|&b| b > 0),
-        "batches and replays start at 1"
+        "--batch and --replays must be at least 1"
     );
     let auto = Buckets::generate(&BucketSpec::Auto, Phase::Decode, 256, None)?.sizes;
     let batches = if args.batch.is_empty() { &auto } else { &args.batch };
@@ -49,11 +49,12 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     let load = load.with_graph_flag("graph-backend-prefill", "disabled");
     let mut loaded = loading::load(&load, global, most)?;
     let Some(target) = loaded.executor.device().gpu() else {
-        return Err(bad_input("only kernels of a GPU have variants to choose from"));
+        return Err(bad_input("bench tune needs a GPU: CPU kernels have no variants"));
     };
     let mut found = Tuned::default();
     for &batch in batches {
-        // Attention's time depends on what the prologue planned for the rows.
+        // A real step first, because the time of attention depends on the prologue's plan of the
+        // rows.
         let pace = Pace { batch, context: args.context, warm: 2, steps: 2, depth: 2, room: 0 };
         Steady::new(&mut loaded.executor)?.decode(&pace)?;
         let runners = loaded.executor.runners();
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
                 shown = say!("{shape}: {choice}");
             }
         };
-        let (nodes, layers) = taken_apart(&plan.nodes, runners.bindings().exchange);
+        let (nodes, layers) = split_layers(&plan.nodes, runners.bindings().exchange);
         found.merge(tune(&nodes, &target, &mut timer, show)?);
         if let Some((shape, choice)) = tune_layers(&layers, &target, &mut timer)? {
             show(&shape, &choice);
@@ -86,8 +87,9 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     Ok(())
 }
 
-/// A step's nodes with all layers as nodes of their own, and those layers as what could be one node.
-fn taken_apart(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Op) {
+/// The nodes of a step with merged layers split into separate nodes, and all layers as one merged
+/// op.
+fn split_layers(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Op) {
     let apart = |node: &Node| match &node.op {
         Op::Fused(Fused { members, kernel: FusedKernel::Layers { .. } }) => {
             let member = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(0) };

@@ -1,4 +1,4 @@
-//! Answers from a device that says what a script says.
+//! Answers from a device that plays back a script.
 
 use super::*;
 use engine::EngineConfig;
@@ -9,7 +9,7 @@ use std::path::Path;
 /// The end-of-answer token.
 const END: Token = 4;
 
-/// Says the script's tokens one after the other, then `END` for ever.
+/// Returns the tokens of the script, then always `END`.
 struct Scripted {
     script: VecDeque<Token>,
     done: VecDeque<StepResult>,
@@ -70,7 +70,7 @@ fn ask(stop: &[&str], max_tokens: u32) -> Ask {
     Ask { prompt: vec![0, 1], sampling, stop, prompt_logprobs: None }
 }
 
-/// The answer, and what was shown piece by piece.
+/// The answer, and the text that was shown.
 fn answer(speaker: &mut Speaker<Scripted>, ask: Ask) -> (Answer, String) {
     let mut shown = String::new();
     let mut show = |text: &str| {
@@ -82,7 +82,7 @@ fn answer(speaker: &mut Speaker<Scripted>, ask: Ask) -> (Answer, String) {
 }
 
 #[test]
-fn what_is_shown_is_what_is_said() {
+fn the_shown_text_is_the_answer() {
     let (answer, shown) = answer(&mut speaker(&[0, 2, 1, END]), ask(&[], 100));
     assert_eq!((answer.text.as_str(), shown.as_str()), ("a b", "a b"));
     assert_eq!(answer.ending, Ending::Stop);
@@ -90,19 +90,19 @@ fn what_is_shown_is_what_is_said() {
 }
 
 #[test]
-fn limits_end_an_answer_and_half_characters_show_as_such() {
+fn limits_end_an_answer_and_incomplete_characters_are_replaced() {
     let (answer, shown) = answer(&mut speaker(&[0, 3, 3, 3]), ask(&[], 2));
     assert_eq!((answer.text.as_str(), shown.as_str()), ("a\u{fffd}", "a\u{fffd}"));
     assert_eq!(answer.ending, Ending::Length);
 }
 
 #[test]
-fn stop_texts_are_never_shown() {
+fn stop_strings_are_never_shown() {
     let mut speaker = speaker(&[0, 1, 2, 1, 0, 0, 0, END, 1, END]);
     let (first, shown) = answer(&mut speaker, ask(&[" ba"], 100));
     assert_eq!((first.text.as_str(), shown.as_str()), ("ab", "ab"));
     assert_eq!(first.ending, Ending::Stop);
-    // What the device said too much belongs to nobody: the next answer is its own.
+    // Tokens after the stop string are dropped and do not appear in the next answer.
     let (second, _) = answer(&mut speaker, ask(&[], 100));
     assert_eq!(second.ending, Ending::Stop);
 }
@@ -115,7 +115,7 @@ fn a_refusal_is_an_error() {
 }
 
 #[test]
-fn rates_leave_out_what_cost_nothing() {
+fn rates_exclude_cached_tokens() {
     let answer = Answer {
         text: String::new(),
         ending: Ending::Stop,
@@ -126,6 +126,6 @@ fn rates_leave_out_what_cost_nothing() {
         answer_time: Duration::from_secs(1),
         prompt_logprobs: None,
     };
-    let line = "prompt 30 tokens (10 known), 10.0 tok/s; answer 11 tokens, 10.0 tok/s";
+    let line = "prompt 30 tokens (10 cached), 10.0 tok/s; answer 11 tokens, 10.0 tok/s";
     assert_eq!(answer.summary(), line);
 }

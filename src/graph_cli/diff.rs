@@ -9,15 +9,15 @@ use graph::Plan;
 use graph::backend::{BackendKind, Piece};
 use graph::compile::fuse::Fusion;
 
-/// Show what differs between two graphs of a model
+/// Show the differences between two graphs of a model
 #[derive(Args, Debug)]
 pub(super) struct DiffArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// decode/8, prefill/512 or decode/8/breakable, with @cpu or @h200 and +unfused if wanted, or a
-    /// file made by `explain --format plan`
+    /// decode/8, prefill/512 or decode/8/breakable, optionally with @cpu or @h200 and +unfused, or
+    /// a file written by `explain --format plan`
     a: String,
-    /// The same for the other
+    /// The other graph, in the same format
     b: String,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn run(args: &DiffArgs, source: &dyn ProgramSource) -> Result<()> {
     Ok(())
 }
 
-/// One of the two: a plan, and how it is cut into graphs.
+/// One of the two: a plan, and the backend that cuts it into graphs.
 struct Side {
     plan: Plan,
     backend: BackendKind,
@@ -54,7 +54,7 @@ impl Side {
         if text.ends_with(".json") {
             let json = std::fs::read_to_string(text).with_context(|| format!("reading {text}"))?;
             let plan =
-                serde_json::from_str(&json).with_context(|| format!("{text} is not a plan"))?;
+                serde_json::from_str(&json).with_context(|| format!("{text}: not a plan"))?;
             return Ok(Side { plan, backend });
         }
         let (text, unfused) = match text.strip_suffix("+unfused") {
@@ -67,7 +67,7 @@ impl Side {
         let wrong = || {
             let names = BackendKind::ALL.map(BackendKind::name).join(", ");
             bad_input(format!(
-                "`{text}` is not a graph: write decode/8 or prefill/512, and /BACKEND if wanted ({names})"
+                "`{text}` is not a graph: use decode/8 or prefill/512, optionally with /BACKEND ({names})"
             ))
         };
         let mut words = shape.split('/');
@@ -85,7 +85,7 @@ impl Side {
         Ok(Side { plan, backend })
     }
 
-    /// What the backend makes of the plan, in words that can be compared.
+    /// How the backend cuts the plan, as text that can be compared.
     fn cuts(&self) -> [(&'static str, String); 3] {
         let pieces = self.backend.pieces(&self.plan);
         let graphs = pieces.iter().filter(|piece| matches!(piece, Piece::Graph(_))).count();
@@ -104,7 +104,7 @@ impl Side {
         [
             ("backend", self.backend.to_string()),
             ("graph launches per step", graphs.to_string()),
-            ("nodes run on their own", alone),
+            ("nodes outside graphs", alone),
         ]
     }
 }

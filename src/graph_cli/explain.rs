@@ -24,17 +24,17 @@ pub(super) struct ExplainArgs {
     /// Size of a prefill step, in tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
     tokens: u32,
-    /// cpu or h200. The default does not depend on this machine, so that two people see the same plan
+    /// cpu or h200; the default does not depend on this machine
     #[arg(long, default_value = "h200")]
     target: String,
-    /// Without fusing norms into linears and rope into attention
+    /// Disable fusion
     #[arg(long)]
     unfused: bool,
-    /// All layers as one node where that was measured to be faster (auto), never (nodes), or wherever there is a kernel
-    /// for that (one)
+    /// Merge all layers into one node: where measured to be faster (auto), never (nodes), or where
+    /// a kernel exists (one)
     #[arg(long, value_parser = parse_merge, default_value = "auto")]
     layers: Merge,
-    /// table, json, svg (a picture of nodes and workspace), plan (JSON for `graph diff`) or program
+    /// table, json, svg (a drawing of nodes and workspace), plan (JSON for `graph diff`) or program
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// Write to a file instead of standard output
@@ -52,7 +52,7 @@ enum Format {
 }
 
 fn parse_merge(text: &str) -> Result<Merge, String> {
-    Merge::named(text).ok_or_else(|| "auto, nodes or one".into())
+    Merge::named(text).ok_or_else(|| "use auto, nodes or one".into())
 }
 
 pub(super) fn run(args: &ExplainArgs, source: &dyn ProgramSource) -> Result<()> {

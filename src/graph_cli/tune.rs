@@ -11,16 +11,17 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Find the bucket lists that pad the least for the sizes that were seen
+/// Find the bucket lists with the least padding for observed sizes
 #[derive(Args, Debug)]
 pub(super) struct TuneArgs {
-    /// JSON: {"decode": {"3": 1000, "9": 500}, "prefill": {"512": 40}}, steps by size
+    /// JSON with the number of steps by size: {"decode": {"3": 1000, "9": 500}, "prefill": {"512":
+    /// 40}}
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Megabytes the graphs of a phase may take
+    /// Memory limit of the graphs of a phase, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     budget: u64,
-    /// Kilobytes of one graph, as `graph verify` and the server's start report them
+    /// Size of one graph in KiB, as reported by `graph verify` and at the server's start
     #[arg(long, value_name = "KIB", default_value_t = 4096)]
     graph_size: u64,
     /// Print one JSON object
@@ -69,7 +70,7 @@ pub(super) fn run(args: &TuneArgs) -> Result<()> {
             tuned.phase.unit(),
         )?;
         if tuned.uncovered > 0 {
-            say!("  {} steps would not be covered: raise --budget", tuned.uncovered)?;
+            say!("  {} steps are larger than every bucket: raise --budget", tuned.uncovered)?;
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use graph::program::Program;
 use graph::verify::{Sweep, Verified};
 use graph::{BackendKind, CompileTarget, Phase};
 
-/// Run every bucket and backend on this device, by replay and op by op, and compare every byte
+/// Run every bucket and backend on this device, replayed and op by op, and compare every byte
 #[derive(Args, Debug)]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
@@ -30,11 +30,11 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Replays of each step, each from the same state and compared with the step run op by op
+    /// Replays of each step, each from the same state and compared with the op-by-op run
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     replays: u32,
-    /// Where the random steps start
+    /// Seed of the random steps
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -83,9 +83,9 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
         )?;
     }
     if !findings.passed() {
-        bail!("replay and eager differ");
+        bail!("replay and op-by-op results differ; see the lines above");
     }
-    say!("every replay is what its plan says")?;
+    say!("all replays match their plans")?;
     Ok(())
 }
 
@@ -93,10 +93,12 @@ fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
     let Some(name) = only else { return Ok(BackendKind::ALL.to_vec()) };
     let found = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
     let names = BackendKind::ALL.map(BackendKind::name).join(", ");
-    found.map(|kind| vec![kind]).ok_or_else(|| bad_input(format!("a backend is one of {names}")))
+    found
+        .map(|kind| vec![kind])
+        .ok_or_else(|| bad_input(format!("unknown backend: use one of {names}")))
 }
 
-/// Verification needs few tokens: pages enough for the largest step, not for a conversation.
+/// Small limits: pages for the largest step, not for a whole context.
 fn small_limits(sweep: &Sweep, model: &ModelArgs, program: &Program) -> StepLimits {
     let seats = sweep.decode.largest().max(2);
     let tokens = sweep.prefill.largest().max(seats);
@@ -111,8 +113,7 @@ fn small_limits(sweep: &Sweep, model: &ModelArgs, program: &Program) -> StepLimi
     }
 }
 
-/// Pages for two of the largest steps, spread over all seats, and some to grow; not a whole context for
-/// every seat.
+/// Pages for two of the largest steps over all seats and a few more, not a whole context per seat.
 fn pages(limits: &StepLimits) -> u32 {
     let step = (2 * limits.tokens).div_ceil(limits.seats * limits.page_size);
     1 + limits.seats * (step + 8).min(limits.pages_per_seat)

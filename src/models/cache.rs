@@ -1,5 +1,5 @@
-//! The hub's cache on disk, in the layout that huggingface_hub made standard, so that models are
-//! shared with every other tool: `models--org--name/{blobs,refs,snapshots}`.
+//! The hub's cache on disk, in the layout of huggingface_hub, so that models are shared with other
+//! tools: `models--org--name/{blobs,refs,snapshots}`.
 
 use super::name::HubId;
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// One repository's place in the cache.
+/// The folder of one repository in the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct RepoCache {
     root: PathBuf,
@@ -16,7 +16,7 @@ pub(crate) struct RepoCache {
 }
 
 impl RepoCache {
-    /// Where the repository is, or would be.
+    /// The cache of a repository, which may not exist yet.
     pub(crate) fn new(root: &Path, id: &HubId) -> Self {
         let folder = format!("models--{}", id.repo.replace('/', "--"));
         Self { root: root.to_owned(), folder }
@@ -26,7 +26,7 @@ impl RepoCache {
         self.root.join(&self.folder)
     }
 
-    /// The folder of a revision that is complete enough to run from.
+    /// The folder of a revision, if it has all files to run.
     pub(crate) fn complete_snapshot(&self, id: &HubId) -> Option<PathBuf> {
         let commit = match is_commit(&id.revision) {
             true => id.revision.clone(),
@@ -43,22 +43,22 @@ impl RepoCache {
         complete.then_some(snapshot)
     }
 
-    /// The folder a commit's files appear in.
+    /// The folder of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.dir().join("snapshots").join(commit)
     }
 
-    /// Where the content with this tag is kept.
+    /// The path of the content with this tag.
     pub(crate) fn blob(&self, tag: &str) -> PathBuf {
         self.dir().join("blobs").join(tag)
     }
 
-    /// Where the content is gathered until it is whole.
+    /// The path of the content while it is incomplete.
     pub(crate) fn partial(&self, tag: &str) -> PathBuf {
         self.dir().join("blobs").join(format!("{tag}.incomplete"))
     }
 
-    /// Holds others (other processes and other tools) off one content while it is fetched.
+    /// Locks a content against other processes and tools while it is downloaded.
     pub(crate) fn lock(&self, tag: &str) -> Result<File> {
         let folder = self.root.join(".locks").join(&self.folder);
         make_folder(&folder)?;
@@ -69,7 +69,7 @@ impl RepoCache {
         Ok(file)
     }
 
-    /// Makes a blob appear under its name in a commit's folder.
+    /// Links a blob under its name in a commit's folder.
     pub(crate) fn link(&self, commit: &str, file: &str, tag: &str) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(file);
         if fs::canonicalize(&path).ok() == fs::canonicalize(self.blob(tag)).ok() && path.exists() {
@@ -78,7 +78,8 @@ impl RepoCache {
         make_folder(path.parent().expect("below the snapshot"))?;
         let up = "../".repeat(2 + file.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{tag}"));
-        // A link made beside and renamed over: a reader sees the old file or the new one.
+        // Created under another name and renamed, so that a reader sees either the old file or the
+        // new one.
         let beside = path.with_file_name(format!(".{tag}.{}", std::process::id()));
         let _ = fs::remove_file(&beside);
         make_link(&target, &self.blob(tag), &beside)?;
@@ -86,7 +87,7 @@ impl RepoCache {
         Ok(path)
     }
 
-    /// Remembers which commit a branch or tag stood for.
+    /// Stores the commit of a branch or tag.
     pub(crate) fn write_ref(&self, revision: &str, commit: &str) -> Result<()> {
         if is_commit(revision) {
             return Ok(());
@@ -96,20 +97,20 @@ impl RepoCache {
         fs::write(&path, commit).with_context(|| path.display().to_string())
     }
 
-    /// Makes the folder for blobs.
+    /// Creates the folder for blobs.
     pub(crate) fn prepare(&self) -> Result<()> {
         make_folder(&self.dir().join("blobs"))
     }
 }
 
-/// Whether a revision is a whole commit hash, which never moves.
+/// Whether a revision is a full commit hash.
 pub(crate) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Makes a folder and those above it; the error names it.
+/// Creates a folder and its parents; the error names it.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))
 }
 
 #[cfg(unix)]
@@ -142,7 +143,7 @@ fn holds_model(folder: &Path) -> bool {
         && names.iter().any(|name| name.starts_with("tokenizer"))
 }
 
-/// The file that says which weights are in which file.
+/// The index from weights to files.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Deserialize)]
@@ -164,7 +165,7 @@ mod tests {
         cache.prepare().unwrap();
         fs::write(cache.blob("tag"), b"text").unwrap();
         cache.link(COMMIT, "sub/config.json", "tag").unwrap();
-        // A second time is the same as the first.
+        // Linking again changes nothing.
         cache.link(COMMIT, "sub/config.json", "tag").unwrap();
         cache.write_ref("main", COMMIT).unwrap();
         let dir = root.path().join("models--org--name");

@@ -1,5 +1,4 @@
-//! One content from the hub to the disk: resumed where it broke off, believed only when its
-//! checksum is right.
+//! Downloads one file from the hub: resumes partial downloads and verifies the checksum.
 
 use super::cache::RepoCache;
 use super::hub::{Hub, RemoteFile};
@@ -11,14 +10,15 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// Attempts in a row that may bring nothing before the download is given up.
+/// Consecutive attempts without data before the download fails.
 const MAX_EMPTY_ATTEMPTS: u32 = 4;
-/// Whole downloads whose checksum may be wrong before the file is given up.
+/// Complete downloads with a wrong checksum before the download fails.
 const MAX_WRONG: u32 = 2;
-/// Waited after the first empty attempt; doubled after each.
+/// The pause after the first empty attempt; doubled after each.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Puts a file's content into the cache, unless it is there. The bar moves by what arrives.
+/// Downloads a file's content into the cache unless it is there. The bar advances by the bytes
+/// received.
 pub(crate) fn fetch(
     hub: &Hub,
     cache: &RepoCache,
@@ -35,14 +35,16 @@ pub(crate) fn fetch(
     let partial = cache.partial(&file.tag);
     let mut wrong = 0;
     loop {
-        gather(hub, file, &partial, bar)?;
+        download_rest(hub, file, &partial, bar)?;
         match verify(&partial, &file.tag) {
             Ok(()) => break,
             Err(error) => {
                 wrong += 1;
                 fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
                 if wrong == MAX_WRONG {
-                    return Err(error.context(format!("{}: downloaded twice", file.url)));
+                    return Err(
+                        error.context(format!("{}: the checksum was wrong twice", file.url))
+                    );
                 }
                 bar.set_position(bar.position().saturating_sub(file.size));
             }
@@ -51,8 +53,8 @@ pub(crate) fn fetch(
     fs::rename(&partial, &blob).with_context(|| blob.display().to_string())
 }
 
-/// Fills the partial file to its full size, over as many connections as it takes.
-fn gather(hub: &Hub, file: &RemoteFile, partial: &Path, bar: &ProgressBar) -> Result<()> {
+/// Downloads the rest of the partial file, over several connections if needed.
+fn download_rest(hub: &Hub, file: &RemoteFile, partial: &Path, bar: &ProgressBar) -> Result<()> {
     let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     if length(partial) > file.size {
         fs::remove_file(partial).with_context(|| partial.display().to_string())?;
@@ -66,12 +68,14 @@ fn gather(hub: &Hub, file: &RemoteFile, partial: &Path, bar: &ProgressBar) -> Re
         }
         let error = match attempt(hub, file, partial, before, bar) {
             Ok(()) => continue,
-            Err(Stop::Never(error)) => return Err(error),
-            Err(Stop::Again(error)) => error,
+            Err(Stop::Fail(error)) => return Err(error),
+            Err(Stop::Retry(error)) => error,
         };
         empty = if length(partial) > before { 0 } else { empty + 1 };
         if empty == MAX_EMPTY_ATTEMPTS {
-            return Err(error.context(format!("{}: gave up at byte {before}", file.url)));
+            return Err(
+                error.context(format!("{}: the download failed at byte {before}", file.url))
+            );
         }
         if empty > 0 {
             std::thread::sleep(FIRST_PAUSE * (1 << (empty - 1)));
@@ -81,10 +85,10 @@ fn gather(hub: &Hub, file: &RemoteFile, partial: &Path, bar: &ProgressBar) -> Re
 
 /// Why an attempt ended early.
 enum Stop {
-    /// Another attempt may do better.
-    Again(anyhow::Error),
-    /// It will not.
-    Never(anyhow::Error),
+    /// Temporary: try again.
+    Retry(anyhow::Error),
+    /// Permanent.
+    Fail(anyhow::Error),
 }
 
 fn attempt(
@@ -94,19 +98,19 @@ fn attempt(
     mut offset: u64,
     bar: &ProgressBar,
 ) -> Result<(), Stop> {
-    let mut answer = hub.open(file, offset).map_err(Stop::Again)?;
+    let mut answer = hub.open(file, offset).map_err(Stop::Retry)?;
     let status = answer.status();
     if status.is_server_error() || status.as_u16() == 429 {
-        return Err(Stop::Again(anyhow!("the hub answers {status}")));
+        return Err(Stop::Retry(anyhow!("the hub returned {status}")));
     }
-    hub.check_status(&file.name, status).map_err(Stop::Never)?;
+    hub.check_status(&file.name, status).map_err(Stop::Fail)?;
     if offset > 0 && !resumes_at(&answer, offset) {
-        // The server sends the file from its beginning, so ours starts over too.
+        // The server sends the file from the beginning, so the partial file is overwritten.
         bar.set_position(bar.position().saturating_sub(offset));
         offset = 0;
     }
     let disk =
-        |error: std::io::Error| Stop::Never(anyhow!(error).context(partial.display().to_string()));
+        |error: std::io::Error| Stop::Fail(anyhow!(error).context(partial.display().to_string()));
     let mut out = File::options()
         .create(true)
         .write(true)
@@ -117,31 +121,31 @@ fn attempt(
     let mut body = answer.body_mut().as_reader();
     let mut buffer = vec![0; 256 << 10];
     while offset < file.size {
-        let count = body.read(&mut buffer).map_err(|error| Stop::Again(anyhow!(error)))?;
+        let count = body.read(&mut buffer).map_err(|error| Stop::Retry(anyhow!(error)))?;
         if count == 0 {
             let (have, size) = (offset, file.size);
-            return Err(Stop::Again(anyhow!("the connection ended at byte {have} of {size}")));
+            return Err(Stop::Retry(anyhow!("the connection closed at byte {have} of {size}")));
         }
         let take = count.min((file.size - offset) as usize);
         out.write_all(&buffer[..take]).map_err(disk)?;
         offset += take as u64;
         bar.inc(take as u64);
         if take < count {
-            return Err(Stop::Never(too_long(file)));
+            return Err(Stop::Fail(too_long(file)));
         }
     }
-    // Past the promised size there must be nothing; a broken connection there does no harm.
+    // Nothing may follow the declared size; a connection error at this point is harmless.
     match body.read(&mut buffer[..1]) {
-        Ok(1..) => Err(Stop::Never(too_long(file))),
+        Ok(1..) => Err(Stop::Fail(too_long(file))),
         _ => Ok(()),
     }
 }
 
 fn too_long(file: &RemoteFile) -> anyhow::Error {
-    anyhow!("{}: the hub said {} bytes and sends more", file.url, file.size)
+    anyhow!("{}: the hub declared {} bytes and sent more", file.url, file.size)
 }
 
-/// Whether the answer continues exactly where the partial file ends.
+/// Whether the response continues exactly where the partial file ends.
 fn resumes_at(answer: &ureq::http::Response<ureq::Body>, offset: u64) -> bool {
     let range = answer.headers().get("content-range").and_then(|value| value.to_str().ok());
     answer.status().as_u16() == 206
@@ -150,8 +154,8 @@ fn resumes_at(answer: &ureq::http::Response<ureq::Body>, offset: u64) -> bool {
             .is_some_and(|start: u64| start == offset)
 }
 
-/// Holds a file against its tag: 64 hex digits are its SHA-256, 40 are git's hash of a blob. Other tags
-/// say nothing about the content, and a file of which nothing is said is not believed.
+/// Checks a file against its tag: 64 hex digits are its SHA-256, 40 are git's hash of a blob. Other
+/// tags do not identify the content and are an error.
 fn verify(path: &Path, tag: &str) -> Result<()> {
     let found = match tag.len() {
         64 => sha256(path)?,
@@ -160,10 +164,10 @@ fn verify(path: &Path, tag: &str) -> Result<()> {
             let start = format!("blob {size}\0");
             hash(path, &digest::SHA1_FOR_LEGACY_USE_ONLY, start.as_bytes())?
         }
-        _ => bail!("the hub promised no checksum"),
+        _ => bail!("the hub gave no checksum"),
     };
     if !found.eq_ignore_ascii_case(tag) {
-        bail!("checksum {found}, but the hub promised {tag}");
+        bail!("the checksum is {found}, but the hub gave {tag}");
     }
     Ok(())
 }
@@ -192,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_sha256sum_and_git() {
+    fn checksums_match_sha256sum_and_git() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), b"hello\n").unwrap();
         let sha = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
@@ -202,6 +206,6 @@ mod tests {
         assert!(verify(file.path(), "opaque-tag").is_err());
         assert!(verify(file.path(), "b1946ac92492d2347c6235b4d2611184").is_err(), "an MD5");
         let wrong = verify(file.path(), &sha.replace('5', "6")).unwrap_err().to_string();
-        assert!(wrong.starts_with("checksum 5891b5"), "{wrong}");
+        assert!(wrong.starts_with("the checksum is 5891b5"), "{wrong}");
     }
 }

@@ -1,42 +1,41 @@
-//! What the environment says about the hub and about where files are kept: the variables that
-//! huggingface_hub reads, with the same meaning.
+//! Environment variables of the hub and its cache: those of huggingface_hub, with the same meaning.
 
 use crate::exit::bad_input;
 use anyhow::Result;
 use device::private::{self, NotPrivate};
 use std::path::{Path, PathBuf};
 
-/// The hub as the environment describes it.
+/// The settings of the hub from the environment.
 #[derive(Clone, Debug)]
 pub(crate) struct HubEnv {
-    /// Address of the hub, without a slash at its end (`HF_ENDPOINT`).
+    /// URL of the hub, without a trailing slash (`HF_ENDPOINT`).
     pub(crate) endpoint: String,
-    /// Sent to the hub and to nobody else (`HF_TOKEN`, `HF_TOKEN_PATH`, `$HF_HOME/token`).
+    /// The token, sent only to the hub (`HF_TOKEN`, `HF_TOKEN_PATH`, `$HF_HOME/token`).
     pub(crate) token: Option<String>,
-    /// No downloads at all (`HF_HUB_OFFLINE`).
+    /// Whether downloads are forbidden (`HF_HUB_OFFLINE`).
     pub(crate) offline: bool,
-    /// The token may go over plain http to another machine (`DACAPO_TOKEN_OVER_HTTP`).
+    /// Whether the token may be sent unencrypted to another machine (`DACAPO_TOKEN_OVER_HTTP`).
     pub(crate) token_over_http: bool,
-    /// The hub's cache (`HF_HUB_CACHE`, `$HF_HOME/hub`); `None` where nothing says where.
+    /// The hub's cache (`HF_HUB_CACHE`, `$HF_HOME/hub`); `None` if no variable names a folder.
     cache: Option<PathBuf>,
-    /// Certificates to trust instead of Mozilla's, for networks with their own authority
-    /// (`REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `SSL_CERT_FILE`).
+    /// Certificates to trust instead of Mozilla's, for networks with their own certificate
+    /// authority (`REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `SSL_CERT_FILE`).
     pub(crate) certificates: Option<PathBuf>,
-    /// Our own cache, for what does not come from the hub (`DACAPO_CACHE`).
+    /// Dacapo's own cache, for files that are not from the hub (`DACAPO_CACHE`).
     own_cache: Result<PathBuf, NotPrivate>,
 }
 
 impl HubEnv {
-    /// Reads the process's environment.
+    /// Reads the environment of the process.
     pub(crate) fn read() -> Self {
         Self::from(&|name| std::env::var(name).ok())
     }
 
-    /// Reads any environment; empty values count as not set.
+    /// Reads a given environment; empty values count as unset.
     fn from(var: &dyn Fn(&str) -> Option<String>) -> Self {
         let var = |name: &str| var(name).filter(|value| !value.trim().is_empty());
         let path = |name: &str| var(name).map(PathBuf::from);
-        // Relative ones would lead into the folder that the program was started in.
+        // A relative path would depend on the current folder.
         let whole = |name: &str| path(name).filter(|path| path.is_absolute());
         let in_home = || whole("HOME").map(|home| home.join(".cache"));
         let caches = whole("XDG_CACHE_HOME").or_else(in_home);
@@ -61,12 +60,12 @@ impl HubEnv {
 
     /// The hub's cache.
     pub(crate) fn cache(&self) -> Result<&Path> {
-        self.cache.as_deref().ok_or_else(|| {
-            bad_input("nothing says where to keep models: set HOME, HF_HOME or HF_HUB_CACHE")
-        })
+        self.cache
+            .as_deref()
+            .ok_or_else(|| bad_input("no folder for models: set HOME, HF_HOME or HF_HUB_CACHE"))
     }
 
-    /// Our own cache, which is this user's alone.
+    /// Dacapo's own cache, which must be private to the user.
     pub(crate) fn own_cache(&self) -> Result<&Path> {
         let found = self.own_cache.as_deref().map_err(Clone::clone);
         let checked = found.and_then(|root| private::check(root).map(|()| root));
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_is_respected() {
+    fn every_variable_is_used() {
         let env = read(&[("HOME", "/h"), ("HF_HOME", "/m"), ("HF_ENDPOINT", "http://a/ ")]);
         assert_eq!(
             (env.cache().unwrap(), env.endpoint.as_str()),

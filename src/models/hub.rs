@@ -1,4 +1,4 @@
-//! Talks to a model hub: which commit a revision is, which files it has, and where each one lies.
+//! The API of a model hub: the commit of a revision, its files, and their locations.
 
 use super::cache::is_commit;
 use super::env::HubEnv;
@@ -13,28 +13,28 @@ use ureq::Agent;
 use ureq::http::{HeaderMap, Response, StatusCode};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
-/// The longest that asking "are you there?" may take.
+/// The timeout of the first probe.
 const PROBE: Duration = Duration::from_secs(3);
-/// A hub that says nothing for this long is treated as a broken connection.
-const SILENCE: Duration = Duration::from_secs(30);
-/// More files than any repository that can be run.
+/// The timeout of a read from the hub.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// The most files of a repository.
 const MAX_FILES: usize = 10_000;
-/// The largest answer to a question about a repository.
-const MAX_ANSWER: u64 = 16 << 20;
-/// The largest file that is believed for git's hash of it, a SHA-1: hubs keep larger ones, and so all
-/// weights, under their SHA-256.
+/// The largest response about a repository, in bytes.
+const MAX_RESPONSE: u64 = 16 << 20;
+/// The largest file verified by git's hash, a SHA-1: hubs store larger files, and so all weights,
+/// under their SHA-256.
 const MAX_GIT: u64 = 16 << 20;
-/// Redirects followed before a file's own headers.
+/// The most redirects before the headers of a file.
 const MAX_HOPS: usize = 5;
 
-/// A hub, and how to ask it.
+/// A client of a hub.
 pub(crate) struct Hub {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
 }
 
-/// What a revision is at this moment.
+/// The current state of a revision.
 #[derive(Debug)]
 pub(crate) struct Revision {
     pub(crate) commit: String,
@@ -45,7 +45,7 @@ pub(crate) struct Revision {
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteFile {
     pub(crate) name: String,
-    /// The content's name in the cache: its SHA-256, or its git hash when it is small.
+    /// The content's name in the cache: its SHA-256, or its git hash if it is small.
     pub(crate) tag: String,
     pub(crate) size: u64,
     pub(crate) url: String,
@@ -64,46 +64,46 @@ struct Sibling {
 }
 
 impl Hub {
-    /// A hub as the environment describes it; proxies are taken from the environment too.
+    /// A client with the settings and proxies of the environment.
     pub(crate) fn new(env: &HubEnv) -> Result<Self> {
         let config = Agent::config_builder()
             .tls_config(tls(env.certificates.as_deref())?)
             .http_status_as_error(false)
             .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
             .user_agent(concat!("dacapo/", env!("CARGO_PKG_VERSION")))
-            // A checksum is of the bytes as they are, so nobody may compress them on the way.
+            // The checksum is of the uncompressed bytes.
             .accept_encoding("identity")
             .timeout_connect(Some(Duration::from_secs(10)))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT))
             .build();
         let token = env.token.clone();
-        if token.is_some() && in_the_clear(&env.endpoint) {
+        if token.is_some() && is_unencrypted(&env.endpoint) {
             let endpoint = &env.endpoint;
             if !env.token_over_http {
                 return Err(bad_input(format!(
-                    "{endpoint} is not encrypted, and the token of HF_TOKEN would be read by anybody on the way: \
-                     use https, unset the token, or set DACAPO_TOKEN_OVER_HTTP=1"
+                    "{endpoint} is not encrypted, so others on the network could read the token of \
+                     HF_TOKEN: use https, unset the token, or set DACAPO_TOKEN_OVER_HTTP=1"
                 )));
             }
-            note!("warning: the token of HF_TOKEN goes to {endpoint} without encryption");
+            note!("warning: the token of HF_TOKEN is sent to {endpoint} unencrypted");
         }
         Ok(Self { agent: config.new_agent(), endpoint: env.endpoint.clone(), token })
     }
 
-    /// Whether the hub answers at all, asked for at most three seconds.
+    /// Checks that the hub responds within three seconds.
     pub(crate) fn probe(&self) -> Result<()> {
         let url = format!("{}/api/models?limit=1", self.endpoint);
         let request = self.agent.head(&url).config().timeout_global(Some(PROBE)).build();
         let answer =
-            request.call().with_context(|| format!("{} does not answer", self.endpoint))?;
+            request.call().with_context(|| format!("{} does not respond", self.endpoint))?;
         if answer.status().is_server_error() {
-            bail!("{} answers {}", self.endpoint, answer.status());
+            bail!("{} returned {}", self.endpoint, answer.status());
         }
         Ok(())
     }
 
-    /// Which commit a revision is, and what is in it.
+    /// The commit of a revision and its files.
     pub(crate) fn revision(&self, id: &HubId) -> Result<Revision> {
         let revision = id.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}", self.endpoint, id.repo);
@@ -111,26 +111,29 @@ impl Hub {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let mut answer = request.call().with_context(|| format!("asking {}", self.endpoint))?;
+        let mut answer = request.call().with_context(|| format!("requesting {}", self.endpoint))?;
         self.check_status(&id.to_string(), answer.status())?;
-        let body = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
+        let body = answer.body_mut().with_config().limit(MAX_RESPONSE).read_to_vec();
         let body = body.with_context(|| format!("{url}: reading the list of files"))?;
         let info: ModelInfo = serde_json::from_slice(&body)
-            .with_context(|| format!("{url}: not an answer of a model hub"))?;
+            .with_context(|| format!("{url}: the response is not from a model hub"))?;
         let commit = info.sha.filter(|sha| is_commit(sha));
-        let commit = commit.ok_or_else(|| anyhow!("{url}: no commit in the answer"))?;
+        let commit = commit.ok_or_else(|| anyhow!("{url}: the response has no commit"))?;
         let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
         if files.len() > MAX_FILES {
-            bail!("{id}: {} files; at most {MAX_FILES} are believed", files.len());
+            bail!(
+                "{id}: the repository has {} files; at most {MAX_FILES} are allowed",
+                files.len()
+            );
         }
         if let Some(bad) = files.iter().find(|file| !is_inside(file)) {
-            bail!("{id}: the hub lists a file named {bad:?}, which leads out of the cache");
+            bail!("{id}: the hub lists a file named {bad:?}, which is outside the cache");
         }
         Ok(Revision { commit, files })
     }
 
-    /// What a file is: its checksum and size stand in the hub's own headers, which are gone after
-    /// the redirect to wherever the bytes are stored.
+    /// The checksum and size of a file, from the hub's own headers, which are lost after the
+    /// redirect to the storage.
     pub(crate) fn file(&self, id: &HubId, commit: &str, name: &str) -> Result<RemoteFile> {
         let path = name.split('/').map(escape).collect::<Vec<_>>().join("/");
         let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, id.repo);
@@ -149,11 +152,11 @@ impl Hub {
             } else {
                 self.check_status(&format!("{id}: {name}"), answer.status())?;
             }
-            let size = size(headers).ok_or_else(|| anyhow!("{url}: no size in the answer"))?;
+            let size = size(headers).ok_or_else(|| anyhow!("{url}: the response has no size"))?;
             let tag = tag.filter(|tag| is_checksum(tag, size)).ok_or_else(|| {
                 anyhow!(
-                    "{url}: the hub promises no checksum of its content, so it cannot be believed; \
-                     download it in a way you trust and name its folder"
+                    "{url}: the hub gives no checksum, so the file cannot be verified; download it in \
+                     another way and name its folder"
                 )
             })?;
             return Ok(RemoteFile { name: name.to_owned(), tag, size, url });
@@ -178,28 +181,26 @@ impl Hub {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        request.call().with_context(|| format!("asking for {url}"))
+        request.call().with_context(|| format!("requesting {url}"))
     }
 
-    /// Turns a refusal into words that say what to do.
+    /// Converts an error status to a message that says what to do.
     pub(crate) fn check_status(&self, what: &str, status: StatusCode) -> Result<()> {
         let token = match self.token {
-            Some(_) => "the token in HF_TOKEN does not open it",
-            None => "it needs a token: set HF_TOKEN",
+            Some(_) => "the token in HF_TOKEN has no access",
+            None => "set HF_TOKEN to a token with access",
         };
         match status.as_u16() {
             200..=299 => Ok(()),
-            401 | 403 => {
-                Err(bad_input(format!("{what}: not open to everyone, or not there; {token}")))
-            }
-            404 => Err(bad_input(format!("{what}: not on {}", self.endpoint))),
-            429 => bail!("{what}: the hub is limiting requests; try again later"),
-            code => bail!("{what}: the hub answers {code}"),
+            401 | 403 => Err(bad_input(format!("{what}: private, gated or missing; {token}"))),
+            404 => Err(bad_input(format!("{what}: not found on {}", self.endpoint))),
+            429 => bail!("{what}: the hub limits requests; retry later"),
+            code => bail!("{what}: the hub returned status {code}"),
         }
     }
 }
 
-/// Whom to trust: Mozilla's list, or the certificates in a file.
+/// The trusted certificates: Mozilla's list, or those in a file.
 fn tls(file: Option<&Path>) -> Result<TlsConfig> {
     let roots = match file {
         None => RootCerts::WebPki,
@@ -215,8 +216,8 @@ fn tls(file: Option<&Path>) -> Result<TlsConfig> {
     Ok(TlsConfig::builder().root_certs(roots).build())
 }
 
-/// Whether what is sent there can be read on the way: not by https, and not on this machine.
-fn in_the_clear(endpoint: &str) -> bool {
+/// Whether a connection is unencrypted: neither https nor local.
+fn is_unencrypted(endpoint: &str) -> bool {
     let Some((scheme, rest)) = endpoint.split_once("://") else { return true };
     if scheme.eq_ignore_ascii_case("https") {
         return false;
@@ -232,7 +233,7 @@ fn in_the_clear(endpoint: &str) -> bool {
     !local
 }
 
-/// Whether a tag says what the content is: a SHA-256, or for a small file git's hash of it.
+/// Whether a tag identifies the content: a SHA-256, or for a small file git's hash.
 fn is_checksum(tag: &str, size: u64) -> bool {
     let hex = tag.bytes().all(|b| b.is_ascii_hexdigit());
     hex && (tag.len() == 64 || (tag.len() == 40 && size <= MAX_GIT))
@@ -244,7 +245,7 @@ fn size(headers: &HeaderMap) -> Option<u64> {
     number("x-linked-size").or_else(|| number("content-length"))
 }
 
-/// An entity tag as a file name: quotes and the weak mark gone, nothing but letters and digits.
+/// An entity tag as a file name: without quotes and weak mark, only letters, digits, `-` and `_`.
 fn clean_tag(raw: &str) -> Option<String> {
     let tag = raw.trim().trim_start_matches("W/").trim_matches('"');
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -282,14 +283,14 @@ mod tests {
     fn only_hashes_are_checksums() {
         let (sha256, git) = ("a1".repeat(32), "0F".repeat(20));
         assert!(is_checksum(&sha256, u64::MAX) && is_checksum(&git, MAX_GIT));
-        assert!(!is_checksum(&git, MAX_GIT + 1), "weights are not believed for a SHA-1");
+        assert!(!is_checksum(&git, MAX_GIT + 1), "large files need a SHA-256");
         for other in ["", "d41d8cd98f00b204e9800998ecf8427e", "65f1-5a9", &"g".repeat(64)] {
             assert!(!is_checksum(other, 1), "{other}");
         }
     }
 
     #[test]
-    fn what_can_be_read_on_the_way() {
+    fn unencrypted_endpoints() {
         for closed in [
             "https://a.org",
             "HTTPS://a",
@@ -297,7 +298,7 @@ mod tests {
             "http://localhost/x",
             "http://[::1]:8",
         ] {
-            assert!(!in_the_clear(closed), "{closed}");
+            assert!(!is_unencrypted(closed), "{closed}");
         }
         for open in [
             "http://a.org",
@@ -306,7 +307,7 @@ mod tests {
             "a.org",
             "http://[::2]",
         ] {
-            assert!(in_the_clear(open), "{open}");
+            assert!(is_unencrypted(open), "{open}");
         }
     }
 

@@ -1,16 +1,16 @@
-//! What the word after a command may mean.
+//! Parses the name of a model.
 
 use crate::exit::bad_input;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
-/// The name that means the model this project is tried with.
+/// The name of the default model.
 pub(crate) const DEFAULT: &str = "smollm2";
 
-/// A model as the user names it, told apart but not looked for yet.
+/// A parsed model name; the model is not located yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ModelName {
-    /// SmolLM2-135M-Instruct, from wherever it can be had.
+    /// SmolLM2-135M-Instruct, from the hub or PyPI.
     SmolLm2,
     /// A folder with `config.json` and safetensors.
     Folder(PathBuf),
@@ -25,15 +25,15 @@ pub(crate) enum ModelName {
 pub(crate) struct HubId {
     /// `org/name`.
     pub(crate) repo: String,
-    /// A GGUF file inside it, when one was named.
+    /// A GGUF file in it, if named.
     pub(crate) file: Option<String>,
-    /// A branch, a tag or a commit; `main` unless said.
+    /// A branch, a tag or a commit; `main` by default.
     pub(crate) revision: String,
 }
 
 impl ModelName {
-    /// Tells the forms apart. Existing files and folders come first, so that a path never goes to
-    /// the network.
+    /// Parses a name. Existing files and folders take precedence, so that a path never causes a
+    /// download.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let path = Path::new(text);
         if text == DEFAULT {
@@ -46,7 +46,7 @@ impl ModelName {
             return match has_extension(path, "gguf") {
                 true => Ok(Self::Gguf(path.to_owned())),
                 false => Err(bad_input(format!(
-                    "{text}: a model is a folder or a .gguf file; for safetensors name the folder"
+                    "{text}: not a model; use a folder or a .gguf file (for safetensors, the folder)"
                 ))),
             };
         }
@@ -69,7 +69,7 @@ impl HubId {
         Self { repo: repo.into(), file: None, revision: "main".into() }
     }
 
-    /// `None` when the text does not have the form of a hub id.
+    /// `None` if the text is not a hub id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (path, revision) = text.split_once('@').unwrap_or((text, "main"));
         let mut parts = path.splitn(3, '/');
@@ -110,8 +110,8 @@ fn is_plain(part: &str) -> bool {
     !part.is_empty() && part.len() <= 96 && part.chars().all(allowed) && !part.starts_with('.')
 }
 
-/// A relative path that stays below where it starts. Names that come from a server are held to it
-/// too, because they become paths in the cache.
+/// Whether this is a relative path without `..`. Names from a server must be, because they become
+/// paths in the cache.
 pub(crate) fn is_inside(path: &str) -> bool {
     let part_is_plain = |part: &str| {
         !part.is_empty()
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forms_are_told_apart() {
+    fn every_kind_of_name_is_parsed() {
         let folder = tempfile::tempdir().unwrap();
         let gguf = folder.path().join("m.GGUF");
         std::fs::write(&gguf, b"").unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nothing_says_so() {
+    fn invalid_names_are_errors() {
         let complaint = |text: &str| ModelName::parse(text).unwrap_err().to_string();
         assert_eq!(complaint("./missing"), "./missing: no such file or folder");
         assert_eq!(complaint("missing.gguf"), "missing.gguf: no such file or folder");

@@ -1,5 +1,5 @@
-//! Runs Python with nothing of the folder that this program was started in: neither its files nor its
-//! `python3` is code that anybody asked for.
+//! Runs Python isolated from the current folder, so that neither its modules nor a `python3` in it
+//! are executed.
 
 use anyhow::{Context, Result, anyhow, bail};
 use std::ffi::OsStr;
@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Variables of pip that say where packages come from and how to get there. The others, such as
-/// `PIP_PYTHON`, which names a program to run, are not passed on.
+/// Variables of pip about package sources and network access. Others, such as `PIP_PYTHON`, which
+/// names a program to run, are not passed on.
 const OF_PIP: &[&str] = &[
     "PIP_INDEX_URL",
     "PIP_EXTRA_INDEX_URL",
@@ -27,24 +27,23 @@ const OF_PIP: &[&str] = &[
     "PIP_NO_CACHE_DIR",
 ];
 
-/// A Python that has pip.
+/// A Python interpreter with pip.
 pub(super) struct Python {
     program: PathBuf,
 }
 
 impl Python {
-    /// The first on the PATH; `work` is an empty folder to run in.
+    /// The first one on the PATH; `work` is an empty folder to run in.
     pub(super) fn find(work: &Path) -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = ["python3", "python"].into_iter().filter_map(|name| on_path(&path, name));
         let mut found = found.map(|program| Self { program });
         found
-            .find(|python| python.run(work, &["-m", "pip", "--version"], "asking for pip").is_ok())
+            .find(|python| python.run(work, &["-m", "pip", "--version"], "running pip").is_ok())
             .ok_or_else(|| anyhow!("no python3 with pip on the PATH"))
     }
 
-    /// Runs it in `work` with nothing shown. Its last line is the error: there tools say what went
-    /// wrong.
+    /// Runs it in `work` without output. The error is the last line of its standard error.
     pub(super) fn run<S: AsRef<OsStr>>(&self, work: &Path, args: &[S], what: &str) -> Result<()> {
         let mut command = self.command(work);
         let output = command.args(args).output().with_context(|| what.to_owned())?;
@@ -56,8 +55,8 @@ impl Python {
         bail!("{what}: {}", last.trim())
     }
 
-    /// Isolated (`-I`): no folder but Python's own is searched for modules, and no variable of
-    /// Python's is read. They are taken away all the same, for what Python itself may start.
+    /// Isolated mode (`-I`) ignores the current folder and Python's environment variables. The
+    /// variables are removed as well, for processes that Python starts.
     fn command(&self, work: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("-I").current_dir(work).stdin(Stdio::null());
@@ -72,14 +71,14 @@ impl Python {
 
 fn is_passed_on(name: &str, value: &OsStr) -> bool {
     if name == "PIP_CONFIG_FILE" {
-        // A relative one would be of the folder that this program was started in.
+        // A relative path would depend on the current folder.
         return Path::new(value).is_absolute();
     }
     !name.starts_with("PYTHON") && (!name.starts_with("PIP_") || OF_PIP.contains(&name))
 }
 
-/// A program by the folders of a PATH. Empty and relative ones are left out: they are the folder that
-/// this program was started in.
+/// Finds a program in the folders of a PATH. Empty and relative folders are skipped, because they
+/// depend on the current folder.
 fn on_path(path: &OsStr, name: &str) -> Option<PathBuf> {
     let runs = |file: &PathBuf| {
         file.metadata()
@@ -97,7 +96,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn only_whole_paths_lead_to_programs() {
+    fn only_absolute_folders_are_searched() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("thing");
         fs::write(&program, "").unwrap();
@@ -106,7 +105,7 @@ mod tests {
         assert_eq!(on_path(&whole, "thing"), None, "not a program");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(on_path(&whole, "thing"), Some(program));
-        // What is in the folder that tests run in: the package's own.
+        // Tests run in the folder of the package.
         assert!(Path::new("Cargo.toml").exists() && Path::new("src").exists());
         for here in ["", ".", "..", "src"] {
             assert_eq!(on_path(&path(here), "Cargo.toml"), None);
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_python_is_told_by_the_environment() {
+    fn variables_passed_to_python() {
         let passed = |name: &str, value: &str| is_passed_on(name, OsStr::new(value));
         for good in ["PATH", "HOME", "HTTPS_PROXY", "SSL_CERT_FILE", "PIP_INDEX_URL", "PIP_CERT"] {
             assert!(passed(good, "x"), "{good}");

@@ -1,5 +1,5 @@
-//! `dacapo run --batch FILE -o FILE`: a file of prompts to a file of answers. It may be killed and
-//! started again at any time; what has an answer is not asked again.
+//! `dacapo run --batch FILE -o FILE`: answers a file of prompts. It may be killed and started again
+//! at any time; answered lines are skipped.
 
 use super::RunArgs;
 use crate::cli::Global;
@@ -20,11 +20,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// One line of the input: a prompt or messages, and what is different for this one.
+/// One line of the input: a prompt or messages, and its own parameters.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
-    /// Comes back with the answer.
+    /// Repeated in the answer.
     id: Option<Value>,
     prompt: Option<String>,
     messages: Option<Value>,
@@ -37,7 +37,7 @@ struct Line {
 }
 
 pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) -> Result<()> {
-    // Opened first: a wrong file should not cost the loading of a model.
+    // Opened first, so that an invalid file fails before the model is loaded.
     let batch = Batch::open(input, output).map_err(|error| bad_input(error.to_string()))?;
     if batch.done() == batch.total() {
         note!("[{} of {} answered]", batch.done(), batch.total());
@@ -53,18 +53,18 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let bar = progress::count(batch.total(), "answers");
     let mut counted = (0, 0);
     let (start, tokens) = (Instant::now(), Cell::new(0_u64));
-    // Answers under way, by line.
-    let saying: RefCell<BTreeMap<u64, Text>> = RefCell::default();
+    // Answers in progress, by line.
+    let texts: RefCell<BTreeMap<u64, Text>> = RefCell::default();
     let text_of = || Text::new(&text.tokenizer, args.sampling.stop.clone());
     batch.run(
         &mut engine,
         |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),
         |line, token| {
             tokens.set(tokens.get() + 1);
-            saying.borrow_mut().entry(line).or_insert_with(text_of).push(token)
+            texts.borrow_mut().entry(line).or_insert_with(text_of).push(token)
         },
         |item, completion| {
-            let said = saying.borrow_mut().remove(&item.line);
+            let said = texts.borrow_mut().remove(&item.line);
             let mut fields = answer(item, said.unwrap_or_else(text_of), completion);
             if args.prompt_logprobs.is_some() && !completion.choices.is_empty() {
                 let scores = scores_to_json(&completion.prompt_logprobs, &text.tokenizer);
@@ -84,7 +84,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     Ok(())
 }
 
-/// A line is an object with a prompt or messages, or just a text.
+/// A line is an object with a prompt or messages, or a string.
 fn parse(text: &str) -> Result<Line> {
     let value: Value =
         serde_json::from_str(text).map_err(|error| bad_input(format!("not JSON: {error}")))?;
@@ -100,19 +100,20 @@ fn request(item: &Item, args: &RunArgs, text: &ModelText, common: &Sampling) -> 
     let messages = match (&line.messages, &line.prompt) {
         (Some(messages), None) => messages.clone(),
         (None, Some(words)) => prompt::messages(system, words),
-        _ => return Err(bad_input("a line has either `prompt` or `messages`")),
+        _ => return Err(bad_input("a line needs either `prompt` or `messages`")),
     };
     let tokens = match (&text.template, &line.prompt) {
         (Some(template), _) if !args.raw => prompt::chat(&text.tokenizer, template, &messages)?,
         (_, Some(words)) => prompt::raw(&text.tokenizer, words)?,
-        (_, None) => return Err(bad_input("messages need a model with a chat template")),
+        (_, None) => return Err(bad_input("`messages` need a model with a chat template")),
     };
     let sampling = Sampling {
         max_tokens: line.max_tokens.unwrap_or(common.max_tokens),
         temperature: line.temperature.unwrap_or(common.temperature),
         top_p: line.top_p.unwrap_or(common.top_p),
         top_k: line.top_k.unwrap_or(common.top_k),
-        // By the line, so that equal prompts differ and a line's answer does not depend on others.
+        // The line number is part of the seed, so that equal prompts get different answers that do
+        // not depend on other lines.
         seed: line.seed.unwrap_or_else(|| common.seed.wrapping_add(item.line)),
         ..common.clone()
     };

@@ -1,4 +1,4 @@
-//! The real engine behind the server.
+//! The engine as the server's backend.
 
 use super::watched::{Traced, Watched};
 use engine::exec::Executor;
@@ -7,7 +7,7 @@ use engine::{Engine, EngineConfig};
 use server::link::{Backend, GraphInfo, Pages, PrefixUse, Snapshot};
 use std::sync::Arc;
 
-/// An engine over a device, watched.
+/// An engine that records its steps.
 pub(crate) struct Serving<X: Executor + Traced> {
     engine: Engine<Watched<X>>,
     seats: u32,
@@ -15,7 +15,7 @@ pub(crate) struct Serving<X: Executor + Traced> {
 }
 
 impl<X: Executor + Traced> Serving<X> {
-    /// Takes a device that is ready.
+    /// Takes a loaded executor.
     pub(crate) fn new(executor: X, config: EngineConfig, info: GraphInfo) -> Self {
         let seats = executor.geometry().seats;
         let engine = Engine::new(Watched::new(executor), config);

@@ -1,16 +1,15 @@
-//! How many files the process may have open: as many as the system lets it, and what that means for
-//! connections, each of which is one.
+//! The limit of open files, which bounds the number of connections.
 
 use crate::output::note;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use server::Limits;
 
-/// Files besides connections: the log, the model, the device's, and callers that are turned away.
-const BESIDES: u64 = 128;
+/// Files other than connections: the log, the model, the device, and connections being refused.
+const OTHER_FILES: u64 = 128;
 
-/// Raises the limit on open files to what the system allows, and lowers the limit on connections to
-/// what that has room for. Says so where it does.
-pub(super) fn make_room(limits: &mut Limits) {
+/// Raises the limit of open files to the hard limit, and lowers the limit of connections to fit,
+/// with a warning.
+pub(super) fn raise_limit(limits: &mut Limits) {
     let files = raise();
     let Some(fit) = files.and_then(|files| connections_that_fit(files, limits.connections)) else {
         return;
@@ -20,7 +19,7 @@ pub(super) fn make_room(limits: &mut Limits) {
     note!("warning: at most {files} open files (ulimit -n): connections={fit} instead of {asked}");
 }
 
-/// The limit in force afterwards; `None` is none.
+/// Raises the limit; returns the new one, `None` for unlimited.
 fn raise() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -32,10 +31,10 @@ fn raise() -> Option<u64> {
     }
 }
 
-/// How many connections there is room for, if that is fewer than wanted.
+/// The number of connections that fit, if fewer than wanted.
 fn connections_that_fit(files: u64, wanted: u64) -> Option<u64> {
-    // Where there is hardly room for anything, half of it.
-    let fit = files.saturating_sub(BESIDES).max(files / 2).max(1);
+    // With a very low limit, use half of it.
+    let fit = files.saturating_sub(OTHER_FILES).max(files / 2).max(1);
     (fit < wanted).then_some(fit)
 }
 

@@ -1,4 +1,4 @@
-//! An executor that is watched: what each step was, how it ran, how long it took.
+//! An executor that records each step: its shape, how it ran, how long it took.
 
 use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, StepResult};
 use engine::request::Micros;
@@ -7,60 +7,60 @@ use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Steps kept for the page, at least.
+/// The least number of records kept.
 const KEPT: usize = 512;
-/// Nobody looks for so long only when nobody waits: what the device did meanwhile is not known.
+/// If the device was not polled for this long, the time of its results is unknown.
 const UNWATCHED: Duration = Duration::from_millis(50);
 
-/// Says how the last launch ran.
+/// An executor that reports how its last launch ran.
 pub(crate) trait Traced {
-    /// `None` before the first.
+    /// The last launch; `None` before the first.
     fn last(&self) -> Option<&Ran>;
 
-    /// How long the device ran before the last launch returned; `None` if it runs on its own.
+    /// How long the device ran within the last launch call; `None` if it runs asynchronously.
     fn ran_within(&self) -> Option<Duration>;
 }
 
 /// An executor, and the records of its last steps.
 pub(crate) struct Watched<X> {
     inner: X,
-    /// The server's clock, as last told, and when that was.
+    /// The server's clock at the last `set_clock`, and when that was.
     now: (Micros, Instant),
     records: VecDeque<StepRecord>,
-    /// How many of them: whoever publishes them sees all.
+    /// The most records kept, enough that none is lost between two publications.
     kept: usize,
     flight: VecDeque<Launch>,
     last_result: Option<Instant>,
-    /// When the device was last launched or asked.
+    /// When the device was last launched or polled.
     looked: Instant,
     /// Steps that are done.
     done: u64,
 }
 
-/// A launch under way.
+/// A launch in flight.
 struct Launch {
     began: Instant,
-    /// Its first step, as far as that is known.
+    /// The record of its next step, as far as known.
     record: StepRecord,
-    /// Steps that are done, and those it may still run.
+    /// Steps that are done, and the most that are left.
     done: u32,
     left: u32,
-    /// What it took the host and no step has been told of yet.
+    /// Host time not yet assigned to a step.
     host_us: u32,
-    /// The same of the device, if that ran before the launch returned.
+    /// Device time not yet assigned to a step, if the device ran within the launch call.
     device_us: Option<u32>,
 }
 
 impl Launch {
-    /// The record of a step that the device, as far as one could see, began and ended then; `again` if it
-    /// is not the last. Steps share what the launch took.
+    /// The record of a step that ran from `begin` to `end`; `again` if more steps follow. The steps
+    /// of a launch share its host time.
     fn step(&mut self, begin: Instant, end: Instant, again: bool) -> StepRecord {
         let of = if again { self.left.max(1) } else { 1 };
         let mut record =
             StepRecord { host_us: share(&mut self.host_us, of), ..self.record.clone() };
         match &mut self.device_us {
-            Some(untold) => {
-                record.device_us = share(untold, of);
+            Some(left) => {
+                record.device_us = share(left, of);
                 self.record.at += Micros::from(record.device_us);
             }
             None => {
@@ -76,24 +76,24 @@ impl Launch {
     }
 }
 
-/// Takes one part of several; the last takes what is left.
-fn share(untold: &mut u32, of: u32) -> u32 {
-    let part = *untold / of;
-    *untold -= part;
+/// Takes one of `of` equal parts; the last takes the rest.
+fn share(left: &mut u32, of: u32) -> u32 {
+    let part = *left / of;
+    *left -= part;
     part
 }
 
 impl<X: Executor + Traced> Watched<X> {
     pub(crate) fn new(inner: X) -> Self {
         let (records, flight) = (VecDeque::new(), VecDeque::new());
-        // Between two publications the engine is called so often, and may see this many steps each time.
+        // The most steps between two publications: calls × launches in flight × steps of a launch.
         let unseen = PUBLISH_CALLS as usize * X::DEPTH * inner.steps() as usize;
         let looked = Instant::now();
         let kept = KEPT.max(unseen);
         Self { inner, now: (0, looked), records, kept, flight, last_result: None, looked, done: 0 }
     }
 
-    /// Tells it the server's clock.
+    /// Sets the server's clock.
     pub(crate) fn set_clock(&mut self, now: Micros) {
         self.now = (now, Instant::now());
     }
@@ -103,14 +103,14 @@ impl<X: Executor + Traced> Watched<X> {
         self.records.iter().cloned().collect()
     }
 
-    /// What is known of a step that was launched then.
+    /// The record of a launched step, as far as known.
     fn record(&self, step: &Step, began: Instant) -> StepRecord {
         let rows = step.rows.len() as u32;
         let last = self.inner.last();
         let (bucket_rows, bucket_tokens) =
             last.map_or((rows, step.tokens() as u32), |ran| (ran.key.rows, ran.key.tokens));
         if let Some(Ran { key, eager: Some(reason), warn: true }) = last {
-            tracing::warn!(%key, %reason, "a step does not replay a graph");
+            tracing::warn!(%key, %reason, "a step runs without a graph");
         }
         StepRecord {
             step: 0,
@@ -192,14 +192,14 @@ impl<X: Executor + Traced> Executor for Watched<X> {
             Ok(Some(result)) => result,
             Ok(None) => return Ok(None),
             Err(error) => {
-                // Whatever was on its way is lost, and its records with it.
+                // Steps in flight are lost, and so are their records.
                 self.flight.clear();
                 return Err(error);
             }
         };
         if let Some(launch) = self.flight.front_mut() {
-            // The device does one step after the other: a step begins when it is launched or when
-            // the one before it is done, whichever is later.
+            // The device runs steps one after another: a step begins when it is launched or when
+            // the previous one is done, whichever is later.
             let begin = self.last_result.map_or(launch.began, |last| last.max(launch.began));
             let end = if unwatched { before.max(begin) } else { self.looked };
             self.last_result = Some(end);
@@ -223,7 +223,7 @@ mod tests {
     use engine::exec::{Row, Seat};
     use graph::ShapeKey;
 
-    /// A device whose launches run as many of their steps as it was told.
+    /// A device whose launches run a scripted number of steps.
     struct Scripted {
         ran: Ran,
         within: Option<Duration>,
@@ -255,7 +255,7 @@ mod tests {
         }
 
         fn launch(&mut self, _: &Step) -> Result<(), ExecError> {
-            // Long enough for a clock of microseconds.
+            // Long enough to measure in microseconds.
             std::thread::sleep(Duration::from_millis(2));
             self.left.extend(self.runs.pop_front());
             Ok(())
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// The records of three launches, of one step, of eight and of eight that is cut short after three.
+    /// The records of three launches: of one step, of eight, and of eight that stops after three.
     fn records(within: Option<Duration>) -> Vec<StepRecord> {
         let ran = Ran { key: ShapeKey::decode(4), eager: None, warn: false };
         let (runs, left) = (VecDeque::from([1, 8, 3]), VecDeque::new());
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(numbers, (1..=12).collect::<Vec<_>>());
         for (number, launch) in [(1, &records[..1]), (2, &records[1..9]), (3, &records[9..])] {
             assert!(launch[0].at >= number * 1_000_000);
-            // What comes after the first begins when the one before is done.
+            // Later steps begin when the previous one is done.
             assert!(launch.is_sorted_by_key(|record| record.at), "{launch:?}");
             assert!(
                 launch[1..].iter().all(|record| record.at >= launch[0].at + 2000),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_within_the_launch_is_the_devices_time() {
+    fn time_within_the_launch_call_is_device_time() {
         let records = records(Some(Duration::from_micros(1600)));
         let device: Vec<u32> = records.iter().map(|record| record.device_us).collect();
         assert_eq!(device, [1600, 200, 200, 200, 200, 200, 200, 200, 200, 200, 200, 1200]);

@@ -1,4 +1,4 @@
-// The openai package for Node, unpatched, against a running server.
+// The unmodified openai package for Node against a running server.
 //
 //     node testing/clients/clients.mjs http://127.0.0.1:8000 [KEY]
 
@@ -12,7 +12,7 @@ const messages = [{ role: "user", content: "Say hello, in Grüße and 世界." }
 
 const whole = await client.chat.completions.create({ model, messages, max_tokens: 40, temperature: 0 });
 assert.ok(whole.choices[0].message.content);
-console.log("ok     whole");
+console.log("ok     complete response");
 
 let text = "";
 let usage = null;
@@ -45,4 +45,4 @@ console.log("ok     errors");
 const leaving = await client.chat.completions.create({ model, messages, max_tokens: 200, stream: true });
 for await (const _ of leaving) break;
 assert.ok((await client.completions.create({ model, prompt: "Once", max_tokens: 3 })).choices[0].text);
-console.log("ok     leaving early");
+console.log("ok     early disconnect");

@@ -1,9 +1,9 @@
-"""Real clients, unpatched, against a running server: openai, litellm, langchain-openai, instructor.
+"""Unmodified clients against a running server: openai, litellm, langchain-openai, instructor.
 
     python testing/clients/clients.py --base-url http://127.0.0.1:8000 [--key KEY] [--model NAME] [--mock]
 
-With --mock the answers are known (the mock server's oracle) and checked word for word; without it
-any model will do, and only the shape of what comes back is checked.
+With --mock the answers of the mock server are checked exactly; without it any model works, and only the
+structure of the responses is checked.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def openai_chat():
 
 
 @test
-def openai_stream_is_the_same_as_whole():
+def openai_stream_equals_complete_response():
     ask = dict(model=MODEL, messages=HELLO, max_tokens=60, temperature=0, seed=1)
     whole = client.chat.completions.create(**ask).choices[0].message.content
     text, usage = "", None
@@ -88,7 +88,7 @@ def openai_stream_helper():
         try:
             assert stream.get_final_completion().choices[0].message.content
         except openai.LengthFinishReasonError:
-            pass  # this helper's own way to say that the answer was cut
+            pass  # raised by this helper if the answer was truncated
 
 
 @test
@@ -123,7 +123,7 @@ def openai_embeddings():
     assert made.usage.prompt_tokens == made.usage.total_tokens > 3
     for one in made.data:
         assert len(one.embedding) == width and abs(sum(x * x for x in one.embedding) - 1) < 1e-3
-    # The client asks for base64 by itself; numbers are the same.
+    # The client requests base64 by default; the numbers must be the same.
     plain = client.embeddings.create(model=MODEL, input=texts[1], encoding_format="float", dimensions=width)
     assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, made.data[1].embedding)) < 1e-2
     try:
@@ -131,7 +131,7 @@ def openai_embeddings():
     except openai.BadRequestError as e:
         assert e.param == "dimensions", e
     else:
-        raise AssertionError("a narrower vector was promised")
+        raise AssertionError("a narrower vector was accepted")
 
 
 @test
@@ -155,7 +155,7 @@ def openai_json_schema():
 
 @test
 def openai_tools():
-    # By chance a small model may fill a string until the tokens are spent.
+    # With sampling, a small model may fill a string up to the token limit.
     ask = dict(model=MODEL, tools=[WEATHER], max_tokens=200, temperature=0)
     question = [{"role": "user", "content": "What is the weather in Paris?"}]
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
@@ -204,7 +204,7 @@ def openai_errors():
         except openai.AuthenticationError:
             pass
         else:
-            raise AssertionError("a wrong key was taken")
+            raise AssertionError("a wrong key was accepted")
 
 
 @test
@@ -229,7 +229,7 @@ def openai_async_many_at_once():
 
 
 @test
-def openai_leaving_early():
+def openai_early_disconnect():
     stream = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=LONG, stream=True)
     next(iter(stream))
     stream.close()

@@ -1,4 +1,4 @@
-// Headless Chromium drives the page: send, stream, stop, see the live view move; screenshots.
+// Tests the page in headless Chromium: send, stream, stop, live view; takes screenshots.
 //
 //     node testing/clients/page.mjs http://127.0.0.1:8000 FOLDER
 //
@@ -26,7 +26,7 @@ await page.goto(base + "/");
 await page.waitForSelector(".state.ready");
 await page.waitForSelector("#config tbody tr");
 
-// The plan of a bucket is a picture, and every bucket has one.
+// Every bucket has a drawing of its plan.
 const pictured = (name) => page.waitForFunction((name) => {
   const picture = document.querySelector("#plan img");
   return picture?.complete && picture.naturalWidth > 0 && (!name || picture.alt.includes(` ${name}:`));
@@ -41,7 +41,7 @@ for (const name of [buckets[buckets.length - 1], buckets[0]]) {
 await page.focus("#prompt");
 await shot("1-start");
 
-// Everything can be done from the keyboard: the message box has the focus, Enter sends.
+// Keyboard control: the message box has the focus, Enter sends.
 assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
 await page.keyboard.type("Tell me about **graphs** and `replay`.");
 await page.keyboard.press("Enter");
@@ -56,7 +56,7 @@ await shot("2-streaming");
 await page.waitForSelector("#stop_button[hidden]", { state: "attached", timeout: 120000 });
 assert.ok(await page.locator(".message.assistant .note").count());
 
-// The live view moved: steps were drawn and summed.
+// The live view shows the steps and their totals.
 await page.waitForFunction(() => document.querySelector("#steps_text").textContent.startsWith("#"));
 assert.ok((await page.locator("#sums div").count()) === 4);
 await page.focus("#strip");
@@ -71,7 +71,7 @@ if (!detail.includes("eager")) {
 }
 await shot("3-answered");
 
-// Thinking, then Escape stops.
+// Escape stops an answer.
 await page.focus("#prompt");
 await page.keyboard.type("Please think about it.");
 await page.keyboard.press("Enter");
@@ -79,17 +79,17 @@ await page.waitForSelector("#stop_button:not([hidden])");
 await page.waitForTimeout(400);
 await page.keyboard.press("Escape");
 await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
-assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by you/);
+assert.match(await page.locator(".message.assistant .note").last().textContent(), /stopped by the user/);
 await shot("4-stopped");
 
-// The button stops, too, and what was said so far stays.
+// The button stops it too, and the text so far stays.
 await page.keyboard.type("Count from one to a hundred, in words.");
 await page.keyboard.press("Enter");
 await page.click("#stop_button");
 await page.waitForSelector("#stop_button[hidden]", { state: "attached" });
 assert.equal(await page.locator(".message.user").count(), 3);
 
-// An error from the server is shown in words.
+// An error from the server is shown.
 await page.click("#settings summary");
 await page.fill("#max_tokens", "0");
 await page.focus("#prompt");
@@ -99,7 +99,7 @@ await page.waitForSelector(".message .error");
 assert.match(await page.textContent(".message .error"), /max_tokens/);
 await page.fill("#max_tokens", "1024");
 if (!(await (await fetch(base + "/live/graph")).json()).defaults.temperature) {
-  // The model suggests nothing, so the page does.
+  // The model has no defaults, so the page uses its own.
   assert.deepEqual([await page.inputValue("#temperature"), await page.inputValue("#top_p")], ["0.7", "0.95"]);
 }
 await shot("5-parameters");

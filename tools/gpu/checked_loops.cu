@@ -1,6 +1,7 @@
-// Why one test of loops gets one connection under `memcheck` (see `check`): it loses the context of this program, which
-// does nothing wrong and nothing at once. One stream, four graphs `begin, while (condition) { work, next }`, each
-// launched and waited for in its turn; the kernel of each needs more local memory than the one before.
+// Shows why one test of loops needs one connection under `memcheck` (see `check`): memcheck loses
+// the context of this correct program, which runs nothing concurrently. One stream, four graphs
+// `begin, while (condition) { work, next }`, each launched and waited for in its turn; the kernel
+// of each needs more local memory than the one before.
 //
 //   nvcc -O2 -arch=sm_90 -o checked_loops checked_loops.cu
 //   ./checked_loops                                                                     ok

@@ -5,9 +5,9 @@
 
 With `--numerics exact` nothing is rounded below float32 on either, and the texts must be the same. By default the devices
 round at different places: the GPU multiplies bf16, the CPU's kernels multiply 8-bit integers. Where the two best tokens
-are as good as tied they choose differently, and the texts part from there. So beside the texts, every token the CPU chose
-is scored on the GPU: how much likelier is the token that the GPU would rather have chosen, in nats? A wrong kernel shows
-here as whole nats. Exits with 1 when one is above 0.5 (exact: 0.01).
+are nearly tied, the devices may choose differently, and the texts diverge from there. So every token that the CPU chose
+is also scored on the GPU: the difference in nats to the GPU's best token. A wrong kernel gives differences of whole
+nats. Exits with 1 if one is above 0.5 (exact: 0.01).
 """
 
 import argparse
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-# The prompts of tools/compare_greedy.py, as its answers are kept for the tests.
+# The prompts of tools/compare_greedy.py, whose answers are stored for the tests.
 GOLDENS = pathlib.Path(__file__).parents[2] / "tests/goldens/llama_cpp.json"
 PROMPTS = [answer["prompt"] for answer in json.loads(GOLDENS.read_text())["answers"]]
 TOKENS = 32
@@ -54,7 +54,7 @@ def main():
     for prompt, here, there, score in zip(PROMPTS, *answers, scored):
         count = here["answer_tokens"]
         if score["prompt_tokens"] != here["prompt_tokens"] + count:
-            print(f"{prompt!r}: as a prompt the answer has other tokens; not scored")
+            print(f"{prompt!r}: the answer tokenizes differently as a prompt; not scored")
         else:
             entries = score["prompt_logprobs"][-count:]
             gaps = [entry["top"][0]["logprob"] - entry["logprob"] for entry in entries]

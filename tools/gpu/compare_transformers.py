@@ -1,10 +1,10 @@
-"""Compares what `cargo run -p engine --example parity -- MODEL FOLDER` wrote with `transformers`.
+"""Compares the output of `cargo run -p engine --example parity -- MODEL FOLDER` with `transformers`.
 
     python3 tools/gpu/compare_transformers.py FOLDER
 
-The reference computes in float32 with the same weights. Layer by layer, each layer is given what ours left
-after the layer before, so an error is the layer's own; the logits of the batches are those of the whole model.
-Exits with 1 when a layer differs by more than 1e-2 of its output's norm, or a distribution by a
+The reference computes in float32 with the same weights. Each layer gets Dacapo's output
+of the previous layer, so errors do not accumulate; the logits of the batches are those of the whole model.
+Exits with 1 if a layer differs by more than 1e-2 of its output's norm, or a distribution by a
 divergence of more than 1e-4.
 """
 
@@ -26,7 +26,7 @@ def load(folder, name):
 
 
 def layers(model, folder, phase):
-    """The worst error of a layer relative to its output, each layer fed with our own input to it."""
+    """The worst error of a layer relative to its output, with Dacapo's input to each layer."""
     about, prefill = load(folder, "layers-prefill")
     hidden, count = about["hidden"], about["layers"]
     prefill = torch.tensor(prefill.reshape(count, -1, hidden), device=model.device)
@@ -50,7 +50,7 @@ def layers(model, folder, phase):
             mask = create_causal_mask(model.config, x, None, None, position_ids=positions)
             y = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rope)
             y = (y[0] if isinstance(y, tuple) else y)[0]
-            # Behind the last layer only last tokens are computed.
+            # After the last layer only the last tokens are computed.
             lasts = phase == "decode" or index + 2 == count
             part = slice(-1, None) if lasts else slice(None)
             error = (ours[index + 1][part] - y[part]).norm(dim=-1) / y[part].norm(dim=-1)
@@ -71,7 +71,7 @@ def batches(model, folder):
         logits = torch.tensor(logits.reshape(steps, -1, vocab))
         divergences, same, gap = [], 0, 0.0
         for row, tokens in enumerate(about["tokens"]):
-            # The last token was sampled by the last step; nothing was asked about it.
+            # The last token was sampled by the last step; it has no logits.
             ids = torch.tensor([tokens[:-1]], device=model.device)
             reference = model(ids, logits_to_keep=steps).logits[0].float()
             ours = logits[:, row].to(model.device)

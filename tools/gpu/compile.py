@@ -1,7 +1,7 @@
-"""Compiles kernels with NVRTC and prints what each takes.
+"""Compiles kernels with NVRTC and prints the resources of each.
 
 compile.py KEYS.json [--arch sm_90a,sm_80,sm_100a] [--out FOLDER] [--only TEXT]
-KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, or what `lowered_step` prints.
+KEYS.json is a list of {"source", "entry", "defines": [[name, value], ...]}, or the output of `lowered_step`.
 """
 import argparse, ctypes, glob, hashlib, json, os, re, sys
 
@@ -23,13 +23,13 @@ def find_nvrtc():
 class Nvrtc:
     def __init__(self):
         path = find_nvrtc()
-        # The compiler opens its builtins by bare name: having them loaded is enough.
+        # The compiler opens its builtins by name, so loading them is enough.
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so*")):
             ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)
         self.lib = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
     def compile(self, key, arch):
-        """(cubin, log); raises with the compiler's words."""
+        """(cubin, log); raises with the compiler's message."""
         texts = {os.path.basename(p): open(p, "rb").read() for p in glob.glob(KERNELS + "/*.cu*")}
         name = key["source"] + ".cu"
         headers = [n for n in texts if n.endswith(".cuh")]
@@ -88,7 +88,7 @@ def main():
     a.add_argument("--arch", default="sm_90a")
     a.add_argument("--out")
     a.add_argument("--only", default="")
-    a.add_argument("--quiet", action="store_true", help="only fill the folder")
+    a.add_argument("--quiet", action="store_true", help="print nothing, only fill the folder")
     a = a.parse_args()
     nvrtc, seen, bad = Nvrtc(), set(), 0
     for key in keys_of(a.keys):

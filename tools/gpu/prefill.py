@@ -1,9 +1,9 @@
-"""Attention of prefill steps alone: every variant of the Hopper kernel against PyTorch in fp32, then timed.
+"""Checks every variant of the Hopper kernel for prefill attention against PyTorch in fp32, then times it.
 
 ROWS=64 lowered_step 8b 8192 8256 1 prefill > step.json
 prefill.py STEP.json [VARIANT...]       VARIANT: KV=128,STAGES=2,TURNS=1; `mma` comes from a step lowered with ATTENTION=mma
 
-Pages, outputs and everything past a row's end are NaN before each check; pad tokens must stay as they were.
+Pages, outputs and everything past a row's end are NaN before each check; pad tokens must not change.
 """
 import copy, random, sys
 import torch
@@ -60,7 +60,7 @@ class Bench:
             pages = table[seats[r], :(q + context + 15) // 16].long()
             fresh = torch.randn((len(pages), 2, self.sh["kv_heads"], 16, self.sh["head_dim"]), device="cuda").bfloat16()
             if steep:
-                # Some pages whose scores tower above all that came before them.
+                # Some pages with much larger scores than all before them.
                 fresh[torch.rand(len(pages), device="cuda") < 0.1, 0] *= 60
             last = (q + context) % 16
             if last:

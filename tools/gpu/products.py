@@ -1,9 +1,9 @@
-"""Products of prefill: `linear_tiles` against PyTorch in fp32 (outputs poisoned), then timed in turns with cuBLASLt.
+"""GEMMs of prefill: checks `linear_tiles` against PyTorch in fp32 (outputs poisoned), then times it alternating with cuBLASLt.
 
-products.py ROWS[:LIVE][,ROWS...] [BAND=8,STAGES=4 ...]       Qwen3-8B's four products, bf16, random data
+products.py ROWS[:LIVE][,ROWS...] [BAND=8,STAGES=4 ...]       Qwen3-8B's four GEMMs, bf16, random data
 
-The GPU is limited by power: what runs first after a pause looks up to 15 % faster, so candidates take turns under
-load and the median counts.
+The GPU is limited by power: the first run after a pause is up to 15 % faster, so candidates alternate under load and
+the median is reported.
 """
 import ctypes, glob, os, sys
 import torch
@@ -41,7 +41,7 @@ SHAPES = (("qkv", 6144, 4096, 0), ("o", 4096, 4096, 1), ("gate_up", 24576, 4096,
 
 
 class Library:
-    """The algorithm that cuBLASLt proposes first; SiLU·mul as a launch behind it."""
+    """The algorithm that cuBLASLt proposes first; SiLU·mul as a launch after it."""
 
     def __init__(self, handle, room, silu, x, w, y, c, epilogue):
         self.handle, self.room, self.silu, self.x, self.w, self.y, self.epilogue = handle, room, silu, x, w, y, epilogue
@@ -108,7 +108,7 @@ class Tiles:
 
 
 def measured(candidates, flops):
-    """Median microseconds of each, in turns."""
+    """Median microseconds of each, measured alternately."""
     graphs = []
     for c in candidates:
         c.go()

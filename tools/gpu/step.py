@@ -1,4 +1,4 @@
-"""Runs the launches that `lowered_step` printed: checks each op against PyTorch in fp32, times whole steps.
+"""Runs the launches printed by `lowered_step`: checks each op against PyTorch in fp32, times whole steps.
 
 step.py check  STEP.json...        every node, poisoned outputs, against PyTorch
 step.py chain  STEP.json...        40 replays with dependent launch, the same bits as node by node
@@ -61,7 +61,7 @@ class Step:
         self.data = json.load(open(path))
         self.path = path
         self.memory = memory if memory is not None else {}
-        # Another layout would take one's tables for the other's weights.
+        # With another layout, tables and weights would be mixed up.
         layout = json.dumps([self.data["shape"], self.data["named"]["rope"]])
         if self.memory.get("layout") != layout:
             self.memory.clear()
@@ -196,7 +196,7 @@ def norm(x, w, eps=1e-6):
 
 
 class Checker:
-    """Each node against PyTorch, from the inputs it really had."""
+    """Checks each node against PyTorch, from its actual inputs."""
 
     def __init__(self, step, lengths, q_lens=None):
         self.s, self.worst = step, {}
@@ -241,7 +241,7 @@ class Checker:
             out = {"qkv": "qkv", "attention": "attended", "gate_up": "act", "head": "logits", "embed": "x"}.get(name)
             if out:
                 v(out).fill_(float("nan"))
-            # What the op before has prepared stays; all else in scratch is nobody's.
+            # Keep what the previous op prepared; poison the rest of the scratch.
             if name in ("attention", "o", "down"):
                 s.memory["state"][s.data["scratch"]["offset"] + 65536:].fill_(255)
             s.run(i)
@@ -441,10 +441,10 @@ def reference(step, lengths):
 
 
 def compare_layers(five, one, memory, rounds=3):
-    """Both forms of a step against the reference, ragged lengths, everything poisoned; a wrap of the generations too."""
+    """Checks both forms of a step against the reference: ragged lengths, poisoned memory, and a wrap of the generations."""
     worst = {}
     for turn in range(rounds):
-        # Twice: the second time nothing grows, and all addresses hold.
+        # Twice: the second time nothing grows, and all addresses stay valid.
         for _ in range(2):
             steps = [Step(five, memory), Step(one, memory)]
         rows = steps[0].data["named"]["logits"]["rows"]

@@ -1,42 +1,42 @@
-//! What a grammar may ask for before anything is compiled.
+//! Limits on grammars, checked before compilation.
 
 use crate::source::Grammar;
 use crate::{regex, schema};
 use std::time::Duration;
 
-/// How large a grammar may be, and what compiling it may take.
+/// Limits on the size of a grammar and the cost of compiling it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of its text.
+    /// Bytes of the text.
     pub bytes: u64,
-    /// Schemas nested in each other, with references followed.
+    /// Nesting levels of schemas, with references followed.
     pub depth: u64,
-    /// Schemas in all, values of `enum` counted as such.
+    /// Schemas in total; values of `enum` count as schemas.
     pub schemas: u64,
     /// Properties of one object.
     pub properties: u64,
-    /// Alternatives that `anyOf`, `oneOf`, `enum` and `allOf` make together in one place.
+    /// Alternatives that `anyOf`, `oneOf`, `enum` and `allOf` make together at one point.
     pub alternatives: u64,
-    /// Comparisons of alternatives of `oneOf` with each other.
+    /// Pairwise comparisons of the alternatives of `oneOf`.
     pub comparisons: u64,
-    /// Schemas in one place after alternatives and references there are merged.
+    /// Schemas at one point after its alternatives and references are merged.
     pub merged: u64,
-    /// Properties named by patterns, in the whole schema: each is compared with each other.
+    /// Entries of `patternProperties` in the whole schema; the compiler compares them pairwise.
     pub patterns: u64,
     /// Bytes of all regular expressions together.
     pub regex_bytes: u64,
-    /// The largest `multipleOf`: an automaton has a state for each remainder.
+    /// The largest `multipleOf`; its automaton has a state per remainder.
     pub multiple_of: u64,
-    /// Groups nested in each other in a regular expression or a Lark grammar.
+    /// Nesting levels of groups in a regular expression or a Lark grammar.
     pub groups: u64,
-    /// How long a compilation may take.
+    /// The time limit of a compilation.
     pub time: Duration,
-    /// Compilations at once.
+    /// Concurrent compilations.
     pub threads: usize,
-    /// Compiled grammars that are kept.
+    /// Compiled grammars in the cache.
     pub kept: usize,
-    /// Bytes of the texts of all compiled grammars that are kept or in use. A compiled grammar takes up
-    /// to some hundred times the memory of its text.
+    /// Bytes of the texts of all compiled grammars that are cached or in use. A compiled grammar
+    /// takes up to about a hundred times the memory of its text.
     pub live_bytes: u64,
 }
 
@@ -63,7 +63,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Refuses what is too large, before anything is compiled.
+    /// Refuses a grammar that exceeds a limit.
     pub(crate) fn check(&self, grammar: &Grammar) -> Result<(), TooLarge> {
         at_most("bytes", grammar.text().len() as u64, self.bytes)?;
         match grammar {
@@ -72,13 +72,13 @@ impl Limits {
             Grammar::Regex(text) => regex::check(text, self),
             Grammar::Lark(text) => {
                 regex::nesting(text, self)?;
-                // Schemas may stand inside, behind this word.
+                // A schema may follow this directive.
                 text.match_indices("%json").try_for_each(|(at, word)| {
                     let rest = &text[at + word.len()..];
                     let mut values = serde_json::Deserializer::from_str(rest).into_iter();
                     match values.next() {
                         Some(Ok(schema)) => schema::check(&schema, self),
-                        // The compiler says what is wrong with it.
+                        // The compiler reports what is wrong with it.
                         _ => Ok(()),
                     }
                 })
@@ -94,13 +94,13 @@ impl Limits {
     }
 }
 
-/// A grammar beyond a limit.
+/// A grammar exceeds a limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the grammar is too large: more than {allowed} {what}")]
 pub struct TooLarge {
-    /// What there is too much of.
+    /// The limited quantity.
     pub what: &'static str,
-    /// How much may be.
+    /// The limit.
     pub allowed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! From a client's text to a compiled grammar, within limits on size, stack and time.
+//! Compiles grammars from clients within limits on size, stack and time.
 
 use crate::bounds::{Limits, TooLarge};
 use crate::matcher::{Compiled, Weight, plain, reason};
@@ -15,34 +15,36 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use toktrie::SimpleVob;
 
-/// The stack of a compiling thread. llguidance recurses with a schema's nesting, some kilobytes a
-/// level; the most schemas that [`Limits`] lets through, all nested in each other, take a fraction of
-/// it. Pages that are not touched cost nothing.
+/// The stack size of a compiling thread. llguidance recurses a few kilobytes per nesting level; the
+/// most schemas that [`Limits`] allows, all nested, use a fraction of it. Untouched pages cost
+/// nothing.
 const STACK: usize = 256 << 20;
-/// What is added to a compiling thread's nice value: about a tenth of the processor time of a thread of the engine.
+/// Added to the nice value of a compiling thread: about a tenth of the CPU time of an engine
+/// thread.
 const NICE: i32 = 10;
 
-/// Why there is no compiled grammar.
+/// Why a grammar was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// It is wrong, or uses what is not supported.
+    /// It is invalid or uses an unsupported feature.
     #[error("{0}")]
     Invalid(String),
-    /// It is beyond a limit.
+    /// It exceeds a limit.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// It was not ready in time.
-    #[error("the grammar takes longer than {} ms to compile; make it simpler", .0.as_millis())]
+    /// Compilation exceeded the time limit.
+    #[error("the grammar takes longer than {} ms to compile; simplify it", .0.as_millis())]
     TooSlow(Duration),
-    /// Others are being compiled, and none was ready in time.
-    #[error("other grammars are being compiled; try again")]
+    /// All compiling threads were busy for the whole time limit.
+    #[error("too many grammars are being compiled; retry later")]
     Busy,
-    /// Running answers use as many grammars as may be.
-    #[error("too many different grammars are in use; try again")]
+    /// The grammars of running answers use up `live_bytes`.
+    #[error("too many different grammars are in use; retry later")]
     Full,
 }
 
-/// Compiles grammars over one vocabulary and keeps the latest. Cheap to clone, used from any thread.
+/// Compiles grammars for one vocabulary and caches the most recently used. Cheap to clone; usable
+/// from any thread.
 #[derive(Clone)]
 pub struct Compiler {
     shared: Arc<Shared>,
@@ -53,23 +55,23 @@ struct Shared {
     limits: Limits,
     state: Mutex<State>,
     freed: Condvar,
-    /// Bytes of the texts of all compiled grammars that live.
+    /// Bytes of the texts of all compiled grammars in memory.
     live: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Threads that compile now, those included that nobody waits for any more.
+    /// Compiling threads, including those whose caller timed out.
     running: usize,
-    /// The latest used last.
+    /// The cache, most recently used last.
     kept: VecDeque<(Grammar, Result<Compiled, CompileError>)>,
     compilations: u64,
 }
 
-/// Gives a thread's place back, however it ends.
-struct Place(Arc<Shared>);
+/// Counts a compiling thread; dropping it frees the slot, also after a panic.
+struct Slot(Arc<Shared>);
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.0.lock().running -= 1;
         self.0.freed.notify_one();
@@ -77,14 +79,14 @@ impl Drop for Place {
 }
 
 impl Compiler {
-    /// A compiler with nothing kept.
+    /// A compiler with an empty cache.
     pub fn new(vocabulary: Vocabulary, limits: Limits) -> Self {
         let (state, freed, live) = (Mutex::default(), Condvar::new(), Arc::default());
         Self { shared: Arc::new(Shared { vocabulary, limits, state, freed, live }) }
     }
 
-    /// Compiles a grammar, or finds it among the latest. Blocks for at most the limit on time, twice
-    /// where others are being compiled: not for threads that serve others.
+    /// Compiles a grammar or returns it from the cache. Blocks for at most the time limit, or twice
+    /// that if all threads are busy, so it must not run on an async thread.
     pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, CompileError> {
         let shared = &self.shared;
         if let Some(kept) = shared.lock().find(grammar) {
@@ -92,20 +94,20 @@ impl Compiler {
         }
         shared.limits.check(grammar)?;
         let weight = shared.weigh(grammar)?;
-        let place = shared.place()?;
+        let slot = shared.slot()?;
         let (sender, receiver) = sync_channel(1);
         let (task, source) = (Arc::clone(shared), grammar.clone());
         let work = move || {
-            // Steps that run on the same cores go first. A refusal changes nothing else.
+            // Steps on the same cores take precedence. Failure to lower the priority is harmless.
             let _ = rustix::process::nice(NICE);
-            // It may be there by now: whoever had the place before may have compiled the same.
+            // Another thread may have compiled the same grammar in the meantime.
             let kept = task.lock().find(&source);
             let result = kept.unwrap_or_else(|| {
                 let result = compile(&task.vocabulary, source.clone(), weight);
                 task.lock().keep(source, result.clone(), task.limits.kept);
                 result
             });
-            drop(place);
+            drop(slot);
             let _ = sender.send(result);
         };
         let builder = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
@@ -121,17 +123,17 @@ impl Compiler {
         }
     }
 
-    /// How often a grammar was compiled rather than found.
+    /// The number of compilations, not counting cache hits.
     pub fn compilations(&self) -> u64 {
         self.shared.lock().compilations
     }
 
-    /// Bytes of the texts of all compiled grammars that are kept or in use.
+    /// Bytes of the texts of all compiled grammars that are cached or in use.
     pub fn live_bytes(&self) -> u64 {
         self.shared.live.load(Ordering::Relaxed)
     }
 
-    /// How many tokens the vocabulary has.
+    /// The size of the vocabulary.
     pub fn tokens(&self) -> usize {
         self.shared.vocabulary.tokens()
     }
@@ -152,9 +154,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Counts a grammar among those that live; kept ones go where there is no room for it.
+    /// Adds a grammar to `live`; evicts cached grammars if the limit is exceeded.
     fn weigh(&self, grammar: &Grammar) -> Result<Weight, CompileError> {
-        /// A small text may need large tables too.
+        /// The least bytes counted, because a short text may need large tables too.
         const LEAST: u64 = 4096;
         let weight = Weight::new(&self.live, (grammar.text().len() as u64).max(LEAST));
         while self.live.load(Ordering::Relaxed) > self.limits.live_bytes {
@@ -166,8 +168,8 @@ impl Shared {
         Ok(weight)
     }
 
-    /// Waits until fewer threads compile than may.
-    fn place(self: &Arc<Self>) -> Result<Place, CompileError> {
+    /// Waits for a free compiling thread.
+    fn slot(self: &Arc<Self>) -> Result<Slot, CompileError> {
         let until = Instant::now() + self.limits.time;
         let mut state = self.lock();
         while state.running >= self.limits.threads {
@@ -179,7 +181,7 @@ impl Shared {
             state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
         state.running += 1;
-        Ok(Place(Arc::clone(self)))
+        Ok(Slot(Arc::clone(self)))
     }
 }
 
@@ -193,7 +195,7 @@ impl State {
     }
 
     fn keep(&mut self, grammar: Grammar, result: Result<Compiled, CompileError>, most: usize) {
-        /// What was wrong with a long text is not kept: it would not count as a live grammar.
+        /// Errors of longer texts are not cached, because they do not count against `live_bytes`.
         const LONG: usize = 16 * 1024;
         self.compilations += 1;
         if result.is_err() && grammar.text().len() > LONG {
@@ -206,7 +208,7 @@ impl State {
     }
 }
 
-/// Compiles on this thread, and computes the first mask: what fails there is the grammar's fault too.
+/// Compiles on this thread and computes the first mask, which fails for some invalid grammars.
 fn compile(
     vocabulary: &Vocabulary,
     source: Grammar,
@@ -220,18 +222,22 @@ fn compile(
             return Err(invalid(error));
         }
         let first = matcher.compute_mask_or_eos().map_err(|error| invalid(error.to_string()))?;
-        try_out(matcher.deep_clone(), first, &vocabulary.eos).map_err(invalid)?;
+        try_first_tokens(matcher.deep_clone(), first, &vocabulary.eos).map_err(invalid)?;
         Ok(matcher)
     }));
-    let matcher =
-        made.unwrap_or_else(|_| Err(CompileError::Invalid("it cannot be compiled".into())))?;
+    let matcher = made
+        .unwrap_or_else(|_| Err(CompileError::Invalid("the grammar cannot be compiled".into())))?;
     let eos = Arc::clone(&vocabulary.eos);
     Ok(Compiled::new(source, weight, matcher, eos, vocabulary.tokens()))
 }
 
-/// Takes a few steps: many a grammar is too complex only behind its first token, and the client
-/// should hear that before anything runs.
-fn try_out(mut matcher: llguidance::Matcher, first: SimpleVob, eos: &[u32]) -> Result<(), String> {
+/// Advances a few tokens, because many grammars become too complex only after the first token, and
+/// the client should get that error before generation starts.
+fn try_first_tokens(
+    mut matcher: llguidance::Matcher,
+    first: SimpleVob,
+    eos: &[u32],
+) -> Result<(), String> {
     let mut mask = first;
     for _ in 0..4 {
         let Some(token) = mask.iter().find(|token| !eos.contains(token)) else { break };
@@ -256,8 +262,8 @@ fn top_level(source: &Grammar) -> Result<TopLevelGrammar, CompileError> {
     })
 }
 
-/// Space between two words of JSON: a blank, or a new line with its indentation. Any amount is JSON
-/// too, and a small model that may write blanks for ever will.
+/// White space allowed in generated JSON: one space or tab, or a line break with indentation. It is
+/// bounded because a small model may otherwise write white space without end.
 const SPACE: &str = r"[\x20\x09]|\x0D?\x0A[\x20\x09]{0,32}";
 
 /// JSON that satisfies a schema, laid out on one line or on indented ones.

@@ -1,13 +1,30 @@
-//! Structured output: which tokens may come next.
+//! Structured output: restricts the next token so that an answer matches a grammar.
 //!
-//! A client's [`Grammar`] is hostile text. [`Compiler::compile`] holds it to the bounds of
-//! [`Limits`], compiles it on a thread of its own with a large stack and a time limit, and gives a
-//! [`Compiled`] grammar over the model's [`Vocabulary`]. The engine takes a [`Matcher`] from it for
-//! each answer: before each sampled token the matcher yields a mask, one bit per token, and then
-//! takes the token that was chosen. What a mask may cost is bounded in steps, not in time, so that a
-//! run of the engine can be repeated.
+//! A [`Grammar`] comes from a client and is untrusted. [`Compiler::compile`] checks it against
+//! [`Limits`], compiles it on a separate thread with a large stack and a time limit, and returns a
+//! [`Compiled`] grammar for the model's [`Vocabulary`]. The engine creates a [`Matcher`] for each
+//! answer: before a token is sampled the matcher returns a [`Mask`] with one bit per token, and
+//! afterwards it accepts the chosen token. The cost of a mask is bounded in steps, not in time, so
+//! that a run of the engine can be repeated.
 //!
-//! This crate is the only one that knows llguidance.
+//! This is the only crate that uses llguidance.
+//!
+//! ```
+//! use grammar::{Compiler, Grammar, Limits, Vocabulary};
+//!
+//! // A vocabulary of two letters and an end token.
+//! let bytes = [b"a".to_vec(), b"b".to_vec(), b"<end>".to_vec()];
+//! let vocabulary = Vocabulary::new(&bytes, &[2], &[2])?;
+//! let compiler = Compiler::new(vocabulary, Limits::default());
+//! let compiled = compiler.compile(&Grammar::Regex("ab".into()))?;
+//!
+//! let mut matcher = compiled.matcher();
+//! assert_eq!(matcher.mask()?.words, [0b001], "only \"a\" is allowed first");
+//! assert!(!matcher.accept(0)?);
+//! assert_eq!(matcher.mask()?.words, [0b010]);
+//! assert!(matcher.accept(1)?, "the answer is complete");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod bounds;
 mod compile;

@@ -1,11 +1,11 @@
-//! A compiled grammar, and where one answer stands in it.
+//! Compiled grammars and the matchers of single answers.
 
 use crate::source::Grammar;
 use crate::vocabulary::Token;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A grammar that was found usable, ready to guide answers. Cheap to clone.
+/// A compiled grammar. Cheap to clone.
 #[derive(Clone)]
 pub struct Compiled {
     inner: Arc<Prototype>,
@@ -13,7 +13,7 @@ pub struct Compiled {
 
 struct Prototype {
     source: Grammar,
-    /// Counts against the limit while it lives.
+    /// Counts against `live_bytes` until it is dropped.
     _weight: Weight,
     matcher: llguidance::Matcher,
     eos: Arc<[Token]>,
@@ -31,23 +31,23 @@ impl Compiled {
         Self { inner: Arc::new(Prototype { source, _weight: weight, matcher, eos, tokens }) }
     }
 
-    /// What it was compiled from.
+    /// The source.
     pub fn source(&self) -> &Grammar {
         &self.inner.source
     }
 
-    /// How many tokens the vocabulary has that it was compiled over.
+    /// The size of the vocabulary.
     pub fn tokens(&self) -> usize {
         self.inner.tokens
     }
 
-    /// A matcher at the beginning of an answer. It shares nothing with others: the states its
-    /// lexer collects go with it, and count against its own limit.
+    /// A matcher for a new answer. Matchers share no state: each has its own lexer states and
+    /// limits.
     pub fn matcher(&self) -> Matcher {
         Matcher { inner: self.inner.matcher.deep_clone(), eos: Arc::clone(&self.inner.eos) }
     }
 
-    /// Whether both are the same compilation.
+    /// Whether both are the result of the same compilation.
     pub fn is_same(&self, other: &Compiled) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -65,21 +65,21 @@ impl PartialEq for Compiled {
     }
 }
 
-/// Which tokens may come next.
+/// The tokens allowed next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
-    /// One bit per token, 32 to a word.
+    /// One bit per token, 32 per word.
     pub words: Vec<u32>,
-    /// What it cost to find out, in steps of about a microsecond.
+    /// The cost of computing it, in steps of about a microsecond.
     pub cost: u64,
 }
 
-/// A grammar that cannot be followed further: a step would cost more than it may.
+/// The next mask would exceed the cost limit, or the token is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the grammar cannot be followed further: {0}")]
+#[error("cannot apply the grammar further: {0}")]
 pub struct MaskError(pub(crate) String);
 
-/// Where one answer stands in its grammar.
+/// The state of one answer in its grammar.
 #[derive(Clone)]
 pub struct Matcher {
     inner: llguidance::Matcher,
@@ -87,25 +87,25 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// Which tokens may come next.
+    /// The tokens allowed next.
     pub fn mask(&mut self) -> Result<Mask, MaskError> {
         let mask = self.inner.compute_mask_or_eos().map_err(|e| MaskError(reason(&e)))?;
         let cost = self.inner.last_step_stats().map_or(0, |stats| {
             let (fuel, items) = (stats.lexer_cost / 14, stats.all_items as u64 / 20);
-            // A node of the trie takes some five nanoseconds.
+            // A trie node takes about five nanoseconds.
             1 + fuel + items + stats.trie_nodes_walked as u64 / 200
         });
-        // The set keeps a spare word when the vocabulary fills its last one.
+        // The bit set has an extra word when the vocabulary size is a multiple of 32.
         let words = mask.as_slice()[..mask.len().div_ceil(32)].to_vec();
         Ok(Mask { words, cost })
     }
 
-    /// Whether this token ends an answer, whatever the request's stop tokens are.
+    /// Whether this token ends an answer, independent of the request's stop tokens.
     pub fn ends_with(&self, token: Token) -> bool {
         self.eos.contains(&token)
     }
 
-    /// Takes the chosen token; says whether the answer is complete.
+    /// Advances by the chosen token; returns whether the answer is complete.
     pub fn accept(&mut self, token: Token) -> Result<bool, MaskError> {
         self.inner.consume_token(token).map_err(|e| MaskError(reason(&e)))?;
         Ok(self.inner.is_stopped())
@@ -118,7 +118,7 @@ impl std::fmt::Debug for Matcher {
     }
 }
 
-/// What a compiled grammar counts for among all that live.
+/// The bytes that a compiled grammar adds to the total; subtracted on drop.
 #[derive(Debug)]
 pub(crate) struct Weight {
     total: Arc<AtomicU64>,
@@ -138,31 +138,31 @@ impl Drop for Weight {
     }
 }
 
-/// What llguidance says, in words for whoever wrote the grammar.
+/// Translates an error of llguidance for the author of the grammar.
 pub(crate) fn reason(error: &impl std::fmt::Display) -> String {
     let text = error.to_string();
     let has = |word: &str| text.contains(word);
     if has("items; max is") || has("too many items") {
-        return "it has too many alternatives in one place; make it simpler".into();
+        return "the grammar has too many alternatives at one point; simplify it".into();
     }
     if has("too many expressions") || has("fuel") || has("lexer error") || has("lexer states") {
-        return "its regular expressions are too complex; make them simpler".into();
+        return "the regular expressions of the grammar are too complex; simplify them".into();
     }
     if has("NoExtension") {
-        return "no text satisfies it".into();
+        return "no text satisfies the grammar".into();
     }
     if has("panic") {
-        return "it cannot be compiled".into();
+        return "the grammar cannot be compiled".into();
     }
     plain(&text)
 }
 
-/// The first line of a message, without control characters, of bounded length: the rest may be a
-/// dump of the parser.
+/// The first line of a message, without control characters and of bounded length, because the rest
+/// may be a dump of the parser.
 pub(crate) fn plain(error: &impl std::fmt::Display) -> String {
     const MOST: usize = 200;
     let text = error.to_string();
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason was given");
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason given");
     let mut out: String = line.trim().chars().filter(|c| !c.is_control()).take(MOST).collect();
     if line.trim().chars().count() > MOST {
         out.push('…');

@@ -1,14 +1,14 @@
-//! How large a regular expression or a Lark grammar is.
+//! Size checks for regular expressions and Lark grammars.
 
 use crate::bounds::{Limits, TooLarge, at_most};
 
-/// Refuses a regular expression beyond the limits.
+/// Refuses a regular expression that exceeds the limits.
 pub(crate) fn check(text: &str, limits: &Limits) -> Result<(), TooLarge> {
     at_most("bytes of regular expressions", text.len() as u64, limits.regex_bytes)?;
     nesting(text, limits)
 }
 
-/// Brackets open at once, whatever they mean: an upper bound of what nests.
+/// Counts open brackets of any kind, which is an upper bound of the nesting.
 pub(crate) fn nesting(text: &str, limits: &Limits) -> Result<(), TooLarge> {
     let (mut depth, mut most) = (0u64, 0u64);
     let mut escaped = false;
@@ -26,5 +26,5 @@ pub(crate) fn nesting(text: &str, limits: &Limits) -> Result<(), TooLarge> {
             _ => {}
         }
     }
-    at_most("groups nested in each other", most, limits.groups)
+    at_most("levels of nested groups", most, limits.groups)
 }

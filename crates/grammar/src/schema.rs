@@ -1,20 +1,20 @@
-//! How large a JSON schema is once its references are followed.
+//! Size checks for JSON schemas, with references followed.
 //!
-//! The walk visits what llguidance would compile, in its order: each schema once, a reference's
-//! target where it is first met. It ends at the first limit that is exceeded, so its own cost is
-//! bounded by the limits and not by the schema.
+//! The walk visits what llguidance would compile, in the same order: each schema once, the target
+//! of a reference at its first use. It stops at the first exceeded limit, so its cost is bounded by
+//! the limits and not by the schema.
 
 use crate::bounds::{Limits, TooLarge, at_most};
 use crate::regex;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// Refuses a schema beyond the limits.
+/// Refuses a schema that exceeds the limits.
 pub(crate) fn check(root: &Value, limits: &Limits) -> Result<(), TooLarge> {
     let counts = [0; 4];
     let mut walk = Walk { root, limits, counts, known: HashMap::new(), combined: 0 };
     walk.schema(root, 1)?;
-    // Merging objects compares all their patterns anew, in each combination of alternatives.
+    // Merging objects compares all their patterns for each combination of alternatives.
     let patterns = walk.counts[Count::Patterns as usize];
     if patterns > 1 && walk.combined.saturating_mul(patterns) > limits.alternatives {
         let allowed = limits.alternatives / patterns;
@@ -23,7 +23,7 @@ pub(crate) fn check(root: &Value, limits: &Limits) -> Result<(), TooLarge> {
     Ok(())
 }
 
-/// What is counted over the whole schema.
+/// Quantities counted over the whole schema.
 #[derive(Clone, Copy)]
 enum Count {
     Schemas,
@@ -43,12 +43,12 @@ impl Count {
     }
 }
 
-/// What a schema becomes when it is merged with others.
+/// The size of a schema when it is merged with others.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Alternatives at its top.
+    /// Alternatives at its top level.
     alternatives: u64,
-    /// Schemas in it, those of inlined references included.
+    /// Schemas in it, including those of inlined references.
     size: u64,
 }
 
@@ -58,9 +58,9 @@ struct Walk<'a> {
     root: &'a Value,
     limits: &'a Limits,
     counts: [u64; 4],
-    /// The shapes of references that were followed; one that is being followed counts as one schema.
+    /// The shapes of followed references; one in progress counts as one schema.
     known: HashMap<&'a str, Shape>,
-    /// The most alternatives that were combined in one place.
+    /// The most alternatives combined at one point.
     combined: u64,
 }
 
@@ -73,14 +73,15 @@ impl<'a> Walk<'a> {
     }
 
     fn schema(&mut self, schema: &'a Value, depth: u64) -> Result<Shape, TooLarge> {
-        at_most("levels of schemas, references followed", depth, self.limits.depth)?;
+        at_most("levels of nested schemas and references", depth, self.limits.depth)?;
         self.add(Count::Schemas, 1)?;
         let Some(map) = schema.as_object() else { return Ok(ONE) };
         let size = self.parts(map, depth)?;
         self.applicators(map, depth, size)
     }
 
-    /// Everything in a schema but alternatives and references; says how many schemas that are.
+    /// Walks everything in a schema except alternatives and references; returns the number of
+    /// schemas.
     fn parts(&mut self, map: &'a Map<String, Value>, depth: u64) -> Result<u64, TooLarge> {
         let mut size = 1u64;
         for key in ["items", "additionalItems", "additionalProperties"] {
@@ -110,12 +111,12 @@ impl<'a> Walk<'a> {
             self.regex(pattern)?;
         }
         if let Some(of) = map.get("multipleOf").and_then(Value::as_f64) {
-            at_most("as a multipleOf", of as u64, self.limits.multiple_of)?;
+            at_most("as the value of multipleOf", of as u64, self.limits.multiple_of)?;
         }
         Ok(size)
     }
 
-    /// Alternatives and references: what they make when all of them hold at once.
+    /// Walks alternatives and references; returns the shape of their conjunction.
     fn applicators(
         &mut self,
         map: &'a Map<String, Value>,
@@ -135,7 +136,7 @@ impl<'a> Walk<'a> {
                         sum.size = sum.size.saturating_add(one.size);
                     }
                     let most = self.limits.alternatives;
-                    at_most("alternatives in one place", sum.alternatives, most)?;
+                    at_most("alternatives at one point", sum.alternatives, most)?;
                     if key == "oneOf" {
                         self.compare(each(value), sum.alternatives)?;
                     }
@@ -170,7 +171,7 @@ impl<'a> Walk<'a> {
         Ok(whole)
     }
 
-    /// Both hold at once: each alternative of one with each of the other.
+    /// The conjunction of two shapes: each alternative of one with each of the other.
     fn combine(&mut self, a: Shape, b: Shape) -> Result<Shape, TooLarge> {
         let alternatives = a.alternatives.max(1).saturating_mul(b.alternatives.max(1));
         let most = self.limits.alternatives;
@@ -192,7 +193,7 @@ impl<'a> Walk<'a> {
         }
         self.known.insert(target, ONE);
         let Some(schema) = resolve(self.root, target) else {
-            // The compiler says so in its own words.
+            // The compiler reports the unresolved reference.
             return Ok(ONE);
         };
         let shape = self.schema(schema, depth + 1)?;
@@ -200,7 +201,8 @@ impl<'a> Walk<'a> {
         Ok(shape)
     }
 
-    /// Alternatives of `oneOf` are compared in pairs, objects by all the properties they require.
+    /// Counts the pairwise comparisons of `oneOf` alternatives; objects are compared by their
+    /// required properties.
     fn compare(&mut self, options: &'a [Value], alternatives: u64) -> Result<(), TooLarge> {
         let required = |option: &Value| {
             option.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64
@@ -216,12 +218,13 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The schemas of an array, or the one that stands in its place.
+/// The schemas of an array, or the single schema in its place.
 fn each(value: &Value) -> &[Value] {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice)
 }
 
-/// How many values a value has in it, itself included. JSON text is at most 128 levels deep.
+/// The number of values in a value, including itself. The recursion is bounded: JSON text is at
+/// most 128 levels deep.
 fn nodes(value: &Value) -> u64 {
     match value {
         Value::Array(values) => 1 + values.iter().map(nodes).sum::<u64>(),
@@ -230,7 +233,7 @@ fn nodes(value: &Value) -> u64 {
     }
 }
 
-/// What a reference names, as llguidance resolves it: within the document, without escapes.
+/// Resolves a reference like llguidance: within the document, without escapes.
 fn resolve<'a>(root: &'a Value, target: &str) -> Option<&'a Value> {
     if target == "#" || target == "#/" {
         return Some(root);

@@ -1,8 +1,8 @@
-//! What a client asks for.
+//! The source text of a grammar.
 
 use serde::{Deserialize, Serialize};
 
-/// A constraint on the text of an answer, as written.
+/// A constraint on the text of an answer, as the client wrote it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grammar {
@@ -17,7 +17,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// Its text.
+    /// The text; empty for [`Grammar::JsonObject`].
     pub fn text(&self) -> &str {
         match self {
             Grammar::JsonObject => "",

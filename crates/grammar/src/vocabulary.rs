@@ -1,4 +1,4 @@
-//! The model's tokens as text, ready to build grammars over.
+//! The tokens of a model, prepared for grammars.
 
 use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
@@ -15,23 +15,23 @@ pub struct Vocabulary {
     tokens: usize,
 }
 
-/// Why a vocabulary cannot carry grammars.
+/// Why a vocabulary does not support grammars.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
-    /// A grammar that may end needs a token to end with.
+    /// Without an end token no answer could end.
     #[error("the vocabulary has no end-of-text token")]
     NoEos,
-    /// A token id past the last one.
+    /// A token id is out of range.
     #[error("token {0} is not in the vocabulary")]
     OutOfRange(Token),
     /// The trie could not be built.
-    #[error("no token trie: {0}")]
+    #[error("cannot build the token trie: {0}")]
     Trie(String),
 }
 
-/// What one mask may cost, and what the automaton behind an answer may hold. llguidance gives the
-/// speeds: 14 units of lexer fuel and 20 items a microsecond, up to 2 kB for a state.
-const STEPS: ParserLimits = ParserLimits {
+/// The cost limits of one mask and of the automaton of an answer. llguidance states the speeds: 14
+/// units of lexer fuel or 20 items per microsecond, up to 2 kB per state.
+const PARSER_LIMITS: ParserLimits = ParserLimits {
     max_items_in_row: 4_000,
     initial_lexer_fuel: 1_000_000,
     step_lexer_fuel: 200_000,
@@ -39,14 +39,13 @@ const STEPS: ParserLimits = ParserLimits {
     max_lexer_states: 16_000,
     max_grammar_size: 200_000,
     precompute_large_lexemes: false,
-    // The parser's state and the whole grammar do not belong into a client's error.
+    // Verbose errors would send the parser's state and the whole grammar to the client.
     verbose_errors: false,
 };
 
 impl Vocabulary {
-    /// `bytes[t]` is what token `t` adds to the text; empty for tokens that never appear in it.
-    /// Special tokens are named by `special` and match no text, whatever their bytes. `eos` are the
-    /// tokens that may follow where a grammar can end.
+    /// `bytes[t]` is the text of token `t`; empty for tokens that never appear in text. Tokens in
+    /// `special` match no text. Tokens in `eos` are allowed where a grammar may end.
     pub fn new(
         bytes: &[Vec<u8>],
         special: &[Token],
@@ -58,7 +57,7 @@ impl Vocabulary {
         }
         let mut words = bytes.to_vec();
         for &token in special {
-            // The trie's marker for tokens that no text matches.
+            // The marker tells the trie that no text matches this token.
             let name = std::mem::take(&mut words[token as usize]);
             words[token as usize] = [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &name].concat();
         }
@@ -68,11 +67,11 @@ impl Vocabulary {
         let mut factory = ParserFactory::new_simple(&env)
             .map_err(|error| VocabularyError::Trie(error.to_string()))?;
         factory.quiet();
-        *factory.limits_mut() = STEPS;
+        *factory.limits_mut() = PARSER_LIMITS;
         Ok(Vocabulary { factory, eos: eos.into(), tokens: bytes.len() })
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

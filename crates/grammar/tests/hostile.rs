@@ -1,4 +1,4 @@
-//! Grammars that once killed or froze the process: each is refused in plain words, soon.
+//! Grammars that once crashed or blocked the process: each is refused quickly with a clear error.
 
 use grammar::{CompileError, Compiler, Grammar, Limits, Vocabulary};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 fn compiler(limits: Limits) -> Compiler {
     let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-    // Words, so that masks walk a trie.
+    // Tokens of several bytes, so that masks walk a trie.
     for a in b'a'..=b'z' {
         for b in b'a'..=b'z' {
             bytes.push(vec![a, b]);
@@ -58,7 +58,7 @@ fn too_large() -> Vec<(&'static str, Grammar)> {
         };
         schema(json!({"allOf": (0..factors).map(one).collect::<Vec<_>>()}))
     };
-    // Each level holds the next twice, inlined because something stands beside the reference.
+    // Each level has the next twice, inlined because the reference has sibling keywords.
     let doubling = chain(40, |next| {
         let mut one = next.clone();
         one["minLength"] = json!(1);
@@ -101,7 +101,7 @@ fn too_large() -> Vec<(&'static str, Grammar)> {
 }
 
 #[test]
-fn too_large_is_said_before_anything_is_compiled() {
+fn too_large_grammars_are_refused_before_compilation() {
     let compiler = compiler(Limits { depth: 100, ..Limits::default() });
     for (name, grammar) in too_large() {
         let began = Instant::now();
@@ -114,9 +114,9 @@ fn too_large_is_said_before_anything_is_compiled() {
     assert_eq!(compiler.compilations(), 0);
 }
 
-/// Without the bounds the stack alone must do: nothing here may end the process.
+/// Without the size limits the stack must suffice: no grammar here may crash the process.
 #[test]
-fn the_stack_is_large_enough_for_what_fits_a_text() {
+fn the_stack_is_large_enough_without_limits() {
     let compiler = compiler(Limits {
         depth: 1 << 20,
         schemas: 1 << 20,
@@ -139,7 +139,7 @@ fn the_stack_is_large_enough_for_what_fits_a_text() {
 }
 
 #[test]
-fn what_is_too_complex_is_said_in_plain_words() {
+fn invalid_grammars_get_short_errors() {
     let compiler = compiler(Limits::default());
     let option =
         |i: usize, j: usize| json!({"properties": {format!("a{i}_{j}"): {"type": "null"}}});
@@ -172,7 +172,7 @@ fn what_is_too_complex_is_said_in_plain_words() {
 
 #[test]
 fn a_time_limit_holds_and_leaves_the_compiler_usable() {
-    // Nothing is ready in no time; the threads still end, and give their places back.
+    // No compilation meets this limit; the threads still end and free their slots.
     let compiler =
         compiler(Limits { time: Duration::from_nanos(1), threads: 1, ..Limits::default() });
     let slow = (0..40).map(|i| compiler.compile(&Grammar::Regex(format!("[a-z]{{{}}}", i + 900))));
@@ -180,17 +180,17 @@ fn a_time_limit_holds_and_leaves_the_compiler_usable() {
     assert!(errors.iter().any(|e| matches!(e, CompileError::TooSlow(_))), "{errors:?}");
     let known = |e: &CompileError| matches!(e, CompileError::TooSlow(_) | CompileError::Busy);
     assert!(errors.iter().all(known), "{errors:?}");
-    // What was being compiled when its caller left is kept: asking again finds it in the end.
+    // A compilation whose caller timed out is still cached, so a later call finds it.
     let one = Grammar::Regex("[a-z]{900}".into());
     let until = Instant::now() + Duration::from_secs(30);
     while compiler.compile(&one).is_err() {
-        assert!(Instant::now() < until, "it is never ready");
+        assert!(Instant::now() < until, "the grammar was never compiled");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn grammars_in_use_are_bounded_in_all() {
+fn grammars_in_use_are_bounded_in_total() {
     let limits = Limits { live_bytes: 64 * 1024, ..Limits::default() };
     let compiler = compiler(limits);
     let grammar = |i: usize| Grammar::Regex(format!("{}{i}", "a".repeat(8000)));
@@ -206,10 +206,10 @@ fn grammars_in_use_are_bounded_in_all() {
     assert!((4..=8).contains(&held.len()), "{}", held.len());
     assert!(compiler.live_bytes() <= 64 * 1024);
     held.clear();
-    assert!(compiler.compile(&grammar(99)).is_ok(), "what nobody uses makes room");
+    assert!(compiler.compile(&grammar(99)).is_ok(), "unused grammars are evicted");
 }
 
-/// Whatever can be compiled has masks of bounded cost.
+/// Every grammar that compiles has masks of bounded cost.
 #[test]
 fn masks_cost_a_bounded_number_of_steps() {
     let compiler = compiler(Limits::default());

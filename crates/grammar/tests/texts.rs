@@ -1,9 +1,9 @@
-//! Which texts a grammar takes.
+//! Which texts a grammar accepts.
 
 use grammar::{CompileError, Compiler, Grammar, Limits, Matcher, Vocabulary, VocabularyError};
 use serde_json::json;
 
-/// Single bytes, and an end.
+/// A compiler for single bytes and an end token.
 fn bytes() -> Compiler {
     let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
     bytes.push(b"<end>".to_vec());
@@ -11,8 +11,8 @@ fn bytes() -> Compiler {
     Compiler::new(vocabulary, Limits::default())
 }
 
-/// Whether a grammar takes a text, byte by byte, and may end after it.
-fn takes(compiler: &Compiler, grammar: &Grammar, text: &str) -> bool {
+/// Whether a grammar accepts a text byte by byte and may end after it.
+fn accepts(compiler: &Compiler, grammar: &Grammar, text: &str) -> bool {
     let mut matcher = compiler.compile(grammar).expect("a grammar").matcher();
     let allowed = |matcher: &mut Matcher, token: u32| {
         matcher.mask().expect("a mask").words[token as usize / 32] >> (token % 32) & 1 == 1
@@ -29,7 +29,7 @@ fn takes(compiler: &Compiler, grammar: &Grammar, text: &str) -> bool {
 }
 
 #[test]
-fn json_in_any_layout_but_not_blanks_for_ever() {
+fn json_with_bounded_white_space() {
     let compiler = bytes();
     let schema = json!({
         "type": "object",
@@ -46,25 +46,25 @@ fn json_in_any_layout_but_not_blanks_for_ever() {
             "{\n  \"a\": 1,\n  \"b\": [\n    \"x\"\n  ]\n}",
             "{\r\n\t\"a\": 1,\r\n\t\"b\": []\r\n}",
         ] {
-            assert!(takes(&compiler, &grammar, text), "{text}");
+            assert!(accepts(&compiler, &grammar, text), "{text}");
         }
         for text in ["{  \"a\": 1, \"b\": []}", "{\n\n\"a\": 1, \"b\": []}", "\n\n{"] {
-            assert!(!takes(&compiler, &grammar, text), "{text}");
+            assert!(!accepts(&compiler, &grammar, text), "{text}");
         }
     }
 }
 
 #[test]
-fn a_client_does_not_set_the_compilers_options() {
+fn clients_cannot_set_compiler_options() {
     let compiler = bytes();
     let schema = json!({
         "type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}},
         "x-guidance": {"whitespace_pattern": "[ ]*", "item_separator": ";"},
     });
     let grammar = Grammar::JsonSchema(schema.to_string());
-    assert!(takes(&compiler, &grammar, r#"{"a":1,"b":2}"#));
-    assert!(!takes(&compiler, &grammar, r#"{"a":1;"b":2}"#));
-    assert!(!takes(&compiler, &grammar, r#"{    "a":1}"#));
+    assert!(accepts(&compiler, &grammar, r#"{"a":1,"b":2}"#));
+    assert!(!accepts(&compiler, &grammar, r#"{"a":1;"b":2}"#));
+    assert!(!accepts(&compiler, &grammar, r#"{    "a":1}"#));
 }
 
 #[test]
@@ -88,44 +88,44 @@ fn definitions_inside_definitions() {
     });
     let grammar = Grammar::JsonSchema(schema.to_string());
     let call = |to: &str| format!(r#"{{"name": "f", "parameters": {{"to": "{to}"}}}}"#);
-    assert!(takes(&compiler, &grammar, &format!("[{}]", call("there"))));
-    assert!(!takes(&compiler, &grammar, &format!("[{}]", call("away"))));
-    assert!(!takes(&compiler, &grammar, &format!("[{}, {}]", call("here"), call("here"))));
-    assert!(!takes(&compiler, &grammar, "[]"));
+    assert!(accepts(&compiler, &grammar, &format!("[{}]", call("there"))));
+    assert!(!accepts(&compiler, &grammar, &format!("[{}]", call("away"))));
+    assert!(!accepts(&compiler, &grammar, &format!("[{}, {}]", call("here"), call("here"))));
+    assert!(!accepts(&compiler, &grammar, "[]"));
 }
 
 #[test]
-fn recursive_schemas_are_schemas() {
+fn recursive_schemas() {
     let compiler = bytes();
     let tree = json!({
         "type": "object", "required": ["left"], "additionalProperties": false,
         "properties": {"left": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
     });
     let grammar = Grammar::JsonSchema(tree.to_string());
-    assert!(takes(&compiler, &grammar, r#"{"left":{"left":{"left":null}}}"#));
-    assert!(!takes(&compiler, &grammar, r#"{"left":{"left":{"right":null}}}"#));
+    assert!(accepts(&compiler, &grammar, r#"{"left":{"left":{"left":null}}}"#));
+    assert!(!accepts(&compiler, &grammar, r#"{"left":{"left":{"right":null}}}"#));
 }
 
 #[test]
-fn five_hundred_properties_are_not_too_many() {
+fn five_hundred_properties_are_accepted() {
     let compiler = bytes();
     let names: Vec<String> = (0..500).map(|i| format!("p{i}")).collect();
     let properties: serde_json::Map<_, _> =
         names.iter().map(|name| (name.clone(), json!({"type": "integer"}))).collect();
     let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
     let optional = Grammar::JsonSchema(schema.to_string());
-    assert!(takes(&compiler, &optional, r#"{"p0":1,"p499":2}"#));
-    assert!(!takes(&compiler, &optional, r#"{"p500":1}"#));
+    assert!(accepts(&compiler, &optional, r#"{"p0":1,"p499":2}"#));
+    assert!(!accepts(&compiler, &optional, r#"{"p500":1}"#));
     let mut schema = schema;
     schema["required"] = json!(names);
     let required = Grammar::JsonSchema(schema.to_string());
     let all: Vec<String> = names.iter().map(|name| format!("\"{name}\":0")).collect();
-    assert!(takes(&compiler, &required, &format!("{{{}}}", all.join(","))));
-    assert!(!takes(&compiler, &required, r#"{"p0":1}"#));
+    assert!(accepts(&compiler, &required, &format!("{{{}}}", all.join(","))));
+    assert!(!accepts(&compiler, &required, r#"{"p0":1}"#));
 }
 
 #[test]
-fn a_schema_that_is_none_is_refused_in_one_line() {
+fn invalid_schemas_get_one_line_errors() {
     let compiler = bytes();
     for schema in ["", "{", "7", r#"{"type": "pear"}"#, r##"{"$ref": "#/nowhere"}"##] {
         let error = compiler.compile(&Grammar::JsonSchema(schema.into())).unwrap_err();
@@ -134,18 +134,18 @@ fn a_schema_that_is_none_is_refused_in_one_line() {
         assert!(!text.contains('\n') && text.len() < 300, "{schema}: {text}");
     }
     let error = compiler.compile(&Grammar::JsonSchema(r##"{"$ref": "#"}"##.into())).unwrap_err();
-    assert_eq!(error.to_string(), "no text satisfies it");
+    assert_eq!(error.to_string(), "no text satisfies the grammar");
 }
 
 #[test]
-fn a_vocabulary_needs_an_end() {
+fn a_vocabulary_needs_an_end_token() {
     let one = [vec![b'a']];
     assert_eq!(Vocabulary::new(&one, &[], &[]).unwrap_err(), VocabularyError::NoEos);
     assert_eq!(Vocabulary::new(&one, &[], &[7]).unwrap_err(), VocabularyError::OutOfRange(7));
 }
 
 #[test]
-fn the_latest_are_kept() {
+fn recent_grammars_are_cached() {
     let compiler = bytes();
     let one = Grammar::Regex("[a-c]+".into());
     let first = compiler.compile(&one).unwrap();
@@ -154,8 +154,8 @@ fn the_latest_are_kept() {
     for i in 0..Limits::default().kept {
         compiler.compile(&Grammar::Regex(format!("a{{{}}}", i + 1))).unwrap();
     }
-    assert!(!compiler.compile(&one).unwrap().is_same(&first), "it was pushed out");
-    // What was wrong once is wrong again, without compiling it again.
+    assert!(!compiler.compile(&one).unwrap().is_same(&first), "the grammar was evicted");
+    // Errors are cached too.
     let wrong = Grammar::Regex("[a".into());
     compiler.compile(&wrong).unwrap_err();
     let before = compiler.compilations();
@@ -164,7 +164,7 @@ fn the_latest_are_kept() {
 }
 
 #[test]
-fn answers_share_nothing() {
+fn matchers_share_no_state() {
     let compiler = bytes();
     let compiled = compiler.compile(&Grammar::Regex("ab|cd".into())).unwrap();
     let (mut one, mut other) = (compiled.matcher(), compiled.matcher());

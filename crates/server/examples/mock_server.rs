@@ -1,11 +1,11 @@
-//! A server over the mock: everything is real but the model. For client tests, load and a look at
-//! the page without weights.
+//! A server with the mock backend: everything is real except the model. For client tests, load
+//! tests and demos of the page.
 //!
 //!     cargo run --release -p server --example mock_server -- 127.0.0.1:8000
 //!
-//! Environment: `KEY` (API key), `STEP_US` (how long a step takes), `SEATS`, `INFLIGHT`,
-//! `PANIC_EVERY` (steps), `TRACE` (file), `LOG` (a tracing filter), `ECHO` (say the prompt back),
-//! `MODEL` (a checkpoint whose tokenizer and chat template are used, with `ECHO`).
+//! Environment: `KEY` (API key), `STEP_US` (duration of a step), `SEATS`, `INFLIGHT`, `PANIC_EVERY`
+//! (steps), `TRACE` (file), `LOG` (a tracing filter), `ECHO` (repeat the prompt), `MODEL` (a
+//! checkpoint whose tokenizer and chat template are used; set `ECHO` too).
 
 use server::answer::{Reasoning, ToolFormat};
 use server::mock::{Mock, MockConfig, demo, echo};
@@ -20,12 +20,15 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The text of a checkpoint, which is opened for nothing else.
+/// The tokenizer and chat template of a checkpoint; its weights are not read.
 fn checkpoint(path: &Path) -> CheckpointText {
-    let checkpoint = formats::checkpoint::Checkpoint::open(path).expect("a checkpoint");
-    let tokenizer = formats::tokenizer::Tokenizer::of(&checkpoint).expect("its tokenizer");
-    let template = formats::chat::ChatTemplate::of(&checkpoint).expect("its chat template");
-    let config = formats::config::ModelConfig::of(&checkpoint).expect("its config");
+    let checkpoint =
+        formats::checkpoint::Checkpoint::open(path).expect("cannot open the checkpoint");
+    let tokenizer =
+        formats::tokenizer::Tokenizer::of(&checkpoint).expect("cannot read the tokenizer");
+    let template =
+        formats::chat::ChatTemplate::of(&checkpoint).expect("cannot read the chat template");
+    let config = formats::config::ModelConfig::of(&checkpoint).expect("cannot read the config");
     CheckpointText::new(Arc::new(tokenizer), template, config.eos, config.vocab as u32)
 }
 
@@ -34,7 +37,8 @@ fn main() {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let mut config = ServerConfig::default();
     if let Some(listen) = std::env::args().nth(1) {
-        config.listen = listen.parse().expect("an address such as 127.0.0.1:8000");
+        config.listen =
+            listen.parse().expect("the argument must be an address such as 127.0.0.1:8000");
     }
     config.api_keys.extend(std::env::var("KEY"));
     config.trace = std::env::var("TRACE").ok().map(Into::into);
@@ -58,6 +62,6 @@ fn main() {
     model.tools = ToolFormat::Hermes;
     model.reasoning = Reasoning::detect("</think>");
     let factory = Box::new(move || Ok(Box::new(Mock::new(mock.clone())) as _));
-    let exit = server::serve(config, factory, model).expect("the server starts");
+    let exit = server::serve(config, factory, model).expect("cannot start the server");
     eprintln!("{exit:?}");
 }

@@ -1,5 +1,5 @@
-//! Load and faults at full size, against the mock server in a process of its own. Every scenario
-//! prints one line of figures and fails if a promise is broken.
+//! Long load and fault tests against the mock server in a separate process. Every scenario prints
+//! one line of results and fails if a requirement is not met.
 //!
 //!     cargo build --release -p server --examples
 //!     target/release/examples/soak many overload leave panics slow slowloris abuse overhead
@@ -50,7 +50,7 @@ impl Mock {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Err("the mock server does not start".into())
+        Err("the mock server did not start".into())
     }
 
     async fn get(&self, path: &str) -> Result<(u16, String), Fault> {
@@ -59,7 +59,7 @@ impl Mock {
         Ok((head.status, String::from_utf8(wire.body().await?)?))
     }
 
-    /// A figure from `/metrics`.
+    /// A value from `/metrics`.
     async fn metric(&self, name: &str) -> Result<f64, Fault> {
         let (_, text) = self.get("/metrics").await?;
         let line = text.lines().find(|line| line.starts_with(name)).ok_or(name)?;
@@ -73,8 +73,8 @@ impl Mock {
         Ok(line.split_whitespace().nth(1).ok_or("VmRSS")?.parse()?)
     }
 
-    /// Processor time so far, in seconds.
-    fn processor(&self) -> Result<f64, Fault> {
+    /// CPU time so far, in seconds.
+    fn cpu_time(&self) -> Result<f64, Fault> {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let after = text.rsplit(')').next().ok_or("stat")?;
         let field = |n: usize| after.split_whitespace().nth(n).and_then(|t| t.parse::<f64>().ok());
@@ -91,7 +91,7 @@ impl Mock {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Err("requests or pages are left over".into())
+        Err("some requests or pages were not freed".into())
     }
 }
 
@@ -147,7 +147,7 @@ fn body(prompt: &str, tokens: usize) -> String {
     )
 }
 
-/// Until the mock has said the prompt back, however many tokens that is.
+/// A request that ends when the mock has repeated the prompt.
 fn body_to_the_end(prompt: &str) -> String {
     format!("{{\"prompt\":\"{prompt}\",\"max_tokens\":4096,\"stream\":true}}")
 }
@@ -181,7 +181,7 @@ where
     Ok(())
 }
 
-/// Requests in order on `width` connections that are kept; every answer is what was asked.
+/// Sends requests on `width` kept connections; every answer must equal its prompt.
 async fn echoes(target: &Target, count: u64, width: usize, tokens: usize) -> Result<u64, Fault> {
     let total = Arc::new(AtomicU64::new(0));
     let next = Arc::new(AtomicU64::new(0));
@@ -201,7 +201,7 @@ async fn echoes(target: &Target, count: u64, width: usize, tokens: usize) -> Res
                 }
                 let ended = ask(&mut wire, &body_to_the_end(&prompt)).await?;
                 if ended.text != prompt || !ended.done || ended.error {
-                    return Err(format!("{prompt:?} came back as {:?}", ended.text).into());
+                    return Err(format!("expected {prompt:?}, got {:?}", ended.text).into());
                 }
                 total.fetch_add(ended.tokens, Ordering::Relaxed);
             }
@@ -222,7 +222,7 @@ async fn many(count: u64) -> Result<String, Fault> {
         course.push(mock.memory()?);
         Ok::<(), Fault>(())
     };
-    // As many again before, in as many bursts: the allocator has then seen what 256 streams that come and go make.
+    // A warm-up of the same size, so that the allocator has reached its steady state.
     for _ in 0..10 {
         tenth(&mut course).await?;
     }
@@ -276,8 +276,8 @@ async fn overload() -> Result<String, Fault> {
     mock.settled().await?;
     let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
     let line = format!(
-        "256 clients on 64 places: {} answered whole, {} refused with 429 and Retry-After, the \
-         slowest refusal in {:.1} ms, {} later than 50 ms",
+        "256 clients with a limit of 64: {} answered completely, {} refused with 429 and \
+         Retry-After, the slowest refusal in {:.1} ms, {} later than 50 ms",
         get(&fine),
         get(&refused),
         get(&slowest) as f64 / 1e3,
@@ -297,7 +297,9 @@ async fn leave() -> Result<String, Fault> {
             if i % 4 != 0 {
                 let ended = ask(&mut wire, &text).await?;
                 if !ended.done || ended.error || ended.tokens != 40 {
-                    return Err(format!("request {i} lost {} of 40", 40 - ended.tokens).into());
+                    return Err(
+                        format!("request {i} lost {} of 40 tokens", 40 - ended.tokens).into()
+                    );
                 }
                 return Ok(());
             }
@@ -327,14 +329,14 @@ async fn leave() -> Result<String, Fault> {
     mock.settled().await?;
     let cancelled = mock.metric("dacapo_requests_finished_total{finish=\"cancelled\"}").await?;
     Ok(format!(
-        "10000 requests, a quarter left at six stages: the others whole, {cancelled} cancelled by \
-         leaving, no request and no page left over"
+        "10000 requests, a quarter disconnected at six stages: the others complete, {cancelled} \
+         cancelled by the disconnect, all requests and pages freed"
     ))
 }
 
 async fn panics() -> Result<String, Fault> {
     let mock = Mock::start(&[("PANIC_EVERY", "40"), ("STEP_US", "300")]).await?;
-    let (whole, told, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (complete, failed, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let began = Instant::now();
     let mut restarts = 0.0;
     while restarts < 100.0 {
@@ -352,10 +354,16 @@ async fn panics() -> Result<String, Fault> {
         while let Some(ended) = streams.join_next().await {
             let ended = ended??;
             match ended {
-                Ended { status: 200, done: true, error: false, .. } => &whole,
-                Ended { status: 200, done: true, error: true, .. } => &told,
+                Ended { status: 200, done: true, error: false, .. } => &complete,
+                Ended { status: 200, done: true, error: true, .. } => &failed,
                 Ended { status: 503, .. } => &refused,
-                _ => return Err(format!("a stream ended without a word ({})", ended.status).into()),
+                _ => {
+                    return Err(format!(
+                        "a stream ended without a final event (status {})",
+                        ended.status
+                    )
+                    .into());
+                }
             }
             .fetch_add(1, Ordering::Relaxed);
         }
@@ -364,16 +372,16 @@ async fn panics() -> Result<String, Fault> {
     mock.settled().await?;
     let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
     Ok(format!(
-        "{restarts} panics in {:.1} s: {} streams whole, {} told of the panic, {} refused with \
-         503, 0 without a final event",
+        "{restarts} panics in {:.1} s: {} streams complete, {} ended with an error, {} refused \
+         with 503, 0 without a final event",
         began.elapsed().as_secs_f64(),
-        get(&whole),
-        get(&told),
+        get(&complete),
+        get(&failed),
         get(&refused)
     ))
 }
 
-/// Tokens a second of 32 streams for a while.
+/// Tokens a second with 32 streams.
 async fn throughput(target: &Target) -> Result<f64, Fault> {
     let began = Instant::now();
     let tokens = echoes(target, 640, 32, 256).await?;
@@ -389,7 +397,7 @@ async fn slow() -> Result<String, Fault> {
         let target = mock.target.clone();
         readers.spawn(async move {
             let mut wire = Connection::open(&target).await?;
-            let text = body("slow reader", 8000);
+            let text = body("slow client", 8000);
             let head = format!(
                 "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                  content-length: {}\r\n\r\n{text}",
@@ -411,8 +419,8 @@ async fn slow() -> Result<String, Fault> {
     let grown = mock.memory()?.saturating_sub(memory);
     mock.settled().await?;
     Ok(format!(
-        "100 readers at 1 B/s for 20 s: others at {beside:.0} tok/s beside them, {alone:.0} alone; \
-         memory grew by {grown} KiB"
+        "100 clients reading 1 B/s for 20 s: the others got {beside:.0} tok/s, {alone:.0} without \
+         them; memory grew by {grown} KiB"
     ))
 }
 
@@ -432,29 +440,29 @@ async fn slowloris() -> Result<String, Fault> {
         let mut wire = Connection::open(&mock.target).await?;
         let ended = ask(&mut wire, &body(&prompt, prompt.len())).await?;
         if ended.text != prompt {
-            return Err("an answer was lost beside slow sockets".into());
+            return Err("an answer was lost while slow connections were open".into());
         }
         slowest = slowest.max(began.elapsed());
     }
     let mut closed = 0;
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     for mut wire in sockets {
         let mut rest = Vec::new();
-        let left = patience.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         let end = tokio::io::AsyncReadExt::read_to_end(wire.stream(), &mut rest);
         closed += u32::from(tokio::time::timeout(left, end).await.is_ok());
     }
     if closed != 1000 {
-        return Err(format!("{closed} of 1000 slow sockets were closed").into());
+        return Err(format!("only {closed} of 1000 slow connections were closed").into());
     }
     Ok(format!(
-        "1000 sockets with half a head: 500 of 500 answered beside them, the slowest in {:.1} ms; \
-         all 1000 closed by the server",
+        "1000 connections with incomplete heads: 500 of 500 other requests answered, the slowest \
+         in {:.1} ms; all 1000 closed by the server",
         slowest.as_secs_f64() * 1e3
     ))
 }
 
-/// Requests that nobody should send; every one is refused in words, and the server stays well.
+/// Abusive requests; every one must get an error response, and the server must keep working.
 async fn abuse() -> Result<String, Fault> {
     let mock = Mock::start(&[("KEY", "sesame")]).await?;
     let keyless = mock.target.clone();
@@ -494,37 +502,41 @@ async fn abuse() -> Result<String, Fault> {
         let head = wire.request("POST", path, &[], body.as_bytes()).await?;
         slowest = slowest.max(began.elapsed());
         if head.status != 400 {
-            return Err(format!("{path}: 60,000 deep was answered with {}", head.status).into());
+            return Err(
+                format!("{path}: a body 60,000 levels deep got status {}", head.status).into()
+            );
         }
     }
     let long = "x".repeat(64 * 1024);
     let mut wire = Connection::open(&target).await?;
     let head = wire.request("GET", "/v1/models", &[("x-long", &long)], b"").await?;
     if head.status != 431 {
-        return Err(format!("64 KB of headers were answered with {}", head.status).into());
+        return Err(format!("64 KB of headers got status {}", head.status).into());
     }
     let posts = [chat, PATH, "/v1/embeddings", "/tokenize", "/detokenize"].map(|p| ("POST", p));
     let gets = ["/", "/app.js", "/style.css", "/v1/models", "/v1/models/mock", "/metrics"];
     let more = ["/openapi.json", "/live", "/live/graph", "/live/plan?bucket=decode/1", "/nowhere"];
     let gets = gets.into_iter().chain(more).map(|path| ("GET", path));
-    let mut shut = 0;
+    let mut unauthorized = 0;
     for (method, path) in posts.into_iter().chain(gets) {
         for key in [None, Some("Sesame".to_string()), Some("sesam".to_string())] {
             let mut wire = Connection::open(&Target { key, ..keyless.clone() }).await?;
             let head = wire.request(method, path, &[], b"").await?;
             if head.status != 401 {
-                return Err(format!("{method} {path} without the key: {}", head.status).into());
+                return Err(
+                    format!("{method} {path} without the key got status {}", head.status).into()
+                );
             }
-            shut += 1;
+            unauthorized += 1;
         }
     }
     let mut wire = Connection::open(&target).await?;
     if ask(&mut wire, &body("well", 4)).await?.text != "well" {
-        return Err("the server is not well".into());
+        return Err("the server does not answer correctly any more".into());
     }
     Ok(format!(
         "{} bodies and schemas 60,000 deep refused with 400, the slowest in {:.1} ms; 64 KB of \
-         headers with 431; {shut} requests to 16 routes without the key or with a wrong one with 401",
+         headers with 431; {unauthorized} requests to 16 routes without a valid key with 401",
         bodies.len(),
         slowest.as_secs_f64() * 1e3
     ))
@@ -533,8 +545,8 @@ async fn abuse() -> Result<String, Fault> {
 async fn overhead() -> Result<String, Fault> {
     let mut lines = Vec::new();
     let (mut fastest, mut dearest) = (0f64, 0f64);
-    // As fast as it goes (tokens share writes), and at 1 ms a step (every token is a write).
-    // With MODEL in the environment also with a real tokenizer; the mock's own is a table of bytes.
+    // Without a step time tokens share writes; at 1 ms a step every token is a write. With MODEL in
+    // the environment a real tokenizer is measured too; the mock's tokenizer is a table of bytes.
     let mut cases = vec![(1, "0", None), (64, "0", None), (256, "0", None), (64, "1000", None)];
     let model = std::env::var("MODEL").ok();
     if model.is_some() {
@@ -545,17 +557,17 @@ async fn overhead() -> Result<String, Fault> {
         settings.extend(model.map(|model| ("MODEL", model)));
         let mock = Mock::start(&settings).await?;
         echoes(&mock.target, streams as u64 * 2, streams, 512).await?;
-        let (cpu, began) = (mock.processor()?, Instant::now());
+        let (cpu, began) = (mock.cpu_time()?, Instant::now());
         let rounds = if step == "10000" { 3 } else { 16 };
         let count = (streams as u64 * rounds).max(500);
         let tokens = echoes(&mock.target, count, streams, 512).await? as f64;
         let seconds = began.elapsed().as_secs_f64();
-        let cpu = (mock.processor()? - cpu) / tokens * 1e6;
+        let cpu = (mock.cpu_time()? - cpu) / tokens * 1e6;
         fastest = fastest.max(tokens / seconds);
         dearest = dearest.max(if streams == 64 { cpu } else { 0.0 });
         let words = if model.is_some() { ", the model's tokenizer" } else { "" };
         lines.push(format!(
-            "{streams} streams, steps of {step} µs{words}: {:.0} tok/s through SSE, {cpu:.1} µs of processor a token",
+            "{streams} streams, steps of {step} µs{words}: {:.0} tok/s through SSE, {cpu:.1} µs of CPU time per token",
             tokens / seconds
         ));
     }
@@ -582,7 +594,7 @@ fn main() -> Result<(), Fault> {
                 "slowloris" => slowloris().await,
                 "abuse" => abuse().await,
                 "overhead" => overhead().await,
-                other => Err(format!("there is no scenario {other}").into()),
+                other => Err(format!("unknown scenario {other}").into()),
             }
         });
         match line {

@@ -1,5 +1,5 @@
-//! From tokens to what a client reads: whole characters, stop strings taken out, thinking and tool
-//! calls told apart from the answer. Everything works on a stream and on a whole answer alike.
+//! Turns generated tokens into response text: complete characters, stop strings removed, reasoning
+//! and tool calls separated from the answer. The same code serves streams and complete responses.
 
 mod call_list;
 mod choice;
@@ -20,9 +20,9 @@ pub use tools::{ToolFormat, ToolSplit};
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
-    /// Of the answer itself.
+    /// Text of the answer.
     Text(String),
-    /// Of what the model thinks before it answers.
+    /// Reasoning text, which precedes the answer.
     Reasoning(String),
     /// A tool call begins.
     ToolStart {
@@ -34,7 +34,7 @@ pub enum Delta {
 }
 
 impl Delta {
-    /// Bytes of text in it.
+    /// Length of the text in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Text(text) | Self::Reasoning(text) | Self::ToolArguments(text) => text.len(),
@@ -43,8 +43,8 @@ impl Delta {
     }
 }
 
-/// Where the longest end of `text` begins that could be the beginning of `word`;
-/// `text.len()` when there is none.
+/// The offset of the longest suffix of `text` that is a proper prefix of `word`; `text.len()` if
+/// there is none.
 pub(crate) fn partial_at(text: &str, word: &str) -> usize {
     let from = text.len().saturating_sub(word.len().saturating_sub(1));
     let tail = (from..text.len()).filter(|at| text.is_char_boundary(*at));
@@ -56,7 +56,7 @@ mod tests {
     use super::partial_at;
 
     #[test]
-    fn partial_ends() {
+    fn partial_matches_at_the_end() {
         assert_eq!(partial_at("abc<to", "<tool>"), 3);
         assert_eq!(partial_at("abc<<", "<tool>"), 4);
         assert_eq!(partial_at("abc", "<tool>"), 3);

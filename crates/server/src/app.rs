@@ -1,4 +1,4 @@
-//! What every handler sees: the model, the way to the engine, the limits, the counters.
+//! The state that all handlers share: model, engine link, limits, metrics.
 
 use crate::answer::{Reasoning, ToolFormat};
 use crate::budget::Budget;
@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::http::auth::Keys;
 use crate::http::host::Hosts;
-use crate::link::{Call, Health, Link, Reader, Refusal};
+use crate::link::{Call, Consumer, Health, Link, Refusal};
 use crate::metrics::Metrics;
 use crate::text::TextModel;
 use crate::work::{Work, WorkConfig, WorkError};
@@ -18,32 +18,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Semaphore;
 
-/// Bytes of a working thread's stack: JSON and templates are nested to bounded depths.
+/// Stack size of a worker thread, enough for the bounded nesting of JSON and templates.
 const WORK_STACK: usize = 8 << 20;
 
-/// What is served.
+/// The served model.
 #[derive(Clone)]
 pub struct Model {
-    /// Its name in `/v1/models` and in every answer.
+    /// The name in `/v1/models` and in every response.
     pub name: String,
-    /// Other names by which clients may ask for it.
+    /// Other names that clients may send as `model`.
     pub aliases: Vec<String>,
-    /// The most tokens of prompt and answer together.
+    /// The most tokens of prompt and answer together (the context length).
     pub context: u64,
     /// Tokenizer and chat template.
     pub text: Arc<dyn TextModel>,
-    /// Used where a request says nothing (the model's own generation defaults).
+    /// The model's generation defaults, for fields that a request leaves out.
     pub defaults: Sampling,
-    /// How it writes tool calls.
+    /// The format of its tool calls.
     pub tools: ToolFormat,
-    /// Its marks around thinking, if it thinks.
+    /// The tags around its reasoning, if it has any.
     pub reasoning: Option<Reasoning>,
-    /// The width of the vectors it makes of texts, if it makes any.
+    /// The width of its embeddings, if it supports them.
     pub embedding: Option<u32>,
 }
 
 impl Model {
-    /// A model with OpenAI's defaults: temperature 1, no tools, no thinking.
+    /// A model with OpenAI's defaults: temperature 1, no tools, no reasoning.
     pub fn new(name: impl Into<String>, context: u64, text: Arc<dyn TextModel>) -> Self {
         Self {
             name: name.into(),
@@ -57,7 +57,7 @@ impl Model {
         }
     }
 
-    /// 404 when another model is asked for.
+    /// 404 if the request names another model.
     pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
             Some(name) if name != self.name && !self.aliases.iter().any(|a| a == name) => {
@@ -67,12 +67,12 @@ impl Model {
         }
     }
 
-    /// The most tokens of a prompt: one is left for the answer.
+    /// The longest prompt in tokens: one token must remain for the answer.
     pub(crate) fn most_prompt(&self) -> usize {
         usize::try_from(self.context.saturating_sub(1)).unwrap_or(usize::MAX)
     }
 
-    /// Tokens left for the answer after a prompt of this length; at least one.
+    /// Tokens that remain for the answer after a prompt of this length; at least one.
     pub(crate) fn room(&self, param: &str, prompt: usize) -> Result<u32, ApiError> {
         let prompt = prompt as u64;
         if prompt == 0 {
@@ -87,31 +87,31 @@ impl Model {
 
 /// The server's state, shared by all handlers.
 pub struct App {
-    /// What is served.
+    /// The served model.
     pub model: Model,
-    /// The way to the engine.
+    /// The connection to the engine's thread.
     pub link: Link,
-    /// How much of everything.
+    /// The limits in force.
     pub limits: Limits,
-    /// What is counted.
+    /// Counters and gauges.
     pub metrics: Arc<Metrics>,
-    /// Who may call.
+    /// The accepted API keys.
     pub keys: Keys,
-    /// Under which names it is served.
+    /// The accepted names in the `Host` header.
     pub hosts: Hosts,
-    /// Where large bodies are worked on.
+    /// The worker threads for large bodies.
     pub work: Work,
-    /// Compiles what clients hold answers to.
+    /// The compiler for grammars and schemas of clients.
     pub grammars: Grammars,
-    /// When the server started, in seconds since 1970.
+    /// The start time, in seconds since 1970.
     pub started: u64,
-    /// Bytes of bodies.
+    /// The memory budget of request bodies.
     pub(crate) bodies: Arc<Budget>,
-    /// Bytes of answers that are gathered.
+    /// The memory budget of responses that are not streamed.
     pub(crate) answers: Arc<Budget>,
-    /// Places for those who watch.
+    /// Limits the number of open live views.
     pub(crate) watchers: Arc<Semaphore>,
-    /// The OpenAPI document, once somebody asked for it.
+    /// The OpenAPI document, built at the first request for it.
     pub(crate) document: OnceLock<Bytes>,
     pub(crate) draining: AtomicBool,
 }
@@ -152,7 +152,7 @@ impl App {
         })
     }
 
-    /// Whether new requests are taken, and if not, why.
+    /// Whether new requests are accepted; if not, the reason.
     pub fn ready(&self) -> Result<(), &'static str> {
         if self.draining.load(Ordering::Relaxed) {
             return Err("the server is shutting down");
@@ -163,16 +163,20 @@ impl App {
         }
     }
 
-    /// Refuses early, before a body is read, when there is no room at all.
+    /// Refuses a request before its body is read if the server cannot accept any.
     pub(crate) fn check_room(&self) -> Result<(), ApiError> {
         self.ready().map_err(ApiError::unavailable)?;
         self.link.check_room(1).map_err(|refusal| self.refused(refusal))
     }
 
-    /// Hands requests to the engine.
-    pub(crate) fn submit(&self, requests: Vec<Request>, reader: Reader) -> Result<Call, ApiError> {
+    /// Submits requests to the engine.
+    pub(crate) fn submit(
+        &self,
+        requests: Vec<Request>,
+        consumer: Consumer,
+    ) -> Result<Call, ApiError> {
         self.ready().map_err(ApiError::unavailable)?;
-        self.link.submit(requests, reader).map_err(|refusal| self.refused(refusal))
+        self.link.submit(requests, consumer).map_err(|refusal| self.refused(refusal))
     }
 
     pub(crate) fn refused(&self, refusal: Refusal) -> ApiError {
@@ -185,7 +189,7 @@ impl App {
         }
     }
 
-    /// Does work over so many bytes where it holds up nobody; see [`Work::run`].
+    /// Runs `work` over `bytes` bytes without blocking an HTTP thread; see [`Work::run`].
     pub(crate) async fn compute<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -1,15 +1,15 @@
-//! One sum of bytes that all requests share.
+//! A memory budget in bytes that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// A holder of no more than this may use the whole budget; one of more leaves a quarter of it to
-/// others, so that large ones never shut out small ones.
+/// A lease of at most this many bytes may use the whole budget. A larger one leaves a quarter of it
+/// free, so that large requests never block small ones.
 const SMALL: u64 = 64 * 1024;
 
-/// So many bytes and no more, whoever has them.
+/// A fixed number of bytes, shared by all leases.
 pub(crate) struct Budget {
     total: u64,
     used: AtomicU64,
@@ -21,7 +21,7 @@ impl Budget {
         Arc::new(Self { total, used: AtomicU64::new(0), freed: Notify::new() })
     }
 
-    /// Nothing yet.
+    /// An empty lease.
     pub(crate) fn lease(self: &Arc<Self>) -> Lease {
         Lease { budget: self.clone(), held: 0 }
     }
@@ -32,19 +32,19 @@ impl Budget {
     }
 }
 
-/// The most that one holder can ever get of a budget.
+/// The most bytes that one lease can hold.
 pub(crate) fn most_for_one(total: u64) -> u64 {
     (total - total / 4).max(SMALL.min(total))
 }
 
-/// Bytes of a budget, given back when it is dropped.
+/// Bytes taken from a budget, returned when the lease is dropped.
 pub(crate) struct Lease {
     budget: Arc<Budget>,
     held: u64,
 }
 
 impl Lease {
-    /// Takes `more` bytes if they are there.
+    /// Takes `more` bytes if they are free.
     pub(crate) fn try_grow(&mut self, more: u64) -> bool {
         let held = self.held.saturating_add(more);
         let total = self.budget.total;
@@ -58,8 +58,8 @@ impl Lease {
         grown.is_ok()
     }
 
-    /// Takes `more` bytes, waiting for them a while; false when they did not come.
-    pub(crate) async fn grow(&mut self, more: u64, patience: Duration) -> bool {
+    /// Takes `more` bytes, waiting at most `timeout` for them; false on timeout.
+    pub(crate) async fn grow(&mut self, more: u64, timeout: Duration) -> bool {
         if self.try_grow(more) {
             return true;
         }
@@ -68,7 +68,7 @@ impl Lease {
             loop {
                 let freed = budget.freed.notified();
                 let mut freed = std::pin::pin!(freed);
-                // Before it is tried: what is freed in between is not missed.
+                // Registered before the attempt, so that bytes freed in between wake it.
                 freed.as_mut().enable();
                 if self.try_grow(more) {
                     return;
@@ -76,7 +76,7 @@ impl Lease {
                 freed.await;
             }
         };
-        tokio::time::timeout(patience, wait).await.is_ok()
+        tokio::time::timeout(timeout, wait).await.is_ok()
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn large_holders_leave_room_and_those_who_wait_get_what_is_freed() {
+    async fn large_leases_leave_room_and_waiters_get_freed_bytes() {
         let budget = Budget::new(1 << 20);
         let (mut large, mut small) = (budget.lease(), budget.lease());
         assert!(!large.try_grow(1 << 20));

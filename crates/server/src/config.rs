@@ -1,4 +1,4 @@
-//! What the operator decides: where to listen, who may call, and how much of everything.
+//! The operator's settings: listen address, API keys and limits.
 
 use crate::budget::most_for_one;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,32 +7,32 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Everything about serving that is not the model.
+/// The server's configuration, apart from the model.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen; loopback unless the operator says otherwise.
+    /// The listen address; loopback by default.
     pub listen: SocketAddr,
-    /// Any of these opens every route; empty means no key is asked for.
+    /// Accepted API keys; if empty, no key is required.
     pub api_keys: Vec<String>,
-    /// Names in a `Host` header that are served besides IP addresses and `localhost`. Any other is
-    /// refused where names are given here, and on loopback without keys: there a page of another
-    /// origin could have its own name resolve to this machine and read answers as its own.
+    /// Names accepted in the `Host` header besides IP addresses and `localhost`. Other names are
+    /// refused if any are listed here, and on loopback without keys, where DNS rebinding would let
+    /// a web page of another origin read responses.
     pub allowed_hosts: Vec<String>,
-    /// Whether callers with different API keys share cached prefixes. How long a prompt takes tells
-    /// whether another one began the same way; with several keys that is nobody else's business.
+    /// Whether clients with different API keys share cached prefixes. Sharing leaks information:
+    /// the time that a prompt takes shows whether another client sent the same prefix.
     pub share_prefix_cache: bool,
-    /// How much of everything.
+    /// Limits on requests, memory and time.
     pub limits: Limits,
-    /// Where step records go, one JSON object a line.
+    /// The file for step records, one JSON object per line.
     pub trace: Option<PathBuf>,
-    /// Lines of the log that could not be written; whoever writes the log counts them.
+    /// The number of log lines that could not be written; the log writer increments it.
     pub log_lines_dropped: Arc<AtomicU64>,
-    /// Threads for HTTP; the engine has its own thread besides.
+    /// HTTP threads; the engine has its own thread.
     pub threads: usize,
-    /// Threads that parse, render and tokenize large bodies.
+    /// Worker threads that parse, render and tokenize large bodies.
     pub work_threads: usize,
-    /// Gives freed memory back to the system; called now and then after large bodies. The allocator
-    /// would keep it for the next ones.
+    /// Returns freed memory to the system, which the allocator would otherwise keep; called after
+    /// large bodies, at most once a second.
     pub trim: Option<fn()>,
 }
 
@@ -62,15 +62,15 @@ fn cores() -> usize {
 pub struct Limit {
     /// The field of [`Limits`] and the name on the command line.
     pub name: &'static str,
-    /// Unless told otherwise.
+    /// The default.
     pub default: u64,
-    /// What it can be set to.
+    /// The allowed values.
     pub range: RangeInclusive<u64>,
-    /// What it bounds.
+    /// A description, for `--help` and the page.
     pub doc: &'static str,
 }
 
-/// Far beyond what any machine has, and far below where sums overflow.
+/// More than any machine has, and small enough that sums do not overflow.
 const ANY: RangeInclusive<u64> = 1..=1 << 40;
 
 macro_rules! range {
@@ -84,8 +84,8 @@ macro_rules! range {
 
 macro_rules! limits {
     ($($(#[doc = $doc:literal])+ $name:ident = $default:expr $(, in $range:expr)?;)*) => {
-        /// How much of everything: the one table of limits. A request beyond any of them is
-        /// answered with an error that names the limit; nothing is cut silently.
+        /// All limits of the server. A request that exceeds one gets an error that states the
+        /// bound; nothing is truncated silently.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Limits {
             $($(#[doc = $doc])+ pub $name: u64,)*
@@ -98,7 +98,7 @@ macro_rules! limits {
         }
 
         impl Limits {
-            /// The table, in order: for `--help`, the documentation and the page.
+            /// The limits in order, for `--help` and the page.
             pub const TABLE: &'static [Limit] = &[
                 $(Limit {
                     name: stringify!($name),
@@ -108,25 +108,25 @@ macro_rules! limits {
                 },)*
             ];
 
-            /// Sets a limit by name; an unknown name or a value out of its range is refused.
+            /// Sets a limit by name; an unknown name or a value out of range is an error.
             pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
                 let row = Self::TABLE.iter().find(|row| row.name == name);
                 if let Some(Limit { range, .. }) = row.filter(|row| !row.range.contains(&value)) {
                     let (least, most) = (range.start(), range.end());
-                    return Err(format!("{name}: a value between {least} and {most} is needed"));
+                    return Err(format!("{name}: the value must be between {least} and {most}"));
                 }
                 match name {
                     $(stringify!($name) => self.$name = value,)*
                     _ => {
                         let names: Vec<&str> = Self::TABLE.iter().map(|row| row.name).collect();
                         let names = names.join(", ");
-                        return Err(format!("{name}: there is no such limit; there are {names}"));
+                        return Err(format!("{name}: unknown limit; the limits are {names}"));
                     }
                 }
                 Ok(())
             }
 
-            /// Every limit with the value in force.
+            /// Every limit with its current value.
             pub fn in_force(&self) -> impl Iterator<Item = (&'static Limit, u64)> {
                 let values = [$(self.$name),*];
                 Self::TABLE.iter().zip(values)
@@ -144,50 +144,51 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Sockets open at once; the next one is told 503 and closed.
+    /// Open connections; the next one gets 503 and is closed.
     connections = 4096;
-    /// Bytes of a request's line and headers together.
+    /// Bytes of a request line and its headers together.
     header_bytes = 32 * 1024, in 8192..=1 << 30;
     /// Headers in a request.
     headers = 100, in 1..=10_000;
-    /// Milliseconds for a request's headers to arrive.
+    /// Milliseconds for the headers of a request to arrive.
     header_ms = 10_000;
-    /// Bytes of a request's body.
+    /// Bytes of a request body.
     body_bytes = 8 * 1024 * 1024;
-    /// Milliseconds for a request's body to arrive.
+    /// Milliseconds for a request body to arrive.
     body_ms = 30_000;
-    /// Bytes of all bodies that are being received, parsed or tokenized; then 429. Bodies of more than
-    /// 64 KiB leave a quarter to smaller ones.
+    /// Bytes of all bodies being received, parsed or tokenized; then 429. Bodies of more than 64
+    /// KiB leave a quarter of it to smaller ones.
     body_budget_bytes = 32 * 1024 * 1024;
-    /// Milliseconds that a body waits for its part of the budget.
+    /// Milliseconds that a body may wait for its share of that budget.
     body_wait_ms = 1000;
-    /// Bodies of more than 4 KiB that wait for a thread to parse and tokenize them; then 429.
+    /// Bodies of 4 KiB or more that wait for a worker thread; then 429.
     work_waiting = 256;
-    /// Strings, names, lists, objects and other values in a request's JSON; token ids are not counted.
+    /// Strings, names, lists, objects and other values in the JSON of a request; token ids are not
+    /// counted.
     json_values = 128 * 1024;
-    /// Levels of nesting of a request's JSON.
+    /// Nesting levels in the JSON of a request.
     json_depth = 128, in 1..=128;
     /// Requests accepted and not yet finished (running and waiting together); then 429.
     inflight = 1024;
     /// Prompts in one call of completions or embeddings.
     batch = 256;
-    /// Continuations of one prompt (`n`).
+    /// Choices per prompt (`n`).
     choices = 32;
-    /// Continuations in one call, over all its prompts (prompts × `n`).
+    /// Choices in one call, over all its prompts (prompts × `n`).
     sequences = 256;
     /// Messages in a chat.
     messages = 4096;
     /// Tools offered in a chat.
     tools = 128;
-    /// Bytes of a chat's tools together, as JSON.
+    /// Bytes of all tools of a chat, as JSON.
     tools_bytes = 1024 * 1024;
-    /// Bytes of a tool's name.
+    /// Bytes of a tool name.
     tool_name_bytes = 256;
     /// Entries of `chat_template_kwargs`.
     kwargs = 64;
     /// Bytes of `chat_template_kwargs`, as JSON.
     kwargs_bytes = 64 * 1024;
-    /// Levels of nesting of `chat_template_kwargs`.
+    /// Nesting levels of `chat_template_kwargs`.
     kwargs_depth = 16, in 1..=64;
     /// Stop strings of a request.
     stops = 16;
@@ -197,40 +198,42 @@ limits! {
     stop_token_ids = 64;
     /// Entries of `logit_bias`.
     logit_bias = 1024;
-    /// Alternatives reported for a token.
+    /// Alternatives reported per token.
     top_logprobs = 20, in 1..=20;
     /// Characters of `cache_salt`.
     salt_chars = 256;
     /// Bytes of a JSON schema (of `response_format` or of a tool).
     schema_bytes = 256 * 1024;
-    /// Milliseconds a schema may take to be compiled.
+    /// Milliseconds for compiling a grammar or schema.
     grammar_ms = 4_000;
-    /// Tokens that one call of tokenize gives, or of detokenize takes.
+    /// Tokens that one call of tokenize returns, or that one call of detokenize accepts.
     tokenize_tokens = 128 * 1024;
-    /// Bytes of prompts that `echo` puts before the answers of one call.
+    /// Bytes of prompts that `echo` returns in one call.
     echo_bytes = 4 * 1024 * 1024;
-    /// Log-probabilities of prompt tokens (tokens × alternatives) that `echo` reports in one call.
+    /// Log-probabilities of prompt tokens (tokens × alternatives) that `echo` returns in one call.
     echo_logprobs = 4 * 1024 * 1024;
-    /// Bytes of an answer that is not streamed, about.
+    /// Approximate bytes of a response that is not streamed.
     answer_bytes = 32 * 1024 * 1024;
-    /// Bytes of all answers that are being gathered, about; then 503. A stream is not gathered.
+    /// Approximate bytes of all responses being collected (those not streamed); then 503.
     answer_budget_bytes = 256 * 1024 * 1024;
-    /// Tokens a stream may be ahead of its reader; a reader further behind loses its stream.
+    /// Tokens that may be queued for a client; a client that falls further behind loses its stream.
     backlog = 4096;
-    /// Milliseconds of silence after which a stream gets a comment line, so that proxies keep it.
+    /// Milliseconds without an event after which a stream gets a comment line, so that proxies keep
+    /// it open.
     ping_ms = 10_000;
-    /// Milliseconds that a client may take no byte of its answer before its connection is closed.
+    /// Milliseconds that a client may go without reading a byte of its response before its
+    /// connection is closed.
     write_ms = 60_000;
     /// Live views (`/live`) open at once; then 503.
     watchers = 16;
-    /// Milliseconds a step may take before the server says that it is not ready.
+    /// Milliseconds a step may take before the server reports that it is not ready.
     stall_ms = 60_000;
     /// Milliseconds that running requests have to finish after SIGTERM.
     drain_ms = 30_000;
 }
 
 impl Limits {
-    /// Whether the limits can all be in force at once.
+    /// Whether the limits are consistent with each other.
     pub(crate) fn check(&self) -> Result<(), String> {
         for (name, one, budget_name, budget) in [
             ("body_bytes", self.body_bytes, "body_budget_bytes", self.body_budget_bytes),
@@ -239,8 +242,8 @@ impl Limits {
             let most = most_for_one(budget);
             if one > most {
                 return Err(format!(
-                    "the limit {name}={one} is more than {budget_name}={budget} leaves to one \
-                     request, which is {most}"
+                    "the limit {name}={one} is too large: {budget_name}={budget} allows one request \
+                     at most {most}"
                 ));
             }
         }
@@ -253,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_and_the_struct_agree() {
+    fn table_and_struct_agree() {
         let mut limits = Limits::default();
         for row in Limits::TABLE {
             assert_eq!(limits.get(row.name), Some(row.default), "{}", row.name);
@@ -268,13 +271,13 @@ mod tests {
             }
         }
         assert!(limits.set("nothing", 1).is_err());
-        assert!(limits.set("header_bytes", 8191).is_err(), "the connections cannot hold to it");
+        assert!(limits.set("header_bytes", 8191).is_err(), "hyper needs at least 8192");
         assert!(limits.in_force().all(|(row, value)| value == *row.range.end()));
         assert_eq!(limits.in_force().count(), Limits::TABLE.len());
     }
 
     #[test]
-    fn a_limit_that_a_budget_never_allows_is_refused() {
+    fn a_limit_beyond_its_budget_is_refused() {
         let mut limits = Limits::default();
         assert_eq!(limits.check(), Ok(()));
         limits.body_bytes = limits.body_budget_bytes;
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_unless_told_otherwise() {
+    fn default_listen_address_is_loopback() {
         assert!(ServerConfig::default().listen.ip().is_loopback());
     }
 }

@@ -1,17 +1,17 @@
-//! Types that can say what they look like: the OpenAPI document is made from the same lines that
-//! serde reads, so the two cannot drift apart.
+//! JSON schemas of the API types. The OpenAPI document is built from the same definitions that
+//! serde uses, so the two cannot diverge.
 
 use crate::config::Limits;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Named schemas, collected while describing.
+/// Named schemas, collected while types are described.
 #[derive(Default)]
 pub(crate) struct Schemas(pub Map<String, Value>);
 
-/// A type that knows its JSON schema.
+/// A type with a JSON schema.
 pub(crate) trait Describe {
-    /// Whether a field of this type may be left out.
+    /// Whether a field of this type is optional.
     const OPTIONAL: bool = false;
     /// The schema, or a reference to one put into `all`.
     fn describe(all: &mut Schemas) -> Value;
@@ -59,8 +59,8 @@ impl<T: Describe> Describe for BTreeMap<String, T> {
     }
 }
 
-/// Stands for what only the loaded model knows: as a `maximum` its last token id, as a `pattern` the
-/// names of its tokens, as an `enum` the width of its embeddings.
+/// A placeholder for a value of the loaded model: as a `maximum` its last token id, as a `pattern`
+/// its token ids in decimal, as an `enum` the width of its embeddings. [`fill`] replaces it.
 pub(crate) const VOCAB: &str = "of the model";
 
 /// A token id of the loaded model.
@@ -68,10 +68,10 @@ pub(crate) fn token_id() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": VOCAB})
 }
 
-/// Stands for the limit in force of a name: `"maxItems": "limit tools"`.
+/// A placeholder for the current value of a limit: `"maxItems": "limit tools"`.
 const LIMIT: &str = "limit ";
 
-/// Puts a model's own numbers and the limits in force where a description left room for them.
+/// Replaces the placeholders with the values of the model and the limits in force.
 pub(crate) fn fill(schema: &mut Value, vocab: u32, width: Option<u32>, limits: &Limits) {
     match schema {
         Value::Object(fields) => {
@@ -95,7 +95,7 @@ pub(crate) fn fill(schema: &mut Value, vocab: u32, width: Option<u32>, limits: &
     }
 }
 
-/// A pattern for the decimal numbers below `end`.
+/// A regular expression for the decimal numbers below `end`.
 fn below(end: u32) -> String {
     let digits = end.saturating_sub(1).to_string();
     let mut any = Vec::new();
@@ -103,7 +103,7 @@ fn below(end: u32) -> String {
     for length in 1..digits.len() {
         any.push(if length == 1 { free(1) } else { format!("[1-9]{}", free(length - 1)) });
     }
-    // As long as the last one: the same up to some digit, then a smaller one, then any.
+    // Numbers with as many digits as the last one: equal up to a digit, smaller there, then any.
     for (at, digit) in digits.bytes().enumerate() {
         let least = if at == 0 && digits.len() > 1 { b'1' } else { b'0' };
         let (same, rest) = (&digits[..at], digits.len() - at - 1);
@@ -116,8 +116,7 @@ fn below(end: u32) -> String {
     format!("^({})$", any.join("|"))
 }
 
-/// Adds what the type itself cannot say (bounds, allowed values) to a schema, inside the
-/// "or null" of an optional field.
+/// Adds bounds and allowed values to a schema; for an optional field, inside its non-null part.
 pub(crate) fn refine(mut schema: Value, more: Value, doc: &str) -> Value {
     let inner = match schema.get_mut("anyOf").and_then(Value::as_array_mut) {
         Some(any) if any.last() == Some(&json!({"type": "null"})) => &mut any[0],
@@ -191,7 +190,7 @@ macro_rules! api_type {
 }
 pub(crate) use api_type;
 
-/// The name a field has in JSON: its own, or what its serde attribute renames it to.
+/// The name of a field in JSON: its own, or the one its serde attribute sets.
 pub(crate) fn json_name(field: &'static str, serde: &'static str) -> &'static str {
     match serde.split_once("rename = \"").and_then(|(_, rest)| rest.split_once('"')) {
         Some((name, _)) => name,
@@ -206,7 +205,7 @@ mod tests {
     api_type! {
         /// A sample.
         pub struct Sample {
-            /// How warm.
+            /// The temperature.
             pub temperature: Option<f32> = {"minimum": 0, "maximum": 2},
             /// The kind.
             #[serde(rename = "type")]
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_below_a_number() {
+    fn pattern_for_numbers_below_a_bound() {
         let expected = "^([0-9]|[1-9][0-9]|[1-1][0-9][0-9]|2[0-4][0-9]|25[0-7]|258)$";
         assert_eq!(below(259), expected);
         assert_eq!(below(10), "^([0-8]|9)$");
@@ -234,7 +233,7 @@ mod tests {
                 "properties": {
                     "temperature": {
                         "anyOf": [{"type": "number", "minimum": 0, "maximum": 2}, {"type": "null"}],
-                        "description": "How warm.",
+                        "description": "The temperature.",
                     },
                     "type": {"type": "string", "enum": ["a", "b"], "description": "The kind."},
                 },

@@ -1,33 +1,33 @@
-//! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}` and a status.
+//! Errors in OpenAI's format: `{"error": {message, type, param, code}}` and a status.
 
 use crate::describe::api_type;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 api_type! {
-    /// What went wrong.
+    /// The error.
     pub struct ErrorBody {
-        /// In words.
+        /// A description of the error.
         pub message: String,
         /// The class of error.
         #[serde(rename = "type")]
         pub kind: String,
-        /// The field at fault.
+        /// The request field that caused the error.
         pub param: Option<String>,
-        /// The error's name, for programs.
+        /// The error code.
         pub code: Option<String>,
     }
 }
 
 api_type! {
-    /// The body of every answer that is not a success.
+    /// The body of every error response.
     pub struct ErrorResponse {
-        /// What went wrong.
+        /// The error.
         pub error: ErrorBody,
     }
 }
 
-/// An error on its way to a client.
+/// An error response.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     /// The HTTP status.
@@ -36,21 +36,20 @@ pub struct ApiError {
     pub kind: &'static str,
     /// OpenAI's `code`.
     pub code: Option<&'static str>,
-    /// The field at fault.
+    /// The request field that caused the error.
     pub param: Option<String>,
-    /// In words.
+    /// A description of the error.
     pub message: String,
-    /// Seconds, as a hint to come back.
+    /// Seconds for the `Retry-After` header.
     pub retry_after: Option<u32>,
 }
 
-/// Characters of a message or of a field's name that a client is told: what it sent may be part of
-/// it, at any length.
-const SHOWN: usize = 300;
+/// The longest message or field name in characters; both may quote input of any length.
+const MAX_CHARS: usize = 300;
 
-/// The beginning of a text that is too long to repeat.
+/// Truncates a long text.
 fn short(text: String) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_CHARS) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }
@@ -62,7 +61,7 @@ impl ApiError {
         Self { status, kind, code: None, param: None, message, retry_after: None }
     }
 
-    /// 400: a field is wrong.
+    /// 400: a field is invalid.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = param.into();
         let mut e = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
@@ -70,42 +69,42 @@ impl ApiError {
         e
     }
 
-    /// 400: the text became more tokens than fit, however many there are.
+    /// 400: the text has too many tokens; the exact number is unknown.
     pub fn too_many(param: &str, message: impl Into<String>) -> Self {
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
     }
 
-    /// 400: the prompt does not fit.
+    /// 400: the prompt is longer than the context.
     pub fn too_long(param: &str, found: u64, allowed: u64) -> Self {
         let text = format!("the prompt has {found} tokens; at most {allowed} fit in the context");
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, text) }
     }
 
-    /// 401: no key, or a wrong one.
+    /// 401: the API key is missing or wrong.
     pub fn unauthorized(message: &str) -> Self {
         let mut e = Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
         e.code = Some("invalid_api_key");
         e
     }
 
-    /// 404: another model is served here.
+    /// 404: the request names another model.
     pub fn no_model(asked: &str, served: &str) -> Self {
-        let text = format!("the model {asked:?} is not served here; this is {served:?}");
+        let text = format!("the model {asked:?} does not exist; this server has {served:?}");
         let mut e = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", text);
         e.code = Some("model_not_found");
         e.param = Some("model".into());
         e
     }
 
-    /// 404: no such address.
+    /// 404: no such route.
     pub fn no_route(path: &str) -> Self {
-        let text = format!("there is nothing at {path}; see /openapi.json for what there is");
+        let text = format!("{path} does not exist; see /openapi.json for the routes");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", text)
     }
 
-    /// 405: the address takes another method.
+    /// 405: the route has other methods.
     pub fn method(method: &str) -> Self {
-        let text = format!("{method} is not understood at this address");
+        let text = format!("the method {method} is not allowed on this route");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", text)
     }
 
@@ -115,34 +114,34 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", text)
     }
 
-    /// 413: the body is over the limit.
+    /// 413: the body is too large.
     pub fn body_too_large(limit: u64) -> Self {
         let text = format!("the body is larger than {limit} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text)
     }
 
-    /// 415: not JSON.
+    /// 415: the body is not declared as JSON.
     pub fn not_json() -> Self {
         let text = "send the body as JSON, with the header content-type: application/json";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
     }
 
-    /// 415: compressed.
+    /// 415: the body is compressed.
     pub fn encoded() -> Self {
-        let text = "send the body as it is, without a content-encoding";
+        let text = "send the body uncompressed, without a content-encoding header";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
     }
 
-    /// 421: this name is not served.
+    /// 421: the name in the `Host` header is not accepted.
     pub fn misdirected(host: &str) -> Self {
         let text = format!(
-            "the name {host:?} is not served here; use an IP address or localhost, or start the \
+            "the host name {host:?} is not accepted; use an IP address or localhost, or start the \
              server with --allowed-host"
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", text)
     }
 
-    /// 429: as many bytes are being worked on as may be; come back.
+    /// 429: a limit is reached; the client should retry.
     pub fn too_much(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         e.code = Some("rate_limit_exceeded");
@@ -150,29 +149,31 @@ impl ApiError {
         e
     }
 
-    /// 429: full; come back.
+    /// 429: too many requests are in flight; the client should retry.
     pub fn busy(inflight: u64) -> Self {
-        Self::too_much(format!("{inflight} requests are in flight, which is the limit; try again"))
+        Self::too_much(format!(
+            "{inflight} requests are in flight, which is the limit; retry later"
+        ))
     }
 
-    /// 500: ours to mend.
+    /// 500: an internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// 501: the loaded backend cannot.
+    /// 501: the loaded model or backend does not support it.
     pub fn not_supported(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message);
         e.code = Some("not_supported");
         e
     }
 
-    /// 501: the loaded model makes no vectors.
+    /// 501: the loaded model has no embeddings.
     pub fn no_embeddings() -> Self {
-        Self::not_supported("the loaded model gives no embeddings")
+        Self::not_supported("the loaded model does not support embeddings")
     }
 
-    /// 503: the engine is down, starting, or the server is going away.
+    /// 503: the engine is not running, or the server is shutting down.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
         e.code = Some("unavailable");

@@ -1,4 +1,4 @@
-//! Compiles the grammars that clients ask for, off the threads that carry streams.
+//! Compiles the grammars of requests, away from the HTTP threads.
 
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Requests that may wait for their grammars at once; each holds a thread while it waits.
+/// Requests that may wait for a grammar at once; each occupies a thread while it waits.
 const WAITING: usize = 32;
 
-/// The compiler of the served model's vocabulary. It is made when the first grammar comes: that takes a
-/// moment, and many servers never see one.
+/// Compiles grammars for the vocabulary of the served model. The compiler is built at the first
+/// grammar, because building it is slow and many servers never need one.
 pub struct Grammars {
     shared: Arc<Shared>,
     waiting: Semaphore,
@@ -26,7 +26,7 @@ struct Shared {
 }
 
 impl Grammars {
-    /// Nothing is made yet.
+    /// Stores the settings; builds nothing yet.
     pub fn new(text: Arc<dyn TextModel>, limits: &Limits) -> Self {
         let limits = grammar::Limits {
             bytes: limits.schema_bytes,
@@ -37,10 +37,10 @@ impl Grammars {
         Self { shared, waiting: Semaphore::new(WAITING) }
     }
 
-    /// Compiles a grammar, or finds it among the latest; `param` is the field it came from.
+    /// Compiles a grammar or returns it from the cache; `param` is the request field for errors.
     pub async fn compile(&self, param: &str, source: Grammar) -> Result<Compiled, ApiError> {
         let Ok(_waiting) = self.waiting.try_acquire() else {
-            return Err(ApiError::unavailable("other grammars are being compiled; try again"));
+            return Err(ApiError::unavailable("too many grammars are being compiled; retry later"));
         };
         let shared = Arc::clone(&self.shared);
         let done = tokio::task::spawn_blocking(move || {
@@ -48,7 +48,9 @@ impl Grammars {
             let compiler = compiler.as_ref().map_err(|why| CompileError::Invalid(why.clone()))?;
             compiler.compile(&source)
         });
-        let done = done.await.map_err(|_| ApiError::internal("the grammar was not compiled"))?;
+        let done = done
+            .await
+            .map_err(|_| ApiError::internal("internal error: the grammar compiler panicked"))?;
         done.map_err(|error| match error {
             CompileError::Invalid(_) | CompileError::TooLarge(_) | CompileError::TooSlow(_) => {
                 ApiError::invalid(param, error.to_string())
@@ -66,7 +68,7 @@ impl Shared {
         let special: Vec<Token> = tokens.filter(|&token| self.text.is_special(token)).collect();
         let vocabulary = Vocabulary::new(&bytes, &special, self.text.stop_tokens());
         let vocabulary =
-            vocabulary.map_err(|why| format!("this model takes no grammars: {why}"))?;
+            vocabulary.map_err(|why| format!("this model does not support grammars: {why}"))?;
         Ok(Compiler::new(vocabulary, self.limits.clone()))
     }
 }

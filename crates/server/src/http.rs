@@ -1,13 +1,13 @@
-//! HTTP: the table of routes, the way in (keys, request ids, counting) and the sockets below.
+//! HTTP: routes, middleware (API keys, request ids, metrics, logging) and connections.
 
 pub mod auth;
 mod body;
 pub mod conn;
 mod health;
 pub mod host;
-mod patient;
 pub(crate) mod shape;
 pub mod sse;
+mod write_timeout;
 
 pub(crate) use body::{RequestBody, parse, read_json};
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::Instrument;
 
-/// All routes over one state.
+/// All routes, with the shared state.
 pub fn router(app: Arc<App>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::handler::handle))
@@ -47,7 +47,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/{file}", get(page::file))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method);
-    routes.layer(from_fn_with_state(app.clone(), way_in)).with_state(app)
+    routes.layer(from_fn_with_state(app.clone(), middleware)).with_state(app)
 }
 
 async fn no_route(uri: Uri) -> ApiError {
@@ -60,24 +60,26 @@ async fn no_method(method: Method) -> ApiError {
 
 async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let text = app.metrics.text(&app.link, app.ready().is_ok());
-    let text = text.map_err(|_| ApiError::internal("the metrics could not be written"))?;
+    let text =
+        text.map_err(|_| ApiError::internal("internal error: encoding the metrics failed"))?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// An answer as JSON of about so many bytes; a large one is written where it holds up nobody.
+/// A JSON response of about `bytes` bytes; a large one is encoded on a worker thread.
 pub(crate) async fn write_json<T: serde::Serialize + Send + 'static>(
     app: &App,
     bytes: usize,
     answer: T,
 ) -> Result<Response, ApiError> {
     let text = app.compute(bytes, move || serde_json::to_vec(&answer)).await?;
-    let text = text.map_err(|_| ApiError::internal("the answer could not be written"))?;
+    let text =
+        text.map_err(|_| ApiError::internal("internal error: encoding the response failed"))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Every request passes here: it gets an id, names the server, shows its key, and is counted and logged.
-async fn way_in(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+/// Runs for every request: sets its id, checks host name and API key, counts and logs it.
+async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
     let method = request.method().clone();
@@ -112,7 +114,7 @@ async fn way_in(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     response
 }
 
-/// The caller's own id if it is short and plain, else a new one.
+/// The id from `x-request-id` if it is short plain ASCII, else a new one.
 fn request_id(request: &Request) -> HeaderValue {
     let given = request.headers().get("x-request-id").filter(|id| {
         let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);

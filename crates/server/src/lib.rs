@@ -1,19 +1,39 @@
-//! The server: OpenAI's API over an engine that runs on a thread of its own, and a page to watch
-//! it. This is the only crate that knows tokio, HTTP and JSON on the wire.
+//! The HTTP server: OpenAI's API, metrics and a live page over an engine on its own thread.
 //!
-//! The way of a request: [`http`] lets it in, its route's `handler` under [`openai`] validates and
-//! converts it, [`link`] hands it to the engine's thread, and what comes back passes through
-//! [`answer`] (characters, stop strings, thinking, tool calls) into a body that the client reads.
-//! A body follows the engine directly: there is no task per stream, and dropping the body is what
-//! cancels the request.
+//! [`serve`] runs a [`Server`] with a [`ServerConfig`] (address, keys, [`Limits`]) for one
+//! [`Model`] (name, tokenizer, chat template) and a [`link::Backend`], which is the engine or a
+//! mock. This is the only crate that uses tokio and the only HTTP server.
 //!
-//! ```no_run
-//! use server::{Model, ServerConfig, link, mock, text::bytes::ByteText};
+//! A request takes this path: [`http`] checks host and key, the route's `handler` under [`openai`]
+//! validates and converts it, [`link`] sends it to the engine's thread, and the tokens that come
+//! back pass through [`answer`] (characters, stop strings, reasoning, tool calls) into the response
+//! body. The body polls the engine's replies directly: there is no task per stream, and dropping
+//! the body cancels the request.
+//!
+//! ```
+//! use server::{Exit, Model, Server, ServerConfig, link, mock, text::bytes::ByteText};
+//! use std::io::{Read, Write};
+//! use std::net::TcpStream;
 //! use std::sync::Arc;
 //!
+//! let runtime = tokio::runtime::Runtime::new()?;
+//! let config = ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() };
 //! let model = Model::new("mock", 8192, Arc::new(ByteText));
 //! let backend = link::once(mock::Mock::new(mock::MockConfig::default()));
-//! server::serve(ServerConfig::default(), backend, model).unwrap();
+//! let server = runtime.block_on(Server::bind(&config, backend, model))?;
+//! let address = server.address()?;
+//! let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+//! let running = runtime.spawn(server.run(async { drop(stopped.await) }));
+//!
+//! let mut client = TcpStream::connect(address)?;
+//! client.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+//! let mut response = String::new();
+//! client.read_to_string(&mut response)?;
+//! assert!(response.starts_with("HTTP/1.1 200 OK"));
+//!
+//! stop.send(()).unwrap();
+//! assert_eq!(runtime.block_on(running)?, Exit::Drained);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 pub mod answer;

@@ -1,5 +1,5 @@
-//! Between tokio and the engine: the engine runs on a thread of its own and never waits for a
-//! reader; a reader that is gone or too far behind is cancelled.
+//! Connects the async server to the engine's thread. The engine never waits for a client: if a
+//! client disconnects or falls too far behind, its request is cancelled.
 
 mod call;
 mod snapshot;
@@ -17,31 +17,32 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
-/// What the engine looks like from its thread. One backend, one thread, no locks.
+/// The engine as its thread uses it. One thread owns it, so it needs no locks.
 pub trait Backend {
-    /// Takes events in their order, works, and tells what happened. With `wait` the backend may
-    /// block until the device has something to tell; without, it returns at once.
+    /// Applies events in order, runs one step and returns its outputs. With `wait` it may block
+    /// until the device has results; without, it returns at once.
     fn step(&mut self, now: Micros, events: Vec<Event>, wait: bool) -> Vec<Output>;
-    /// Whether there is nothing to do until the next event.
+    /// Whether it has nothing to do until the next event.
     fn is_idle(&self) -> bool;
-    /// The state for `/metrics` and the page. Called some ten times a second, between steps.
+    /// The state for `/metrics` and the page; called between steps, about ten times a second.
     fn snapshot(&self) -> Snapshot;
-    /// Why it will never answer anybody again, if so: it is asked after each step, and then dropped.
+    /// The reason if the backend has failed for good. Checked after each step; a failed backend is
+    /// dropped.
     fn gone(&self) -> Option<String> {
         None
     }
 }
 
-/// Makes a backend on the engine's thread: once at the start and again after each that is gone. An error
-/// means that there will be none; the server stays up and says that it is not ready.
+/// Makes a backend on the engine's thread, at the start and after each failure. An error is final:
+/// the server stays up and reports that it is not ready.
 pub type Factory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// A factory for a backend that exists already and cannot be made again.
+/// A factory for one existing backend, which cannot be restarted.
 pub fn once(backend: impl Backend + Send + 'static) -> Factory {
     let mut backend = Some(backend);
     Box::new(move || match backend.take() {
         Some(backend) => Ok(Box::new(backend)),
-        None => Err("the engine failed and cannot be started again".into()),
+        None => Err("the engine failed and cannot be restarted".into()),
     })
 }
 
@@ -51,38 +52,38 @@ pub fn once(backend: impl Backend + Send + 'static) -> Factory {
 pub enum Health {
     /// The first backend is being made.
     Starting,
-    /// Steps are taken.
+    /// The engine is running.
     Ready,
-    /// A panic; a new backend is being made.
+    /// The backend failed; a new one is being made.
     Restarting,
-    /// There will be no other backend.
+    /// The engine has stopped for good.
     Dead,
-    /// A step has not come back for longer than the limit.
+    /// A step has taken longer than `stall_ms`.
     Stalled,
 }
 
 impl Health {
-    /// In words, for people and for logs.
+    /// A description for error messages and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "the engine is starting",
             Self::Ready => "ready",
-            Self::Restarting => "the engine failed and is being started again",
-            Self::Dead => "the engine failed",
-            Self::Stalled => "a step of the engine has not come back",
+            Self::Restarting => "the engine failed and is restarting",
+            Self::Dead => "the engine failed to start or has stopped",
+            Self::Stalled => "the engine is stalled: a step has not returned",
         }
     }
 }
 
-/// Why a call was not taken.
+/// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many are in flight as may be.
+    /// The limit of requests in flight is reached.
     Full {
-        /// How many.
+        /// Requests in flight.
         inflight: u64,
     },
-    /// The engine is not there.
+    /// The engine is not running.
     Down(Health),
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     inflight: AtomicU64,
     health: AtomicU8,
-    /// When the step now running began; 0 between steps.
+    /// The start time of the current step; 0 between steps.
     step_began: AtomicU64,
     closed: AtomicBool,
     snapshot: Mutex<Arc<Snapshot>>,
@@ -108,17 +109,16 @@ pub(crate) struct Shared {
     stall: Micros,
 }
 
-/// Who takes an answer's tokens as they come.
+/// Who consumes the tokens of a call; decides how many may be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    /// A client, as fast as its line: past the backlog it has lost its stream.
+pub enum Consumer {
+    /// A client reading a stream: it loses the stream if it falls further behind than `backlog`.
     Client,
-    /// The server itself, which holds the whole answer anyway: however late its turn comes, nothing is
-    /// lost.
+    /// The server, collecting a complete response: every token is queued, none is lost.
     Server,
 }
 
-/// The way in to the engine's thread. Cheap to clone.
+/// A handle to the engine's thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Link {
     messages: mpsc::Sender<Message>,
@@ -126,7 +126,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Microseconds since this link began: the engine's time.
+    /// The engine's clock: microseconds since the link was created.
     pub fn now(&self) -> Micros {
         self.shared.now()
     }
@@ -136,12 +136,12 @@ impl Link {
         self.shared.health()
     }
 
-    /// Requests taken and not finished.
+    /// Requests accepted and not yet finished.
     pub fn inflight(&self) -> u64 {
         self.shared.inflight.load(Ordering::Relaxed)
     }
 
-    /// Whether `more` requests would be too many now.
+    /// Whether `more` requests would be accepted now.
     pub fn check_room(&self, more: u64) -> Result<(), Refusal> {
         match self.health() {
             Health::Ready => {}
@@ -154,14 +154,14 @@ impl Link {
         Ok(())
     }
 
-    /// The engine's last published state.
+    /// The last published state of the engine.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared.snapshot.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Hands requests to the engine as one call. Their ids are chosen here, consecutive from the
-    /// call's first. Dropping the call cancels what is left of it.
-    pub fn submit(&self, mut requests: Vec<Request>, reader: Reader) -> Result<Call, Refusal> {
+    /// Submits requests to the engine as one call and assigns consecutive ids to them. Dropping the
+    /// call cancels its unfinished requests.
+    pub fn submit(&self, mut requests: Vec<Request>, consumer: Consumer) -> Result<Call, Refusal> {
         let count = requests.len() as u64;
         let shared = &self.shared;
         self.check_room(count)?;
@@ -177,9 +177,9 @@ impl Link {
             request.call = Some(RequestId(first));
             tokens += u64::from(request.choices) * (u64::from(request.sampling.max_tokens) + 2) + 2;
         }
-        let room = match reader {
-            Reader::Client => tokens.min(shared.max_backlog.max(2 * count)),
-            Reader::Server => tokens,
+        let room = match consumer {
+            Consumer::Client => tokens.min(shared.max_backlog.max(2 * count)),
+            Consumer::Server => tokens,
         };
         let (replies, inbox) = tokio::sync::mpsc::channel(room as usize);
         if self.messages.send(Message::Submit { requests, replies }).is_err() {
@@ -189,13 +189,13 @@ impl Link {
         Ok(Call::new(inbox, first, count, self.messages.clone()))
     }
 
-    /// Ends every live request with a final reply that says why.
+    /// Cancels every live request, with a final reply that gives the reason.
     pub fn abort_all(&self, why: &str) {
-        // A closed channel means that the thread has told everyone already.
+        // A closed channel means that the thread has ended and already notified all calls.
         let _ = self.messages.send(Message::AbortAll(why.into()));
     }
 
-    /// Lets the thread end once its channel is empty.
+    /// Lets the thread end once the engine is idle.
     pub fn stop(&self) {
         let _ = self.messages.send(Message::Stop);
     }

@@ -1,4 +1,4 @@
-//! What the page sees of the engine while it runs.
+//! The live view of the engine for the page.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -39,12 +39,12 @@ struct View<'a> {
 
 /// `/live`: the state, four times a second, with the steps that are new.
 pub(crate) async fn stream(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let place = app.watchers.clone().try_acquire_owned().map_err(|_| {
+    let permit = app.watchers.clone().try_acquire_owned().map_err(|_| {
         let most = app.limits.watchers;
-        ApiError::unavailable(format!("{most} are watching, which is the limit"))
+        ApiError::unavailable(format!("{most} live views are open, which is the limit"))
     })?;
     let next = Box::pin(tokio::time::sleep(Duration::ZERO));
-    let body = LiveBody { app, last: None, next, _place: place };
+    let body = LiveBody { app, last: None, next, _permit: permit };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -54,10 +54,10 @@ pub(crate) async fn stream(State(app): State<Arc<App>>) -> Result<Response, ApiE
 
 struct LiveBody {
     app: Arc<App>,
-    /// The last step that was told.
+    /// The last step that was sent.
     last: Option<u64>,
     next: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl LiveBody {
@@ -65,7 +65,7 @@ impl LiveBody {
         let app = &self.app;
         let snapshot = app.link.snapshot();
         let newest = snapshot.steps.last().map_or(0, |record| record.step);
-        // A lower number than before: the engine was started again and counts anew.
+        // A lower number than before means that the engine restarted and counts from 1 again.
         let last = self.last.filter(|last| *last <= newest).unwrap_or(0);
         let from = snapshot.steps.partition_point(|record| record.step <= last);
         self.last = Some(newest);
@@ -95,7 +95,7 @@ impl http_body::Body for LiveBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if self.app.draining.load(std::sync::atomic::Ordering::Relaxed) {
-            // A watcher must not hold up the end.
+            // A live view must not delay the shutdown.
             return Poll::Ready(None);
         }
         match self.next.as_mut().poll(cx) {
@@ -109,14 +109,15 @@ impl http_body::Body for LiveBody {
     }
 }
 
-/// `/live/graph`: what is fixed: the model, the resolved graph configuration, the limits in force, the
-/// buckets.
+/// `/live/graph`: constant data: the model, the resolved graph configuration, the limits in force,
+/// the buckets.
 pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
     let snapshot = app.link.snapshot();
     let GraphInfo { about, config, plans } = &*snapshot.graph;
     let buckets: Vec<_> = plans.iter().map(|plan| plan.bucket.as_str()).collect();
     let Sampling { temperature, top_p, min_p, top_k, .. } = app.model.defaults;
-    // A model that suggests nothing leaves it to the page: OpenAI's 1 is too warm for small ones.
+    // Without defaults of the model the page uses its own: OpenAI's temperature of 1 is too high
+    // for small models.
     let suggests = (temperature, top_p, min_p, top_k) != (1.0, 1.0, 0.0, 0);
     let defaults = match suggests {
         true => json!({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}),
@@ -128,7 +129,7 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
         reason: match value == row.default {
             true => row.doc.into(),
             false => {
-                format!("{} ({} unless told otherwise)", row.doc.trim_end_matches('.'), row.default)
+                format!("{} (default {})", row.doc.trim_end_matches('.'), row.default)
             }
         },
     });
@@ -144,26 +145,26 @@ pub(crate) async fn graph(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// Which plan.
+/// The query of `/live/plan`.
 #[derive(Deserialize)]
 pub(crate) struct Bucket {
     bucket: String,
 }
 
-/// `/live/plan?bucket=NAME`: the Plan of a bucket as a picture.
+/// `/live/plan?bucket=NAME`: the Plan of a bucket as SVG.
 pub(crate) async fn plan(
     State(app): State<Arc<App>>,
     query: Result<Query<Bucket>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let Ok(Query(Bucket { bucket })) = query else {
-        return Err(ApiError::invalid("bucket", "say which bucket: /live/plan?bucket=NAME"));
+        return Err(ApiError::invalid("bucket", "name a bucket: /live/plan?bucket=NAME"));
     };
     let snapshot = app.link.snapshot();
     let plan = snapshot.graph.plans.iter().find(|plan| plan.bucket == bucket);
     let Some(plan) = plan else {
         return Err(ApiError::no_route(&format!("/live/plan?bucket={bucket}")));
     };
-    // A picture is only ever shown, never run.
+    // The SVG must not run scripts.
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
     let headers =
         [(header::CONTENT_TYPE, "image/svg+xml"), (header::CONTENT_SECURITY_POLICY, policy)];

@@ -1,5 +1,5 @@
-//! A load generator for any server that speaks OpenAI's API: this one or a peer. It has its own
-//! small client, because what it measures is microseconds.
+//! A load generator for any server with OpenAI's API. It has its own small HTTP client to keep
+//! measurement overhead low.
 
 pub mod client;
 mod dist;

@@ -1,4 +1,4 @@
-//! What `/metrics` tells, in Prometheus' form.
+//! The metrics of `/metrics`, in OpenMetrics format.
 
 use crate::link::{Link, Phase, Run, StepRecord};
 use prometheus_client::encoding::text::encode;
@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A set of labels: names fixed by the metric, values by what happened.
+/// A set of labels: names and values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Labels(Vec<(&'static str, String)>);
 
@@ -24,7 +24,7 @@ impl EncodeLabelSet for Labels {
 
 macro_rules! metrics {
     ($($(#[doc = $doc:literal])+ $name:ident : $ty:ty = $make:expr, $text:literal;)*) => {
-        /// Everything that is counted. Counters only grow; gauges are set when they are read.
+        /// All metrics. Counters only grow; gauges are set when they are read.
         pub struct Metrics {
             registry: Registry,
             log_lines: Arc<AtomicU64>,
@@ -32,12 +32,13 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// Nothing counted yet, but for the lines of the log that were dropped, which others count.
+            /// Metrics at zero; `log_lines` is the counter of dropped log lines, which the log
+            /// writer increments.
             pub fn new(log_lines: Arc<AtomicU64>) -> Self {
                 let mut registry = Registry::with_prefix("dacapo");
                 $(
                     let $name: $ty = $make;
-                    // The suffix of counters and the unit are the encoder's to add.
+                    // The encoder adds the suffix of counters and the unit.
                     let shown = $text;
                     let help = concat!($($doc),+).trim().trim_end_matches('.');
                     match shown.strip_suffix("_seconds") {
@@ -66,11 +67,11 @@ const WHOLE: [f64; 12] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 metrics! {
     /// HTTP requests answered, by route and status.
     http_requests: Family<Labels, Counter> = Family::default(), "http_requests";
-    /// Continuations ended, by how.
+    /// Choices finished, by reason.
     requests_finished: Family<Labels, Counter> = Family::default(), "requests_finished";
-    /// Calls refused because as many were in flight as may be.
+    /// Calls refused because the limit of requests in flight was reached.
     requests_refused: Counter = Counter::default(), "requests_refused";
-    /// Streams given up because their reader fell too far behind.
+    /// Streams closed because the client fell too far behind.
     slow_readers: Counter = Counter::default(), "slow_readers";
     /// Prompt tokens processed.
     prompt_tokens: Counter = Counter::default(), "prompt_tokens";
@@ -84,21 +85,21 @@ metrics! {
     inter_token_seconds: Histogram = times(&BETWEEN), "inter_token_seconds";
     /// From submission to the end of the answer.
     request_seconds: Histogram = times(&WHOLE), "request_seconds";
-    /// Lines of the log that could not be written.
+    /// Log lines that could not be written.
     log_lines_dropped: Counter = Counter::default(), "log_lines_dropped";
     /// Step records that could not be written to the trace file.
     trace_records_dropped: Counter = Counter::default(), "trace_records_dropped";
-    /// Times the engine failed and was started again.
+    /// Times the engine failed and was restarted.
     engine_restarts: Counter = Counter::default(), "engine_restarts";
-    /// Whether the engine takes requests.
+    /// Whether the server accepts requests.
     ready: Gauge = Gauge::default(), "ready";
-    /// Requests taken and not finished.
+    /// Requests accepted and not yet finished.
     inflight: Gauge = Gauge::default(), "requests_in_flight";
     /// Requests waiting to be admitted.
     queue: Gauge = Gauge::default(), "requests_waiting";
     /// Sequences that have a seat.
     running: Gauge = Gauge::default(), "sequences_running";
-    /// Seats that exist.
+    /// Seats in total.
     seats: Gauge = Gauge::default(), "seats";
     /// KV pages, by state.
     pages: Family<Labels, Gauge> = Family::default(), "kv_pages";
@@ -106,19 +107,19 @@ metrics! {
     prefix_looked_up: Gauge = Gauge::default(), "prefix_tokens_looked_up";
     /// Prompt tokens found in the prefix tree, as the engine counts them.
     prefix_found: Gauge = Gauge::default(), "prefix_tokens_found";
-    /// Sequences that lost their pages to others.
+    /// Sequences that were preempted: their pages went to others.
     preemptions: Gauge = Gauge::default(), "preemptions";
     /// Steps that replayed a device graph, by phase and bucket.
     steps_replayed: Family<Labels, Counter> = Family::default(), "graph_steps_replayed";
     /// Steps that ran op by op, by phase and reason.
     steps_eager: Family<Labels, Counter> = Family::default(), "graph_steps_eager";
-    /// Rows that were somebody's, by phase.
+    /// Rows of live sequences, by phase.
     rows_live: Family<Labels, Counter> = Family::default(), "graph_rows_live";
-    /// Rows that were nobody's, by phase.
+    /// Padding rows, by phase.
     rows_padded: Family<Labels, Counter> = Family::default(), "graph_rows_padded";
     /// Host time of steps in microseconds, by phase.
     host_us: Family<Labels, Counter> = Family::default(), "step_host_microseconds";
-    /// Device time of steps in microseconds, by phase: its rate is the share the device is busy.
+    /// Device time of steps in microseconds, by phase; its rate is the device utilization.
     device_us: Family<Labels, Counter> = Family::default(), "step_device_microseconds";
 }
 
@@ -129,12 +130,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A continuation ended.
+    /// Counts a finished choice.
     pub fn finished(&self, how: &str) {
         self.requests_finished.get_or_create(&Labels(vec![("finish", how.into())])).inc();
     }
 
-    /// An HTTP request was answered.
+    /// Counts an HTTP response.
     pub fn answered(&self, route: &str, status: u16) {
         let labels = Labels(vec![("route", route.into()), ("status", status.to_string())]);
         self.http_requests.get_or_create(&labels).inc();

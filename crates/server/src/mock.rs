@@ -1,5 +1,6 @@
-//! A backend without a model: it behaves like the engine (events in, outputs out, pages, buckets,
-//! cancellation within a step) and fails on schedule. For tests, load and the page's own demo.
+//! A backend without a model. It behaves like the engine (events, outputs, pages, buckets,
+//! cancellation within a step) and can fail on schedule. For tests, load tests and demos of the
+//! page.
 
 mod oracle;
 mod picture;
@@ -19,15 +20,15 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 16;
 const RING: usize = 512;
-/// Prompt pages remembered; then the mock forgets them all.
+/// The most prompt pages remembered; beyond it the mock clears the set.
 const SEEN: usize = 4096;
 
 /// How the mock behaves.
 #[derive(Clone)]
 pub struct MockConfig {
-    /// What it answers.
+    /// Generates the answers.
     pub oracle: Oracle,
-    /// How long a step takes.
+    /// The duration of a step.
     pub step_time: Duration,
     /// Sequences that run at once.
     pub seats: u64,
@@ -43,11 +44,11 @@ pub struct MockConfig {
     pub panic_every: Option<u64>,
     /// Fails every request whose id this divides, half-way through its answer.
     pub fail_every: Option<u64>,
-    /// From this step on it is gone.
+    /// From this step on the backend reports that it has failed.
     pub gone_at: Option<u64>,
-    /// At this step, does not come back for so long.
+    /// Blocks in this step for this long.
     pub stall: Option<(u64, Duration)>,
-    /// Width of the embeddings it gives; 0 gives none.
+    /// Width of the embeddings; 0 for no support.
     pub embedding: usize,
 }
 
@@ -70,8 +71,8 @@ impl Default for MockConfig {
     }
 }
 
-/// The backend. Sequences are admitted in order of arrival when there is a seat and room for all
-/// the pages they may ever need.
+/// The backend. Sequences are admitted in order of arrival when a seat and all the pages they may
+/// need are free.
 pub struct Mock {
     config: MockConfig,
     waiting: VecDeque<Request>,
@@ -80,7 +81,7 @@ pub struct Mock {
     steps: u64,
     ring: VecDeque<StepRecord>,
     prefix: PrefixUse,
-    /// Hashes of whole pages of prompts seen, the stand-in for a prefix tree.
+    /// Hashes of full prompt pages seen, in place of a prefix tree.
     seen: HashSet<u64>,
     graph: Arc<GraphInfo>,
 }
@@ -100,7 +101,7 @@ struct Sequence {
 }
 
 impl Mock {
-    /// A mock with nothing to do.
+    /// An idle mock.
     pub fn new(config: MockConfig) -> Self {
         let graph = Arc::new(describe(&config));
         Self {
@@ -121,7 +122,7 @@ impl Mock {
         let allowed = (self.config.context - 1).min(self.config.pages * PAGE);
         let unknown = request.prompt.iter().find(|token| **token >= self.config.vocab);
         if request.embed.is_some() && self.config.embedding == 0 {
-            let problem = "the mock was told to give no vectors".into();
+            let problem = "the mock is configured without embeddings".into();
             Err(Reject::BadParameter { field: "embed", problem })
         } else if found == 0 {
             Err(Reject::EmptyPrompt)
@@ -149,14 +150,14 @@ impl Mock {
         if self.seen.len() > SEEN {
             self.seen.clear();
         }
-        // The last token is always computed: somebody has to sample from it.
+        // The last token is always computed, because sampling needs its logits.
         let found = found.min(prompt.len() as u32 - 1);
         self.prefix.looked_up += prompt.len() as u64;
         self.prefix.found += u64::from(found);
         found
     }
 
-    /// Admits one waiting request if it fits; its prompt's length and the outputs.
+    /// Admits one waiting request if it fits; returns the length of its prompt.
     fn admit(&mut self, outputs: &mut Vec<Output>) -> Option<u64> {
         let request = self.waiting.front()?;
         let choices = u64::from(request.choices.max(1));
@@ -274,7 +275,7 @@ impl Mock {
 }
 
 impl Sequence {
-    /// One more token, or the end.
+    /// Generates the next token, or returns why the sequence finished.
     fn advance(
         &mut self,
         now: Micros,
@@ -296,7 +297,7 @@ impl Sequence {
         let token = match self.answer.get(self.at) {
             Some(token) => *token,
             None if may_end && !self.ignore_eos => return Some(Finish::Stop(Some(END))),
-            // Asked to go on past the answer's end: say it again.
+            // Past the end of the answer (`ignore_eos` or `min_tokens`): repeat it.
             None if self.answer.is_empty() => Token::from(b'.'),
             None => self.answer[self.at % self.answer.len()],
         };
@@ -310,7 +311,7 @@ impl Sequence {
     }
 }
 
-/// Log-probabilities that mean nothing but have the right shape: the token first, then the next.
+/// Invented log-probabilities of the right shape: the token first, then the following ids.
 fn logprob(token: Token, top: u32) -> TokenLogprob {
     let top = (0..top).map(|i| ((token + i) % 256, -0.25 - i as f32)).collect();
     TokenLogprob { token, logprob: -0.25, top }
@@ -364,7 +365,7 @@ impl Backend for Mock {
 
     fn gone(&self) -> Option<String> {
         let gone = self.config.gone_at.is_some_and(|step| self.steps + 1 >= step);
-        gone.then(|| "its device is gone".into())
+        gone.then(|| "the device failed".into())
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -382,7 +383,7 @@ impl Backend for Mock {
     }
 }
 
-/// How often each token occurs, counted in as many places as the vector has.
+/// Token counts, hashed into the width of the vector.
 fn vector(tokens: &[Token], embed: Embed, width: usize) -> Vec<f32> {
     let mut vector = vec![0f32; width];
     let from = if embed.pooling == Pooling::Last { tokens.len().saturating_sub(1) } else { 0 };
@@ -406,8 +407,8 @@ fn describe(config: &MockConfig) -> GraphInfo {
     let buckets = [1, 2, 4, 8, 16, 32, 64, 128];
     GraphInfo {
         about: vec![
-            row("model", "mock", "no weights: answers come from an oracle"),
-            row("device", "none", "the mock sleeps where a device would work"),
+            row("model", "mock", "no weights: answers come from a function"),
+            row("device", "none", "the mock sleeps instead of running a device"),
             row("context", &config.context.to_string(), "configured"),
         ],
         config: vec![
@@ -415,7 +416,7 @@ fn describe(config: &MockConfig) -> GraphInfo {
             row("decode.buckets", "1 2 4 8 16 32 64 128", "powers of two up to the largest batch"),
             row("prefill.backend", "breakable", "attention is a break on this device"),
             row("prefill.buckets", "128 … 4096", "multiples of 128 up to the chunk size"),
-            row("fallback", "eager", "asked for: steps beyond the buckets run op by op"),
+            row("fallback", "eager", "configured: steps larger than every bucket run op by op"),
         ],
         plans: buckets
             .iter()

@@ -1,5 +1,5 @@
-//! The OpenAI API. Every route is a folder of `types` (what is on the wire), `validate` (what is
-//! allowed), `convert` (what the engine is asked) and `handler` (what happens).
+//! The OpenAI API. Every route is a folder of `types` (the JSON types), `validate` (checks),
+//! `convert` (to engine requests) and `handler` (the HTTP handler).
 
 pub mod chat;
 pub mod completions;
@@ -43,8 +43,8 @@ impl RequestBody for tokenize::types::DetokenizeRequest {
     const NEEDS_ENGINE: bool = false;
 }
 
-/// What a route does with a body before anything else sees it: parse and validate. For fuzzing
-/// and for checking stored requests; a route that takes no body refuses any.
+/// Parses and validates a body as its route would, for fuzzing and for checking stored requests. A
+/// path without a body is an error.
 pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<(), ApiError> {
     match path {
         "/v1/chat/completions" => chat::validate::validate(&parse(body, limits)?, model, limits),
@@ -56,13 +56,13 @@ pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<
     }
 }
 
-/// A number nobody can guess; not for secrets.
+/// A random number; not for secrets.
 pub(crate) fn random() -> u64 {
-    // The standard library seeds every such hasher from the operating system.
+    // The standard library seeds `RandomState` from the operating system.
     RandomState::new().build_hasher().finish()
 }
 
-/// A new name such as `chatcmpl-…`, never given twice.
+/// A new unique id such as `chatcmpl-…`.
 pub(crate) fn new_id(kind: &str) -> String {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     static COUNT: AtomicU64 = AtomicU64::new(0);

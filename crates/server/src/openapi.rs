@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the types that serde reads and writes.
+//! The OpenAPI document, built from the types that serde reads and writes.
 
 use crate::app::{App, Model};
 use crate::config::Limits;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// `/openapi.json`.
 pub(crate) async fn serve(State(app): State<Arc<App>>) -> Response {
-    // It never changes, and it takes a while to write.
+    // Built once: it never changes, and building it is slow.
     let text = app.document.get_or_init(|| document(&app.model, &app.limits).to_string().into());
     ([(header::CONTENT_TYPE, "application/json")], text.clone()).into_response()
 }
@@ -30,7 +30,7 @@ struct Route {
     about: &'static str,
     request: Option<fn(&mut Schemas) -> Value>,
     response: fn(&mut Schemas) -> Value,
-    /// The events' schema, where the answer may be a stream.
+    /// The schema of an event, if the response may be a stream.
     events: Option<fn(&mut Schemas) -> Value>,
 }
 
@@ -69,42 +69,42 @@ fn routes() -> Vec<Route> {
         Route { events: Some(CompletionResponse::describe), ..completions },
         post(
             "/v1/embeddings",
-            "Make vectors of texts",
+            "Embed texts",
             EmbeddingRequest::describe,
             EmbeddingResponse::describe,
         ),
-        get("/v1/models", "List the model that is served", ModelList::describe),
-        get("/v1/models/{name}", "The model by name", ModelCard::describe),
+        get("/v1/models", "List the served model", ModelList::describe),
+        get("/v1/models/{name}", "Describe the model with this name", ModelCard::describe),
         post(
             "/tokenize",
-            "Text or a conversation to tokens",
+            "Convert text or a conversation to tokens",
             TokenizeRequest::describe,
             TokenizeResponse::describe,
         ),
         post(
             "/detokenize",
-            "Tokens to text",
+            "Convert tokens to text",
             DetokenizeRequest::describe,
             DetokenizeResponse::describe,
         ),
-        get("/health/live", "Whether the process answers", status),
-        get("/health/ready", "Whether new requests are taken", status),
+        get("/health/live", "Check that the process responds", status),
+        get("/health/ready", "Check that new requests are accepted", status),
     ]
 }
 
 const ERRORS: [(&str, &str); 12] = [
-    ("400", "A field is missing or wrong"),
-    ("401", "No key, or a wrong one"),
-    ("404", "No such model or address"),
-    ("405", "The address takes another method"),
+    ("400", "A field is missing or invalid"),
+    ("401", "The API key is missing or wrong"),
+    ("404", "No such model or route"),
+    ("405", "The route has other methods"),
     ("408", "The body did not arrive in time"),
     ("413", "The body is too large"),
     ("415", "The body is not JSON"),
-    ("421", "The server is not known by the name in the Host header"),
-    ("429", "Full; come back after Retry-After"),
-    ("500", "The engine failed on this request"),
-    ("501", "The loaded model cannot do this"),
-    ("503", "The engine is not there, or the server is shutting down"),
+    ("421", "The name in the Host header is not accepted"),
+    ("429", "A limit is reached; retry after Retry-After"),
+    ("500", "Internal error, or the engine failed on this request"),
+    ("501", "The loaded model does not support this"),
+    ("503", "The engine is not running, or the server is shutting down"),
 ];
 
 fn operation(route: &Route, all: &mut Schemas) -> Value {
@@ -140,7 +140,7 @@ fn operation(route: &Route, all: &mut Schemas) -> Value {
     operation
 }
 
-/// The whole document, with what is particular to the model that is served.
+/// The OpenAPI document for the served model and the limits in force.
 pub fn document(model: &Model, limits: &Limits) -> Value {
     let mut all = Schemas::default();
     let mut paths = Map::new();
@@ -149,7 +149,7 @@ pub fn document(model: &Model, limits: &Limits) -> Value {
         path.insert(route.method.into(), operation(&route, &mut all));
         paths.insert(route.path.into(), path.into());
     }
-    // Which of two fields is given is nothing that one field's schema can say.
+    // At least one of the two fields is required, which a field's own schema cannot express.
     all.0["TokenizeRequest"]["anyOf"] = json!([
         {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
         {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
@@ -159,7 +159,7 @@ pub fn document(model: &Model, limits: &Limits) -> Value {
         "info": {
             "title": "Dacapo",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "An OpenAI-compatible API over a model that runs as device graphs.",
+            "description": "An OpenAI-compatible API for a model that runs as device graphs.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

@@ -1,4 +1,4 @@
-//! The page at `/`: three files inside the binary, nothing from anywhere else.
+//! The page at `/`: three files embedded in the binary; it loads nothing from other servers.
 
 use crate::error::ApiError;
 use axum::extract::Path;
@@ -32,7 +32,7 @@ pub(crate) async fn index() -> Result<Response, ApiError> {
     find("")
 }
 
-/// The files that the page asks for.
+/// The other files of the page.
 pub(crate) async fn file(Path(name): Path<String>) -> Result<Response, ApiError> {
     find(&name)
 }

@@ -1,4 +1,4 @@
-//! From a configuration to a server that runs, and to its end.
+//! Starts a server, runs it and shuts it down.
 
 use crate::app::{App, Model};
 use crate::config::ServerConfig;
@@ -14,24 +14,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Why a server did not start.
+/// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address could not be taken.
+    /// The address is not available.
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, io::Error),
-    /// The trace file could not be made.
-    #[error("cannot write the trace: {0}")]
+    /// The trace file could not be created.
+    #[error("cannot create the trace file: {0}")]
     Trace(io::Error),
-    /// Settings that cannot be in force together.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
-    /// The threads could not be started.
+    /// A thread could not be started.
     #[error("cannot start the server's threads: {0}")]
     Threads(io::Error),
 }
 
-/// A server that listens but does not answer yet.
+/// A server that listens but does not accept connections yet.
 pub struct Server {
     listener: TcpListener,
     app: Arc<App>,
@@ -39,7 +39,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the address and starts the engine's thread. Must run inside a tokio runtime.
+    /// Binds the address and starts the engine's thread. Must run inside a tokio runtime.
     pub async fn bind(
         config: &ServerConfig,
         backend: Factory,
@@ -47,7 +47,7 @@ impl Server {
     ) -> Result<Self, ServeError> {
         config.limits.check().map_err(ServeError::Config)?;
         if config.api_keys.iter().any(String::is_empty) {
-            return Err(ServeError::Config("an API key is empty; leave it out or give one".into()));
+            return Err(ServeError::Config("an API key is empty; set a value or remove it".into()));
         }
         let metrics = Arc::new(Metrics::new(config.log_lines_dropped.clone()));
         let create = |path| TraceWriter::create(path, metrics.trace_records_dropped.clone());
@@ -58,44 +58,44 @@ impl Server {
         Ok(Self { listener, app: Arc::new(app), engine })
     }
 
-    /// Where it listens: the port that was chosen, if none was asked for.
+    /// The bound address, with the actual port if the configured one is 0.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// The way to the engine.
+    /// A handle to the engine's thread.
     pub fn link(&self) -> Link {
         self.app.link.clone()
     }
 
-    /// Answers until `stop` resolves, then drains and ends the engine's thread.
+    /// Serves until `stop` resolves, then drains and ends the engine's thread.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Exit {
         let Self { listener, app, engine } = self;
         let exit = conn::serve(listener, app.clone(), router(app.clone()), stop).await;
         app.link.stop();
-        // A backend that hangs must not keep the process: wait as long as for the last events.
+        // A hanging backend must not keep the process alive, so the wait is bounded.
         let ended = tokio::task::spawn_blocking(move || engine.join());
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
         exit
     }
 }
 
-/// Takes the address, with room for as many to knock at once as may come in: a knock that finds no
-/// room is tried again only after a second.
+/// Binds the address and sets the listen backlog to the connection limit (at most 4096). When the
+/// backlog is full, a client retries only after a second.
 fn listen(config: &ServerConfig) -> io::Result<TcpListener> {
     let socket = match config.listen {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // A server that was just stopped leaves its address behind for a while.
+    // Without it, the address stays unavailable for a while after a server stops.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(config.listen)?;
     socket.listen(u32::try_from(config.limits.connections).unwrap_or(u32::MAX).min(4096))
 }
 
-/// Runs a server until SIGTERM or Ctrl-C, then drains. Blocks; brings its own runtime. A second
-/// signal while draining ends the process at once.
+/// Runs a server on its own runtime until SIGTERM or Ctrl-C, then drains. A second signal while
+/// draining ends the process at once.
 pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exit, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
@@ -109,12 +109,14 @@ pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exi
         if let Ok(address) = server.address() {
             tracing::info!(%address, model = name, keys = config.api_keys.len(), "listening");
             if config.api_keys.is_empty() && !address.ip().is_loopback() {
-                tracing::warn!("anyone who reaches this address may use it: no API key is set");
+                tracing::warn!(
+                    "no API key is set: anyone who can reach this address can use the server"
+                );
             }
         }
         Ok(server.run(stop_signal()).await)
     });
-    // Threads stuck in a backend are left behind; the process is about to end.
+    // Does not wait for threads stuck in a backend; the process is about to end.
     runtime.shutdown_background();
     exit
 }
@@ -124,7 +126,7 @@ async fn stop_signal() {
     one_signal().await;
     tokio::spawn(async {
         one_signal().await;
-        tracing::warn!("a second signal: not waiting any longer");
+        tracing::warn!("second signal: exiting without draining");
         std::process::exit(130);
     });
 }

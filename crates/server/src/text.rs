@@ -1,4 +1,4 @@
-//! What the server needs of a tokenizer and a chat template, and no more.
+//! The interface to a tokenizer and a chat template.
 
 pub mod bytes;
 mod model;
@@ -13,103 +13,103 @@ use crate::error::ApiError;
 use engine::request::Token;
 use serde_json::{Map, Value};
 
-/// Why text could not become tokens.
+/// Why text could not be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions")]
     NoTemplate,
-    /// The template refused these messages (its own words), or failed on them.
-    #[error("the chat template refused the messages: {0}")]
+    /// The template rejected these messages or failed; the text is its own message.
+    #[error("the chat template rejected the messages: {0}")]
     Template(String),
-    /// There is more text than that many tokens can hold.
-    #[error("the text has {bytes} bytes, which cannot be {most} tokens or fewer")]
+    /// The text has too many bytes to fit in that many tokens.
+    #[error("the text has {bytes} bytes, which is more than {most} tokens can hold")]
     TooManyBytes {
         /// Bytes of text.
         bytes: usize,
-        /// The most tokens that were asked for.
+        /// The most tokens allowed.
         most: usize,
     },
-    /// The text has more tokens than asked for.
+    /// The text has more tokens than allowed.
     #[error("the text has more than {most} tokens")]
     TooLong {
-        /// The most that were asked for.
+        /// The most tokens allowed.
         most: usize,
     },
     /// The tokenizer failed.
-    #[error("the text could not be tokenized: {0}")]
+    #[error("cannot tokenize the text: {0}")]
     Encode(String),
 }
 
 impl TextError {
-    /// What a client is told of it, when it is about this field.
+    /// The error response, for the request field `param`.
     pub(crate) fn about(self, param: &str) -> ApiError {
         match self {
             Self::TooManyBytes { bytes, most } => ApiError::too_many(
                 param,
                 format!(
-                    "the prompt has {bytes} bytes, which cannot be {most} tokens; at most {most} \
-                     tokens fit"
+                    "the prompt has {bytes} bytes, which is more than {most} tokens can hold; at \
+                     most {most} tokens are allowed"
                 ),
             ),
             Self::TooLong { most } => ApiError::too_many(
                 param,
-                format!("the prompt has more than {most} tokens; at most {most} fit"),
+                format!("the prompt has too many tokens; at most {most} are allowed"),
             ),
             other => ApiError::invalid(param, other.to_string()),
         }
     }
 }
 
-/// A conversation as a chat template sees it.
+/// The input of a chat template.
 #[derive(Clone, Debug)]
 pub struct Chat {
     /// The messages: an array of objects with `role` and `content`.
     pub messages: Value,
     /// The tools offered: an array, or null.
     pub tools: Value,
-    /// Whether the template opens the assistant's turn.
+    /// Whether the template ends with the start of the assistant's turn.
     pub generation_prompt: bool,
-    /// Variables of the template beyond the usual (`enable_thinking`, ...).
+    /// Further template variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
 }
 
-/// A conversation as the model reads it.
+/// A conversation rendered by the chat template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// As text, for people and for looking at its end.
+    /// The text.
     pub text: String,
-    /// As tokens.
+    /// The tokens.
     pub tokens: Vec<Token>,
 }
 
 /// A tokenizer with a chat template.
 pub trait TextModel: Send + Sync + 'static {
-    /// Tokenizes; special tokens written out in `text` become themselves. `add_special` puts those
-    /// before it that the model wants at the start of a plain prompt. A text of more than `most`
-    /// tokens is an error, and costs no more than one of `most`.
+    /// Tokenizes; special tokens spelled out in `text` are recognized. `add_special` prepends the
+    /// ones the model expects at the start of a plain prompt. A text of more than `most` tokens is
+    /// an error and costs no more time than one of `most` tokens.
     fn encode(&self, text: &str, add_special: bool, most: usize) -> Result<Vec<Token>, TextError>;
-    /// Renders a conversation and tokenizes it, to `most` tokens at most.
+    /// Renders and tokenizes a conversation of at most `most` tokens.
     fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError>;
-    /// The most bytes of text that one token stands for, where that is known.
+    /// The length in bytes of the longest token, if known.
     fn longest_token(&self) -> Option<usize>;
-    /// The bytes a token stands for (not always whole characters); `None` outside the vocabulary.
+    /// The bytes of a token (not always complete characters); `None` outside the vocabulary.
     fn token_bytes(&self, token: Token) -> Option<Vec<u8>>;
-    /// Whether a token is markup that answers do not show.
+    /// Whether a token is special: not shown in answers.
     fn is_special(&self, token: Token) -> bool;
-    /// Starts decoding one answer.
+    /// A decoder for one answer.
     fn detokenizer(&self) -> Box<dyn Detokenize>;
     /// Tokens that end an answer.
     fn stop_tokens(&self) -> &[Token];
     /// The size of the vocabulary.
     fn vocab(&self) -> u32;
 
-    /// Decodes a whole sequence, specials left out.
+    /// Decodes a sequence without its special tokens.
     fn decode(&self, tokens: &[Token]) -> String {
         self.decode_within(tokens, usize::MAX).unwrap_or_default()
     }
 
-    /// As [`TextModel::decode`]; `None` when there are more than `most` bytes of text.
+    /// Like [`TextModel::decode`]; `None` if the text has more than `most` bytes.
     fn decode_within(&self, tokens: &[Token], most: usize) -> Option<String> {
         let mut text = String::new();
         let mut stream = self.detokenizer();
@@ -123,8 +123,7 @@ pub trait TextModel: Send + Sync + 'static {
         Some(text)
     }
 
-    /// Whether so many bytes of text can be `most` tokens at all: a reason to refuse text before
-    /// anything is done with it.
+    /// An error if that many bytes cannot fit in `most` tokens: a cheap check before tokenizing.
     fn check_bytes(&self, bytes: usize, most: usize) -> Result<(), TextError> {
         match self.longest_token() {
             Some(longest) if bytes > most.saturating_mul(longest) => {
@@ -135,10 +134,10 @@ pub trait TextModel: Send + Sync + 'static {
     }
 }
 
-/// Decodes an answer token by token; what it appends is always whole characters.
+/// Decodes an answer token by token; appends only complete characters.
 pub trait Detokenize: Send {
-    /// Appends the text that `token` completes, perhaps none.
+    /// Appends the text that `token` completes, which may be empty.
     fn push(&mut self, token: Token, out: &mut String);
-    /// Appends what was held back; a broken character becomes U+FFFD.
+    /// Appends the bytes held back; an incomplete character becomes U+FFFD.
     fn flush(&mut self, out: &mut String);
 }

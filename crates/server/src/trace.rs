@@ -1,4 +1,5 @@
-//! Step records to a file, one JSON object a line, without ever holding up a step or failing a request.
+//! Writes step records to a file, one JSON object per line, without delaying steps or failing
+//! requests.
 
 use crate::link::StepRecord;
 use prometheus_client::metrics::counter::Counter;
@@ -8,13 +9,13 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
-/// Records that may wait for the disk before they are dropped.
+/// Records queued for the disk; further ones are dropped.
 const WAITING: usize = 65_536;
 
-/// Hands records to a thread that writes them. Records that the disk is too slow for or has no room for
-/// are dropped and counted, never waited for.
+/// Queues records for a writer thread. If the disk is too slow or full, records are dropped and
+/// counted.
 pub struct TraceWriter {
-    /// `None` only while it is being dropped.
+    /// `None` only during drop.
     records: Option<SyncSender<StepRecord>>,
     writer: Option<JoinHandle<()>>,
     dropped: Counter,
@@ -22,7 +23,7 @@ pub struct TraceWriter {
 
 impl Drop for TraceWriter {
     fn drop(&mut self) {
-        // The thread ends when it has written what is left.
+        // Closing the channel ends the thread once the queue is written.
         self.records = None;
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -31,7 +32,7 @@ impl Drop for TraceWriter {
 }
 
 impl TraceWriter {
-    /// Creates (or empties) the file; what cannot be written to it is counted in `dropped`.
+    /// Creates or truncates the file; `dropped` counts records that could not be written.
     pub fn create(path: &Path, dropped: Counter) -> io::Result<Self> {
         let file = File::create(path)?;
         let (records, inbox) = sync_channel(WAITING);
@@ -41,7 +42,7 @@ impl TraceWriter {
         Ok(Self { records: Some(records), writer: Some(writer), dropped })
     }
 
-    /// Keeps a record if there is room.
+    /// Queues a record, or drops it if the queue is full.
     pub fn write(&mut self, record: &StepRecord) {
         let Some(records) = &self.records else { return };
         match records.try_send(record.clone()) {
@@ -49,10 +50,13 @@ impl TraceWriter {
             Err(TrySendError::Full(_)) => {
                 let dropped = self.dropped.inc() + 1;
                 if dropped.is_power_of_two() {
-                    tracing::warn!(dropped, "the trace file is too slow");
+                    tracing::warn!(
+                        dropped,
+                        "step records dropped: writing the trace file is too slow"
+                    );
                 }
             }
-            // The thread said why it ended.
+            // The thread has logged why it ended.
             Err(TrySendError::Disconnected(_)) => {
                 self.dropped.inc();
             }
@@ -62,7 +66,7 @@ impl TraceWriter {
 
 fn write_all(file: File, inbox: Receiver<StepRecord>, dropped: &Counter) {
     let mut out = BufWriter::new(file);
-    // Flushed whenever there is nothing more to write, so that a reader sees what has happened.
+    // Flushed whenever the queue is empty, so that the file is current.
     while let Ok(record) = inbox.recv() {
         let batch = std::iter::once(record).chain(inbox.try_iter());
         let mut unwritten = 0;
@@ -75,9 +79,9 @@ fn write_all(file: File, inbox: Receiver<StepRecord>, dropped: &Counter) {
             }
         }
         if let Err(e) = written.and_then(|()| out.flush()) {
-            // What the buffer took may be lost with the rest; the last line may be half a record.
+            // Buffered records may be lost too, and the last line of the file may be incomplete.
             dropped.inc_by(unwritten + inbox.try_iter().count() as u64);
-            tracing::error!(%e, "the trace ends here");
+            tracing::error!(%e, "writing the trace file failed; the trace ends here");
             return;
         }
     }

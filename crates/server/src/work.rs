@@ -1,5 +1,5 @@
-//! Threads for work that takes long: parsing, rendering and tokenizing large bodies, writing large
-//! answers. The threads that carry streams and answer `/health` never do it.
+//! Worker threads for slow jobs (parsing, rendering and tokenizing large bodies, encoding large
+//! responses), so that they do not delay streams and `/health` on the HTTP threads.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,44 +9,44 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Work over fewer bytes is done at once, by whoever asks: handing it over would cost more.
+/// Jobs over fewer bytes run on the calling thread, because a handover would cost more.
 pub const INLINE: usize = 4 * 1024;
-/// One thread takes no work over more bytes than this, so that short work never waits for long work.
+/// One thread takes no jobs over more bytes than this, so that short jobs never wait for long ones.
 const SHORT: usize = 64 * 1024;
-/// Memory that was used by work over at least so many bytes in all is given back to the system.
+/// Freed memory is returned to the system after jobs over this many bytes in total.
 const TRIM_BYTES: u64 = 1 << 20;
-/// What is added to the threads' nice value: about a tenth of the processor time of a thread of the engine.
+/// Added to the nice value of the threads: about a tenth of the CPU time of an engine thread.
 const NICE: i32 = 10;
-/// How often, at most.
+/// The shortest interval between two trims.
 const TRIM_EVERY: Duration = Duration::from_secs(1);
 
-/// Why work was not done.
+/// Why a job was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
-    /// As much waits as may.
-    #[error("{0} requests wait to be processed, which is the limit; try again")]
+    /// The queue is full.
+    #[error("{0} requests are waiting to be processed, which is the limit; retry later")]
     Full(u64),
-    /// The work panicked.
-    #[error("the request could not be processed")]
+    /// The job panicked.
+    #[error("internal error: processing the request panicked")]
     Panicked,
 }
 
-/// A pool's threads and what they may use.
+/// The configuration of a pool.
 #[derive(Clone, Debug)]
 pub struct WorkConfig {
-    /// What the threads are called.
+    /// The name of the threads.
     pub name: &'static str,
-    /// How many; one of several is kept for short work.
+    /// The number of threads; if there are several, one takes only short jobs.
     pub threads: usize,
-    /// Bytes of each thread's stack.
+    /// Stack size of each thread in bytes.
     pub stack: usize,
-    /// Pieces of work that may wait.
+    /// Jobs that may wait.
     pub waiting: u64,
-    /// Gives freed memory back to the system; called now and then after much work.
+    /// Returns freed memory to the system; called after large jobs, at most once a second.
     pub trim: Option<fn()>,
 }
 
-/// A small pool of threads. Dropping it lets them end.
+/// A pool of worker threads, which end when it is dropped.
 pub struct Work {
     shared: Arc<Shared>,
 }
@@ -65,7 +65,7 @@ struct Queue {
     /// Numbers the jobs in order of arrival.
     count: u64,
     closed: bool,
-    /// Bytes worked on since memory was last given back.
+    /// Bytes processed since the last trim.
     worked: u64,
     trimmed: Option<Instant>,
 }
@@ -91,7 +91,8 @@ impl Work {
             let only_short = i == 0 && config.threads > 1;
             std::thread::Builder::new().name(config.name.into()).stack_size(config.stack).spawn(
                 move || {
-                    // Steps that run on the same cores go first. A refusal changes nothing else.
+                    // Steps on the same cores take precedence. Failure to lower the priority is
+                    // harmless.
                     let _ = rustix::process::nice(NICE);
                     shared.serve(only_short);
                 },
@@ -100,8 +101,8 @@ impl Work {
         Ok(work)
     }
 
-    /// Does `job`, which works on so many bytes: at once if they are few, else on one of the threads.
-    /// A job whose caller is gone before its turn is not done.
+    /// Runs `job` over `bytes` bytes: on the calling thread if they are few, else on a worker. A
+    /// queued job is skipped if its caller has gone.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -113,7 +114,7 @@ impl Work {
         self.hand_over(bytes, job).await
     }
 
-    /// As [`Work::run`], never at once.
+    /// Like [`Work::run`], but always on a worker.
     pub async fn hand_over<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -123,7 +124,7 @@ impl Work {
         let run = Box::new(move || {
             if !done.is_closed() {
                 let made = catch_unwind(AssertUnwindSafe(job)).map_err(|panic| panicked(&*panic));
-                // Nobody waits for it any more: it was not needed after all.
+                // An error means that the caller has gone and needs no result.
                 let _ = done.send(made);
             }
         });
@@ -137,7 +138,7 @@ impl Work {
             let job = Job { number: queue.count, bytes, run };
             if bytes <= SHORT { queue.short.push_back(job) } else { queue.long.push_back(job) }
         }
-        // All: the thread that wakes may be the one that takes no long work.
+        // Wakes all threads, because a single one might be the thread that takes no long jobs.
         self.shared.more.notify_all();
         result.await.unwrap_or(Err(WorkError::Panicked))
     }
@@ -145,8 +146,8 @@ impl Work {
 
 fn panicked(panic: &(dyn Any + Send)) -> WorkError {
     let why = panic.downcast_ref::<String>().map(String::as_str);
-    let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-    tracing::error!(why, "work for a request panicked");
+    let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no panic message");
+    tracing::error!(why, "a job for a request panicked");
     WorkError::Panicked
 }
 
@@ -175,7 +176,7 @@ impl Shared {
             if queue.closed {
                 return;
             }
-            queue = match self.due(&queue) {
+            queue = match self.trim_due(&queue) {
                 None => self.more.wait(queue).unwrap_or_else(|e| e.into_inner()),
                 Some(Duration::ZERO) => {
                     queue.worked = 0;
@@ -193,8 +194,8 @@ impl Shared {
         }
     }
 
-    /// When memory is to be given back; `None` when there is none worth it.
-    fn due(&self, queue: &Queue) -> Option<Duration> {
+    /// The time until the next trim; `None` if too little was processed.
+    fn trim_due(&self, queue: &Queue) -> Option<Duration> {
         if self.trim.is_none() || queue.worked < TRIM_BYTES {
             return None;
         }
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn little_work_stays_here_and_much_does_not() {
+    async fn small_jobs_run_inline_and_large_ones_on_workers() {
         let work = Work::start(&config()).unwrap();
         let here = thread();
         assert_eq!(work.run(INLINE - 1, thread).await.unwrap(), here);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn short_work_does_not_wait_for_long_work() {
+    async fn short_jobs_do_not_wait_for_long_ones() {
         let work = Arc::new(Work::start(&config()).unwrap());
         let (go, stop) = std::sync::mpsc::channel::<()>();
         let long = {
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_may_wait_is_refused_and_the_forgotten_is_not_done() {
+    async fn a_full_queue_refuses_and_abandoned_jobs_are_skipped() {
         let work = Arc::new(Work::start(&WorkConfig { threads: 1, ..config() }).unwrap());
         let (go, stop) = std::sync::mpsc::channel::<()>();
         let (began, begun) = std::sync::mpsc::channel::<()>();
@@ -293,7 +294,7 @@ mod tests {
         drop(waiting);
         drop(go);
         assert_eq!(first.await.unwrap(), Ok(true));
-        // The forgotten ones have their turn, and pass.
+        // The abandoned jobs reach the front of the queue and are skipped.
         while work.run(INLINE, || 0).await != Ok(0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_is_given_back_after_much_work_and_not_after_little() {
+    async fn memory_is_trimmed_after_large_jobs_only() {
         static TRIMMED: AtomicU64 = AtomicU64::new(0);
         let trim = || {
             TRIMMED.fetch_add(1, Ordering::Relaxed);
@@ -325,6 +326,6 @@ mod tests {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("memory was not given back");
+        panic!("memory was not trimmed");
     }
 }

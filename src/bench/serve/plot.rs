@@ -1,4 +1,4 @@
-//! Load results as pictures: how times are spread, and how the run went.
+//! Plots of load results: latency distributions, and tokens over time.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -14,10 +14,10 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(110, 110, 110),
 ];
 
-/// A file's name and its SVG text.
+/// A file name and its SVG text.
 pub(super) type Picture = (String, String);
 
-/// One picture for each kind of time, and one for tokens over time.
+/// One plot per kind of latency, and one of tokens over time.
 pub(super) fn all(reports: &[Report]) -> Result<Vec<Picture>> {
     type Times = fn(&Report) -> &Latency;
     let kinds: [(&str, &str, Times); 3] = [
@@ -40,7 +40,7 @@ pub(super) fn all(reports: &[Report]) -> Result<Vec<Picture>> {
 
 type Curve = (String, Vec<(f64, f64)>);
 
-/// Shares of requests (upwards) that took at most so long (to the right, logarithmic).
+/// A cumulative distribution: percent of requests over time, with a logarithmic time axis.
 fn spread(title: &str, curves: Vec<Curve>) -> Result<String> {
     let all = || curves.iter().flat_map(|(_, points)| points.iter().map(|p| p.0));
     let least = all().fold(f64::INFINITY, f64::min).min(1e6) * 0.9;
@@ -77,7 +77,7 @@ fn spread(title: &str, curves: Vec<Curve>) -> Result<String> {
     Ok(svg)
 }
 
-/// A logarithmic axis has its ticks around powers of ten: it must begin at one or have one inside.
+/// A logarithmic axis has ticks at powers of ten, so it must start at one or contain one.
 fn with_a_tick(least: f64, most: f64) -> f64 {
     let below = 10f64.powf(least.log10().floor());
     if below * 10.0 < most { least } else { below }
@@ -136,7 +136,7 @@ where
 }
 
 fn wrong(e: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("the plot could not be drawn: {e}")
+    anyhow!("cannot draw the plot: {e}")
 }
 
 fn short(n: f64) -> String {
@@ -192,7 +192,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_picture_is_drawn_even_of_nothing() {
+    fn every_plot_is_drawn_even_without_data() {
         let mut empty = sample("empty", 1.0);
         for times in [&mut empty.ttft, &mut empty.itl, &mut empty.e2e] {
             *times = Latency::default();

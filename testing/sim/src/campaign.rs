@@ -1,4 +1,4 @@
-//! Many runs: seeds, planted bugs, a cache under pressure, a failure at every call.
+//! Campaigns of many runs: seeds, planted bugs, a small cache, a failure at every call.
 
 use crate::client::{Kind, Scenario};
 use crate::device::{Fault, Faults};
@@ -7,18 +7,18 @@ use engine::plant::{Plant, plant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A seed that failed, and how to see it again.
+/// A seed that failed, and how to replay it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// What a checker said.
+    /// The violation that a checker found.
     pub what: String,
-    /// One line that replays it.
+    /// The command that replays it.
     pub replay: String,
 }
 
-/// What many seeds added up to.
+/// The totals over many seeds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Runs without a violation.
@@ -27,11 +27,11 @@ pub struct Totals {
     pub ticks: u64,
     /// Steps launched on the device.
     pub steps: u64,
-    /// Tokens that equalled the oracle's.
+    /// Tokens, all equal to the oracle's.
     pub tokens: u64,
     /// Sequences preempted.
     pub preemptions: u64,
-    /// Times the device lost its state or lied.
+    /// Times the device lost its state or returned a corrupt result.
     pub restarts: u64,
     /// Steps that were not the first of their launch.
     pub repeated: u64,
@@ -68,21 +68,20 @@ impl Totals {
     }
 }
 
-/// One run of a seed, telling what its first `told` ticks do; a panic anywhere inside counts as a
-/// violation.
-pub fn one(seed: u64, planted: Option<Plant>, told: u64) -> Result<Report, String> {
+/// Runs a seed and prints its first `printed` ticks; a panic counts as a violation.
+pub fn one(seed: u64, planted: Option<Plant>, printed: u64) -> Result<Report, String> {
     guarded(planted, || {
         let run = Run::new(Scenario::new(seed, Kind::Everything), seed, None);
-        if told > 0 { run.tell(told).finish() } else { run.finish() }
+        if printed > 0 { run.print_ticks(printed).finish() } else { run.finish() }
     })
 }
 
-/// A seed twice: with all the pages it wants, then with `share` of what it used. Every answer must
-/// be the same.
-pub fn pressed(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, String> {
+/// Runs a seed twice: with all the pages it needs, then with `share` of what it used. Every answer
+/// must be the same.
+pub fn with_small_cache(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, String> {
     guarded(planted, || {
         let mut scenario = Scenario::new(seed, Kind::Steady);
-        // Room for everybody, so that demand is what the clients need and not what they get.
+        // Enough seats and pages for all clients, so that their full demand is measured.
         scenario.geometry.seats = scenario.geometry.seats.max(6);
         scenario.coverage.decode_rows = scenario.geometry.seats;
         scenario.config.max_waiting = 1000;
@@ -95,12 +94,12 @@ pub fn pressed(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, 
             visit.request.choices = choices.min(scenario.geometry.seats);
         }
         let free = Run::new(scenario.clone(), seed, None).finish()?;
-        // One sequence alone must still fit, or it would be refused instead of pressed.
+        // One sequence must still fit, or it would be refused.
         let pages = (f64::from(free.peak_pages) * share) as u32;
         scenario.geometry.pages = 1 + pages.max(each);
         let pressed = Run::new(scenario, seed, None).finish()?;
         if pressed.answers != free.answers {
-            return Err("answers differ under pressure".into());
+            return Err("answers differ with a small cache".into());
         }
         Ok(pressed)
     })
@@ -109,7 +108,7 @@ pub fn pressed(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, 
 /// A script of more than 200 steps with many sequences in them.
 const SCRIPT: u64 = 24;
 
-/// The script with one call failing; `u64::MAX` is a call it never makes.
+/// Runs the script with one failing call; `u64::MAX` is a call it never makes.
 pub fn failing_call(call: u64, fault: Fault) -> Result<Report, String> {
     guarded(None, || {
         let mut scenario = Scenario::new(SCRIPT, Kind::Steady);
@@ -133,27 +132,27 @@ fn guarded(
     })
 }
 
-/// What to run for each seed.
+/// The configuration of a campaign.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Plan {
-    /// Press the cache to this share of demand.
+    /// Limit the cache to this share of the demand.
     pub cache_share: Option<f64>,
     /// A bug to plant.
     pub plant: Option<Plant>,
-    /// Print what the first ticks do.
-    pub told: u64,
+    /// Print this many ticks.
+    pub printed: u64,
 }
 
 impl Plan {
     /// Runs one seed.
     pub fn run(&self, seed: u64) -> Result<Report, String> {
         match self.cache_share {
-            Some(share) => pressed(seed, share, self.plant),
-            None => one(seed, self.plant, self.told),
+            Some(share) => with_small_cache(seed, share, self.plant),
+            None => one(seed, self.plant, self.printed),
         }
     }
 
-    /// The line that replays one seed.
+    /// The command that replays one seed.
     pub fn replay(&self, seed: u64) -> String {
         let mut line = format!("cargo run --release -p sim -- --seed {seed}");
         if let Some(share) = self.cache_share {
@@ -165,8 +164,8 @@ impl Plan {
         line
     }
 
-    /// Runs seeds `first..first + count` on all cores until one fails. `progress` hears how many
-    /// are done.
+    /// Runs seeds `first..first + count` on all cores until one fails. `progress` gets the number
+    /// of seeds done.
     pub fn seeds(
         &self,
         first: u64,
@@ -202,7 +201,7 @@ impl Plan {
             for handle in workers {
                 let (part, failed) = handle.join().expect("runs are guarded");
                 totals.join(&part);
-                // The smallest seed, so that the answer does not depend on timing alone.
+                // Report the smallest seed, so that the result depends less on timing.
                 failure = match (failure.take(), failed) {
                     (Some(a), Some(b)) => Some(if a.seed < b.seed { a } else { b }),
                     (a, b) => a.or(b),

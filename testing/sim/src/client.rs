@@ -1,4 +1,4 @@
-//! Seeded clients: what they ask for, when they come, when they lose interest.
+//! Seeded clients: their requests, arrivals and cancellations.
 
 use crate::oracle::{EOS, VOCAB};
 use crate::rng::Rng;
@@ -8,31 +8,31 @@ use engine::request::{Embed, Micros, Pooling, Request, RequestId, Sampling, Toke
 use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
 use std::sync::OnceLock;
 
-/// One client's visit.
+/// One request of a client.
 #[derive(Clone, Debug)]
 pub struct Visit {
     /// The tick it arrives at.
     pub at: u64,
-    /// What it asks for.
+    /// The request.
     pub request: Request,
     /// Ticks after arrival when it cancels.
     pub cancel_after: Option<u64>,
-    /// A slow reader takes one output per this many ticks, and is cut off when too many wait.
+    /// A slow client reads one output per this many ticks, and is cancelled if too many are unread.
     pub reads_every: Option<u64>,
 }
 
-/// Everything a run follows from.
+/// The complete input of a run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The device.
     pub geometry: Geometry,
-    /// What its graphs cover.
+    /// The steps that its graphs cover.
     pub coverage: Coverage,
-    /// The engine.
+    /// The configuration of the engine.
     pub config: EngineConfig,
-    /// Who comes, in order of arrival.
+    /// The requests, in order of arrival.
     pub visits: Vec<Visit>,
-    /// Most polls a result keeps the engine waiting.
+    /// Most polls before a result is available.
     pub max_delay: u32,
     /// One call in this many fails; 0 for none.
     pub faults: u32,
@@ -42,21 +42,21 @@ pub struct Scenario {
     pub steps: u32,
 }
 
-/// What a seeded scenario should stress.
+/// The kind of scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Anything may happen.
     Everything,
-    /// No faults, cancels or deadlines: every answer runs to its own end, whatever the timing.
+    /// No faults, cancels or deadlines: every answer runs to its end.
     Steady,
 }
 
-/// The text of the one grammar clients use, simple enough for the oracle to know by heart: between
-/// [`GRAMMAR_MIN`] and [`GRAMMAR_MAX`] letters from a to f.
+/// The only grammar that clients use, simple enough to reimplement in the checker: [`GRAMMAR_MIN`]
+/// to [`GRAMMAR_MAX`] letters from a to f.
 pub const GRAMMAR: &str = "[a-f]{2,8}";
 /// Letters before an answer may end.
 pub const GRAMMAR_MIN: u32 = 2;
-/// Letters after which it must.
+/// Letters after which it must end.
 pub const GRAMMAR_MAX: u32 = 8;
 
 /// The tokens of `a` to `f`.
@@ -79,14 +79,14 @@ fn compiled() -> Compiled {
 }
 
 impl Scenario {
-    /// The scenario of a seed. Sizes are small so that every boundary is met often.
+    /// The scenario of a seed. Sizes are small, so that every boundary is reached often.
     pub fn new(seed: u64, kind: Kind) -> Self {
         let mut rng = Rng::new(seed, 1);
         let page_size = *rng.pick(&[1, 2, 4, 4, 8, 16]);
         let seats = rng.range(1, 12);
         let longest = rng.range(24, 120);
         let pages_per_seat = longest.div_ceil(page_size);
-        // From barely one sequence to more than everybody needs.
+        // From barely one sequence to more than all clients need.
         let pages = 1 + pages_per_seat * rng.range(4, 4 + 3 * seats) / 4;
         let geometry = Geometry { seats, pages, page_size, pages_per_seat, vocab: VOCAB };
         let coverage = Coverage {
@@ -122,13 +122,13 @@ impl Scenario {
             steps: *Rng::new(seed, 5).pick(&[1, 1, 2, 3, 8]),
         };
         scenario.fill(&mut rng, everything);
-        scenario.turn_some_into_vectors(&mut Rng::new(seed, 5));
+        scenario.turn_some_into_embeddings(&mut Rng::new(seed, 5));
         scenario.join_some_into_calls(&mut Rng::new(seed, 8));
         scenario
     }
 
-    /// Some clients want their prompt's vector and no answer.
-    fn turn_some_into_vectors(&mut self, rng: &mut Rng) {
+    /// Turns some requests into embeddings.
+    fn turn_some_into_embeddings(&mut self, rng: &mut Rng) {
         for visit in &mut self.visits {
             let (last, unit, chosen) = (rng.one_in(3), rng.one_in(2), rng.one_in(9));
             let request = &mut visit.request;
@@ -140,7 +140,7 @@ impl Scenario {
         }
     }
 
-    /// Some clients send several requests in one call.
+    /// Joins some requests into calls of several.
     fn join_some_into_calls(&mut self, rng: &mut Rng) {
         let mut call = None;
         for visit in &mut self.visits {
@@ -163,7 +163,7 @@ impl Scenario {
         let spacing = rng.range(0, 12);
         let mut at = 0;
         for id in 0..u64::from(count) {
-            // A flood is many arrivals at one tick.
+            // Several requests may arrive at one tick.
             at += if rng.one_in(5) { 0 } else { u64::from(rng.range(0, spacing)) };
             let request = self.request(rng, id, &shared, longest, everything, at);
             let cancels = everything && rng.one_in(6);
@@ -239,7 +239,7 @@ fn sampling(rng: &mut Rng, max_tokens: u32) -> Sampling {
     sampling.ignore_eos = rng.one_in(5);
     if grammar {
         sampling.grammar = Some(compiled());
-        // Only the oracle's own idea of the grammar decides where such an answer ends.
+        // Only the grammar decides where such an answer ends.
         sampling.stop_tokens.clear();
     }
     sampling

@@ -1,7 +1,7 @@
-//! A device that keeps what it is told in memory, answers late, and fails on schedule.
+//! A fake device that stores its state in memory, returns results late, and fails on schedule.
 //!
-//! It trusts nothing: whatever a real device could not survive (a page with two writers, a read of
-//! something never written, a step no graph covers) is written down as a violation.
+//! Everything that would break a real device (a page with two writers, a read of an unwritten cell,
+//! a step that no graph covers) is recorded as a violation.
 
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 const POISON: u64 = u64::MAX;
 
-/// How a call goes wrong.
+/// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A launch that did nothing; a poll that finds nothing.
     NotLaunched,
     /// Everything on the device is lost.
     StateLost,
-    /// As that, and it will never run anything again.
+    /// The device fails for good.
     Gone,
     /// No graph covers the step.
     NotCovered,
@@ -31,12 +31,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every way.
+    /// All kinds of faults.
     pub const ALL: [Fault; 5] =
         [Fault::NotLaunched, Fault::StateLost, Fault::Gone, Fault::NotCovered, Fault::Corrupt];
 }
 
-/// When calls go wrong.
+/// When calls fail.
 #[derive(Clone, Debug)]
 pub enum Faults {
     /// Never.
@@ -47,19 +47,19 @@ pub enum Faults {
     OneIn(u32),
 }
 
-/// A launch whose last result has not been taken.
+/// A launch whose last result has not been polled.
 struct Pending {
-    /// What was launched; after each step, what its next one would be.
+    /// The launched step; after each step, its next one.
     step: Step,
     /// Steps it may still run.
     left: u32,
-    /// Steps that ran and were not taken.
+    /// Steps that ran and were not polled.
     done: VecDeque<Done>,
 }
 
 struct Done {
     result: StepResult,
-    /// Polls that still find nothing.
+    /// Polls until the result is available.
     delay: u32,
     /// Pages the step writes, and for which seat.
     writes: BTreeMap<Page, Seat>,
@@ -86,7 +86,7 @@ pub struct FakeDevice {
     steps: u32,
     /// Launches it refused.
     pub refusals: u64,
-    /// The launch under way was asked to leave.
+    /// The current launch was asked to stop its loop.
     pub asked: bool,
     /// Steps that were not the first of their launch.
     pub repeated: u64,
@@ -94,22 +94,22 @@ pub struct FakeDevice {
     pub calls: u64,
     /// Steps launched.
     pub launches: u64,
-    /// Results handed out.
+    /// Results returned.
     pub delivered: u64,
-    /// Faults that happened, by what they can do to a request.
+    /// Whether a fault happened that may fail a request.
     pub failed: bool,
-    /// It will never run anything again, and whether the engine knows.
+    /// Set if the device failed for good; whether the engine was told.
     gone: Option<bool>,
-    /// Of these, steps that fed a prompt.
+    /// Steps launched with prompt tokens.
     pub prompt_launches: u64,
-    /// What was launched, when somebody wants to read it.
+    /// A log of the launches, if requested.
     pub log: Option<Vec<String>>,
-    /// What went wrong, first things first.
+    /// Violations, in order.
     pub violations: Vec<String>,
 }
 
 impl FakeDevice {
-    /// A device with nothing on it.
+    /// An empty device.
     pub fn new(
         geometry: Geometry,
         coverage: Coverage,
@@ -142,23 +142,23 @@ impl FakeDevice {
         }
     }
 
-    /// What a page holds.
+    /// The cells of a page.
     pub fn page(&self, page: Page) -> &[u64] {
         let size = self.geometry.page_size as usize;
         let first = page.0 as usize * size;
         &self.cells[first..first + size]
     }
 
-    /// Whether a step that has not reported yet writes this page.
+    /// Whether a step in flight writes this page.
     pub fn is_writing(&self, page: Page) -> bool {
-        self.flying().any(|step| step.writes.contains_key(&page))
+        self.in_flight().any(|step| step.writes.contains_key(&page))
     }
 
-    fn flying(&self) -> impl Iterator<Item = &Done> {
+    fn in_flight(&self) -> impl Iterator<Item = &Done> {
         self.pending.iter().flat_map(|launch| &launch.done)
     }
 
-    /// The launch under way that will run more steps by itself.
+    /// The current launch, if it will run more steps.
     pub fn repeating(&self) -> Option<u64> {
         self.pending.back().filter(|launch| launch.left > 0).map(|launch| launch.step.number)
     }
@@ -189,7 +189,7 @@ impl FakeDevice {
         }
     }
 
-    /// Everything is gone, and what is read from now on is recognisably nothing.
+    /// Loses all state; cells are poisoned, so that later reads are detected.
     fn lose(&mut self) {
         self.cells.fill(POISON);
         self.seats.iter_mut().for_each(|seat| *seat = None);
@@ -220,9 +220,9 @@ impl FakeDevice {
         if self.pending.len() >= Self::DEPTH {
             self.wrong(format!("{} steps are in flight already", self.pending.len()));
         }
-        // Whoever launches must have heard of all steps in front but the last.
+        // Before a launch, the results of all earlier steps but the last must have been polled.
         if self.pending.back().is_some_and(|launch| launch.left > 0 || launch.done.len() > 1) {
-            self.wrong("a launch behind one that is not at its last step".into());
+            self.wrong("a launch before the previous one is at its last step".into());
         }
         let once = step.kind() == StepKind::Prefill || !step.masks.is_empty();
         if step.steps > self.steps || (once && step.steps > 1) {
@@ -230,21 +230,21 @@ impl FakeDevice {
         }
     }
 
-    /// Runs the next step of a launch. What could end it is looked at when the step begins, as a device
-    /// does: a page for the token after it, and whether somebody asked it to leave.
+    /// Runs the next step of a launch. Like a device, it checks at the beginning of the step what
+    /// could end the loop: a missing page for the next token, or a request to stop.
     fn run(&mut self, mut launch: Pending) -> Pending {
         let asked = self.asked;
         let step = &mut launch.step;
         let mut writes = BTreeMap::new();
         let rows = (0..step.rows.len()).map(|row| self.run_row(step, row, &mut writes));
         let rows: Vec<RowResult> = rows.collect();
-        let mut homeless = |row: &Row| {
+        let mut no_page = |row: &Row| {
             let state = self.seats[row.seat.0 as usize].as_ref();
             state.is_none_or(|state| self.cell_at(row.seat, state.len).is_none())
         };
-        let homeless = step.rows.iter().any(&mut homeless);
+        let no_page = step.rows.iter().any(&mut no_page);
         let stopped = rows.iter().any(|row| row.stopped) && !planted(Plant::RunPastStop);
-        launch.left = if stopped || homeless || asked { 0 } else { launch.left - 1 };
+        launch.left = if stopped || no_page || asked { 0 } else { launch.left - 1 };
         let result = StepResult { number: step.number, again: launch.left > 0, rows };
         step.rows.iter_mut().for_each(|row| row.start += 1);
         let delay = self.rng.range(0, self.max_delay);
@@ -252,7 +252,7 @@ impl FakeDevice {
         launch
     }
 
-    /// Lets the launch under way run up to `most` more steps.
+    /// Runs up to `most` more steps of the current launch.
     fn run_on(&mut self, most: u32) {
         for _ in 0..most {
             let Some(launch) = self.pending.pop_back_if(|launch| launch.left > 0) else { return };
@@ -275,7 +275,7 @@ impl FakeDevice {
         for entry in &step.pages {
             let limit = self.geometry.pages_per_seat;
             let Some(state) = &mut self.seats[entry.seat.0 as usize] else {
-                self.wrong(format!("a page for {:?}, where nobody sits", entry.seat));
+                self.wrong(format!("a page for {:?}, which is empty", entry.seat));
                 continue;
             };
             let index = entry.index as usize;
@@ -297,7 +297,7 @@ impl FakeDevice {
         }
     }
 
-    /// Writes one row's tokens, checking that nobody else writes the same pages.
+    /// Writes one row's tokens and checks that no other seat writes the same pages.
     fn feed(
         &mut self,
         seat: Seat,
@@ -311,7 +311,7 @@ impl FakeDevice {
                 continue;
             };
             let page = Page(at as u32 / self.geometry.page_size);
-            let before = self.flying().find_map(|step| step.writes.get(&page));
+            let before = self.in_flight().find_map(|step| step.writes.get(&page));
             if let Some(&other) = writes.get(&page).or(before)
                 && other != seat
             {
@@ -331,7 +331,7 @@ impl FakeDevice {
         let row = &step.rows[index];
         let seat = row.seat;
         let Some(state) = &self.seats[seat.0 as usize] else {
-            self.wrong(format!("a row for {seat:?}, where nobody sits"));
+            self.wrong(format!("a row for {seat:?}, which is empty"));
             return RowResult::default();
         };
         let tokens =
@@ -368,7 +368,7 @@ impl FakeDevice {
             }
         }
         let mask = step.masks.iter().find(|(row, _)| *row as usize == index);
-        let state = self.seats[seat.0 as usize].as_mut().expect("looked at above");
+        let state = self.seats[seat.0 as usize].as_mut().expect("checked above");
         state.len = len;
         let hidden = row.hidden().map(|_| hidden);
         let mut detail = Detail { scores, hidden, ..Detail::default() };
@@ -386,7 +386,7 @@ impl FakeDevice {
         result
     }
 
-    /// A result that no engine may believe.
+    /// Corrupts a result in a way that the engine must detect.
     fn corrupt(&mut self, result: &mut StepResult) {
         let kind = self.rng.range(0, 3);
         let sampled = result.rows.iter_mut().find_map(|row| row.token.as_mut());
@@ -425,7 +425,7 @@ impl Executor for FakeDevice {
         }
         if let Some(told) = self.gone {
             if told {
-                self.wrong("a launch although it is gone".into());
+                self.wrong("a launch after the device failed for good".into());
             }
             self.gone = Some(true);
             return Err(ExecError::Gone("planned".into()));
@@ -483,7 +483,7 @@ impl Executor for FakeDevice {
         if let Some(fault @ (Fault::StateLost | Fault::Gone)) = fault {
             self.failed = true;
             self.lose();
-            // Whoever waits for a result cannot tell the two apart; the next launch will.
+            // A poll cannot distinguish the two; the next launch does.
             if fault == Fault::Gone {
                 self.gone.get_or_insert(false);
             }
@@ -502,8 +502,8 @@ impl Executor for FakeDevice {
             first.delay = first.delay.saturating_sub(1);
             return Ok(None);
         }
-        let launch = self.pending.front_mut().expect("looked at above");
-        let mut result = launch.done.pop_front().expect("looked at above").result;
+        let launch = self.pending.front_mut().expect("checked above");
+        let mut result = launch.done.pop_front().expect("checked above").result;
         if !result.again {
             self.pending.pop_front();
         }

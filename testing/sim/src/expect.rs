@@ -1,20 +1,20 @@
-//! What every answer must be, computed from the request alone.
+//! The expected answers, computed from the request alone.
 
 use crate::client::{GRAMMAR_MAX, GRAMMAR_MIN, grammar_letters};
 use crate::oracle::{EOS, HIDDEN, Prefix, VOCAB, cell};
 use engine::exec::SeatParams;
 use engine::request::{Embed, Finish, Pooling, Request, Token, TokenLogprob};
 
-/// What the oracle says next.
+/// The next expected event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// One more token.
     Token(Token, Option<TokenLogprob>),
-    /// The end, by itself.
+    /// The end of the answer.
     End(Finish),
 }
 
-/// One continuation, as it must go.
+/// The expected course of one choice.
 pub struct Answer {
     tokens: Vec<Token>,
     prompt: u32,
@@ -26,7 +26,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Continuation `choice` of a request, where a sequence has at most `longest` tokens.
+    /// Choice `choice` of a request, where a sequence has at most `longest` tokens.
     pub fn new(request: &Request, choice: u32, longest: u32) -> Self {
         let s = &request.sampling;
         let prompt = request.prompt.len() as u32;
@@ -64,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// The next thing that must be heard of it.
+    /// The next event that must be output.
     pub fn advance(&mut self) -> Next {
         let len = self.tokens.len() as u32;
         if self.letters == Some(GRAMMAR_MAX) {
@@ -94,7 +94,7 @@ impl Answer {
     }
 }
 
-/// The grammar by hand: letters until the most, the end from the least on.
+/// The mask of the grammar: letters up to the maximum, the end from the minimum on.
 fn mask(letters: u32) -> Vec<u32> {
     let mut mask = vec![0u32; VOCAB.div_ceil(32) as usize];
     let mut allow = |token: Token| mask[token as usize / 32] |= 1 << (token % 32);
@@ -107,7 +107,7 @@ fn mask(letters: u32) -> Vec<u32> {
     mask
 }
 
-/// The vector a prompt must get.
+/// The expected embedding of a prompt.
 pub fn vector(request: &Request, embed: Embed) -> Vec<f32> {
     let mut prefix = Prefix::new();
     let mut states = Vec::new();
@@ -126,7 +126,7 @@ pub fn vector(request: &Request, embed: Embed) -> Vec<f32> {
     sums.iter().map(|x| (x / by) as f32).collect()
 }
 
-/// The log-probabilities a prompt must get.
+/// The expected log-probabilities of a prompt.
 pub fn prompt_logprobs(request: &Request) -> Vec<TokenLogprob> {
     let Some(top) = request.prompt_logprobs else { return Vec::new() };
     let mut prefix = Prefix::new();

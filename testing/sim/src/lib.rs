@@ -1,9 +1,9 @@
-//! A simulator that tries to break the engine.
+//! A simulator that tests the engine with random clients and faults.
 //!
-//! Seeded clients talk to the real engine over a fake device that is late, fails and lies on
-//! schedule. In place of a model there is an [`oracle`]: the next token is a hash of everything
-//! before it, read back through the page tables. After every step checkers recount the books. All
-//! of a run follows from its seed, so a seed that fails can be replayed alone.
+//! Seeded clients use the real engine on a fake device that is late, fails and corrupts results on
+//! schedule. Instead of a model there is an [`oracle`]: the next token is a hash of everything
+//! before it, read through the page tables. After every step, checkers verify outputs, pages and
+//! counters. A run depends only on its seed, so a failing seed can be replayed.
 
 pub mod campaign;
 pub mod client;

@@ -1,4 +1,4 @@
-//! `sim`: breaks the engine from seeds, or shows that it does not break.
+//! `sim`: runs the simulator and reports violations.
 
 use clap::Parser;
 use engine::plant::Plant;
@@ -10,16 +10,17 @@ use std::time::Instant;
 /// Runs the engine against seeded clients and a device that fails on schedule.
 #[derive(Parser)]
 struct Args {
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
     /// Only this seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// With --seed: print what the first steps do.
+    /// With --seed: print this many steps.
     #[arg(long, default_value_t = 0, requires = "seed")]
     steps: u64,
-    /// Press the cache to this share of demand and compare every answer with the unpressed run.
+    /// Limit the cache to this share of the demand and compare every answer with a run without the
+    /// limit.
     #[arg(long)]
     cache_share: Option<f64>,
     /// Plant one bug: finding it is success.
@@ -28,7 +29,7 @@ struct Args {
     /// Lists the bugs that can be planted.
     #[arg(long)]
     list_plants: bool,
-    /// Only the seeds: not the cache under pressure, the failing calls and the planted bugs.
+    /// Run only the seeds, not the small cache, the failing calls and the planted bugs.
     #[arg(long)]
     only_seeds: bool,
     /// Seeds tried before a planted bug counts as not found.
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // A panic inside a run is a finding, and is told once, with its seed.
+    // A panic inside a run is reported once, with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     match run(&args) {
         Ok(true) => ExitCode::SUCCESS,
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool, String> {
     let plant = args.plant.as_deref().map(named).transpose()?;
-    let plan = Plan { cache_share: args.cache_share, plant, told: args.steps };
+    let plan = Plan { cache_share: args.cache_share, plant, printed: args.steps };
     let (first, count) = match args.seed {
         Some(seed) => (seed, 1),
         None => (0, args.seeds),
@@ -89,7 +90,7 @@ fn run(args: &Args) -> Result<bool, String> {
 
 fn named(name: &str) -> Result<Plant, String> {
     let found = Plant::ALL.iter().find(|plant| plant.name() == name);
-    found.copied().ok_or_else(|| format!("no plant is called {name}; see --list-plants"))
+    found.copied().ok_or_else(|| format!("unknown planted bug {name}; see --list-plants"))
 }
 
 fn seeds(title: &str, plan: Plan, first: u64, count: u64) -> bool {
@@ -114,7 +115,7 @@ fn seeds(title: &str, plan: Plan, first: u64, count: u64) -> bool {
     }
 }
 
-/// Fails every call of one script, one at a time, in every way.
+/// Runs one script with each of its calls failing in every way.
 fn calls() -> bool {
     let whole = match failing_call(u64::MAX, Fault::StateLost) {
         Ok(report) => report,
@@ -140,7 +141,7 @@ fn calls() -> bool {
     true
 }
 
-/// Plants every bug and looks for it.
+/// Plants each bug and checks that it is found.
 fn plants(limit: u64) -> bool {
     let mut missed = 0;
     for &plant in Plant::ALL {

@@ -1,7 +1,7 @@
-//! The token oracle in place of a model: the next token is a hash of everything before it.
+//! The oracle that replaces a model: the next token is a hash of everything before it.
 //!
-//! The fake device computes it from what it reads back through its page tables, the checker from
-//! the request alone. A wrong page, a stale seat or a crossed request changes the hash, and with it
+//! The fake device computes it from the cells that it reads through its page tables, the checker
+//! from the request alone. A wrong page, a stale seat or mixed-up requests change the hash, and so
 //! the token.
 
 use crate::rng::mix;
@@ -21,18 +21,18 @@ pub const EOS: Token = 0;
 pub struct Prefix(u64);
 
 impl Prefix {
-    /// Nothing yet.
+    /// The empty prefix.
     pub fn new() -> Self {
         Self(0x5EED)
     }
 
-    /// One more cell: a token at its position.
+    /// Adds a cell: a token at its position.
     pub fn push(&mut self, cell: u64) {
         self.0 = mix(self.0 ^ cell).wrapping_add(cell);
     }
 
-    /// The token that follows when `len` tokens are there. `seen` are the tokens that count for
-    /// penalties; they matter only when one is on.
+    /// The token after `len` tokens. `seen` are the tokens that count for penalties; used only if
+    /// one is set.
     pub fn next(
         &self,
         len: u32,
@@ -59,12 +59,12 @@ impl Prefix {
         (0..VOCAB).map(|step| (first + step) % VOCAB).find(allowed).unwrap_or(EOS)
     }
 
-    /// A made-up hidden state: whole numbers, so that sums do not depend on their order.
+    /// An invented hidden state of integers, so that sums do not depend on their order.
     pub fn hidden(&self) -> [f64; HIDDEN as usize] {
         std::array::from_fn(|at| (mix(self.0 ^ mix(at as u64 + 77)) % 4096) as f64 - 2048.0)
     }
 
-    /// A made-up log-probability with alternatives, different for every prefix and target.
+    /// An invented log-probability with alternatives, different for every prefix and target.
     pub fn logprob(&self, target: Token, top: u32) -> (f32, Vec<(Token, f32)>) {
         let score = |token: Token| {
             let hash = mix(self.0 ^ mix(u64::from(token)));
@@ -82,12 +82,12 @@ impl Default for Prefix {
     }
 }
 
-/// What a page holds for one token: the token and where it stands.
+/// The content of a page for one token: the token and its position.
 pub fn cell(token: Token, position: u32) -> u64 {
     u64::from(token) | u64::from(position) << 32
 }
 
-/// Whether `seen` matters.
+/// Whether a penalty is set, so that `seen` matters.
 pub fn penalised(params: &SeatParams) -> bool {
     params.repetition_penalty != 1.0
         || params.frequency_penalty != 0.0

@@ -1,11 +1,11 @@
-//! The one source of chance: every decision of a run follows from its seed.
+//! The random numbers of a run, which depend only on its seed.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A stream of its own for this seed and purpose.
+    /// A separate stream for this seed and purpose.
     pub fn new(seed: u64, purpose: u64) -> Self {
         Self(mix(seed ^ mix(purpose)))
     }
@@ -26,13 +26,13 @@ impl Rng {
         self.range(1, n) == 1
     }
 
-    /// One of these.
+    /// A random element.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.range(0, from.len() as u32 - 1) as usize]
     }
 }
 
-/// A good 64-bit mixer: every input bit reaches every output bit.
+/// A 64-bit mixer: every input bit affects every output bit.
 pub fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,4 +1,4 @@
-//! One run: clients, engine and device, with every checker after every step.
+//! One run: clients, engine and device, with all checks after every step.
 
 use crate::client::{Scenario, Visit};
 use crate::device::{FakeDevice, Faults};
@@ -9,22 +9,22 @@ use engine::request::{Event, Finish, Output, Reject, Request, RequestId, Token};
 use engine::{Engine, EngineStats};
 use std::collections::BTreeMap;
 
-/// What a run leaves behind.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The engine's counters at the end.
     pub stats: EngineStats,
-    /// Ticks until everybody was served.
+    /// Ticks until all requests ended.
     pub ticks: u64,
     /// Launches and polls.
     pub calls: u64,
-    /// Most pages held at once, by living sequences.
+    /// Most pages held at once by live sequences.
     pub peak_pages: u32,
     /// Steps that were not the first of their launch.
     pub repeated: u64,
     /// Every answer: tokens and end, by request and choice.
     pub answers: BTreeMap<(RequestId, u32), (Vec<Token>, Finish)>,
-    /// A hash of everything the engine said, in order.
+    /// A hash of all outputs of the engine, in order.
     pub trace: u64,
 }
 
@@ -38,7 +38,7 @@ struct Client {
     embedded: bool,
     rejected: bool,
     cancelled: bool,
-    /// Results delivered when the engine heard that it cancelled.
+    /// Results delivered when the cancellation was submitted.
     cancelled_at: Option<u64>,
     cancel_tick: Option<u64>,
     reads_every: Option<u64>,
@@ -65,8 +65,8 @@ pub struct Run {
     prompt_launches: u64,
     peak_pages: u32,
     trace: u64,
-    told: u64,
-    /// Launches the device had refused when somebody last heard something.
+    printed: u64,
+    /// Launches refused at the last output.
     refusals: u64,
 }
 
@@ -97,14 +97,14 @@ impl Run {
             prompt_launches: 0,
             peak_pages: 0,
             trace: 0,
-            told: 0,
+            printed: 0,
             refusals: 0,
         }
     }
 
-    /// Prints what the first `ticks` ticks do.
-    pub fn tell(mut self, ticks: u64) -> Self {
-        self.told = ticks;
+    /// Prints the first `ticks` ticks.
+    pub fn print_ticks(mut self, ticks: u64) -> Self {
+        self.printed = ticks;
         self.engine.executor_mut().log = Some(Vec::new());
         self
     }
@@ -116,7 +116,7 @@ impl Run {
         outputs.iter().for_each(|output| println!("  {output:?}"));
     }
 
-    /// Runs until everybody is served, or until a checker objects.
+    /// Runs until all requests have ended, or until a check fails.
     pub fn finish(mut self) -> Result<Report, String> {
         let visits = std::mem::take(&mut self.scenario.visits);
         let work: u64 = visits
@@ -128,11 +128,11 @@ impl Run {
             })
             .sum();
         let last = visits.last().map_or(0, |visit| visit.at);
-        // Everything could be computed a token at a time, several times over, with results late.
-        let patience = last + 1000 + work * 12 * u64::from(2 + self.scenario.max_delay);
+        // A generous limit: every token computed alone, several times, with late results.
+        let limit = last + 1000 + work * 12 * u64::from(2 + self.scenario.max_delay);
         let mut visits = visits.into_iter().peekable();
         loop {
-            let mut events = self.leavers();
+            let mut events = self.cancellations();
             while let Some(visit) = visits.next_if(|visit| visit.at <= self.tick) {
                 events.push(self.arrive(visit));
             }
@@ -141,7 +141,7 @@ impl Run {
             if served && self.engine.is_idle() {
                 return self.conclude();
             }
-            if self.tick > patience {
+            if self.tick > limit {
                 let waiting: Vec<_> =
                     self.clients.values().filter(|c| !c.done()).map(|c| c.request.id.0).collect();
                 return Err(format!("tick {}: requests {waiting:?} never ended", self.tick));
@@ -174,8 +174,8 @@ impl Run {
         Event::Submit(Box::new(request))
     }
 
-    /// Cancels of this tick: lost interest, or a reader too slow.
-    fn leavers(&mut self) -> Vec<Event> {
+    /// The cancellations of this tick: planned ones, and slow clients.
+    fn cancellations(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for (&id, client) in &mut self.clients {
             if let Some(every) = client.reads_every
@@ -183,9 +183,9 @@ impl Run {
             {
                 client.unread = client.unread.saturating_sub(1);
             }
-            let bored = client.cancel_tick.is_some_and(|tick| tick <= self.tick);
-            let clogged = client.reads_every.is_some() && client.unread > 8;
-            if (bored || clogged) && !client.cancelled {
+            let planned = client.cancel_tick.is_some_and(|tick| tick <= self.tick);
+            let slow = client.reads_every.is_some() && client.unread > 8;
+            if (planned || slow) && !client.cancelled {
                 client.cancelled = true;
                 events.push(Event::Cancel(id));
             }
@@ -196,7 +196,7 @@ impl Run {
     fn step(&mut self, events: Vec<Event>) -> Result<(), String> {
         let before = self.engine.holdings();
         let refusals = self.engine.executor().refusals;
-        let (nobody, launch) =
+        let (none_waiting, launch) =
             (self.engine.stats().waiting == 0, self.engine.executor().repeating());
         self.now += self.scenario.tick;
         let outputs = if self.rng.one_in(2) {
@@ -204,7 +204,7 @@ impl Run {
         } else {
             self.engine.step_wait(self.now, events)
         };
-        if self.tick < self.told {
+        if self.tick < self.printed {
             self.print(&outputs);
         }
         let delivered = self.engine.executor().delivered;
@@ -216,10 +216,10 @@ impl Run {
             if !matches!(output, Output::Finished { .. } | Output::Rejected { .. }) {
                 self.refusals = refusals;
             }
-            self.hear(output)?;
+            self.check_output(output)?;
         }
         self.check_device()?;
-        self.check_leaving(nobody, launch)?;
+        self.check_stop(none_waiting, launch)?;
         self.engine.audit()?;
         self.check_cache()?;
         let after = self.engine.holdings();
@@ -235,21 +235,21 @@ impl Run {
         }
     }
 
-    /// Whoever comes first to an empty queue ends a launch of several steps, and nothing but a failing
-    /// device makes the engine start over.
-    fn check_leaving(&self, nobody: bool, launch: Option<u64>) -> Result<(), String> {
+    /// The first request in an empty queue must stop a launch of several steps, and the engine must
+    /// not restart unless the device failed.
+    fn check_stop(&self, none_waiting: bool, launch: Option<u64>) -> Result<(), String> {
         let (stats, device) = (self.engine.stats(), self.engine.executor());
         let same = launch.is_some() && device.repeating() == launch;
-        if nobody && stats.waiting > 0 && same && !device.asked {
-            return Err("somebody waits and the launch under way was not asked to leave".into());
+        if none_waiting && stats.waiting > 0 && same && !device.asked {
+            return Err("a request waits, and the current launch was not asked to stop".into());
         }
         if stats.restarts > 0 && stats.retries == 0 && !device.failed {
-            return Err("the engine started over although nothing failed".into());
+            return Err("the engine restarted although nothing failed".into());
         }
         Ok(())
     }
 
-    /// Every cached page holds on the device what the tree says, by a step that is confirmed.
+    /// Every cached page has the tokens that the tree records, written by a confirmed step.
     fn check_cache(&self) -> Result<(), String> {
         let device = self.engine.executor();
         for (page, start, tokens) in self.engine.cached_pages() {
@@ -268,7 +268,7 @@ impl Run {
         Ok(())
     }
 
-    /// Nobody is overtaken beyond the bound, and prompts wait at most every other step.
+    /// No request is overtaken beyond the bound, and prompts wait at most every other step.
     fn check_fairness(&mut self, prompt_waited: bool) -> Result<(), String> {
         let stats = self.engine.stats();
         let patience = self.scenario.config.patience;
@@ -286,17 +286,17 @@ impl Run {
             self.promptless += launches - self.launches;
         }
         (self.launches, self.prompt_launches) = (launches, prompts);
-        // One formed before the prompt was there, one where decode had its turn.
+        // One step formed before the prompt arrived, and one for decode.
         if self.promptless > 3 {
             return Err(format!("prompts waited for {} steps", self.promptless));
         }
         Ok(())
     }
 
-    /// Those who cancelled hold nothing once two more launches came back.
+    /// A cancelled request holds no pages after the next launches have returned.
     fn check_holdings(&mut self) -> Result<(), String> {
         let delivered = self.engine.executor().delivered;
-        // The device may have run a whole launch of steps before it was asked to leave.
+        // The device may have run a whole launch of steps before it was asked to stop.
         let bound = 1 + u64::from(self.scenario.steps);
         let mut pages: Vec<u32> = Vec::new();
         for held in self.engine.holdings() {
@@ -312,7 +312,7 @@ impl Run {
         Ok(())
     }
 
-    fn hear(&mut self, output: Output) -> Result<(), String> {
+    fn check_output(&mut self, output: Output) -> Result<(), String> {
         let id = match &output {
             Output::Rejected { id, .. }
             | Output::Prefilled { id, .. }
@@ -320,7 +320,7 @@ impl Run {
             | Output::Token { id, .. }
             | Output::Finished { id, .. } => *id,
         };
-        // A device that refuses launch after launch is given up too, as the configuration says.
+        // Repeatedly refused launches also count as a failed device, as configured.
         let device = self.engine.executor();
         let config = &self.scenario.config;
         let patience = u64::from((config.launch_retries + 1) * (config.restarts + 1));
@@ -328,7 +328,7 @@ impl Run {
         let full = self.scenario.config.max_waiting;
         let now = self.now;
         let Some(client) = self.clients.get_mut(&id) else {
-            return Err(format!("{output:?} for nobody"));
+            return Err(format!("{output:?} for an unknown request"));
         };
         if client.done() {
             return Err(format!("{output:?} after the end"));
@@ -408,8 +408,8 @@ impl Run {
         self.check_deadline(id)
     }
 
-    /// The longest prefix of a prompt that its tenant has shown the engine before. A request that
-    /// was sent back to the queue may find its own pages.
+    /// The longest prefix of a prompt that its tenant has sent before. A requeued request may find
+    /// its own pages.
     fn could_share(&self, id: RequestId) -> u32 {
         let stats = self.engine.stats();
         let own = &self.clients[&id].request;
@@ -430,7 +430,7 @@ impl Run {
         shown.map(common).max().unwrap_or(0)
     }
 
-    /// Nothing is heard of a request after its deadline but its end.
+    /// A request must end soon after its deadline.
     fn check_deadline(&self, id: RequestId) -> Result<(), String> {
         let client = &self.clients[&id];
         let late = client
@@ -450,7 +450,7 @@ impl Run {
             if client.rejected {
                 continue;
             }
-            // Whether it may fail was asked when it did.
+            // Whether the failure was legitimate was checked when it occurred.
             let gone = |end: &Option<Finish>| matches!(end, Some(Finish::Failed(_)));
             if client.request.deadline.is_none()
                 && !client.cancelled

@@ -1,11 +1,11 @@
-//! A small helping of what the `sim` binary does at length.
+//! A short version of what the `sim` binary runs.
 
 use engine::plant::Plant;
 use sim::campaign::{Plan, failing_call, one};
 use sim::device::Fault;
 
 #[test]
-fn seeds_hold() {
+fn seeds_have_no_violations() {
     let (totals, failure) = Plan::default().seeds(0, 400, |_| {});
     assert!(failure.is_none(), "{failure:?}");
     assert!(
@@ -15,7 +15,7 @@ fn seeds_hold() {
 }
 
 #[test]
-fn a_seed_is_the_same_every_time() {
+fn a_seed_is_reproducible() {
     for seed in 0..40 {
         let (first, again) = (one(seed, None, 0).unwrap(), one(seed, None, 0).unwrap());
         assert_eq!((first.trace, first.ticks), (again.trace, again.ticks), "seed {seed}");
@@ -23,7 +23,7 @@ fn a_seed_is_the_same_every_time() {
 }
 
 #[test]
-fn answers_survive_a_cache_of_thirty_percent() {
+fn answers_do_not_depend_on_the_cache_size() {
     let plan = Plan { cache_share: Some(0.3), ..Plan::default() };
     let (totals, failure) = plan.seeds(0, 120, |_| {});
     assert!(failure.is_none(), "{failure:?}");
@@ -31,7 +31,7 @@ fn answers_survive_a_cache_of_thirty_percent() {
 }
 
 #[test]
-fn every_call_may_fail() {
+fn every_call_can_fail() {
     let whole = failing_call(u64::MAX, Fault::StateLost).unwrap();
     assert!(whole.stats.decode_steps + whole.stats.prefill_steps >= 200);
     for call in 1..=whole.calls {
@@ -45,7 +45,7 @@ fn every_call_may_fail() {
 
 #[test]
 fn every_planted_bug_is_found() {
-    // Planted bugs may panic; their messages would only be noise.
+    // Planted bugs may panic; their messages are suppressed.
     std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<&str> = Plant::ALL
         .iter()

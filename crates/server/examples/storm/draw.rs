@@ -1,10 +1,10 @@
-//! Numbers that follow from a seed and nothing else.
+//! Random numbers that depend only on a seed.
 
 /// SplitMix64.
 pub(crate) struct Draw(u64);
 
 impl Draw {
-    /// The numbers of one request of one storm, whoever sends it and when.
+    /// The generator for one request of one storm.
     pub(crate) fn new(seed: u64, request: u64) -> Self {
         let mut draw = Self(seed ^ request.wrapping_mul(0xD1B5_4A32_D192_ED03));
         draw.next();
@@ -19,12 +19,12 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which is at least 1.
+    /// A number below `end`, which is at least 1.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// From `least` to `most`, small ones as often as large ones.
+    /// A number from `least` to `most`, with each power of two equally likely.
     pub(crate) fn size(&mut self, least: u64, most: u64) -> usize {
         let doublings = (most / least.max(1)).max(1).ilog2() as u64;
         let base = least << self.below(doublings + 1);

@@ -1,4 +1,4 @@
-//! The grammar of hostile requests.
+//! A generator of hostile requests.
 
 use crate::draw::Draw;
 use crate::schemas::{expression, schema, schema_leaf};
@@ -8,24 +8,24 @@ pub(crate) const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const ROUTES: [&str; 5] = [CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize", "/detokenize"];
 
-/// One request, byte by byte.
+/// One request.
 pub(crate) struct Hostile {
-    /// Which part of the grammar it comes from.
+    /// The kind of attack.
     pub(crate) kind: &'static str,
-    /// What is sent.
+    /// The bytes to send.
     pub(crate) bytes: Vec<u8>,
-    /// Whether an answer must come; what is no HTTP may be met with silence.
+    /// Whether the server must respond; invalid HTTP may get no response.
     pub(crate) due: bool,
-    /// Whether this is an ordinary request that must be answered or put off.
+    /// Whether this is an ordinary request, which must get 200 or 429.
     pub(crate) ordinary: bool,
-    /// Bytes after which the client leaves without a word.
+    /// Bytes after which the client disconnects.
     pub(crate) leaves_after: Option<usize>,
 }
 
-/// How often a part of the grammar is drawn, what it is called, and what makes its requests.
+/// The weight of a kind, its name, and its generator.
 type Kind = (u64, &'static str, fn(&mut Draw) -> Hostile);
 
-/// The request of this number.
+/// The request with this number.
 pub(crate) fn request(seed: u64, number: u64) -> Hostile {
     let draw = &mut Draw::new(seed, number);
     let kinds: [Kind; 11] = [
@@ -72,7 +72,7 @@ fn said(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
-/// A chat of few tokens with more fields.
+/// A short chat with additional fields.
 fn chat(draw: &mut Draw, more: Value) -> Map<String, Value> {
     let mut ask = json!({"messages": said("Say a word."), "max_tokens": 1 + draw.below(6)});
     if draw.one_in(3) {
@@ -258,7 +258,7 @@ fn of_encoding(draw: &mut Draw) -> Hostile {
         ),
         9 => chunked(path, &good, draw),
         10 => {
-            // Says more than it sends, then closes.
+            // Declares more bytes than it sends, then closes.
             let head = format!(
                 "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
                  content-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -1,15 +1,15 @@
-//! A storm of hostile requests against a server that runs, beside a few well-behaved streams. It ends with a
-//! verdict: no crash, no answer that blames the server, no connection dropped without a word, no stream
-//! with a gap more than a second longer than without the storm, memory back within a fifth.
+//! Sends hostile requests to a running server while a few ordinary streams run. It passes if the
+//! server does not crash, returns no server error, drops no connection without a response, delays
+//! no stream by more than a second compared to a run without the storm, and its memory returns to
+//! within a fifth.
 //!
 //!     dacapo serve --port 8000 & target/release/examples/storm http://127.0.0.1:8000 $!
 //!
-//! After the address and the process id come settings: `requests=10000`, `from=0` (the first of them),
-//! `width=16` (at once), `streams=3`, `seed=1`, `seconds=1800` (the most it may take), `alone=30` (seconds of
-//! streams without the storm),
-//! `fill=120` (the most seconds of filling the KV pages first), `tokens=48` (of each stream's answers),
-//! `show=N` (print request N of this seed and leave). The same seed sends the same bytes. Only a server on this
-//! machine is ever talked to.
+//! After the address and the process id come settings: `requests=10000`, `from=0` (the first
+//! request), `width=16` (concurrent requests), `streams=3`, `seed=1`, `seconds=1800` (time limit),
+//! `alone=30` (seconds of streams without the storm), `fill=120` (time limit for filling the KV
+//! pages first), `tokens=48` (per answer of a stream), `show=N` (print request N of this seed and
+//! exit). The same seed sends the same bytes. The address must be on this machine.
 
 mod draw;
 mod hostile;
@@ -31,11 +31,11 @@ use wire::{Ended, Outcome};
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-/// How much longer a gap may be beside the storm.
+/// How much longer a gap between tokens may be during the storm.
 const GAP: Duration = Duration::from_secs(1);
-/// How long `/health/live` may take.
+/// The time limit of `/health/live`.
 const HEALTH: Duration = Duration::from_secs(2);
-/// What memory may be afterwards, in hundredths of what it was.
+/// The most memory afterwards, in percent of the memory before.
 const MEMORY: u64 = 120;
 
 struct Settings {
@@ -50,13 +50,15 @@ impl Settings {
         let mut words = std::env::args().skip(1);
         let (url, pid) = (words.next(), words.next());
         let (Some(url), Some(pid)) = (url, pid) else {
-            return Err("say the server's address and its process id".into());
+            return Err("usage: storm URL PID [NAME=NUMBER…]".into());
         };
         let target = Target::parse(&url, None)?;
         let all: Vec<SocketAddr> = target.host.to_socket_addrs()?.collect();
-        let address = *all.first().ok_or("the address leads nowhere")?;
+        let address = *all.first().ok_or("the host name has no address")?;
         if !all.iter().all(|address| address.ip().is_loopback()) {
-            return Err(format!("{url} is not this machine; a storm goes nowhere else").into());
+            return Err(
+                format!("{url} is not on this machine; only local servers are allowed").into()
+            );
         }
         let target = Target { host: address.to_string(), ..target };
         let known = [
@@ -73,8 +75,9 @@ impl Settings {
         ];
         let mut numbers: BTreeMap<_, _> = known.map(|(name, n)| (name.to_string(), n)).into();
         for word in words {
-            let (name, value) = word.split_once('=').ok_or(format!("{word}: not NAME=NUMBER"))?;
-            let number = numbers.get_mut(name).ok_or(format!("there is no setting {name}"))?;
+            let (name, value) =
+                word.split_once('=').ok_or(format!("{word}: expected NAME=NUMBER"))?;
+            let number = numbers.get_mut(name).ok_or(format!("unknown setting {name}"))?;
             *number = value.parse()?;
         }
         Ok(Self { target, address, pid: pid.parse()?, numbers })
@@ -107,21 +110,21 @@ impl Settings {
 /// The time between two tokens of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Gap {
-    /// Without what was stolen.
+    /// The duration without stolen time.
     own: Duration,
-    /// Processor time that the host of a virtual machine gave to others meanwhile; the server could not run then.
+    /// CPU steal time in the gap: time that the hypervisor gave to other machines.
     stolen: Duration,
     ended: SystemTime,
 }
 
-/// Processor time stolen from this machine so far, of all cores.
+/// CPU steal time of this machine so far, over all cores.
 fn stolen() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
     Duration::from_millis(10 * ticks.unwrap_or(0))
 }
 
-/// What the well-behaved streams saw.
+/// The results of the ordinary streams.
 #[derive(Default)]
 struct Seen {
     gaps: u64,
@@ -129,12 +132,12 @@ struct Seen {
     longest: Option<Gap>,
     first: Duration,
     answers: u64,
-    put_off: u64,
+    refused: u64,
     failures: Vec<String>,
 }
 
-/// Streams that are read to their ends, one after the other on each of several connections, until told to
-/// stop; those that run then are finished.
+/// Streams read to their ends, one after another on each of several connections, until stopped;
+/// running ones are finished.
 struct Streams {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Seen>>,
@@ -178,7 +181,7 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
     let began = Instant::now();
     let head = wire.request("POST", CHAT, &[], ask.to_string().as_bytes()).await?;
     if matches!(head.status, 429 | 503) {
-        seen.lock().unwrap().put_off += 1;
+        seen.lock().unwrap().refused += 1;
         tokio::time::sleep(Duration::from_millis(500)).await;
         return Ok(());
     }
@@ -218,7 +221,7 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
         return Err(error.into());
     }
     if !done {
-        return Err("the stream broke off".into());
+        return Err("the stream ended without [DONE]".into());
     }
     let mut seen = seen.lock().unwrap();
     seen.longest = seen.longest.max(gaps.iter().max().copied());
@@ -228,7 +231,8 @@ async fn one_stream(settings: &Settings, number: u64, seen: &Mutex<Seen>) -> Res
     Ok(())
 }
 
-/// Fills the KV pages: memory that the first requests make real is not what a storm leaves behind.
+/// Fills the KV pages, so that memory first touched by the storm's requests does not count as
+/// growth.
 async fn fill(settings: &Settings) -> Result<String, Fault> {
     let until = Instant::now() + Duration::from_secs(settings.get("fill"));
     let mut prompts = 0u64;
@@ -246,7 +250,7 @@ async fn fill(settings: &Settings) -> Result<String, Fault> {
     Ok(format!("{prompts} prompts, pages not full"))
 }
 
-/// What the storm met.
+/// The results of the storm.
 #[derive(Default)]
 struct Tally {
     by_kind: BTreeMap<(&'static str, Ended), u64>,
@@ -256,9 +260,9 @@ struct Tally {
 
 impl Tally {
     fn note(&mut self, number: u64, request: &Hostile, outcome: Outcome) {
-        let Outcome { ended, took, words } = outcome;
+        let Outcome { ended, took, body } = outcome;
         let bad = match &ended {
-            Ended::Status(501) => !words.contains("no embeddings"),
+            Ended::Status(501) => !body.contains("not support embeddings"),
             Ended::Status(503) => false,
             Ended::Status(500..) => true,
             Ended::Status(status) => request.ordinary && !matches!(status, 200 | 429),
@@ -267,7 +271,7 @@ impl Tally {
             Ended::Never | Ended::Broken => true,
         };
         if bad {
-            let line = format!("request {number} ({}): {ended:?}: {words}", request.kind);
+            let line = format!("request {number} ({}): {ended:?}: {body}", request.kind);
             self.failures.push(line);
         }
         if took > self.slowest.0 {
@@ -292,9 +296,9 @@ async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
                     return;
                 }
                 let seed = settings.get("seed");
-                // Making a body can take a while; the streams' clocks must not wait for it.
+                // Generating a body can be slow and must not delay the timing of the streams.
                 let made = tokio::task::spawn_blocking(move || {
-                    // A client elsewhere would not take the server's processor time for it.
+                    // A remote client would not use CPU time of the server's machine for it.
                     let _ = rustix::process::nice(19);
                     hostile::request(seed, number)
                 });
@@ -309,7 +313,7 @@ async fn storm(settings: &Arc<Settings>) -> (Tally, u64) {
     (std::mem::take(&mut *tally.lock().unwrap()), sent)
 }
 
-/// Watches memory and `/health/live` until told to stop: the most of each.
+/// Polls memory and `/health/live` until stopped; returns the maximum of each.
 async fn watch(settings: Arc<Settings>, stop: Arc<AtomicBool>) -> (u64, Duration) {
     let (mut memory, mut slowest) = (0, Duration::ZERO);
     while !stop.load(Ordering::Relaxed) {
@@ -323,7 +327,7 @@ async fn watch(settings: Arc<Settings>, stop: Arc<AtomicBool>) -> (u64, Duration
     (memory, slowest)
 }
 
-/// Memory once nothing is in flight and what was freed has been given back.
+/// Memory once nothing is in flight and freed memory has been returned to the system.
 async fn settled(settings: &Settings) -> Result<u64, Fault> {
     for _ in 0..600 {
         if settings.metric("dacapo_requests_in_flight").await? == 0.0 {
@@ -345,9 +349,9 @@ fn longest(seen: &Seen) -> Duration {
 
 fn describe(name: &str, seen: &Seen) {
     println!(
-        "{name}: {} answers, {} put off, {} gaps, longest {:.3} s, slowest first token {:.2} s",
+        "{name}: {} answers, {} refused, {} gaps, longest {:.3} s, slowest first token {:.2} s",
         seen.answers,
-        seen.put_off,
+        seen.refused,
         seen.gaps,
         longest(seen).as_secs_f64(),
         seen.first.as_secs_f64()
@@ -355,8 +359,8 @@ fn describe(name: &str, seen: &Seen) {
     if let Some(Gap { stolen, ended, .. }) = seen.longest {
         let ended = ended.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         println!(
-            "  the longest gap ended at {:.3} s of the epoch; {stolen:.2?} that the machine's host gave to others \
-             are not counted in it",
+            "  the longest gap ended at Unix time {:.3}; {stolen:.2?} of CPU steal time are not \
+             counted in it",
             ended.as_secs_f64()
         );
     }
@@ -365,13 +369,13 @@ fn describe(name: &str, seen: &Seen) {
 async fn run(settings: Arc<Settings>) -> Result<Vec<String>, Fault> {
     let (status, _) = settings.get_text("/health/ready").await?;
     if status != 200 {
-        return Err(format!("the server is not ready ({status})").into());
+        return Err(format!("the server is not ready (status {status})").into());
     }
     println!("fill: {}", fill(&settings).await?);
     let streams = Streams::start(&settings);
     tokio::time::sleep(Duration::from_secs(settings.get("alone"))).await;
     let alone = streams.end().await;
-    describe("streams alone", &alone);
+    describe("streams without the storm", &alone);
     let before = settled(&settings).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let watching = tokio::spawn(watch(settings.clone(), stop.clone()));
@@ -382,7 +386,7 @@ async fn run(settings: Arc<Settings>) -> Result<Vec<String>, Fault> {
     let beside = streams.end().await;
     stop.store(true, Ordering::Relaxed);
     let (peak, health) = watching.await?;
-    describe("streams beside", &beside);
+    describe("streams during the storm", &beside);
     let mut by_kind: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for ((kind, ended), count) in &tally.by_kind {
         by_kind.entry(kind).or_default().push(format!("{ended:?} {count}"));
@@ -402,7 +406,7 @@ async fn run(settings: Arc<Settings>) -> Result<Vec<String>, Fault> {
     let mut failed = tally.failures;
     let alive = settings.get_text("/health/ready").await.is_ok_and(|(status, _)| status == 200);
     if !alive {
-        failed.push("the server is not there any more, or not ready".into());
+        failed.push("the server has stopped or is not ready".into());
         return Ok(failed);
     }
     let after = settled(&settings).await?;
@@ -412,7 +416,9 @@ async fn run(settings: Arc<Settings>) -> Result<Vec<String>, Fault> {
     }
     let (without, with) = (longest(&alone), longest(&beside));
     if with > without + GAP {
-        failed.push(format!("a stream had a gap of {with:.2?}, without the storm {without:.2?}"));
+        failed.push(format!(
+            "a stream had a gap of {with:.2?}; without the storm the longest was {without:.2?}"
+        ));
     }
     if health > HEALTH {
         failed.push(format!("/health/live took {health:.2?}"));

@@ -1,9 +1,9 @@
-//! Schemas and expressions that are hard to compile, or wrong.
+//! A generator of schemas and regular expressions that are hard to compile or invalid.
 
 use crate::draw::Draw;
 use serde_json::{Map, Value, json};
 
-/// One schema of the grammar of hostile schemas.
+/// A hostile schema.
 pub(crate) fn schema(draw: &mut Draw) -> Value {
     match draw.below(16) {
         0 => chain(draw, |next| next),
@@ -32,7 +32,7 @@ pub(crate) fn schema(draw: &mut Draw) -> Value {
     }
 }
 
-/// One that can be answered.
+/// A simple valid schema.
 pub(crate) fn schema_leaf(draw: &mut Draw) -> Value {
     draw.pick(&[
         json!({"type": "string", "maxLength": 4}),
@@ -148,7 +148,7 @@ fn wrong(draw: &mut Draw) -> Value {
     json!({"type": "object", key: anything})
 }
 
-/// A regular expression, some of them no good.
+/// A regular expression, sometimes invalid.
 pub(crate) fn expression(draw: &mut Draw, depth: u32) -> String {
     if depth == 0 || draw.one_in(6) {
         let atoms = [

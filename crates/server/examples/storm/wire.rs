@@ -1,4 +1,4 @@
-//! One hostile request on a connection of its own, and what became of it.
+//! Sends one hostile request on its own connection and classifies the outcome.
 
 use crate::hostile::Hostile;
 use std::net::SocketAddr;
@@ -7,45 +7,45 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long any answer may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The time limit of a response.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ended {
-    /// With this status.
+    /// A response with this status.
     Status(u16),
-    /// The client left, as it was meant to.
+    /// The client disconnected as planned.
     Left,
-    /// Without a word.
+    /// No response.
     Silence,
-    /// It did not end in time.
+    /// No end within the time limit.
     Never,
-    /// A stream that began well and ended with an error of the server's.
+    /// A stream that ended with a server error.
     Broken,
 }
 
-/// What came back.
+/// The outcome of a request.
 pub(crate) struct Outcome {
     pub(crate) ended: Ended,
     pub(crate) took: Duration,
-    /// The beginning of the answer, for those who look into a failure.
-    pub(crate) words: String,
+    /// The beginning of the response body, for reports.
+    pub(crate) body: String,
 }
 
-/// Sends a request and waits for its answer.
+/// Sends a request and waits for the response.
 pub(crate) async fn send(address: SocketAddr, request: &Hostile) -> Outcome {
     let began = Instant::now();
     let mut answer = Vec::new();
-    let ended = match timeout(PATIENCE, exchange(address, request, &mut answer)).await {
+    let ended = match timeout(TIMEOUT, exchange(address, request, &mut answer)).await {
         Err(_) => Ended::Never,
         Ok(ended) => ended,
     };
     let body = answer.windows(4).position(|w| w == b"\r\n\r\n").map_or(0, |at| at + 4);
-    let words = String::from_utf8_lossy(&answer[body..]);
+    let text = String::from_utf8_lossy(&answer[body..]);
     let shown = |c: char| if c.is_control() { ' ' } else { c };
-    let words = words.chars().map(shown).take(300).collect();
-    Outcome { ended, took: began.elapsed(), words }
+    let body = text.chars().map(shown).take(300).collect();
+    Outcome { ended, took: began.elapsed(), body }
 }
 
 async fn exchange(address: SocketAddr, request: &Hostile, answer: &mut Vec<u8>) -> Ended {
@@ -61,14 +61,14 @@ async fn exchange(address: SocketAddr, request: &Hostile, answer: &mut Vec<u8>) 
     }
     let sending = async {
         if request.leaves_after.is_none() {
-            // A server may answer before it has read all.
+            // A server may respond before it has read the whole body.
             let _ = write.write_all(&request.bytes).await;
             if !request.due {
                 let _ = write.shutdown().await;
             }
         }
     };
-    // Reset or closed: what came before counts.
+    // After a reset or close, the bytes received before it count.
     let receiving = async {
         let mut piece = vec![0; 64 * 1024];
         while let Ok(n) = read.read(&mut piece).await {
@@ -89,8 +89,7 @@ async fn exchange(address: SocketAddr, request: &Hostile, answer: &mut Vec<u8>) 
     }
 }
 
-/// Whether a stream ended with an error that is the server's own: not that it is busy or that the request
-/// was wrong after all.
+/// Whether a stream ended with a server error, other than the server being unavailable.
 fn broken(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let error = text.find("data: {\"error\"").map(|at| &text[at..]);

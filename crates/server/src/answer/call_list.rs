@@ -1,36 +1,36 @@
-//! A JSON list of calls that comes in pieces: `[{"name": …, "parameters": {…}}, …]`.
+//! Parses a JSON list of calls from a stream: `[{"name": …, "parameters": {…}}, …]`.
 
 use super::tools::{ToolCall, call_of};
 
-/// Finds the calls of a list as they become whole. Each byte is looked at once to find where a call
-/// ends, and once more when it is read.
+/// Finds the calls of a list as they become complete. Each byte is scanned once for the end of a
+/// call and parsed once.
 #[derive(Clone, Debug, Default)]
 pub struct CallList {
-    /// What is not a whole call yet.
+    /// Text that is not a complete call yet.
     held: String,
-    /// Bytes of `held` that were looked at.
+    /// Bytes of `held` already scanned.
     seen: usize,
-    /// Where in `held` the current call begins.
+    /// The start of the current call in `held`.
     from: usize,
-    /// How deep the text is at `seen`: 1 inside the list, 2 inside a call.
+    /// The nesting depth at `seen`: 1 inside the list, 2 inside a call.
     depth: u32,
     in_string: bool,
     escaped: bool,
-    /// Between two calls.
+    /// Whether a comma must precede the next call.
     comma: bool,
     called: bool,
-    /// It is no list of calls, or it is over: nothing more will be found.
+    /// The text is not a list of calls, or the list has ended: nothing more will be found.
     ended: bool,
 }
 
 impl CallList {
-    /// Takes text and gives out every call that is whole.
-    pub(super) fn push(&mut self, text: &str, mut give: impl FnMut(ToolCall)) {
+    /// Adds text and emits every complete call.
+    pub(super) fn push(&mut self, text: &str, mut emit: impl FnMut(ToolCall)) {
         self.held.push_str(text);
         while !self.ended
             && let Some(&byte) = self.held.as_bytes().get(self.seen)
         {
-            self.take(byte, &mut give);
+            self.take(byte, &mut emit);
             self.seen += 1;
         }
         if self.called {
@@ -41,7 +41,7 @@ impl CallList {
         }
     }
 
-    fn take(&mut self, byte: u8, give: &mut impl FnMut(ToolCall)) {
+    fn take(&mut self, byte: u8, emit: &mut impl FnMut(ToolCall)) {
         match byte {
             _ if self.in_string => {
                 self.in_string = self.escaped || byte != b'"';
@@ -63,19 +63,19 @@ impl CallList {
             b'}' | b']' => {
                 self.depth -= 1;
                 if self.depth == 1 {
-                    self.close(give);
+                    self.close(emit);
                 }
             }
             _ => {}
         }
     }
 
-    /// The current call is whole.
-    fn close(&mut self, give: &mut impl FnMut(ToolCall)) {
+    /// Parses the current call, which is complete.
+    fn close(&mut self, emit: &mut impl FnMut(ToolCall)) {
         let text = &self.held[self.from..=self.seen];
         match serde_json::from_str(text).ok().as_ref().and_then(call_of) {
             Some(call) => {
-                give(call);
+                emit(call);
                 self.called = true;
                 self.comma = true;
                 self.from = self.seen + 1;
@@ -84,7 +84,7 @@ impl CallList {
         }
     }
 
-    /// The answer is over: its text, if it was no list of calls.
+    /// Ends the answer; returns its text if it was not a list of calls.
     pub(super) fn flush(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.held);
         (!self.called && !rest.is_empty()).then_some(rest)

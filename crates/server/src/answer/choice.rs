@@ -1,19 +1,19 @@
-//! One continuation on its way to a client.
+//! One choice: from tokens to deltas.
 
 use super::{Delta, Reasoning, ReasoningSplit, StopFinder, ToolSplit};
 use crate::text::{Detokenize, TextModel};
 use engine::request::Token;
 
-/// What a choice's text goes through.
+/// How the text of a choice is processed.
 #[derive(Clone, Debug)]
 pub struct ChoiceSetup {
     /// Strings that end the answer and are not part of it.
     pub stops: Vec<String>,
-    /// The model's marks around thinking, and whether the prompt opened them already.
+    /// The model's reasoning tags, and whether the prompt already ended with the opening tag.
     pub reasoning: Option<(Reasoning, bool)>,
-    /// How tool calls are told from text.
+    /// Separates tool calls from text.
     pub tools: ToolSplit,
-    /// The answer ends after its first tool call, whatever the model would go on to write.
+    /// Whether the answer ends after its first tool call.
     pub single_call: bool,
 }
 
@@ -24,21 +24,21 @@ impl ChoiceSetup {
     }
 }
 
-/// Tokens in, deltas out.
+/// Converts the tokens of one choice to deltas.
 pub struct Choice {
     detokenizer: Box<dyn Detokenize>,
     stops: StopFinder,
     reasoning: Option<ReasoningSplit>,
     tools: ToolSplit,
-    /// Text between two stages, kept for its allocation.
+    /// Buffers between two stages, kept to reuse their allocations.
     decoded: String,
     certain: String,
-    /// Tokens that were thinking.
+    /// Tokens of reasoning.
     pub reasoning_tokens: u32,
 }
 
 impl Choice {
-    /// The start of an answer.
+    /// A choice without tokens.
     pub fn new(text: &dyn TextModel, setup: ChoiceSetup) -> Self {
         Self {
             detokenizer: text.detokenizer(),
@@ -51,7 +51,7 @@ impl Choice {
         }
     }
 
-    /// Takes a token; true when a stop string was completed, after which the choice is over.
+    /// Adds a token; true if it completed a stop string, which ends the choice.
     pub fn push(&mut self, token: Token, out: &mut Vec<Delta>) -> bool {
         self.decoded.clear();
         self.certain.clear();
@@ -67,8 +67,7 @@ impl Choice {
         stopped
     }
 
-    /// The engine ended the answer: gives out all that was held back. True when that completed a
-    /// stop string.
+    /// Ends the answer and emits all text held back; true if that completed a stop string.
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> bool {
         self.decoded.clear();
         self.certain.clear();

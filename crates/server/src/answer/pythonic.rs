@@ -1,12 +1,12 @@
-//! Reads `[f(a=1, b="x"), g()]`: calls written as Python, with literals for arguments.
+//! Parses calls in Python syntax with literal arguments: `[f(a=1, b="x"), g()]`.
 
 use super::tools::ToolCall;
 use serde_json::{Map, Number, Value};
 
-/// Nesting beyond this is nobody's tool call.
+/// The deepest nesting of arguments; bounds the recursion.
 const DEPTH: usize = 64;
 
-/// The calls, or `None` when the text is anything else.
+/// The calls, or `None` if the text is anything else.
 pub(super) fn parse(text: &str) -> Option<Vec<ToolCall>> {
     let mut p = Parser { rest: text };
     p.word("[")?;
@@ -43,7 +43,7 @@ impl Parser<'_> {
         starts.then(|| text[..end].to_string())
     }
 
-    /// Items divided by commas up to `close`.
+    /// Items separated by commas, up to `close`.
     fn list<T>(
         &mut self,
         close: &str,

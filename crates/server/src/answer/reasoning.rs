@@ -1,18 +1,18 @@
-//! Models that think aloud before they answer put it between two marks.
+//! Separates reasoning, which a model writes between two tags before its answer.
 
 use super::{Delta, partial_at};
 
-/// The marks around what a model thinks.
+/// The tags around the reasoning of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reasoning {
-    /// Begins it.
+    /// The opening tag.
     pub open: String,
-    /// Ends it.
+    /// The closing tag.
     pub close: String,
 }
 
 impl Reasoning {
-    /// The marks that a chat template's own text shows its model to use, if any.
+    /// The tags that occur in a chat template, if any.
     pub fn detect(template: &str) -> Option<Self> {
         [("<think>", "</think>"), ("<reasoning>", "</reasoning>")]
             .into_iter()
@@ -28,29 +28,29 @@ enum Where {
     After { started: bool },
 }
 
-/// Tells thinking from answer in a stream.
+/// Separates reasoning from the answer in a stream.
 #[derive(Clone, Debug)]
 pub struct ReasoningSplit {
     marks: Reasoning,
     place: Where,
     held: String,
-    /// Bytes of `held` that are known to be white space, while the place is `Before`.
+    /// Bytes of `held` known to be white space, while `place` is `Before`.
     blank: usize,
 }
 
 impl ReasoningSplit {
-    /// `opened`: the prompt ended with the opening mark already.
+    /// `opened`: the prompt already ended with the opening tag.
     pub fn new(marks: Reasoning, opened: bool) -> Self {
         let place = if opened { Where::Inside { started: false } } else { Where::Before };
         Self { marks, place, held: String::new(), blank: 0 }
     }
 
-    /// Whether the model is thinking now.
+    /// Whether the stream is inside the reasoning.
     pub fn inside(&self) -> bool {
         matches!(self.place, Where::Inside { .. })
     }
 
-    /// Takes text of the answer; gives thinking to `out` and returns what is answer.
+    /// Adds text; appends reasoning to `out` and returns text of the answer.
     pub fn push(&mut self, text: &str, out: &mut Vec<Delta>) -> String {
         self.held.push_str(text);
         if self.place == Where::Before {
@@ -70,13 +70,13 @@ impl ReasoningSplit {
                 Some(at) => {
                     let rest = self.held.split_off(at + self.marks.close.len());
                     self.held.truncate(at);
-                    self.think(&mut started, out);
+                    self.emit_reasoning(&mut started, out);
                     self.held = rest;
                     self.place = Where::After { started: false };
                 }
                 None => {
                     let rest = self.held.split_off(partial_at(&self.held, &self.marks.close));
-                    self.think(&mut started, out);
+                    self.emit_reasoning(&mut started, out);
                     self.held = rest;
                     self.place = Where::Inside { started };
                 }
@@ -85,7 +85,7 @@ impl ReasoningSplit {
         match self.place {
             Where::After { started: true } => std::mem::take(&mut self.held),
             Where::After { started: false } => {
-                // The blank lines between thinking and answer belong to neither.
+                // Drops the white space between reasoning and answer.
                 let answer = self.held.trim_start().to_string();
                 self.held.clear();
                 self.place = Where::After { started: !answer.is_empty() };
@@ -95,18 +95,18 @@ impl ReasoningSplit {
         }
     }
 
-    /// The answer is over: what was held back is what it looked like so far.
+    /// Ends the answer; text held back counts as what it was taken for so far.
     pub fn flush(&mut self, out: &mut Vec<Delta>) -> String {
         match self.place {
             Where::Inside { mut started } => {
-                self.think(&mut started, out);
+                self.emit_reasoning(&mut started, out);
                 String::new()
             }
             _ => std::mem::take(&mut self.held),
         }
     }
 
-    fn think(&mut self, started: &mut bool, out: &mut Vec<Delta>) {
+    fn emit_reasoning(&mut self, started: &mut bool, out: &mut Vec<Delta>) {
         let text = if *started { self.held.as_str() } else { self.held.trim_start() };
         if !text.is_empty() {
             out.push(Delta::Reasoning(text.into()));
@@ -136,8 +136,7 @@ mod tests {
         (thought.collect(), answer)
     }
 
-    /// An answer of white space, or of marks that never end, in a million pieces: with a rescan of
-    /// what is held this took minutes.
+    /// White space or incomplete tags in a million pieces: rescanning the held text took minutes.
     #[test]
     fn work_is_linear() {
         for (piece, opened) in [(" ", false), ("</think", true), ("<think", true)] {
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_is_told_from_the_answer_in_any_pieces() {
+    fn reasoning_is_separated_for_any_piece_size() {
         for size in 1..20 {
             let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
             let both = "\n<think>\nwhy <not>?</think>\n\nBecause </think>.";

@@ -1,4 +1,4 @@
-//! All continuations of one call, from the engine's replies to pieces that a route can write.
+//! All choices of one call: from the engine's replies to pieces that a route can write.
 
 use super::{Choice, ChoiceSetup, Delta};
 use crate::error::ApiError;
@@ -7,51 +7,51 @@ use crate::text::TextModel;
 use engine::request::{Finish, Output, Reject, TokenLogprob};
 use std::task::{Context, Poll};
 
-/// Tokens counted for a call.
+/// Token counts of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the prompts.
+    /// Tokens of the prompts.
     pub prompt: u64,
-    /// Of these, found in the prefix tree.
+    /// Prompt tokens found in the prefix tree.
     pub cached: u64,
-    /// Of the answers.
+    /// Tokens of the answers.
     pub completion: u64,
-    /// Of these, thinking.
+    /// Answer tokens of reasoning.
     pub reasoning: u64,
 }
 
-/// One piece of a call's answer.
+/// One piece of the response to a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
     /// A prompt has been processed.
     Prompt {
-        /// Which request of the call.
+        /// The position of the request in the call.
         position: usize,
-        /// When asked for.
+        /// Log-probabilities, if requested.
         logprobs: Vec<TokenLogprob>,
     },
-    /// More of a choice, with the log-probabilities of the tokens that made it.
+    /// A new part of a choice, with the log-probabilities of its tokens.
     Delta {
-        /// Which choice of the call.
+        /// The index of the choice in the call.
         index: usize,
-        /// More of it.
+        /// The new part.
         delta: Delta,
-        /// When asked for.
+        /// Log-probabilities, if requested.
         logprobs: Vec<TokenLogprob>,
     },
-    /// A choice is over.
+    /// A choice has ended.
     End {
-        /// Which choice of the call.
+        /// The index of the choice in the call.
         index: usize,
         /// OpenAI's `finish_reason`.
         reason: &'static str,
-        /// Of tokens that made no text.
+        /// Log-probabilities of tokens without text.
         logprobs: Vec<TokenLogprob>,
     },
 }
 
 impl Piece {
-    /// The log-probabilities in it.
+    /// The log-probabilities of the piece.
     pub(crate) fn logprobs(&self) -> &[TokenLogprob] {
         match self {
             Self::Prompt { logprobs, .. }
@@ -63,11 +63,11 @@ impl Piece {
 
 /// How the requests of a call map to choices.
 pub struct RunSetup {
-    /// Continuations of each request of the call, in order.
+    /// The number of choices of each request, in order.
     pub choices: Vec<u32>,
-    /// How many requests in a row have the same prompt, which is counted once.
+    /// The number of consecutive requests with the same prompt, which is counted once.
     pub per_prompt: usize,
-    /// The text's way.
+    /// How the text is processed.
     pub choice: ChoiceSetup,
 }
 
@@ -83,7 +83,7 @@ struct Slot {
 pub struct Run {
     call: Call,
     slots: Vec<Slot>,
-    /// Per request, the first of its choices.
+    /// Per request, the index of its first choice.
     firsts: Vec<usize>,
     per_prompt: usize,
     single_call: bool,
@@ -94,7 +94,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Follows a call.
+    /// Starts to follow a call.
     pub fn new(call: Call, text: &dyn TextModel, setup: RunSetup) -> Self {
         let (mut slots, mut firsts) = (Vec::new(), Vec::new());
         for (position, choices) in setup.choices.iter().enumerate() {
@@ -122,12 +122,12 @@ impl Run {
         }
     }
 
-    /// Whether every choice is over.
+    /// Whether every choice has ended.
     pub fn is_over(&self) -> bool {
         self.open == 0
     }
 
-    /// Waits for one reply and takes it.
+    /// Waits for one reply and processes it.
     pub async fn next(&mut self, sink: &mut impl FnMut(Piece)) -> Result<(), ApiError> {
         match self.call.next().await {
             Some(reply) => self.take(reply, sink),
@@ -135,7 +135,7 @@ impl Run {
         }
     }
 
-    /// Takes one reply; `inbox` holds those that came with it, the next one last.
+    /// Processes one reply; `inbox` holds those received with it, the next one last.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -172,7 +172,7 @@ impl Run {
                 sink(Piece::Prompt { position, logprobs: prompt_logprobs });
                 Ok(())
             }
-            // Nobody who reads text asks for it.
+            // Text routes never request embeddings.
             Reply::Output(Output::Embedded { .. }) => Ok(()),
             Reply::Output(Output::Token { id, choice, token, logprob }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
@@ -183,10 +183,10 @@ impl Run {
                 self.usage.completion += 1;
                 slot.logprobs.extend(logprob);
                 let stopped = slot.choice.push(token, &mut self.deltas);
-                self.give(index, sink);
+                self.emit(index, sink);
                 let enough = self.single_call && self.slots[index].calls > 0;
                 if stopped || enough {
-                    // What was held back was the stop string: its tokens are nobody's.
+                    // The tokens held back were the stop string and are not reported.
                     self.slots[index].logprobs.clear();
                     self.call.cancel(self.slots[index].position);
                     self.end(index, "stop", sink);
@@ -202,24 +202,28 @@ impl Run {
                     Finish::Stop(_) => "stop",
                     Finish::Length | Finish::Deadline => "length",
                     Finish::Cancelled => {
-                        return Err(ApiError::unavailable("the request was cancelled"));
+                        return Err(ApiError::unavailable(
+                            "the request was cancelled or timed out",
+                        ));
                     }
                     Finish::Grammar(why) => {
                         return Err(ApiError::invalid("response_format", why));
                     }
                     Finish::Failed(why) => {
-                        return Err(ApiError::internal(format!("the device failed: {why}")));
+                        return Err(ApiError::internal(format!(
+                            "the request failed on the device: {why}"
+                        )));
                     }
                 };
                 let stopped = self.slots[index].choice.finish(&mut self.deltas);
-                self.give(index, sink);
+                self.emit(index, sink);
                 self.end(index, if stopped { "stop" } else { reason }, sink);
                 Ok(())
             }
         }
     }
 
-    fn give(&mut self, index: usize, sink: &mut impl FnMut(Piece)) {
+    fn emit(&mut self, index: usize, sink: &mut impl FnMut(Piece)) {
         let slot = &mut self.slots[index];
         for delta in self.deltas.drain(..) {
             slot.calls += u32::from(matches!(delta, Delta::ToolStart { .. }));
@@ -246,12 +250,12 @@ impl Run {
 }
 
 fn fell_behind() -> ApiError {
-    let mut e = ApiError::internal("this stream's reader fell too far behind and lost it");
+    let mut e = ApiError::internal("the client read too slowly and lost the stream");
     e.code = Some("slow_reader");
     e
 }
 
-/// What a client is told when the engine refuses.
+/// The error response when the engine rejects a request.
 pub(crate) fn rejected(reason: Reject) -> ApiError {
     match reason {
         Reject::TooLong { found, allowed } => ApiError::too_long("prompt", found, allowed),

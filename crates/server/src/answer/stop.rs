@@ -1,18 +1,18 @@
-//! Stop strings, which come in any pieces and must never be seen by a client.
+//! Finds stop strings across pieces of text, so that clients never see part of one.
 
-/// Looks for stop strings in a stream of text and holds back what may be the start of one. Each byte
-/// is looked at a bounded number of times for each stop string, whatever text and strings are.
+/// Finds stop strings in a stream and holds back text that may be the start of one. The work per
+/// byte is bounded for any text and stop strings.
 #[derive(Clone, Debug, Default)]
 pub struct StopFinder {
     words: Vec<Word>,
     held: String,
 }
 
-/// One stop string, and how much of it the text so far ends with (Knuth, Morris and Pratt).
+/// One stop string, and how much of it the text so far ends with (Knuth–Morris–Pratt).
 #[derive(Clone, Debug)]
 struct Word {
     bytes: Vec<u8>,
-    /// For each beginning of the word: the longest shorter one that it ends with.
+    /// For each prefix of the word: the longest shorter prefix that is its suffix.
     shorter: Vec<usize>,
     at: usize,
 }
@@ -32,7 +32,7 @@ impl Word {
         Self { bytes, shorter, at: 0 }
     }
 
-    /// Takes the next byte; true when it completes the word.
+    /// Adds a byte; true if it completes the word.
     fn push(&mut self, byte: u8) -> bool {
         if self.at == self.bytes.len() {
             self.at = self.shorter[self.at];
@@ -46,15 +46,15 @@ impl Word {
 }
 
 impl StopFinder {
-    /// A finder; empty strings are no stop strings.
+    /// A finder for these strings; empty ones are ignored.
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
         Self { words: stops.into_iter().map(Word::new).collect(), held: String::new() }
     }
 
-    /// Takes `text`, appends to `out` what surely precedes any stop string, and says whether one
-    /// was found: the one that ends first, and of several that end together the longest. After a
-    /// find nothing more may be pushed.
+    /// Adds `text`, appends to `out` the text that cannot be part of a stop string, and returns
+    /// whether one was found: the one that ends first, and of several that end together the
+    /// longest. Nothing may be pushed after that.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.words.is_empty() {
             out.push_str(text);
@@ -82,7 +82,7 @@ impl StopFinder {
         false
     }
 
-    /// The answer ended otherwise: what was held back is text after all.
+    /// Ends the answer; appends the text held back.
     pub fn flush(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What should come out: everything before the earliest stop string that is completed first.
+    /// The expected output: everything before the stop string that is completed first.
     fn whole(text: &str, stops: &[String]) -> (String, bool) {
         // A stream sees characters one by one: the stop string whose end comes first wins, and
         // among those that end together the one that began first.
@@ -111,9 +111,9 @@ mod tests {
         (text.into(), false)
     }
 
-    /// Near matches at every byte: with a rescan of what is held this took minutes.
+    /// Partial matches at every byte: rescanning the held text took minutes.
     #[test]
-    fn near_matches_cost_no_more_than_other_text() {
+    fn partial_matches_cost_no_more_than_other_text() {
         let stops: Vec<String> = (0..16).map(|i| "a".repeat(255 - i) + "b").collect();
         let mut finder = StopFinder::new(stops);
         let mut out = String::new();
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_leaks_in_any_pieces(
+        fn stop_strings_never_leak_for_any_piece_size(
             pieces in proptest::collection::vec("[ab<é]{0,5}", 0..12),
             stops in proptest::collection::vec("[ab<é]{1,4}", 1..4),
         ) {

@@ -1,4 +1,4 @@
-//! Tool calls, which every family of models writes in its own way.
+//! Parses tool calls, whose format depends on the model family.
 
 use super::call_list::CallList;
 use super::pythonic;
@@ -9,20 +9,20 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// How a model writes its tool calls.
+/// The format of a model's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// Qwen and Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, text around it.
     Hermes,
-    /// Llama 3: the whole answer is `{"name": …, "parameters": {…}}`, several divided by `;`, or
+    /// Llama 3: the whole answer is `{"name": …, "parameters": {…}}`, several separated by `;`, or
     /// a Python list of calls, `[f(a=1), g(b="x")]`.
     Llama,
-    /// The model has not learnt any.
+    /// The model does not support tool calls.
     None,
 }
 
 impl ToolFormat {
-    /// The format that a chat template's own text shows its model to use.
+    /// The format that a chat template uses.
     pub fn detect(template: &str) -> Self {
         if template.contains(OPEN) {
             Self::Hermes
@@ -34,47 +34,47 @@ impl ToolFormat {
     }
 }
 
-/// Tells tool calls from text in a stream. A call is given out whole, once its end has been seen:
-/// half of a call is of no use to anyone, and this way a malformed one is still readable as text.
+/// Separates tool calls from text in a stream. A call is emitted once it is complete, because part
+/// of one is of no use and a malformed one is emitted as text.
 #[derive(Clone, Debug)]
 pub enum ToolSplit {
-    /// No tools: all is text.
+    /// No tools: everything is text.
     Off,
-    /// Calls between marks.
+    /// Calls between tags.
     Hermes {
-        /// Text held back, or the inside of a call.
+        /// Text held back, or the content of a call.
         held: String,
-        /// Bytes of the inside of a call in which the closing mark does not begin.
+        /// Bytes of the call in which the closing tag does not begin.
         seen: usize,
-        /// Whether the opening mark has been seen.
+        /// Whether the opening tag has been seen.
         inside: bool,
-        /// White space that is given out only if text follows it.
+        /// White space that is emitted only if text follows.
         space: String,
     },
-    /// The whole answer is calls, or it is text.
+    /// The answer is either only calls or only text.
     Llama {
-        /// Everything so far, while that is undecided or it looks like calls.
+        /// The answer so far, while it may be calls.
         held: String,
-        /// Bytes at its beginning that are known to be white space.
+        /// Leading bytes of it known to be white space.
         blank: usize,
-        /// Decided: it is text.
+        /// Whether it was found to be text.
         text: bool,
-        /// Names that may be called.
+        /// The names of the offered functions.
         names: Vec<String>,
     },
-    /// A grammar made the answer the arguments of this function.
+    /// A grammar enforces that the answer is the arguments of this function.
     Named {
-        /// The function.
+        /// The name of the function.
         name: String,
-        /// Whether its start was given out.
+        /// Whether the start of the call was emitted.
         started: bool,
     },
-    /// A grammar made the answer a JSON list of calls.
+    /// A grammar enforces that the answer is a JSON list of calls.
     List(CallList),
 }
 
 impl ToolSplit {
-    /// A splitter for a model's own way to write calls, of these functions.
+    /// A splitter for this format and these functions.
     pub fn new(format: ToolFormat, names: Vec<String>) -> Self {
         match format {
             ToolFormat::Hermes => {
@@ -85,7 +85,7 @@ impl ToolSplit {
         }
     }
 
-    /// Takes text and gives out what is certain.
+    /// Adds text and emits what is certain.
     pub fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
         if text.is_empty() {
             return;
@@ -117,18 +117,18 @@ impl ToolSplit {
                 }
                 out.push(Delta::ToolArguments(text.into()));
             }
-            Self::List(list) => list.push(text, |call| give(call, out)),
+            Self::List(list) => list.push(text, |call| emit(call, out)),
         }
     }
 
-    /// The answer is over.
+    /// Ends the answer.
     pub fn flush(&mut self, out: &mut Vec<Delta>) {
         match self {
             Self::Off | Self::Named { .. } => {}
             Self::Hermes { held, seen, inside, space } => {
                 let call = if *inside { parse_call(held) } else { None };
                 match call {
-                    Some(call) => give(call, out),
+                    Some(call) => emit(call, out),
                     None => {
                         let mark = if *inside { OPEN } else { "" };
                         let rest = format!("{space}{mark}{held}");
@@ -144,13 +144,13 @@ impl ToolSplit {
             Self::Llama { held, names, .. } => {
                 let whole = std::mem::take(held);
                 match parse_llama(&whole, names) {
-                    Some(calls) => calls.into_iter().for_each(|call| give(call, out)),
+                    Some(calls) => calls.into_iter().for_each(|call| emit(call, out)),
                     None if whole.is_empty() => {}
                     None => out.push(Delta::Text(whole)),
                 }
             }
             Self::List(list) => {
-                // After a call only the list's own end is left, or half of another call.
+                // After a call, only the end of the list or part of another call can follow.
                 if let Some(rest) = list.flush() {
                     out.push(Delta::Text(rest));
                 }
@@ -166,7 +166,7 @@ fn hermes(
     space: &mut String,
     out: &mut Vec<Delta>,
 ) {
-    // What is done with goes from `held` at the end, all at once.
+    // Processed text is removed from `held` at the end, all at once.
     let mut from = 0;
     loop {
         if *inside {
@@ -177,7 +177,7 @@ fn hermes(
             };
             match parse_call(&held[from..at]) {
                 Some(call) => {
-                    give(call, out);
+                    emit(call, out);
                     space.clear();
                 }
                 None => {
@@ -215,7 +215,7 @@ fn hermes(
 /// A call: the function's name and its arguments as JSON text.
 pub(super) type ToolCall = (String, String);
 
-fn give((name, arguments): ToolCall, out: &mut Vec<Delta>) {
+fn emit((name, arguments): ToolCall, out: &mut Vec<Delta>) {
     out.push(Delta::ToolStart { name });
     out.push(Delta::ToolArguments(arguments));
 }
@@ -224,7 +224,7 @@ fn parse_call(text: &str) -> Option<ToolCall> {
     call_of(&serde_json::from_str(text.trim()).ok()?)
 }
 
-/// Reads `{"name": …, "arguments" or "parameters": …}`.
+/// Parses `{"name": …, "arguments" or "parameters": …}`.
 pub(super) fn call_of(value: &Value) -> Option<ToolCall> {
     let name = value.get("name")?.as_str()?;
     let arguments = value.get("arguments").or_else(|| value.get("parameters"));
@@ -280,7 +280,7 @@ mod tests {
                 Delta::Text(more) => text += &more,
                 Delta::ToolStart { name } => calls.push((name, String::new())),
                 Delta::ToolArguments(more) => calls.last_mut().unwrap().1 += &more,
-                Delta::Reasoning(_) => panic!("no thinking here"),
+                Delta::Reasoning(_) => panic!("unexpected reasoning"),
             }
         }
         (text, calls)
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn hermes_calls_in_any_pieces() {
+    fn hermes_calls_for_any_piece_size() {
         let make = || ToolSplit::new(ToolFormat::Hermes, vec![]);
         let two = "Let me see. \n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n\
                    </tool_call>\n<tool_call>{\"name\":\"g\"}</tool_call>\n";
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn llama_calls_in_any_pieces() {
+    fn llama_calls_for_any_piece_size() {
         let make = || ToolSplit::new(ToolFormat::Llama, vec!["f".into(), "g".into()]);
         let json = "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\":\"g\"}";
         for size in 1..40 {
@@ -338,7 +338,7 @@ mod tests {
             let two = format!("[{one},\n {{\"name\": \"g\", \"parameters\": {{}}}}]");
             let both = calls(&[("f", "{\"a\":{\"b\":\"}]\"}}"), ("g", "{}")]);
             assert_eq!(split(list(), &two, size), (String::new(), both.clone()));
-            // Cut short: what is whole is called, half a call is not.
+            // Truncated: complete calls are emitted, a partial one is not.
             assert_eq!(
                 split(list(), &two[..two.len() - 3], size),
                 (String::new(), both[..1].into())
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_calls_is_given_out_call_by_call() {
+    fn a_list_of_calls_is_emitted_call_by_call() {
         let mut split = ToolSplit::List(CallList::default());
         let mut out = Vec::new();
         split.push("[{\"name\": \"f\", \"parameters\": {}}, {\"name\"", &mut out);
@@ -356,8 +356,8 @@ mod tests {
         assert_eq!(out.len(), 2);
     }
 
-    /// Answers that keep every splitter waiting, in pieces of a few bytes: with a rescan of what is
-    /// held each of these took minutes.
+    /// Answers that every splitter must hold back, in pieces of a few bytes: rescanning the held
+    /// text took minutes for each of them.
     #[test]
     fn work_is_linear() {
         let hermes = || ToolSplit::new(ToolFormat::Hermes, vec![]);
@@ -389,7 +389,7 @@ mod tests {
                 other => panic!("{other:?}"),
             });
             let text = text.sum::<usize>();
-            // White space at the end of an answer is nobody's.
+            // White space at the end of an answer is dropped.
             let all = begin.len() + piece.len() * million;
             assert!(text == all || piece == " " && text == 0, "{begin}{piece}…: {text} of {all}");
         }
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_tell_their_format() {
+    fn formats_are_detected_from_templates() {
         assert_eq!(ToolFormat::detect("... <tool_call> ..."), ToolFormat::Hermes);
         assert_eq!(ToolFormat::detect("... <|python_tag|> ..."), ToolFormat::Llama);
         assert_eq!(ToolFormat::detect("{{ messages }}"), ToolFormat::None);

@@ -1,4 +1,4 @@
-//! Who may call.
+//! API keys.
 
 use crate::error::ApiError;
 use crate::openai::random;
@@ -7,25 +7,25 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use std::sync::OnceLock;
 
-/// The keys that open the server, kept as hashes only.
+/// The accepted API keys, stored as hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     hashes: Vec<blake3::Hash>,
-    /// Whether each key has cached prefixes of its own.
+    /// Whether each key has its own prefix cache.
     apart: bool,
 }
 
-/// Who is asking, as far as cached prefixes go: 0 for all who share them.
+/// Identifies the client for the prefix cache; 0 if the cache is shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller(u64);
 
 impl Caller {
-    /// The one that the way in found for a request.
+    /// The caller that the middleware found for a request.
     pub(crate) fn of(request: &Request) -> Self {
         request.extensions().get().copied().unwrap_or_default()
     }
 
-    /// Whose cached prefixes a request with this salt may share: those of the same caller and salt.
+    /// The id under which cached prefixes are shared: the same for the same caller and salt.
     pub(crate) fn tenant(self, salt: Option<&str>) -> u64 {
         match salt {
             None => self.0,
@@ -34,7 +34,7 @@ impl Caller {
     }
 }
 
-/// A number for these words that nobody can guess, and never 0.
+/// An unpredictable hash of these words, never 0.
 fn tenant(words: &[&[u8]]) -> u64 {
     static KEY: OnceLock<[u8; 32]> = OnceLock::new();
     let key = KEY.get_or_init(|| {
@@ -51,15 +51,15 @@ fn tenant(words: &[&[u8]]) -> u64 {
 }
 
 impl Keys {
-    /// Remembers the keys' hashes. No keys, no questions. `apart`: callers with different keys share
-    /// no cached prefixes.
+    /// Hashes the keys. Without keys every request is accepted. `apart`: clients with different
+    /// keys share no cached prefixes.
     pub fn new<K: AsRef<str>>(keys: &[K], apart: bool) -> Self {
         let hashes: Vec<_> = keys.iter().map(|key| blake3::hash(key.as_ref().as_bytes())).collect();
         Self { apart: apart && hashes.len() > 1, hashes }
     }
 
-    /// Whether these headers carry a key: as `Bearer KEY`, which API clients send, or as the
-    /// password of `Basic`, which a browser sends once it has asked its user.
+    /// Checks the key in these headers: `Bearer KEY`, which API clients send, or the password of
+    /// `Basic`, which browsers send.
     pub fn check(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.hashes.is_empty() {
             return Ok(Caller::default());
@@ -76,17 +76,17 @@ impl Keys {
             None
         };
         let hash = blake3::hash(&key.unwrap_or_default());
-        // Every key is compared, and each comparison of hashes takes the same time.
+        // Compares with every key, in constant time per hash.
         let known = self.hashes.iter().fold(false, |known, key| known | (*key == hash));
         match known {
             true if self.apart => Ok(Caller(tenant(&[hash.as_bytes()]))),
             true => Ok(Caller::default()),
-            false => Err(ApiError::unauthorized("the API key is not right")),
+            false => Err(ApiError::unauthorized("the API key is wrong")),
         }
     }
 }
 
-/// The answer to a request without a key; a browser that wants a page is told to ask for one.
+/// The response to a request without a valid key; a browser is told to prompt for one.
 pub(super) fn refuse(request: &Request, error: ApiError) -> Response {
     let accept = request.headers().get(header::ACCEPT).and_then(|v| v.to_str().ok());
     let page = accept.is_some_and(|accept| accept.contains("text/html"));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_known_key_opens() {
+    fn only_known_keys_are_accepted() {
         assert!(ask(&Keys::default(), None));
         let keys = Keys::new(&["sesame", "other"], true);
         assert!(ask(&keys, Some("Bearer sesame")));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn several_keys_have_caches_of_their_own_and_one_has_the_common_one() {
+    fn each_of_several_keys_has_its_own_cache() {
         let caller = |keys: &Keys, key: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
@@ -165,7 +165,7 @@ mod tests {
         let shared = Keys::new(&["alice", "bob"], false);
         assert_eq!(caller(&shared, "alice"), caller(&shared, "bob"));
         assert_eq!(caller(&Keys::new(&["alice"], true), "alice"), Caller::default());
-        // A salt parts what a key has together, and joins nothing that keys part.
+        // A salt separates the cache of one key further; it never joins the caches of two keys.
         assert_eq!(Caller::default().tenant(None), 0);
         assert_eq!(alice.tenant(Some("x")), alice.tenant(Some("x")));
         let all = [

@@ -1,5 +1,5 @@
-//! A request's body as JSON: bounded in size, time and shape, with errors that name the field, and
-//! worked on where it holds up nobody.
+//! Reads request bodies as JSON: bounded in size, time and shape, parsed on a worker thread if
+//! large, with errors that name the field.
 
 use super::shape::check_body;
 use crate::app::App;
@@ -16,21 +16,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most that is read of a body that is refused.
+/// The most bytes read of a refused body.
 const DISCARD_BYTES: usize = 16 << 20;
-/// And how long that may take.
+/// The longest time spent reading a refused body.
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
-/// What a route's body becomes.
+/// The body type of a route.
 pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
-    /// Whether the route takes lists of token ids: numbers are then not counted as values.
+    /// Whether the body may have lists of token ids; then numbers do not count as values.
     const TOKEN_IDS: bool;
-    /// Whether the route needs the engine: it is then refused at once while there is no room.
+    /// Whether the route needs the engine; then it is refused before the body is read if the engine
+    /// cannot accept requests.
     const NEEDS_ENGINE: bool;
 }
 
-/// Reads the whole body, makes a `T` of it and does `work` with it. A large body is parsed and worked
-/// on off the threads that carry streams, and counts against the budget of bodies until that is done.
+/// Reads the body, parses it as `T` and runs `work` on it. A large body is processed on a worker
+/// thread and counts against the body budget until `work` returns.
 pub(crate) async fn read_json<T: RequestBody, R: Send + 'static>(
     app: &Arc<App>,
     request: Request,
@@ -65,7 +66,7 @@ pub(crate) async fn read_json<T: RequestBody, R: Send + 'static>(
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
-    // A page of another origin can post without asking only if it does not claim to send JSON.
+    // A web page of another origin cannot post JSON without a CORS preflight.
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let kind = kind.unwrap_or("").split(';').next().unwrap_or("").trim();
     if !kind.eq_ignore_ascii_case("application/json") && !kind.ends_with("+json") {
@@ -79,8 +80,8 @@ fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// The body as it arrives, in time. What a client says about its length is only ever a reason to
-/// refuse it.
+/// Receives the body within the time limit. A declared length is used only to refuse the body
+/// early.
 async fn receive(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<Vec<u8>, ApiError> {
     if body.size_hint().lower() > limits.body_bytes {
         return Err(ApiError::body_too_large(limits.body_bytes));
@@ -92,20 +93,20 @@ async fn receive(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<
 
 async fn collect(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<Vec<u8>, ApiError> {
     let limit = limits.body_bytes;
-    let patience = Duration::from_millis(limits.body_wait_ms);
+    let timeout = Duration::from_millis(limits.body_wait_ms);
     let mut bytes = Vec::new();
     while let Some(frame) = next_frame(body).await {
         let Ok(frame) = frame else {
-            return Err(ApiError::invalid("", "the body broke off"));
+            return Err(ApiError::invalid("", "the connection closed before the end of the body"));
         };
         let Ok(data) = frame.into_data() else { continue };
         if (bytes.len() + data.len()) as u64 > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        if !lease.grow(data.len() as u64, patience).await {
+        if !lease.grow(data.len() as u64, timeout).await {
             let budget = limits.body_budget_bytes;
             return Err(ApiError::too_much(format!(
-                "bodies of {budget} bytes are being processed, which is the limit; try again"
+                "bodies of {budget} bytes are being processed, which is the limit; retry later"
             )));
         }
         bytes.extend_from_slice(&data);
@@ -117,8 +118,8 @@ async fn next_frame(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>
     std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
 }
 
-/// Takes what is left of a body that is refused, for a moment: a client that is still sending when its
-/// connection is closed never reads why.
+/// Reads the rest of a refused body for a short time, because a client that is still sending when
+/// the connection closes never reads the error.
 async fn discard(mut body: Body) {
     let all = async {
         let mut bytes = 0;
@@ -135,19 +136,19 @@ async fn discard(mut body: Body) {
 /// Parses JSON; an error names the field and what was expected there.
 pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<T, ApiError> {
     check_body(bytes, limits, !T::TOKEN_IDS)
-        .map_err(|misshapen| ApiError::invalid("", misshapen.to_string()))?;
+        .map_err(|error| ApiError::invalid("", error.to_string()))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
         let path = if path == "." { String::new() } else { path };
         let message = match path.as_str() {
-            "" => format!("the body is not understood: {}", e.inner()),
+            "" => format!("invalid JSON body: {}", e.inner()),
             path => format!("{path}: {}", e.inner()),
         };
         ApiError::invalid(path, message)
     })?;
     match reader.end() {
         Ok(()) => Ok(value),
-        Err(e) => Err(ApiError::invalid("", format!("the body is not understood: {e}"))),
+        Err(e) => Err(ApiError::invalid("", format!("invalid JSON body: {e}"))),
     }
 }

@@ -1,6 +1,6 @@
-//! Sockets: accept, bound, serve, and close in good order.
+//! Connections: accept, limit, serve and drain.
 
-use super::patient::Patient;
+use super::write_timeout::WriteTimeout;
 use crate::app::App;
 use crate::config::Limits;
 use axum::Router;
@@ -26,14 +26,14 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Every request was answered.
+    /// All requests finished before the deadline.
     Drained,
-    /// The deadline came first; what was left got a final event.
+    /// The deadline passed; the remaining requests were aborted with an error.
     Cut,
 }
 
-/// Serves until `stop` resolves, then drains: no new connections or requests, and those that run
-/// have until the deadline.
+/// Serves until `stop` resolves, then drains: accepts no new connections or requests and lets
+/// running requests finish until the deadline.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -41,9 +41,9 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Exit {
     let limits = app.limits.clone();
-    let places = Arc::new(Semaphore::new(limits.connections as usize));
+    let permits = Arc::new(Semaphore::new(limits.connections as usize));
     let (closing, closed) = watch::channel(false);
-    // Every connection holds a sender; the receiver ends when the last one is gone.
+    // Every connection holds a sender; the receiver ends when the last one is dropped.
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
     let mut stop = pin!(stop);
     loop {
@@ -58,19 +58,19 @@ pub async fn serve(
                 }
             },
         };
-        // A token is a small packet; it must not wait for the next one. A socket that died
-        // between accept and here fails on its first read.
+        // Without it a token, which is a small packet, would wait for the next one. The error is
+        // ignored, because a closed socket fails at its first read.
         let _ = stream.set_nodelay(true);
-        match places.clone().try_acquire_owned() {
-            Ok(place) => {
-                let held = (place, alive.clone());
+        match permits.clone().try_acquire_owned() {
+            Ok(permit) => {
+                let held = (permit, alive.clone());
                 let one = connection(stream, router.clone(), limits.clone(), closed.clone());
                 tokio::spawn(async move {
                     one.await;
                     drop(held);
                 });
             }
-            Err(_) => drop(tokio::spawn(turn_away(stream))),
+            Err(_) => drop(tokio::spawn(refuse(stream))),
         }
     }
     drop(listener);
@@ -84,7 +84,7 @@ pub async fn serve(
     }
     tracing::warn!(inflight = app.link.inflight(), "the deadline for draining has passed");
     app.link.abort_all("the server is shutting down");
-    // Long enough for the final events to reach those who read.
+    // Time for the final events to reach the clients.
     let _ = timeout(Duration::from_secs(1), all_gone.recv()).await;
     Exit::Cut
 }
@@ -103,31 +103,32 @@ async fn connection(
         .max_headers(limits.headers as usize)
         .keep_alive(true);
     let service = TowerToHyperService::new(router);
-    let stream = Patient::new(stream, Duration::from_millis(limits.write_ms));
+    let stream = WriteTimeout::new(stream, Duration::from_millis(limits.write_ms));
     let mut conn = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let asked = async {
-        // An error means that the server is gone, which is a reason to close as well.
+    let closing = async {
+        // An error means that the sender is dropped: close as well.
         let _ = closed.wait_for(|closing| *closing).await;
     };
     let ended = tokio::select! {
         ended = &mut conn => ended,
-        () = asked => {
+        () = closing => {
             conn.as_mut().graceful_shutdown();
             conn.await
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(%e, "a connection ended early");
+        tracing::debug!(%e, "connection closed with an error");
     }
 }
 
-async fn turn_away(mut stream: TcpStream) {
+async fn refuse(mut stream: TcpStream) {
     let _ = timeout(Duration::from_secs(1), stream.write_all(FULL)).await;
 }
 
-/// Out of sockets: waiting is all that helps. Other errors belong to the one connection.
+/// Pauses if the process is out of sockets, so that accepting does not spin. A reset or aborted
+/// connection needs no pause.
 async fn pause_after(error: &io::Error) {
-    tracing::warn!(%error, "a connection was not accepted");
+    tracing::warn!(%error, "accepting a connection failed");
     let own =
         matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
     if !own {
@@ -138,7 +139,7 @@ async fn pause_after(error: &io::Error) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_canned_answer_has_its_length() {
+    fn the_canned_response_has_the_right_length() {
         let text = std::str::from_utf8(super::FULL).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{}", body.len());

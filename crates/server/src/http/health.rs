@@ -1,4 +1,4 @@
-//! For those who watch from outside.
+//! Health checks.
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -8,12 +8,12 @@ use axum::response::IntoResponse;
 use serde_json::json;
 use std::sync::Arc;
 
-/// The process answers.
+/// `/health/live`: the process responds.
 pub(super) async fn live() -> impl IntoResponse {
     Json(json!({"status": "live"}))
 }
 
-/// New requests are taken.
+/// `/health` and `/health/ready`: new requests are accepted.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
     match app.ready() {
         Ok(()) => Ok(Json(json!({"status": "ready", "model": app.model.name}))),

@@ -1,8 +1,8 @@
-//! Which names the server answers to.
+//! Checks the `Host` header.
 //!
-//! A page that a browser loaded from `evil.example` may read what `evil.example` answers. If that name
-//! is made to resolve to this machine (DNS rebinding), the browser takes the server for the page's own.
-//! The browser still says the name in `Host`: a server that knows its names refuses.
+//! This prevents DNS rebinding: a web page from `evil.example` may read responses from
+//! `evil.example`, and if that name resolves to this machine, the browser treats the server as the
+//! page's own origin. The browser still sends the name in `Host`, so the server can refuse it.
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -10,7 +10,7 @@ use axum::extract::Request;
 use axum::http::{Version, header};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The names that are served.
+/// The accepted host names.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     names: Vec<String>,
@@ -18,8 +18,9 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Names are checked where the operator gave some, and on loopback without keys: a key is what no
-    /// strange page has, and by which names other machines know this one only the operator can say.
+    /// Names are checked if the operator listed some, and on loopback without keys. With a key the
+    /// check is not needed, because a web page does not have it; on other addresses only the
+    /// operator knows the valid names.
     pub fn new(config: &ServerConfig) -> Self {
         let names: Vec<String> =
             config.allowed_hosts.iter().map(|name| bare(name).to_ascii_lowercase()).collect();
@@ -27,19 +28,22 @@ impl Hosts {
         Self { any: names.is_empty() && !closed, names }
     }
 
-    /// Whether a request says a name that is served, and says one at all.
+    /// Checks that a request has one `Host` header with an accepted name.
     pub fn check(&self, request: &Request) -> Result<(), ApiError> {
         let mut values = request.headers().get_all(header::HOST).iter();
         let (first, second) = (values.next(), values.next());
         if second.is_some() {
-            return Err(ApiError::invalid("", "there is more than one Host header"));
+            return Err(ApiError::invalid("", "the request has more than one Host header"));
         }
         if first.is_none() && request.version() == Version::HTTP_11 {
-            return Err(ApiError::invalid("", "there is no Host header; HTTP/1.1 needs one"));
+            return Err(ApiError::invalid(
+                "",
+                "the request has no Host header, which HTTP/1.1 requires",
+            ));
         }
         let host = first.map(|value| value.to_str().map_err(|_| ApiError::misdirected("…")));
         let host = host.transpose()?;
-        // A whole address in the first line counts besides the header.
+        // An absolute URI in the request line is checked as well.
         let whole = request.uri().authority().map(|authority| authority.as_str());
         for name in host.into_iter().chain(whole) {
             if !self.any && !self.knows(name) {
@@ -59,7 +63,7 @@ impl Hosts {
     }
 }
 
-/// A host without its port and without the dot that ends a full name.
+/// A host without its port and trailing dot.
 fn bare(host: &str) -> &str {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -87,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_addresses_and_known_names_on_loopback() {
+    fn loopback_accepts_addresses_and_localhost_only() {
         let own = hosts(|_| {});
         let fine = [
             "127.0.0.1",
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn names_count_where_they_are_given_or_nobody_else_guards() {
+    fn names_are_checked_if_listed_or_on_loopback_without_keys() {
         let named = hosts(|c| c.allowed_hosts = vec!["Llm.internal".into(), "other:80".into()]);
         for name in ["llm.internal:8000", "other", "localhost", "127.0.0.1"] {
             assert_eq!(ask(&named, &[name]), 200, "{name}");

@@ -1,36 +1,36 @@
-//! What JSON is made of, counted before anything is built of it: a byte of text can cost forty of
-//! memory once it is a tree.
+//! Counts the values of JSON before it is parsed, because a parsed tree can take forty times the
+//! memory of its text.
 
 use crate::config::Limits;
 
-/// What is wrong with a body before it is parsed.
+/// Why a body is refused before it is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Misshapen {
-    /// It is no object, but this.
-    NoObject(&'static str),
-    /// It is nested deeper than so many levels.
-    Deep(u64),
-    /// It has more than so many values.
-    Many(u64),
+pub(crate) enum ShapeError {
+    /// It is not an object but this.
+    NotAnObject(&'static str),
+    /// It has more than this many nesting levels.
+    TooDeep(u64),
+    /// It has more than this many values.
+    TooManyValues(u64),
 }
 
-impl std::fmt::Display for Misshapen {
+impl std::fmt::Display for ShapeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NoObject(found) => write!(f, "the body is {found}; send a JSON object"),
-            Self::Deep(most) => {
+            Self::NotAnObject(found) => write!(f, "the body is {found}; send a JSON object"),
+            Self::TooDeep(most) => {
                 write!(f, "the JSON is nested too deeply; at most {most} levels are allowed")
             }
-            Self::Many(most) => {
+            Self::TooManyValues(most) => {
                 write!(f, "the JSON has too many values; at most {most} are allowed")
             }
         }
     }
 }
 
-/// Checks a whole body. `numbers` says whether numbers count: they do not where they are token ids,
-/// which are bounded by the body's length and need no more memory than that.
-pub(crate) fn check_body(bytes: &[u8], limits: &Limits, numbers: bool) -> Result<(), Misshapen> {
+/// Checks a body. `numbers` says whether numbers count as values; token ids do not, because they
+/// take no more memory than their text.
+pub(crate) fn check_body(bytes: &[u8], limits: &Limits, numbers: bool) -> Result<(), ShapeError> {
     let start = bytes.iter().position(|b| !b.is_ascii_whitespace());
     let found = match start.map(|at| bytes[at]) {
         Some(b'{') => {
@@ -47,17 +47,17 @@ pub(crate) fn check_body(bytes: &[u8], limits: &Limits, numbers: bool) -> Result
         Some(0xfe | 0xff | 0) => "not UTF-8",
         Some(_) => "not JSON",
     };
-    Err(Misshapen::NoObject(found))
+    Err(ShapeError::NotAnObject(found))
 }
 
-/// Counts strings (names too), lists, objects and perhaps numbers and words, in one pass. Text that
-/// is no JSON is counted somehow: it is refused later.
+/// Counts strings (names too), lists and objects, and with `numbers` also numbers and literals, in
+/// one pass. Invalid JSON gets some count; the parser refuses it later.
 pub(crate) fn count(
     bytes: &[u8],
     depth_most: u64,
     most: u64,
     numbers: bool,
-) -> Result<u64, Misshapen> {
+) -> Result<u64, ShapeError> {
     let (mut depth, mut values, mut in_scalar) = (0u64, 0u64, false);
     let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
@@ -86,10 +86,10 @@ pub(crate) fn count(
         in_scalar = scalar;
         values += u64::from(begins);
         if depth > depth_most {
-            return Err(Misshapen::Deep(depth_most));
+            return Err(ShapeError::TooDeep(depth_most));
         }
         if values > most {
-            return Err(Misshapen::Many(most));
+            return Err(ShapeError::TooManyValues(most));
         }
     }
     Ok(values)
@@ -100,20 +100,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_counted_as_they_stand() {
+    fn values_are_counted() {
         let all = |text: &str| count(text.as_bytes(), 128, 1000, true).unwrap();
         assert_eq!(all(r#"{"a": [1, -2.5e+3, true, null, "x\"]"]}"#), 8);
         let ids = |text: &str| count(text.as_bytes(), 128, 1000, false).unwrap();
         assert_eq!(ids(r#"{"prompt": [[1, 2], [3]]}"#), 5);
-        assert_eq!(count(b"[1, 2, 3]", 128, 3, true), Err(Misshapen::Many(3)));
-        assert_eq!(count(b"[[[]]]", 2, 100, true), Err(Misshapen::Deep(2)));
+        assert_eq!(count(b"[1, 2, 3]", 128, 3, true), Err(ShapeError::TooManyValues(3)));
+        assert_eq!(count(b"[[[]]]", 2, 100, true), Err(ShapeError::TooDeep(2)));
         for odd in [&b"\"\\"[..], b"\"", b"]]]]", b"", b"\\\"\\\"", b"{\"a"] {
             assert!(count(odd, 128, 1000, true).is_ok());
         }
     }
 
     #[test]
-    fn only_an_object_is_a_body() {
+    fn a_body_must_be_an_object() {
         let limits = Limits::default();
         for (text, found) in [
             (&b""[..], "empty"),
@@ -126,7 +126,7 @@ mod tests {
             (b"x", "not JSON"),
         ] {
             let problem = check_body(text, &limits, true).unwrap_err();
-            assert_eq!(problem, Misshapen::NoObject(found));
+            assert_eq!(problem, ShapeError::NotAnObject(found));
         }
         assert_eq!(check_body(b"\n {}", &limits, true), Ok(()));
     }

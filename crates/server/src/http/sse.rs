@@ -1,6 +1,6 @@
-//! Answers as server-sent events. The body itself follows the engine: no task, no copy and no
-//! buffer stands between a token and its socket, and a reader that is gone drops the body, which
-//! drops the call, which cancels the request.
+//! Responses as server-sent events. The body polls the engine's replies itself, without a task per
+//! stream. When a client disconnects, hyper drops the body, which drops the call, which cancels the
+//! request.
 
 use crate::answer::{Piece, Run, Usage};
 use crate::config::Limits;
@@ -19,18 +19,18 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 use tracing::Span;
 
-/// How long a stream's headers wait for the engine's first word, so that a refusal can still be
-/// told by its status.
-const FIRST_WORD: Duration = Duration::from_millis(1000);
+/// How long the headers of a stream wait for the first reply, so that a rejection can still set the
+/// status.
+const FIRST_REPLY: Duration = Duration::from_millis(1000);
 
 /// Bytes of events after which no more replies are written until these are sent.
 const FRAME: usize = 64 * 1024;
 
-/// How one route writes its events.
+/// Writes the events of one route.
 pub trait Events: Send + Unpin + 'static {
-    /// Writes a piece as whole events.
+    /// Writes a piece as complete events.
     fn piece(&mut self, piece: Piece, out: &mut Vec<u8>);
-    /// Writes what comes after the last piece and before `[DONE]`.
+    /// Writes the events between the last piece and `[DONE]`.
     fn end(&mut self, usage: Usage, out: &mut Vec<u8>);
 }
 
@@ -42,7 +42,7 @@ pub(crate) async fn respond(
 ) -> Result<Response, ApiError> {
     let mut out = Vec::new();
     let mut sink = |piece| events.piece(piece, &mut out);
-    let first = tokio::time::timeout(FIRST_WORD, run.next(&mut sink)).await;
+    let first = tokio::time::timeout(FIRST_REPLY, run.next(&mut sink)).await;
     match first {
         Ok(first) => first?,
         Err(_) => out.extend_from_slice(b": waiting\n\n"),
@@ -74,10 +74,10 @@ struct EventBody<E> {
     inbox: Vec<Reply>,
     over: bool,
     ping: Duration,
-    /// When the last frame was given out.
+    /// When the last frame was sent.
     last: Instant,
     silence: Pin<Box<Sleep>>,
-    /// The request's, so that the log can tell how its stream ended.
+    /// The span of the request, for the log line at the end of the stream.
     span: Span,
 }
 
@@ -91,7 +91,7 @@ impl<E> Drop for EventBody<E> {
 }
 
 impl<E: Events> EventBody<E> {
-    /// Writes what there is, up to about a frame; pending when there is nothing.
+    /// Writes available replies, up to about a frame; pending if there are none.
     fn follow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Self { run, events, out, inbox, .. } = self;
         while !run.is_over() {
@@ -105,7 +105,7 @@ impl<E: Events> EventBody<E> {
                     return Poll::Ready(());
                 }
             }
-            // What came together goes out together, but not without bound.
+            // Replies received together are sent together, up to a bound.
             if inbox.is_empty() && !out.is_empty() || out.len() >= FRAME {
                 break;
             }
@@ -136,7 +136,8 @@ impl<E: Events> http_body::Body for EventBody<E> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
-        // Replies can carry no text (half a character): go on until there is some, or none left.
+        // A reply may have no text (part of a character): continue until there is some, or no more
+        // replies.
         while !this.over && this.out.is_empty() && this.follow(cx).is_ready() {}
         while this.out.is_empty() {
             if this.over {

@@ -1,4 +1,4 @@
-//! The engine's state as the outside may see it: for `/metrics`, the page and traces.
+//! The published state of the engine, for `/metrics`, the page and traces.
 
 use engine::request::Micros;
 use serde::{Deserialize, Serialize};
@@ -11,18 +11,18 @@ pub struct Snapshot {
     pub queue: u64,
     /// Sequences that have a seat.
     pub running: u64,
-    /// Seats that exist.
+    /// Seats in total.
     pub seats: u64,
     /// KV pages by state.
     pub pages: Pages,
     /// Prompt tokens looked up and found in the prefix tree, since the start.
     pub prefix: PrefixUse,
-    /// Sequences that lost their pages to others, since the start.
+    /// Sequences preempted (their pages went to others), since the start.
     pub preemptions: u64,
     /// The last few hundred steps, oldest first, numbered without gaps.
     #[serde(skip)]
     pub steps: Vec<StepRecord>,
-    /// What does not change after the start.
+    /// Data that does not change after the start.
     #[serde(skip)]
     pub graph: Arc<GraphInfo>,
 }
@@ -32,33 +32,33 @@ pub struct Snapshot {
 pub struct Pages {
     /// Held by live sequences.
     pub used: u64,
-    /// Held by the prefix tree alone; given back on demand.
+    /// Held only by the prefix tree; evicted on demand.
     pub cached: u64,
-    /// Nobody's.
+    /// Free.
     pub free: u64,
 }
 
-/// How much the prefix tree saved.
+/// Lookups in the prefix tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixUse {
     /// Prompt tokens looked up.
     pub looked_up: u64,
-    /// Of these, found.
+    /// Prompt tokens found.
     pub found: u64,
 }
 
-/// The phase a step belonged to.
+/// The phase of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// One token per row.
     Decode,
-    /// Prompt chunks, with decode rows beside them or not.
+    /// Prompt chunks, with or without decode rows.
     Prefill,
 }
 
 impl Phase {
-    /// The word used in flags, metrics and records.
+    /// The name used in flags, metrics and records.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Decode => "decode",
@@ -73,43 +73,44 @@ impl Phase {
 pub enum Run {
     /// A recorded graph was replayed.
     Replayed,
-    /// The plan ran op by op, for this reason.
+    /// The ops of the plan were launched one by one, for this reason.
     Eager(String),
 }
 
-/// One step, as traces keep it.
+/// One step, as recorded in traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepRecord {
-    /// Counts from 1.
+    /// The number of the step, from 1.
     pub step: u64,
-    /// When it was launched, or began in a launch of several, on the server's clock.
+    /// When it was launched, on the server's clock; for a launch of several steps, when this one
+    /// began.
     pub at: Micros,
-    /// Which phase.
+    /// The phase.
     pub phase: Phase,
     /// Rows of the bucket it ran in.
     pub bucket_rows: u32,
     /// Tokens of the bucket it ran in (equal to the rows when decoding).
     pub bucket_tokens: u32,
-    /// Rows that were somebody's.
+    /// Rows of live sequences.
     pub live_rows: u32,
-    /// Rows that were nobody's.
+    /// Padding rows.
     pub padded_rows: u32,
-    /// Replayed, or eager and why.
+    /// Replayed, or eager with the reason.
     pub run: Run,
-    /// Host time of the step, in microseconds; steps of one launch share what it took.
+    /// Host time of the step, in microseconds; the steps of one launch share its time equally.
     pub host_us: u32,
     /// Device time of the step, in microseconds.
     pub device_us: u32,
 }
 
-/// What is fixed once the engine is up.
+/// Data that does not change after the engine started.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct GraphInfo {
-    /// Model, device and such, one line each.
+    /// Model, device and other facts, one row each.
     pub about: Vec<ConfigRow>,
     /// The resolved graph configuration, with the reason for every value.
     pub config: Vec<ConfigRow>,
-    /// Plans as pictures, by bucket.
+    /// Drawings of the plans, by bucket.
     pub plans: Vec<PlanPicture>,
 }
 
@@ -118,13 +119,13 @@ pub struct GraphInfo {
 pub struct ConfigRow {
     /// The setting.
     pub key: String,
-    /// What it came out as.
+    /// The value.
     pub value: String,
-    /// Why.
+    /// The reason for the value.
     pub reason: String,
 }
 
-/// The picture of one bucket's Plan.
+/// A drawing of the Plan of one bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanPicture {
     /// The bucket's name, such as `decode/8`.

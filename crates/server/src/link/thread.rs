@@ -1,4 +1,4 @@
-//! The engine's thread: it owns the backend, steps it, and hands out what it says.
+//! The engine's thread: owns the backend, steps it and delivers its outputs.
 
 use super::{Backend, Factory, Health, Link, Message, Reply, Shared};
 use crate::config::Limits;
@@ -16,14 +16,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// How often the state is published while steps are taken.
+/// How often the state is published while steps run.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// Publish at least this often in calls of the backend, so that no record falls out of its ring unseen.
+/// The most calls of the backend between two publications, so that no step record is overwritten in
+/// the ring before it is read.
 pub const PUBLISH_CALLS: u32 = 128;
-/// Messages taken between two steps: a flood of submissions does not hold up those who run.
+/// The most messages handled between two steps, so that many submissions do not delay running
+/// requests.
 const MESSAGES_PER_STEP: usize = 4096;
 
-/// Starts the engine's thread. It ends after [`Link::stop`] or when every link is gone.
+/// Starts the engine's thread. It ends after [`Link::stop`] or when every link is dropped.
 pub fn spawn(
     factory: Factory,
     limits: &Limits,
@@ -56,7 +58,7 @@ pub fn spawn(
     let thread = std::thread::Builder::new()
         .name("engine".into())
         .spawn(move || worker.run(factory))
-        .expect("a thread can be started");
+        .expect("cannot start the engine's thread");
     (Link { messages, shared }, thread)
 }
 
@@ -71,20 +73,20 @@ struct Worker {
     stopping: bool,
 }
 
-/// A request the backend has not finished with.
+/// A request that the backend has not finished.
 struct Live {
-    /// `None` once the reader is gone or too far behind.
+    /// `None` once the client has disconnected or fallen too far behind.
     replies: Option<Sender<Reply>>,
     choices_left: u32,
     submitted: Micros,
-    /// Per continuation, when its last token came.
+    /// Per choice, the time of its last token.
     last_token: Vec<Micros>,
 }
 
-/// Why a backend's life ended.
+/// Why the loop over a backend ended.
 enum End {
     Stopped,
-    Died(String),
+    Failed(String),
 }
 
 impl Worker {
@@ -96,38 +98,39 @@ impl Worker {
             let mut backend = match made {
                 Ok(backend) => backend,
                 Err(why) => {
-                    tracing::error!(why, "there is no engine");
+                    tracing::error!(why, "the engine failed to start");
                     self.shared.set_health(Health::Dead);
-                    return self.refuse_forever(&why);
+                    return self.refuse_until_stopped(&why);
                 }
             };
             self.last_step = 0;
             self.shared.set_health(Health::Ready);
             let before = self.shared.metrics.generated_tokens.get();
-            let end = self.live_on(&mut *backend);
+            let end = self.step_until_end(&mut *backend);
             let dropped = catch_unwind(AssertUnwindSafe(move || drop(backend)));
             self.shared.step_began.store(0, Ordering::Relaxed);
             match end {
                 End::Stopped => return self.shared.closed.store(true, Ordering::Relaxed),
-                End::Died(why) => {
+                End::Failed(why) => {
                     self.shared.set_health(Health::Restarting);
                     self.shared.metrics.engine_restarts.inc();
                     tracing::error!(why, clean = dropped.is_ok(), "the engine failed");
-                    self.lose_everyone(&format!("the engine failed: {why}"));
+                    self.fail_all(&format!("the engine failed: {why}"));
                 }
             }
-            // A backend that worked is replaced at once; one that did not is given time.
+            // A backend that generated tokens is replaced at once; after repeated failures the
+            // pause grows.
             let worked = self.shared.metrics.generated_tokens.get() > before;
             failures = if worked { 0 } else { failures + 1 };
             let pause = Duration::from_millis(10) * 2u32.pow(failures.min(8));
-            if self.wait_out(pause) {
+            if self.refuse_for(pause) {
                 return;
             }
         }
     }
 
-    /// Steps the backend until it dies or is no longer wanted.
-    fn live_on(&mut self, backend: &mut dyn Backend) -> End {
+    /// Steps the backend until it fails or the thread is stopped.
+    fn step_until_end(&mut self, backend: &mut dyn Backend) -> End {
         let mut published = Instant::now() - PUBLISH;
         let mut unpublished = 0u32;
         loop {
@@ -162,15 +165,15 @@ impl Worker {
             let wait = taken < MESSAGES_PER_STEP;
             let outputs = match catch_unwind(AssertUnwindSafe(|| backend.step(now, events, wait))) {
                 Ok(outputs) => outputs,
-                Err(panic) => return End::Died(panic_text(&*panic)),
+                Err(panic) => return End::Failed(panic_text(&*panic)),
             };
             self.shared.step_began.store(0, Ordering::Relaxed);
             let now = self.shared.now();
             for output in outputs {
-                self.hand_out(output, now);
+                self.deliver(output, now);
             }
             if let Some(why) = backend.gone() {
-                return End::Died(why);
+                return End::Failed(why);
             }
             unpublished += 1;
             if unpublished >= PUBLISH_CALLS || published.elapsed() >= PUBLISH {
@@ -222,8 +225,8 @@ impl Worker {
         self.events.push(Event::Submit(Box::new(request)));
     }
 
-    /// Gives one output to its reader, without ever waiting for it.
-    fn hand_out(&mut self, output: Output, now: Micros) {
+    /// Sends one output to its call, without waiting.
+    fn deliver(&mut self, output: Output, now: Micros) {
         let id = match &output {
             Output::Rejected { id, .. }
             | Output::Prefilled { id, .. }
@@ -232,7 +235,11 @@ impl Worker {
             | Output::Finished { id, .. } => *id,
         };
         let Some(live) = self.live.get_mut(&id) else {
-            tracing::warn!(id = id.0, ?output, "the engine spoke of a request that is not live");
+            tracing::warn!(
+                id = id.0,
+                ?output,
+                "internal error: output for a request that is not live"
+            );
             return;
         };
         let metrics = &self.shared.metrics;
@@ -256,7 +263,7 @@ impl Worker {
                 }
             }
             Output::Finished { finish, .. } => {
-                metrics.finished(finish_word(finish));
+                metrics.finished(finish_label(finish));
                 live.choices_left = live.choices_left.saturating_sub(1);
                 over = live.choices_left == 0;
             }
@@ -285,7 +292,7 @@ impl Worker {
 
     fn publish(&mut self, backend: &mut dyn Backend) {
         let Ok(snapshot) = catch_unwind(AssertUnwindSafe(|| backend.snapshot())) else {
-            // The next step will meet the same trouble and end this backend's life.
+            // The next step will fail as well and end this backend.
             return;
         };
         for record in &snapshot.steps {
@@ -300,10 +307,10 @@ impl Worker {
         *self.shared.snapshot.lock().unwrap_or_else(|e| e.into_inner()) = Arc::new(snapshot);
     }
 
-    fn lose_everyone(&mut self, why: &str) {
+    fn fail_all(&mut self, why: &str) {
         for (id, live) in self.live.drain() {
             if let Some(replies) = live.replies {
-                // Full: its reader finds the channel closed and says so.
+                // If the channel is full, the call finds it closed and reports an error.
                 let _ = replies.try_send(Reply::Lost { id, why: why.into() });
             }
             self.shared.inflight.fetch_sub(1, Ordering::Relaxed);
@@ -326,8 +333,8 @@ impl Worker {
         }
     }
 
-    /// Answers messages while there is no backend; true when the thread should end.
-    fn wait_out(&mut self, pause: Duration) -> bool {
+    /// Refuses messages while there is no backend; true if the thread should end.
+    fn refuse_for(&mut self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -336,7 +343,7 @@ impl Worker {
             }
             match self.inbox.recv_timeout(left) {
                 Ok(message) => {
-                    if self.refuse(message, "the engine is being started again") {
+                    if self.refuse(message, "the engine is restarting") {
                         return true;
                     }
                 }
@@ -346,7 +353,7 @@ impl Worker {
         }
     }
 
-    fn refuse_forever(&mut self, why: &str) {
+    fn refuse_until_stopped(&mut self, why: &str) {
         while let Ok(message) = self.inbox.recv() {
             if self.refuse(message, why) {
                 return;
@@ -355,7 +362,7 @@ impl Worker {
     }
 }
 
-fn finish_word(finish: &Finish) -> &'static str {
+fn finish_label(finish: &Finish) -> &'static str {
     match finish {
         Finish::Stop(_) => "stop",
         Finish::Length => "length",
@@ -372,6 +379,6 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     } else if let Some(text) = panic.downcast_ref::<String>() {
         text.clone()
     } else {
-        "a panic without words".into()
+        "a panic without a message".into()
     }
 }

@@ -1,10 +1,10 @@
-//! A small HTTP/1.1 client: one request at a time on one connection, bodies as they come.
+//! A small HTTP/1.1 client: one request at a time per connection, bodies read as they arrive.
 
 use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// The most bytes of an answer's head.
+/// The most bytes of a response head.
 const HEAD: usize = 64 * 1024;
 
 /// Where to send requests.
@@ -12,22 +12,22 @@ const HEAD: usize = 64 * 1024;
 pub struct Target {
     /// Host and port, as in the `Host` header.
     pub host: String,
-    /// Put before every path; empty or `/…` without a slash at its end.
+    /// Prepended to every path; empty, or `/…` without a trailing slash.
     pub prefix: String,
     /// Sent as a bearer token.
     pub key: Option<String>,
 }
 
 impl Target {
-    /// Reads a base URL such as `http://127.0.0.1:8000` or `http://host/v1`; `/v1` at its end may
-    /// be there or not.
+    /// Parses a base URL such as `http://127.0.0.1:8000` or `http://host/v1`; a trailing `/v1` is
+    /// optional.
     pub fn parse(url: &str, key: Option<String>) -> Result<Self, String> {
-        let rest = url.strip_prefix("http://").ok_or_else(|| {
-            format!("{url:?}: only http:// is spoken here; put a proxy before TLS")
-        })?;
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| format!("{url:?}: only http:// is supported; use a proxy for TLS"))?;
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         if host.is_empty() {
-            return Err(format!("{url:?} names no host"));
+            return Err(format!("{url:?} has no host"));
         }
         let port = host.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok());
         let host = if port { host.to_string() } else { format!("{host}:80") };
@@ -37,26 +37,26 @@ impl Target {
     }
 }
 
-/// What went wrong on the wire.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The connection failed.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
-    /// The other side closed it too early.
-    #[error("the connection was closed too early")]
+    /// The server closed the connection before the end of the response.
+    #[error("the connection closed before the end of the response")]
     Closed,
-    /// The other side does not speak HTTP/1.1 as it should.
-    #[error("not HTTP: {0}")]
+    /// The response is not valid HTTP/1.1.
+    #[error("invalid HTTP response: {0}")]
     Protocol(&'static str),
 }
 
-/// An answer's first lines.
+/// The head of a response.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The status.
     pub status: u16,
-    /// Names in lower case.
+    /// The headers, with names in lower case.
     pub headers: Vec<(String, String)>,
 }
 
@@ -71,7 +71,7 @@ impl Head {
 enum Left {
     /// This many bytes of the body.
     Bytes(u64),
-    /// A chunk's size comes next.
+    /// The size of a chunk comes next.
     ChunkHead,
     /// This many bytes of a chunk, then its line end.
     Chunk(u64),
@@ -80,14 +80,14 @@ enum Left {
     Nothing,
 }
 
-/// One connection. After a body has been read to its end it can carry the next request.
+/// One connection. It can be reused once a body has been read to its end.
 pub struct Connection {
     stream: TcpStream,
     host: String,
     prefix: String,
     key: Option<String>,
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that have been used up.
+    /// Bytes of `buffer` already consumed.
     used: usize,
     left: Left,
     reusable: bool,
@@ -115,12 +115,12 @@ impl Connection {
         self.reusable && self.left == Left::Nothing
     }
 
-    /// The socket, for those who test how a server bears bad clients.
+    /// The socket, for tests with misbehaving clients.
     pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.stream
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Sends a request and reads the head of the response.
     pub async fn request(
         &mut self,
         method: &str,
@@ -144,7 +144,7 @@ impl Connection {
         let mut bytes = text.into_bytes();
         bytes.extend_from_slice(body);
         let sent = self.stream.write_all(&bytes).await;
-        // A server may refuse before it has read all: its answer is there even so.
+        // A server may refuse before it has read the whole body: its response is still readable.
         let head = self.read_head(method == "HEAD").await;
         match (sent, head) {
             (_, Ok(head)) => Ok(head),
@@ -161,7 +161,7 @@ impl Connection {
                     break at;
                 }
                 if seen.len() > HEAD {
-                    return Err(ClientError::Protocol("the head does not end"));
+                    return Err(ClientError::Protocol("the head is too long"));
                 }
                 self.fill().await?;
             };
@@ -178,7 +178,7 @@ impl Connection {
         }
     }
 
-    /// Reads more; an error when there is no more.
+    /// Reads more bytes; an error at the end of the stream.
     async fn fill(&mut self) -> Result<(), ClientError> {
         if self.used == self.buffer.len() {
             self.buffer.clear();
@@ -193,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Gives the next bytes of the body to `sink`; false at its end.
+    /// Passes the next bytes of the body to `sink`; false at its end.
     pub async fn read(&mut self, sink: &mut impl FnMut(&[u8])) -> Result<bool, ClientError> {
         loop {
             match self.left {
@@ -223,17 +223,18 @@ impl Connection {
                     if size > 0 {
                         self.left = Left::Chunk(size);
                     } else {
-                        // Trailers, which nobody here sends, end with an empty line.
+                        // Trailers, if any, end with an empty line.
                         while !self.line().await?.is_empty() {}
                         self.left = Left::Nothing;
                     }
                 }
                 Left::Chunk(0) => {
                     if !self.line().await?.is_empty() {
-                        return Err(ClientError::Protocol("a chunk longer than its size"));
+                        return Err(ClientError::Protocol("a chunk is longer than its size"));
                     }
                     self.left = Left::ChunkHead;
-                    // The next chunk may be here already; only then go on without waiting.
+                    // Continue only if the next chunk is already buffered; otherwise return without
+                    // waiting.
                     if self.used == self.buffer.len() {
                         return Ok(true);
                     }
@@ -266,13 +267,13 @@ impl Connection {
                 return Ok(line);
             }
             if seen.len() > HEAD {
-                return Err(ClientError::Protocol("a line does not end"));
+                return Err(ClientError::Protocol("a line is too long"));
             }
             self.fill().await?;
         }
     }
 
-    /// The whole body.
+    /// The complete body.
     pub async fn body(&mut self) -> Result<Vec<u8>, ClientError> {
         let mut all = Vec::new();
         while self.read(&mut |bytes| all.extend_from_slice(bytes)).await? {}
@@ -305,7 +306,7 @@ fn body_length(head: &Head, no_body: bool) -> Result<Left, ClientError> {
     match head.header("content-length") {
         Some(length) => {
             let length = length.parse();
-            length.map(Left::Bytes).map_err(|_| ClientError::Protocol("a length that is none"))
+            length.map(Left::Bytes).map_err(|_| ClientError::Protocol("invalid content-length"))
         }
         None => Ok(Left::UntilClose),
     }

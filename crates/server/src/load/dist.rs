@@ -1,20 +1,20 @@
-//! Lengths and times that follow a distribution, the same for the same seed.
+//! Random lengths and times from a distribution, reproducible by seed.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A small, seeded source of chance (SplitMix64).
+/// A seeded random number generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same numbers for the same seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// A random number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -28,7 +28,7 @@ impl Dice {
         (self.roll() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A waiting time with this mean: what lies between arrivals that know nothing of each other.
+    /// An exponentially distributed number with this mean: the time between independent arrivals.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
@@ -39,18 +39,18 @@ impl Dice {
     }
 }
 
-/// How long prompts or answers are, in tokens. Written `128`, `64-512`, `normal:256,64` or
+/// A distribution of lengths in tokens, written `128`, `64-512`, `normal:256,64` or
 /// `lognormal:5.5,0.8`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Dist {
-    /// Always this.
+    /// A constant.
     Fixed(u32),
-    /// Anything from the first to the second.
+    /// Uniform from the first to the second, inclusive.
     Uniform(u32, u32),
     /// A mean and a standard deviation.
     Normal(f64, f64),
-    /// The mean and the standard deviation of the logarithm: the shape of real traffic.
+    /// The mean and the standard deviation of the logarithm, which resembles real traffic.
     LogNormal(f64, f64),
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_and_read_back() {
+    fn round_trip_through_text() {
         for text in ["128", "64-512", "normal:256,64", "lognormal:5.5,0.8"] {
             assert_eq!(text.parse::<Dist>().unwrap().to_string(), text);
         }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_their_mean() {
+    fn draws_have_the_expected_mean() {
         let mut dice = Dice::new(7);
         let mut mean = |dist: Dist| {
             (0..20_000).map(|_| f64::from(dist.draw(&mut dice))).sum::<f64>() / 20_000.0

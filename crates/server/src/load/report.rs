@@ -1,10 +1,10 @@
-//! What a load run found.
+//! The result of a load run.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What counts as good: a request that meets all that are set.
+/// Latency goals. A request is good if it meets all that are set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
     /// Time to first token, in milliseconds.
@@ -23,29 +23,29 @@ impl Slo {
     }
 }
 
-/// How one kind of time is spread, in milliseconds.
+/// A latency distribution, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many were measured.
+    /// The number of samples.
     pub count: u64,
-    /// Their mean.
+    /// The mean.
     pub mean: f64,
-    /// Half are below.
+    /// The median.
     pub p50: f64,
-    /// Nine of ten are below.
+    /// The 90th percentile.
     pub p90: f64,
-    /// Nineteen of twenty are below.
+    /// The 95th percentile.
     pub p95: f64,
-    /// All but one of a hundred are below.
+    /// The 99th percentile.
     pub p99: f64,
-    /// The longest.
+    /// The maximum.
     pub max: f64,
-    /// For plots: the time below which 0, ½, 1, … 100 percent lie.
+    /// The percentiles 0, ½, 1, … 100, for plots.
     pub curve: Vec<f64>,
 }
 
 impl Latency {
-    /// Sorts and sums up.
+    /// The distribution of these times.
     pub fn of(mut times: Vec<f64>) -> Self {
         if times.is_empty() {
             return Self::default();
@@ -68,11 +68,11 @@ impl Latency {
 /// Per second of the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Tokens that came in it.
+    /// Tokens received.
     pub tokens: Vec<u64>,
-    /// Requests that ended well in it.
+    /// Requests that succeeded.
     pub finished: Vec<u64>,
-    /// Requests that failed in it.
+    /// Requests that failed.
     pub failed: Vec<u64>,
 }
 
@@ -81,23 +81,23 @@ pub struct Timeline {
 pub struct Report {
     /// A name for tables and legends.
     pub label: String,
-    /// Where the load went.
+    /// The server under load.
     pub base_url: String,
     /// The model that answered.
     pub model: String,
-    /// The load, in words.
+    /// A description of the load.
     pub load: String,
     /// Seconds from the first measured request to the last answer.
     pub seconds: f64,
     /// Measured requests sent.
     pub requests: u64,
-    /// Of these, answered to the end.
+    /// Requests with a complete answer.
     pub succeeded: u64,
-    /// The others, by kind.
+    /// Failed requests, by kind of error.
     pub errors: BTreeMap<String, u64>,
     /// Prompt tokens of answered requests, as the server counts them.
     pub prompt_tokens: u64,
-    /// Of these, cached.
+    /// Prompt tokens found in the prefix tree, as the server counts them.
     pub cached_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
@@ -105,8 +105,8 @@ pub struct Report {
     pub request_rate: f64,
     /// Generated tokens a second.
     pub output_rate: f64,
-    /// The same until the last request was sent, while none of the load was missing; of the whole run if
-    /// that was less than a second.
+    /// Generated tokens a second until the last request was sent, while the load was complete; over
+    /// the whole run if that took less than a second.
     #[serde(default)]
     pub steady_rate: f64,
     /// Time to first token.
@@ -115,11 +115,11 @@ pub struct Report {
     pub itl: Latency,
     /// The whole request.
     pub e2e: Latency,
-    /// What counts as good.
+    /// The latency goals.
     pub slo: Slo,
-    /// Requests a second that were good.
+    /// Requests a second that met the goals.
     pub goodput: f64,
-    /// Second by second.
+    /// Counts per second.
     pub timeline: Timeline,
 }
 

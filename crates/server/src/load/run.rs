@@ -1,4 +1,4 @@
-//! Sends the load and measures what comes back.
+//! Sends the load and measures the responses.
 
 use super::client::{ClientError, Connection, Target};
 use super::dist::{Dice, Dist};
@@ -15,13 +15,13 @@ use tokio::task::JoinSet;
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// So many at once: the next is sent when one ends.
+    /// This many at once: the next is sent when one ends.
     Fixed(usize),
-    /// So many a second on average, whatever the server does; at most this many at once.
+    /// This many a second on average, independent of the responses, and at most this many at once.
     Poisson(f64, usize),
 }
 
-/// Which route.
+/// The route under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
@@ -30,54 +30,54 @@ pub enum Endpoint {
     Completions,
 }
 
-/// What is asked.
+/// The prompts to send.
 #[derive(Clone, Debug)]
 pub enum Prompts {
-    /// Words by chance, about so many tokens; this share of them is the same in every prompt.
+    /// Random words, one token each approximately.
     Random {
-        /// How long.
+        /// The number of words.
         input: Dist,
-        /// The shared part, 0 to 1.
+        /// The fraction of words (0 to 1) that is the same in every prompt.
         shared: f64,
     },
-    /// These, in turn: text, and the most tokens of its answer if that is given.
+    /// These prompts in turn: text, and optionally the most tokens of its answer.
     List(Vec<(String, Option<u32>)>),
 }
 
-/// A whole load.
+/// The configuration of a load run.
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
-    /// Where.
+    /// The server.
     pub target: Target,
-    /// The model to ask for; the server's first if not given.
+    /// The model to request; by default the first that the server lists.
     pub model: Option<String>,
-    /// Which route.
+    /// The route.
     pub endpoint: Endpoint,
-    /// When.
+    /// When requests are sent.
     pub arrivals: Arrivals,
-    /// How many measured requests.
+    /// The number of measured requests.
     pub requests: u64,
-    /// Requests before those, not measured.
+    /// Requests sent before those, not measured.
     pub warmup: u64,
-    /// What is asked.
+    /// The prompts.
     pub prompts: Prompts,
-    /// How long answers are.
+    /// The lengths of the answers.
     pub output: Dist,
-    /// Ask the server to go on past the model's own end, so that answers are as long as asked.
+    /// Ask the server to ignore the end-of-text token, so that answers have the requested length.
     pub ignore_eos: bool,
-    /// More fields for every request.
+    /// Additional fields of every request.
     pub extra: Map<String, Value>,
-    /// What counts as good.
+    /// The latency goals.
     pub slo: Slo,
-    /// Longer than this is an error.
+    /// A request that takes longer fails.
     pub timeout: Duration,
-    /// Same seed, same load.
+    /// The seed; the same seed gives the same load.
     pub seed: u64,
     /// A name for tables and legends.
     pub label: String,
 }
 
-/// How far a run is; read while it goes on.
+/// The progress of a run, readable while it runs.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Requests ended, the warm-up included.
@@ -96,7 +96,7 @@ struct Sample {
     began: Duration,
     ended: Duration,
     first: Option<Duration>,
-    /// When each chunk with text came, after the first; with how many tokens it is not known.
+    /// When each chunk with text after the first arrived; a chunk may carry several tokens.
     chunks: Vec<Duration>,
     tokens: u64,
     prompt_tokens: u64,
@@ -111,13 +111,13 @@ struct Shared {
     progress: Arc<Progress>,
 }
 
-/// As [`run`], on a runtime of its own; blocks.
+/// Like [`run`], on its own runtime; blocks.
 pub fn run_blocking(spec: LoadSpec, progress: Arc<Progress>) -> Result<Report, String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(|e| e.to_string())?.block_on(run(spec, progress))
 }
 
-/// Runs the load; an error only when nothing could be sent at all.
+/// Runs the load; an error only if the model name could not be requested.
 pub async fn run(spec: LoadSpec, progress: Arc<Progress>) -> Result<Report, String> {
     let model = match &spec.model {
         Some(model) => model.clone(),
@@ -152,7 +152,7 @@ async fn first_model(target: &Target) -> Result<String, String> {
     let list: Value = serde_json::from_slice(&body).unwrap_or_default();
     match list["data"][0]["id"].as_str() {
         Some(name) => Ok(name.into()),
-        None => Err(format!("{}/v1/models answered {status} without a model", target.host)),
+        None => Err(format!("{}/v1/models returned status {status} and no model", target.host)),
     }
 }
 
@@ -166,7 +166,7 @@ async fn send_all(
         Arrivals::Fixed(n) => (n.max(1), None),
         Arrivals::Poisson(rate, most) => (most.max(1), Some(rate)),
     };
-    let places = Arc::new(Semaphore::new(width));
+    let permits = Arc::new(Semaphore::new(width));
     let mut tasks = JoinSet::new();
     let mut samples = Vec::with_capacity((numbers.end - numbers.start) as usize);
     let mut next = tokio::time::Instant::now();
@@ -175,7 +175,7 @@ async fn send_all(
             next += Duration::from_secs_f64(dice.exponential(1.0 / rate.max(1e-6)));
             tokio::time::sleep_until(next).await;
         }
-        let place = places.clone().acquire_owned().await;
+        let permit = permits.clone().acquire_owned().await;
         let body = body(shared, number, dice);
         let shared = shared.clone();
         tasks.spawn(async move {
@@ -186,7 +186,7 @@ async fn send_all(
             if sample.error.is_some() {
                 shared.progress.errors.fetch_add(1, Ordering::Relaxed);
             }
-            drop(place);
+            drop(permit);
             sample
         });
         while let Some(ended) = tasks.try_join_next() {
@@ -284,13 +284,13 @@ async fn exchange(shared: &Shared, body: &[u8], sample: &mut Sample) -> Result<(
     };
     let kind = |e: ClientError| match e {
         ClientError::Io(e) => format!("connection: {}", e.kind()),
-        ClientError::Closed => "closed too early".into(),
-        ClientError::Protocol(what) => format!("not HTTP: {what}"),
+        ClientError::Closed => "closed before the end of the response".into(),
+        ClientError::Protocol(what) => format!("invalid HTTP response: {what}"),
     };
     let mut wire = connection(shared).await.map_err(kind)?;
     let head = match wire.request("POST", path, &[], body).await {
         Ok(head) => head,
-        // A kept connection may have been closed in the meantime: that is not the server's fault.
+        // The server may have closed a kept connection in the meantime; retry on a new one.
         Err(ClientError::Closed | ClientError::Io(_)) => {
             wire = Connection::open(&shared.spec.target).await.map_err(kind)?;
             wire.request("POST", path, &[], body).await.map_err(kind)?
@@ -351,7 +351,7 @@ impl Reader {
                 }
                 return;
             }
-            // Few chunks carry none: only these are worth parsing.
+            // Only the few chunks without text are parsed.
             let Ok(chunk) = serde_json::from_str::<Value>(data) else {
                 *error = Some("a chunk is not JSON".into());
                 return;
@@ -368,12 +368,12 @@ impl Reader {
             }
         });
         if !fine {
-            *error = Some("an event without end".into());
+            *error = Some("an event is too long".into());
         }
     }
 }
 
-/// Whether a chunk carries text, without parsing it: that it has a text field that is not empty.
+/// Whether a chunk has a text field that is not empty, found without parsing it.
 fn carries_text(data: &str) -> bool {
     let field = |name: &str| {
         data.find(name).is_some_and(|at| {
@@ -454,8 +454,9 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
     }
 }
 
-/// Tokens a second from `begin` until the last request was sent, or `None` if that was less than a second. An
-/// event may carry more than one token: each counts for its share of its answer.
+/// Tokens a second from `begin` until the last request was sent, or `None` if that took less than a
+/// second. The tokens of an answer are divided equally among its events, because an event may carry
+/// several.
 fn full_rate(samples: &[Sample], begin: Duration, sent: Duration) -> Option<f64> {
     let seconds = sent.saturating_sub(begin).as_secs_f64();
     let tokens = |sample: &Sample| {

@@ -1,9 +1,9 @@
-//! Reads server-sent events out of bytes that come in any pieces.
+//! Parses server-sent events from a stream of bytes.
 
-/// The most bytes one event may have; a server that sends more is not speaking this protocol.
+/// The most bytes of one event; bounds the memory.
 const MOST: usize = 16 << 20;
 
-/// Collects bytes and gives out the `data` of each event.
+/// Collects bytes and emits the `data` of each event.
 #[derive(Clone, Debug, Default)]
 pub struct SseParser {
     /// The line that has not ended yet.
@@ -11,13 +11,13 @@ pub struct SseParser {
     /// The data lines of the event that has not ended yet.
     data: String,
     has_data: bool,
-    /// The last byte was a carriage return: a newline now belongs to it.
+    /// The last byte was a carriage return: a following newline belongs to it.
     after_cr: bool,
 }
 
 impl SseParser {
-    /// Takes bytes and calls `event` with the data of every event they complete. False when an
-    /// event grew beyond all bounds; what follows is not worth reading.
+    /// Adds bytes and calls `event` with the data of every completed event. False if an event is
+    /// too long; then the stream should be closed.
     pub fn push(&mut self, bytes: &[u8], mut event: impl FnMut(&str)) -> bool {
         let mut rest = bytes;
         if self.after_cr && !rest.is_empty() {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn as_the_standard_says() {
+    fn events_are_parsed_as_in_the_standard() {
         let text = b": hi\ndata: one\n\ndata:two\r\ndata: more\r\n\r\nevent: x\rdata\r\rdata: lost";
         assert_eq!(read(&[text]), ["one", "two\nmore", ""]);
         assert_eq!(read(&[b"datum: x\n\n\n\nid: 3\n\n"]), Vec::<String>::new());
@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_read_like_the_whole(
+        fn any_pieces_give_the_same_events(
             text in "(data: ?[aé]{0,3}|:c|\r|\n|\r\n|x){0,20}",
             cuts in proptest::collection::vec(1usize..6, 0..40),
         ) {

@@ -1,4 +1,4 @@
-//! What the mock answers.
+//! The answers of the mock.
 
 use crate::text::TextModel;
 use crate::text::bytes::ByteText;
@@ -7,17 +7,16 @@ use grammar::{Compiled, Grammar};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The whole answer to a request's continuation, decided when it is admitted.
+/// Returns the complete answer of a choice; called when the request is admitted.
 pub type Oracle = Arc<dyn Fn(&Request, u32) -> Vec<Token> + Send + Sync>;
 
-/// Says the prompt back, token by token.
+/// Repeats the prompt, token by token.
 pub fn echo() -> Oracle {
     Arc::new(|request, _| request.prompt.to_vec())
 }
 
-/// Answers like a small, obliging model over [`ByteText`]: calls the first tool when tools are
-/// offered, fills a schema when one is demanded, thinks when asked to think, and else talks about
-/// what was said.
+/// Answers like a small model over [`ByteText`]: calls the first offered tool, fills a required
+/// schema, reasons if the prompt says "think", and otherwise repeats the last message with a note.
 pub fn demo() -> Oracle {
     Arc::new(|request, choice| {
         let prompt = ByteText.decode(&request.prompt);
@@ -54,16 +53,16 @@ fn answer(request: &Request, prompt: &str, choice: u32) -> String {
     }
     let again = if choice > 0 { " (said differently)" } else { "" };
     format!(
-        "You said: “{said}”{again}.\n\nThis is the mock: nothing was computed, but everything \
-         else is real. Your words went through the template, the tokenizer, the queue, the \
-         engine's thread and the stream that you are reading, one token at a time. A step of a \
-         real model would replay a recorded graph here; the strip beside this chat shows which \
-         bucket it used, and how many of its rows were padding. Da capo al fine. 🎼"
+        "You said: “{said}”{again}.\n\nThis is the mock: no model runs, but everything else is \
+         real. Your message went through the template, the tokenizer, the queue, the engine's \
+         thread and this stream, one token at a time. A step of a real model would replay a \
+         recorded graph here; the strip beside this chat shows which bucket it used, and how many \
+         of its rows were padding. Da capo al fine. 🎼"
     )
 }
 
 fn last_message<'a>(prompt: &'a str, role: &str) -> &'a str {
-    // The specials are not part of decoded text: a message starts on a line with its role.
+    // Decoded text has no special tokens: a message starts with a line that names its role.
     let mut found = "";
     let mut rest = prompt;
     while let Some(at) = rest.find(role) {
@@ -83,7 +82,7 @@ fn first_tool(prompt: &str) -> Option<Value> {
     serde_json::from_str(tools.lines().next()?).ok()
 }
 
-/// A value that satisfies a schema of the usual kind.
+/// A value that satisfies a simple schema.
 fn example(schema: &Value, root: &Value, depth: usize) -> Value {
     if depth > 16 {
         return Value::Null;

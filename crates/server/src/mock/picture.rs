@@ -1,8 +1,8 @@
-//! A Plan's picture for a model that does not exist.
+//! A drawing of an invented Plan.
 
 use std::fmt::Write;
 
-/// Ops of two layers as boxes in order, with their spans in the arena below.
+/// Draws the ops of two layers as boxes in order, with their spans in the arena below.
 pub(super) fn plan(rows: u32) -> String {
     let mut ops = vec!["advance", "embed"];
     for _ in 0..2 {

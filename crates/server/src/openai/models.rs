@@ -1,4 +1,4 @@
-//! `/v1/models`: the one that is served.
+//! `/v1/models`: the served model.
 
 use crate::app::App;
 use crate::describe::api_type;
@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use std::sync::Arc;
 
 api_type! {
-    /// The models that are served.
+    /// The served models.
     pub struct ModelList {
         /// Always `list`.
         pub object: String,
@@ -18,7 +18,7 @@ api_type! {
 }
 
 api_type! {
-    /// A model that is served.
+    /// A served model.
     pub struct ModelCard {
         /// Its name.
         pub id: String,

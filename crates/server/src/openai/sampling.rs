@@ -1,4 +1,4 @@
-//! The fields that chat and completions share: how tokens are chosen and when to stop.
+//! The request fields that chat and completions share: sampling and stop conditions.
 
 use crate::app::Model;
 use crate::config::Limits;
@@ -28,17 +28,17 @@ impl<'de> Deserialize<'de> for Stop {
     }
 }
 
-/// Reads a text or a list as it comes. What serde makes of an untagged enum keeps a copy of
-/// everything first, at many times its length.
+/// Deserializes a string or a list directly. An untagged enum would buffer the whole input first,
+/// which takes many times its size.
 pub(crate) fn text_or_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, E>(
     from: D,
     expected: &'static str,
     text: fn(String) -> E,
     list: fn(Vec<T>) -> E,
 ) -> Result<E, D::Error> {
-    struct Reads<T, E>(&'static str, fn(String) -> E, fn(Vec<T>) -> E);
+    struct TextOrList<T, E>(&'static str, fn(String) -> E, fn(Vec<T>) -> E);
 
-    impl<'de, T: Deserialize<'de>, E> Visitor<'de> for Reads<T, E> {
+    impl<'de, T: Deserialize<'de>, E> Visitor<'de> for TextOrList<T, E> {
         type Value = E;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,7 +58,7 @@ pub(crate) fn text_or_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, E>(
         }
     }
 
-    from.deserialize_any(Reads(expected, text, list))
+    from.deserialize_any(TextOrList(expected, text, list))
 }
 
 impl Describe for Stop {
@@ -72,9 +72,9 @@ impl Describe for Stop {
 }
 
 api_type! {
-    /// How a stream behaves.
+    /// Options of a stream.
     pub struct StreamOptions {
-        /// Send one more chunk at the end, with the usage.
+        /// Whether to send a last chunk with the usage.
         pub include_usage: Option<bool>,
     }
 }
@@ -88,7 +88,7 @@ macro_rules! generation_type {
                 $($own)*
                 /// The most tokens to generate.
                 pub max_tokens: Option<u32> = {"minimum": 1},
-                /// 0 always takes the likeliest token; larger is more varied.
+                /// 0 always picks the likeliest token; larger values are more random.
                 pub temperature: Option<f32> = {"minimum": 0, "maximum": 2},
                 /// Keep the smallest set of tokens with at least this probability.
                 pub top_p: Option<f32> = {"minimum": 0, "maximum": 1},
@@ -102,14 +102,14 @@ macro_rules! generation_type {
                 pub frequency_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
                 /// Subtracted once for a token that occurred in the answer.
                 pub presence_penalty: Option<f32> = {"minimum": -2, "maximum": 2},
-                /// Added to the logits of single tokens, by their ids.
+                /// Added to the logits of tokens, by token id.
                 pub logit_bias: Option<std::collections::BTreeMap<String, f32>> = {
                     "propertyNames": {"pattern": $crate::describe::VOCAB}, "maxProperties": "limit logit_bias",
                     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                 },
-                /// Same seed, same text.
+                /// The seed for sampling; the same seed gives the same text.
                 pub seed: Option<i64>,
-                /// How many answers.
+                /// The number of answers.
                 pub n: Option<u32> = {"minimum": 1, "maximum": "limit choices"},
                 /// Strings that end the answer and are not part of it.
                 pub stop: Option<$crate::openai::sampling::Stop>,
@@ -117,20 +117,20 @@ macro_rules! generation_type {
                 pub stop_token_ids: Option<Vec<u32>> = {
                     "maxItems": 64, "items": ($crate::describe::token_id()),
                 },
-                /// No stop before this many tokens. An extension.
+                /// Do not stop before this many tokens. An extension.
                 pub min_tokens: Option<u32>,
-                /// Go on past the model's own end of answer. An extension.
+                /// Continue past the model's end-of-text token. An extension.
                 pub ignore_eos: Option<bool>,
-                /// Send the answer as it is made, as server-sent events.
+                /// Send the answer while it is generated, as server-sent events.
                 pub stream: Option<bool>,
-                /// How the stream behaves; means nothing without one.
+                /// Options of the stream; ignored without `stream`.
                 pub stream_options: Option<$crate::openai::sampling::StreamOptions>,
-                /// Larger goes first. An extension.
+                /// Requests with a larger priority run first. An extension.
                 pub priority: Option<i64> = {"minimum": -1_000_000, "maximum": 1_000_000},
-                /// Requests share cached prefixes only with requests of the same salt, so that how long
-                /// one takes says nothing about another's prompt. An extension.
+                /// Requests share cached prefixes only with requests of the same salt, so that
+                /// timing reveals nothing about other prompts. An extension.
                 pub cache_salt: Option<String> = {"minLength": 1, "maxLength": 256},
-                /// Who is asking; kept for nobody.
+                /// Accepted and ignored.
                 pub user: Option<String>,
             }
         }
@@ -187,14 +187,14 @@ pub(crate) struct Shared<'a> {
 fn between(name: &str, value: Option<f32>, least: f32, most: f32) -> Result<(), ApiError> {
     match value {
         Some(v) if !(v >= least && v <= most) => {
-            let text = format!("{name} must be between {least} and {most}; this is {v}");
+            let text = format!("{name} must be between {least} and {most}, not {v}");
             Err(ApiError::invalid(name, text))
         }
         _ => Ok(()),
     }
 }
 
-/// At most so many of something.
+/// An error if `found` exceeds `limit`.
 pub(crate) fn at_most(name: &str, what: &str, found: usize, limit: u64) -> Result<(), ApiError> {
     if found as u64 > limit {
         let text = format!("{name} has {found} {what}; at most {limit} are allowed");
@@ -204,7 +204,7 @@ pub(crate) fn at_most(name: &str, what: &str, found: usize, limit: u64) -> Resul
 }
 
 impl Shared<'_> {
-    /// Checks every field; the error names the first that is wrong.
+    /// Checks every field; the error names the first invalid one.
     pub(crate) fn validate(&self, limits: &Limits, vocab: u32) -> Result<(), ApiError> {
         between("temperature", self.temperature, 0.0, 2.0)?;
         between("top_p", self.top_p, 0.0, 1.0)?;
@@ -270,7 +270,7 @@ impl Shared<'_> {
         }
     }
 
-    /// What the engine is asked, over the model's own defaults.
+    /// The sampling parameters, with the model's defaults for missing fields.
     pub(crate) fn convert(&self, model: &Model) -> Sampling {
         let base = &model.defaults;
         let ignore_eos = self.ignore_eos.unwrap_or(false);
@@ -281,7 +281,7 @@ impl Shared<'_> {
         Sampling {
             temperature: self.temperature.unwrap_or(base.temperature),
             top_k: self.top_k.map_or(base.top_k, |k| k.max(0) as u32),
-            // 0 keeps the likeliest token, as the smallest share above it does.
+            // 0 keeps only the likeliest token, and so does the smallest positive value.
             top_p: self.top_p.unwrap_or(base.top_p).max(f32::MIN_POSITIVE),
             min_p: self.min_p.unwrap_or(base.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),

@@ -4,35 +4,35 @@ use crate::answer::Usage;
 use crate::describe::api_type;
 
 api_type! {
-    /// Tokens that a request cost.
+    /// Token counts of a request.
     pub struct UsageBody {
         /// Tokens of the prompt.
         pub prompt_tokens: u64,
         /// Tokens of the answers.
         pub completion_tokens: u64,
-        /// Both.
+        /// The sum of both.
         pub total_tokens: u64,
-        /// More about the prompt.
+        /// Details of the prompt tokens.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub prompt_tokens_details: Option<PromptDetails>,
-        /// More about the answers.
+        /// Details of the answer tokens.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub completion_tokens_details: Option<CompletionDetails>,
     }
 }
 
 api_type! {
-    /// More about the tokens of the prompt.
+    /// Details of the prompt tokens.
     pub struct PromptDetails {
-        /// Found in the prefix tree.
+        /// Tokens found in the prefix tree.
         pub cached_tokens: u64,
     }
 }
 
 api_type! {
-    /// More about the tokens of the answers.
+    /// Details of the answer tokens.
     pub struct CompletionDetails {
-        /// Spent thinking.
+        /// Tokens of reasoning.
         pub reasoning_tokens: u64,
     }
 }

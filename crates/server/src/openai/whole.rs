@@ -1,27 +1,27 @@
-//! Answers that are gathered before they are sent, and what they may take.
+//! Limits the size of responses that are collected before they are sent.
 
 use crate::app::App;
 use crate::budget::Lease;
 use crate::error::ApiError;
 use engine::request::TokenLogprob;
 
-/// What one reported log-probability takes, about: its token as text and as a list of bytes.
+/// Approximate bytes of one reported log-probability: its token as text and as a list of bytes.
 const LOGPROB_BYTES: usize = 128;
 
-/// Counts an answer as it is gathered, against its own limit and the budget of all.
-pub(crate) struct Gathering {
+/// Counts the bytes of a response against `answer_bytes` and the shared budget.
+pub(crate) struct ResponseSize {
     lease: Lease,
     bytes: u64,
     most: u64,
     error: Option<ApiError>,
 }
 
-impl Gathering {
+impl ResponseSize {
     pub(crate) fn new(app: &App) -> Self {
         Self { lease: app.answers.lease(), bytes: 0, most: app.limits.answer_bytes, error: None }
     }
 
-    /// So much more text and so many log-probabilities.
+    /// Adds bytes of text and log-probabilities.
     pub(crate) fn add(&mut self, text: usize, logprobs: &[TokenLogprob]) {
         let entries: usize = logprobs.iter().map(|entry| 1 + entry.top.len()).sum();
         let more = (text + entries * LOGPROB_BYTES) as u64;
@@ -29,23 +29,23 @@ impl Gathering {
         if self.error.is_some() {
         } else if self.bytes > self.most {
             let text = format!(
-                "the answer is larger than {} bytes; ask for fewer tokens, choices or \
-                 log-probabilities, or for a stream",
+                "the response is larger than {} bytes; request fewer tokens, choices or \
+                 log-probabilities, or use a stream",
                 self.most
             );
             self.error = Some(ApiError::invalid("", text));
         } else if !self.lease.try_grow(more) {
-            let text = "the answers being gathered are as large as they may be; try again";
+            let text = "the limit of answer_budget_bytes is reached; retry later or use a stream";
             self.error = Some(ApiError::unavailable(text));
         }
     }
 
-    /// The error, once there was too much.
+    /// The error, once a limit was exceeded.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Bytes so far, about.
+    /// Approximate bytes so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes as usize
     }

@@ -23,9 +23,9 @@ $("toggle").onclick = () => {
   drawStrip();
 };
 
-// ---------------------------------------------------------------- markdown, as much as answers need
+// ---------------------------------------------------------------- markdown, the common subset
 
-// Builds nodes, never HTML text: what a model writes is never run.
+// Builds nodes and never parses HTML, so that text of the model cannot run as code.
 function inline(parent, text) {
   const parts = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)/g;
   let at = 0;
@@ -82,7 +82,7 @@ function markdown(text) {
 // ---------------------------------------------------------------- chat
 
 let messages = [];
-let running = null; // the AbortController of the answer that is being written
+let running = null; // the AbortController of the current answer
 let served = "";
 
 function show(role, text) {
@@ -196,7 +196,7 @@ async function ask(text) {
       later();
     }
   } catch (e) {
-    if (e.name === "AbortError") reason = "stopped by you";
+    if (e.name === "AbortError") reason = "stopped by the user";
     else box.append(make("p", "error", e.message));
   }
   if (usage) tokens = usage.completion_tokens;
@@ -255,7 +255,7 @@ $("clear").onclick = () => {
 
 const KEEP = 400;
 let steps = [];
-let chosen = null; // a step number that is pointed at
+let chosen = null; // the number of the selected step
 let rates = [];
 let before = null;
 
@@ -270,7 +270,7 @@ function tick(view) {
     const rate = Math.max(0, (view.tokens - before.tokens) / ((view.now_us - before.now_us) / 1e6));
     rates.push(rate);
     if (rates.length > 120) rates.shift();
-    // The engine tells its state in bursts: a short mean is what a person wants to read.
+    // The engine publishes its state in bursts: show a short mean.
     const last = rates.slice(-4);
     $("tps").textContent = short(last.reduce((a, b) => a + b, 0) / last.length);
     spark();
@@ -284,7 +284,7 @@ function tick(view) {
   const pages = view.pages;
   const all = pages.used + pages.cached + pages.free;
   for (const kind of ["used", "cached", "free"]) $("pages").querySelector("." + kind).style.flexGrow = pages[kind];
-  $("pages_text").textContent = all ? `${short(pages.used)} used · ${short(pages.cached)} cached · ${short(all)} in all` : "";
+  $("pages_text").textContent = all ? `${short(pages.used)} used · ${short(pages.cached)} cached · ${short(all)} total` : "";
   $("pages").setAttribute("aria-label", `KV pages: ${pages.used} used, ${pages.cached} cached, ${pages.free} free`);
   const { looked_up, found } = view.prefix;
   $("prefix").textContent = looked_up ? `prefix hits ${((100 * found) / looked_up).toFixed(0)} %` : "";
@@ -400,9 +400,9 @@ $("strip").onkeydown = (e) => {
 };
 addEventListener("resize", drawStrip);
 
-// ---------------------------------------------------------------- what is fixed
+// ---------------------------------------------------------------- constant data
 
-let buckets = []; // those with a picture of their plan
+let buckets = []; // buckets with a drawing of their plan
 
 async function describe() {
   try {
@@ -410,7 +410,7 @@ async function describe() {
     served = graph.model;
     $("model").textContent = graph.model;
     document.title = "Dacapo · " + graph.model;
-    // The model's own defaults, where a person has not chosen.
+    // The model's defaults, where the user has not chosen a value.
     for (const [id, value] of Object.entries(graph.defaults)) {
       if (store.get(id) === null && document.activeElement !== $(id)) { $(id).value = value; $(id).oninput?.(); }
     }
@@ -438,15 +438,15 @@ function plan(name) {
   const link = make("a");
   link.href = "live/plan?bucket=" + encodeURIComponent(name);
   link.target = "_blank";
-  link.title = "Open the picture by itself: there every node and value tells its name";
+  link.title = "Open the drawing in a new tab: there every node and value shows its name";
   const picture = make("img");
-  picture.alt = `The plan of ${name}: its nodes from left to right, below them what each keeps in the workspace, and how long`;
+  picture.alt = `The plan of ${name}: its nodes from left to right, and below them the workspace that each value uses, and for how long`;
   picture.onload = () => $("plan").classList.toggle("tall", picture.naturalWidth < 3 * picture.naturalHeight);
   picture.src = link.href;
   link.append(picture);
   $("plan").replaceChildren(link);
 }
-// A step's bucket in the strip is the way to its plan.
+// Selecting a step in the strip shows the plan of its bucket.
 function planOf(step) {
   const name = bucket(step);
   const found = buckets.find((known) => known === name || known.startsWith(name + "x"));

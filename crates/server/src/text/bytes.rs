@@ -1,4 +1,4 @@
-//! A tokenizer without a vocabulary file: every byte is a token. For tests, load and the mock.
+//! A tokenizer without a vocabulary file: every byte is a token. For tests and the mock.
 
 use super::{Chat, Detokenize, Rendered, TextError, TextModel, Utf8Stream};
 use engine::request::Token;
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_and_back() {
+    fn round_trip() {
         let text = "<|im_start|>é日<|im_end";
         let tokens = ByteText.encode(text, false, 16).unwrap();
         assert_eq!(tokens[0], START);

@@ -1,4 +1,4 @@
-//! The tokenizer and the chat template that come with a model.
+//! The tokenizer and the chat template of a checkpoint.
 
 use super::{Chat, Detokenize, Rendered, TextError, TextModel};
 use crate::answer::{Reasoning, ToolFormat};
@@ -8,7 +8,7 @@ use formats::tokenizer::{Detokenizer, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// What a checkpoint brings for text.
+/// The tokenizer and the chat template of a checkpoint.
 pub struct CheckpointText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
@@ -17,8 +17,8 @@ pub struct CheckpointText {
 }
 
 impl CheckpointText {
-    /// `stop` are the model's own ends of an answer; `vocab` is the model's, which may be larger
-    /// than the tokenizer's.
+    /// `stop` are the model's stop tokens; `vocab` is the model's size, which may be larger than
+    /// the tokenizer's.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         template: Option<ChatTemplate>,
@@ -28,7 +28,7 @@ impl CheckpointText {
         Self { tokenizer, template, stop, vocab }
     }
 
-    /// How the model writes tool calls: what its template tells it when a tool is offered.
+    /// The format of tool calls, found by rendering the template with and without a tool.
     pub fn tool_format(&self) -> ToolFormat {
         let tool = json!({"type": "function", "function": {
             "name": "f", "description": "f", "parameters": {"type": "object", "properties": {}},
@@ -54,7 +54,7 @@ impl CheckpointText {
         }
     }
 
-    /// The marks around the model's thinking, if it has tokens for them.
+    /// The reasoning tags, if the tokenizer has a token for them.
     pub fn reasoning(&self) -> Option<Reasoning> {
         self.tokenizer.id_of("</think>").and_then(|_| Reasoning::detect("</think>"))
     }

@@ -1,15 +1,15 @@
-//! Bytes in any pieces in, whole characters out.
+//! Decodes UTF-8 from a stream of bytes.
 
-/// Collects bytes and gives them back as text, never splitting a character. Bytes that can no
-/// longer become one turn into U+FFFD, exactly as [`String::from_utf8_lossy`] would have it.
+/// Decodes bytes to text without splitting a character. Invalid bytes become U+FFFD, exactly as in
+/// [`String::from_utf8_lossy`].
 #[derive(Clone, Debug, Default)]
 pub struct Utf8Stream {
-    /// The start of a character whose rest has not come: at most three bytes.
+    /// The start of an incomplete character: at most three bytes.
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// Appends to `out` what is now certain.
+    /// Adds bytes and appends complete characters to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut String) {
         if self.held.is_empty()
             && let Ok(text) = std::str::from_utf8(bytes)
@@ -44,7 +44,7 @@ impl Utf8Stream {
         self.held.drain(..keep);
     }
 
-    /// The stream is over: what is held is a broken character.
+    /// Ends the stream; an incomplete character becomes U+FFFD.
     pub fn flush(&mut self, out: &mut String) {
         if !self.held.is_empty() {
             self.held.clear();
@@ -60,7 +60,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_make_the_same_text_as_the_whole(
+        fn any_pieces_give_the_same_text(
             bytes in prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..64),
                 any::<String>().prop_map(String::into_bytes),

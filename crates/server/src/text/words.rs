@@ -1,5 +1,5 @@
-//! Text for a model whose weights mean nothing: bytes go in, and every token of its vocabulary comes
-//! out as a word, so that what is measured over HTTP is what a real model would cost.
+//! A tokenizer for models with random weights: each input byte is a token, and every other token of
+//! the vocabulary decodes to a word, so that the cost over HTTP resembles that of a real model.
 
 use super::bytes::ByteText;
 use super::{Chat, Detokenize, Rendered, TextError, TextModel, Utf8Stream};
@@ -13,7 +13,7 @@ pub struct WordText {
 }
 
 impl WordText {
-    /// `stop` are the model's own ends of an answer.
+    /// `stop` are the model's stop tokens.
     pub fn new(vocab: u32, stop: Vec<Token>) -> Self {
         Self { vocab, stop }
     }
@@ -23,7 +23,7 @@ impl WordText {
     }
 }
 
-/// A blank and four or so letters, different for every token.
+/// A space and a few letters, different for every token.
 fn word(token: Token) -> Vec<u8> {
     let mut bytes = vec![b' '];
     let mut rest = token;
@@ -102,7 +102,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_token_is_a_word_of_its_own() {
+    fn every_token_is_a_different_word() {
         let text = WordText::new(5000, vec![4999]);
         let words: HashSet<_> = (256..4999).map(|token| text.decode(&[token])).collect();
         assert_eq!(words.len(), 4999 - 256);

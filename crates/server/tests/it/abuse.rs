@@ -1,4 +1,4 @@
-//! Clients that mean harm, or know no better.
+//! Malicious and broken clients.
 
 use crate::bed::{Bed, config, model, soon};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CHAT: &str = "/v1/chat/completions";
 
-async fn still_well(bed: &Bed) {
+async fn check_alive(bed: &Bed) {
     let made = bed.ok("/v1/completions", &json!({"prompt": "well"})).await;
     assert_eq!(made["choices"][0]["text"], "well");
 }
@@ -55,14 +55,14 @@ async fn bodies_that_are_not_requests() {
         let (status, _) = bed.post_text("/v1/completions", &body).await;
         assert_eq!(status, 400);
     }
-    // Deep where nobody looks: unknown fields are skipped, not built.
+    // Deep nesting in an unknown field, which is skipped and not built.
     let unread = format!(
         "{{\"messages\": [{{\"role\": \"user\", \"content\": \"x\"}}], \"max_tokens\": 1, \
          \"unknown\": {deep}}}"
     );
     let (status, _) = bed.post_text(CHAT, &unread).await;
     assert!(status == 200 || status == 400);
-    still_well(&bed).await;
+    check_alive(&bed).await;
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn bodies_too_large_too_slow_or_not_json() {
         wire.stream().read_exact(&mut answer).await.unwrap();
         assert_eq!(answer, b"HTTP/1.1 415", "{kind}");
     }
-    still_well(&bed).await;
+    check_alive(&bed).await;
 }
 
 #[tokio::test]
@@ -125,12 +125,12 @@ async fn headers_too_large_or_too_many() {
         let mut rest = Vec::new();
         let _ = wire.stream().read_to_end(&mut rest).await;
     }
-    still_well(&bed).await;
+    check_alive(&bed).await;
 }
 
 #[tokio::test]
-async fn slow_heads_are_dropped_and_hold_up_nobody() {
-    // With an hour for a head, an answer comes beside them or not at all.
+async fn slow_heads_are_dropped_and_delay_no_other_client() {
+    // With a limit of an hour, other requests must be answered while the slow heads are open.
     for header_ms in [3_600_000, 300] {
         let mut config = config();
         config.limits.header_ms = header_ms;
@@ -141,16 +141,17 @@ async fn slow_heads_are_dropped_and_hold_up_nobody() {
             wire.stream().write_all(b"POST /v1/completions HTTP/1.1\r\nhost: ").await.unwrap();
             wires.push(wire);
         }
-        still_well(&bed).await;
+        check_alive(&bed).await;
         for mut wire in wires.into_iter().filter(|_| header_ms == 300) {
-            // However it is closed: a head that came too late may be answered first.
-            let _ = soon("it is closed", wire.stream().read_to_end(&mut Vec::new())).await;
+            // A late head may get a response before the connection closes; only the close matters.
+            let _ =
+                soon("the connection is closed", wire.stream().read_to_end(&mut Vec::new())).await;
         }
     }
 }
 
 #[tokio::test]
-async fn too_many_connections_are_turned_away_in_words() {
+async fn too_many_connections_get_an_error() {
     let mut config = config();
     config.limits.connections = 4;
     let bed = Bed::with(config, MockConfig::default(), model()).await;
@@ -165,7 +166,7 @@ async fn too_many_connections_are_turned_away_in_words() {
     wire.stream().read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     drop(held);
-    soon("the server notices that they are free", async {
+    soon("the connections are free again", async {
         loop {
             let mut wire = bed.connect().await;
             let head = wire.request("GET", "/health/live", &[], b"").await;
@@ -175,11 +176,11 @@ async fn too_many_connections_are_turned_away_in_words() {
         }
     })
     .await;
-    still_well(&bed).await;
+    check_alive(&bed).await;
 }
 
 #[tokio::test]
-async fn more_than_fits_is_refused_at_once() {
+async fn requests_beyond_the_limit_are_refused_at_once() {
     let mut config = config();
     config.limits.inflight = 8;
     let mock =
@@ -209,11 +210,11 @@ async fn more_than_fits_is_refused_at_once() {
             other => panic!("{other}: {body}"),
         }
     }
-    // On a busy machine a late one may find a place that has become free.
+    // On a busy machine a late request may arrive after another has finished.
     assert_eq!(fine + refused, 32);
     assert!(fine >= 8 && refused > 0, "{fine} answered, {refused} refused");
-    still_well(&bed).await;
-    // A call with more prompts than there is room for is refused whole.
+    check_alive(&bed).await;
+    // A call with more prompts than the limit is refused as a whole.
     let many = json!({"prompt": vec!["x"; 9]});
     bed.error("/v1/completions", &many, 429).await;
     bed.until("nothing is left", || bed.link.inflight() == 0).await;

@@ -1,4 +1,4 @@
-//! A server on a free port, and a client to ask it.
+//! The test bed: a server on a free port and a client for it.
 
 use serde_json::Value;
 use server::answer::{Reasoning, ToolFormat};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// A running server. Dropping it leaves the server to the runtime's end.
+/// A running server; it ends with the runtime, or with [`Bed::stop`].
 pub(crate) struct Bed {
     pub(crate) target: Target,
     pub(crate) link: Link,
@@ -33,14 +33,14 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() }
 }
 
-/// What will happen, within a time that only a defect takes, on the slowest machine.
+/// Awaits `happens`; panics after a minute, which no correct run takes even on a slow machine.
 pub(crate) async fn soon<T>(what: &str, happens: impl Future<Output = T>) -> T {
     let happened = tokio::time::timeout(Duration::from_secs(60), happens).await;
     happened.unwrap_or_else(|_| panic!("not within a minute: {what}"))
 }
 
-/// A mock that is made anew after each panic.
-pub(crate) fn again(mock: MockConfig) -> Factory {
+/// A factory that makes a new mock after each panic.
+pub(crate) fn restarting(mock: MockConfig) -> Factory {
     Box::new(move || Ok(Box::new(Mock::new(mock.clone()))))
 }
 
@@ -52,7 +52,7 @@ impl Bed {
     }
 
     pub(crate) async fn with(config: ServerConfig, mock: MockConfig, model: Model) -> Self {
-        Self::over(config, again(mock), model).await
+        Self::over(config, restarting(mock), model).await
     }
 
     pub(crate) async fn over(config: ServerConfig, backend: Factory, model: Model) -> Self {
@@ -65,8 +65,10 @@ impl Bed {
             let _ = stopped.await;
         }));
         let bed = Self { target, link, stop: Some(stop), ended };
-        bed.until("the engine is there", || bed.link.health().as_str() != "the engine is starting")
-            .await;
+        bed.until("the engine has started", || {
+            bed.link.health().as_str() != "the engine is starting"
+        })
+        .await;
         bed
     }
 
@@ -92,7 +94,7 @@ impl Bed {
         Ok((head, body))
     }
 
-    /// Posts JSON; the status and the JSON that came back.
+    /// Posts JSON; returns the status and the JSON of the response.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         self.post_text(path, &body.to_string()).await
     }
@@ -111,7 +113,7 @@ impl Bed {
         value
     }
 
-    /// Posts JSON and expects an error; its body.
+    /// Posts JSON and expects an error; returns the error object.
     pub(crate) async fn error(&self, path: &str, body: &Value, status: u16) -> Value {
         let (found, value) = self.post(path, body).await;
         assert_eq!(found, status, "{body} → {value}");
@@ -121,7 +123,7 @@ impl Bed {
         error
     }
 
-    /// Posts JSON and reads the answer as events; each event's data.
+    /// Posts JSON and reads the response as events; returns the data of each.
     pub(crate) async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let mut wire = self.connect().await;
         let head = wire.request("POST", path, &[], body.to_string().as_bytes()).await.unwrap();
@@ -130,7 +132,7 @@ impl Bed {
         read_events(&mut wire).await
     }
 
-    /// Waits for what will be so.
+    /// Waits until `is` returns true.
     pub(crate) async fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
         soon(what, async {
             while !is() {
@@ -140,14 +142,14 @@ impl Bed {
         .await;
     }
 
-    /// Asks the server to stop and waits for its end.
+    /// Stops the server and waits for its end.
     pub(crate) async fn stop(mut self) -> Exit {
         drop(self.stop.take());
         self.ended.await.unwrap()
     }
 
-    /// Asks the server to stop and goes on.
-    pub(crate) fn ask_to_stop(&mut self) {
+    /// Tells the server to stop, without waiting.
+    pub(crate) fn begin_stop(&mut self) {
         drop(self.stop.take());
     }
 

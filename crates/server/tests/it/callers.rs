@@ -1,4 +1,4 @@
-//! Who calls, by which name, and whose cache they use.
+//! Host names, API keys and separate prefix caches.
 
 use crate::bed::{Bed, config, model};
 use engine::request::Request;
@@ -17,9 +17,9 @@ async fn status(bed: &Bed, head: &str) -> u16 {
     String::from_utf8(answer).unwrap()[9..].parse().unwrap()
 }
 
-/// A page whose name was made to resolve to this machine says that name.
+/// DNS rebinding: a web page whose name resolves to this machine sends that name.
 #[tokio::test]
-async fn strange_names_are_not_served_on_loopback() {
+async fn unknown_host_names_are_refused_on_loopback() {
     let bed = Bed::new(MockConfig::default()).await;
     let post = "content-type: application/json\r\ncontent-length: 15\r\n\r\n{\"prompt\": \"x\"}";
     for (host, expected) in [
@@ -55,7 +55,7 @@ async fn strange_names_are_not_served_on_loopback() {
     assert_eq!(status(&bed, head).await, 200);
 }
 
-/// The tenants of what the engine was asked, by the keys of those who asked.
+/// The tenants of the engine requests, per API key.
 async fn tenants(share: bool, keys: &[&str]) -> Vec<[u64; 4]> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (record, answer) = (seen.clone(), echo());
@@ -83,7 +83,7 @@ async fn tenants(share: bool, keys: &[&str]) -> Vec<[u64; 4]> {
 }
 
 #[tokio::test]
-async fn callers_with_different_keys_share_no_cache_unless_told() {
+async fn clients_with_different_keys_share_a_cache_only_if_configured() {
     let apart = tenants(false, &["alice", "bob"]).await;
     for [complete, chat, salted, salted_chat] in &apart {
         assert_eq!((complete, salted), (chat, salted_chat));

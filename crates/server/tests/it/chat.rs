@@ -1,4 +1,4 @@
-//! Chat, whole and streamed.
+//! Chat, streamed and not.
 
 use crate::bed::Bed;
 use serde_json::{Value, json};
@@ -16,12 +16,12 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-async fn talker() -> Bed {
+async fn demo_bed() -> Bed {
     Bed::new(MockConfig { oracle: demo(), ..MockConfig::default() }).await
 }
 
-/// The text, thinking, calls and reason of choice 0 of a stream, each event read into its type.
-fn gather(events: &[String]) -> (String, String, Vec<(String, String)>, String) {
+/// The text, reasoning, calls and finish reason of a stream; parses each event into its type.
+fn collect(events: &[String]) -> (String, String, Vec<(String, String)>, String) {
     let (mut text, mut thought, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<(String, String)>::new(), String::new());
     assert_eq!(events.last().unwrap(), "[DONE]");
@@ -45,8 +45,8 @@ fn gather(events: &[String]) -> (String, String, Vec<(String, String)>, String) 
 }
 
 #[tokio::test]
-async fn an_answer_whole_and_streamed_is_the_same() {
-    let bed = talker().await;
+async fn streamed_and_complete_answers_are_equal() {
+    let bed = demo_bed().await;
     let whole: ChatResponse =
         serde_json::from_value(bed.ok(CHAT, &says("Grüße, 世界 🎼")).await).unwrap();
     assert_eq!(whole.object, "chat.completion");
@@ -61,7 +61,7 @@ async fn an_answer_whole_and_streamed_is_the_same() {
     assert_eq!(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens);
 
     let events = bed.stream(CHAT, &with(says("Grüße, 世界 🎼"), json!({"stream": true}))).await;
-    let (text, _, _, reason) = gather(&events);
+    let (text, _, _, reason) = collect(&events);
     assert_eq!((text.as_str(), reason.as_str()), (content.as_str(), "stop"));
     let first: ChatChunk = serde_json::from_str(&events[0]).unwrap();
     assert_eq!(first.choices[0].delta.role.as_deref(), Some("assistant"));
@@ -69,8 +69,8 @@ async fn an_answer_whole_and_streamed_is_the_same() {
 }
 
 #[tokio::test]
-async fn usage_comes_last_when_asked_for() {
-    let bed = talker().await;
+async fn usage_comes_last_if_requested() {
+    let bed = demo_bed().await;
     let ask = json!({"stream": true, "stream_options": {"include_usage": true}, "max_tokens": 9});
     let events = bed.stream(CHAT, &with(says("hello"), ask)).await;
     let chunks: Vec<ChatChunk> =
@@ -79,13 +79,13 @@ async fn usage_comes_last_when_asked_for() {
     assert!(last.choices.is_empty());
     assert_eq!(last.usage.as_ref().unwrap().completion_tokens, 9);
     assert!(rest.iter().all(|chunk| chunk.usage.is_none()));
-    assert_eq!(gather(&events).3, "length");
+    assert_eq!(collect(&events).3, "length");
 }
 
 #[tokio::test]
-async fn stop_strings_end_an_answer_and_are_not_in_it() {
-    let bed = talker().await;
-    for stop in [json!("mock"), json!(["nowhere to be found", "mock", "computed"])] {
+async fn stop_strings_end_an_answer_and_are_removed() {
+    let bed = demo_bed().await;
+    for stop in [json!("mock"), json!(["not in the answer", "mock", "real"])] {
         let ask = json!({"stop": stop, "n": 2});
         let whole = bed.ok(CHAT, &with(says("hi"), ask.clone())).await;
         let once = bed.ok(CHAT, &with(says("hi"), json!({"max_tokens": 1}))).await;
@@ -97,7 +97,7 @@ async fn stop_strings_end_an_answer_and_are_not_in_it() {
         }
         let events =
             bed.stream(CHAT, &with(with(says("hi"), ask), json!({"stream": true, "n": 1}))).await;
-        let (text, _, _, reason) = gather(&events);
+        let (text, _, _, reason) = collect(&events);
         assert!(text.ends_with("This is the "), "{text}");
         assert_eq!(reason, "stop");
         assert!(!events.iter().any(|event| event.contains("mock: ")));
@@ -107,7 +107,7 @@ async fn stop_strings_end_an_answer_and_are_not_in_it() {
 
 #[tokio::test]
 async fn several_choices() {
-    let bed = talker().await;
+    let bed = demo_bed().await;
     let whole = bed.ok(CHAT, &with(says("hi"), json!({"n": 3}))).await;
     let choices = whole["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 3);
@@ -119,15 +119,15 @@ async fn several_choices() {
 }
 
 #[tokio::test]
-async fn thinking_is_not_the_answer() {
-    let bed = talker().await;
+async fn reasoning_is_separated_from_the_answer() {
+    let bed = demo_bed().await;
     let whole = bed.ok(CHAT, &says("please think")).await;
     let message = &whole["choices"][0]["message"];
     assert_eq!(message["reasoning_content"], "They said: please think\n");
     assert_eq!(message["content"], "I have thought about it.");
     assert!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64() > Some(10));
     let events = bed.stream(CHAT, &with(says("please think"), json!({"stream": true}))).await;
-    let (text, thought, _, _) = gather(&events);
+    let (text, thought, _, _) = collect(&events);
     assert_eq!(thought, "They said: please think\n");
     assert_eq!(text, "I have thought about it.");
 }
@@ -146,7 +146,7 @@ fn weather() -> Value {
 
 #[tokio::test]
 async fn tools_are_called_and_answered() {
-    let bed = talker().await;
+    let bed = demo_bed().await;
     let arguments = r#"{"city":"Paris","days":7}"#;
     let forced = json!({"type": "function", "function": {"name": "weather"}});
     for choice in [json!("auto"), json!("required"), forced, Value::Null] {
@@ -159,7 +159,7 @@ async fn tools_are_called_and_answered() {
         assert_eq!(call["function"]["name"], "weather");
         assert_eq!(call["function"]["arguments"], arguments);
         let events = bed.stream(CHAT, &with(ask, json!({"stream": true}))).await;
-        let (text, _, calls, reason) = gather(&events);
+        let (text, _, calls, reason) = collect(&events);
         assert_eq!((text.as_str(), reason.as_str()), ("", "tool_calls"));
         assert_eq!(calls, [("weather".to_string(), arguments.to_string())]);
     }
@@ -180,8 +180,8 @@ async fn tools_are_called_and_answered() {
 }
 
 #[tokio::test]
-async fn answers_have_the_form_that_was_asked_for() {
-    let bed = talker().await;
+async fn answers_have_the_requested_format() {
+    let bed = demo_bed().await;
     let any = with(says("hi"), json!({"response_format": {"type": "json_object"}}));
     let text = bed.ok(CHAT, &any).await["choices"][0]["message"]["content"].clone();
     serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap();
@@ -194,7 +194,7 @@ async fn answers_have_the_form_that_was_asked_for() {
 
 #[tokio::test]
 async fn log_probabilities() {
-    let bed = talker().await;
+    let bed = demo_bed().await;
     let ask = json!({"logprobs": true, "top_logprobs": 3, "max_tokens": 4});
     let whole = bed.ok(CHAT, &with(says("hi"), ask.clone())).await;
     let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
@@ -217,8 +217,8 @@ async fn log_probabilities() {
 }
 
 #[tokio::test]
-async fn parts_developers_and_unknown_fields_are_understood() {
-    let bed = talker().await;
+async fn parts_developer_role_and_unknown_fields_are_accepted() {
+    let bed = demo_bed().await;
     let ask = json!({
         "model": "other-name",
         "messages": [
@@ -239,8 +239,8 @@ async fn parts_developers_and_unknown_fields_are_understood() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named() {
-    let bed = talker().await;
+async fn errors_name_the_field() {
+    let bed = demo_bed().await;
     let cases = [
         (json!({"temperature": 3}), "temperature"),
         (json!({"temperature": "warm"}), "temperature"),

@@ -59,7 +59,7 @@ fn text() -> CheckpointText {
 }
 
 #[test]
-fn what_a_model_can_is_seen_from_its_template_and_tokens() {
+fn capabilities_are_detected_from_template_and_tokens() {
     let text = text();
     assert_eq!(text.tool_format(), ToolFormat::Hermes);
     assert!(text.reasoning().is_some());
@@ -72,7 +72,7 @@ async fn a_chat_over_a_checkpoint() {
     let text = text();
     let mut model = Model::new("checkpoint", 4096, Arc::new(text));
     model.tools = ToolFormat::Hermes;
-    // Says back what is text to the model, without the tokens that the template wrote.
+    // Repeats the text tokens of the prompt, without the special tokens of the template.
     let oracle = Arc::new(|request: &engine::request::Request, _| {
         request.prompt.iter().copied().filter(|t| *t < 256).collect::<Vec<_>>()
     });
@@ -82,7 +82,7 @@ async fn a_chat_over_a_checkpoint() {
     let ask = json!({"messages": [{"role": "user", "content": said}]});
     let answer = bed.ok("/v1/chat/completions", &ask).await;
     let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
-    // A control token that came in with a message is letters, not an end.
+    // A control token in a message is plain text and does not end it.
     assert_eq!(content, format!("user\n{said}\nassistant\n"));
     let tokens = bed.ok("/tokenize", &ask).await["tokens"].clone();
     let ends = tokens.as_array().unwrap().iter().filter(|t| **t == 257).count();
@@ -92,7 +92,7 @@ async fn a_chat_over_a_checkpoint() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_template_says_so() {
+async fn a_model_without_a_template_refuses_chat() {
     let text = CheckpointText::new(Arc::new(tokenizer()), None, vec![257], 262);
     assert_eq!(text.vocab(), 262);
     let bed = Bed::with(config(), MockConfig::default(), Model::new("m", 64, Arc::new(text))).await;

@@ -1,4 +1,4 @@
-//! Completions, whole and streamed.
+//! Completions, streamed and not.
 
 use crate::bed::Bed;
 use serde_json::{Value, json};
@@ -65,9 +65,10 @@ async fn echo_and_log_probabilities() {
     assert_eq!(choice["logprobs"]["top_logprobs"][1], json!({"b": -0.25, "c": -1.25}));
 }
 
-/// Many continuations are requests of their own; the prompt is scored for the first of them only.
+/// Many choices become separate requests, of which only the first computes the log-probabilities of
+/// the prompt.
 #[tokio::test]
-async fn every_continuation_has_the_scores_of_its_prompt() {
+async fn every_choice_has_the_log_probabilities_of_its_prompt() {
     let bed = Bed::new(MockConfig::default()).await;
     let ask = |n: u32| {
         let prompts = ["abc", "de"];
@@ -102,7 +103,7 @@ async fn every_continuation_has_the_scores_of_its_prompt() {
 }
 
 #[tokio::test]
-async fn past_the_end_and_up_to_a_token() {
+async fn ignore_eos_min_tokens_and_stop_token_ids() {
     let bed = Bed::new(MockConfig::default()).await;
     let more = json!({"prompt": "ab", "ignore_eos": true, "max_tokens": 5});
     assert_eq!(bed.ok(PATH, &more).await["choices"][0]["text"], "ababa");
@@ -113,7 +114,7 @@ async fn past_the_end_and_up_to_a_token() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named() {
+async fn errors_name_the_field() {
     let bed = Bed::new(MockConfig::default()).await;
     for (more, param) in [
         (json!({}), Value::Null),

@@ -1,4 +1,4 @@
-//! The OpenAPI document says what the server does.
+//! The OpenAPI document matches the server.
 
 use crate::bed::{Bed, config, model};
 use serde_json::{Value, json};
@@ -6,14 +6,14 @@ use server::link::Run;
 use server::mock::MockConfig;
 
 #[tokio::test]
-async fn the_document_is_whole() {
+async fn the_document_is_complete() {
     let bed = Bed::new(MockConfig::default()).await;
     let (head, body) = bed.get("/openapi.json").await;
     assert_eq!(head.status, 200);
     let text = String::from_utf8(body).unwrap();
     let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(document, server::document(&model(), &config().limits));
-    assert!(!text.contains("of the model\""), "a number of the model's is missing");
+    assert!(!text.contains("of the model\""), "a placeholder was not replaced");
     for name in text.split("#/components/schemas/").skip(1) {
         let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap();
         assert!(document["components"]["schemas"][name].is_object(), "{name}");
@@ -25,7 +25,7 @@ async fn the_document_is_whole() {
     }
 }
 
-/// Every bound in the document is enforced: a value beyond it is refused, and by its name.
+/// Every bound in the document is enforced, and the error names the field.
 #[tokio::test]
 async fn every_bound_is_enforced() {
     let bed = Bed::new(MockConfig { embedding: 4, ..MockConfig::default() }).await;
@@ -81,7 +81,7 @@ async fn every_bound_is_enforced() {
 
 /// Every metric that the dashboard draws exists.
 #[tokio::test]
-async fn the_dashboard_knows_the_metrics() {
+async fn the_dashboard_uses_existing_metrics() {
     let bed = Bed::new(MockConfig::default()).await;
     // One row replays; more rows than the largest bucket do not, and the reason is counted.
     bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;

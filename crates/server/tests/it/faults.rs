@@ -1,8 +1,8 @@
-//! The engine fails, stalls, or is not there.
+//! The engine fails, stalls or does not start.
 
 use crate::bed::{Bed, config, model, read_events, soon};
 use serde_json::{Value, json};
-use server::link::once;
+use server::link::{Health, once};
 use server::mock::{Mock, MockConfig};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn fragile() -> MockConfig {
 }
 
 #[tokio::test]
-async fn a_panic_ends_every_stream_with_a_word_and_the_engine_comes_back() {
+async fn a_panic_ends_every_stream_with_an_error_and_the_engine_restarts() {
     let bed = Bed::new(fragile()).await;
     for round in 0..5 {
         let mut wires = Vec::new();
@@ -53,7 +53,7 @@ async fn a_panic_ends_every_stream_with_a_word_and_the_engine_comes_back() {
 }
 
 #[tokio::test]
-async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
+async fn the_server_reports_an_engine_that_cannot_restart() {
     let bed = Bed::over(config(), once(Mock::new(fragile())), model()).await;
     let (status, body) = bed.post("/v1/completions", &ask(false)).await;
     assert_eq!(status, 503, "{body}");
@@ -69,14 +69,14 @@ async fn an_engine_that_cannot_come_back_leaves_a_server_that_says_so() {
 }
 
 #[tokio::test]
-async fn a_device_that_is_gone_takes_the_engine_with_it() {
+async fn a_failed_device_ends_the_engine() {
     let gone = MockConfig { gone_at: Some(5), ..MockConfig::default() };
     let bed = Bed::over(config(), once(Mock::new(gone)), model()).await;
     let long = json!({"prompt": "0123456789", "max_tokens": 10});
     let (status, body) = bed.post("/v1/completions", &long).await;
     assert_eq!(status, 503, "{body}");
-    assert!(body["error"]["message"].as_str().unwrap().contains("its device is gone"), "{body}");
-    bed.until("it is not ready", || bed.link.health().as_str() == "the engine failed").await;
+    assert!(body["error"]["message"].as_str().unwrap().contains("the device failed"), "{body}");
+    bed.until("it is not ready", || bed.link.health() == Health::Dead).await;
     assert_eq!(bed.get("/health/ready").await.0.status, 503);
     assert_eq!(bed.get("/health/live").await.0.status, 200);
     bed.error("/v1/completions", &long, 503).await;
@@ -84,14 +84,14 @@ async fn a_device_that_is_gone_takes_the_engine_with_it() {
 }
 
 #[tokio::test]
-async fn a_step_that_does_not_come_back_is_noticed() {
+async fn a_stalled_step_is_reported() {
     let mut config = config();
     config.limits.stall_ms = 100;
     let stall = Some((5, Duration::from_secs(3)));
     let bed = Bed::with(config, MockConfig { stall, ..MockConfig::default() }, model()).await;
     let long = json!({"prompt": "0123456789", "max_tokens": 10});
     let answer = bed.post("/v1/completions", &long);
-    let watch = soon("a step is missed", async {
+    let watch = soon("the stall is reported", async {
         while bed.get("/health/ready").await.0.status != 503 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -103,7 +103,7 @@ async fn a_step_that_does_not_come_back_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_device_failed_on_is_told_so() {
+async fn a_request_that_failed_on_the_device_gets_an_error() {
     let mock = MockConfig { fail_every: Some(1), ..MockConfig::default() };
     let bed = Bed::new(mock).await;
     let error = bed.error("/v1/completions", &json!({"prompt": "hello"}), 500).await;
@@ -114,7 +114,7 @@ async fn a_request_that_the_device_failed_on_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_engine_that_was_never_there() {
+async fn an_engine_that_does_not_start() {
     let none = Box::new(|| Err("no such device".to_string()));
     let bed = Bed::over(config(), none, model()).await;
     bed.error("/v1/completions", &ask(false), 503).await;

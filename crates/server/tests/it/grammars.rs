@@ -1,4 +1,4 @@
-//! Schemas that once ended the process or held up every stream.
+//! Schemas that once crashed the process or blocked every stream.
 
 use crate::bed::{Bed, config, model};
 use serde_json::{Map, Value, json};
@@ -50,8 +50,8 @@ fn body(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn hostile_schemas_are_refused_in_plain_words() {
-    // Tools are part of the prompt: there must be room for them.
+async fn hostile_schemas_get_short_errors() {
+    // Tools are part of the prompt and need a large context.
     let mock = MockConfig { context: 1 << 20, ..MockConfig::default() };
     let roomy = Model { context: 1 << 20, ..model() };
     let bed = Bed::with(config(), mock, roomy).await;
@@ -65,21 +65,22 @@ async fn hostile_schemas_are_refused_in_plain_words() {
             ("tools", json!({"tools": [tool], "tool_choice": named})),
         ] {
             if param == "tools" && schema == json!({"$ref": "#"}) {
-                // Inside a call it begins well, and has no end: the answer fails, not the request.
+                // Inside a call this schema compiles but never ends: the answer fails, not the
+                // request.
                 continue;
             }
             let (status, answer) = bed.post(CHAT, &body(extra)).await;
             let error = &answer["error"];
             assert_eq!(status, 400, "{answer}");
             let shown = error["param"].as_str().unwrap_or_default();
-            // What is malformed may be found before it is compiled, and is named more precisely then.
+            // An error found before compilation names the field more precisely.
             assert!(shown.starts_with(param), "{answer}");
             let message = error["message"].as_str().unwrap();
             let plain = !message.contains('\n') && message.len() < 400;
             assert!(plain && !message.contains("device"), "{message}");
         }
     }
-    // It answers as before.
+    // The server still works.
     let (status, answer) = bed.post(CHAT, &body(json!({}))).await;
     assert_eq!(status, 200, "{answer}");
 }
@@ -89,7 +90,8 @@ async fn streams_go_on_while_schemas_are_compiled() {
     let limits = Limits { grammar_ms: 1, ..Limits::default() };
     let config = ServerConfig { limits, ..config() };
     let bed = Bed::with(config, MockConfig::default(), model()).await;
-    // Within a millisecond nothing is ready: that is said, and the server lives.
+    // Few compilations finish within a millisecond: the others are refused, and the server keeps
+    // running.
     let mut refused = 0;
     for i in 0..8 {
         let schema = properties(400 + i, false);

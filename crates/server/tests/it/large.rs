@@ -1,4 +1,4 @@
-//! Bodies that are large, many or oddly made: refused early, and worked on where nobody waits.
+//! Large, many or malformed bodies: refused early, and processed on worker threads.
 
 use crate::bed::{Bed, config, model, soon};
 use engine::request::Token;
@@ -15,23 +15,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Text whose long prompts take until they are let go.
+/// A tokenizer that blocks on long prompts until it is released.
 #[derive(Clone, Default)]
-struct Stuck {
+struct BlockingText {
     state: Arc<(Mutex<(u32, bool)>, Condvar)>,
 }
 
-impl Stuck {
+impl BlockingText {
     fn waiting(&self) -> u32 {
         self.state.0.lock().unwrap().0
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         self.state.0.lock().unwrap().1 = true;
         self.state.1.notify_all();
     }
 
-    fn stick(&self, bytes: usize) {
+    fn block(&self, bytes: usize) {
         if bytes < 4096 {
             return;
         }
@@ -43,14 +43,14 @@ impl Stuck {
     }
 }
 
-impl TextModel for Stuck {
+impl TextModel for BlockingText {
     fn encode(&self, text: &str, add_special: bool, most: usize) -> Result<Vec<Token>, TextError> {
-        self.stick(text.len());
+        self.block(text.len());
         ByteText.encode(text, add_special, most)
     }
     fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError> {
         let rendered = ByteText.render(chat, most);
-        self.stick(rendered.as_ref().map_or(0, |rendered| rendered.text.len()));
+        self.block(rendered.as_ref().map_or(0, |rendered| rendered.text.len()));
         rendered
     }
     fn longest_token(&self) -> Option<usize> {
@@ -73,8 +73,8 @@ impl TextModel for Stuck {
     }
 }
 
-async fn stuck(config: ServerConfig) -> (Bed, Stuck) {
-    let text = Stuck::default();
+async fn blocking_bed(config: ServerConfig) -> (Bed, BlockingText) {
+    let text = BlockingText::default();
     let model = Model::new("mock", 8192, Arc::new(text.clone()));
     (Bed::with(config, MockConfig::default(), model).await, text)
 }
@@ -89,11 +89,11 @@ fn ask_in_background(bed: &Bed, path: &'static str, body: Value) -> tokio::task:
     })
 }
 
-/// Every thread that works on large bodies is stuck, and there are more of them: health, small requests
-/// and streams go on as ever.
+/// While every worker thread is blocked and more large bodies wait, health checks, small requests
+/// and streams still work.
 #[tokio::test]
-async fn large_work_holds_up_nobody() {
-    let (bed, text) = stuck(ServerConfig { work_threads: 2, ..config() }).await;
+async fn large_bodies_delay_no_other_client() {
+    let (bed, text) = blocking_bed(ServerConfig { work_threads: 2, ..config() }).await;
     let long = "x".repeat(5000);
     let mut large = Vec::new();
     for _ in 0..2 {
@@ -103,7 +103,7 @@ async fn large_work_holds_up_nobody() {
         large.push(ask_in_background(&bed, "/tokenize", json!({"messages": messages})));
         large.push(ask_in_background(&bed, "/tokenize", json!({"prompt": long})));
     }
-    bed.until("both threads are stuck", || text.waiting() == 2).await;
+    bed.until("both threads are blocked", || text.waiting() == 2).await;
     for _ in 0..10 {
         assert_eq!(bed.get("/health/live").await.0.status, 200);
         assert_eq!(bed.get("/metrics").await.0.status, 200);
@@ -113,9 +113,9 @@ async fn large_work_holds_up_nobody() {
         assert_eq!(bed.stream(CHAT, &ask).await.last().unwrap(), "[DONE]");
     }
     assert!(large.iter().all(|one| !one.is_finished()));
-    text.let_go();
+    text.release();
     for one in large {
-        assert_eq!(soon("a large one is answered", one).await.unwrap(), 200);
+        assert_eq!(soon("a large request is answered", one).await.unwrap(), 200);
     }
 }
 
@@ -126,7 +126,7 @@ async fn bodies_share_one_budget() {
     config.limits.body_budget_bytes = 128 * 1024;
     config.limits.body_wait_ms = 50;
     config.limits.body_ms = 2000;
-    let (bed, text) = stuck(config).await;
+    let (bed, text) = blocking_bed(config).await;
     let large = json!({"prompt": "x".repeat(8000), "user": "u".repeat(70_000)});
     let holds = ask_in_background(&bed, COMPLETIONS, large.clone());
     bed.until("its body is held", || text.waiting() == 1).await;
@@ -138,10 +138,10 @@ async fn bodies_share_one_budget() {
         assert!(body["error"]["message"].as_str().unwrap().contains("131072 bytes"), "{body}");
     }
     bed.ok(COMPLETIONS, &json!({"prompt": "small"})).await;
-    text.let_go();
+    text.release();
     assert_eq!(holds.await.unwrap(), 200);
     bed.ok(COMPLETIONS, &large).await;
-    // What a client only says it will send takes nothing; what it sent is held until it gives up.
+    // A declared length takes nothing from the budget; received bytes do until the request ends.
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n\
                 content-type: application/json\r\n";
     let mut claims = Vec::new();
@@ -156,7 +156,7 @@ async fn bodies_share_one_budget() {
     let sent = "x".repeat(80_000);
     let text = format!("{head}transfer-encoding: chunked\r\n\r\n13880\r\n{sent}\r\n");
     wire.stream().write_all(text.as_bytes()).await.unwrap();
-    soon("it counts while it arrives", async {
+    soon("a body counts while it arrives", async {
         while bed.post(COMPLETIONS, &large).await.0 != 429 {}
     })
     .await;
@@ -166,9 +166,9 @@ async fn bodies_share_one_budget() {
     bed.ok(COMPLETIONS, &large).await;
 }
 
-/// The bytes of a text say that it cannot fit: nothing of it is tokenized, whatever the route.
+/// Text with too many bytes to fit is refused on every route before it is tokenized.
 #[tokio::test]
-async fn text_that_cannot_fit_is_refused_by_its_length() {
+async fn text_that_cannot_fit_is_refused_by_its_size() {
     let bed = Bed::new(MockConfig { embedding: 4, ..MockConfig::default() }).await;
     let long = "x".repeat(7 << 20);
     let said = json!([{"role": "user", "content": long}]);
@@ -186,17 +186,17 @@ async fn text_that_cannot_fit_is_refused_by_its_length() {
         assert_eq!(error["param"], param);
         assert_eq!(error["code"], "context_length_exceeded");
         let message = error["message"].as_str().unwrap();
-        // The template is run for tokenize, so that its text is what counts.
+        // For tokenize, the rendered text counts.
         assert!(message.contains("bytes"), "{path}: {message}");
     }
-    // What could fit by its length is tokenized until it does not.
+    // Text that may fit by its size is tokenized up to the limit.
     let error = bed.error(COMPLETIONS, &json!({"prompt": "x".repeat(9000)}), 400).await;
-    assert_eq!(error["message"], "the prompt has more than 8191 tokens; at most 8191 fit");
+    assert_eq!(error["message"], "the prompt has too many tokens; at most 8191 are allowed");
     bed.ok(COMPLETIONS, &json!({"prompt": "x".repeat(8191)})).await;
 }
 
 #[tokio::test]
-async fn a_body_is_an_object() {
+async fn a_body_must_be_an_object() {
     let bed = Bed::new(MockConfig::default()).await;
     let fields = r#"["x", null, null, null, null]"#;
     for path in [CHAT, COMPLETIONS, "/v1/embeddings", "/tokenize", "/detokenize"] {
@@ -226,9 +226,9 @@ async fn a_body_is_an_object() {
     assert_eq!(head.status, 415);
 }
 
-/// A byte of JSON can take forty of memory: how many values there are is counted before any is made.
+/// Parsed JSON can take forty times the memory of its text, so values are counted before parsing.
 #[tokio::test]
-async fn values_are_counted_before_they_are_made() {
+async fn values_are_counted_before_parsing() {
     let bed = Bed::new(MockConfig::default()).await;
     let many = format!("[{}1]", "{\"\":0},".repeat(200_000));
     let said = "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]";
@@ -251,7 +251,7 @@ async fn values_are_counted_before_they_are_made() {
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains("131072"), "{path}: {message}");
     }
-    // Token ids are not counted so: a million of them are too long and nothing else.
+    // Token ids do not count as values: a million of them are only too long.
     let ids = format!("[{}1]", "1,".repeat(1_000_000));
     let (status, answer) = bed.post_text(COMPLETIONS, &format!("{{\"prompt\": {ids}}}")).await;
     assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")));
@@ -261,7 +261,7 @@ async fn values_are_counted_before_they_are_made() {
 }
 
 #[tokio::test]
-async fn template_variables_are_few_small_and_not_the_servers() {
+async fn template_variables_are_bounded_and_not_reserved() {
     let bed = Bed::new(MockConfig::default()).await;
     let ask = |kwargs: Value| json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs});
     for name in [
@@ -297,7 +297,7 @@ async fn template_variables_are_few_small_and_not_the_servers() {
     bed.ok(CHAT, &ask(json!({"enable_thinking": false, "documents": [{"a": [1]}]}))).await;
 }
 
-/// What a client sent is repeated in an error, but not at any length.
+/// Errors quote input only up to a bounded length.
 #[tokio::test]
 async fn errors_are_short() {
     let bed = Bed::new(MockConfig::default()).await;
@@ -323,7 +323,7 @@ async fn errors_are_short() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_loses_its_place() {
+async fn a_client_that_never_reads_is_disconnected() {
     let mut config = config();
     config.limits.connections = 1;
     config.limits.write_ms = 200;
@@ -338,7 +338,7 @@ async fn a_client_that_never_reads_loses_its_place() {
         ask.len()
     );
     wire.stream().write_all(text.as_bytes()).await.unwrap();
-    soon("its place is free again", async {
+    soon("its connection is free again", async {
         loop {
             let mut next = bed.connect().await;
             let head = next.request("GET", "/health/live", &[], b"").await;

@@ -1,4 +1,4 @@
-//! Every row of the table of limits is in force.
+//! Every limit is enforced.
 
 use crate::bed::{Bed, config, model};
 use serde_json::{Value, json};
@@ -8,24 +8,24 @@ use server::mock::MockConfig;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Rows whose tests need more than one request, and where those are.
+/// Limits whose tests need more than one request, with the names of those tests.
 const ELSEWHERE: [(&str, &str); 16] = [
-    ("connections", "abuse: too_many_connections_are_turned_away_in_words"),
+    ("connections", "abuse: too_many_connections_get_an_error"),
     ("header_bytes", "abuse: headers_too_large_or_too_many"),
     ("headers", "abuse: headers_too_large_or_too_many"),
-    ("header_ms", "abuse: slow_heads_are_dropped_and_hold_up_nobody"),
+    ("header_ms", "abuse: slow_heads_are_dropped_and_delay_no_other_client"),
     ("body_ms", "abuse: bodies_too_large_too_slow_or_not_json"),
     ("body_budget_bytes", "large: bodies_share_one_budget"),
     ("body_wait_ms", "large: bodies_share_one_budget"),
-    ("work_waiting", "work: more_than_may_wait_is_refused_and_the_forgotten_is_not_done"),
-    ("inflight", "abuse: more_than_fits_is_refused_at_once"),
-    ("answer_budget_bytes", "limits: answers_that_are_gathered_share_one_budget"),
+    ("work_waiting", "work: a_full_queue_refuses_and_abandoned_jobs_are_skipped"),
+    ("inflight", "abuse: requests_beyond_the_limit_are_refused_at_once"),
+    ("answer_budget_bytes", "limits: collected_responses_share_one_budget"),
     ("grammar_ms", "grammars: streams_go_on_while_schemas_are_compiled"),
-    ("backlog", "streams: a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits"),
-    ("ping_ms", "streams: a_long_wait_is_kept_alive"),
-    ("write_ms", "large: a_client_that_never_reads_loses_its_place"),
-    ("stall_ms", "faults: a_step_that_does_not_come_back_is_noticed"),
-    ("drain_ms", "routes: the_deadline_of_draining_ends_streams_with_a_word"),
+    ("backlog", "streams: a_client_that_stops_reading_loses_its_stream"),
+    ("ping_ms", "streams: a_waiting_stream_is_kept_alive"),
+    ("write_ms", "large: a_client_that_never_reads_is_disconnected"),
+    ("stall_ms", "faults: a_stalled_step_is_reported"),
+    ("drain_ms", "routes: the_drain_deadline_ends_streams_with_an_error"),
 ];
 
 fn chat(more: Value) -> Value {
@@ -44,7 +44,8 @@ fn tool(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
 }
 
-/// A limit, a request that is just within it, and one that is just beyond.
+/// A limit, its value, a route, a request just within it, one just beyond it, and the error's
+/// status.
 fn cases() -> Vec<(&'static str, u64, &'static str, Value, Value, u16)> {
     let list = |n: usize| complete(json!({"prompt": vec!["x"; n]}));
     let echo = |n: usize| complete(json!({"prompt": "x".repeat(n), "echo": true, "logprobs": 1}));
@@ -162,7 +163,7 @@ fn cases() -> Vec<(&'static str, u64, &'static str, Value, Value, u16)> {
 }
 
 #[tokio::test]
-async fn every_row_is_in_force() {
+async fn every_limit_is_enforced() {
     let mut seen = Vec::new();
     for (name, value, path, within, beyond, status) in cases() {
         let mut config = config();
@@ -178,12 +179,12 @@ async fn every_row_is_in_force() {
     let elsewhere = ELSEWHERE.map(|(name, _)| name);
     for row in Limits::TABLE {
         let here = seen.contains(&row.name) || row.name == "watchers";
-        assert!(here != elsewhere.contains(&row.name), "{} is tested nowhere or twice", row.name);
+        assert!(here != elsewhere.contains(&row.name), "{} must be tested exactly once", row.name);
     }
 }
 
 #[tokio::test]
-async fn few_watch_at_once() {
+async fn live_views_are_limited() {
     let mut config = config();
     config.limits.watchers = 2;
     let bed = Bed::with(config, MockConfig::default(), model()).await;
@@ -195,9 +196,9 @@ async fn few_watch_at_once() {
     }
     let (head, body) = bed.get("/live").await;
     assert_eq!(head.status, 503);
-    assert!(String::from_utf8(body).unwrap().contains("2 are watching"));
+    assert!(String::from_utf8(body).unwrap().contains("2 live views"));
     drop(watching);
-    crate::bed::soon("their places are free", async {
+    crate::bed::soon("the live views are closed", async {
         loop {
             let mut wire = bed.connect().await;
             if wire.request("GET", "/live", &[], b"").await.unwrap().status == 200 {
@@ -209,7 +210,7 @@ async fn few_watch_at_once() {
 }
 
 #[tokio::test]
-async fn answers_that_are_gathered_share_one_budget() {
+async fn collected_responses_share_one_budget() {
     let mut config = config();
     config.limits.answer_bytes = 700;
     config.limits.answer_budget_bytes = 1000;
@@ -221,7 +222,7 @@ async fn answers_that_are_gathered_share_one_budget() {
     let (one, other) = tokio::join!(bed.post(COMPLETIONS, &ask), bed.post(COMPLETIONS, &ask));
     let statuses = [one.0, other.0];
     assert!(statuses.contains(&503) && statuses.iter().all(|s| [200, 503].contains(s)), "{one:?}");
-    // A stream is not gathered.
+    // A stream does not count.
     let mut stream = ask.clone();
     stream["stream"] = true.into();
     assert_eq!(bed.stream(COMPLETIONS, &stream).await.last().unwrap(), "[DONE]");

@@ -1,4 +1,4 @@
-//! The server over the mock, through real sockets.
+//! The server with the mock backend, over real sockets.
 
 mod abuse;
 mod bed;

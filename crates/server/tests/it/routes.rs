@@ -1,4 +1,4 @@
-//! The other routes, the way in, and the way out.
+//! The other routes, API keys, draining and traces.
 
 use crate::bed::{Bed, config, model, soon};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ async fn models() {
 }
 
 #[tokio::test]
-async fn tokens_there_and_back() {
+async fn tokenize_and_detokenize() {
     let bed = Bed::new(MockConfig::default()).await;
     let there = bed.ok("/tokenize", &json!({"prompt": "hé", "return_token_strs": true})).await;
     assert_eq!(there["tokens"], json!([104, 195, 169]));
@@ -67,7 +67,7 @@ async fn embeddings() {
 async fn metrics_count_what_happened() {
     let bed = Bed::new(MockConfig::default()).await;
     bed.ok("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3})).await;
-    // Snapshots are some ten a second: one from the middle of the answer may be the newest for a while.
+    // There are about ten snapshots a second, so the newest may be from the middle of the answer.
     bed.until("a snapshot from after the answer", || {
         let snapshot = bed.link.snapshot();
         !snapshot.steps.is_empty() && snapshot.running == 0 && snapshot.pages.used == 0
@@ -94,7 +94,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test]
-async fn every_route_but_health_asks_for_the_key() {
+async fn every_route_but_health_requires_the_key() {
     let config = ServerConfig { api_keys: vec!["sesame".into()], ..config() };
     let mut bed = Bed::with(config, MockConfig::default(), model()).await;
     let routes = [
@@ -135,7 +135,7 @@ async fn every_route_but_health_asks_for_the_key() {
 }
 
 #[tokio::test]
-async fn the_page_and_what_it_asks_for() {
+async fn the_page_and_its_files() {
     let bed = Bed::new(MockConfig::default()).await;
     let (head, body) = bed.get("/").await;
     assert_eq!(head.header("content-type"), Some("text/html; charset=utf-8"));
@@ -149,7 +149,8 @@ async fn the_page_and_what_it_asks_for() {
     let (_, graph) = bed.get("/live/graph").await;
     let graph: Value = serde_json::from_slice(&graph).unwrap();
     assert_eq!(graph["model"], "mock");
-    bed.until("the snapshot is there", || !bed.link.snapshot().graph.plans.is_empty()).await;
+    bed.until("the first snapshot is published", || !bed.link.snapshot().graph.plans.is_empty())
+        .await;
     let (head, svg) = bed.get("/live/plan?bucket=decode%2F8").await;
     assert_eq!(head.header("content-type"), Some("image/svg+xml"));
     assert!(svg.starts_with(b"<svg"));
@@ -158,33 +159,33 @@ async fn the_page_and_what_it_asks_for() {
 }
 
 #[tokio::test]
-async fn the_live_view_moves() {
+async fn the_live_view_reports_every_step_once() {
     let bed = Bed::new(MockConfig::default()).await;
     let mut wire = bed.connect().await;
     let head = wire.request("GET", "/live", &[], b"").await.unwrap();
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
-    // Five tokens and the end: six steps. A view may be from the middle; each step is told once.
-    let (mut view, mut told) = (Value::Null, Vec::<u64>::new());
+    // Five tokens and the end are six steps. Each step is in exactly one view.
+    let (mut view, mut steps_seen) = (Value::Null, Vec::<u64>::new());
     let mut parser = server::load::SseParser::default();
-    while view["tokens"] != 5 || told.len() < 6 {
+    while view["tokens"] != 5 || steps_seen.len() < 6 {
         let mut event = |data: &str| {
             view = serde_json::from_str(data).unwrap();
             let steps = view["steps"].as_array().unwrap();
-            told.extend(steps.iter().map(|step| step["step"].as_u64().unwrap()));
+            steps_seen.extend(steps.iter().map(|step| step["step"].as_u64().unwrap()));
         };
         let mut take = |bytes: &[u8]| {
             parser.push(bytes, &mut event);
         };
         assert!(soon("the next view", wire.read(&mut take)).await.unwrap());
     }
-    assert_eq!(told, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(steps_seen, [1, 2, 3, 4, 5, 6]);
     assert_eq!(view["seats"], 256);
     assert_eq!(view["ready"], json!({"Ok": null}));
 }
 
 #[tokio::test]
-async fn nothing_there() {
+async fn unknown_routes_and_request_ids() {
     let bed = Bed::new(MockConfig::default()).await;
     assert_eq!(bed.get("/v2/models").await.0.status, 404);
     assert_eq!(bed.get("/favicon.ico").await.0.status, 404);
@@ -200,7 +201,7 @@ async fn nothing_there() {
 }
 
 #[tokio::test]
-async fn draining_finishes_what_runs_and_takes_nothing_new() {
+async fn draining_finishes_running_requests_and_accepts_no_new_ones() {
     let slow = MockConfig { step_time: Duration::from_millis(20), ..MockConfig::default() };
     let mut bed = Bed::new(slow).await;
     let ask = json!({"prompt": "0123456789", "max_tokens": 10, "stream": true}).to_string();
@@ -211,8 +212,8 @@ async fn draining_finishes_what_runs_and_takes_nothing_new() {
     kept.body().await.unwrap();
     let head = wire.request("POST", "/v1/completions", &[], ask.as_bytes()).await.unwrap();
     assert_eq!(head.status, 200);
-    bed.ask_to_stop();
-    soon("nobody new is let in", async {
+    bed.begin_stop();
+    soon("new connections are refused", async {
         while Connection::open(&bed.target).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -225,7 +226,7 @@ async fn draining_finishes_what_runs_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn the_deadline_of_draining_ends_streams_with_a_word() {
+async fn the_drain_deadline_ends_streams_with_an_error() {
     let mut config = config();
     config.limits.drain_ms = 100;
     let slow = MockConfig { step_time: Duration::from_millis(20), ..MockConfig::default() };
@@ -235,7 +236,7 @@ async fn the_deadline_of_draining_ends_streams_with_a_word() {
     let body = ask.to_string();
     let head = wire.request("POST", "/v1/completions", &[], body.as_bytes()).await.unwrap();
     assert_eq!(head.status, 200);
-    bed.ask_to_stop();
+    bed.begin_stop();
     let events = crate::bed::read_events(&mut wire).await;
     assert_eq!(events[events.len() - 1], "[DONE]");
     assert!(events[events.len() - 2].contains("shutting down"), "{events:?}");
@@ -243,7 +244,7 @@ async fn the_deadline_of_draining_ends_streams_with_a_word() {
 }
 
 #[tokio::test]
-async fn step_records_go_to_the_trace() {
+async fn step_records_are_written_to_the_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.jsonl");
     let config = ServerConfig { trace: Some(path.clone()), ..config() };

@@ -1,4 +1,4 @@
-//! Properties of streams, whatever the answer, the stop strings and the sockets.
+//! Properties of streams for any answer and stop strings, and slow or disconnecting clients.
 
 use crate::bed::{Bed, read_events};
 use engine::request::Token;
@@ -9,15 +9,15 @@ use server::mock::MockConfig;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Any answer, any stop strings: the stream's text is what the whole answer's would be, in valid
-/// UTF-8, and holds no stop string.
+/// For any answer and stop strings, the text of a stream equals that of the complete response, is
+/// valid UTF-8 and has no stop string.
 #[test]
-fn any_answer_in_any_bytes() {
+fn streams_equal_complete_responses() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let answer = Arc::new(Mutex::new(Vec::<u8>::new()));
-    let told = answer.clone();
+    let scripted = answer.clone();
     let oracle = Arc::new(move |_: &_, _| {
-        told.lock().unwrap().iter().map(|b| Token::from(*b)).collect::<Vec<_>>()
+        scripted.lock().unwrap().iter().map(|b| Token::from(*b)).collect::<Vec<_>>()
     });
     let bed = runtime.block_on(Bed::new(MockConfig { oracle, ..MockConfig::default() }));
     let bytes = prop_oneof![
@@ -58,7 +58,7 @@ fn endless() -> Value {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_cancelled_and_its_pages_come_back() {
+async fn a_disconnected_client_is_cancelled_and_its_pages_are_freed() {
     let mock = MockConfig { step_time: Duration::from_millis(2), ..MockConfig::default() };
     let bed = Bed::new(mock).await;
     let mut whole = endless();
@@ -76,15 +76,15 @@ async fn a_client_that_leaves_is_cancelled_and_its_pages_come_back() {
             tokio::io::AsyncWriteExt::write_all(wire.stream(), text.as_bytes()).await.unwrap();
             wires.push(wire);
         }
-        bed.until("all are in", || bed.link.snapshot().running == 8).await;
+        bed.until("all are running", || bed.link.snapshot().running == 8).await;
         drop(wires);
-        bed.until("all are gone", || bed.link.inflight() == 0).await;
-        bed.until("all pages are back", || bed.link.snapshot().pages.used == 0).await;
+        bed.until("all are cancelled", || bed.link.inflight() == 0).await;
+        bed.until("all pages are free", || bed.link.snapshot().pages.used == 0).await;
     }
 }
 
 #[tokio::test]
-async fn a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits() {
+async fn a_client_that_stops_reading_loses_its_stream() {
     let mut config = crate::bed::config();
     config.limits.backlog = 256;
     let mock = MockConfig { context: 4_000_000, pages: 1 << 22, ..MockConfig::default() };
@@ -97,8 +97,8 @@ async fn a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits() {
     let body = ask.to_string();
     let head = slow.request("POST", "/v1/completions", &[], body.as_bytes()).await.unwrap();
     assert_eq!(head.status, 200);
-    // The socket's buffers fill, then the backlog, and then the engine lets go of it.
-    bed.until("the stream is given up", || bed.link.inflight() == 0).await;
+    // The socket buffers fill, then the backlog; then the engine's thread cancels the request.
+    bed.until("the stream is cancelled", || bed.link.inflight() == 0).await;
     let other = bed.ok("/v1/completions", &json!({"prompt": "quick"})).await;
     assert_eq!(other["choices"][0]["text"], "quick");
     let events = read_events(&mut slow).await;
@@ -107,7 +107,7 @@ async fn a_reader_that_stops_reading_loses_its_stream_and_nobody_else_waits() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_is_never_too_slow_for_itself() {
+async fn a_complete_response_ignores_the_backlog_limit() {
     let mut config = crate::bed::config();
     config.limits.backlog = 2;
     let mock = MockConfig { context: 100_000, pages: 1 << 16, ..MockConfig::default() };
@@ -122,7 +122,7 @@ async fn a_whole_answer_is_never_too_slow_for_itself() {
 }
 
 #[tokio::test]
-async fn a_long_wait_is_kept_alive() {
+async fn a_waiting_stream_is_kept_alive() {
     let mut config = crate::bed::config();
     config.limits.ping_ms = 50;
     let mock =

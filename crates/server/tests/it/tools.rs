@@ -1,4 +1,4 @@
-//! Tool calls in both formats, whole and streamed, one at a time or several.
+//! Tool calls in all formats, streamed and not, one or several.
 
 use crate::bed::{Bed, config, model};
 use serde_json::{Value, json};
@@ -99,8 +99,8 @@ async fn several_calls_or_one_in_every_format() {
 }
 
 #[tokio::test]
-async fn a_required_call_is_a_list_that_the_grammar_made() {
-    // What the grammar of `required` lets through, whatever the model's own format is.
+async fn a_required_call_is_a_list_enforced_by_the_grammar() {
+    // An answer that the grammar of `required` allows, for any format of the model.
     const LIST: &str = "[{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\"}}, \
         {\"name\": \"time\", \"parameters\": {}}]";
     for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::None] {
@@ -112,7 +112,8 @@ async fn a_required_call_is_a_list_that_the_grammar_made() {
             (names.as_slice(), found[0].2.as_str()),
             (&["weather", "time"][..], "tool_calls")
         );
-        // Cut in the middle of the second: the first is there, and the reason says it was cut.
+        // Truncated in the middle of the second call: the first is there, and the reason is
+        // `length`.
         let body = ask(json!({"tool_choice": "required", "stream": true, "max_tokens": 70}));
         let found = streamed(&bed.stream(CHAT, &body).await, 1);
         assert_eq!((found[0].0.as_str(), found[0].1.len(), found[0].2.as_str()), ("", 1, "length"));

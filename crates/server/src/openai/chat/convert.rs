@@ -1,4 +1,4 @@
-//! From a chat request to what the engine and the answer's splitters are asked.
+//! Converts a chat request to engine requests and to the setup of the answer's splitters.
 
 use super::schema::{call_list, closed, parameters};
 use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
@@ -11,20 +11,20 @@ use engine::request::{Request, RequestId};
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
 
-/// A request ready to be submitted.
+/// A converted request, ready to be submitted.
 pub struct Prepared {
-    /// For the engine.
+    /// The engine requests.
     pub requests: Vec<Request>,
-    /// For the way back.
+    /// How the replies become choices.
     pub setup: RunSetup,
-    /// What the answers are held to, yet to be compiled, and the field it came from.
+    /// The grammar of the answers, not yet compiled, with the request field it came from.
     pub grammar: Option<(&'static str, Grammar)>,
 }
 
-/// Renders, tokenizes and translates a validated request.
+/// Renders, tokenizes and converts a validated request.
 pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<Prepared, ApiError> {
     let force = force(request);
-    // What templates add only makes it longer.
+    // A cheap lower bound: the template only adds text.
     let said = request.messages.iter().filter_map(|message| message.content.as_ref());
     let most = model.most_prompt();
     let rendered = model
@@ -64,12 +64,12 @@ pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<P
     Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
 }
 
-/// Continuations that the engine seats at once. One request with more would wait until as many seats are
-/// free, and everybody behind it would wait too.
+/// The most choices of one engine request. A request with more would wait until that many seats are
+/// free, and delay all requests behind it.
 const TOGETHER: u32 = 4;
 
-/// Continuations that may stop at different places on the server's word are requests of their
-/// own: the engine cancels whole requests. So are those of a request with many.
+/// Splits a request into one per choice if the server may stop its choices separately, because the
+/// engine cancels only whole requests, or if there are many choices.
 pub(crate) fn spread(base: Request, apart: bool) -> Vec<Request> {
     if base.choices == 1 || (!apart && base.choices <= TOGETHER) {
         return vec![base];
@@ -83,11 +83,11 @@ pub(crate) fn spread(base: Request, apart: bool) -> Vec<Request> {
     (0..base.choices).map(one).collect()
 }
 
-/// What a grammar forces the answer to be.
+/// The tool calls that a grammar enforces.
 enum Force<'a> {
-    /// Arguments of this function.
+    /// The answer is the arguments of this function.
     Named(&'a Tool),
-    /// A list of calls.
+    /// The answer is a list of calls.
     Any(&'a [Tool]),
 }
 
@@ -150,7 +150,7 @@ fn chat(request: &ChatRequest, model: &Model, forced: bool) -> Chat {
     let constrained =
         forced || request.response_format.as_ref().is_some_and(|format| format.kind != "text");
     if constrained && model.reasoning.is_some() {
-        // A grammar holds from the first token on: there is no room to think in.
+        // A grammar applies from the first token, so the model cannot reason first.
         extra.entry("enable_thinking").or_insert(Value::Bool(false));
     }
     Chat {
@@ -161,7 +161,7 @@ fn chat(request: &ChatRequest, model: &Model, forced: bool) -> Chat {
     }
 }
 
-/// A message as templates expect it: plain text content, arguments as objects.
+/// A message in the form that templates expect: text content, arguments as objects.
 pub(crate) fn template_message(message: &Message) -> Value {
     let mut out = Map::new();
     let role = if message.role == "developer" { "system" } else { message.role.as_str() };

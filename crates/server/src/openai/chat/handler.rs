@@ -1,4 +1,4 @@
-//! What happens when a chat request comes in.
+//! Handles chat requests.
 
 use super::convert::{Prepared, convert};
 use super::stream::ChatEvents;
@@ -12,8 +12,8 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::http::{read_json, sse, write_json};
-use crate::link::Reader;
-use crate::openai::whole::Gathering;
+use crate::link::Consumer;
+use crate::openai::whole::ResponseSize;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
 use axum::extract::{Request, State};
@@ -21,7 +21,7 @@ use axum::response::Response;
 use engine::request::{Token, TokenLogprob};
 use std::sync::Arc;
 
-/// Answers one chat request, whole or as a stream.
+/// Answers one chat request, as one response or as a stream.
 pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: ChatRequest| {
@@ -39,8 +39,8 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         }
     }
     let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
-    let reader = if streamed.is_some() { Reader::Client } else { Reader::Server };
-    let call = app.submit(requests, reader)?;
+    let consumer = if streamed.is_some() { Consumer::Client } else { Consumer::Server };
+    let call = app.submit(requests, consumer)?;
     let run = Run::new(call, &*app.model.text, setup);
     if let Some(usage) = streamed {
         let events = ChatEvents::new(&app, count, usage, logprobs);
@@ -69,22 +69,22 @@ async fn whole(
     };
     let mut choices: Vec<ChatChoice> = (0..count).map(|_| empty()).collect();
     let text = &*app.model.text;
-    let mut gathering = Gathering::new(app);
+    let mut size = ResponseSize::new(app);
     while !run.is_over() {
         run.next(&mut |piece| match piece {
             Piece::Prompt { .. } => {}
             Piece::Delta { index, delta, logprobs } => {
-                gathering.add(delta.len(), &logprobs);
-                note(&mut choices[index], logprobs, text);
+                size.add(delta.len(), &logprobs);
+                push_logprobs(&mut choices[index], logprobs, text);
                 append(&mut choices[index].message, delta);
             }
             Piece::End { index, reason, logprobs } => {
-                note(&mut choices[index], logprobs, text);
+                push_logprobs(&mut choices[index], logprobs, text);
                 choices[index].finish_reason = Some(reason.into());
             }
         })
         .await?;
-        gathering.check()?;
+        size.check()?;
     }
     for (choice, index) in choices.iter_mut().zip(0..) {
         choice.index = index;
@@ -100,7 +100,7 @@ async fn whole(
         choices,
         usage: run.usage.into(),
     };
-    write_json(app, gathering.bytes(), response).await
+    write_json(app, size.bytes(), response).await
 }
 
 fn append(message: &mut AnswerMessage, delta: Delta) {
@@ -124,13 +124,13 @@ fn append(message: &mut AnswerMessage, delta: Delta) {
     }
 }
 
-fn note(choice: &mut ChatChoice, list: Vec<TokenLogprob>, text: &dyn TextModel) {
+fn push_logprobs(choice: &mut ChatChoice, list: Vec<TokenLogprob>, text: &dyn TextModel) {
     if let Some(logprobs) = &mut choice.logprobs {
         logprobs.content.extend(list.iter().map(|l| chat_logprob(l, text)));
     }
 }
 
-/// A token's log-probability in chat's shape.
+/// A log-probability in the format of the chat API.
 pub(super) fn chat_logprob(entry: &TokenLogprob, text: &dyn TextModel) -> ChatLogprob {
     let (token, bytes) = shown(entry.token, text);
     let top = |(token, logprob): &(Token, f32)| {
@@ -150,7 +150,7 @@ fn shown(token: Token, text: &dyn TextModel) -> (String, Vec<u32>) {
     (String::from_utf8_lossy(&bytes).into_owned(), bytes.into_iter().map(u32::from).collect())
 }
 
-/// JSON has no infinities; OpenAI writes an impossible token as -9999.
+/// JSON has no infinities; OpenAI reports -9999 for an impossible token.
 pub(crate) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
 }

@@ -1,15 +1,15 @@
-//! What a client's schema becomes before the engine makes a grammar of it.
+//! Prepares the schemas of clients for the grammar compiler.
 
 use super::types::Tool;
 use serde_json::{Map, Value, json};
 
-/// Words that make the parts of a schema depend on each other.
+/// Keywords that make parts of a schema depend on each other.
 const ENTANGLED: [&str; 6] =
     ["allOf", "if", "not", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"];
 
-/// The same schema, with objects closed that name their properties and do not say whether there may
-/// be others: whatever satisfies it satisfies the original, and a small model cannot go on inventing
-/// properties for ever. A schema whose parts depend on each other stays as it is.
+/// Adds `additionalProperties: false` to objects that list properties and do not say whether others
+/// are allowed. Every value of the result also satisfies the original schema, and a small model
+/// cannot invent properties without end. A schema whose parts depend on each other is unchanged.
 pub(super) fn closed(mut schema: Value) -> Value {
     if !entangled(&schema) {
         close(&mut schema);
@@ -39,14 +39,14 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Visits the schemas that a schema is made of.
+/// Visits the subschemas of a schema.
 fn each_schema(schema: &mut Value, visit: &mut impl FnMut(&mut Value)) {
     let Value::Object(fields) = schema else { return };
     for (key, value) in fields {
         match (key.as_str(), value) {
             // Data, not schema.
             ("const" | "enum" | "default" | "examples" | "required", _) => {}
-            // Names of the user's own, each with a schema.
+            // Maps from the user's names to schemas.
             (
                 "properties" | "patternProperties" | "dependentSchemas" | "$defs" | "definitions",
                 Value::Object(named),
@@ -65,13 +65,13 @@ pub(super) fn parameters(tool: &Tool) -> Value {
     }
 }
 
-/// The schema of a list of calls. A tool's own schema may point into itself (`#/$defs/…`): it becomes
-/// a definition of the list's, and its pointers are moved along.
+/// The schema of a list of calls. Each tool's schema becomes a definition in the list's schema, and
+/// its references to itself (`#/$defs/…`) are adjusted.
 pub(super) fn call_list(tools: &[Tool], one: bool) -> Value {
     let (mut any, mut definitions) = (Vec::new(), Map::new());
     for (i, tool) in tools.iter().enumerate() {
         let mut schema = parameters(tool);
-        move_pointers(&mut schema, &format!("#/$defs/{i}"));
+        move_references(&mut schema, &format!("#/$defs/{i}"));
         definitions.insert(i.to_string(), schema);
         any.push(json!({
             "type": "object",
@@ -91,9 +91,9 @@ pub(super) fn call_list(tools: &[Tool], one: bool) -> Value {
     list
 }
 
-/// Makes every pointer from the root one from `root`.
-fn move_pointers(schema: &mut Value, root: &str) {
-    each_schema(schema, &mut |part| move_pointers(part, root));
+/// Rewrites every reference from the document root to start at `root`.
+fn move_references(schema: &mut Value, root: &str) {
+    each_schema(schema, &mut |part| move_references(part, root));
     if let Some(Value::String(path)) = schema.get_mut("$ref")
         && path.starts_with('#')
     {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn pointers_of_tools_lead_into_the_list() {
+    fn references_in_tools_are_moved_into_the_list() {
         let tool = |name: &str, schema: Value| Tool {
             kind: "function".into(),
             function: crate::openai::chat::types::Function {

@@ -1,5 +1,5 @@
-//! Chat as server-sent events. A token is an event, so its JSON is written by hand around the
-//! parts that never change; the tests read every event back into its type.
+//! Chat as server-sent events. There is one event per token, so the constant parts of its JSON are
+//! prepared once; tests parse every event back into its type.
 
 use super::handler::chat_logprob;
 use super::types::ChatLogprobs;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 /// Writes chat chunks.
 pub(super) struct ChatEvents {
-    /// `data: {…,"choices":[`, the same for all.
+    /// `data: {…,"choices":[`, the same for all events.
     head: String,
-    /// After the choices.
+    /// The text after the choices.
     tail: &'static str,
     text: Arc<dyn TextModel>,
     usage: bool,
     logprobs: bool,
-    /// Per choice: whether it has begun, and how many tools it has called.
+    /// Per choice: whether it has begun, and the number of tool calls.
     choices: Vec<(bool, u32)>,
 }
 

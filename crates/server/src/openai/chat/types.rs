@@ -1,4 +1,4 @@
-//! What chat looks like on the wire.
+//! JSON types of chat.
 
 use crate::describe::{Describe, Schemas, api_type};
 use crate::openai::sampling::{generation_type, text_or_list};
@@ -10,27 +10,27 @@ use serde_json::{Map, Value, json};
 use std::fmt;
 
 generation_type! {
-    /// A conversation to be continued.
+    /// A conversation to continue.
     pub struct ChatRequest {
         /// The conversation so far.
         pub messages: Vec<Message> = {"minItems": 1},
-        /// The model; if given, the one that is served.
+        /// The model; optional, must be the served one.
         pub model: Option<String>,
         /// The most tokens to generate; the newer name of `max_tokens`.
         pub max_completion_tokens: Option<u32> = {"minimum": 1},
-        /// Whether to report the log-probabilities of the answer's tokens.
+        /// Whether to return the log-probabilities of the answer's tokens.
         pub logprobs: Option<bool>,
-        /// How many alternatives to report for each of them; asking for some asks for `logprobs`.
+        /// The number of alternatives per token; more than 0 implies `logprobs`.
         pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
-        /// The form of the answer.
+        /// The format of the answer.
         pub response_format: Option<ResponseFormat>,
         /// Functions the model may call.
         pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
-        /// Whether it may, must, or must not call one.
+        /// Whether the model may, must, or must not call a function.
         pub tool_choice: Option<ToolChoice>,
-        /// Whether it may call several at once.
+        /// Whether one answer may have several calls.
         pub parallel_tool_calls: Option<bool>,
-        /// Variables for the chat template, such as `enable_thinking`; those that the server sets
+        /// Variables for the chat template, such as `enable_thinking`; those set by the server
         /// cannot be replaced. An extension.
         pub chat_template_kwargs: Option<Map<String, Value>> = {"maxProperties": 64},
     }
@@ -39,27 +39,27 @@ generation_type! {
 api_type! {
     /// One message of a conversation.
     pub struct Message {
-        /// Who speaks.
+        /// The role of the author.
         pub role: String = {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        /// What is said: text, or a list of text parts.
+        /// The content: text, or a list of text parts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub content: Option<Content>,
-        /// The speaker's name.
+        /// The name of the author.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// Functions the assistant called.
+        /// The function calls of the assistant.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tool_calls: Option<Vec<ToolCall>>,
-        /// Which call a tool's message answers.
+        /// The id of the call that a tool's message answers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tool_call_id: Option<String>,
-        /// What the assistant thought before it answered.
+        /// The reasoning before the answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub reasoning_content: Option<String>,
     }
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -105,7 +105,7 @@ api_type! {
 api_type! {
     /// A function call of the assistant.
     pub struct ToolCall {
-        /// Its name, to be repeated by the message that answers it.
+        /// Its id, which the tool's message repeats as `tool_call_id`.
         pub id: String,
         /// Always `function`.
         #[serde(rename = "type")]
@@ -116,9 +116,9 @@ api_type! {
 }
 
 api_type! {
-    /// Which function, and with what.
+    /// A function name with arguments.
     pub struct FunctionCall {
-        /// The function.
+        /// The name of the function.
         pub name: String,
         /// Its arguments, as JSON text.
         pub arguments: String,
@@ -159,15 +159,15 @@ api_type! {
 pub enum ToolChoice {
     /// `none`, `auto` or `required`.
     Word(String),
-    /// This one.
+    /// The named function.
     Named(NamedTool),
 }
 
 impl<'de> Deserialize<'de> for ToolChoice {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reads;
+        struct ToolChoiceVisitor;
 
-        impl<'de> Visitor<'de> for Reads {
+        impl<'de> Visitor<'de> for ToolChoiceVisitor {
             type Value = ToolChoice;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -183,12 +183,12 @@ impl<'de> Deserialize<'de> for ToolChoice {
             }
         }
 
-        from.deserialize_any(Reads)
+        from.deserialize_any(ToolChoiceVisitor)
     }
 }
 
 impl ChatRequest {
-    /// Whether log-probabilities are to be reported.
+    /// Whether the response has log-probabilities.
     pub fn wants_logprobs(&self) -> bool {
         self.logprobs.unwrap_or(self.top_logprobs.is_some_and(|top| top > 0))
     }
@@ -221,7 +221,7 @@ api_type! {
 }
 
 api_type! {
-    /// The form of the answer.
+    /// The format of the answer.
     pub struct ResponseFormat {
         /// Free text, any JSON object, or JSON that satisfies a schema.
         #[serde(rename = "type")]
@@ -240,7 +240,7 @@ api_type! {
         pub description: Option<String>,
         /// The schema.
         pub schema: Map<String, Value>,
-        /// Always so here.
+        /// Accepted and ignored: the schema is always enforced.
         pub strict: Option<bool>,
     }
 }
@@ -248,17 +248,17 @@ api_type! {
 api_type! {
     /// The answers.
     pub struct ChatResponse {
-        /// This answer's name.
+        /// The id of this response.
         pub id: String,
         /// Always `chat.completion`.
         pub object: String,
-        /// When it was made, in seconds since 1970.
+        /// The creation time, in seconds since 1970.
         pub created: u64,
         /// The model.
         pub model: String,
-        /// One for each of `n`.
+        /// The `n` answers.
         pub choices: Vec<ChatChoice>,
-        /// Tokens that it cost.
+        /// Token counts.
         pub usage: UsageBody,
     }
 }
@@ -266,11 +266,11 @@ api_type! {
 api_type! {
     /// One answer.
     pub struct ChatChoice {
-        /// Which of `n`.
+        /// The position among the `n` answers.
         pub index: u32,
         /// The answer.
         pub message: AnswerMessage,
-        /// When asked for.
+        /// Log-probabilities, if requested.
         pub logprobs: Option<ChatLogprobs>,
         /// `stop`, `length` or `tool_calls`.
         pub finish_reason: Option<String>,
@@ -278,18 +278,18 @@ api_type! {
 }
 
 api_type! {
-    /// What the assistant says.
+    /// The message of the assistant.
     pub struct AnswerMessage {
         /// Always `assistant`.
         pub role: String,
-        /// The text; null when it only calls functions.
+        /// The text; null if there are only function calls.
         pub content: Option<String>,
-        /// What it thought first.
+        /// The reasoning before the answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub reasoning_content: Option<String>,
-        /// Never: kept for clients that look for it.
+        /// Always null; present for compatibility.
         pub refusal: Option<String>,
-        /// Functions it calls.
+        /// The function calls.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tool_calls: Option<Vec<ToolCall>>,
     }
@@ -298,7 +298,7 @@ api_type! {
 api_type! {
     /// Log-probabilities of an answer.
     pub struct ChatLogprobs {
-        /// One for each token.
+        /// One entry per token.
         pub content: Vec<ChatLogprob>,
     }
 }
@@ -312,7 +312,7 @@ api_type! {
         pub logprob: f32,
         /// The token's bytes.
         pub bytes: Vec<u32>,
-        /// The likeliest tokens here.
+        /// The likeliest tokens at this position.
         pub top_logprobs: Vec<TopLogprob>,
     }
 }
@@ -332,78 +332,78 @@ api_type! {
 api_type! {
     /// One event of a stream.
     pub struct ChatChunk {
-        /// The answer's name, the same in every chunk.
+        /// The id of the response, the same in every chunk.
         pub id: String,
         /// Always `chat.completion.chunk`.
         pub object: String,
-        /// When the answer was begun, in seconds since 1970.
+        /// The creation time, in seconds since 1970.
         pub created: u64,
         /// The model.
         pub model: String,
-        /// What is new; empty in the chunk with the usage.
+        /// New parts of the answers; empty in the chunk with the usage.
         pub choices: Vec<ChunkChoice>,
-        /// In the last chunk, when asked for.
+        /// Token counts, in the last chunk if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub usage: Option<UsageBody>,
     }
 }
 
 api_type! {
-    /// What is new in one answer.
+    /// A new part of one answer.
     pub struct ChunkChoice {
-        /// Which of `n`.
+        /// The position among the `n` answers.
         pub index: u32,
-        /// What is new.
+        /// The new part.
         pub delta: ChunkDelta,
-        /// When asked for.
+        /// Log-probabilities, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub logprobs: Option<ChatLogprobs>,
-        /// In the answer's last chunk.
+        /// Set in the last chunk of the answer.
         pub finish_reason: Option<String>,
     }
 }
 
 api_type! {
-    /// More of an answer.
+    /// The new part of an answer.
     pub struct ChunkDelta {
-        /// In the first chunk: `assistant`.
+        /// `assistant`, in the first chunk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub role: Option<String>,
-        /// More text.
+        /// New text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub content: Option<String>,
-        /// More thinking.
+        /// New reasoning.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub reasoning_content: Option<String>,
-        /// More of function calls.
+        /// New parts of function calls.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub tool_calls: Option<Vec<ToolDelta>>,
     }
 }
 
 api_type! {
-    /// More of a function call.
+    /// A new part of a function call.
     pub struct ToolDelta {
-        /// Which call of the answer.
+        /// The position of the call in the answer.
         pub index: u32,
-        /// In its first chunk.
+        /// The id of the call, in its first chunk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub id: Option<String>,
-        /// In its first chunk: `function`.
+        /// `function`, in its first chunk.
         #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
         pub kind: Option<String>,
-        /// The name in the first chunk, more of the arguments in all.
+        /// The name (first chunk only) and a new part of the arguments.
         pub function: FunctionDelta,
     }
 }
 
 api_type! {
-    /// More of a function call.
+    /// A new part of a function call.
     pub struct FunctionDelta {
-        /// In the first chunk.
+        /// The name, in the first chunk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
-        /// More JSON text.
+        /// New JSON text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub arguments: Option<String>,
     }

@@ -1,15 +1,15 @@
-//! What a chat request may contain.
+//! Checks chat requests.
 
 use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
-use crate::http::shape::{Misshapen, count};
+use crate::http::shape::{ShapeError, count};
 use crate::openai::sampling::at_most;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Checks every field; the error names the first that is wrong.
+/// Checks every field; the error names the first invalid one.
 pub fn validate(request: &ChatRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
     request.shared().validate(limits, model.text.vocab())?;
@@ -31,8 +31,8 @@ pub fn validate(request: &ChatRequest, model: &Model, limits: &Limits) -> Result
     response_format(request, limits)
 }
 
-/// Variables of a chat template that are the server's to set. Those that end in `_token` are the
-/// model's special tokens, those that begin with `__` are the template engine's own.
+/// Template variables that the server sets. Names that end in `_token` are the model's special
+/// tokens; names that begin with `__` belong to the template engine.
 const RESERVED: [&str; 5] =
     ["messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"];
 
@@ -59,7 +59,7 @@ fn template_kwargs(kwargs: &Map<String, Value>, limits: &Limits) -> Result<(), A
     Ok(())
 }
 
-/// Whether a value has at most so many levels.
+/// Whether a value has at most `levels` nesting levels.
 fn within(value: &Value, levels: u64) -> bool {
     match value {
         Value::Array(list) => levels > 0 && list.iter().all(|v| within(v, levels - 1)),
@@ -68,7 +68,7 @@ fn within(value: &Value, levels: u64) -> bool {
     }
 }
 
-/// Checks messages alone.
+/// Checks the messages.
 pub(crate) fn conversation(messages: &[Message], limits: &Limits) -> Result<(), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "messages must not be empty"));
@@ -78,7 +78,7 @@ pub(crate) fn conversation(messages: &[Message], limits: &Limits) -> Result<(), 
     arguments(messages, limits)
 }
 
-/// Arguments of earlier calls are JSON in JSON: templates want them as values.
+/// Bounds the JSON in the arguments of earlier calls, which templates get as values.
 fn arguments(messages: &[Message], limits: &Limits) -> Result<(), ApiError> {
     let mut left = limits.json_values;
     for (i, message) in messages.iter().enumerate() {
@@ -86,7 +86,7 @@ fn arguments(messages: &[Message], limits: &Limits) -> Result<(), ApiError> {
             let text = call.function.arguments.as_bytes();
             left -= count(text, u64::MAX, left, true).map_err(|_| {
                 let name = format!("messages[{i}].tool_calls[{j}].function.arguments");
-                ApiError::invalid(name, Misshapen::Many(limits.json_values).to_string())
+                ApiError::invalid(name, ShapeError::TooManyValues(limits.json_values).to_string())
             })?;
         }
     }
@@ -97,14 +97,14 @@ fn message(i: usize, message: &Message) -> Result<(), ApiError> {
     let role = message.role.as_str();
     if !matches!(role, "system" | "developer" | "user" | "assistant" | "tool") {
         let text =
-            format!("{role:?} is no role; roles are system, developer, user, assistant and tool");
+            format!("{role:?} is not a role: use system, developer, user, assistant or tool");
         return Err(ApiError::invalid(format!("messages[{i}].role"), text));
     }
     if let Some(Content::Parts(parts)) = &message.content {
         for (j, part) in parts.iter().enumerate() {
             if part.kind != "text" {
                 let name = format!("messages[{i}].content[{j}].type");
-                let text = format!("{:?} is not understood: this model reads text", part.kind);
+                let text = format!("{:?} is not supported: only text parts are", part.kind);
                 return Err(ApiError::invalid(name, text));
             }
         }
@@ -112,25 +112,26 @@ fn message(i: usize, message: &Message) -> Result<(), ApiError> {
     for (j, call) in message.tool_calls.iter().flatten().enumerate() {
         if call.kind != "function" {
             let name = format!("messages[{i}].tool_calls[{j}].type");
-            return Err(ApiError::invalid(name, "only functions can be called"));
+            return Err(ApiError::invalid(name, "the type of a tool call must be function"));
         }
     }
     Ok(())
 }
 
-/// Checks tools alone.
+/// Checks the tools.
 pub(crate) fn tools(tools: &[Tool], limits: &Limits) -> Result<(), ApiError> {
     at_most("tools", "tools", tools.len(), limits.tools)?;
     let mut size = 0;
     for (i, tool) in tools.iter().enumerate() {
         if tool.kind != "function" {
-            let text = format!("{:?} is no kind of tool; only functions are", tool.kind);
+            let text =
+                format!("{:?} is not supported: the type of a tool must be function", tool.kind);
             return Err(ApiError::invalid(format!("tools[{i}].type"), text));
         }
         let name = &tool.function.name;
         let most = limits.tool_name_bytes;
         if name.is_empty() || name.len() as u64 > most {
-            let text = format!("a function's name has 1 to {most} bytes");
+            let text = format!("the name of a function must have 1 to {most} bytes");
             return Err(ApiError::invalid(format!("tools[{i}].function.name"), text));
         }
         if let Some(schema) = &tool.function.parameters {
@@ -139,7 +140,8 @@ pub(crate) fn tools(tools: &[Tool], limits: &Limits) -> Result<(), ApiError> {
         size += json_size(tool);
     }
     if size > limits.tools_bytes {
-        let text = format!("the tools have {size} bytes; at most {}", limits.tools_bytes);
+        let text =
+            format!("the tools have {size} bytes; at most {} are allowed", limits.tools_bytes);
         return Err(ApiError::invalid("tools", text));
     }
     Ok(())
@@ -151,7 +153,10 @@ fn tool_choice(choice: Option<&ToolChoice>, tools: &[Tool]) -> Result<(), ApiErr
         Some(ToolChoice::Word(word)) => match word.as_str() {
             "none" | "auto" => Ok(()),
             "required" if !tools.is_empty() => Ok(()),
-            "required" => Err(ApiError::invalid("tool_choice", "there are no tools to require")),
+            "required" => Err(ApiError::invalid(
+                "tool_choice",
+                "tool_choice is required, but there are no tools",
+            )),
             other => {
                 let text = format!("{other:?} is not none, auto, required or a function");
                 Err(ApiError::invalid("tool_choice", text))
@@ -194,7 +199,8 @@ fn json_size(value: &impl Serialize) -> u64 {
 fn schema_size(name: &str, schema: &Map<String, Value>, limits: &Limits) -> Result<(), ApiError> {
     let size = json_size(schema);
     if size > limits.schema_bytes {
-        let text = format!("the schema has {size} bytes; at most {}", limits.schema_bytes);
+        let text =
+            format!("the schema has {size} bytes; at most {} are allowed", limits.schema_bytes);
         return Err(ApiError::invalid(name, text));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! From a completion request to what the engine is asked.
+//! Converts a completion request to engine requests.
 
 use super::types::{CompletionRequest, Prompt};
 use crate::answer::{ChoiceSetup, RunSetup};
@@ -10,20 +10,20 @@ use crate::openai::chat::convert::spread;
 use engine::request::{Request, RequestId, Token};
 use std::sync::Arc;
 
-/// Where OpenAI stops when a request does not say.
+/// OpenAI's default for `max_tokens`.
 const DEFAULT_TOKENS: u32 = 16;
 
-/// A request ready to be submitted.
+/// A converted request, ready to be submitted.
 pub struct Prepared {
-    /// For the engine.
+    /// The engine requests.
     pub requests: Vec<Request>,
-    /// For the way back.
+    /// How the replies become choices.
     pub setup: RunSetup,
-    /// Per choice, the prompt it continues.
+    /// The prompt of each choice.
     pub prompts: Vec<Arc<[Token]>>,
 }
 
-/// Tokenizes and translates a validated request.
+/// Tokenizes and converts a validated request.
 pub fn convert(
     model: &Model,
     limits: &Limits,
@@ -48,7 +48,7 @@ pub fn convert(
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
         let mut apart = spread(base, !stops.is_empty());
-        // The prompt is scored once for all its continuations.
+        // The log-probabilities of a prompt are computed once for all its choices.
         apart.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
         per_prompt = apart.len();
         requests.extend(apart);
@@ -61,7 +61,7 @@ pub fn convert(
     Ok(Prepared { requests, setup, prompts })
 }
 
-/// What is put before the answers is bounded as they are.
+/// Bounds the size of echoed prompts, as answers are bounded.
 fn check_echo(
     model: &Model,
     limits: &Limits,
@@ -77,14 +77,14 @@ fn check_echo(
         (bytes, limits.echo_bytes, "bytes of prompts"),
     ] {
         if found > most {
-            let text = format!("echo would give {found} {what}; at most {most} are given");
+            let text = format!("echo would return {found} {what}; at most {most} are allowed");
             return Err(ApiError::invalid("echo", text));
         }
     }
     Ok(())
 }
 
-/// Token lists of prompts given either way, each within the context.
+/// Tokenizes prompts that are text; each must fit in the context.
 pub(crate) fn tokenize(
     model: &Model,
     param: &str,

@@ -1,4 +1,4 @@
-//! What happens when a completion request comes in.
+//! Handles completion requests.
 
 use super::convert::{Prepared, convert};
 use super::stream::CompletionEvents;
@@ -9,9 +9,9 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::http::{read_json, sse, write_json};
-use crate::link::Reader;
+use crate::link::Consumer;
 use crate::openai::chat::handler::finite;
-use crate::openai::whole::Gathering;
+use crate::openai::whole::ResponseSize;
 use crate::openai::{new_id, unix_time};
 use crate::text::TextModel;
 use axum::extract::{Request, State};
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Answers one completion request, whole or as a stream.
+/// Answers one completion request, as one response or as a stream.
 pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: CompletionRequest| {
@@ -39,21 +39,21 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         Ok((requests, setup, writer, streamed))
     };
     let (requests, setup, mut writer, streamed) = read_json(&app, request, work).await?;
-    let reader = if streamed.is_some() { Reader::Client } else { Reader::Server };
-    let call = app.submit(requests, reader)?;
+    let consumer = if streamed.is_some() { Consumer::Client } else { Consumer::Server };
+    let call = app.submit(requests, consumer)?;
     let mut run = Run::new(call, &*app.model.text, setup);
     if let Some(usage) = streamed {
         let events = CompletionEvents::new(&app, writer, usage);
         return sse::respond(run, events, &app.limits).await;
     }
-    let mut gathering = Gathering::new(&app);
+    let mut size = ResponseSize::new(&app);
     let mut choices: Vec<CompletionChoice> =
         (0..writer.prompts.len()).map(|index| writer.empty(index)).collect();
     while !run.is_over() {
         run.next(&mut |piece| {
-            (0..writer.copies(&piece)).for_each(|_| gathering.add(0, piece.logprobs()));
+            (0..writer.copies(&piece)).for_each(|_| size.add(0, piece.logprobs()));
             writer.write(piece, &mut |more| {
-                gathering.add(more.text.len(), &[]);
+                size.add(more.text.len(), &[]);
                 let choice = &mut choices[more.index as usize];
                 choice.text.push_str(&more.text);
                 if let (Some(into), Some(more)) = (&mut choice.logprobs, more.logprobs) {
@@ -63,7 +63,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
             });
         })
         .await?;
-        gathering.check()?;
+        size.check()?;
     }
     let response = CompletionResponse {
         id: new_id("cmpl"),
@@ -73,7 +73,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
         choices,
         usage: Some(run.usage.into()),
     };
-    write_json(&app, gathering.bytes(), response).await
+    write_json(&app, size.bytes(), response).await
 }
 
 fn starts(choices: &[u32]) -> Vec<std::ops::Range<usize>> {
@@ -86,7 +86,7 @@ fn starts(choices: &[u32]) -> Vec<std::ops::Range<usize>> {
     choices.iter().map(range).collect()
 }
 
-/// Makes choices (whole or in pieces) of what a run says.
+/// Converts the pieces of a run to choices, complete or partial.
 pub(super) struct Writer {
     text: Arc<dyn TextModel>,
     /// Per choice, its prompt.
@@ -100,13 +100,14 @@ pub(super) struct Writer {
     shared: Shared,
 }
 
-/// Scores of prompts that several requests of a call continue: the first of them has the prompt scored.
+/// Prompt log-probabilities that several requests of a call share: only the first request computes
+/// them.
 struct Shared {
     /// Requests in a row with the same prompt.
     per_prompt: usize,
-    /// Per prompt, once they are there.
+    /// Per prompt, once they are known.
     scores: BTreeMap<usize, Vec<TokenLogprob>>,
-    /// Per prompt, what came before them.
+    /// Per prompt, pieces that arrived before them.
     held: BTreeMap<usize, Vec<Piece>>,
 }
 
@@ -134,13 +135,13 @@ impl Writer {
         }
     }
 
-    /// Gives out what a piece adds to choices.
+    /// Emits what a piece adds to choices.
     pub(super) fn write(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         let per_prompt = self.shared.per_prompt;
         if per_prompt == 1 || !self.echo || !self.logprobs {
-            return self.give(piece, sink);
+            return self.emit(piece, sink);
         }
-        // Requests of their own have one choice each: its index is the request's position.
+        // Separate requests have one choice each: its index is the position of the request.
         let (Piece::Prompt { position: at, .. }
         | Piece::Delta { index: at, .. }
         | Piece::End { index: at, .. }) = &piece;
@@ -150,21 +151,21 @@ impl Writer {
             Piece::Prompt { position, logprobs } if first => {
                 scores.insert(prompt, logprobs.clone());
                 let waiting = held.remove(&prompt).unwrap_or_default();
-                self.give(Piece::Prompt { position, logprobs }, sink);
+                self.emit(Piece::Prompt { position, logprobs }, sink);
                 waiting.into_iter().for_each(|piece| self.write(piece, sink));
             }
             piece => match (piece, scores.get(&prompt)) {
                 (piece, None) => held.entry(prompt).or_default().push(piece),
                 (Piece::Prompt { position, .. }, Some(scores)) => {
                     let logprobs = scores.clone();
-                    self.give(Piece::Prompt { position, logprobs }, sink);
+                    self.emit(Piece::Prompt { position, logprobs }, sink);
                 }
-                (piece, Some(_)) => self.give(piece, sink),
+                (piece, Some(_)) => self.emit(piece, sink),
             },
         }
     }
 
-    fn give(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
+    fn emit(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         match piece {
             Piece::Prompt { position, logprobs } if self.echo => {
                 // The choices of one request have the same prompt.
@@ -178,7 +179,7 @@ impl Writer {
                     if let Some(into) = &mut choice.logprobs {
                         let first = prompt.first().copied().unwrap_or(0);
                         self.offsets[index] += into.push_first(first, &*self.text);
-                        self.note(into, index, &logprobs);
+                        self.push_logprobs(into, index, &logprobs);
                     }
                     self.offsets[index] = choice.text.chars().count() as u64;
                     sink(choice);
@@ -188,7 +189,7 @@ impl Writer {
             Piece::Delta { index, delta, logprobs } => {
                 let mut choice = self.empty(index);
                 if let Some(into) = &mut choice.logprobs {
-                    self.note(into, index, &logprobs);
+                    self.push_logprobs(into, index, &logprobs);
                 }
                 if let Delta::Text(text) = delta {
                     choice.text = text;
@@ -198,7 +199,7 @@ impl Writer {
             Piece::End { index, reason, logprobs } => {
                 let mut choice = self.empty(index);
                 if let Some(into) = &mut choice.logprobs {
-                    self.note(into, index, &logprobs);
+                    self.push_logprobs(into, index, &logprobs);
                 }
                 choice.finish_reason = Some(reason.into());
                 sink(choice);
@@ -206,7 +207,12 @@ impl Writer {
         }
     }
 
-    fn note(&mut self, into: &mut CompletionLogprobs, index: usize, list: &[TokenLogprob]) {
+    fn push_logprobs(
+        &mut self,
+        into: &mut CompletionLogprobs,
+        index: usize,
+        list: &[TokenLogprob],
+    ) {
         for entry in list {
             let text = shown(entry.token, &*self.text);
             into.text_offset.push(self.offsets[index]);
@@ -240,7 +246,8 @@ impl CompletionLogprobs {
         self.text_offset.append(&mut more.text_offset);
     }
 
-    /// A prompt's first token, which nothing precedes; its length in characters.
+    /// Adds the first token of a prompt, which has no log-probability; returns its length in
+    /// characters.
     fn push_first(&mut self, token: Token, text: &dyn TextModel) -> u64 {
         let text = shown(token, text);
         let chars = text.chars().count() as u64;

@@ -9,7 +9,7 @@ use crate::openai::{new_id, unix_time};
 
 /// Writes completion chunks.
 pub(super) struct CompletionEvents {
-    /// `data: {…,"choices":[`, the same for all.
+    /// `data: {…,"choices":[`, the same for all events.
     head: String,
     tail: &'static str,
     usage: bool,

@@ -1,4 +1,4 @@
-//! What completions look like on the wire.
+//! JSON types of completions.
 
 use crate::describe::{Describe, Schemas, api_type, token_id};
 use crate::openai::sampling::generation_type;
@@ -10,17 +10,17 @@ use serde_json::{Map, Value, json};
 use std::fmt;
 
 generation_type! {
-    /// Text to be continued.
+    /// A text to continue.
     pub struct CompletionRequest {
         /// The text: a string, token ids, or a list of either.
         pub prompt: Prompt,
-        /// The model; if given, the one that is served.
+        /// The model; optional, must be the served one.
         pub model: Option<String>,
-        /// Report log-probabilities of the tokens, with this many alternatives.
+        /// Return log-probabilities of the tokens, with this many alternatives each.
         pub logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
-        /// Put the prompt before the answer.
+        /// Whether to return the prompt before the answer.
         pub echo: Option<bool>,
-        /// Text that should follow the answer; not supported.
+        /// Text after the insertion point; not supported.
         pub suffix: Option<String> = {"maxLength": 0},
     }
 }
@@ -48,9 +48,9 @@ enum Entry {
 
 impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reads;
+        struct EntryVisitor;
 
-        impl<'de> Visitor<'de> for Reads {
+        impl<'de> Visitor<'de> for EntryVisitor {
             type Value = Entry;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,14 +71,14 @@ impl<'de> Deserialize<'de> for Entry {
             }
         }
 
-        from.deserialize_any(Reads)
+        from.deserialize_any(EntryVisitor)
     }
 }
 
-/// The first of a list says of what it is one; the others are read as that, each at its own size.
+/// The first entry of a list decides its type; the others are read as that type, without a copy.
 impl<'de> Deserialize<'de> for Prompt {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Reads;
+        struct PromptVisitor;
 
         fn rest<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
             first: T,
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Prompt {
             Ok(list)
         }
 
-        impl<'de> Visitor<'de> for Reads {
+        impl<'de> Visitor<'de> for PromptVisitor {
             type Value = Prompt;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,12 +116,12 @@ impl<'de> Deserialize<'de> for Prompt {
             }
         }
 
-        from.deserialize_any(Reads)
+        from.deserialize_any(PromptVisitor)
     }
 }
 
 impl Prompt {
-    /// How many prompts.
+    /// The number of prompts.
     pub(crate) fn count(&self) -> usize {
         match self {
             Self::Text(_) | Self::Tokens(_) => 1,
@@ -147,44 +147,44 @@ impl Describe for Prompt {
 api_type! {
     /// The answers.
     pub struct CompletionResponse {
-        /// This answer's name.
+        /// The id of this response.
         pub id: String,
         /// Always `text_completion`.
         pub object: String,
-        /// When it was made, in seconds since 1970.
+        /// The creation time, in seconds since 1970.
         pub created: u64,
         /// The model.
         pub model: String,
         /// `n` for each prompt, in the order of the prompts.
         pub choices: Vec<CompletionChoice>,
-        /// Tokens that it cost; in a stream only in the last chunk, when asked for.
+        /// Token counts; in a stream only in the last chunk, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub usage: Option<UsageBody>,
     }
 }
 
 api_type! {
-    /// One answer, or more of it in a stream.
+    /// One answer; in a stream, a part of it.
     pub struct CompletionChoice {
-        /// Its place among all answers.
+        /// Its position among all answers.
         pub index: u32,
         /// The text.
         pub text: String,
-        /// When asked for.
+        /// Log-probabilities, if requested.
         pub logprobs: Option<CompletionLogprobs>,
-        /// `stop` or `length`; null while a stream goes on.
+        /// `stop` or `length`; null before the end of a stream.
         pub finish_reason: Option<String>,
     }
 }
 
 api_type! {
-    /// Log-probabilities, as four lists of one length.
+    /// Log-probabilities, as four lists of equal length.
     pub struct CompletionLogprobs {
         /// The tokens as text.
         pub tokens: Vec<String>,
-        /// Their natural-log probabilities; null for a prompt's first.
+        /// Their natural-log probabilities; null for the first token of a prompt.
         pub token_logprobs: Vec<Option<f32>>,
-        /// The likeliest tokens at each place.
+        /// The likeliest tokens at each position.
         pub top_logprobs: Vec<Option<Map<String, Value>>>,
         /// Where in the text each token begins, in characters.
         pub text_offset: Vec<u64>,

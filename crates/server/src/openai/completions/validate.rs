@@ -1,4 +1,4 @@
-//! What a completion request may contain.
+//! Checks completion requests.
 
 use super::types::{CompletionRequest, Prompt};
 use crate::app::Model;
@@ -6,7 +6,7 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::openai::sampling::at_most;
 
-/// Checks every field; the error names the first that is wrong.
+/// Checks every field; the error names the first invalid one.
 pub fn validate(
     request: &CompletionRequest,
     model: &Model,
@@ -19,14 +19,17 @@ pub fn validate(
         return Err(ApiError::invalid("logprobs", text));
     }
     if request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::invalid("suffix", "this model cannot fill in the middle"));
+        return Err(ApiError::invalid(
+            "suffix",
+            "suffix is not supported: this model cannot fill in the middle",
+        ));
     }
     prompt("prompt", &request.prompt, model, limits)?;
     let choices = u64::from(request.n.unwrap_or(1));
     let sequences = (request.prompt.count() as u64).saturating_mul(choices);
     if sequences > limits.sequences {
         let most = limits.sequences;
-        let text = format!("prompts × n is {sequences}; at most {most} continuations are made");
+        let text = format!("prompts × n is {sequences}; at most {most} choices are allowed");
         return Err(ApiError::invalid("n", text));
     }
     Ok(())

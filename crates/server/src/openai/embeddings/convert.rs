@@ -1,4 +1,4 @@
-//! From an embedding request to what the engine is asked, and back.
+//! Converts an embedding request to engine requests, and vectors to JSON.
 
 use super::types::{EmbeddingRequest, Vector};
 use crate::app::Model;
@@ -7,8 +7,8 @@ use crate::http::auth::Caller;
 use crate::openai::completions::convert::tokenize;
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
-/// One request of the engine for each input, every one within the context. Vectors have length 1, as
-/// those of OpenAI's models do, and are the mean over the tokens unless asked otherwise.
+/// One engine request per input, each within the context. Vectors are normalized, like those of
+/// OpenAI's models; pooling is the mean over the tokens by default.
 pub fn convert(
     model: &Model,
     request: &EmbeddingRequest,
@@ -29,9 +29,9 @@ pub fn convert(
     inputs.into_iter().map(one).collect()
 }
 
-/// A vector in the form that was asked for.
-pub fn vector(base64_asked: bool, vector: Vec<f32>) -> Vector {
-    match base64_asked {
+/// A vector in the requested encoding.
+pub fn vector(as_base64: bool, vector: Vec<f32>) -> Vector {
+    match as_base64 {
         true => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
             Vector::Base64(base64(&bytes))
@@ -61,7 +61,7 @@ fn base64(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn base64_as_everyone_writes_it() {
+    fn base64_matches_the_standard() {
         for (plain, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v")] {
             assert_eq!(super::base64(plain.as_bytes()), text);
         }

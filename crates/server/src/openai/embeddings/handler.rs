@@ -1,4 +1,4 @@
-//! What happens when an embedding request comes in.
+//! Handles embedding requests.
 
 use super::convert::{convert, vector};
 use super::types::{Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage};
@@ -8,13 +8,14 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::http::{read_json, write_json};
-use crate::link::{Call, Reader, Reply};
+use crate::link::{Call, Consumer, Reply};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::request::{Finish, Output};
 use std::sync::Arc;
 
-/// Answers one embedding request. Its inputs share steps with each other and with streams.
+/// Answers one embedding request. Its inputs may run in the same steps as each other and as
+/// streams.
 pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: EmbeddingRequest| {
@@ -28,7 +29,7 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let (requests, coded) = read_json(&app, request, work).await?;
     let tokens = requests.iter().map(|request| request.prompt.len() as u64).sum();
     let count = requests.len();
-    let vectors = gather(app.submit(requests, Reader::Server)?, count).await?;
+    let vectors = collect(app.submit(requests, Consumer::Server)?, count).await?;
     let bytes = vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum();
     let one = move |(made, index): (Vec<f32>, u32)| Embedding {
         object: "embedding".into(),
@@ -44,25 +45,25 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Res
     write_json(&app, bytes, response).await
 }
 
-/// A number of a vector as JSON, about.
+/// Approximate bytes of a number in JSON.
 const NUMBER_BYTES: usize = 12;
 
 /// The vectors of a call, in the order of its requests.
-async fn gather(mut call: Call, count: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+async fn collect(mut call: Call, count: usize) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut vectors = vec![Vec::new(); count];
     let mut open = count;
     while open > 0 {
-        let lost = || ApiError::internal("the engine ended without a vector");
+        let lost = || ApiError::internal("internal error: the engine returned no embedding");
         match call.next().await.ok_or_else(lost)? {
             Reply::Lost { why, .. } => return Err(ApiError::unavailable(why)),
             Reply::Output(Output::Rejected { reason, .. }) => return Err(rejected(reason)),
             Reply::Output(Output::Embedded { id, vector }) => vectors[call.position(id)] = vector,
             Reply::Output(Output::Finished { finish: Finish::Failed(why), .. }) => {
-                return Err(ApiError::internal(format!("the device failed: {why}")));
+                return Err(ApiError::internal(format!("the request failed on the device: {why}")));
             }
             Reply::Output(Output::Finished { id, .. }) => {
                 if vectors[call.position(id)].is_empty() {
-                    return Err(ApiError::unavailable("the request was cancelled"));
+                    return Err(ApiError::unavailable("the request was cancelled or timed out"));
                 }
                 open -= 1;
             }

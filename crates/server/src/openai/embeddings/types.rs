@@ -1,4 +1,4 @@
-//! What embeddings look like on the wire.
+//! JSON types of embeddings.
 
 use crate::describe::{Describe, Schemas, api_type};
 use crate::openai::completions::types::Prompt;
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 api_type! {
-    /// Texts to be made vectors.
+    /// Texts to embed.
     pub struct EmbeddingRequest {
         /// A string, token ids, or a list of either.
         pub input: Prompt,
-        /// The model; if given, the one that is served.
+        /// The model; optional, must be the served one.
         pub model: Option<String>,
-        /// Numbers, or their bytes in base64.
+        /// Numbers, or little-endian 32-bit floats in base64.
         pub encoding_format: Option<String> = {"enum": ["float", "base64"]},
-        /// The vector's width; only the model's own.
+        /// The width of the vectors; must be that of the model.
         pub dimensions: Option<u32> = {"enum": (crate::describe::VOCAB)},
-        /// How token vectors become one. An extension.
+        /// How the token vectors are combined. An extension.
         pub pooling: Option<String> = {"enum": ["mean", "last"]},
-        /// Who is asking; kept for nobody.
+        /// Accepted and ignored.
         pub user: Option<String>,
     }
 }
@@ -32,7 +32,7 @@ api_type! {
         pub data: Vec<Embedding>,
         /// The model.
         pub model: String,
-        /// Tokens that it cost.
+        /// Token counts.
         pub usage: EmbeddingUsage,
     }
 }
@@ -42,14 +42,14 @@ api_type! {
     pub struct Embedding {
         /// Always `embedding`.
         pub object: String,
-        /// Which input.
+        /// The position of the input.
         pub index: u32,
         /// The vector.
         pub embedding: Vector,
     }
 }
 
-/// A vector, as asked for.
+/// A vector in the requested encoding.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Vector {
@@ -66,11 +66,11 @@ impl Describe for Vector {
 }
 
 api_type! {
-    /// Tokens that the embeddings cost.
+    /// Token counts of an embedding request.
     pub struct EmbeddingUsage {
-        /// Of the inputs.
+        /// Tokens of the inputs.
         pub prompt_tokens: u64,
-        /// The same.
+        /// Equal to `prompt_tokens`.
         pub total_tokens: u64,
     }
 }

@@ -1,4 +1,4 @@
-//! What an embedding request may contain.
+//! Checks embedding requests.
 
 use super::types::EmbeddingRequest;
 use crate::app::Model;
@@ -6,7 +6,7 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::openai::completions::validate::prompt;
 
-/// Checks every field; the error names the first that is wrong.
+/// Checks every field; the error names the first invalid one.
 pub fn validate(
     request: &EmbeddingRequest,
     model: &Model,
@@ -16,20 +16,19 @@ pub fn validate(
     if let Some(format) = request.encoding_format.as_deref()
         && !matches!(format, "float" | "base64")
     {
-        let text = format!("{format:?} is not float or base64");
+        let text = format!("encoding_format must be float or base64, not {format:?}");
         return Err(ApiError::invalid("encoding_format", text));
     }
     if let Some(pooling) = request.pooling.as_deref()
         && !matches!(pooling, "mean" | "last")
     {
-        let text = format!("{pooling:?} is not mean or last");
+        let text = format!("pooling must be mean or last, not {pooling:?}");
         return Err(ApiError::invalid("pooling", text));
     }
     if let (Some(asked), Some(width)) = (request.dimensions, model.embedding)
         && asked != width
     {
-        let text =
-            format!("this model's vectors have {width} dimensions, and none can be left out");
+        let text = format!("this model has {width} dimensions, which cannot be reduced");
         return Err(ApiError::invalid("dimensions", text));
     }
     prompt("input", &request.input, model, limits)

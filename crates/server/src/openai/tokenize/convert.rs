@@ -1,4 +1,4 @@
-//! Texts to tokens.
+//! Converts text to tokens.
 
 use super::types::TokenizeRequest;
 use crate::openai::chat::convert::template_message;
@@ -6,7 +6,7 @@ use crate::text::{Chat, TextError, TextModel};
 use engine::request::Token;
 use serde_json::{Map, Value, json};
 
-/// The tokens of a validated request, if they are not more than `most`.
+/// The tokens of a validated request; an error if there are more than `most`.
 pub fn tokens(
     request: &TokenizeRequest,
     text: &dyn TextModel,

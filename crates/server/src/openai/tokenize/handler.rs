@@ -1,4 +1,4 @@
-//! What happens when text is to become tokens, or tokens text.
+//! Handles tokenize and detokenize requests.
 
 use super::types::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 use super::{convert, validate};

@@ -1,25 +1,24 @@
-//! What tokenizing looks like on the wire.
+//! JSON types of tokenize and detokenize.
 
 use crate::describe::api_type;
 use crate::openai::chat::types::{Message, Tool};
 
 api_type! {
-    /// Text, or a conversation, to be made tokens.
+    /// A text or a conversation to tokenize.
     pub struct TokenizeRequest {
-        /// The model; if given, the one that is served.
+        /// The model; optional, must be the served one.
         pub model: Option<String>,
         /// The text; this or `messages`.
         pub prompt: Option<String>,
-        /// The conversation, used where there is no `prompt`.
+        /// The conversation, used if there is no `prompt`.
         pub messages: Option<Vec<Message>> = {"minItems": 1},
         /// Tools offered in the conversation.
         pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
-        /// Whether the assistant's turn is opened; it is unless told otherwise.
+        /// Whether to append the start of the assistant's turn; true by default.
         pub add_generation_prompt: Option<bool>,
-        /// Whether the tokens that begin a prompt are put before the text; they are unless told
-        /// otherwise.
+        /// Whether to prepend the special tokens that begin a prompt; true by default.
         pub add_special_tokens: Option<bool>,
-        /// Also say what each token stands for.
+        /// Whether to return the text of each token.
         pub return_token_strs: Option<bool>,
     }
 }
@@ -29,20 +28,20 @@ api_type! {
     pub struct TokenizeResponse {
         /// Token ids.
         pub tokens: Vec<u32>,
-        /// How many.
+        /// The number of tokens.
         pub count: u64,
         /// The most tokens of prompt and answer together.
         pub max_model_len: u64,
-        /// What each token stands for, when asked for.
+        /// The text of each token, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub token_strs: Option<Vec<String>>,
     }
 }
 
 api_type! {
-    /// Tokens to be made text.
+    /// Tokens to convert to text.
     pub struct DetokenizeRequest {
-        /// The model; if given, the one that is served.
+        /// The model; optional, must be the served one.
         pub model: Option<String>,
         /// Token ids.
         pub tokens: Vec<u32> = {"items": (crate::describe::token_id())},

@@ -1,4 +1,4 @@
-//! What may be tokenized.
+//! Checks tokenize and detokenize requests.
 
 use super::types::{DetokenizeRequest, TokenizeRequest};
 use crate::app::Model;
@@ -7,18 +7,18 @@ use crate::error::ApiError;
 use crate::openai::chat;
 use crate::openai::sampling::at_most;
 
-/// Text, or messages as chat would have them.
+/// Checks that there is text or a valid conversation.
 pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
     chat::validate::tools(request.tools.as_deref().unwrap_or_default(), limits)?;
     match (&request.prompt, &request.messages) {
         (Some(_), _) => Ok(()),
         (None, Some(messages)) => chat::validate::conversation(messages, limits),
-        (None, None) => Err(ApiError::invalid("prompt", "give a prompt or messages")),
+        (None, None) => Err(ApiError::invalid("prompt", "set either prompt or messages")),
     }
 }
 
-/// Token ids of this model.
+/// Checks that the tokens are in the vocabulary.
 pub fn detokenize(
     request: &DetokenizeRequest,
     model: &Model,

@@ -1,4 +1,4 @@
-//! A socket whose other end must take what it asked for, in time.
+//! A stream with a timeout for writes.
 
 use std::io;
 use std::pin::Pin;
@@ -7,18 +7,18 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// Fails when no byte could be written for a while: the place of a client that asks and never reads is
-/// needed by others.
-pub(super) struct Patient<S> {
+/// Fails when no byte could be written for `timeout`, so that a client that never reads does not
+/// keep its connection.
+pub(super) struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
-    /// Runs while the other end takes nothing.
+    timeout: Duration,
+    /// Runs while a write is pending.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, stalled: None }
+impl<S> WriteTimeout<S> {
+    pub(super) fn new(stream: S, timeout: Duration) -> Self {
+        Self { stream, timeout, stalled: None }
     }
 
     /// The outcome of a write, or an error when it has been pending for too long.
@@ -31,14 +31,17 @@ impl<S> Patient<S> {
             self.stalled = None;
             return written;
         }
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        let timeout = self.timeout;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read its response",
+        )))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -48,7 +51,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -86,9 +89,9 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn a_reader_that_takes_nothing_is_given_up_and_a_slow_one_is_not() {
+    async fn a_client_that_never_reads_times_out_and_a_slow_one_does_not() {
         let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut wire = Patient::new(ours, Duration::from_secs(30));
+        let mut wire = WriteTimeout::new(ours, Duration::from_secs(30));
         let slow = tokio::spawn(async move {
             for _ in 0..4 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -98,7 +101,7 @@ mod tests {
         });
         wire.write_all(&[0; 12]).await.unwrap();
         let _theirs = slow.await.unwrap();
-        wire.patience = Duration::from_millis(50);
+        wire.timeout = Duration::from_millis(50);
         let error = wire.write_all(&[0; 12]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
