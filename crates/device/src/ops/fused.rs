@@ -123,6 +123,7 @@ impl<O: Operands> FusedKernel<O> {
 }
 
 /// Members as the kernel that runs them sees them.
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack for one call")]
 enum View<'a> {
     Linear(LinearChain),
     Attention(AttentionChain),
