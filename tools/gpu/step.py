@@ -13,7 +13,7 @@ from compile import Nvrtc
 cuda = ctypes.CDLL("libcuda.so.1")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "b_f16": torch.bfloat16, "u32": torch.int32, "u8": torch.uint8}
 SIZES = {"f32": 4, "f16": 2, "b_f16": 2, "u32": 4, "u8": 1}
-RING_ENTRIES = 8
+RING_ENTRIES = 32
 
 
 def ok(code):
