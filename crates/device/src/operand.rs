@@ -1,5 +1,5 @@
-//! What ops are over. A program's ops name values and weights; a plan's ops have tensors. They are the same
-//! types with different operands: a program becomes a plan by binding each operand.
+//! The operands of ops. In a program they are names of values and weights, in a plan they are tensors. The op types are the
+//! same: a program becomes a plan by binding each operand to memory.
 
 use crate::op::{KvLayer, Op};
 use crate::ops::Access;
@@ -15,7 +15,7 @@ pub trait Plain: Clone + fmt::Debug + PartialEq + Serialize + DeserializeOwned +
 
 impl<T: Clone + fmt::Debug + PartialEq + Serialize + DeserializeOwned + 'static> Plain for T {}
 
-/// A choice of operands.
+/// The types of an op's operands.
 pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
     /// Activations.
     type Value: Plain + Copy;
@@ -27,11 +27,11 @@ pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
     type Cache: Plain + Copy;
     /// Bytes of any kind.
     type Bytes: Plain + Copy;
-    /// What is known only with a step's size and memory.
+    /// A field that is known only once the step's size and memory are.
     type Late<T: Plain>: Plain;
 }
 
-/// Operands are places in memory, and everything is known. The ops of a plan.
+/// Operands are tensors in memory: the ops of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound;
 
@@ -44,7 +44,7 @@ impl Operands for Bound {
     type Late<T: Plain> = T;
 }
 
-/// Stands for what is not known yet; absent from JSON.
+/// Takes the place of a field that is not known yet; omitted from JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unset;
 
@@ -95,9 +95,9 @@ pub enum Operand<'a, O: Operands> {
 /// Gets every operand of an op.
 pub type OperandVisitor<'a, O> = &'a mut dyn FnMut(Operand<'_, O>);
 
-/// Gives operands their places.
+/// Finds the memory of each operand.
 pub trait Binder<O: Operands> {
-    /// Why an operand has none.
+    /// Why an operand has no memory.
     type Error;
 
     /// Where a value lies.
@@ -122,7 +122,7 @@ pub trait Binder<O: Operands> {
     fn live(&self, value: O::Value) -> Option<Span>;
     /// Whether only the last token of each row of `value` is ever read.
     fn last_only(&self, value: O::Value) -> bool;
-    /// The same for a member of a fused op, whose results may stay inside.
+    /// Binds the members of a fused op; values between them are in [`crate::Region::Inside`].
     fn members(&self, members: &[Op<O>]) -> Result<Vec<Op>, Self::Error>;
 }
 

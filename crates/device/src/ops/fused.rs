@@ -1,8 +1,8 @@
-//! Several ops as one: its members, one after the other. The reference runs just that. A device may keep what members
-//! pass on in registers: such values have places in [`Region::Inside`], which no memory stands behind, and each has the
-//! dtype that the fused kernel keeps it in.
+//! Several ops as one: the result is that of the members run in order, which is what the reference does. A fused kernel
+//! may keep values between members in registers: these have tensors in [`Region::Inside`], a region without memory on a
+//! GPU, with the dtype that the kernel computes in.
 //!
-//! `kernel` says whose kernel runs them all:
+//! `kernel` says which kernel runs all members:
 //! - a linear's (`linear/chain.rs`),
 //! - attention's (`attention/chain.rs`),
 //! - that of a run of decoder layers (`fused/layers.rs`): of the workspace only what the last member writes is defined
@@ -23,7 +23,7 @@ use crate::{ALIGN, ArenaId, DType, Error, Op, Region, Result, Span, Tensor};
 use layers::Layers;
 use serde::{Deserialize, Serialize};
 
-/// Gives places inside a fused op.
+/// Allocates tensors in [`Region::Inside`].
 #[derive(Clone, Copy, Debug)]
 pub struct Inside {
     arena: ArenaId,
@@ -31,7 +31,7 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Of an op that works on an arena.
+    /// For an op that works on an arena.
     pub fn new(arena: ArenaId) -> Inside {
         Inside { arena, bytes: 0 }
     }
@@ -51,17 +51,17 @@ impl Inside {
 pub struct Fused<O: Operands = Bound> {
     /// What it does, in order. What one member writes in [`crate::Region::Inside`] exists for the others only.
     pub members: Vec<Op<O>>,
-    /// Whose kernel runs them all.
+    /// Which kernel runs them.
     pub kernel: FusedKernel<O>,
 }
 
-/// Whose kernel runs the members of a fused op.
+/// The kernel that runs the members of a fused op.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", bound = "")]
 pub enum FusedKernel<O: Operands = Bound> {
     /// The linear's: a norm before it, and an addition, an activation or a rotation behind it.
     Linear {
-        /// What it does for the next op, or the one before did for it.
+        /// Whether it prepares the next op's norm, or its own was prepared.
         #[serde(skip_serializing_if = "unset")]
         handoff: O::Late<NormHandoff>,
     },
@@ -106,7 +106,7 @@ impl<O: Operands> Bindable for Fused<O> {
         (!read).then_some(reuse)
     }
 
-    /// As the op whose kernel it is.
+    /// The name of the op that the kernel belongs to.
     fn name(&self) -> &'static str {
         self.kernel.name()
     }

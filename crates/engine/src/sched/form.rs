@@ -75,9 +75,9 @@ impl Scheduler {
         self.step.rows.last().is_some_and(|row| row.prompt.is_some())
     }
 
-    /// Finds who could have a row in this step: `ready` for decode, `prompts` in order of service.
+    /// Finds the sequences that could have a row in this step: `ready` for decode, `prompts` in order of service.
     /// Every sequence that is ready owns the page it writes next; when pages run out, a sequence is sent back
-    /// to the queue. True when somebody still has to wait for a page.
+    /// to the queue. Returns true if a sequence still waits for a page.
     fn gather(&mut self) -> bool {
         let starved = loop {
             let mut starved = false;

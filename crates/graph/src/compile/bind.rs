@@ -63,7 +63,7 @@ fn span_of(bindings: &Bindings, buffer: &Buffer) -> Span {
     bindings.workspace.part(buffer.offset, buffer.len)
 }
 
-/// Names become places.
+/// Maps names to tensors.
 #[derive(Clone)]
 struct Places<'a> {
     program: &'a Program,
@@ -71,7 +71,7 @@ struct Places<'a> {
     bindings: &'a Bindings,
     steps: &'a [Step],
     placement: &'a Placement,
-    /// What members of the op at hand pass on.
+    /// Values between the members of the fused op being bound.
     inside: BTreeMap<ValueId, Tensor>,
 }
 

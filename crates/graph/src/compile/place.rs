@@ -1,9 +1,8 @@
-//! Offsets in the workspace. A value lives from the step that makes it to the last that reads it,
-//! over the whole plan: a break in between changes nothing, so what a break reads cannot be given
-//! away before it ran. Values whose lives do not meet share bytes. What a gather reads, every token's
-//! state of which the end of the model sees only some, lives to the end: who wants to know what the
-//! model thought of a prompt takes it from there after the step. So does what attention reads whose result is only
-//! gathered: it left out what nobody had asked for yet.
+//! Offsets in the workspace. A value lives from the step that makes it to the last step that reads it, over the whole
+//! plan, breaks included. Values that are never alive at the same time share bytes.
+//!
+//! Two kinds of values live to the end of the plan, because log-probabilities and hidden states of a prompt are computed
+//! from them after the step: the input of a gather, and the input of an attention op that computes only the last tokens.
 //!
 //! Buffers are placed largest first at the lowest offset that is free for their whole life, which is
 //! within a few percent of the best known packing for such plans, and stable.

@@ -1,4 +1,4 @@
-//! Who reads what, among steps in the making.
+//! Which steps read a value.
 
 use crate::program::{ProgramOp, Step, ValueId};
 
@@ -8,7 +8,7 @@ pub fn readers(steps: &[Step], value: ValueId) -> Vec<usize> {
     steps.iter().enumerate().filter(|(_, step)| reads(step)).map(|(index, _)| index).collect()
 }
 
-/// Whether nothing but gathers reads `value`: of its rows only some are ever looked at.
+/// Whether nothing but gathers reads `value`: only some of its rows are read.
 pub fn only_gathered(steps: &[Step], value: ValueId) -> bool {
     let readers = readers(steps, value);
     let gather = |&reader: &usize| matches!(steps[reader].op, ProgramOp::Gather(_));
