@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tiny random checkpoints for every model family and option, with the logits that
-`transformers` computes for them (CPU, float32), under crates/engine/tests/goldens/.
+`transformers` computes for them (CPU, float32), under crates/model/tests/goldens/.
 
     python -m venv .venv && .venv/bin/pip install torch transformers safetensors
     .venv/bin/python tools/make_model_goldens.py
@@ -19,7 +19,7 @@ from transformers import (
     Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
 )
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/engine/tests/goldens"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/model/tests/goldens"
 BASE = dict(
     vocab_size=131, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,

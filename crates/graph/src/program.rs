@@ -114,6 +114,13 @@ impl WeightRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RopeId(pub u32);
 
+/// A table of rotations: for each position of the longest context, cosines and sines of `dim / 2` angles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RopeTable {
+    /// Elements of a head that it rotates.
+    pub dim: u32,
+}
+
 /// Operands are names: of values and weights of the program, of layers that have pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
@@ -200,6 +207,8 @@ pub struct Program {
     pub shape: ModelShape,
     /// Phases it may run in.
     pub phases: Vec<Phase>,
+    /// Tables of rotations, by [`RopeId`].
+    pub ropes: Vec<RopeTable>,
     /// Parameters, in order of first use.
     pub weights: Vec<WeightRef>,
     /// Values, in order of making.
@@ -224,24 +233,6 @@ impl Program {
     /// A weight by id.
     pub fn weight(&self, id: WeightId) -> &WeightRef {
         &self.weights[id.0 as usize]
-    }
-
-    /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
-    pub fn pairs(&self) -> Pairs {
-        let pairs = |step: &Step| match &step.op {
-            ProgramOp::RopeKv(rope) => Some(rope.pairs),
-            _ => None,
-        };
-        self.steps.iter().find_map(pairs).unwrap_or_default()
-    }
-
-    /// Pairs the elements of all heads in another way.
-    pub fn set_pairs(&mut self, pairs: Pairs) {
-        for step in &mut self.steps {
-            if let ProgramOp::RopeKv(rope) = &mut step.op {
-                rope.pairs = pairs;
-            }
-        }
     }
 
     /// Bytes of all weights.

@@ -11,7 +11,7 @@ use graph::compile::{compile, schedule};
 use graph::layout::Layout;
 use graph::plan::Problem;
 use graph::program::sample::Sample;
-use graph::program::{Program, ProgramBuilder, ProgramError, WeightRef};
+use graph::program::{Pairs, Program, ProgramBuilder, ProgramError, WeightRef};
 use graph::traffic::{Rng, Traffic};
 use graph::{CompileError, CompileTarget, Phase, Plan, ShapeKey};
 use world::{PAGES, World, limits, random};
@@ -211,7 +211,8 @@ fn a_builder_remembers_its_first_mistake() {
     let outside = build(&|b| {
         let x = b.embed("embed", w("e", 64, 32));
         let qkv = b.linear("qkv", x, w("qkv", 64, 32), None);
-        b.rope_kv("rope", qkv, None, None);
+        let rope = b.rope_table();
+        b.rope_kv("rope", qkv, None, None, rope, Pairs::Halves);
     });
     assert_eq!(outside, ProgramError::OutsideLayer { step: "rope".into() });
     let shape = build(&|b| {

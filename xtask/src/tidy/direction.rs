@@ -9,9 +9,10 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("formats", &[]),
     ("grammar", &[]),
     ("graph", &["device"]),
-    ("engine", &["graph", "device", "formats", "grammar"]),
+    ("engine", &["grammar"]),
+    ("model", &["device", "engine", "formats", "graph"]),
     ("server", &["engine", "formats", "grammar"]),
-    ("dacapo", &["device", "graph", "formats", "grammar", "engine", "server"]),
+    ("dacapo", &["device", "graph", "formats", "grammar", "engine", "model", "server"]),
     ("sim", &["engine", "grammar"]),
     ("xtask", &[]),
 ];

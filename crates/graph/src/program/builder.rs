@@ -1,8 +1,8 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
-    ValueId, WeightId, WeightRef,
+    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, RopeTable, Step,
+    Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
@@ -13,7 +13,7 @@ use device::operand::Unset;
 /// returns, so that a model's code stays free of `?`.
 ///
 /// ```
-/// use graph::program::{ModelShape, ProgramBuilder, WeightRef};
+/// use graph::program::{ModelShape, Pairs, ProgramBuilder, WeightRef};
 /// use device::DType::F32;
 /// let shape = ModelShape {
 ///     hidden: 64, q_heads: 4, kv_heads: 2, head_dim: 16, vocab: 96, layers: 1,
@@ -22,12 +22,13 @@ use device::operand::Unset;
 /// let mut b = ProgramBuilder::new("tiny", shape);
 /// let w = |name: &str, rows, cols| WeightRef::matrix(name, F32, rows, cols);
 /// let norm = |name: &str| WeightRef::vector(name, F32, 64);
+/// let rope = b.rope_table();
 /// let mut x = b.embed("embed", w("embed", 96, 64));
 /// for l in 0..1 {
 ///     x = b.layer(l, |b| {
 ///         let h = b.rms_norm("norm", x, norm("0.norm"), 1e-6);
 ///         let qkv = b.linear("qkv", h, w("0.qkv", shape.qkv_cols(), 64), None);
-///         let qkv = b.rope_kv("rope", qkv, None, None);
+///         let qkv = b.rope_kv("rope", qkv, None, None, rope, Pairs::Halves);
 ///         let a = b.attention("attn", qkv, 0.25, None);
 ///         let o = b.linear("o", a, w("0.o", 64, 64), None);
 ///         let x = b.add("attn_out", x, o);
@@ -59,6 +60,7 @@ impl ProgramBuilder {
             name: name.into(),
             shape,
             phases: Phase::ALL.to_vec(),
+            ropes: Vec::new(),
             weights: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
@@ -82,6 +84,23 @@ impl ProgramBuilder {
         let result = build(self);
         self.layer = outer;
         result
+    }
+
+    /// Everything built from now on belongs to `layer`.
+    pub fn enter(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// Columns of a value.
+    pub fn cols(&self, value: ValueId) -> u32 {
+        self.program.value(value).cols
+    }
+
+    /// Declares a table of rotations for whole heads.
+    pub fn rope_table(&mut self) -> RopeId {
+        let dim = self.program.shape.head_dim;
+        self.program.ropes.push(RopeTable { dim });
+        RopeId(self.program.ropes.len() as u32 - 1)
     }
 
     /// The step's tokens through `table` (vocab × hidden).
@@ -144,14 +163,16 @@ impl ProgramBuilder {
         self.make(name, rows, cols / 2, dtype, |y| SiluMul { x, y, live: Unset })
     }
 
-    /// Rotates q and k by position (after their norms, given as weight and epsilon) and writes k and
-    /// v to the layer's pages.
+    /// Rotates q and k by position (after their norms, given as weight and epsilon), with the elements of a head paired
+    /// as `pairs` says, and writes k and v to the layer's pages.
     pub fn rope_kv(
         &mut self,
         name: &str,
         qkv: ValueId,
         q_norm: Option<(WeightRef, f32)>,
         k_norm: Option<(WeightRef, f32)>,
+        rope: RopeId,
+        pairs: Pairs,
     ) -> ValueId {
         let q_norm = q_norm.map(|(weight, eps)| self.norm(weight, eps));
         let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
@@ -164,8 +185,8 @@ impl ProgramBuilder {
             q_heads,
             q_norm,
             k_norm,
-            rope: RopeId(0),
-            pairs: Pairs::default(),
+            rope,
+            pairs,
             state: Unset,
             kv,
         })

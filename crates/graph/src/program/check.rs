@@ -210,9 +210,11 @@ impl Binder<Symbolic> for Shapes<'_> {
         Ok(self.alloc(Region::Weights, weight.dtype, weight.rows, weight.cols))
     }
 
-    fn table(&self, _table: RopeId) -> Result<Tensor, String> {
-        let shape = &self.program.shape;
-        Ok(self.alloc(Region::Weights, DType::F32, shape.max_positions, shape.head_dim))
+    fn table(&self, RopeId(id): RopeId) -> Result<Tensor, String> {
+        let table = self.program.ropes.get(id as usize);
+        let table = table.ok_or_else(|| format!("there is no rotation table {id}"))?;
+        let positions = self.program.shape.max_positions;
+        Ok(self.alloc(Region::Weights, DType::F32, positions, table.dim))
     }
 
     fn cache(&self, layer: u32) -> Result<KvLayer, String> {

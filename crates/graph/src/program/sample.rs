@@ -1,6 +1,6 @@
 //! Small programs for examples and tests: the shape of a Llama-like model, at any size.
 
-use super::{ModelShape, Program, ProgramBuilder, WeightRef};
+use super::{ModelShape, Pairs, Program, ProgramBuilder, WeightRef};
 use device::DType;
 
 /// What varies between the sample programs.
@@ -78,6 +78,7 @@ impl Sample {
         let matrix = |name: String, rows, cols| WeightRef::matrix(name, self.weights, rows, cols);
         let vector = |name: String, len| WeightRef::vector(name, s.act_dtype, len);
         let mut b = ProgramBuilder::new(name, s);
+        let rope = b.rope_table();
         let table = matrix("embed".into(), s.vocab, s.hidden);
         let mut x = b.embed("embed", table.clone());
         for l in 0..s.layers {
@@ -90,7 +91,7 @@ impl Sample {
                 let h = b.rms_norm("attn_norm", x, vector(format!("{l}.attn_norm"), s.hidden), eps);
                 let w = matrix(format!("{l}.qkv"), s.qkv_cols(), s.hidden);
                 let qkv = b.linear("qkv", h, w, bias);
-                let qkv = b.rope_kv("rope", qkv, qk("q"), qk("k"));
+                let qkv = b.rope_kv("rope", qkv, qk("q"), qk("k"), rope, Pairs::Halves);
                 let scale = (s.head_dim as f32).powf(-0.5);
                 let a = b.attention("attn", qkv, scale, self.window);
                 let o = b.linear("o", a, matrix(format!("{l}.o"), s.hidden, s.q_cols()), None);

@@ -2,7 +2,7 @@
 //! rewritten or read twice.
 
 use device::DType;
-use graph::program::{ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
+use graph::program::{ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef};
 use graph::traffic::Rng;
 
 pub fn program(seed: u64) -> Program {
@@ -21,6 +21,8 @@ pub fn program(seed: u64) -> Program {
         kv_dtype: act_dtype,
     };
     let mut b = ProgramBuilder::new(format!("random {seed}"), shape);
+    b.rope_table();
+    b.rope_table();
     let mut maker = Maker { rng, shape, count: 0 };
     let table = WeightRef::matrix("embed", act_dtype, shape.vocab, shape.hidden);
     let mut x = b.embed("embed", table.clone());
@@ -131,7 +133,8 @@ impl Maker {
         } else {
             (None, None)
         };
-        let qkv = b.rope_kv(&name, qkv, q, k);
+        let rope = RopeId(self.rng.below(2));
+        let qkv = b.rope_kv(&name, qkv, q, k, rope, Pairs::Halves);
         let window = self.rng.once_in(3).then(|| 1 + self.rng.below(9));
         let name = self.name("attn");
         let a = b.attention(&name, qkv, 0.35, window);
