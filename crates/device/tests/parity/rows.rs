@@ -1,8 +1,8 @@
-//! Ops that work row by row: embed, rms_norm, add, silu_mul, gather, copy, fill, noise.
+//! Ops that work row by row: embed, rms_norm, add, gate_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Add, Copy, Embed, Fill, Gather, Noise, Norm, RmsNorm, SiluMul};
+use device::op::{Activation, Add, Copy, Embed, Fill, GateMul, Gather, Noise, Norm, RmsNorm};
 use device::{DType, Op, Region, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -30,13 +30,14 @@ fn rms_norm() {
 
 /// Any types, ragged widths, in place or not; rows past the live ones stay as they are.
 #[test]
-fn add_and_silu_mul() {
+fn add_and_gate_mul() {
     let rng = &mut Rng::new(11);
     for seed in 0..24 {
         let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(300), rng.pick(&[0, 8]));
         let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
         let (a_type, b_type, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS), rng.pick(&FLOATS));
         let (live, in_place, add) = (rng.below(rows + 1), seed % 3 == 0, seed % 4 < 2);
+        let act = rng.pick(&[Activation::Silu, Activation::GeluTanh]);
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
             let live = Some(layout.words(&[live as u32]).span);
@@ -44,7 +45,7 @@ fn add_and_silu_mul() {
                 let values = rng.floats(rows * 2 * cols, 3.0);
                 let x = layout.floats(a_type, rows, 2 * cols, gap, &values);
                 let y = layout.poison(to, rows, cols, gap);
-                return (vec![Op::SiluMul(SiluMul { x, y, live })], vec![y.span]);
+                return (vec![Op::GateMul(GateMul { x, act, y, live })], vec![y.span]);
             }
             let a = layout.floats(a_type, rows, cols, gap, &rng.floats(rows * cols, 3.0));
             let b = layout.floats(b_type, rows, cols, 0, &rng.floats(rows * cols, 3.0));

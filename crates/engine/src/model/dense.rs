@@ -6,7 +6,9 @@
 use super::weights::in_layer;
 use device::DType;
 use formats::config::ModelConfig;
-use graph::program::{ModelShape, Program, ProgramBuilder, ProgramError, ValueId, WeightRef};
+use graph::program::{
+    Activation, ModelShape, Program, ProgramBuilder, ProgramError, ValueId, WeightRef,
+};
 
 /// How numbers are kept on the device a program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +101,7 @@ impl Dense<'_> {
         let h = b.rms_norm("mlp_norm", x, self.norm(name("mlp_norm")), self.config.rms_eps);
         let gate_up = self.matrix(name("gate_up"), 2 * inner, hidden).gate_up();
         let g = b.linear("gate_up", h, gate_up, None);
-        let m = b.silu_mul("act", g);
+        let m = b.gate_mul("act", g, Activation::Silu);
         let d = b.linear("down", m, self.matrix(name("down"), hidden, inner), None);
         b.add("mlp_out", x, d)
     }

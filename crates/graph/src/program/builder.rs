@@ -6,14 +6,16 @@ use super::{
 };
 use crate::Phase;
 use device::DType;
-use device::op::{Add, Attention, Embed, Gather, Linear, Norm, RmsNorm, RopeKv, Sample, SiluMul};
+use device::op::{
+    Activation, Add, Attention, Embed, GateMul, Gather, Linear, Norm, RmsNorm, RopeKv, Sample,
+};
 use device::operand::Unset;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
 ///
 /// ```
-/// use graph::program::{ModelShape, ProgramBuilder, WeightRef};
+/// use graph::program::{Activation, ModelShape, ProgramBuilder, WeightRef};
 /// use device::DType::F32;
 /// let shape = ModelShape {
 ///     hidden: 64, q_heads: 4, kv_heads: 2, head_dim: 16, vocab: 96, layers: 1,
@@ -33,7 +35,7 @@ use device::operand::Unset;
 ///         let x = b.add("attn_out", x, o);
 ///         let h = b.rms_norm("mlp_norm", x, norm("0.mlp_norm"), 1e-6);
 ///         let g = b.linear("gate_up", h, w("0.gate_up", 256, 64).gate_up(), None);
-///         let m = b.silu_mul("act", g);
+///         let m = b.gate_mul("act", g, Activation::Silu);
 ///         let d = b.linear("down", m, w("0.down", 64, 128), None);
 ///         b.add("mlp_out", x, d)
 ///     });
@@ -138,10 +140,10 @@ impl ProgramBuilder {
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
     }
 
-    /// `silu(gate) · up` over alternating columns of `x`.
-    pub fn silu_mul(&mut self, name: &str, x: ValueId) -> ValueId {
+    /// `act(gate) · up` over alternating columns of `x`.
+    pub fn gate_mul(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        self.make(name, rows, cols / 2, dtype, |y| SiluMul { x, y, live: Unset })
+        self.make(name, rows, cols / 2, dtype, |y| GateMul { x, act, y, live: Unset })
     }
 
     /// Rotates q and k by position (after their norms, given as weight and epsilon) and writes k and

@@ -2,7 +2,7 @@
 //! rewritten or read twice.
 
 use device::DType;
-use graph::program::{ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
+use graph::program::{Activation, ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
 use graph::traffic::Rng;
 
 pub fn program(seed: u64) -> Program {
@@ -94,7 +94,8 @@ impl Maker {
         let h = self.maybe_norm(b, x);
         let g = self.linear(b, h, 2 * inner, hidden, true);
         let name = self.name("act");
-        let m = b.silu_mul(&name, g);
+        let act = if self.rng.once_in(3) { Activation::GeluTanh } else { Activation::Silu };
+        let m = b.gate_mul(&name, g, act);
         let d = self.linear(b, m, hidden, inner, false);
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
     }
