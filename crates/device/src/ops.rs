@@ -22,6 +22,7 @@ pub(crate) mod prologue;
 pub(crate) mod rms_norm;
 pub(crate) mod rope_kv;
 pub(crate) mod sample;
+pub(crate) mod scale;
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -46,6 +47,8 @@ ops! { ($)
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
     /// Adds two matrices.
     add::Add = "add";
+    /// Multiplies by a number, and may limit the result.
+    scale::Scale = "scale";
     /// Multiplies by an activated gate.
     gate_mul::GateMul = "gate_mul" with Activation;
     /// Normalises and rotates q and k, writes k and v to their pages.

@@ -1,8 +1,10 @@
-//! Ops that work row by row: embed, rms_norm, add, gate_mul, gather, copy, fill, noise.
+//! Ops that work row by row: embed, rms_norm, add, scale, gate_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Activation, Add, Copy, Embed, Fill, GateMul, Gather, Noise, Norm, RmsNorm};
+use device::op::{
+    Activation, Add, Copy, Embed, Fill, GateMul, Gather, Noise, Norm, RmsNorm, Scale,
+};
 use device::{DType, Op, Region, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -55,6 +57,31 @@ fn add_and_gate_mul() {
         let to = if add && in_place { a_type } else { to };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Any types, ragged widths and rows of several blocks, in place or not, with and without a cap.
+#[test]
+fn scale() {
+    let rng = &mut Rng::new(12);
+    for seed in 0..24 {
+        let (rows, cols, gap) = (1 + rng.below(9), 1 + rng.below(9000), rng.pick(&[0, 8]));
+        let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
+        let (from, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let (live, in_place) = (rng.below(rows + 1), seed % 3 == 0);
+        let (factor, cap) =
+            rng.pick(&[(0.22, None), (45.25, None), (1.0, Some(30.0)), (0.5, Some(0.7))]);
+        let build = |layout: &mut Layout| {
+            let live = Some(layout.words(&[live as u32]).span);
+            let values = Rng::new(seed).floats(rows * cols, 90.0);
+            let x = layout.floats(from, rows, cols, gap, &values);
+            let y = if in_place { x } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::Scale(Scale { x, factor, cap, y, live })], vec![y.span])
+        };
+        let to = if in_place { from } else { to };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 0.0, &want[0], &got[0]);
         });
     }
 }

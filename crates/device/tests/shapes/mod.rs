@@ -246,8 +246,10 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         linear(mid, w_down, None, None, Epilogue::Residual(x), x),
         Op::Add(Add { a: x, b: y, y: x, live }),
         Op::GateMul(GateMul { x: gates, act: model.act, y: mid, live }),
+        Op::Scale(Scale { x, factor: 12.0, cap: None, y: x, live }),
         Op::Gather(Gather { index, x, y: last }),
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
+        Op::Scale(Scale { x: logits, factor: 1.0, cap: Some(30.0), y: logits, live: None }),
         Op::Sample(Sample { logits, state, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];

@@ -8,6 +8,7 @@ use crate::Phase;
 use device::DType;
 use device::op::{
     Activation, Add, Attention, Embed, GateMul, Gather, Linear, Norm, RmsNorm, RopeKv, Sample,
+    Scale,
 };
 use device::operand::Unset;
 
@@ -140,6 +141,16 @@ impl ProgramBuilder {
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
     }
 
+    /// `x · factor`.
+    pub fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> ValueId {
+        self.scaled(name, x, factor, None)
+    }
+
+    /// `cap · tanh(x · factor / cap)`: about `x · factor`, and never beyond ±`cap`.
+    pub fn soft_cap(&mut self, name: &str, x: ValueId, factor: f32, cap: f32) -> ValueId {
+        self.scaled(name, x, factor, Some(cap))
+    }
+
     /// `act(gate) · up` over alternating columns of `x`.
     pub fn gate_mul(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
@@ -227,6 +238,11 @@ impl ProgramBuilder {
         }
         self.program.check()?;
         Ok(self.program)
+    }
+
+    fn scaled(&mut self, name: &str, x: ValueId, factor: f32, cap: Option<f32>) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| Scale { x, factor, cap, y, live: Unset })
     }
 
     fn norm(&mut self, weight: WeightRef, eps: f32) -> Norm<Symbolic> {

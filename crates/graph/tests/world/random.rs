@@ -97,7 +97,18 @@ impl Maker {
         let act = if self.rng.once_in(3) { Activation::GeluTanh } else { Activation::Silu };
         let m = b.gate_mul(&name, g, act);
         let d = self.linear(b, m, hidden, inner, false);
+        let d = self.maybe_scale(b, d);
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    /// A multiplier of a branch, as some models have, with or without a limit.
+    fn maybe_scale(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let name = self.name("scale");
+        match self.rng.below(8) {
+            0 => b.scale(&name, x, 0.22),
+            1 => b.soft_cap(&name, x, 1.5, 2.0),
+            _ => x,
+        }
     }
 
     /// One norm read by two linears, and a residual that is also an input.
