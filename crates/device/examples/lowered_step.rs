@@ -6,8 +6,8 @@
 use device::cuda::launch::Target;
 use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes, unfit_layers};
 use device::op::{
-    AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer, LinearChain, Norm, Pairs,
-    Prologue, RopeKv, Sample,
+    Activation, AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer, LinearChain,
+    Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::variant::{Pick, UnknownVariant};
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -207,7 +207,11 @@ fn main() {
         };
         step.push("attention", at, Op::from(attention));
         step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
-        step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::SiluMul, act));
+        step.push(
+            "gate_up",
+            at,
+            linear(x, w_up, Some(n2), Epilogue::GateMul(Activation::Silu), act),
+        );
         step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
     }
     let mut head_in = x;

@@ -121,7 +121,7 @@ fn overlaps_are_refused() {
 
 #[test]
 fn shapes_that_would_divide_by_nothing_or_overflow_are_refused() {
-    let changes: [(&str, Value); 9] = [
+    let changes: [(&str, Value); 11] = [
         ("/kv/heads", json!(0)),
         ("/kv/head_dim", json!(0)),
         ("/kv/page_size", json!(0)),
@@ -130,6 +130,8 @@ fn shapes_that_would_divide_by_nothing_or_overflow_are_refused() {
         ("/kv/dtype", json!("u8")),
         ("/qkv/rows", json!(0)),
         ("/q_heads", json!(u32::MAX)),
+        ("/cap", json!(0.0)),
+        ("/cap", json!(-30.0)),
         ("/state/limits/pages_per_seat", json!(u32::MAX)),
     ];
     for op in small_ops() {

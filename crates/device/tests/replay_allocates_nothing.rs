@@ -3,7 +3,8 @@
 use device::allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs, Prologue, RopeKv, Sample,
+    Activation, AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs, Prologue,
+    RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -87,7 +88,7 @@ fn a_decode_step() {
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::from(attention)),
         linear(attended, w_out, x, Epilogue::Residual(x)),
-        linear(x, w_up, hidden, Epilogue::SiluMul),
+        linear(x, w_up, hidden, Epilogue::GateMul(Activation::Silu)),
         linear(hidden, table, logits, Epilogue::Store),
         node(Op::Sample(Sample { logits, state, scratch: None, rows: ROWS })),
     ];

@@ -1,7 +1,7 @@
 //! A model as plain data: ops over named values with symbolic shapes. It holds no address, no device
 //! and no batch size, so it can be printed, stored as JSON, checked and compiled anywhere.
 //!
-//! A program is *unfused*: norm, linear, add, silu·mul, rope and attention stand apart, as in the
+//! A program is *unfused*: norm, linear, add, gate·mul, rope and attention stand apart, as in the
 //! paper. What runs together is decided by [`mod@crate::compile`].
 
 mod builder;
@@ -11,7 +11,7 @@ pub mod sample;
 pub use builder::ProgramBuilder;
 pub use check::ProgramError;
 
-pub use device::op::Pairs;
+pub use device::op::{Activation, Pairs};
 
 use crate::Phase;
 use device::DType;

@@ -120,7 +120,7 @@ fn programs_and_plans_survive_json_and_hash_alike_everywhere() {
 fn shuffled_steps_are_put_in_order() {
     let mut program = Sample::tiny().build("tiny");
     let expected = plan(&program, &fused(true, true), &ShapeKey::decode(2));
-    // Add and silu·mul fold into linears that stand before them; everything else may come in any order.
+    // Add and gate·mul fold into linears that stand before them; everything else may come in any order.
     let keep: Vec<_> = program.steps.drain(..).collect();
     let (mut early, mut late): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
     for step in keep {

@@ -8,6 +8,7 @@ mod rope;
 
 pub use fields::Fields;
 pub use read::Defaults;
+pub(crate) use rope::tensor as small_tensor;
 pub use rope::{Rope, RopeScaling};
 
 use crate::families::{self, Decoder};

@@ -68,7 +68,9 @@ impl OpenModel {
     ) -> Result<Written, LoadError> {
         let config = &self.config;
         let stored = |spec: &WeightSpec| {
-            let parts: Vec<DType> = spec.parts.iter().map(|part| self.dtype(part)).collect();
+            // A norm's weight less 1 is small: what is added must not round it away.
+            let dtype = |part: &Part| if part.add == 0.0 { self.dtype(part) } else { DType::F32 };
+            let parts: Vec<DType> = spec.parts.iter().map(dtype).collect();
             target.stored(spec.kind, &parts, spec.rows(), spec.cols())
         };
         // ggml adds a head's products in the order of the file.

@@ -128,6 +128,14 @@ template <int T> DEVICE void store8(void* p, u64 i, const float (&v)[8]) {
     }
 }
 
+// ---- activations ------------------------------------------------------------------------------
+
+// A gate v becomes v / (1 + e^-z), where z is v itself for SiLU. For GELU by tanh it is 2·√(2/π)·(v + 0.044715·v³),
+// because (1 + tanh u) / 2 = 1 / (1 + e^-2u). `ACT_` 4 is GELU, everything else SiLU.
+template <int ACT_> DEVICE float gate_exponent(float v) {
+    return ACT_ == 4 ? v * (1.5957691216f + 0.0713548162726f * v * v) : v;
+}
+
 // ---- reductions -------------------------------------------------------------------------------
 
 DEVICE float warp_sum(float v) {

@@ -14,7 +14,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_pages, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
@@ -23,10 +23,10 @@ use crate::cpu::step::Step;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
 use crate::cuda::launch::{Lowered, Target};
-use crate::op::AttentionChain;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{AttentionVariant, Pick, Variant};
 use crate::{Result, Span, StepState};
+pub use chain::AttentionChain;
 use serde::{Deserialize, Serialize};
 
 mod avx512;

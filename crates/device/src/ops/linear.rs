@@ -10,8 +10,8 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, live_rows, require, require_fit,
-    require_float, require_scratch, require_vector, require_weights, require_word,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, live_rows, require,
+    require_fit, require_float, require_scratch, require_vector, require_weights, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -19,10 +19,10 @@ use crate::cpu::pack;
 use crate::cpu::step::Step;
 use crate::cpu::view::Matrix;
 use crate::cuda::launch::{Lowered, Target};
-use crate::op::LinearChain;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{LinearVariant, Pick, Variant};
 use crate::{DType, Result, Span, Tensor};
+pub use chain::{Epilogue, LinearChain, NormHandoff};
 use serde::{Deserialize, Serialize};
 
 mod acts;

@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{AttentionChain, Epilogue, KvLayer, LinearChain};
+use device::op::{Activation, AttentionChain, Epilogue, KvLayer, LinearChain};
 use device::step::count;
 use device::variant::Pick;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -37,7 +37,7 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let w = Tensor::dense(layout.bytes(Region::Weights, "w", bytes), case.w, n as u32, k as u32);
     let cols = if case.silu { n / 2 } else { n };
     let y = layout.poison(case.x, case.rows, cols, 0);
-    let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
+    let epilogue = if case.silu { Epilogue::GateMul(Activation::Silu) } else { Epilogue::Store };
     let pick = Pick::Fixed;
     let linear = LinearChain { epilogue, pick, ..LinearChain::new(x, w, y) };
     (vec![Op::from(linear)], vec![y.span])

@@ -4,7 +4,7 @@
 use crate::attention::{Case, Laid, Row, lay_out};
 use crate::support::*;
 use device::cuda::lower::{exchange_bytes, unfit_layers};
-use device::op::{Epilogue, Fused, FusedKernel, LinearChain, Norm, Pairs};
+use device::op::{Activation, Epilogue, Fused, FusedKernel, LinearChain, Norm, Pairs};
 use device::{DType, Op, Region, Tensor};
 
 fn matrix(layout: &mut Layout, rng: &mut Rng, rows: usize, cols: usize) -> Tensor {
@@ -49,7 +49,7 @@ fn layers(case: &Case, layout: &mut Layout) -> (Vec<Op>, Tensor) {
             linear(x, w_qkv, Some(norm1), Epilogue::Store, qkv),
             Op::from(attention),
             linear(mix, w_o, None, Epilogue::Residual(x), x),
-            linear(x, w_up, Some(norm2), Epilogue::SiluMul, mid),
+            linear(x, w_up, Some(norm2), Epilogue::GateMul(Activation::Silu), mid),
             linear(mid, w_down, None, Epilogue::Residual(x), x),
         ]);
     }

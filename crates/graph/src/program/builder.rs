@@ -6,14 +6,17 @@ use super::{
 };
 use crate::Phase;
 use device::DType;
-use device::op::{Add, Attention, Embed, Gather, Linear, Norm, RmsNorm, RopeKv, Sample, SiluMul};
+use device::op::{
+    Activation, Add, Attention, Embed, GateMul, Gather, Linear, Norm, RmsNorm, RopeKv, Sample,
+    Scale,
+};
 use device::operand::Unset;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
 ///
 /// ```
-/// use graph::program::{ModelShape, Pairs, ProgramBuilder, WeightRef};
+/// use graph::program::{Activation, ModelShape, Pairs, ProgramBuilder, WeightRef};
 /// use device::DType::F32;
 /// let shape = ModelShape {
 ///     hidden: 64, q_heads: 4, kv_heads: 2, head_dim: 16, vocab: 96, layers: 1,
@@ -34,7 +37,7 @@ use device::operand::Unset;
 ///         let x = b.add("attn_out", x, o);
 ///         let h = b.rms_norm("mlp_norm", x, norm("0.mlp_norm"), 1e-6);
 ///         let g = b.linear("gate_up", h, w("0.gate_up", 256, 64).gate_up(), None);
-///         let m = b.silu_mul("act", g);
+///         let m = b.gate_mul("act", g, Activation::Silu);
 ///         let d = b.linear("down", m, w("0.down", 64, 128), None);
 ///         b.add("mlp_out", x, d)
 ///     });
@@ -157,10 +160,20 @@ impl ProgramBuilder {
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
     }
 
-    /// `silu(gate) · up` over alternating columns of `x`.
-    pub fn silu_mul(&mut self, name: &str, x: ValueId) -> ValueId {
+    /// `x · factor`.
+    pub fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> ValueId {
+        self.scaled(name, x, factor, None)
+    }
+
+    /// `cap · tanh(x · factor / cap)`: about `x · factor`, and never beyond ±`cap`.
+    pub fn soft_cap(&mut self, name: &str, x: ValueId, factor: f32, cap: f32) -> ValueId {
+        self.scaled(name, x, factor, Some(cap))
+    }
+
+    /// `act(gate) · up` over alternating columns of `x`.
+    pub fn gate_mul(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        self.make(name, rows, cols / 2, dtype, |y| SiluMul { x, y, live: Unset })
+        self.make(name, rows, cols / 2, dtype, |y| GateMul { x, act, y, live: Unset })
     }
 
     /// Rotates q and k by position (after their norms, given as weight and epsilon), with the elements of a head paired
@@ -246,6 +259,11 @@ impl ProgramBuilder {
         }
         self.program.check()?;
         Ok(self.program)
+    }
+
+    fn scaled(&mut self, name: &str, x: ValueId, factor: f32, cap: Option<f32>) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| Scale { x, factor, cap, y, live: Unset })
     }
 
     fn norm(&mut self, weight: WeightRef, eps: f32) -> Norm<Symbolic> {

@@ -132,8 +132,8 @@ impl Program {
 
     /// What an activation multiplies must alternate in the weights that made it.
     fn check_pairs(&self, step: &Step) -> Result<(), String> {
-        let ProgramOp::SiluMul(silu) = &step.op else { return Ok(()) };
-        let maker = self.steps.iter().find(|other| other.op.made() == Some(silu.x));
+        let ProgramOp::GateMul(gate) = &step.op else { return Ok(()) };
+        let maker = self.steps.iter().find(|other| other.op.made() == Some(gate.x));
         let apart = maker.is_some_and(|maker| match &maker.op {
             ProgramOp::Linear(linear) => self.weight(linear.w).layout != WeightLayout::GateUp,
             _ => false,

@@ -1,6 +1,6 @@
 //! Small programs for examples and tests: the shape of a Llama-like model, at any size.
 
-use super::{ModelShape, Pairs, Program, ProgramBuilder, WeightRef};
+use super::{Activation, ModelShape, Pairs, Program, ProgramBuilder, WeightRef};
 use device::DType;
 
 /// What varies between the sample programs.
@@ -99,7 +99,7 @@ impl Sample {
                 let h = b.rms_norm("mlp_norm", x, vector(format!("{l}.mlp_norm"), s.hidden), eps);
                 let w = matrix(format!("{l}.gate_up"), 2 * self.intermediate, s.hidden).gate_up();
                 let g = b.linear("gate_up", h, w, None);
-                let m = b.silu_mul("act", g);
+                let m = b.gate_mul("act", g, Activation::Silu);
                 let w = matrix(format!("{l}.down"), s.hidden, self.intermediate);
                 let d = b.linear("down", m, w, None);
                 b.add("mlp_out", x, d)

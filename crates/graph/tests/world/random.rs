@@ -2,7 +2,9 @@
 //! rewritten or read twice.
 
 use device::DType;
-use graph::program::{ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef};
+use graph::program::{
+    Activation, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
+};
 use graph::traffic::Rng;
 
 pub fn program(seed: u64) -> Program {
@@ -96,9 +98,21 @@ impl Maker {
         let h = self.maybe_norm(b, x);
         let g = self.linear(b, h, 2 * inner, hidden, true);
         let name = self.name("act");
-        let m = b.silu_mul(&name, g);
+        let act = if self.rng.once_in(3) { Activation::GeluTanh } else { Activation::Silu };
+        let m = b.gate_mul(&name, g, act);
         let d = self.linear(b, m, hidden, inner, false);
+        let d = self.maybe_scale(b, d);
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    /// A multiplier of a branch, as some models have, with or without a limit.
+    fn maybe_scale(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let name = self.name("scale");
+        match self.rng.below(8) {
+            0 => b.scale(&name, x, 0.22),
+            1 => b.soft_cap(&name, x, 1.5, 2.0),
+            _ => x,
+        }
     }
 
     /// One norm read by two linears, and a residual that is also an input.

@@ -19,10 +19,10 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
         config.pairs = Pairs::Neighbours;
     }
     config.decoder = Arc::new(Dense {
-        rope: Rope::read_whole(f, config.head_dim)?,
         qkv_bias: f.has_tensor("blk.0.attn_q.bias"),
         head_norms: f.has_tensor("blk.0.attn_q_norm.weight"),
         windows: vec![f.size("", "attention.sliding_window")?.filter(|&n| n > 0); config.layers],
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
     });
     Ok(config)
 }

@@ -20,10 +20,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
         false => Some(4_096),
     };
     config.decoder = Arc::new(Dense {
-        rope: Rope::read_whole(f, config.head_dim)?,
-        qkv_bias: false,
-        head_norms: false,
         windows: f.windows(window, config.layers, |_| true)?,
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
     });
     Ok(config)
 }

@@ -13,10 +13,10 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     let mut config =
         ModelConfig::read(f, Defaults { max_position: 32_768, ..Defaults::default() })?;
     config.decoder = Arc::new(Dense {
-        rope: Rope::read_whole(f, config.head_dim)?,
         qkv_bias: true,
         head_norms: f.has_tensor("blk.0.attn_q_norm.weight"),
         windows: windows(f, config.layers)?,
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
     });
     Ok(config)
 }

@@ -15,10 +15,10 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     let defaults = Defaults { max_position: 32_768, head_dim, ..Defaults::default() };
     let mut config = ModelConfig::read(f, defaults)?;
     config.decoder = Arc::new(Dense {
-        rope: Rope::read_whole(f, config.head_dim)?,
         qkv_bias: f.has_tensor("blk.0.attn_q.bias"),
         head_norms: true,
         windows: qwen2::windows(f, config.layers)?,
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
     });
     Ok(config)
 }

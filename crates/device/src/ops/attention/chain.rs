@@ -1,7 +1,7 @@
 //! Attention with the rotation before it: a [`Fused`] op of attention's kernel, field by field.
 
 use crate::op::{Attention, Fused, FusedKernel, KvLayer, RopeKv};
-use crate::ops::{Access, Contract, SpanVisitor, Traffic, require, visit_step_tables};
+use crate::ops::{Access, Contract, Named, SpanVisitor, Traffic, require, visit_step_tables};
 use crate::variant::{AttentionVariant, Pick};
 use crate::{Op, Result, Span, StepState, Tensor};
 
@@ -109,7 +109,7 @@ impl From<AttentionChain> for Op {
 
 impl AttentionChain {
     /// The op's name in errors.
-    pub(crate) const NAME: &'static str = Attention::<crate::operand::Bound>::NAME;
+    pub(crate) const NAME: &'static str = <Attention as Named>::NAME;
 
     /// Attention, alone or fused; `None` for every other op.
     pub fn of(op: &Op) -> Option<AttentionChain> {

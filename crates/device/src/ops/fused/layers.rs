@@ -6,7 +6,7 @@
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, aligned};
-use crate::op::{AttentionChain, Epilogue, LinearChain, Norm, RopeKv};
+use crate::op::{Activation, AttentionChain, Epilogue, LinearChain, Norm, RopeKv};
 use crate::ops::{Access, SpanVisitor, Traffic, require, require_scratch};
 use crate::{DType, Error, Op, Result, Span, Tensor};
 
@@ -155,7 +155,7 @@ impl Layer {
         let x = qkv.x;
         let products = [qkv, o, up, down];
         qkv.epilogue == Epilogue::Store
-            && up.epilogue == Epilogue::SiluMul
+            && up.epilogue == Epilogue::GateMul(Activation::Silu)
             && adds(o, x)
             && adds(down, x)
             && (qkv.y, attention.out, up.x, up.y) == (attention.qkv, o.x, x, down.x)
