@@ -3,7 +3,7 @@
 use crate::LoadError;
 use crate::open::device_dtype;
 use crate::weights::WeightSpec;
-use device::cpu::pack::pack_rows;
+use device::cpu::pack::pack_parts;
 use device::graph::Node;
 use device::op::{Noise, Op};
 use device::target::WeightUse;
@@ -89,28 +89,53 @@ impl Target<'_> {
         rows: Range<usize>,
     ) -> Result<u64, LoadError> {
         let stored = StoredRows::read(spec, checkpoint, rows.clone())?;
-        let packed = matches!(tensor.dtype, DType::P4 | DType::P8);
+        if matches!(tensor.dtype, DType::P4 | DType::P8) {
+            return self.pack(spec, tensor, &stored, rows);
+        }
         let mut gathered = Vec::new();
         let mut floats = vec![0.0; spec.cols()];
         for row in rows.clone() {
             let (info, bytes) = stored.row(spec, row);
-            if packed || source_dtype(info) == tensor.dtype {
+            if source_dtype(info) == tensor.dtype {
                 gathered.extend_from_slice(bytes);
             } else {
                 dequantise(info.dtype, bytes, &mut floats).map_err(LoadError::Quant)?;
                 push_floats(&floats, tensor.dtype, &mut gathered);
             }
         }
-        if packed {
-            let mut out = vec![0; tensor.dtype.bytes(rows.len() * spec.cols())];
-            let source = source_dtype(stored.parts[0].info);
-            pack_rows(source, &gathered, rows.len(), spec.cols(), &mut out);
-            gathered = out;
-        }
+        self.put(spec, tensor, &rows, &gathered)?;
+        Ok(stored.read)
+    }
+
+    /// Packs rows of one weight the way the CPU multiplies them.
+    fn pack(
+        &self,
+        spec: &WeightSpec,
+        tensor: &Tensor,
+        stored: &StoredRows<'_>,
+        rows: Range<usize>,
+    ) -> Result<u64, LoadError> {
+        let sources: Vec<(DType, &[u8])> = rows
+            .clone()
+            .map(|row| stored.row(spec, row))
+            .map(|(info, bytes)| (source_dtype(info), bytes))
+            .collect();
+        let mut packed = vec![0; tensor.dtype.bytes(rows.len() * spec.cols())];
+        pack_parts(tensor.dtype, &sources, spec.cols(), &mut packed);
+        self.put(spec, tensor, &rows, &packed)?;
+        Ok(stored.read)
+    }
+
+    fn put(
+        &self,
+        spec: &WeightSpec,
+        tensor: &Tensor,
+        rows: &Range<usize>,
+        bytes: &[u8],
+    ) -> Result<(), LoadError> {
         let row_bytes = tensor.dtype.bytes(spec.cols()) as u64;
         let to = tensor.span.part(rows.start as u64 * row_bytes, rows.len() as u64 * row_bytes);
-        self.device.write(self.arena, to, &gathered)?;
-        Ok(stored.read)
+        Ok(self.device.write(self.arena, to, bytes)?)
     }
 
     fn fill_vector(

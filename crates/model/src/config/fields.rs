@@ -184,8 +184,7 @@ impl<'a> Fields<'a> {
         Ok(ids.into_iter().flatten().flatten().collect())
     }
 
-    /// The window of each layer: `window` where `windowed` says so. Newer configs list the kind of every layer; the
-    /// list must say the same.
+    /// The window of each layer: `window` where `layer_types` says so, or, in configs without that list, `windowed`.
     pub fn windows(
         &self,
         window: Option<usize>,
@@ -198,19 +197,24 @@ impl<'a> Fields<'a> {
                 return Err(self.invalid("sliding window", window, format!("1 to {cap}")));
             }
         }
-        let layers = layers.min(limits::LAYERS as usize);
-        let windows: Vec<Option<usize>> =
-            (0..layers).map(|layer| window.filter(|_| windowed(layer))).collect();
-        for (layer, kind) in self.texts("layer_types")?.unwrap_or_default().iter().enumerate() {
-            let ours = match windows.get(layer) {
-                Some(Some(_)) => "sliding_attention",
-                Some(None) | None => "full_attention",
-            };
-            if *kind != ours {
-                return Err(self.unsupported(&format!("layer_types[{layer}]"), kind, ours));
-            }
+        let Some(kinds) = self.texts("layer_types")? else {
+            return Ok((0..layers).map(|layer| window.filter(|_| windowed(layer))).collect());
+        };
+        if kinds.len() != layers {
+            return Err(self.invalid("layer_types", kinds.len(), format!("{layers} entries")));
         }
-        Ok(windows)
+        let of = |(layer, kind): (usize, &&str)| match (*kind, window) {
+            ("full_attention", _) => Ok(None),
+            ("sliding_attention", Some(window)) => Ok(Some(window)),
+            (other, _) => {
+                let allowed = match window {
+                    Some(_) => "full_attention, sliding_attention",
+                    None => "full_attention",
+                };
+                Err(self.unsupported(&format!("layer_types[{layer}]"), other, allowed))
+            }
+        };
+        kinds.iter().enumerate().map(of).collect()
     }
 
     /// Refuses a model with a field that is true.
