@@ -8,6 +8,7 @@
 //! * **products of quantised weights**: `linear/ggml.rs`;
 //! * **attention**: `attention/ggml.rs`;
 //! * **e^x**: another polynomial;
+//! * **soft caps**: three rounded operations;
 //! * **GELU**: a table of f16 results for each f16 input.
 //!
 //! A fused multiply-add is one here on every processor: where there is no instruction for it, it is a
@@ -84,6 +85,11 @@ pub(crate) fn gelu_mul(table: &GeluTable, pairs: &[f32], out: &mut [f32]) {
             table[usize::from(f16::from_f32(gate).to_bits())] * up
         };
     }
+}
+
+/// Limits values as three ops do: divided, by the C library's tanh, multiplied.
+pub(crate) fn soft_cap(values: &mut [f32], cap: f32) {
+    values.iter_mut().for_each(|v| *v = (*v * (1.0 / cap)).tanh() * cap);
 }
 
 /// Normalises a row in place.

@@ -91,7 +91,7 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
 
 /// tanh x to 3 ulp, without branches. A polynomial near 0, where the quotient would lose digits.
 #[inline(always)]
-pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
+fn tanh<const FMA: bool>(x: f32) -> f32 {
     let size = x.abs();
     let s = x * x;
     let p = fma::<FMA>(s, -5.704_988_7e-3, 2.063_908_9e-2);
@@ -147,6 +147,16 @@ fn rms_norm_body<const FMA: bool>(values: &mut [f32], weight: &[f32], eps: f32) 
 levels! {
     /// Normalises a row in place.
     pub(crate) fn rms_norm(values: &mut [f32], weight: &[f32], eps: f32) = rms_norm_body;
+}
+
+#[inline(always)]
+fn soft_cap_body<const FMA: bool>(values: &mut [f32], factor: f32, cap: f32) {
+    values.iter_mut().for_each(|v| *v = cap * tanh::<FMA>(*v * factor));
+}
+
+levels! {
+    /// cap · tanh(values · factor).
+    pub(crate) fn soft_cap(values: &mut [f32], factor: f32, cap: f32) = soft_cap_body;
 }
 
 #[cfg(test)]

@@ -140,14 +140,7 @@ impl Contract for Linear {
     }
 
     fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
-        self.pick = match pick {
-            Pick::Best => Pick::Best,
-            Pick::Rule => Pick::Rule,
-            Pick::Fixed => Pick::Fixed,
-            Pick::Named(Variant::Linear(variant)) => Pick::Named(variant),
-            Pick::Named(Variant::Attention(_) | Variant::OneNode) => return false,
-        };
-        true
+        pick.narrow(Variant::linear).map(|pick| self.pick = pick).is_some()
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -6,9 +6,10 @@ use super::{
     Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
     require_fit, require_float, require_word,
 };
+use crate::cpu::ggml;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
-use crate::cpu::simd::{Level, levels, tanh};
+use crate::cpu::simd::{Level, levels, soft_cap};
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::cuda::launch::{Arg, Lowered, Target};
@@ -152,7 +153,7 @@ enum Apply {
         factor: f32,
         cap: f32,
     },
-    /// As ggml caps: three operations, each rounded, and the C library's tanh.
+    /// As ggml caps.
     Ggml {
         factor: f32,
         cap: f32,
@@ -198,10 +199,10 @@ impl Step for ScaleStep {
                     load_floats(self.x.dtype, self.x.at(row, col), values);
                     match self.apply {
                         Apply::Factor(factor) => multiply(self.level, values, factor),
-                        Apply::Cap { factor, cap } => limit(self.level, values, factor, cap),
+                        Apply::Cap { factor, cap } => soft_cap(self.level, values, factor, cap),
                         Apply::Ggml { factor, cap } => {
-                            let limit = |v: f32| (v * factor * (1.0 / cap)).tanh() * cap;
-                            values.iter_mut().for_each(|v| *v = limit(*v));
+                            multiply(self.level, values, factor);
+                            ggml::soft_cap(values, cap);
                         }
                     }
                     store_floats(self.y.dtype, self.y.at(row, col), values);
@@ -216,17 +217,7 @@ fn multiply_body<const FMA: bool>(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|v| *v *= factor);
 }
 
-#[inline(always)]
-fn limit_body<const FMA: bool>(values: &mut [f32], factor: f32, cap: f32) {
-    values.iter_mut().for_each(|v| *v = cap * tanh::<FMA>(*v * factor));
-}
-
 levels! {
     /// values · factor.
     fn multiply(values: &mut [f32], factor: f32) = multiply_body;
-}
-
-levels! {
-    /// cap · tanh(values · factor).
-    fn limit(values: &mut [f32], factor: f32, cap: f32) = limit_body;
 }

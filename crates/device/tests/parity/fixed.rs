@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Activation, AttentionChain, Epilogue, KvLayer, LinearChain};
+use device::op::{Activation, Attention, Epilogue, KvLayer, LinearChain};
 use device::step::count;
 use device::variant::Pick;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -152,18 +152,18 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let qkv = layout.floats(feed.half, tokens, cols, 0, &values);
     let q_heads = (HEADS * group) as u32;
     let out = layout.poison(feed.half, tokens, HEADS * group * DIM, 0);
-    let attention = AttentionChain {
+    let attention = Attention {
         qkv,
         q_heads,
         kv,
         state,
         out,
         scale: 0.125,
+        softcap: None,
         window: feed.window,
         rows: rows as u32,
         single,
         last_only: false,
-        rope: None,
         scratch: None,
         pick: if feed.fixed { Pick::Fixed } else { Pick::Best },
     };

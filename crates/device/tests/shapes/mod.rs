@@ -20,10 +20,11 @@ pub(crate) struct Model {
     pub(crate) head_norms: bool,
     pub(crate) bias: bool,
     pub(crate) act: Activation,
+    pub(crate) softcap: Option<f32>,
     pub(crate) weights: DType,
 }
 
-pub(crate) const MODELS: [Model; 6] = [
+pub(crate) const MODELS: [Model; 7] = [
     Model {
         name: "qwen3-0.6b",
         hidden: 1024,
@@ -35,6 +36,7 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: true,
         bias: false,
         act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -48,6 +50,7 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: true,
         bias: false,
         act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -61,6 +64,7 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: false,
         bias: false,
         act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -74,6 +78,7 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: false,
         bias: false,
         act: Activation::Silu,
+        softcap: None,
         weights: DType::Q4_1,
     },
     Model {
@@ -87,6 +92,7 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: false,
         bias: true,
         act: Activation::Silu,
+        softcap: None,
         weights: DType::F16,
     },
     Model {
@@ -100,6 +106,21 @@ pub(crate) const MODELS: [Model; 6] = [
         head_norms: true,
         bias: false,
         act: Activation::GeluTanh,
+        softcap: None,
+        weights: DType::BF16,
+    },
+    Model {
+        name: "gemma-2-2b",
+        hidden: 2304,
+        inner: 9216,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 256,
+        vocab: 256_000,
+        head_norms: false,
+        bias: false,
+        act: Activation::GeluTanh,
+        softcap: Some(50.0),
         weights: DType::BF16,
     },
 ];
@@ -214,21 +235,22 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         kv,
     };
     let attention = |rope, window| {
-        Op::from(AttentionChain {
+        let attention = Attention {
             qkv,
             q_heads: heads,
             kv,
             state,
             out: mix,
             scale: 0.125,
+            softcap: model.softcap,
             window,
             rows,
             single,
             last_only: false,
-            rope,
             scratch,
             pick: Default::default(),
-        })
+        };
+        Op::from(AttentionChain { attention, rope })
     };
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };

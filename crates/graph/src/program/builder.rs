@@ -213,6 +213,18 @@ impl ProgramBuilder {
         scale: f32,
         window: Option<u32>,
     ) -> ValueId {
+        self.attention_capped(name, qkv, scale, None, window)
+    }
+
+    /// As [`ProgramBuilder::attention`], with scores that stay below ±`softcap`.
+    pub fn attention_capped(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        scale: f32,
+        softcap: Option<f32>,
+        window: Option<u32>,
+    ) -> ValueId {
         let kv = self.kv_layer(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
         let cols = self.program.shape.q_cols();
@@ -224,6 +236,7 @@ impl ProgramBuilder {
             state: Unset,
             out,
             scale,
+            softcap,
             window,
             rows: Unset,
             single: Unset,

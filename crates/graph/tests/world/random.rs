@@ -151,7 +151,8 @@ impl Maker {
         let qkv = b.rope_kv(&name, qkv, q, k, rope, Pairs::Halves);
         let window = self.rng.once_in(3).then(|| 1 + self.rng.below(9));
         let name = self.name("attn");
-        let a = b.attention(&name, qkv, 0.35, window);
+        let softcap = self.rng.once_in(4).then_some(1.5);
+        let a = b.attention_capped(&name, qkv, 0.35, softcap, window);
         let o = self.linear(b, a, s.hidden, s.q_cols(), false);
         if self.rng.once_in(4) { o } else { self.add(b, x, o) }
     }
