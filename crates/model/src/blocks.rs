@@ -86,6 +86,8 @@ pub(crate) struct Attention {
     pub(crate) rotated: usize,
     pub(crate) window: Option<usize>,
     pub(crate) scale: f32,
+    /// Scores stay below this.
+    pub(crate) score_cap: Option<f32>,
 }
 
 impl Attention {
@@ -99,6 +101,7 @@ impl Attention {
             rotated: config.head_dim,
             window: None,
             scale: (config.head_dim as f32).powf(-0.5),
+            score_cap: None,
         }
     }
 }
@@ -139,7 +142,7 @@ pub(crate) fn attend(
     let k_norm = norm("k_norm", "self_attn.k_norm", "attn_k_norm");
     let qkv = b.rope_kv("rope", qkv, q_norm, k_norm, options.rope);
     let window = options.window.map(|window| window as u32);
-    b.ops().attention("attn", qkv, options.scale, window)
+    b.ops().attention_capped("attn", qkv, options.scale, options.score_cap, window)
 }
 
 /// Behind the last layer's pages only the last token of each row matters: from there on it is the only one.

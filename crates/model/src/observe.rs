@@ -86,18 +86,23 @@ impl<'a> Tail<'a> {
             _ => None,
         };
         let attention = nodes.iter().find_map(every);
-        // The last norm is the head's own or a node before it.
-        let ops: Vec<&Op> = layer.iter().map(|node| &node.op).collect();
-        let (state, norm, nodes) = match ops[..] {
-            [.., Op::RmsNorm(norm), _] => (norm.x, Some(norm.norm), 2),
-            [.., head] => match head.members() {
-                [Op::RmsNorm(norm), ..] => (norm.x, Some(norm.norm), 1),
-                [Op::Linear(head), ..] => (head.x, None, 1),
-                _ => return None,
-            },
-            [] => return None,
+        // The head is the last linear; behind it logits may be scaled. The last norm is its own or a node before it.
+        let linear = |op: &Op| matches!(op, Op::Linear(_));
+        let head = layer.iter().rposition(|node| node.op.members().iter().any(linear))?;
+        let norm = |op: &Op| match op {
+            Op::RmsNorm(norm) => Some((norm.x, norm.norm)),
+            _ => None,
         };
-        let head = layer.split_off(layer.len() - nodes);
+        let before = head.checked_sub(1).and_then(|index| norm(&layer[index].op));
+        let (state, norm, head) = match (layer[head].op.members(), before) {
+            ([first, ..], _) if norm(first).is_some() => {
+                norm(first).map(|(x, norm)| (x, Some(norm), head))?
+            }
+            (_, Some((x, norm))) => (x, Some(norm), head - 1),
+            ([Op::Linear(linear), ..], None) => (linear.x, None, head),
+            _ => return None,
+        };
+        let head = layer.split_off(head);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
         let logits = sample.logits;
         Some(Tail { runners, attention, gathers, layer, state, head, logits, norm, rows })

@@ -17,9 +17,10 @@ pub(crate) fn table(
         }
         (Numerics::Ggml, _) => ggml_table(rope, &frequencies, head_dim, positions),
     };
-    let scale = rope.scale();
-    if scale != 1.0 {
-        table.iter_mut().for_each(|x| *x *= scale);
+    // Of the cosines and of the sines of a position, those of rotated elements come first.
+    let turned = rope.rotated.unwrap_or(head_dim) / 2;
+    for half in table.chunks_exact_mut(head_dim / 2) {
+        half[..turned].iter_mut().for_each(|x| *x *= rope.scale());
     }
     table
 }

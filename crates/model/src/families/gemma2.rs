@@ -104,6 +104,7 @@ impl Decoder for Gemma {
                 norms_less_one: true,
                 window,
                 scale: self.scale,
+                score_cap: self.score_cap,
                 ..Attention::new(config, if window.is_some() { windowed } else { whole })
             };
             let a = blocks::attention(config, b, h, &options);

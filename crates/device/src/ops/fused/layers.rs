@@ -197,6 +197,7 @@ impl Layer {
             k_norm: self.rope.k_norm.is_some(),
             norms: self.norm1.weight.dtype,
             x: self.qkv.x,
+            rope: self.rope.rope,
             numbers: [
                 attention.scale,
                 self.norm1.eps,
@@ -236,6 +237,8 @@ struct Form {
     k_norm: bool,
     norms: DType,
     x: Tensor,
+    /// The table of rotations.
+    rope: Tensor,
     numbers: [f32; 5],
 }
 
