@@ -228,9 +228,9 @@ impl Program {
 
     /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
     pub fn pairs(&self) -> Pairs {
-        let pairs = |step: &Step| match &step.op {
-            ProgramOp::RopeKv(rope) => Some(rope.pairs),
-            _ => None,
+        let pairs = |step: &Step| {
+            let ProgramOp::RopeKv(rope) = &step.op else { return None };
+            Some(rope.pairs)
         };
         self.steps.iter().find_map(pairs).unwrap_or_default()
     }
