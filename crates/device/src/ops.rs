@@ -16,10 +16,12 @@ pub(crate) mod fill;
 pub mod fused;
 pub(crate) mod gate_mul;
 pub(crate) mod gather;
+pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod noise;
 pub(crate) mod prologue;
 pub(crate) mod rms_norm;
+pub(crate) mod rms_norm_columns;
 pub(crate) mod rope_kv;
 pub(crate) mod sample;
 pub(crate) mod scale;
@@ -43,6 +45,10 @@ ops! { ($)
     embed::Embed = "embed";
     /// Normalises rows.
     rms_norm::RmsNorm = "rms_norm" with Norm;
+    /// Normalises a range of columns in place.
+    rms_norm_columns::RmsNormColumns = "rms_norm_columns";
+    /// Normalises rows by mean and variance.
+    layer_norm::LayerNorm = "layer_norm";
     /// Multiplies by a weight matrix.
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
     /// Adds two matrices.
