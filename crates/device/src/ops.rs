@@ -16,10 +16,12 @@ pub(crate) mod fill;
 pub mod fused;
 pub(crate) mod gate_mul;
 pub(crate) mod gather;
+pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod noise;
 pub(crate) mod prologue;
 pub(crate) mod rms_norm;
+pub(crate) mod rms_norm_columns;
 pub(crate) mod rope_kv;
 pub(crate) mod sample;
 pub(crate) mod scale;
@@ -43,6 +45,10 @@ ops! { ($)
     embed::Embed = "embed";
     /// Normalises rows.
     rms_norm::RmsNorm = "rms_norm" with Norm;
+    /// Normalises a range of columns in place.
+    rms_norm_columns::RmsNormColumns = "rms_norm_columns";
+    /// Normalises rows by mean and variance.
+    layer_norm::LayerNorm = "layer_norm";
     /// Multiplies by a weight matrix.
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
     /// Adds two matrices.
@@ -128,6 +134,17 @@ pub struct Reuse<V> {
     pub must: bool,
 }
 
+/// Whether what an op reads must stay until the end of the step: results are computed from it afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep<V> {
+    /// It need not.
+    No,
+    /// It must.
+    Always,
+    /// It must if nothing but gathers reads this result.
+    IfOnlyGathered(V),
+}
+
 /// What every op's file provides for any operands.
 pub(crate) trait Bindable: Named + Sized {
     /// Its operands.
@@ -141,6 +158,15 @@ pub(crate) trait Bindable: Named + Sized {
     /// The input that its output may or must take the place of.
     fn reuse(&self) -> Option<Reuse<<Self::O as Operands>::Value>> {
         None
+    }
+    /// Inputs that a linear may make in one kernel with this op behind it, best first, and the op as that kernel
+    /// expects it.
+    fn epilogues(&self) -> Vec<(<Self::O as Operands>::Value, Self)> {
+        Vec::new()
+    }
+    /// Whether what it reads must stay until the end of the step.
+    fn keeps(&self) -> Keep<<Self::O as Operands>::Value> {
+        Keep::No
     }
     /// Its name in listings.
     fn name(&self) -> &'static str {
@@ -216,6 +242,19 @@ impl<O: Operands> Op<O> {
     /// The input that its output may or must take the place of.
     pub fn reuse(&self) -> Option<Reuse<O::Value>> {
         for_each_op!(self, op => op.reuse())
+    }
+
+    /// Inputs that a linear may make in one kernel with this op behind it, best first, and the op as that kernel
+    /// expects it.
+    pub fn epilogues(&self) -> Vec<(O::Value, Op<O>)> {
+        for_each_op!(self, op => {
+            op.epilogues().into_iter().map(|(value, op)| (value, op.into())).collect()
+        })
+    }
+
+    /// Whether what it reads must stay until the end of the step.
+    pub fn keeps(&self) -> Keep<O::Value> {
+        for_each_op!(self, op => op.keeps())
     }
 
     /// The values it reads that it does not make itself.

@@ -113,13 +113,17 @@ pub(crate) fn attention(
     h: ValueId,
     options: &Attention,
 ) -> ValueId {
+    attend(config, b, h, &qkv_sources(config, options.rotated), options)
+}
+
+/// Queries, keys and values in tensors of their own; the first `rotated` elements of a head are rotated.
+pub(crate) fn qkv_sources(config: &ModelConfig, rotated: usize) -> [Source; 3] {
     let (q, kv) = (config.q_width(), config.kv_width());
-    let sources = [
-        tensor("self_attn.q_proj", "attn_q", q).rotated(options.rotated),
-        tensor("self_attn.k_proj", "attn_k", kv).rotated(options.rotated),
+    [
+        tensor("self_attn.q_proj", "attn_q", q).rotated(rotated),
+        tensor("self_attn.k_proj", "attn_k", kv).rotated(rotated),
         tensor("self_attn.v_proj", "attn_v", kv),
-    ];
-    attend(config, b, h, &sources, options)
+    ]
 }
 
 /// The same, with queries, keys and values from `sources`.
@@ -131,6 +135,16 @@ pub(crate) fn attend(
     options: &Attention,
 ) -> ValueId {
     let qkv = b.linear("qkv", h, sources, options.qkv_bias, Cut::Rows);
+    rotate_and_attend(config, b, qkv, options)
+}
+
+/// Attention of joined queries, keys and values that are not yet rotated.
+pub(crate) fn rotate_and_attend(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    qkv: ValueId,
+    options: &Attention,
+) -> ValueId {
     let mut norm = |name, json, gguf| -> Option<(WeightRef, f32)> {
         let mut source = tensor(json, gguf, config.head_dim).rotated(options.rotated);
         if options.norms_less_one {

@@ -169,9 +169,28 @@ impl<'a> Builder<'a> {
     /// An RMS norm of rows of the residual stream.
     pub fn rms_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
         // The last norm has a name of its own, because a layer's could be the same.
-        let weight = if self.layer.is_none() && name == "norm" { "final_norm" } else { name };
+        let weight = if self.layer.is_none() { "final_norm" } else { name };
         let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
         self.program.rms_norm(name, x, weight, self.config.norm_eps)
+    }
+
+    /// A norm by mean and variance, without a bias.
+    pub fn layer_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
+        let weight = if self.layer.is_none() { "final_norm" } else { name };
+        let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
+        self.program.layer_norm(name, x, weight, None, self.config.norm_eps)
+    }
+
+    /// An RMS norm of some columns of `x`, from `from` on; the others stay as they are.
+    pub fn rms_norm_columns(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        from: usize,
+        source: Source,
+    ) -> ValueId {
+        let weight = self.vector(name, &[source], ".weight", Cut::Whole);
+        self.program.rms_norm_columns(name, x, from as u32, weight, self.config.norm_eps)
     }
 
     /// `x` times the stacked rows of some tensors; `bias` says that each has one.

@@ -37,7 +37,9 @@ macro_rules! families {
     };
 }
 
-families![llama, mistral, qwen2, qwen3, gemma2, gemma3, granite, smollm3, phi3, glm4];
+families![
+    llama, mistral, qwen2, qwen3, gemma2, gemma3, granite, smollm3, phi3, glm4, olmo2, cohere,
+];
 
 /// The names of all families.
 pub fn names() -> impl ExactSizeIterator<Item = &'static str> {

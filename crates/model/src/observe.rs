@@ -7,7 +7,7 @@
 //! as many tokens at a time as they have rows for; hidden states are read and normalised here. Such a
 //! step is waited for. A step that nobody asks anything of pays nothing.
 
-use device::op::{Attention, Copy, Gather, Norm};
+use device::op::{Attention, Copy, Gather, LayerNorm, Norm, RmsNorm};
 use device::{DType, Node, Op, Result, Tensor};
 use engine::exec::{Score, Step};
 use engine::request::{Pooling, Token};
@@ -57,9 +57,19 @@ struct Tail<'a> {
     /// From there to the logits.
     head: Vec<Node>,
     logits: Tensor,
-    norm: Option<Norm>,
+    norm: Option<FinalNorm>,
     /// Rows it takes at a time.
     rows: u32,
+}
+
+/// The norm before the head.
+#[derive(Clone, Copy)]
+struct FinalNorm {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    eps: f32,
+    /// Whether the mean is taken off first.
+    centred: bool,
 }
 
 impl<'a> Tail<'a> {
@@ -90,7 +100,14 @@ impl<'a> Tail<'a> {
         let linear = |op: &Op| matches!(op, Op::Linear(_));
         let head = layer.iter().rposition(|node| node.op.members().iter().any(linear))?;
         let norm = |op: &Op| match op {
-            Op::RmsNorm(norm) => Some((norm.x, norm.norm)),
+            Op::RmsNorm(RmsNorm { x, norm, .. }) => {
+                let Norm { weight, eps } = *norm;
+                Some((*x, FinalNorm { weight, bias: None, eps, centred: false }))
+            }
+            Op::LayerNorm(LayerNorm { x, weight, bias, eps, .. }) => {
+                let (weight, bias, eps) = (*weight, *bias, *eps);
+                Some((*x, FinalNorm { weight, bias, eps, centred: true }))
+            }
             _ => None,
         };
         let before = head.checked_sub(1).and_then(|index| norm(&layer[index].op));
@@ -149,25 +166,36 @@ impl<'a> Tail<'a> {
             Pooling::Last => (first + count - 1, 1),
         };
         let width = self.state.cols as usize;
-        let weight = self.norm.map(|norm| self.read(norm.weight, 1)).transpose()?;
-        let eps = f64::from(self.norm.map_or(0.0, |norm| norm.eps));
+        let vector = |tensor: Option<Tensor>| tensor.map(|t| self.read(t, 1)).transpose();
+        let weight = vector(self.norm.map(|norm| norm.weight))?;
+        let bias = vector(self.norm.and_then(|norm| norm.bias))?;
         let mut sum = vec![0.0; width];
         for at in (0..count).step_by(self.rows as usize) {
             let some = self.rows.min(count - at);
             self.run(first + at, some, &[&self.layer])?;
             for row in self.read(self.state, some)?.chunks_exact(width) {
-                let square = |x: &f32| f64::from(*x) * f64::from(*x);
-                let mean = row.iter().map(square).sum::<f64>() / width as f64;
-                let scale = 1.0 / (mean + eps).sqrt();
+                let (mean, scale) = self.norm.map_or((0.0, 1.0), |norm| norm.of(row));
                 for (i, (sum, x)) in sum.iter_mut().zip(row).enumerate() {
-                    *sum += match &weight {
-                        Some(weight) => f64::from(*x) * scale * f64::from(weight[i]),
-                        None => f64::from(*x),
-                    };
+                    let weight = weight.as_ref().map_or(1.0, |weight| f64::from(weight[i]));
+                    let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
+                    *sum += (f64::from(*x) - mean) * scale * weight + bias;
                 }
             }
         }
         Ok(sum)
+    }
+}
+
+impl FinalNorm {
+    /// What is taken off each element of a row, and what multiplies it then.
+    fn of(&self, row: &[f32]) -> (f64, f64) {
+        let count = row.len() as f64;
+        let mean = match self.centred {
+            true => row.iter().map(|x| f64::from(*x)).sum::<f64>() / count,
+            false => 0.0,
+        };
+        let squares: f64 = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+        (mean, 1.0 / (squares / count + f64::from(self.eps)).sqrt())
     }
 }
 

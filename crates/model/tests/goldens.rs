@@ -12,7 +12,7 @@ use model::Precision;
 use model::{LoadOptions, LoadedExecutor, ModelSource, load_executor};
 use std::path::Path;
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 20] = [
     "llama",
     "llama-tied",
     "llama-mha",
@@ -31,6 +31,8 @@ const CASES: [&str; 18] = [
     "phi3",
     "phi3-long",
     "glm4",
+    "olmo2",
+    "cohere",
 ];
 
 struct Golden {

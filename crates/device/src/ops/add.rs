@@ -48,6 +48,12 @@ impl<O: Operands> Bindable for Add<O> {
     fn reuse(&self) -> Option<Reuse<O::Value>> {
         Some(Reuse { from: self.a, to: self.y, must: false })
     }
+
+    /// `b` first: by habit the residual is written on the left.
+    fn epilogues(&self) -> Vec<(O::Value, Add<O>)> {
+        let swapped = Add { a: self.b, b: self.a, ..self.clone() };
+        vec![(self.b, self.clone()), (self.a, swapped)]
+    }
 }
 
 impl Contract for Add {

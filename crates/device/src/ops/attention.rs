@@ -15,7 +15,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Keep, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_pages, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
@@ -103,6 +103,11 @@ impl<O: Operands> Bindable for Attention<O> {
             scratch: None,
             pick: Pick::Best,
         })
+    }
+
+    /// Tokens that are not the last of their row are then left out, and computed when they are asked for.
+    fn keeps(&self) -> Keep<O::Value> {
+        Keep::IfOnlyGathered(self.out)
     }
 }
 

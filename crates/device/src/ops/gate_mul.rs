@@ -85,6 +85,10 @@ impl<O: Operands> Bindable for GateMul<O> {
         let (x, y) = (to.value(self.x)?, to.value(self.y)?);
         Ok(GateMul { x, act: self.act, y, live: to.live(self.y) })
     }
+
+    fn epilogues(&self) -> Vec<(O::Value, GateMul<O>)> {
+        vec![(self.x, self.clone())]
+    }
 }
 
 impl Contract for GateMul {

@@ -4,7 +4,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Keep, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_indices,
 };
 use crate::cpu::memory::CpuMemory;
@@ -40,6 +40,11 @@ impl<O: Operands> Bindable for Gather<O> {
     fn bind<B: Binder<O>>(&self, to: &B) -> Result<Gather, B::Error> {
         let (x, y) = (to.value(self.x)?, to.value(self.y)?);
         Ok(Gather { index: to.state().last_index, x, y })
+    }
+
+    /// Hidden states and log-probabilities of the rows that are left out are computed later.
+    fn keeps(&self) -> Keep<O::Value> {
+        Keep::Always
     }
 }
 

@@ -1,9 +1,10 @@
-//! Ops that work row by row: embed, rms_norm, add, scale, gate_mul, gather, copy, fill, noise.
+//! Ops that work row by row: embed, norms, add, scale, gate_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
 use device::op::{
-    Activation, Add, Copy, Embed, Fill, GateMul, Gather, Noise, Norm, RmsNorm, Scale,
+    Activation, Add, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Noise, Norm, RmsNorm,
+    RmsNormColumns, Scale,
 };
 use device::{DType, Op, Region, Tensor};
 
@@ -26,6 +27,79 @@ fn rms_norm() {
         };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Any types, ragged widths and offsets far from 0, in place or not, with and without a bias.
+#[test]
+fn layer_norm() {
+    let rng = &mut Rng::new(13);
+    for seed in 0..18 {
+        let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(3000), rng.pick(&[0, 8]));
+        let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
+        let [from, to, w, b] = [(); 4].map(|()| rng.pick(&FLOATS));
+        let (in_place, with_bias) = (seed % 3 == 0, seed % 4 < 2);
+        // A mean that is large beside the deviation, where its square would lose digits.
+        let mean = if from == DType::F32 { 30.0 } else { 1.0 };
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let values: Vec<f32> = rng.floats(rows * cols, 3.0).iter().map(|v| v + mean).collect();
+            let x = layout.floats(from, rows, cols, gap, &values);
+            let weight = layout.floats(w, 1, cols, 0, &rng.floats(cols, 1.0));
+            let bias = layout.floats(b, 1, cols, 0, &rng.floats(cols, 1.0));
+            let bias = with_bias.then_some(bias);
+            let y = if in_place { x } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::LayerNorm(LayerNorm { x, weight, bias, eps: 1e-5, y })], vec![y.span])
+        };
+        let to = if in_place { from } else { to };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Each part is normalised as a matrix by itself would be, and the columns beside it keep their bits.
+#[test]
+fn rms_norm_columns() {
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    for (seed, dtype) in FLOATS.into_iter().cycle().take(9).enumerate() {
+        let rng = &mut Rng::new(900 + seed as u64);
+        let (rows, gap) = (1 + rng.below(12), rng.pick(&[0, 8]));
+        let (from, cols, after) = (8 * rng.below(9), 1 + rng.below(300), rng.below(40));
+        let all = from + cols + after;
+        let values = rng.floats(rows * all, 3.0);
+        let weights = rng.floats(cols, 1.0);
+        let build = |layout: &mut Layout| {
+            let x = layout.floats(dtype, rows, all, gap, &values);
+            let weight = layout.floats(DType::F32, 1, cols, 0, &weights);
+            let norm = Norm { weight, eps: 1e-6 };
+            let op = RmsNormColumns { x, from: from as u32, norm, y: x };
+            (vec![Op::RmsNormColumns(op)], vec![x.span])
+        };
+        let part: Vec<f32> =
+            values.chunks_exact(all).flat_map(|row| row[from..from + cols].to_vec()).collect();
+        let alone = run(&reference, &|layout: &mut Layout| {
+            let x = layout.floats(dtype, rows, cols, 0, &part);
+            let weight = layout.floats(DType::F32, 1, cols, 0, &weights);
+            let y = layout.poison(dtype, rows, cols, 0);
+            let norm = Norm { weight, eps: 1e-6 };
+            (vec![Op::RmsNorm(RmsNorm { x, norm, y })], vec![y.span])
+        });
+        let alone = decode(dtype, &alone[0]);
+        let before = decode(dtype, &encode(dtype, &values));
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), dtype, 1.0, &want[0], &got[0]);
+            for bytes in [&want[0], &got[0]] {
+                for (row, got) in decode(dtype, bytes).chunks(all + gap).enumerate() {
+                    let old = &before[row * all..][..all];
+                    assert_eq!(got[..from], old[..from], "seed {seed} {device}");
+                    assert_eq!(got[from + cols..all], old[from + cols..], "seed {seed} {device}");
+                }
+            }
+            for (row, want) in decode(dtype, &want[0]).chunks(all + gap).enumerate() {
+                assert_eq!(want[from..from + cols], alone[row * cols..][..cols], "seed {seed}");
+            }
         });
     }
 }

@@ -196,6 +196,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let mut norm = |cols| Norm { weight: tensor(Region::Weights, norm_dtype, 1, cols), eps: 1e-6 };
     let (norm1, norm2, norm3) = (norm(hidden), norm(hidden), norm(hidden));
     let (q_norm, k_norm) = (norm(head_dim), norm(head_dim));
+    let k_part = norm(kv_heads * head_dim);
     let bias = model.bias.then(|| tensor(Region::Weights, DType::F32, 1, qkv_cols));
     let rope = tensor(Region::Weights, DType::F32, 4096, head_dim);
     let kv = KvLayer {
@@ -258,6 +259,15 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
         Op::Embed(Embed { ids, table: embed, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
+        Op::RmsNormColumns(RmsNormColumns { x: qkv, from: q, norm: k_part, y: qkv }),
+        Op::LayerNorm(LayerNorm {
+            x,
+            weight: norm1.weight,
+            bias: Some(norm2.weight),
+            eps: 1e-5,
+            y,
+        }),
+        Op::LayerNorm(LayerNorm { x, weight: norm1.weight, bias: None, eps: 1e-5, y: x }),
         linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
         linear(y, w_qkv, None, None, Epilogue::Store, qkv),
         Op::RopeKv(rope_kv.clone()),

@@ -2,7 +2,7 @@
 //! its kernels do both to sums in registers. One that nothing can take stays an op of its own.
 
 use crate::program::{Program, ProgramOp, Step, ValueId};
-use device::op::{Add, Fused, FusedKernel, Prologue};
+use device::op::{Fused, FusedKernel, Prologue};
 use device::operand::Unset;
 use std::collections::HashMap;
 
@@ -35,18 +35,11 @@ struct Folder {
 
 impl Folder {
     fn step(&mut self, step: &Step) {
-        let folded = match &step.op {
-            ProgramOp::Add(add) => {
-                let swapped = Add { a: add.b, b: add.a, ..add.clone() };
-                // `b` first: by habit the residual is written on the left.
-                [add.clone(), swapped].into_iter().find_map(|add| {
-                    let sums = self.foldable(add.b)?;
-                    Some((sums, ProgramOp::Add(add)))
-                })
-            }
-            ProgramOp::GateMul(gate) => self.foldable(gate.x).map(|sums| (sums, step.op.clone())),
-            _ => None,
-        };
+        let folded = step
+            .op
+            .epilogues()
+            .into_iter()
+            .find_map(|(input, end)| Some((self.foldable(input)?, end)));
         let Some((linear, end)) = folded else { return self.steps.push(Some(step.clone())) };
         let linear = self.steps[linear].take().expect("foldable found it");
         let kernel = FusedKernel::Linear { handoff: Unset };

@@ -12,7 +12,7 @@ use super::uses::{only_gathered, readers};
 use crate::ShapeKey;
 use crate::program::{Program, ProgramOp, Step, ValueId};
 use device::ALIGN;
-use device::ops::Reuse;
+use device::ops::{Keep, Reuse};
 
 /// A part of the workspace and when it is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,10 +60,10 @@ fn buffers(program: &Program, key: &ShapeKey, steps: &[Step]) -> Result<Vec<Buff
     for (index, step) in steps.iter().enumerate() {
         let Some(out) = step.op.made() else { continue };
         let readers = readers(steps, out);
-        let keeps = |op: &ProgramOp| match op {
-            ProgramOp::Gather(_) => true,
-            ProgramOp::Attention(attention) => only_gathered(steps, attention.out),
-            _ => false,
+        let keeps = |op: &ProgramOp| match op.keeps() {
+            Keep::No => false,
+            Keep::Always => true,
+            Keep::IfOnlyGathered(result) => only_gathered(steps, result),
         };
         let kept = readers.iter().any(|&reader| steps[reader].op.members().iter().any(keeps));
         let last = match readers.into_iter().max() {

@@ -7,8 +7,8 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activation, Add, Attention, Embed, GateMul, Gather, Linear, Norm, RmsNorm, RopeKv, Sample,
-    Scale,
+    Activation, Add, Attention, Embed, GateMul, Gather, LayerNorm, Linear, Norm, RmsNorm,
+    RmsNormColumns, RopeKv, Sample, Scale,
 };
 use device::operand::Unset;
 
@@ -119,6 +119,36 @@ impl ProgramBuilder {
         let norm = self.norm(weight, eps);
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
         self.make(name, rows, cols, dtype, |y| RmsNorm { x, norm, y })
+    }
+
+    /// RMS normalisation of the columns of `x` from `from` on, as many as the weight has, in place; the others stay as
+    /// they are.
+    pub fn rms_norm_columns(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        from: u32,
+        weight: WeightRef,
+        eps: f32,
+    ) -> ValueId {
+        let norm = self.norm(weight, eps);
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| RmsNormColumns { x, from, norm, y })
+    }
+
+    /// Normalisation of each row of `x` by its mean and variance.
+    pub fn layer_norm(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        eps: f32,
+    ) -> ValueId {
+        let weight = self.weight(weight);
+        let bias = bias.map(|bias| self.weight(bias));
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| LayerNorm { x, weight, bias, eps, y })
     }
 
     /// `x · wᵀ + bias`, stored in `x`'s dtype.

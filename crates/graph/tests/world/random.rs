@@ -86,6 +86,12 @@ impl Maker {
     fn norm(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
         let name = self.name("norm");
         let w = WeightRef::vector(format!("{name}.norm"), self.shape.act_dtype, self.shape.hidden);
+        if self.rng.once_in(5) {
+            let bias = self.rng.once_in(2).then(|| {
+                WeightRef::vector(format!("{name}.bias"), self.shape.act_dtype, self.shape.hidden)
+            });
+            return b.layer_norm(&name, x, w, bias, 1e-5);
+        }
         b.rms_norm(&name, x, w, 1e-5)
     }
 
@@ -103,6 +109,19 @@ impl Maker {
         let d = self.linear(b, m, hidden, inner, false);
         let d = self.maybe_scale(b, d);
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    /// Norms of all heads of q, and of k, inside the joined matrix.
+    fn maybe_norm_columns(&mut self, b: &mut ProgramBuilder, qkv: ValueId) -> ValueId {
+        if !self.rng.once_in(4) {
+            return qkv;
+        }
+        let s = self.shape;
+        let (q, k) = (s.q_cols(), s.kv_heads * s.head_dim);
+        let (name, after) = (self.name("q_norm"), self.name("k_norm"));
+        let weight = |name: &str, len| WeightRef::vector(format!("{name}.norm"), s.act_dtype, len);
+        let qkv = b.rms_norm_columns(&name, qkv, 0, weight(&name, q), 1e-5);
+        b.rms_norm_columns(&after, qkv, q, weight(&after, k), 1e-5)
     }
 
     /// A multiplier of a branch, as some models have, with or without a limit.
@@ -138,6 +157,7 @@ impl Maker {
         let s = self.shape;
         let h = self.maybe_norm(b, x);
         let qkv = self.linear(b, h, s.qkv_cols(), s.hidden, false);
+        let qkv = self.maybe_norm_columns(b, qkv);
         let name = self.name("rope");
         let norm = |which: &str| {
             WeightRef::vector(format!("{name}.{which}.norm"), s.act_dtype, s.head_dim)

@@ -1,0 +1,60 @@
+// y = (x − mean) / sqrt(variance + eps) · weight (+ bias); a block per row. Types XT, WT, BT, YT; BIAS; ALIGNED: all rows
+// start at multiples of 16 bytes and are whole eights.
+#include "prelude.cuh"
+
+// The block's sum of v, in every thread.
+DEVICE float block_sum(float v, float* part) {
+    v = warp_sum(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0.0f;
+#pragma unroll
+    for (int w = 0; w < 8; w++) v += part[w];
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+layer_norm(const void* x, const void* weight, const void* bias, void* y, u32 k, u32 x_stride, u32 y_stride, float eps) {
+    __shared__ float part[8];
+    let_successor_start();
+    wait_for_predecessor();
+    const u64 from = (u64)blockIdx.x * x_stride, to = (u64)blockIdx.x * y_stride;
+    // Squares are of differences from the mean: a difference of two sums would lose digits.
+    float mean = 0.0f, squares = 0.0f;
+#if ALIGNED
+    float v[8], w[8], b[8];
+    for (u32 i = threadIdx.x * 8; i < k; i += 2048) {
+        load8<XT>(x, from + i, v);
+#pragma unroll
+        for (int t = 0; t < 8; t++) mean += v[t];
+    }
+    mean = block_sum(mean, part) / (float)k;
+    for (u32 i = threadIdx.x * 8; i < k; i += 2048) {
+        load8<XT>(x, from + i, v);
+#pragma unroll
+        for (int t = 0; t < 8; t++) squares += (v[t] - mean) * (v[t] - mean);
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares, part) / (float)k + eps);
+    for (u32 i = threadIdx.x * 8; i < k; i += 2048) {
+        load8<XT>(x, from + i, v);
+        load8<WT>(weight, i, w);
+        if (BIAS) load8<BT>(bias, i, b);
+#pragma unroll
+        for (int t = 0; t < 8; t++) v[t] = (v[t] - mean) * scale * w[t] + (BIAS ? b[t] : 0.0f);
+        store8<YT>(y, to + i, v);
+    }
+#else
+    for (u32 i = threadIdx.x; i < k; i += 256) mean += load1<XT>(x, from + i);
+    mean = block_sum(mean, part) / (float)k;
+    for (u32 i = threadIdx.x; i < k; i += 256) {
+        const float v = load1<XT>(x, from + i) - mean;
+        squares += v * v;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(squares, part) / (float)k + eps);
+    for (u32 i = threadIdx.x; i < k; i += 256) {
+        const float v = (load1<XT>(x, from + i) - mean) * scale * load1<WT>(weight, i);
+        store1<YT>(y, to + i, BIAS ? v + load1<BT>(bias, i) : v);
+    }
+#endif
+}

@@ -1,0 +1,217 @@
+//! `y = (x − mean) / sqrt(variance + eps) · weight + bias` for each row: mean, variance (of all n elements) and scaling in
+//! f32, rounded once, when storing. `y` may be `x`.
+
+use super::{
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
+    require_float, require_vector,
+};
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
+use crate::cpu::simd::{LANES, Level, fma, levels, sum};
+use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::cuda::launch::{Arg, Lowered, Target};
+use crate::cuda::lower::{Kernel, aligned, code};
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
+use crate::{Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct LayerNorm<O: Operands = Bound> {
+    /// Input.
+    pub x: O::Value,
+    /// One element per column.
+    pub weight: O::Weight,
+    /// One element per column, added last.
+    pub bias: Option<O::Weight>,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Output; may be `x`.
+    pub y: O::Value,
+}
+
+impl<O: Operands> Bindable for LayerNorm<O> {
+    type O = O;
+    type Bound = LayerNorm;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.x, Access::Read));
+        visit(Operand::Weight(&mut self.weight));
+        if let Some(bias) = &mut self.bias {
+            visit(Operand::Weight(bias));
+        }
+        visit(Operand::Value(&mut self.y, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<LayerNorm, B::Error> {
+        let bias = self.bias.map(|bias| to.weight(bias)).transpose()?;
+        let (x, y) = (to.value(self.x)?, to.value(self.y)?);
+        Ok(LayerNorm { x, weight: to.weight(self.weight)?, bias, eps: self.eps, y })
+    }
+
+    fn reuse(&self) -> Option<Reuse<O::Value>> {
+        Some(Reuse { from: self.x, to: self.y, must: false })
+    }
+}
+
+impl Contract for LayerNorm {
+    fn check(&self) -> Result<()> {
+        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
+            require_fit(tensor, Self::NAME, what)?;
+            require_float(tensor, Self::NAME, what)?;
+        }
+        require_vector(&self.weight, self.x.cols, Self::NAME, "weight")?;
+        if let Some(bias) = &self.bias {
+            require_vector(bias, self.x.cols, Self::NAME, "bias")?;
+        }
+        let same = (self.x.rows, self.x.cols) == (self.y.rows, self.y.cols);
+        require(same, Self::NAME, || "x and y differ in shape".into())
+    }
+
+    fn describe(&self) -> String {
+        let bias = if self.bias.is_some() { " + bias" } else { "" };
+        format!("layer_norm {}{bias}", self.x)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let bias = self.bias.as_ref().map_or(0, Tensor::bytes);
+        let values = self.x.bytes() + self.y.bytes();
+        Traffic { weights: self.weight.bytes() + bias, values }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
+    }
+
+    fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        visit(self.x.span, Access::Read);
+        visit(self.weight.span, Access::Read);
+        if let Some(bias) = &self.bias {
+            visit(bias.span, Access::Read);
+        }
+        visit(self.y.span, Access::Write);
+    }
+
+    fn in_place(&self) -> Option<(Tensor, Tensor)> {
+        Some((self.x, self.y))
+    }
+}
+
+impl LayerNorm {
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let [x, weight, y] =
+            [&self.x, &self.weight, &self.y].map(|tensor| Matrix::new(memory, tensor));
+        let bias = self.bias.as_ref().map(|bias| Matrix::new(memory, bias));
+        let mut values = vec![0.0; x.cols];
+        for row in 0..x.rows {
+            x.read_row(row, &mut values);
+            let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / x.cols as f64;
+            let squares = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>();
+            let scale = 1.0 / (squares / x.cols as f64 + f64::from(self.eps)).sqrt();
+            for (col, value) in values.iter().enumerate() {
+                let scaled = (f64::from(*value) - mean) * scale * f64::from(weight.get(0, col));
+                let bias = bias.as_ref().map_or(0.0, |bias| bias.get(0, col));
+                y.set(row, col, (scaled + f64::from(bias)) as f32);
+            }
+        }
+    }
+
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        let [x, weight, y] =
+            [&self.x, &self.weight, &self.y].map(|tensor| Matrix::new(memory, tensor));
+        let bias = self.bias.as_ref().map(|bias| Matrix::new(memory, bias));
+        Box::new(LayerNormStep { x, weight, bias, eps: self.eps, y, level: lowering.level })
+    }
+
+    /// `kernels/layer_norm.cu`: a block per row.
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let bias = self.bias.unwrap_or(self.weight);
+        let kernel = Kernel::new(target, "layer_norm", "layer_norm")
+            .define("XT", code(self.x.dtype, Self::NAME)?)
+            .define("WT", code(self.weight.dtype, Self::NAME)?)
+            .define("BT", code(bias.dtype, Self::NAME)?)
+            .define("YT", code(self.y.dtype, Self::NAME)?)
+            .define("BIAS", u32::from(self.bias.is_some()))
+            .define(
+                "ALIGNED",
+                u32::from([&self.x, &self.weight, &bias, &self.y].into_iter().all(aligned)),
+            )
+            .grid(self.x.rows, 1, 1)
+            .tensors(&[&self.x, &self.weight])
+            .optional(self.bias.map(|bias| bias.span))
+            .tensors(&[&self.y])
+            .ints(&[self.x.cols, self.x.stride, self.y.stride])
+            .arg(Arg::F32(self.eps));
+        Ok(vec![kernel.lowered()])
+    }
+}
+
+/// Rows, cut among the threads.
+struct LayerNormStep {
+    x: Matrix,
+    weight: Matrix,
+    bias: Option<Matrix>,
+    eps: f32,
+    y: Matrix,
+    level: Level,
+}
+
+impl Step for LayerNormStep {
+    fn scratch(&self) -> Scratch {
+        Scratch { shared: 0, own: 2 * self.x.cols * size_of::<f32>() }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let rows = self.x.rows;
+        let cuts = if rows < 8 { 1 } else { chunks(rows, team.threads()) };
+        team.parallel(cuts, &|chunk, worker| {
+            // SAFETY: this worker's own scratch.
+            let own = unsafe { team.own(worker).floats(2 * self.x.cols) };
+            let (values, other) = own.split_at_mut(self.x.cols);
+            for row in part(rows, cuts, chunk) {
+                // SAFETY: rows of `x` and `y`, which this chunk alone touches; the vectors have one element per column,
+                // and the level was detected.
+                unsafe {
+                    load_floats(self.x.dtype, self.x.at(row, 0), values);
+                    load_floats(self.weight.dtype, self.weight.start(), other);
+                    normalise(self.level, values, other, self.eps);
+                    if let Some(bias) = &self.bias {
+                        load_floats(bias.dtype, bias.start(), other);
+                        values.iter_mut().zip(&*other).for_each(|(value, bias)| *value += bias);
+                    }
+                    store_floats(self.y.dtype, self.y.at(row, 0), values);
+                }
+            }
+        });
+    }
+}
+
+/// The sum of what `of` makes of each value, in lanes.
+#[inline(always)]
+fn total(values: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let whole = values.chunks_exact(LANES);
+    let rest = whole.remainder().iter().fold(0.0, |sum, v| of(*v, sum));
+    for values in whole {
+        lanes.iter_mut().zip(values).for_each(|(lane, v)| *lane = of(*v, *lane));
+    }
+    sum(lanes) + rest
+}
+
+#[inline(always)]
+fn normalise_body<const FMA: bool>(values: &mut [f32], weight: &[f32], eps: f32) {
+    let n = values.len() as f32;
+    let mean = total(values, |v, sum| sum + v) / n;
+    let squares = total(values, |v, sum| fma::<FMA>(v - mean, v - mean, sum));
+    let scale = 1.0 / (squares / n + eps).sqrt();
+    for (value, weight) in values.iter_mut().zip(weight) {
+        *value = (*value - mean) * scale * weight;
+    }
+}
+
+levels! {
+    /// Normalises a row in place, without the bias.
+    fn normalise(values: &mut [f32], weight: &[f32], eps: f32) = normalise_body;
+}

@@ -1,0 +1,59 @@
+//! OLMo 2: no norms before attention and MLP, but after them; norms over all queries and over all keys of a token.
+
+use super::{Decoder, Family};
+use crate::blocks::{self, Attention};
+use crate::builder::{Builder, tensor};
+use crate::config::{Defaults, Fields, ModelConfig, Rope};
+use crate::weights::Cut;
+use device::op::Activation;
+use formats::Result;
+use std::sync::Arc;
+
+pub(super) const FAMILY: Family = Family { name: "olmo2", gguf: "olmo2", read };
+
+#[derive(Debug)]
+struct Olmo2 {
+    rope: Rope,
+}
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    f.activation("hidden_act", &["silu"])?;
+    f.not("attention_bias", "")?;
+    let mut config = ModelConfig::read(f, Defaults::default())?;
+    config.decoder = Arc::new(Olmo2 { rope: Rope::read_whole(f, config.head_dim)? });
+    Ok(config)
+}
+
+impl Decoder for Olmo2 {
+    fn ropes(&self) -> Vec<Rope> {
+        vec![self.rope.clone()]
+    }
+
+    fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {
+        let rope = b.rope(&self.rope);
+        let norm = |json, gguf| tensor(json, gguf, config.hidden);
+        let (q, kv, dim) = (config.q_width(), config.kv_width(), config.head_dim);
+        let x = b.embed();
+        let x = blocks::layers(config, b, x, |b, _, x| {
+            let sources = blocks::qkv_sources(config, dim);
+            let qkv = b.linear("qkv", x, &sources, false, Cut::Rows);
+            let q_norm = tensor("self_attn.q_norm", "attn_q_norm", q).rotated(dim);
+            let k_norm = tensor("self_attn.k_norm", "attn_k_norm", kv).rotated(dim);
+            let qkv = b.rms_norm_columns("q_norm", qkv, 0, q_norm);
+            let qkv = b.rms_norm_columns("k_norm", qkv, q, k_norm);
+            let a = blocks::rotate_and_attend(config, b, qkv, &Attention::new(config, rope));
+            let (a, x) = blocks::last_tokens(b, a, x);
+            let o = blocks::output(config, b, a);
+            let after = norm("post_attention_layernorm", "post_attention_norm");
+            let o = b.rms_norm("attn_post_norm", o, after);
+            let x = b.ops().add("attn_out", x, o);
+            let d = blocks::gated_mlp(config, b, x, Activation::Silu);
+            let after = norm("post_feedforward_layernorm", "post_ffw_norm");
+            let d = b.rms_norm("mlp_post_norm", d, after);
+            b.ops().add("mlp_out", x, d)
+        });
+        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
+        let logits = b.logits(h);
+        b.ops().sample("sample", logits);
+    }
+}
