@@ -7,7 +7,9 @@
 * crates/device/tests/goldens/ggml.bin: random inputs of ggml's ops and their results, to the bit. Parts, each with its
   length before it (u32): for Q4_1, Q5_0, Q5_1 and Q8_0 weights, activations and results; a row, a norm's weight, gate
   and up and the results of norm, multiplication and SwiGLU; for one token and for five tokens queries, keys, values
-  and the result of attention; pairs of (1, 0) and queries, each with its rotation by eight positions.
+  and the result of attention; pairs of (1, 0) and queries, each with its rotation by eight positions; activations,
+  and for each of K_SHAPES weights and results for the first 1, the first 5 and all 27 rows of these activations, which
+  llama.cpp adds up in different orders.
 * tests/goldens/llama_cpp.json: greedy answers to 20 prompts, 32 tokens each. Prompts are processed at once, flash attention
   is off, the KV cache is f16: the package's defaults.
 
@@ -28,7 +30,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 OPS = "crates/device/tests/goldens/ggml.bin"
 TOKENS = "tests/goldens/llama_cpp.json"
 F32, F16, I32 = 0, 1, 26
-HALVES = {"Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}
+HALVES = {"Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+SMALL_BLOCKS = ["Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+# Type and rows of weights. Q4_K with rows in eights is repacked when a model is loaded.
+K_SHAPES = [("Q4_K", 40), ("Q4_K", 36), ("Q5_K", 40), ("Q6_K", 40)]
 random = np.random.default_rng(20261115)
 
 
@@ -46,6 +51,7 @@ class Ggml:
 
         self.base.ggml_init.restype = ctypes.c_void_p
         self.context = ctypes.c_void_p(self.base.ggml_init(Params(64 << 20, None, False)))
+        self.unplaced = ctypes.c_void_p(self.base.ggml_init(Params(1 << 20, None, True)))
 
     def call(self, name, *arguments):
         function = getattr(self.base, name)
@@ -57,6 +63,31 @@ class Ggml:
         """A tensor of `shape`, innermost first."""
         made = self.call(f"ggml_new_tensor_{len(shape)}d", kind, *map(ctypes.c_int64, shape))
         ctypes.memmove(self.data(made), data.tobytes(), data.nbytes)
+        return made
+
+    def pointer(self, library, name, *arguments):
+        function = getattr(library, name)
+        function.restype = ctypes.c_void_p
+        return ctypes.c_void_p(function(*arguments))
+
+    def repacked(self, kind, shape, data):
+        """A matrix in the form that the CPU prefers, as models are loaded."""
+        base = self.base
+        registry = self.pointer(self.cpu, "ggml_backend_cpu_reg")
+        device = self.pointer(base, "ggml_backend_reg_dev_get", registry, ctypes.c_size_t(0))
+        extra = self.pointer(base, "ggml_backend_reg_get_proc_address", registry, b"ggml_backend_dev_get_extra_bufts")
+        extra = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(extra.value)(device)
+        base.ggml_backend_buft_name.restype = ctypes.c_char_p
+        names = {}
+        for buffer_type in extra:
+            if not buffer_type:
+                break
+            names[base.ggml_backend_buft_name(ctypes.c_void_p(buffer_type))] = ctypes.c_void_p(buffer_type)
+        size = ctypes.c_size_t(data.nbytes + 4096)
+        buffer = self.pointer(base, "ggml_backend_buft_alloc_buffer", names[b"CPU_REPACK"], size)
+        made = self.pointer(base, "ggml_new_tensor_2d", self.unplaced, kind, *map(ctypes.c_int64, shape))
+        base.ggml_backend_tensor_alloc(buffer, made, self.pointer(base, "ggml_backend_buffer_get_base", buffer))
+        base.ggml_backend_tensor_set(made, data.tobytes(), ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes))
         return made
 
     def data(self, tensor):
@@ -86,7 +117,7 @@ def blocks(name, rows, cols):
 
 def write_ops(ggml):
     parts = []
-    for name in HALVES:
+    for name in SMALL_BLOCKS:
         rows, n, k = 5, 32, 160
         w, x = blocks(name, n, k), normal(rows, k)
         matrix = ggml.tensor(GGMLQuantizationType[name], (k, n), w)
@@ -126,6 +157,20 @@ def write_ops(ggml):
                             ggml.tensor(I32, (len(positions),), positions), None, dim, 0, 8192, 100000.0, 1.0, 0.0, 1.0,
                             32.0, 1.0)
         parts += [x, ggml.floats(rotated, x.size)]
+
+    rows, k = 27, 512
+    x = normal(rows, k)
+    # Largest values of either sign, in either order.
+    x[:, 5], x[:, 77] = np.resize([9, -9, -9], rows), np.resize([-9, 9, 3], rows)
+    parts.append(x)
+    for name, n in K_SHAPES:
+        w = blocks(name, n, k)
+        kind, shape = GGMLQuantizationType[name], (k, n)
+        whole = ggml.repacked(kind, shape, w) if (name, n % 8) == ("Q4_K", 0) else ggml.tensor(kind, shape, w)
+        parts.append(w)
+        for some in (1, 5, rows):
+            product = ggml.call("ggml_mul_mat", whole, ggml.tensor(F32, (k, some), x[:some]))
+            parts.append(ggml.floats(product, some * n))
 
     with open(OPS, "wb") as out:
         for part in parts:

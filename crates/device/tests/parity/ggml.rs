@@ -36,6 +36,7 @@ const WEIGHTS: [DType; 4] = [DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0]
 const WEIGHT_PARTS: usize = 3 * WEIGHTS.len();
 const SWIGLU_PARTS: usize = 5;
 const ATTENTION_PARTS: usize = 8;
+const ROTATION_PARTS: usize = 4;
 
 fn devices() -> Vec<(Limit, Device)> {
     let limits = [Limit::None, Limit::Avx512, Limit::Avx2, Limit::Portable];
@@ -81,6 +82,28 @@ fn products() {
                 (vec![Op::Linear(Linear::new(x, w, y))], vec![y.span])
             };
             same_bits(&format!("{source:?}, {rows} rows"), &build, &want[..rows * n]);
+        }
+    }
+}
+
+/// Sums are in another order for a row alone, for few rows and for many.
+#[test]
+fn products_of_blocks_of_256() {
+    let golden = &mut Golden::open();
+    golden.skip(WEIGHT_PARTS + SWIGLU_PARTS + ATTENTION_PARTS + ROTATION_PARTS);
+    let (k, x) = (512, golden.floats());
+    for (source, n) in [(DType::Q4K, 40), (DType::Q4K, 36), (DType::Q5K, 40), (DType::Q6K, 40)] {
+        let blocks = golden.bytes();
+        for rows in [1, 5, x.len() / k] {
+            let want = golden.floats();
+            let build = |layout: &mut Layout| {
+                let x = layout.floats(DType::F32, rows, k, 0, &x[..rows * k]);
+                let w = layout.bytes(Region::Weights, "w", blocks.to_vec());
+                let w = Tensor::dense(w, source, n as u32, k as u32);
+                let y = layout.poison(DType::F32, rows, n, 0);
+                (vec![Op::Linear(Linear::new(x, w, y))], vec![y.span])
+            };
+            same_bits(&format!("{source:?}, {n} by {rows} rows"), &build, &want);
         }
     }
 }
