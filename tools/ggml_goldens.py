@@ -2,7 +2,7 @@
 """Writes results of llama.cpp for the tests of `--numerics ggml`.
 
     pip install llama-cpp-python==0.3.36 gguf     # CMAKE_ARGS as in tools/bench_cpu.py: AVX-512
-    python tools/ggml_goldens.py SmolLM2-135M-Instruct.Q4_1.gguf
+    python tools/ggml_goldens.py SmolLM2-135M-Instruct.Q4_1.gguf gemma-3-270m-q4_k_m.gguf
 
 * crates/device/tests/goldens/ggml.bin: random inputs of ggml's ops and their results, to the bit. Parts, each with its
   length before it (u32): for Q4_1, Q5_0, Q5_1 and Q8_0 weights, activations and results; a row, a norm's weight, gate
@@ -10,8 +10,8 @@
   and the result of attention; pairs of (1, 0) and queries, each with its rotation by eight positions; activations,
   and for each of K_SHAPES weights and results for the first 1, the first 5 and all 27 rows of these activations, which
   llama.cpp adds up in different orders.
-* tests/goldens/llama_cpp.json: greedy answers to 20 prompts, 32 tokens each. Prompts are processed at once, flash attention
-  is off, the KV cache is f16: the package's defaults.
+* tests/goldens/llama_cpp/MODEL.json: greedy answers to 20 prompts, 32 tokens each. Prompts are processed 512 tokens at
+  once, flash attention is off, the KV cache is f16 and full for layers with a window: the package's defaults.
 
 Run from the repository's root.
 """
@@ -24,11 +24,11 @@ import sys
 
 import llama_cpp
 import numpy as np
-from compare_greedy import PROMPTS, llama
+from compare_greedy import llama, prompts
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 OPS = "crates/device/tests/goldens/ggml.bin"
-TOKENS = "tests/goldens/llama_cpp.json"
+TOKENS = "tests/goldens/llama_cpp"
 F32, F16, I32 = 0, 1, 26
 HALVES = {"Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 SMALL_BLOCKS = ["Q4_1", "Q5_0", "Q5_1", "Q8_0"]
@@ -178,15 +178,18 @@ def write_ops(ggml):
 
 
 def write_tokens(model):
+    name, asking = pathlib.Path(model).name, prompts(model)
     answers = [
-        {"prompt": prompt, "text": pieces[-1], "least_gap": round(min(gaps), 5)}
-        for prompt, (pieces, gaps) in zip(PROMPTS, llama(model))
+        {"prompt": prompt, "text": answer.text, "least_gap": round(answer.least_gap(), 5)}
+        for prompt, answer in zip(asking, llama(model, asking))
     ]
-    made = {"by": f"llama-cpp-python {llama_cpp.__version__}", "model": pathlib.Path(model).name, "answers": answers}
-    pathlib.Path(TOKENS).parent.mkdir(exist_ok=True)
-    pathlib.Path(TOKENS).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    made = {"by": f"llama-cpp-python {llama_cpp.__version__}", "model": name, "answers": answers}
+    to = pathlib.Path(TOKENS) / pathlib.Path(name).with_suffix(".json")
+    to.parent.mkdir(exist_ok=True)
+    to.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
     write_ops(Ggml())
-    write_tokens(sys.argv[1])
+    for model in sys.argv[1:]:
+        write_tokens(model)

@@ -44,7 +44,11 @@ impl Order {
     fn of(dtype: DType, weight_rows: usize, row: usize, rows: usize) -> Order {
         match dtype {
             DType::Q4K if weight_rows.is_multiple_of(8) => {
-                if row < rows / 4 * 4 { Order::Quarters } else { Order::Whole }
+                if row < rows / 4 * 4 {
+                    Order::Quarters
+                } else {
+                    Order::Whole
+                }
             }
             _ if rows >= 8 => Order::Tile,
             _ => Order::Lanes,
