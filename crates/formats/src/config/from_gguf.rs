@@ -9,8 +9,15 @@ use crate::{Error, Result};
 
 /// Texts of control tokens that end a turn in the families we run. GGUF stores one
 /// end-of-sequence id, while chat models have two or three.
-const TURN_ENDS: [&str; 6] =
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "</s>"];
+const TURN_ENDS: [&str; 7] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<end_of_turn>",
+];
 
 pub(super) fn read(checkpoint: &Checkpoint) -> Result<ModelConfig> {
     let gguf = checkpoint.gguf().expect("the caller has seen the header");
