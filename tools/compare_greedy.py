@@ -51,11 +51,11 @@ def prompts(path):
     window = [field.contents() for name, field in GGUFReader(path).fields.items() if name.endswith(".sliding_window")]
     if not window:
         return PROMPTS
-    # A line is at least eight tokens.
+    # A line is at least eight tokens. No two texts begin alike: what one has computed does not serve the other.
     fewest = max(window) // 8 + 1
-    lines = [f"{n + 1}. {PROMPTS[n % len(PROMPTS)]} number {n}." for n in range(fewest + 60)]
-    long = ["\n".join(lines[: fewest + 20 * n]) + "\n" + prompt for n, prompt in enumerate(PROMPTS[-4:])]
-    return PROMPTS[:-4] + long
+    line = lambda n: f"{PROMPTS[n % len(PROMPTS)]} number {n}."
+    text = lambda n: "\n".join(line(n * 5 + i) for i in range(fewest + 20 * n))
+    return PROMPTS[:-4] + [text(n) + "\n" + prompt for n, prompt in enumerate(PROMPTS[-4:])]
 
 
 def written_out(path, folder):

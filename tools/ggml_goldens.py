@@ -9,7 +9,8 @@
   and up and the results of norm, multiplication and SwiGLU; for one token and for five tokens queries, keys, values
   and the result of attention; pairs of (1, 0) and queries, each with its rotation by eight positions; activations,
   and for each of K_SHAPES weights and results for the first 1, the first 5 and all 27 rows of these activations, which
-  llama.cpp adds up in different orders.
+  llama.cpp adds up in different orders; attention in a window with heads of 256, as above; pairs of (1, 0) rotated,
+  queries and their rotation, for pairs half a head apart.
 * tests/goldens/llama_cpp/MODEL.json: greedy answers to 20 prompts, 32 tokens each. Prompts are processed 512 tokens at
   once, flash attention is off, the KV cache is f16 and full for layers with a window: the package's defaults.
 
@@ -30,6 +31,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 OPS = "crates/device/tests/goldens/ggml.bin"
 TOKENS = "tests/goldens/llama_cpp"
 F32, F16, I32 = 0, 1, 26
+# Which elements ggml rotates together.
+NEIGHBOURS, HALVES_OF_A_HEAD = 0, 2
 HALVES = {"Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 SMALL_BLOCKS = ["Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 # Type and rows of weights. Q4_K with rows in eights is repacked when a model is loaded.
@@ -115,6 +118,33 @@ def blocks(name, rows, cols):
     return made
 
 
+def attention(ggml, shape, tokens, length, window=None):
+    """Queries, keys, values and the result for tokens at the end of `length` positions."""
+    (heads, kv_heads, dim), cells = shape, 256
+    q = 3 * normal(heads, tokens, dim)
+    k, v = normal(kv_heads, length, dim).astype(np.float16), normal(kv_heads, length, dim).astype(np.float16)
+    keys, values = (np.zeros((kv_heads, cells, dim), np.float16) for _ in range(2))
+    keys[:, :length], values[:, :length] = k, v
+    mask = np.full((tokens, cells), -np.inf, np.float32)
+    for token in range(tokens):
+        end = length - tokens + token + 1
+        mask[token, max(0, end - (window or end)) : end] = 0
+    kq = ggml.call("ggml_mul_mat", ggml.tensor(F16, (dim, cells, kv_heads), keys),
+                   ggml.tensor(F32, (dim, tokens, heads), q))
+    kq = ggml.call("ggml_soft_max_ext", kq, ggml.tensor(F32, (cells, tokens), mask), dim**-0.5, 0.0)
+    transposed = np.ascontiguousarray(values.transpose(0, 2, 1))
+    kqv = ggml.call("ggml_mul_mat", ggml.tensor(F16, (cells, dim, kv_heads), transposed), kq)
+    return [q, k, v, ggml.floats(kqv, q.size)]
+
+
+def rotation(ggml, x, positions, kind):
+    """In place, as in llama.cpp's graphs: ggml uses another loop for it, with other fused multiply-adds."""
+    rotated = ggml.call("ggml_rope_ext_inplace", ggml.tensor(F32, x.shape[::-1], x),
+                        ggml.tensor(I32, (len(positions),), positions), None, x.shape[-1], kind, 8192, 100000.0, 1.0, 0.0,
+                        1.0, 32.0, 1.0)
+    return ggml.floats(rotated, x.size)
+
+
 def write_ops(ggml):
     parts = []
     for name in SMALL_BLOCKS:
@@ -131,32 +161,15 @@ def write_ops(ggml):
     both = [ggml.call("ggml_mul_mat", ggml.tensor(GGMLQuantizationType.Q4_1, (k, n), w), normed) for w in (gate, up)]
     parts += [x, weight, gate, up, ggml.floats(ggml.call("ggml_swiglu_split", *both), rows * n)]
 
-    heads, kv_heads, dim, cells = 6, 2, 64, 256
+    heads, kv_heads, dim = 6, 2, 64
     for tokens, length in ((1, 150), (5, 41)):
-        q = 3 * normal(heads, tokens, dim)
-        k, v = normal(kv_heads, length, dim).astype(np.float16), normal(kv_heads, length, dim).astype(np.float16)
-        keys, values = (np.zeros((kv_heads, cells, dim), np.float16) for _ in range(2))
-        keys[:, :length], values[:, :length] = k, v
-        mask = np.full((tokens, cells), -np.inf, np.float32)
-        for token in range(tokens):
-            mask[token, : length - tokens + token + 1] = 0
-        kq = ggml.call("ggml_mul_mat", ggml.tensor(F16, (dim, cells, kv_heads), keys),
-                       ggml.tensor(F32, (dim, tokens, heads), q))
-        kq = ggml.call("ggml_soft_max_ext", kq, ggml.tensor(F32, (cells, tokens), mask), dim**-0.5, 0.0)
-        transposed = np.ascontiguousarray(values.transpose(0, 2, 1))
-        kqv = ggml.call("ggml_mul_mat", ggml.tensor(F16, (cells, dim, kv_heads), transposed), kq)
-        parts += [q, k, v, ggml.floats(kqv, q.size)]
+        parts += attention(ggml, (heads, kv_heads, dim), tokens, length)
 
     positions = np.array([0, 1, 2, 7, 100, 511, 1000, 8191], np.int32)
     ones = np.tile(np.array([1, 0], np.float32), (len(positions), 1, dim // 2))
     q = normal(len(positions), heads, dim)
     for x in (ones, q):
-        # In place, as in llama.cpp's graphs: ggml uses another loop for it, with other fused
-        # multiply-adds.
-        rotated = ggml.call("ggml_rope_ext_inplace", ggml.tensor(F32, x.shape[::-1], x),
-                            ggml.tensor(I32, (len(positions),), positions), None, dim, 0, 8192, 100000.0, 1.0, 0.0, 1.0,
-                            32.0, 1.0)
-        parts += [x, ggml.floats(rotated, x.size)]
+        parts += [x, rotation(ggml, x, positions, NEIGHBOURS)]
 
     rows, k = 27, 512
     x = normal(rows, k)
@@ -171,6 +184,15 @@ def write_ops(ggml):
         for some in (1, 5, rows):
             product = ggml.call("ggml_mul_mat", whole, ggml.tensor(F32, (k, some), x[:some]))
             parts.append(ggml.floats(product, some * n))
+
+    shape, window, positions = (4, 1, 256), 20, positions[1::2]
+    for tokens in (1, 5):
+        parts += attention(ggml, shape, tokens, 48, window)
+    heads, _, dim = shape
+    ones = np.zeros((len(positions), 1, dim), np.float32)
+    ones[..., : dim // 2] = 1
+    q = normal(len(positions), heads, dim)
+    parts += [rotation(ggml, ones, positions, HALVES_OF_A_HEAD), q, rotation(ggml, q, positions, HALVES_OF_A_HEAD)]
 
     with open(OPS, "wb") as out:
         for part in parts:
