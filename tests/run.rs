@@ -186,12 +186,17 @@ fn a_batch_killed_repeatedly_loses_and_repeats_nothing() {
 #[test]
 fn ggml_numerics_give_the_answers_of_llama_cpp() {
     let Some(model) = smollm2() else { return };
+    let golden = include_str!("goldens/llama_cpp/SmolLM2-135M-Instruct.Q4_1.json");
+    answers_of_llama_cpp(model, golden, &["--max-batch", "8"]);
+}
+
+/// The text of `golden` for each of its prompts.
+fn answers_of_llama_cpp(model: &str, golden: &str, how: &[&str]) {
     if !device::cpu::describe_features().contains("avx2") {
         eprintln!("skipped: this CPU has no AVX2 and FMA");
         return;
     }
-    let golden: serde_json::Value =
-        serde_json::from_str(include_str!("goldens/llama_cpp.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
     let expected = golden["answers"].as_array().unwrap();
     assert!(
         model.ends_with(golden["model"].as_str().unwrap()),
@@ -205,8 +210,8 @@ fn ggml_numerics_give_the_answers_of_llama_cpp() {
     std::fs::write(&input, expected.iter().map(line).collect::<String>()).unwrap();
     let files = [input.to_str().unwrap(), output.to_str().unwrap()];
     let flags = ["--batch", files[0], "-o", files[1], "-n", "32", "--temperature", "0"];
-    let how = ["--raw", "--numerics", "ggml", "--max-batch", "8"];
-    succeeds(dacapo(&["run", model]).args(flags).args(how).output().unwrap());
+    let numerics = ["--raw", "--numerics", "ggml"];
+    succeeds(dacapo(&["run", model]).args(flags).args(numerics).args(how).output().unwrap());
     let answers = answers(&output);
     assert_eq!(answers.len(), expected.len());
     for (answer, expected) in answers.iter().zip(expected) {
