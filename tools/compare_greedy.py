@@ -86,7 +86,8 @@ def ours(path, asking, folder, options):
     asked, answered = pathlib.Path(folder) / "prompts.jsonl", pathlib.Path(folder) / "answers.jsonl"
     asked.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(asking)))
     command = [options.dacapo, "run", path, "--device", "cpu", "--raw", "--batch", str(asked), "-o", str(answered),
-               "--max-batch", "1", "--max-tokens", str(TOKENS), "--temperature", "0", "--numerics", options.numerics]
+               "--max-batch", "1", "--no-prefix-cache", "--max-tokens", str(TOKENS), "--temperature", "0",
+               "--numerics", options.numerics]
     subprocess.run(command, check=True, capture_output=True)
     answers = [json.loads(line) for line in answered.read_text().splitlines()]
     return [answer["text"] for answer in sorted(answers, key=lambda answer: answer["id"])]
