@@ -1,4 +1,6 @@
-//! The program under test, and the small model that it runs.
+//! The program under test, and the small models that it runs.
+
+#![allow(dead_code)]
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,6 +18,12 @@ pub(crate) fn dacapo(args: &[&str]) -> Command {
 pub(crate) fn smollm2() -> Option<&'static str> {
     static PATH: OnceLock<Option<String>> = OnceLock::new();
     PATH.get_or_init(|| pulled("smollm2")).as_deref()
+}
+
+/// Gemma 3 270M in Q4_K_M from PyPI, as [`smollm2`].
+pub(crate) fn gemma3() -> Option<&'static str> {
+    static PATH: OnceLock<Option<String>> = OnceLock::new();
+    PATH.get_or_init(|| pulled("gemma3-270m")).as_deref()
 }
 
 fn pulled(name: &str) -> Option<String> {
