@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LoadArgs {
     // Not a doc comment, because rustdoc would parse the brackets as a link.
-    #[arg(default_value = DEFAULT, help = "A folder, a .gguf file, or a hub id org/name[@revision]")]
+    #[arg(default_value = DEFAULT, help = "A folder, a .gguf file, a hub id org/name[@revision], or `gemma3-270m`")]
     pub(crate) model: String,
     /// auto: the model's files; dummy: random weights for a bundled shape such as qwen3-0.6b
     #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Loading")]

@@ -5,8 +5,8 @@ mod download;
 mod env;
 mod hub;
 mod name;
+mod named;
 mod python;
-mod smollm2;
 
 pub(crate) use env::HubEnv;
 pub(crate) use name::{DEFAULT, HubId, ModelName};
@@ -42,7 +42,7 @@ pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
     match name {
         ModelName::Folder(path) => Ok(Files::Folder(path.clone())),
         ModelName::Gguf(path) => Ok(Files::Gguf(path.clone())),
-        ModelName::SmolLm2 => smollm2::locate(env),
+        ModelName::Named(named) => named.locate(env),
         ModelName::Hub(id) => match cached(id, env) {
             Some(files) => Ok(files),
             None => Ok(pull(id, env)?.files),
@@ -52,7 +52,7 @@ pub(crate) fn locate(name: &ModelName, env: &HubEnv) -> Result<Files> {
 
 /// The path of the default model, if it is on this machine.
 pub(crate) fn default_model(env: &HubEnv) -> Result<Option<PathBuf>> {
-    Ok(smollm2::found(env)?.map(|files| files.path().clone()))
+    Ok(named::NAMED[0].found(env)?.map(|files| files.path().clone()))
 }
 
 /// A hub model that is complete in the cache.

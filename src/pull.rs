@@ -10,7 +10,7 @@ use serde_json::json;
 /// Download or update a model in the hub's cache
 #[derive(Args, Debug)]
 pub(crate) struct PullArgs {
-    /// Hub id `org/name[@revision]`, `org/name/file.gguf`, or `smollm2`
+    /// Hub id `org/name[@revision]`, `org/name/file.gguf`, `smollm2` or `gemma3-270m`
     #[arg(default_value = DEFAULT)]
     model: String,
     /// Print one JSON object instead of the path
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &PullArgs) -> Result<()> {
                 "files": pulled.parts.iter().map(part).collect::<Vec<_>>(),
             })
         }
-        ModelName::SmolLm2 => {
+        ModelName::Named(_) => {
             json!({ "model": args.model, "path": models::locate(&name, &env)?.path() })
         }
         ModelName::Folder(_) | ModelName::Gguf(_) => {

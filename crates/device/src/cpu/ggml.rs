@@ -5,7 +5,7 @@
 //! Where it differs from the fast paths:
 //!
 //! * **norm**: squares are rounded to f32 and added one after the other in f64;
-//! * **products of quantised weights**: `linear/ggml.rs`;
+//! * **products of quantised weights**: `linear/ggml.rs`, `linear/k_blocks.rs`;
 //! * **attention**: `attention/ggml.rs`;
 //! * **e^x**: another polynomial;
 //! * **soft caps**: three rounded operations;

@@ -10,7 +10,8 @@ pub enum Numerics {
     #[default]
     Fast,
     /// As llama.cpp built for AVX-512 computes, to the bit, on any processor with AVX2 and FMA: packed
-    /// weights (but Q4_0, which it keeps in another form), F16 pages, attention without its flash kernel.
+    /// weights (but Q4_0, which it keeps in another form), Q4_K, Q5_K and Q6_K, F16 pages, attention without its
+    /// flash kernel.
     /// Other weights are multiplied as by [`Numerics::Fast`]. Slower; see `cpu/ggml.rs`.
     Ggml,
 }

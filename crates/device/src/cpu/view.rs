@@ -97,7 +97,9 @@ impl Matrix {
     }
 
     /// The blocks of a row of a GGUF block dtype.
-    fn blocks(&self, row: usize) -> &[u8] {
+    #[track_caller]
+    pub(crate) fn blocks(&self, row: usize) -> &[u8] {
+        assert!(row < self.rows);
         let start = self.dtype.bytes(row * self.stride);
         // SAFETY: rows are whole blocks and the shape fits the span.
         unsafe { std::slice::from_raw_parts(self.ptr.add(start), self.dtype.bytes(self.cols)) }

@@ -33,6 +33,7 @@ mod fast;
 mod finish;
 mod ggml;
 mod hand;
+mod k_blocks;
 mod packed;
 mod plain;
 mod tiles;

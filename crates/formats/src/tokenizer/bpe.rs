@@ -44,11 +44,23 @@ impl Merges {
     }
 }
 
+/// A merge between tokens whose ids are known.
+pub(super) struct Known {
+    pub(super) left: u32,
+    pub(super) right: u32,
+    /// The token that comes of it.
+    pub(super) whole: u32,
+    /// The last character of the left token and the first of the right one.
+    pub(super) joint: (char, char),
+}
+
 /// A model as a file describes it, not yet believed.
 #[derive(Default)]
 pub(super) struct Description {
     pub(super) vocab: Vec<(String, u32)>,
     pub(super) merges: Merges,
+    /// Merges that no file lists, of ranks behind those of `merges`; the first id of each text.
+    pub(super) known: Vec<Known>,
     pub(super) unknown: Option<String>,
     pub(super) fuse_unknown: bool,
     pub(super) byte_fallback: bool,
@@ -103,7 +115,8 @@ impl Description {
                 }
             }
         }
-        let mut merges = AHashMap::with_capacity(self.merges.len());
+        let listed = self.merges.len();
+        let mut merges = AHashMap::with_capacity(listed + self.known.len());
         let mut joints = AHashSet::new();
         for (rank, (left, right, whole)) in self.merges.iter().enumerate() {
             let id = |part: &str| {
@@ -114,6 +127,10 @@ impl Description {
             };
             merges.insert((id(left)?, id(right)?), (rank as u32, id(whole)?));
             joints.extend(left.chars().next_back().zip(right.chars().next()));
+        }
+        for (rank, merge) in self.known.iter().enumerate() {
+            merges.insert((merge.left, merge.right), ((listed + rank) as u32, merge.whole));
+            joints.insert(merge.joint);
         }
         let unknown = match &self.unknown {
             None => None,

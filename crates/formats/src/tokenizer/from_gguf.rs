@@ -6,7 +6,7 @@
 //! expressions of their original `tokenizer.json`.
 
 use super::added::AddedToken;
-use super::bpe::{Description, Merges};
+use super::bpe::{Description, Known, Merges};
 use super::expression::Expression;
 use super::normalise::{Normaliser, Step as Normalise};
 use super::pipeline::Pipeline;
@@ -70,10 +70,11 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let add_space = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let spelling = Spelling::SentencePiece { strips_first_space: add_space };
     let bytes = TokenBytes::new(gguf.file(), spelling, &tokens.vocab, &tokens.added)?;
-    let merges = merges_from_scores(gguf, &tokens)?;
+    let known = merges_from_scores(gguf, &tokens)?;
     let bpe = Description {
         vocab: tokens.vocab,
-        merges,
+        merges: Merges::default(),
+        known,
         unknown: tokens.unknown,
         fuse_unknown: true,
         byte_fallback: true,
@@ -93,16 +94,20 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
 
 /// Every way to put a token together from two others, best score first: the rule by which the
 /// original tokenizers were converted.
-fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Merges> {
+fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<Known>> {
     let scores = gguf.array("tokenizer.ggml.scores")?;
     let Some(scores) = scores.filter(|scores| scores.len() == tokens.vocab.len()) else {
         let found = scores.map_or(0, crate::gguf::Array::len);
         let allowed = format!("{}, one for each token", tokens.vocab.len());
         return Err(gguf.refuse("tokenizer.ggml.scores", found, allowed));
     };
-    let ids: AHashMap<&str, u32> =
-        tokens.vocab.iter().map(|(text, id)| (text.as_str(), *id)).collect();
-    let mut merges = Vec::new();
+    let mut ids: AHashMap<&str, u32> = AHashMap::with_capacity(tokens.vocab.len());
+    for (text, id) in &tokens.vocab {
+        // The first of two equal texts is the one that encodes.
+        ids.entry(text).or_insert(*id);
+    }
+    // By score, then by the characters on the left and on the right.
+    let mut merges: Vec<((f64, usize, usize), Known)> = Vec::new();
     for (text, id) in &tokens.vocab {
         if text.len() > limits::PIECE_BYTES {
             let found = format!("{} bytes", text.len());
@@ -110,10 +115,15 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Merges> {
             return Err(gguf.refuse(&format!("tokenizer.ggml.tokens[{id}]"), found, allowed));
         }
         let score = scores.float(*id as usize).unwrap_or(f64::NEG_INFINITY);
-        for (at, _) in text.char_indices().skip(1) {
+        let (chars, whole) = (text.chars().count(), ids[text.as_str()]);
+        let mut last = None;
+        for (count, (at, first)) in text.char_indices().enumerate() {
+            let before = last.replace(first);
+            let Some(before) = before else { continue };
             let (left, right) = text.split_at(at);
-            if ids.contains_key(left) && ids.contains_key(right) {
-                merges.push((score, left, right));
+            if let (Some(&left), Some(&right)) = (ids.get(left), ids.get(right)) {
+                let joint = (before, first);
+                merges.push(((score, count, chars - count), Known { left, right, whole, joint }));
             }
         }
         if merges.len() > limits::MERGES {
@@ -121,13 +131,10 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Merges> {
             return Err(gguf.refuse("tokenizer.ggml.tokens", found, "fewer"));
         }
     }
-    merges.sort_by(|a, b| {
-        let key = |m: &(f64, &str, &str)| (m.1.chars().count(), m.2.chars().count());
-        b.0.total_cmp(&a.0).then_with(|| key(b).cmp(&key(a)))
+    merges.sort_by(|((a, a_left, a_right), _), ((b, b_left, b_right), _)| {
+        b.total_cmp(a).then_with(|| (b_left, b_right).cmp(&(a_left, a_right)))
     });
-    let mut sorted = Merges::default();
-    merges.iter().for_each(|(_, left, right)| sorted.push(left, right));
-    Ok(sorted)
+    Ok(merges.into_iter().map(|(_, known)| known).collect())
 }
 
 /// What the file says a whole text begins and ends with.

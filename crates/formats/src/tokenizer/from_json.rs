@@ -228,6 +228,7 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let bpe = Description {
         vocab,
         merges: model.merges.0,
+        known: Vec::new(),
         unknown: model.unk_token,
         fuse_unknown: model.fuse_unk,
         byte_fallback: model.byte_fallback,

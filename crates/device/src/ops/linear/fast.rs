@@ -3,7 +3,7 @@
 
 use super::acts::Acts;
 use super::finish::Finish;
-use super::{packed, plain};
+use super::{k_blocks, packed, plain};
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -33,6 +33,8 @@ enum Kernel {
     Plain,
     /// Packed weights, integer dot products.
     Packed(packed::Kind),
+    /// Blocks of 256, integer dot products in ggml's order.
+    KBlocks,
 }
 
 impl LinearChain {
@@ -40,6 +42,7 @@ impl LinearChain {
         let level = lowering.level;
         let kernel = match self.w.dtype {
             DType::P4 | DType::P8 => Kernel::Packed(packed::Kind::of(lowering)),
+            dtype if lowering.ggml() && k_blocks::takes(dtype) => Kernel::KBlocks,
             _ => Kernel::Plain,
         };
         let product = LinearStep {
@@ -129,6 +132,27 @@ impl LinearStep {
         });
     }
 
+    fn run_k_blocks(&self, team: &Team<'_>, rows: usize) {
+        let cols = self.x.cols;
+        let at = team.shared(k_blocks::Acts::bytes(self.x.rows, cols));
+        let acts = k_blocks::Acts::new(at, self.x.rows, cols);
+        self.prepare_rows(team, rows, &|row, values| {
+            // SAFETY: row `row` of the shared scratch, written by this chunk alone.
+            unsafe { acts.store(&self.w, row, rows, values) };
+        });
+        let units = self.w.rows.div_ceil(plain::ROWS);
+        let chunks = cut(units, self.w.dtype.bytes(plain::ROWS * cols), rows, team.threads());
+        team.parallel(chunks, &|chunk, worker| {
+            let (w, finish, level) = (&self.w, &self.finish, self.level);
+            let task = k_blocks::Task { w, acts: &acts, rows, finish, level };
+            let scratch = team.own(worker).bytes(k_blocks::own_bytes(cols));
+            for unit in part(units, chunks, chunk) {
+                // SAFETY: rows of w, rows stored above, this worker's scratch.
+                unsafe { task.run(unit * plain::ROWS, scratch) };
+            }
+        });
+    }
+
     fn run_packed(&self, team: &Team<'_>, rows: usize, kind: packed::Kind) {
         let bytes = Acts::bytes(self.x.rows, self.x.cols);
         let acts = Acts::new(team.shared(bytes), self.x.rows, self.x.cols);
@@ -201,6 +225,10 @@ impl Step for LinearStep {
                 shared: Acts::bytes(rows, cols),
                 own: floats(2 * cols).max(packed::own_bytes(cols)),
             },
+            Kernel::KBlocks => Scratch {
+                shared: k_blocks::Acts::bytes(rows, cols),
+                own: floats(2 * cols).max(k_blocks::own_bytes(cols)),
+            },
         }
     }
 
@@ -210,6 +238,7 @@ impl Step for LinearStep {
             _ if rows == 0 => {}
             Kernel::Plain => self.run_plain(team, rows),
             Kernel::Packed(kind) => self.run_packed(team, rows, kind),
+            Kernel::KBlocks => self.run_k_blocks(team, rows),
         }
     }
 }
