@@ -94,10 +94,10 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
 fn tanh<const FMA: bool>(x: f32) -> f32 {
     let size = x.abs();
     let s = x * x;
-    let p = fma::<FMA>(s, -5.704_988_7e-3, 2.063_908_9e-2);
+    let p = fma::<FMA>(s, -5.704_988_7e-3, 2.063_909e-2);
     let p = fma::<FMA>(p, s, -5.373_971_6e-2);
     let p = fma::<FMA>(p, s, 1.333_144_2e-1);
-    let p = fma::<FMA>(p, s, -3.333_328_2e-1);
+    let p = fma::<FMA>(p, s, -3.333_328e-1);
     let near = fma::<FMA>(p * s, x, x);
     // Beyond ±9.1 it is 1 in f32.
     let far = 1.0 - 2.0 / (exp::<FMA>(2.0 * size.min(10.0)) + 1.0);

@@ -150,7 +150,7 @@ fn gelu_mul_body<const FMA: bool>(pairs: &[f32], out: &mut [f32]) {
     for (out, pair) in out.iter_mut().zip(pairs.chunks_exact(2)) {
         let (gate, up) = (pair[0], pair[1]);
         // 2·√(2/π), and that times 0.044715.
-        let twice = gate * fma::<FMA>(gate * gate, 0.071_354_814, 1.595_769_1);
+        let twice = gate * fma::<FMA>(gate * gate, 0.071_354_814, 1.595_769);
         *out = gate / (1.0 + exp::<FMA>(-twice)) * up;
     }
 }
