@@ -128,6 +128,7 @@ fn main() {
         page_size: 16,
         vocab: shape.vocab,
         penalties: false,
+        tokens_per_row: 1,
     };
     let mut arena = OpenArena::new();
     let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))
@@ -271,7 +272,8 @@ fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) 
     });
     let layout = limits.mail_layout();
     let mail = json!({ "rows": layout.rows, "tokens": layout.tokens, "joins": layout.joins,
-        "pages": layout.pages, "words": layout.words, "entry": limits.ring_entry_words() });
+        "pages": layout.pages, "words": layout.words, "entry": limits.ring_entry_words(),
+        "entry_row": limits.ring_row_words() });
     let out = json!({ "shape": shape, "limits": limits, "state": state, "scratch": scratch,
         "mail": mail, "regions": regions, "named": named, "nodes": nodes });
     println!("{out}");

@@ -178,7 +178,8 @@ pub struct HostInputs {
     pub staging: [Span; 2],
 }
 
-/// Offsets in a ring entry, in words: a header, then arrays of one element per row.
+/// Offsets in a ring entry, in words: a header, then for every row [`StepLimits::tokens_per_row`] places of a token
+/// each. A row's tokens are those of its places up to the first without [`ring::SAMPLED`].
 pub mod ring {
     /// Entries of the ring.
     pub const ENTRIES: u32 = 32;
@@ -192,9 +193,9 @@ pub mod ring {
     pub const AGAIN: u32 = 3;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
-    /// Words per row: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
-    pub const ROW_WORDS: u32 = 4 + 2 * super::MAX_TOP;
-    /// Flag: a token was sampled.
+    /// Words of a place: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
+    pub const PLACE_WORDS: u32 = 4 + 2 * super::MAX_TOP;
+    /// Flag: the place has a token.
     pub const SAMPLED: u32 = 1;
     /// Flag: it is a stop token of the seat.
     pub const STOPPED: u32 = 2;
@@ -219,6 +220,19 @@ pub struct StepLimits {
     pub vocab: u32,
     /// Whether penalty counts are kept (seats × vocab × 2 bytes).
     pub penalties: bool,
+    /// Most tokens that a row returns: its places in a ring entry.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tokens_per_row: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(value: &u32) -> bool {
+    *value == 1
 }
 
 /// Where each table lies. Seat tables have `seats + 1` rows.

@@ -33,6 +33,7 @@ fn a_decode_step() {
         page_size: 16,
         vocab: VOCAB,
         penalties: true,
+        tokens_per_row: 1,
     };
     let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
         .expect("limits of a few rows");

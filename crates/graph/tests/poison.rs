@@ -106,9 +106,9 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
             loop {
                 let one = a.wait().unwrap().expect("a result");
                 let other = b.wait().unwrap().expect("a result");
-                let same = (one.launch, &one.rows) == (other.launch, &other.rows);
+                let same = one == other;
                 assert!(same, "life {life}, step {step}: {one:?} and {other:?}");
-                let mut reported = other.rows.iter().filter_map(|row| row.logprob.as_ref());
+                let mut reported = other.rows().flatten().filter_map(|row| row.logprob.as_ref());
                 assert!(reported.all(|found| found.0.is_finite()), "step {step}");
                 step += 1;
                 if !other.again {

@@ -122,6 +122,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         page_size: 16,
         vocab: model.vocab,
         penalties: true,
+        tokens_per_row: 1,
     };
     let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
         .expect("limits of a few rows");

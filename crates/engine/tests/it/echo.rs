@@ -1,7 +1,7 @@
 //! A device in a few lines: it remembers what each seat was fed and answers with a hash of it.
 
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, RowResult, Seat, SeatParams, Step, StepResult,
+    Coverage, ExecError, Executor, Geometry, RowResult, Sampled, Seat, SeatParams, Step, StepResult,
 };
 use engine::request::{Request, RequestId, Sampling, Token};
 use std::collections::{BTreeMap, VecDeque};
@@ -81,8 +81,8 @@ impl Executor for Echo {
             let mut result = RowResult::default();
             if row.sample {
                 *last = Self::next(tokens, params, mask.map(|(_, mask)| &mask[..]));
-                result.token = Some(*last);
-                result.stopped = params.stop_tokens.contains(last);
+                let stopped = params.stop_tokens.contains(last);
+                result.tokens = Sampled { token: *last, stopped, logprob: None }.into();
             }
             rows.push(result);
         }

@@ -106,6 +106,7 @@ mod tests {
             page_size: 16,
             vocab: 64,
             penalties: true,
+            tokens_per_row: 1,
         }
     }
 

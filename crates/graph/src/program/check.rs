@@ -165,9 +165,16 @@ impl<'a> Shapes<'a> {
     fn of(program: &'a Program) -> Result<Shapes<'a>, String> {
         let ShapeKey { rows, tokens, .. } = Self::KEY;
         let (page_size, vocab) = (Self::PAGE_SIZE, program.shape.vocab);
-        let (seats, pages_per_seat, penalties) = (rows, 1, false);
-        let limits =
-            StepLimits { seats, rows, tokens, pages_per_seat, page_size, vocab, penalties };
+        let limits = StepLimits {
+            seats: rows,
+            rows,
+            tokens,
+            pages_per_seat: 1,
+            page_size,
+            vocab,
+            penalties: false,
+            tokens_per_row: 1,
+        };
         let mut arena = OpenArena::new();
         let state =
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
