@@ -235,8 +235,8 @@ pub struct StepResult {
 /// What a row produced.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowResult {
-    /// The tokens it sampled, if it was asked for any: a prompt row exactly one; a decode row one, or none to
-    /// [`Row::most`] on a device whose rows may return several. Each but the last was fed as well: the seat's tokens are
+    /// The tokens it sampled, if it was asked for any. A prompt row returns exactly one, and so does a row whose seat joins
+    /// in the same step; another decode row one, or none to [`Row::most`] on a device whose rows may return several. Each but the last was fed as well: the seat's tokens are
     /// as many longer as were returned.
     pub tokens: Tokens,
     /// What else was asked for. Apart, because most rows of most steps ask for nothing else.

@@ -164,6 +164,8 @@ struct FlightRow {
     most: u32,
     /// It feeds part of a prompt, and nothing else.
     prompt: bool,
+    /// It returns no fewer than it may.
+    exact: bool,
     targets: u32,
     hidden: bool,
 }

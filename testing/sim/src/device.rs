@@ -375,7 +375,10 @@ impl FakeDevice {
         };
         let start = state.len;
         let (sampled, tokens) = match row.tokens() {
-            [] => self.draft(row, mask_of(step, index)),
+            [] => {
+                let joins = step.joins.iter().any(|join| join.seat == seat);
+                self.draft(row, joins, mask_of(step, index))
+            }
             prompt => (Vec::new(), prompt.to_vec()),
         };
         let kept = if row.prompt.is_some() { tokens.len() } else { sampled.len() };
@@ -427,10 +430,16 @@ impl FakeDevice {
     /// What a decode row returns, and what it writes: the token that its seat holds, then a draft for each further one
     /// that it may return. Those that the row does not return are wrong drafts; they stay in the pages until the next
     /// row writes over them.
-    fn draft(&mut self, row: &Row, mask: Option<&[u32]>) -> (Vec<Sampled>, Vec<Token>) {
+    fn draft(
+        &mut self,
+        row: &Row,
+        joins: bool,
+        mask: Option<&[u32]>,
+    ) -> (Vec<Sampled>, Vec<Token>) {
         let seat = row.seat;
         let (prefix, first, len) = self.read(seat);
-        let count = if self.tokens == 1 { 1 } else { self.rng.range(0, row.most) };
+        let exact = joins || self.tokens == 1;
+        let count = if exact { 1 } else { self.rng.range(0, row.most) };
         let state = self.seats[seat.0 as usize].as_ref().expect("the caller looked");
         let (mut prefix, mut seen) = (prefix, state.seen.clone());
         let (mut sampled, mut written) = (Vec::new(), vec![first]);

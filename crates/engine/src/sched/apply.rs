@@ -77,8 +77,7 @@ impl Scheduler {
         };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
             let count = found.tokens.len() as u32;
-            // Where rows return one token they always do: then nothing about a row in flight is unknown.
-            let least = if row.prompt || self.reports.tokens == 1 { row.most } else { 0 };
+            let least = if row.exact { row.most } else { 0 };
             let known = found.tokens.iter().all(|found| found.token < self.geometry.vocab);
             if !(least..=row.most).contains(&count)
                 || !known

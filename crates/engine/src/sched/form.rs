@@ -272,14 +272,19 @@ impl Scheduler {
 
     fn add_decode(&mut self, ready: Ready) {
         let Ready { key, mut seat, mut start, calm } = ready;
+        let joins = !calm && self.sequences[key].seated().is_some_and(|at| !at.joined);
         // In steady decode the device needs nothing from the host.
         if !calm && !self.prepare_decode(key) {
             return;
         }
-        let mut most = self.reports.tokens;
-        if !calm {
-            most = self.sequences[key].most_next(self.geometry.page_size, most);
-        }
+        // The first row after a join returns one token, so that an answer begins when its prompt is done.
+        let most = match (calm, joins) {
+            (true, _) => self.reports.tokens,
+            (false, true) => 1,
+            (false, false) => {
+                self.sequences[key].most_next(self.geometry.page_size, self.reports.tokens)
+            }
+        };
         let Some(at) = self.sequences[key].seated_mut() else { return };
         if !calm {
             (seat, start) = (at.seat, at.fed);
@@ -289,7 +294,8 @@ impl Scheduler {
         at.ahead += most;
         at.primed = true;
         let end = start + most;
-        let row = FlightRow { key, end, most, prompt: false, targets: 0, hidden: false };
+        let exact = joins || self.reports.tokens == 1;
+        let row = FlightRow { key, end, most, prompt: false, exact, targets: 0, hidden: false };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
         *self.step_row(index) = Row { most, ..Row::decode(seat, start) };
@@ -380,7 +386,8 @@ impl Scheduler {
         let seat = at.seat;
         let targets = score.as_ref().map_or(0, |score| score.targets.len() as u32);
         let (most, hidden_asked) = (u32::from(sample), hidden.is_some());
-        let row = FlightRow { key, end, most, prompt: true, targets, hidden: hidden_asked };
+        let row =
+            FlightRow { key, end, most, prompt: true, exact: true, targets, hidden: hidden_asked };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
         let prompt = Some(Box::new(Prompt { tokens, score, hidden }));
