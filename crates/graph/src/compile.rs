@@ -179,12 +179,13 @@ pub fn schedule(
     if !program.phases.contains(&key.phase) {
         return Err(CompileError::Phase { program: program.name.clone(), phase: key.phase });
     }
-    if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens {
+    let uneven = key.phase == Phase::Decode && key.rows.checked_mul(key.q_len) != Some(key.tokens);
+    if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens || uneven {
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
     let steps = fold::fold(program);
-    let steps = fuse::fuse(program, steps, key.phase, fusion(target, key));
+    let steps = fuse::fuse(program, steps, key, fusion(target, key));
     let steps = order::drop_idle_gathers(steps, key);
     let steps = order::order(steps)?;
     let placement = place::place(program, key, &steps)?;

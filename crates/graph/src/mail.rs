@@ -7,7 +7,7 @@ mod letter;
 pub use input::{JoinInput, PageInput, SeatParams, StepInput};
 pub use letter::{check, write_letter};
 
-use crate::{Form, Phase, ShapeKey};
+use crate::{Form, ShapeKey};
 use device::mail::{EntryToken, MailBank, MailRow, Mapped, RingReader, Words};
 use device::step::ring;
 use device::{Arena, StepState};
@@ -53,6 +53,14 @@ pub enum MailError {
         sent: usize,
         /// Rows in the ring.
         found: u32,
+    },
+    /// A step to verify drafts has a row of another length.
+    #[error("a row has {found} tokens in a step whose rows have {q_len}")]
+    Uneven {
+        /// The row's.
+        found: u32,
+        /// The step's.
+        q_len: u32,
     },
     /// The host prepares inputs, and rows may return several tokens.
     #[error("rows that return up to {tokens} tokens have lengths that only the device knows: it must prepare its inputs")]
@@ -215,7 +223,7 @@ impl Mailbox {
         }
         // A row list belongs to a bucket: a new bucket gets it again, changed or not.
         let same = as_before && self.key.as_ref() == Some(key);
-        let given = self.given && key.phase == Phase::Decode;
+        let given = self.given && key.single();
         let rows_changed = (!same && !given) || input.speaks_of_rows();
         let steps = if key.form == Form::Repeated { input.steps.max(1) } else { self.steps };
         let quiet = if given { input.joins.is_empty() } else { input.is_quiet() };

@@ -127,6 +127,8 @@ pub struct StepInput {
     pub pages: Vec<PageInput>,
     /// Whole pages copied before the step, in every layer: (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// Every row has this many tokens, all of them in the mail, to verify drafts; 0 for any other step.
+    pub q_len: u32,
     /// Most steps that the launch may run, for decode steps of a runner that has such graphs; 0 is 1.
     pub steps: u32,
 }
@@ -157,7 +159,11 @@ impl StepInput {
     /// Its shape.
     pub fn shape(&self) -> StepShape {
         StepShape {
-            phase: if self.tokens.is_empty() { Phase::Decode } else { Phase::Prefill },
+            phase: if self.tokens.is_empty() || self.q_len > 1 {
+                Phase::Decode
+            } else {
+                Phase::Prefill
+            },
             rows: self.rows.len() as u32,
             tokens: self.rows.iter().map(|row| row.q_len).sum(),
         }

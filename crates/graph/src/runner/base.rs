@@ -215,6 +215,10 @@ impl<P: PhaseRule> Runner<P> {
         if self.config.backend == BackendKind::Disabled {
             return Err(Reason::Disabled);
         }
+        // Buckets are recorded for one token per row.
+        if P::exact(shape, &self.bindings.state.limits).q_len > 1 {
+            return Err(Reason::NotCovered);
+        }
         let size = P::size(shape);
         let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
         let key = self.config.buckets.key(bucket, &self.bindings.state.limits).with(form);

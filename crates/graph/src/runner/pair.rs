@@ -232,7 +232,7 @@ impl Runners {
         self.copy_pages(&input.copies)?;
         let Some(inputs) = &mut self.inputs else { return Ok(()) };
         inputs.learn(input);
-        if key.phase == Phase::Decode {
+        if key.single() {
             // Nothing but a replay runs the copy that is recorded in the graph.
             let in_graph = replays && self.decode.config().debug == Debugging::Off;
             inputs.prepare(&self.device, &self.arena, input, key.rows, number, in_graph)?;
