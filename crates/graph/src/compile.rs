@@ -84,7 +84,7 @@ pub struct Bindings {
     pub rope: Tensor,
     /// The step's tables.
     pub state: StepState,
-    /// One per layer.
+    /// One per cache of the program.
     pub kv: Vec<KvLayer>,
     /// At least [`workspace_bytes`] of the largest key.
     pub workspace: Span,

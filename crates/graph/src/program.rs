@@ -114,7 +114,34 @@ impl WeightRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RopeId(pub u32);
 
-/// Operands are names: of values and weights of the program, of layers that have pages.
+/// Names a cache of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CacheId(pub u32);
+
+/// What a program keeps of tokens between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// Keys and values of every token, in pages. All such caches of a program share page numbers.
+    Paged {
+        /// KV heads.
+        heads: u32,
+        /// Elements per head.
+        head_dim: u32,
+        /// Element type.
+        dtype: DType,
+    },
+}
+
+impl Cache {
+    /// Bytes that a token takes.
+    pub fn token_bytes(&self) -> u64 {
+        let Cache::Paged { heads, head_dim, dtype } = *self;
+        2 * u64::from(heads) * dtype.bytes(head_dim as usize) as u64
+    }
+}
+
+/// Operands are names: of values, weights and caches of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
 
@@ -122,7 +149,7 @@ impl Operands for Symbolic {
     type Value = ValueId;
     type Weight = WeightId;
     type Table = RopeId;
-    type Cache = u32;
+    type Cache = CacheId;
     type Bytes = ValueId;
     type Late<T: Plain> = Unset;
 }
@@ -163,19 +190,19 @@ pub struct ModelShape {
     pub hidden: u32,
     /// Query heads.
     pub q_heads: u32,
-    /// KV heads.
+    /// KV heads, of layers that declare no cache of their own.
     pub kv_heads: u32,
     /// Elements per head.
     pub head_dim: u32,
     /// Vocabulary.
     pub vocab: u32,
-    /// Layers; each has KV pages of its own.
+    /// Layers.
     pub layers: u32,
     /// Positions the rope table covers.
     pub max_positions: u32,
     /// Activations.
     pub act_dtype: DType,
-    /// KV pages.
+    /// KV pages, of layers that declare no cache of their own.
     pub kv_dtype: DType,
 }
 
@@ -188,6 +215,11 @@ impl ModelShape {
     /// Columns of attention's output.
     pub const fn q_cols(&self) -> u32 {
         self.q_heads * self.head_dim
+    }
+
+    /// The cache of a layer that declares none of its own.
+    pub const fn cache(&self) -> Cache {
+        Cache::Paged { heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
     }
 }
 
@@ -202,6 +234,8 @@ pub struct Program {
     pub phases: Vec<Phase>,
     /// Parameters, in order of first use.
     pub weights: Vec<WeightRef>,
+    /// What is kept between steps, in order of declaration.
+    pub caches: Vec<Cache>,
     /// Values, in order of making.
     pub values: Vec<Value>,
     /// Ops, in a valid order.

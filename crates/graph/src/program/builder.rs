@@ -1,13 +1,14 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
+    Cache, CacheId, Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
     ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
 use device::op::{Add, Attention, Embed, Gather, Linear, Norm, RmsNorm, RopeKv, Sample, SiluMul};
 use device::operand::Unset;
+use std::collections::BTreeMap;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
@@ -49,6 +50,8 @@ use device::operand::Unset;
 pub struct ProgramBuilder {
     program: Program,
     layer: Option<u32>,
+    /// The caches of layers that have one.
+    caches: BTreeMap<u32, CacheId>,
     error: Option<ProgramError>,
 }
 
@@ -60,10 +63,11 @@ impl ProgramBuilder {
             shape,
             phases: Phase::ALL.to_vec(),
             weights: Vec::new(),
+            caches: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
         };
-        ProgramBuilder { program, layer: None, error: None }
+        ProgramBuilder { program, layer: None, caches: BTreeMap::new(), error: None }
     }
 
     /// The model's numbers.
@@ -82,6 +86,21 @@ impl ProgramBuilder {
         let result = build(self);
         self.layer = outer;
         result
+    }
+
+    /// Declares the cache of the layer being built. A layer that declares none gets [`ModelShape::cache`] when rope or
+    /// attention first ask for one.
+    pub fn cache(&mut self, cache: Cache) -> CacheId {
+        let id = CacheId(self.program.caches.len() as u32);
+        self.program.caches.push(cache);
+        match self.layer {
+            Some(layer) if self.caches.contains_key(&layer) => {
+                self.fail(ProgramError::CacheTwice { layer });
+            }
+            Some(layer) => drop(self.caches.insert(layer, id)),
+            None => self.fail(ProgramError::OutsideLayer { step: "cache".into() }),
+        }
+        id
     }
 
     /// The step's tokens through `table` (vocab × hidden).
@@ -155,7 +174,7 @@ impl ProgramBuilder {
     ) -> ValueId {
         let q_norm = q_norm.map(|(weight, eps)| self.norm(weight, eps));
         let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
-        let kv = self.kv_layer(name);
+        let kv = self.layer_cache(name);
         let Value { rows, cols, dtype, .. } = *self.program.value(qkv);
         let q_heads = self.program.shape.q_heads;
         self.make(name, rows, cols, dtype, |out| RopeKv {
@@ -179,10 +198,11 @@ impl ProgramBuilder {
         scale: f32,
         window: Option<u32>,
     ) -> ValueId {
-        let kv = self.kv_layer(name);
+        let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
-        let cols = self.program.shape.q_cols();
+        let Cache::Paged { head_dim, .. } = self.program.caches[kv.0 as usize];
         let q_heads = self.program.shape.q_heads;
+        let cols = q_heads * head_dim;
         self.make(name, rows, cols, dtype, |out| Attention {
             qkv,
             q_heads,
@@ -244,11 +264,14 @@ impl ProgramBuilder {
         WeightId(self.program.weights.len() as u32 - 1)
     }
 
-    fn kv_layer(&mut self, name: &str) -> u32 {
+    fn layer_cache(&mut self, name: &str) -> CacheId {
         if self.layer.is_none() {
             self.fail(ProgramError::OutsideLayer { step: name.to_owned() });
         }
-        self.layer.unwrap_or(0)
+        match self.layer.and_then(|layer| self.caches.get(&layer)) {
+            Some(id) => *id,
+            None => self.cache(self.program.shape.cache()),
+        }
     }
 
     fn make<T: Into<ProgramOp>>(

@@ -1,6 +1,6 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
-use super::{Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
+use super::{CacheId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
 use crate::ShapeKey;
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
@@ -35,6 +35,12 @@ pub enum ProgramError {
     OutsideLayer {
         /// The step.
         step: String,
+    },
+    /// A layer with two caches.
+    #[error("layer {layer} declares a second cache, or one after it was needed")]
+    CacheTwice {
+        /// The layer.
+        layer: u32,
     },
     /// An id that names nothing.
     #[error("step `{step}` names a value or weight that does not exist")]
@@ -222,11 +228,11 @@ impl Binder<Symbolic> for Shapes<'_> {
         Ok(self.alloc(Region::Weights, DType::F32, shape.max_positions, shape.head_dim))
     }
 
-    fn cache(&self, layer: u32) -> Result<KvLayer, String> {
-        if layer >= self.program.shape.layers {
-            return Err("there are no pages for this layer".into());
-        }
-        let template = crate::layout::kv_layer(self.program, Self::PAGE_SIZE, 1);
+    fn cache(&self, id: CacheId) -> Result<KvLayer, String> {
+        let Some(cache) = self.program.caches.get(id.0 as usize) else {
+            return Err(format!("there is no cache {}", id.0));
+        };
+        let template = crate::layout::pages_of(cache, Self::PAGE_SIZE, 1);
         let bytes = template.page_bytes();
         let span = self.arena.borrow_mut().alloc(Region::Kv, "shapes", bytes);
         Ok(KvLayer { span, ..template })
