@@ -152,7 +152,7 @@ fn main() {
     let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
     step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, pages, given: None }));
-    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, out: x }));
+    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, given: None, out: x }));
     for layer in 0..layers {
         let at = Some(layer);
         let mut norm = |name: &str, cols| Norm {

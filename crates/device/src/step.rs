@@ -92,6 +92,10 @@ pub mod row {
     pub const MASKED: u32 = 4;
 }
 
+/// A prompt token of this and a number stands for the row of that number of the input that the embedding reads
+/// ([`crate::op::Embed`]), instead of a row of its table.
+pub const GIVEN_ROW: u32 = 1 << 31;
+
 /// Words of a join record: seat, len, last token, 0, then the parameters.
 pub const JOIN_WORDS: u32 = 4 + PARAM_WORDS;
 

@@ -84,7 +84,7 @@ fn a_decode_step() {
     };
     let body = vec![
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
-        node(Op::Embed(Embed { ids: state.token, table, out: x })),
+        node(Op::Embed(Embed { ids: state.token, table, given: None, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::from(attention)),
         linear(attended, w_out, x, Epilogue::Residual(x)),

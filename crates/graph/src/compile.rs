@@ -86,6 +86,9 @@ pub struct Bindings {
     pub state: StepState,
     /// One per cache of the program.
     pub kv: Vec<KvLayer>,
+    /// One per input of the program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<Tensor>,
     /// At least [`workspace_bytes`] of the largest key.
     pub workspace: Span,
     /// At least [`scratch_bytes`] of every key, in the state region and zero before the first step;

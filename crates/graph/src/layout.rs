@@ -4,7 +4,7 @@
 use crate::compile::{
     Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
-use crate::program::{Cache, Program};
+use crate::program::{Cache, Input, Program};
 use crate::{Phase, Prep, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
@@ -84,8 +84,23 @@ impl Layout {
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))?;
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
-        let (kv, exchange, inputs) = (Vec::new(), None, None);
-        let bindings = Bindings { weights, rope, state, kv, workspace, scratch, exchange, inputs };
+        let given = |input: &Input| {
+            let bytes = input.dtype.bytes(input.rows as usize * input.cols as usize) as u64;
+            let span = arena.alloc(Region::State, "given", bytes);
+            Tensor::dense(span, input.dtype, input.rows, input.cols)
+        };
+        let given = program.inputs.iter().map(given).collect();
+        let bindings = Bindings {
+            weights,
+            rope,
+            state,
+            kv: Vec::new(),
+            given,
+            workspace,
+            scratch,
+            exchange: None,
+            inputs: None,
+        };
         Ok(Layout { arena, bindings })
     }
 

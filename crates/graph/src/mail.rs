@@ -4,7 +4,7 @@
 mod input;
 mod letter;
 
-pub use input::{JoinInput, PageInput, SeatParams, StepInput};
+pub use input::{GivenRows, JoinInput, PageInput, SeatParams, StepInput};
 pub use letter::{check, write_letter};
 
 use crate::{Form, ShapeKey};
@@ -53,6 +53,16 @@ pub enum MailError {
         sent: usize,
         /// Rows in the ring.
         found: u32,
+    },
+    /// Rows of an input that do not exist, or parts of rows.
+    #[error("{values} values from row {row} on are not rows of input {input}")]
+    Given {
+        /// The input.
+        input: u32,
+        /// The first row.
+        row: u32,
+        /// Values given.
+        values: usize,
     },
     /// A step to verify drafts has a row of another length.
     #[error("a row has {found} tokens in a step whose rows have {q_len}")]

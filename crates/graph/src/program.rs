@@ -141,7 +141,24 @@ impl Cache {
     }
 }
 
-/// Operands are names: of values, weights and caches of the program.
+/// Names an input of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct InputId(pub u32);
+
+/// Rows that the host gives a step, such as the embeddings of an image's patches. They stay until others are given.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Most rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// Operands are names: of values, weights, caches and inputs of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
 
@@ -150,6 +167,7 @@ impl Operands for Symbolic {
     type Weight = WeightId;
     type Table = RopeId;
     type Cache = CacheId;
+    type Input = InputId;
     type Bytes = ValueId;
     type Late<T: Plain> = Unset;
 }
@@ -236,6 +254,9 @@ pub struct Program {
     pub weights: Vec<WeightRef>,
     /// What is kept between steps, in order of declaration.
     pub caches: Vec<Cache>,
+    /// What the host gives besides tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<Input>,
     /// Values, in order of making.
     pub values: Vec<Value>,
     /// Ops, in a valid order.

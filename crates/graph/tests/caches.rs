@@ -28,7 +28,7 @@ fn mixed() -> Program {
     let norm = |name: String| WeightRef::vector(name, s.act_dtype, s.hidden);
     let mut b = ProgramBuilder::new("mixed", s);
     let table = matrix("embed".into(), s.vocab, s.hidden);
-    let mut x = b.embed("embed", table.clone());
+    let mut x = b.embed("embed", table);
     for (l, cache) in (0..).zip(caches()) {
         x = b.layer(l, |b| {
             if cache != s.cache() {
@@ -46,7 +46,7 @@ fn mixed() -> Program {
     }
     let last = b.gather_last("last", x);
     let h = b.rms_norm("norm", last, norm("norm".into()), 1e-6);
-    let logits = b.logits("head", h, table);
+    let logits = b.logits("head", h, matrix("head".into(), s.vocab, s.hidden));
     b.sample("sample", logits);
     b.finish().unwrap()
 }

@@ -216,7 +216,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
         Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
-        Op::Embed(Embed { ids, table: embed, out: x }),
+        Op::Embed(Embed { ids, table: embed, given: None, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
         linear(y, w_qkv, None, None, Epilogue::Store, qkv),

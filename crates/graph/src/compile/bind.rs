@@ -4,7 +4,7 @@ use super::place::{Buffer, Placement};
 use super::uses::only_gathered;
 use super::{Bindings, CompileError};
 use crate::plan::PlacedValue;
-use crate::program::{CacheId, Dim, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId};
+use crate::program::{CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId};
 use crate::ShapeKey;
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
@@ -119,6 +119,13 @@ impl Binder<Symbolic> for Places<'_> {
     fn cache(&self, id: CacheId) -> Result<KvLayer, CompileError> {
         self.bindings.kv.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
             what: format!("cache {}", id.0),
+            problem: "not bound".into(),
+        })
+    }
+
+    fn input(&self, id: InputId) -> Result<Tensor, CompileError> {
+        self.bindings.given.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("input {}", id.0),
             problem: "not bound".into(),
         })
     }

@@ -1,7 +1,7 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Cache, CacheId, Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
+    Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
     ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
@@ -64,6 +64,7 @@ impl ProgramBuilder {
             phases: Phase::ALL.to_vec(),
             weights: Vec::new(),
             caches: Vec::new(),
+            inputs: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
         };
@@ -103,12 +104,32 @@ impl ProgramBuilder {
         id
     }
 
+    /// Declares rows that the host gives.
+    pub fn input(&mut self, name: &str, rows: u32, cols: u32) -> InputId {
+        if self.program.inputs.iter().any(|input| input.name == name) {
+            self.fail(ProgramError::NameTwice { name: name.to_owned() });
+        }
+        let (name, dtype) = (name.to_owned(), self.program.shape.act_dtype);
+        self.program.inputs.push(Input { name, rows, cols, dtype });
+        InputId(self.program.inputs.len() as u32 - 1)
+    }
+
     /// The step's tokens through `table` (vocab × hidden).
     pub fn embed(&mut self, name: &str, table: WeightRef) -> ValueId {
+        self.embed_or(name, table, None)
+    }
+
+    /// The same, where a token may stand for a row of an input ([`device::step::GIVEN_ROW`]).
+    pub fn embed_or(&mut self, name: &str, table: WeightRef, given: Option<InputId>) -> ValueId {
         let cols = table.cols;
         let table = self.weight(table);
         let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, out })
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed {
+            ids: Unset,
+            table,
+            given,
+            out,
+        })
     }
 
     /// RMS normalisation of each row of `x`.

@@ -1,6 +1,6 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
-use super::{CacheId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
+use super::{CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
 use crate::ShapeKey;
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
@@ -236,6 +236,13 @@ impl Binder<Symbolic> for Shapes<'_> {
         let bytes = template.page_bytes();
         let span = self.arena.borrow_mut().alloc(Region::Kv, "shapes", bytes);
         Ok(KvLayer { span, ..template })
+    }
+
+    fn input(&self, id: InputId) -> Result<Tensor, String> {
+        match self.program.inputs.get(id.0 as usize) {
+            Some(input) => Ok(self.alloc(Region::State, input.dtype, input.rows, input.cols)),
+            None => Err(format!("there is no input {}", id.0)),
+        }
     }
 
     fn bytes(&self, id: ValueId) -> Result<Span, String> {
