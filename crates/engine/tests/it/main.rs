@@ -5,6 +5,7 @@ mod echo;
 mod engine;
 mod fair;
 mod grammar;
+mod lists;
 mod loading;
 #[path = "../models/mod.rs"]
 mod models;
