@@ -73,7 +73,9 @@ pub enum MailError {
         q_len: u32,
     },
     /// The host prepares inputs, and rows may return several tokens.
-    #[error("rows that return up to {tokens} tokens have lengths that only the device knows: it must prepare its inputs")]
+    #[error(
+        "rows that return up to {tokens} tokens have lengths that only the device knows: it must prepare its inputs"
+    )]
     Lengths {
         /// Most tokens of a row.
         tokens: u32,

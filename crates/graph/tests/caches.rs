@@ -113,7 +113,10 @@ fn layers_with_different_caches_run_together() {
         assert_eq!(answer(&mut runners, &[first, rest], false), whole);
         // A page has one number in all caches: copying it copies each cache's bytes.
         assert_eq!(answer(&mut runners, &[first, rest], true), whole);
-        assert!(whole.iter().any(|token| *token != whole[0]), "the answer shows nothing: {whole:?}");
+        assert!(
+            whole.iter().any(|token| *token != whole[0]),
+            "the answer shows nothing: {whole:?}"
+        );
     }
 }
 

@@ -106,7 +106,8 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
             loop {
                 let one = a.wait().unwrap().expect("a result");
                 let other = b.wait().unwrap().expect("a result");
-                let rows = |output: &StepOutput| output.rows().map(<[_]>::to_vec).collect::<Vec<_>>();
+                let rows =
+                    |output: &StepOutput| output.rows().map(<[_]>::to_vec).collect::<Vec<_>>();
                 let same = (one.launch, rows(&one)) == (other.launch, rows(&other));
                 assert!(same, "life {life}, step {step}: {one:?} and {other:?}");
                 let mut reported = other.rows().flatten().filter_map(|row| row.logprob.as_ref());

@@ -69,7 +69,9 @@ fn a_verify_step_computes_what_prefill_does() {
         // The plan's attention has the form for rows of several tokens.
         let plan = found.decode.plan_of(&verify.key).unwrap();
         let attention = plan.nodes.iter().find_map(|node| match &node.op {
-            Op::Attention(attention) => Some((attention.single, attention.rows, attention.out.rows)),
+            Op::Attention(attention) => {
+                Some((attention.single, attention.rows, attention.out.rows))
+            }
             _ => None,
         });
         assert_eq!(attention, Some((false, 4, 12)));

@@ -56,9 +56,11 @@ impl Contract for Embed {
         require_indices(&self.ids, self.out.rows, Self::NAME, "ids")?;
         if let Some(given) = &self.given {
             require_fit(given, Self::NAME, "given")?;
-            require(given.dtype == self.out.dtype && given.cols == self.out.cols, Self::NAME, || {
-                format!("given rows are {given}, out is {}", self.out)
-            })?;
+            require(
+                given.dtype == self.out.dtype && given.cols == self.out.cols,
+                Self::NAME,
+                || format!("given rows are {given}, out is {}", self.out),
+            )?;
         }
         require(self.table.cols == self.out.cols, Self::NAME, || {
             format!("table has {} columns, out has {}", self.table.cols, self.out.cols)

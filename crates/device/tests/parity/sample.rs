@@ -116,7 +116,11 @@ fn check(case: &Case) {
             let at = entry + (ring::HEADER_WORDS + r as u32 * row) as usize;
             if want[at + 1] & ring::SAMPLED != 0 && case.places > 1 {
                 let next = at + ring::PLACE_WORDS as usize + 1;
-                assert_eq!((want[next], got[next]), (0, 0), "{what} row {r}: a list without an end");
+                assert_eq!(
+                    (want[next], got[next]),
+                    (0, 0),
+                    "{what} row {r}: a list without an end"
+                );
             }
             assert_eq!(want[at..at + 2], got[at..at + 2], "{what} row {r}");
             if want[at + 1] & ring::LOGPROBS == 0 {
@@ -274,8 +278,15 @@ fn draws_follow_the_distribution() {
             let rows = (0..ROWS as u32)
                 .map(|r| with(seed * 64 + r, &[(param::TEMPERATURE, float(1.0))]))
                 .collect();
-            let case =
-                Case { seed: 1, rows, logits: DType::F32, scale: 0.0, masked: false, vocab: VOCAB, places: 1 };
+            let case = Case {
+                seed: 1,
+                rows,
+                logits: DType::F32,
+                scale: 0.0,
+                masked: false,
+                vocab: VOCAB,
+                places: 1,
+            };
             let (ops, outs) = build(&case, layout);
             (ops, vec![outs[2]])
         });

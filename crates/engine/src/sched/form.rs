@@ -87,7 +87,9 @@ impl Scheduler {
                 let Some(key) = self.seats[seat] else { continue };
                 let sequence = &self.sequences[key];
                 let depth = self.config.depth as u32;
-                if let Some((seat, start)) = sequence.calm(self.geometry.page_size, depth, self.reports.tokens) {
+                if let Some((seat, start)) =
+                    sequence.calm(self.geometry.page_size, depth, self.reports.tokens)
+                {
                     self.ready.push(Ready { key, seat, start, calm: true });
                     continue;
                 }

@@ -3,9 +3,11 @@
 use super::place::{Buffer, Placement};
 use super::uses::only_gathered;
 use super::{Bindings, CompileError};
-use crate::plan::PlacedValue;
-use crate::program::{CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId};
 use crate::ShapeKey;
+use crate::plan::PlacedValue;
+use crate::program::{
+    CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId,
+};
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
 use device::ops::Reuse;

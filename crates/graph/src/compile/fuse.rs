@@ -2,8 +2,8 @@
 //! prologue of attention. Both have kernels either way, so this is a choice, and a test compares.
 
 use super::uses::readers;
-use crate::program::{Program, ProgramOp, Step, ValueId};
 use crate::ShapeKey;
+use crate::program::{Program, ProgramOp, Step, ValueId};
 use device::Target;
 use device::op::{Fused, FusedKernel};
 use device::operand::Unset;

@@ -4,8 +4,8 @@
 
 use super::mark::Marks;
 use super::{Bindings, CompileError, CompileTarget};
-use crate::plan::PlacedValue;
 use crate::ShapeKey;
+use crate::plan::PlacedValue;
 use device::op::{Fused, FusedKernel};
 use device::{Node, Op, Span};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! The order steps run in.
 
 use super::CompileError;
-use crate::program::{ProgramOp, Step, ValueId};
 use crate::ShapeKey;
+use crate::program::{ProgramOp, Step, ValueId};
 use std::collections::HashSet;
 
 /// With one token per row a row is a token, so the last token of each row is the value itself: such a gather

@@ -1,8 +1,8 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
-    ValueId, WeightId, WeightRef,
+    Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
+    RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
@@ -124,12 +124,7 @@ impl ProgramBuilder {
         let cols = table.cols;
         let table = self.weight(table);
         let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |out| Embed {
-            ids: Unset,
-            table,
-            given,
-            out,
-        })
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, given, out })
     }
 
     /// RMS normalisation of each row of `x`.

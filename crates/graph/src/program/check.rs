@@ -1,6 +1,9 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
-use super::{CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
+use super::{
+    CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
+    WeightLayout,
+};
 use crate::ShapeKey;
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};

@@ -134,9 +134,7 @@ impl StepEnd {
 
     /// Writes the entry's header, its launch number last.
     pub(super) fn publish(&self) {
-        let flags = |r: usize| {
-            self.tables.ring.get(self.place(r, 0) + 1)
-        };
+        let flags = |r: usize| self.tables.ring.get(self.place(r, 0) + 1);
         let goes_on = self.tables.counts.get(count::LEFT as usize) > 0
             && (0..self.live).all(|r| flags(r) & ring::STOPPED == 0);
         let again = if goes_on { step::repeat::NEXT } else { step::repeat::DONE };
