@@ -96,6 +96,7 @@ impl ModelArgs {
             page_size: self.page_size,
             vocab: program.shape.vocab,
             penalties: false,
+            tokens_per_row: 1,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use engine::EngineConfig;
-use engine::exec::{Coverage, ExecError, Geometry, RowResult, Step, StepResult};
+use engine::exec::{Coverage, ExecError, Geometry, RowResult, Sampled, Step, StepResult};
 use std::collections::VecDeque;
 use std::path::Path;
 
@@ -32,7 +32,8 @@ impl Executor for Scripted {
         let rows = step.rows.iter().map(|row| {
             let token = row.sample.then(|| self.script.pop_front().unwrap_or(END));
             let stopped = token.is_some_and(|token| self.stops.contains(&token));
-            RowResult { token, stopped, ..RowResult::default() }
+            let sampled = token.map(|token| Sampled { token, stopped, logprob: None });
+            RowResult { tokens: sampled.into_iter().collect(), ..RowResult::default() }
         });
         let rows = rows.collect();
         self.done.push_back(StepResult { number: step.number, again: false, rows });

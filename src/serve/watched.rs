@@ -160,6 +160,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.steps()
     }
 
+    fn tokens_per_row(&self) -> u32 {
+        self.inner.tokens_per_row()
+    }
+
     fn leave(&mut self) {
         self.inner.leave();
     }

@@ -280,7 +280,7 @@ class Checker:
                 entry = s.data["mail"]["entry"]
                 at = s.data["state"]["ring"]["offset"] + 4 * entry
                 ring = s.memory["host_mapped"][at:at + 4 * entry].view(torch.int32)
-                self.note("ring", float((ring[16::44][:rows] != want).sum()) + float(ring[0].item() != 1) + float(ring[2].item() != rows))
+                self.note("ring", float((ring[16::s.data["mail"]["entry_row"]][:rows] != want).sum()) + float(ring[0].item() != 1) + float(ring[2].item() != rows))
                 lens = torch.tensor(self.lengths) + torch.tensor(self.q_lens)
                 self.note("seat_len", float((s.state("seat_len")[0, :rows].cpu() != lens).sum()))
         sem = s.memory["state"][s.data["scratch"]["offset"]:][:65536]

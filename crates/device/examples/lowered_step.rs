@@ -128,6 +128,7 @@ fn main() {
         page_size: 16,
         vocab: shape.vocab,
         penalties: false,
+        tokens_per_row: 1,
     };
     let mut arena = OpenArena::new();
     let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))
@@ -151,7 +152,7 @@ fn main() {
     let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
     step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, pages, given: None }));
-    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, out: x }));
+    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, given: None, out: x }));
     for layer in 0..layers {
         let at = Some(layer);
         let mut norm = |name: &str, cols| Norm {
@@ -276,7 +277,8 @@ fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) 
     });
     let layout = limits.mail_layout();
     let mail = json!({ "rows": layout.rows, "tokens": layout.tokens, "joins": layout.joins,
-        "pages": layout.pages, "words": layout.words, "entry": limits.ring_entry_words() });
+        "pages": layout.pages, "words": layout.words, "entry": limits.ring_entry_words(),
+        "entry_row": limits.ring_row_words() });
     let out = json!({ "shape": shape, "limits": limits, "state": state, "scratch": scratch,
         "mail": mail, "regions": regions, "named": named, "nodes": nodes });
     println!("{out}");

@@ -294,7 +294,7 @@ impl<W: Words> Letter<'_, W> {
 #[derive(Debug)]
 pub struct RingReader<W = Mapped> {
     entry_words: u32,
-    max_rows: u32,
+    limits: StepLimits,
     ring: W,
     confirmed: u64,
     copy: Vec<u32>,
@@ -309,13 +309,14 @@ pub struct Entry<'a> {
     pub rows: u32,
     /// Another step of the same launch follows.
     pub again: bool,
+    row_words: u32,
     words: &'a [u32],
 }
 
-/// A row of an entry.
+/// A token of a row of an entry.
 #[derive(Clone, Copy, Debug)]
-pub struct EntryRow<'a> {
-    /// The token, if [`ring::SAMPLED`].
+pub struct EntryToken<'a> {
+    /// The token.
     pub token: u32,
     /// [`ring`] flags.
     pub flags: u32,
@@ -324,7 +325,7 @@ pub struct EntryRow<'a> {
     top: &'a [u32],
 }
 
-impl EntryRow<'_> {
+impl EntryToken<'_> {
     /// The likeliest tokens and their log-probabilities, best first, if [`ring::LOGPROBS`].
     pub fn top(&self) -> impl Iterator<Item = (u32, f32)> {
         self.top.chunks_exact(2).map(|pair| (pair[0], f32::from_bits(pair[1])))
@@ -332,18 +333,20 @@ impl EntryRow<'_> {
 }
 
 impl<'a> Entry<'a> {
-    /// Row `index`.
-    pub fn row(&self, index: u32) -> EntryRow<'a> {
+    /// The tokens that row `index` returned, in order.
+    pub fn row(&self, index: u32) -> impl Iterator<Item = EntryToken<'a>> + use<'a> {
         assert!(index < self.rows);
-        let at = (index * ring::ROW_WORDS) as usize;
-        let words = &self.words[at..at + ring::ROW_WORDS as usize];
-        let scored = words[1] & ring::LOGPROBS != 0;
-        EntryRow {
-            token: words[0],
-            flags: words[1],
-            logprob: f32::from_bits(words[2]),
-            top: if scored { &words[4..] } else { &[] },
-        }
+        let (at, words) = ((index * self.row_words) as usize, self.row_words as usize);
+        let places = self.words[at..at + words].chunks_exact(ring::PLACE_WORDS as usize);
+        places.take_while(|words| words[1] & ring::SAMPLED != 0).map(|words| {
+            let scored = words[1] & ring::LOGPROBS != 0;
+            EntryToken {
+                token: words[0],
+                flags: words[1],
+                logprob: f32::from_bits(words[2]),
+                top: if scored { &words[4..] } else { &[] },
+            }
+        })
     }
 }
 
@@ -363,7 +366,7 @@ impl<W: Words> RingReader<W> {
     pub fn over(limits: StepLimits, ring: W) -> Self {
         let entry_words = limits.ring_entry_words();
         let copy = vec![0; (entry_words - ring::HEADER_WORDS) as usize];
-        RingReader { entry_words, max_rows: limits.rows, ring, confirmed: 0, copy }
+        RingReader { entry_words, limits, ring, confirmed: 0, copy }
     }
 
     /// The last launch whose entry was read.
@@ -384,7 +387,7 @@ impl<W: Words> RingReader<W> {
         if found < launch {
             return Ok(None);
         }
-        let rows = self.ring.get(at + ring::ROWS, Ordering::Relaxed).min(self.max_rows);
+        let rows = self.ring.get(at + ring::ROWS, Ordering::Relaxed).min(self.limits.rows);
         let again = self.ring.get(at + ring::AGAIN, Ordering::Relaxed) != 0;
         for row in 0..rows {
             self.copy_row(at + ring::HEADER_WORDS, row);
@@ -395,7 +398,8 @@ impl<W: Words> RingReader<W> {
             return Err(Error::RingOverrun { expected: launch, found: after.max(found) });
         }
         self.confirmed = launch;
-        Ok(Some(Entry { launch, rows, again, words: &self.copy }))
+        let row_words = self.limits.ring_row_words();
+        Ok(Some(Entry { launch, rows, again, row_words, words: &self.copy }))
     }
 
     fn number(&self, at: u32, order: Ordering) -> u64 {
@@ -404,8 +408,19 @@ impl<W: Words> RingReader<W> {
         u64::from(high) << 32 | u64::from(low)
     }
 
+    /// Copies the places of a row up to the first that is empty.
     fn copy_row(&mut self, from: u32, row: u32) {
-        let at = row * ring::ROW_WORDS;
+        let first = row * self.limits.ring_row_words();
+        let place = |index: u32| first + index * ring::PLACE_WORDS;
+        for index in 0..self.limits.tokens_per_row {
+            if self.copy_place(from, place(index)) & ring::SAMPLED == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Copies what a place says and returns its flags.
+    fn copy_place(&mut self, from: u32, at: u32) -> u32 {
         let mut copy = |word: u32| {
             let value = self.ring.get(from + at + word, Ordering::Relaxed);
             self.copy[(at + word) as usize] = value;
@@ -415,10 +430,11 @@ impl<W: Words> RingReader<W> {
         let flags = copy(1);
         copy(2);
         if flags & ring::LOGPROBS != 0 {
-            (4..ring::ROW_WORDS).for_each(|word| {
+            (4..ring::PLACE_WORDS).for_each(|word| {
                 copy(word);
             });
         }
+        flags
     }
 }
 

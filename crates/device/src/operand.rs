@@ -25,6 +25,8 @@ pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
     type Table: Plain + Copy;
     /// The pages of a cache.
     type Cache: Plain + Copy;
+    /// Rows that the host gives.
+    type Input: Plain + Copy;
     /// Bytes of any kind.
     type Bytes: Plain + Copy;
     /// A field that is known only once the step's size and memory are.
@@ -40,6 +42,7 @@ impl Operands for Bound {
     type Weight = Tensor;
     type Table = Tensor;
     type Cache = KvLayer;
+    type Input = Tensor;
     type Bytes = Span;
     type Late<T: Plain> = T;
 }
@@ -108,6 +111,8 @@ pub trait Binder<O: Operands> {
     fn table(&self, table: O::Table) -> Result<Tensor, Self::Error>;
     /// The pages of a cache.
     fn cache(&self, cache: O::Cache) -> Result<KvLayer, Self::Error>;
+    /// Where rows that the host gives lie.
+    fn input(&self, input: O::Input) -> Result<Tensor, Self::Error>;
     /// Where bytes lie.
     fn bytes(&self, bytes: O::Bytes) -> Result<Span, Self::Error>;
     /// The step's tables.

@@ -92,6 +92,10 @@ pub mod row {
     pub const MASKED: u32 = 4;
 }
 
+/// A prompt token of this and a number stands for the row of that number of the input that the embedding reads
+/// ([`crate::op::Embed`]), instead of a row of its table.
+pub const GIVEN_ROW: u32 = 1 << 31;
+
 /// Words of a join record: seat, len, last token, 0, then the parameters.
 pub const JOIN_WORDS: u32 = 4 + PARAM_WORDS;
 
@@ -178,7 +182,8 @@ pub struct HostInputs {
     pub staging: [Span; 2],
 }
 
-/// Offsets in a ring entry, in words: a header, then arrays of one element per row.
+/// Offsets in a ring entry, in words: a header, then for every row [`StepLimits::tokens_per_row`] places of a token
+/// each. A row's tokens are those of its places up to the first without [`ring::SAMPLED`].
 pub mod ring {
     /// Entries of the ring.
     pub const ENTRIES: u32 = 32;
@@ -192,9 +197,9 @@ pub mod ring {
     pub const AGAIN: u32 = 3;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
-    /// Words per row: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
-    pub const ROW_WORDS: u32 = 4 + 2 * super::MAX_TOP;
-    /// Flag: a token was sampled.
+    /// Words of a place: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
+    pub const PLACE_WORDS: u32 = 4 + 2 * super::MAX_TOP;
+    /// Flag: the place has a token.
     pub const SAMPLED: u32 = 1;
     /// Flag: it is a stop token of the seat.
     pub const STOPPED: u32 = 2;
@@ -219,6 +224,19 @@ pub struct StepLimits {
     pub vocab: u32,
     /// Whether penalty counts are kept (seats × vocab × 2 bytes).
     pub penalties: bool,
+    /// Most tokens that a row returns: its places in a ring entry.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tokens_per_row: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(value: &u32) -> bool {
+    *value == 1
 }
 
 /// Where each table lies. Seat tables have `seats + 1` rows.

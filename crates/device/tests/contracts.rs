@@ -225,6 +225,7 @@ fn limits() -> StepLimits {
         page_size: 16,
         vocab: 64,
         penalties: true,
+        tokens_per_row: 1,
     }
 }
 
@@ -241,6 +242,8 @@ fn limits_that_no_table_can_have_are_refused() {
         StepLimits { rows: u32::MAX, pages_per_seat: u32::MAX, page_size: u32::MAX, ..limits() },
         StepLimits { page_size: 0, ..limits() },
         StepLimits { vocab: 0, ..limits() },
+        StepLimits { tokens_per_row: 0, ..limits() },
+        StepLimits { tokens_per_row: u32::MAX, ..limits() },
     ];
     for limits in huge {
         let refused = |problem: &Error| matches!(problem, Error::Limits { .. });
@@ -259,6 +262,7 @@ fn limits_that_no_table_can_have_are_refused() {
         page_size: 16,
         vocab: 262_144,
         penalties: true,
+        tokens_per_row: 1,
     };
     assert_eq!(large.check(), Ok(()));
     assert!(large.mail_layout().words > 200_000_000);

@@ -34,6 +34,7 @@ fn a_decode_step() {
         page_size: 16,
         vocab: VOCAB,
         penalties: true,
+        tokens_per_row: 1,
     };
     let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
         .expect("limits of a few rows");
@@ -84,7 +85,7 @@ fn a_decode_step() {
     };
     let body = vec![
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
-        node(Op::Embed(Embed { ids: state.token, table, out: x })),
+        node(Op::Embed(Embed { ids: state.token, table, given: None, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::from(AttentionChain { attention, rope: Some(Box::new(rope)) })),
         linear(attended, w_out, x, Epilogue::Residual(x)),

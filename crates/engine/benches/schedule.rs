@@ -1,7 +1,7 @@
 //! What a step costs the host: 256 running requests over a device that computes nothing.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use engine::exec::{Coverage, ExecError, Executor, Geometry, RowResult, Step, StepResult};
+use engine::exec::{Coverage, ExecError, Executor, Geometry, RowResult, Step, StepResult, Tokens};
 use engine::request::{Event, Output, Request, RequestId, Sampling};
 use engine::{Engine, EngineConfig};
 use std::collections::VecDeque;
@@ -28,7 +28,10 @@ impl Executor for Null {
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
-        let row = |sample: bool| RowResult { token: sample.then_some(7), ..RowResult::default() };
+        let row = |sample: bool| {
+            let tokens = if sample { Tokens::one(7) } else { Tokens::default() };
+            RowResult { tokens, ..RowResult::default() }
+        };
         let rows = step.rows.iter().map(|asked| row(asked.sample)).collect();
         self.results.push_back(StepResult { number: step.number, again: false, rows });
         Ok(())

@@ -26,6 +26,7 @@ impl<X: Executor> Engine<X> {
             scores: executor.scores_prompts(),
             hidden: executor.hidden().unwrap_or(0),
             steps: executor.steps(),
+            tokens: executor.tokens_per_row().max(1),
         };
         let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
         Self { executor, sched, gone: None }

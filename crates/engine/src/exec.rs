@@ -1,6 +1,10 @@
 //! The engine's view of a device: launch a step, poll for its result. The real one replays device
 //! graphs; the simulator has one that lies on schedule.
 
+mod tokens;
+
+pub use tokens::{Sampled, Tokens};
+
 use crate::request::{Pooling, Token};
 
 /// A running sequence's place on the device, `0..max_seats`. State that outlives a step (length,
@@ -42,7 +46,7 @@ pub struct Step {
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
     /// more than [`Executor::steps`]: the device goes on by itself, each row fed the token it just
-    /// chose, until one stops, one has no page for its next token, or [`Executor::leave`] was called.
+    /// chose, until one stops, one has no page for its next tokens, or [`Executor::leave`] was called.
     pub steps: u32,
 }
 
@@ -70,10 +74,14 @@ impl Step {
 pub struct Row {
     /// Whose state.
     pub seat: Seat,
-    /// Tokens already in the pages before this step (the position of the first one fed).
+    /// Tokens already in the pages before this step (the position of the first one fed). While earlier rows of the seat are
+    /// in flight that may return several tokens only the device knows it; then this is the most it can be.
     pub start: u32,
     /// Whether a token is sampled after the last one fed (false for all but the last prompt chunk).
     pub sample: bool,
+    /// Most tokens that it may return if it samples. More than one only for decode rows without a mask, never more than
+    /// [`Executor::tokens_per_row`], and there are pages for as many positions.
+    pub most: u32,
     /// What is fed of a prompt. A decode row has none, its token is on the device; and 256 of them should be little
     /// to look at.
     pub prompt: Option<Box<Prompt>>,
@@ -94,7 +102,7 @@ pub struct Prompt {
 impl Row {
     /// A decode row: feeds the token its seat holds and samples the next.
     pub fn decode(seat: Seat, start: u32) -> Row {
-        Row { seat, start, sample: true, prompt: None }
+        Row { seat, start, sample: true, most: 1, prompt: None }
     }
 
     /// A row that feeds prompt tokens and samples after them; a decode row if there are none.
@@ -218,7 +226,7 @@ pub struct PageEntry {
 pub struct StepResult {
     /// The step's number.
     pub number: u64,
-    /// The launch goes on: another result with this number follows, one token further on.
+    /// The launch goes on: another result with this number follows, one step further on.
     pub again: bool,
     /// One per row of the step, in its order.
     pub rows: Vec<RowResult>,
@@ -227,19 +235,17 @@ pub struct StepResult {
 /// What a row produced.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowResult {
-    /// The sampled token, if the row asked for one.
-    pub token: Option<Token>,
-    /// The device's own opinion that this token is one of the stop tokens.
-    pub stopped: bool,
+    /// The tokens it sampled, if it was asked for any. A prompt row returns exactly one, and so does a row whose seat joins
+    /// in the same step; another decode row one, or none to [`Row::most`] on a device whose rows may return several. Each but the last was fed as well: the seat's tokens are
+    /// as many longer as were returned.
+    pub tokens: Tokens,
     /// What else was asked for. Apart, because most rows of most steps ask for nothing else.
     pub detail: Option<Box<Detail>>,
 }
 
-/// What a row produced besides its token.
+/// What a row produced besides its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Detail {
-    /// When the seat asked for log-probabilities: of the token, and the alternatives best first.
-    pub logprob: Option<(f32, Vec<(Token, f32)>)>,
     /// One per target of the row's [`Score`]: its log-probability, and the alternatives best first.
     pub scores: Vec<(f32, Vec<(Token, f32)>)>,
     /// If the row asked for hidden states: their sum over the tokens fed, or the last one's.
@@ -308,6 +314,10 @@ pub trait Executor {
     }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {
+        1
+    }
+    /// Most tokens that a decode row may return ([`Row::most`]). Where it is 1 a row returns exactly one.
+    fn tokens_per_row(&self) -> u32 {
         1
     }
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the

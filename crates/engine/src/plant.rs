@@ -65,6 +65,10 @@ plants! {
     BlindSteps => "rows with a grammar run several steps without their masks",
     LastStepOnly => "of a launch of several steps only the last result counts",
     LaunchWhenGone => "a device that is gone is asked to run whoever comes next",
+    KeepAfterStop => "tokens after a stop in the same result are kept",
+    MissAhead => "a row may return a token more than there are pages for",
+    BlindList => "a row with a grammar may return several tokens under one mask",
+    KeepShortfall => "a row that returned fewer tokens than it might counts as if it had returned all",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }
 

@@ -158,9 +158,14 @@ struct Flight {
 #[derive(Clone, Copy)]
 struct FlightRow {
     key: Key,
-    /// One past the last position it feeds.
+    /// Of a prompt: one past the last position it feeds. Of a decode row: one past the last it may feed.
     end: u32,
-    sample: bool,
+    /// Most tokens it may return; 0 if it does not sample.
+    most: u32,
+    /// It feeds part of a prompt, and nothing else.
+    prompt: bool,
+    /// It returns no fewer than it may.
+    exact: bool,
     targets: u32,
     hidden: bool,
 }
@@ -184,6 +189,8 @@ pub(crate) struct Reports {
     pub(crate) hidden: u32,
     /// Most decode steps of one launch.
     pub(crate) steps: u32,
+    /// Most tokens that a decode row returns.
+    pub(crate) tokens: u32,
 }
 
 pub(crate) struct Scheduler {

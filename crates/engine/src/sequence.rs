@@ -107,14 +107,14 @@ pub(crate) struct Seated {
     pub(crate) seat: Seat,
     /// Entries of the table the device has.
     pub(crate) sent: u32,
-    /// Tokens fed by launched steps.
+    /// Tokens fed by launched steps, if every row in flight returns the most it may.
     pub(crate) fed: u32,
     /// Of these, by confirmed ones.
     pub(crate) confirmed: u32,
     /// Rows in flight.
     pub(crate) flying: u32,
-    /// Of these, the ones that sample a token.
-    pub(crate) sampling: u32,
+    /// Most tokens that these may return.
+    pub(crate) ahead: u32,
     /// Pages offered to the tree.
     pub(crate) published: u32,
     /// The page it writes next may have another holder.
@@ -244,14 +244,30 @@ impl Sequence {
     }
 
     /// Whether it feeds the token that the device holds, into a page of its own that the device knows,
-    /// with pages for `depth` steps more: then nothing has to be decided or said, and its seat and the
-    /// position are all a row needs. Implies [`Work::Decode`].
-    pub(crate) fn calm(&self, page_size: u32, depth: u32) -> Option<(Seat, u32)> {
+    /// with pages for `depth` steps more of `most` tokens each: then nothing has to be decided or said, and its seat
+    /// and the position are all a row needs. Implies [`Work::Decode`] and that `most` tokens are wanted.
+    pub(crate) fn calm(&self, page_size: u32, depth: u32, most: u32) -> Option<(Seat, u32)> {
         let at = self.seated()?;
         let pages = at.table.len() as u32;
         let ready = at.joined && at.primed && !at.shared && at.leaving.is_none() && !self.guided;
-        let room = at.sent == pages && at.fed + depth < pages * page_size;
-        (ready && room && at.fed + 1 < self.max_len).then_some((at.seat, at.fed))
+        let room = at.sent == pages && at.fed + (depth + 1) * most <= pages * page_size;
+        (ready && room && at.fed + most < self.max_len).then_some((at.seat, at.fed))
+    }
+
+    /// The most tokens that its next decode row may return where a row may return `most`: there are pages for the
+    /// positions, and the answer wants as many. With a grammar one: its mask is for one position, and the next
+    /// one's depends on the token chosen.
+    pub(crate) fn most_next(&self, page_size: u32, most: u32) -> u32 {
+        let Some(at) = self.seated() else { return 1 };
+        if self.guided && !planted(Plant::BlindList) {
+            return 1;
+        }
+        let mut pages = (at.table.len() as u32 * page_size).saturating_sub(at.fed);
+        if planted(Plant::MissAhead) {
+            pages += 1;
+        }
+        let wanted = self.max_len.saturating_sub(at.fed + 1);
+        most.min(pages).min(wanted).max(1)
     }
 
     pub(crate) fn work(&self) -> Work {
@@ -260,12 +276,12 @@ impl Sequence {
             return Work::Nothing;
         }
         let goal = self.goal();
-        let last = self.len() + at.sampling - 1;
+        let last = self.len() + at.ahead - 1;
         if at.fed == last && self.wants_answer() && (at.primed || !at.joined) {
             // The token after the last one has to be wanted, and with a grammar its mask depends on
             // a token that is still being computed: such a row cannot run ahead.
-            let full = self.len() + at.sampling >= self.max_len;
-            let blind = self.guided && at.sampling > 0;
+            let full = self.len() + at.ahead >= self.max_len;
+            let blind = self.guided && at.ahead > 0;
             return match (full, blind) {
                 (true, _) => Work::Nothing,
                 (false, true) => Work::Held,

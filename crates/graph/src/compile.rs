@@ -84,8 +84,11 @@ pub struct Bindings {
     pub ropes: Vec<Tensor>,
     /// The step's tables.
     pub state: StepState,
-    /// One per layer.
+    /// One per cache of the program.
     pub kv: Vec<KvLayer>,
+    /// One per input of the program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<Tensor>,
     /// At least [`workspace_bytes`] of the largest key.
     pub workspace: Span,
     /// At least [`scratch_bytes`] of every key, in the state region and zero before the first step;
@@ -179,12 +182,13 @@ pub fn schedule(
     if !program.phases.contains(&key.phase) {
         return Err(CompileError::Phase { program: program.name.clone(), phase: key.phase });
     }
-    if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens {
+    let uneven = key.phase == Phase::Decode && key.rows.checked_mul(key.q_len) != Some(key.tokens);
+    if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens || uneven {
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
     let steps = fold::fold(program);
-    let steps = fuse::fuse(program, steps, key.phase, fusion(target, key));
+    let steps = fuse::fuse(program, steps, key, fusion(target, key));
     let steps = order::drop_idle_gathers(steps, key);
     let steps = order::order(steps)?;
     let placement = place::place(program, key, &steps)?;

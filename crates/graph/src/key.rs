@@ -55,6 +55,16 @@ pub enum Form {
     Repeated,
 }
 
+fn one() -> u32 {
+    1
+}
+
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(value: &u32) -> bool {
+    *value == 1
+}
+
 impl Form {
     fn is_once(&self) -> bool {
         *self == Form::Once
@@ -72,6 +82,12 @@ pub struct ShapeKey {
     pub tokens: u32,
     /// Rows (sequences), padded to the bucket.
     pub rows: u32,
+    /// Tokens of every row of a decode step: more than one verifies drafts. Prefill steps have rows of any length, and 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub q_len: u32,
+    /// The nodes of adapters are part of the plan.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adapters: bool,
     /// Kernels with one order of summation for every size of step: what a row computes depends on
     /// nothing but that row.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -93,7 +109,23 @@ impl ShapeKey {
     }
 
     const fn new(phase: Phase, tokens: u32, rows: u32) -> ShapeKey {
-        ShapeKey { phase, tokens, rows, fixed: false, form: Form::Once }
+        let (q_len, adapters, fixed, form) = (1, false, false, Form::Once);
+        ShapeKey { phase, tokens, rows, q_len, adapters, fixed, form }
+    }
+
+    /// A decode step of `rows` sequences with `q_len` tokens each.
+    pub const fn verify(rows: u32, q_len: u32) -> ShapeKey {
+        ShapeKey { q_len, ..Self::new(Phase::Decode, rows.saturating_mul(q_len), rows) }
+    }
+
+    /// Whether every row has exactly one token.
+    pub fn single(&self) -> bool {
+        self.phase == Phase::Decode && self.q_len == 1
+    }
+
+    /// The same with or without adapters.
+    pub const fn with_adapters(self, adapters: bool) -> ShapeKey {
+        ShapeKey { adapters, ..self }
     }
 
     /// The same shape in another form.
@@ -122,6 +154,12 @@ impl fmt::Display for ShapeKey {
             Phase::Decode => write!(f, "decode/{}", self.rows)?,
             Phase::Prefill => write!(f, "prefill/{}x{}", self.tokens, self.rows)?,
         }
+        if self.q_len != 1 {
+            write!(f, "/q_len={}", self.q_len)?;
+        }
+        if self.adapters {
+            f.write_str("/adapters")?;
+        }
         if self.fixed {
             f.write_str("/fixed")?;
         }
@@ -129,6 +167,25 @@ impl fmt::Display for ShapeKey {
             Form::Once => Ok(()),
             Form::Staged(block) => write!(f, "/staged={block}"),
             Form::Repeated => f.write_str("/repeated"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_says_only_what_is_unusual() {
+        let text = |key: &ShapeKey| serde_json::to_string(key).unwrap();
+        let plain = ShapeKey::decode(4);
+        assert_eq!(plain.to_string(), "decode/4");
+        assert_eq!(text(&plain), r#"{"phase":"decode","tokens":4,"rows":4}"#);
+        let verify = ShapeKey::verify(4, 3).with_adapters(true).with_fixed(true);
+        assert_eq!(verify.to_string(), "decode/4/q_len=3/adapters/fixed");
+        assert_eq!((verify.tokens, verify.single(), plain.single()), (12, false, true));
+        for key in [plain, verify, ShapeKey::prefill(16, 4)] {
+            assert_eq!(serde_json::from_str::<ShapeKey>(&text(&key)).unwrap(), key);
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::compile::{
     Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
-use crate::program::{Program, RopeTable};
+use crate::program::{Cache, Input, Program, RopeTable};
 use crate::{Phase, Prep, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
@@ -52,7 +52,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A layout with one page per layer that nobody will seal: what a kernel is asked about.
+    /// A layout with one page per cache that nobody will seal: what a kernel is asked about.
     pub(crate) fn imagined(
         program: &Program,
         limits: StepLimits,
@@ -87,8 +87,23 @@ impl Layout {
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))?;
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
-        let (kv, exchange, inputs) = (Vec::new(), None, None);
-        let bindings = Bindings { weights, ropes, state, kv, workspace, scratch, exchange, inputs };
+        let given = |input: &Input| {
+            let bytes = input.dtype.bytes(input.rows as usize * input.cols as usize) as u64;
+            let span = arena.alloc(Region::State, "given", bytes);
+            Tensor::dense(span, input.dtype, input.rows, input.cols)
+        };
+        let given = program.inputs.iter().map(given).collect();
+        let bindings = Bindings {
+            weights,
+            ropes,
+            state,
+            kv: Vec::new(),
+            given,
+            workspace,
+            scratch,
+            exchange: None,
+            inputs: None,
+        };
         Ok(Layout { arena, bindings })
     }
 
@@ -102,10 +117,10 @@ impl Layout {
         Ok(())
     }
 
-    /// Adds `pages` pages per layer, the scratch page included.
+    /// Adds `pages` pages to every cache, the scratch page included.
     pub fn add_pages(&mut self, program: &Program, pages: u32) {
-        let template = kv_layer(program, self.bindings.state.limits.page_size, pages);
-        for _ in 0..program.shape.layers {
+        for cache in &program.caches {
+            let template = pages_of(cache, self.bindings.state.limits.page_size, pages);
             let bytes = template.page_bytes().saturating_mul(u64::from(pages));
             let span = self.arena.alloc(Region::Kv, "pages", bytes);
             self.bindings.kv.push(KvLayer { span, ..template });
@@ -119,25 +134,27 @@ pub fn recording_room(program: &Program, target: &CompileTarget, graphs: usize) 
     graphs as u64 * program.steps.len() as u64 * target.device.recorded_node_bytes()
 }
 
-/// How many pages fit `bytes`, the scratch page included. Exact: alignment of each layer counted.
+/// How many pages fit `bytes`, the scratch page included: a page takes its bytes in every cache. Exact: alignment of
+/// each cache counted.
 pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
-    let layers = u64::from(program.shape.layers);
-    let page = kv_layer(program, page_size, 0).page_bytes();
-    let per_layer = bytes / layers / ALIGN * ALIGN;
-    u32::try_from(per_layer / page).unwrap_or(u32::MAX)
+    let page = |cache: &Cache| cache.token_bytes() * u64::from(page_size);
+    let taken = |pages: u64| {
+        let each = |cache| page(cache).saturating_mul(pages).div_ceil(ALIGN).saturating_mul(ALIGN);
+        program.caches.iter().map(each).fold(0u64, u64::saturating_add)
+    };
+    let all: u64 = program.caches.iter().map(page).sum();
+    let (mut fits, mut too_many) = (0, bytes.checked_div(all).unwrap_or(0) + 1);
+    while fits + 1 < too_many {
+        let middle = fits.midpoint(too_many);
+        *(if taken(middle) <= bytes { &mut fits } else { &mut too_many }) = middle;
+    }
+    u32::try_from(fits).unwrap_or(u32::MAX)
 }
 
-pub(crate) fn kv_layer(program: &Program, page_size: u32, pages: u32) -> KvLayer {
-    let shape = &program.shape;
+pub(crate) fn pages_of(cache: &Cache, page_size: u32, pages: u32) -> KvLayer {
+    let Cache::Paged { heads, head_dim, dtype } = *cache;
     let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
-    KvLayer {
-        span: nowhere,
-        dtype: shape.kv_dtype,
-        pages,
-        page_size,
-        heads: shape.kv_heads,
-        head_dim: shape.head_dim,
-    }
+    KvLayer { span: nowhere, dtype, pages, page_size, heads, head_dim }
 }
 
 /// The rope table's contents: for each position the cosines of `head_dim / 2` frequencies, then their

@@ -4,11 +4,11 @@
 mod input;
 mod letter;
 
-pub use input::{JoinInput, PageInput, SeatParams, StepInput};
+pub use input::{GivenRows, JoinInput, PageInput, SeatParams, StepInput};
 pub use letter::{check, write_letter};
 
-use crate::{Form, Phase, ShapeKey};
-use device::mail::{Entry, MailBank, MailRow, Mapped, RingReader, Words};
+use crate::{Form, ShapeKey};
+use device::mail::{EntryToken, MailBank, MailRow, Mapped, RingReader, Words};
 use device::step::ring;
 use device::{Arena, StepState};
 use std::collections::VecDeque;
@@ -54,6 +54,32 @@ pub enum MailError {
         /// Rows in the ring.
         found: u32,
     },
+    /// Rows of an input that do not exist, or parts of rows.
+    #[error("{values} values from row {row} on are not rows of input {input}")]
+    Given {
+        /// The input.
+        input: u32,
+        /// The first row.
+        row: u32,
+        /// Values given.
+        values: usize,
+    },
+    /// A step to verify drafts has a row of another length.
+    #[error("a row has {found} tokens in a step whose rows have {q_len}")]
+    Uneven {
+        /// The row's.
+        found: u32,
+        /// The step's.
+        q_len: u32,
+    },
+    /// The host prepares inputs, and rows may return several tokens.
+    #[error(
+        "rows that return up to {tokens} tokens have lengths that only the device knows: it must prepare its inputs"
+    )]
+    Lengths {
+        /// Most tokens of a row.
+        tokens: u32,
+    },
     /// A launch that repeats is under way: until its last step is, nobody knows the next one's number.
     #[error("launch {launch} repeats and is not at its last step")]
     Repeating {
@@ -65,11 +91,11 @@ pub enum MailError {
     Device(#[from] device::Error),
 }
 
-/// What a row produced.
+/// A token that a row returned.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RowOutput {
-    /// The sampled token, if the row asked for one.
-    pub token: Option<u32>,
+pub struct TokenOutput {
+    /// The token.
+    pub token: u32,
     /// It is one of the seat's stop tokens.
     pub stopped: bool,
     /// Its log-probability and as many alternatives as the seat asked for, best first.
@@ -83,8 +109,33 @@ pub struct StepOutput {
     pub launch: u64,
     /// Another step of the same launch follows; it counts as launch number + 1.
     pub again: bool,
-    /// One per row of the step.
-    pub rows: Vec<RowOutput>,
+    /// The tokens of all rows, row after row: one list for all, so that an output that is used again allocates nothing.
+    tokens: Vec<TokenOutput>,
+    /// Per row: where its tokens end in the list.
+    ends: Vec<u32>,
+}
+
+impl StepOutput {
+    /// The tokens that a row returned, in order: none if it was not asked for any.
+    pub fn row(&self, index: usize) -> &[TokenOutput] {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.tokens[start as usize..self.ends[index] as usize]
+    }
+
+    /// The tokens of each row of the step.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[TokenOutput]> {
+        (0..self.ends.len()).map(|index| self.row(index))
+    }
+
+    /// The same, with tokens to take away.
+    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [TokenOutput]> {
+        let (mut rest, mut start) = (&mut self.tokens[..], 0);
+        self.ends.iter().map(move |&end| {
+            let (row, after) = std::mem::take(&mut rest).split_at_mut((end - start) as usize);
+            (rest, start) = (after, end);
+            row
+        })
+    }
 }
 
 /// A row of a launch under way.
@@ -184,7 +235,7 @@ impl Mailbox {
         }
         // A row list belongs to a bucket: a new bucket gets it again, changed or not.
         let same = as_before && self.key.as_ref() == Some(key);
-        let given = self.given && key.phase == Phase::Decode;
+        let given = self.given && key.single();
         let rows_changed = (!same && !given) || input.speaks_of_rows();
         let steps = if key.form == Form::Repeated { input.steps.max(1) } else { self.steps };
         let quiet = if given { input.joins.is_empty() } else { input.is_quiet() };
@@ -258,10 +309,12 @@ impl Mailbox {
         }
         output.launch = entry.launch;
         output.again = entry.again;
-        output.rows.clear();
-        output
-            .rows
-            .extend(rows.iter().zip(0..).map(|(row, index)| row_output(&entry, index, row.top)));
+        output.tokens.clear();
+        output.ends.clear();
+        for (row, index) in rows.iter().zip(0..) {
+            output.tokens.extend(entry.row(index).map(|token| token_output(token, row.top)));
+            output.ends.push(output.tokens.len() as u32);
+        }
         self.taken = Some(rows.clone());
         if output.again {
             self.launched += 1;
@@ -283,12 +336,11 @@ impl Mailbox {
     }
 }
 
-fn row_output(entry: &Entry<'_>, index: u32, top: usize) -> RowOutput {
-    let row = entry.row(index);
-    let has = |flag: u32| row.flags & flag != 0;
-    RowOutput {
-        token: has(ring::SAMPLED).then_some(row.token),
+fn token_output(found: EntryToken<'_>, top: usize) -> TokenOutput {
+    let has = |flag: u32| found.flags & flag != 0;
+    TokenOutput {
+        token: found.token,
         stopped: has(ring::STOPPED),
-        logprob: has(ring::LOGPROBS).then(|| (row.logprob, row.top().take(top).collect())),
+        logprob: has(ring::LOGPROBS).then(|| (found.logprob, found.top().take(top).collect())),
     }
 }

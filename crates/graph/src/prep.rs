@@ -88,6 +88,9 @@ impl Inputs {
         spans: HostInputs,
         limits: StepLimits,
     ) -> Result<Inputs, MailError> {
+        if limits.tokens_per_row > 1 {
+            return Err(MailError::Lengths { tokens: limits.tokens_per_row });
+        }
         let [even, odd] = spans.staging;
         let staging = [Mapped::new(arena, even)?, Mapped::new(arena, odd)?];
         let seat = Seat {
@@ -191,10 +194,10 @@ impl Inputs {
 
     /// The result of a launch whose rows had these seats.
     pub fn heard(&mut self, seats: impl Iterator<Item = u32>, output: &StepOutput) {
-        for (seat, row) in seats.zip(&output.rows) {
+        for (seat, row) in seats.zip(output.rows()) {
             let seat = &mut self.seats[seat as usize];
             if seat.last == output.launch {
-                seat.token = row.token;
+                seat.token = row.last().map(|found| found.token);
             }
         }
     }

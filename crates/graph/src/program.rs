@@ -121,7 +121,51 @@ pub struct RopeTable {
     pub dim: u32,
 }
 
-/// Operands are names: of values and weights of the program, of layers that have pages.
+/// Names a cache of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CacheId(pub u32);
+
+/// What a program keeps of tokens between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// Keys and values of every token, in pages. All such caches of a program share page numbers.
+    Paged {
+        /// KV heads.
+        heads: u32,
+        /// Elements per head.
+        head_dim: u32,
+        /// Element type.
+        dtype: DType,
+    },
+}
+
+impl Cache {
+    /// Bytes that a token takes.
+    pub fn token_bytes(&self) -> u64 {
+        let Cache::Paged { heads, head_dim, dtype } = *self;
+        2 * u64::from(heads) * dtype.bytes(head_dim as usize) as u64
+    }
+}
+
+/// Names an input of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct InputId(pub u32);
+
+/// Rows that the host gives a step, such as the embeddings of an image's patches. They stay until others are given.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Most rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// Operands are names: of values, weights, caches and inputs of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
 
@@ -129,7 +173,8 @@ impl Operands for Symbolic {
     type Value = ValueId;
     type Weight = WeightId;
     type Table = RopeId;
-    type Cache = u32;
+    type Cache = CacheId;
+    type Input = InputId;
     type Bytes = ValueId;
     type Late<T: Plain> = Unset;
 }
@@ -170,19 +215,19 @@ pub struct ModelShape {
     pub hidden: u32,
     /// Query heads.
     pub q_heads: u32,
-    /// KV heads.
+    /// KV heads, of layers that declare no cache of their own.
     pub kv_heads: u32,
     /// Elements per head.
     pub head_dim: u32,
     /// Vocabulary.
     pub vocab: u32,
-    /// Layers; each has KV pages of its own.
+    /// Layers.
     pub layers: u32,
     /// Positions the rope table covers.
     pub max_positions: u32,
     /// Activations.
     pub act_dtype: DType,
-    /// KV pages.
+    /// KV pages, of layers that declare no cache of their own.
     pub kv_dtype: DType,
 }
 
@@ -195,6 +240,11 @@ impl ModelShape {
     /// Columns of attention's output.
     pub const fn q_cols(&self) -> u32 {
         self.q_heads * self.head_dim
+    }
+
+    /// The cache of a layer that declares none of its own.
+    pub const fn cache(&self) -> Cache {
+        Cache::Paged { heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
     }
 }
 
@@ -211,6 +261,11 @@ pub struct Program {
     pub ropes: Vec<RopeTable>,
     /// Parameters, in order of first use.
     pub weights: Vec<WeightRef>,
+    /// What is kept between steps, in order of declaration.
+    pub caches: Vec<Cache>,
+    /// What the host gives besides tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<Input>,
     /// Values, in order of making.
     pub values: Vec<Value>,
     /// Ops, in a valid order.

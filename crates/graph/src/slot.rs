@@ -218,6 +218,7 @@ mod tests {
             page_size: 16,
             vocab: 100,
             penalties: true,
+            tokens_per_row: 1,
         }
     }
 

@@ -27,6 +27,7 @@ fn qwen3_8b_on(target: Target, key: &ShapeKey) -> (Plan, Explanation) {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: false,
+        tokens_per_row: 1,
     };
     let mut layout = Layout::new(&program, &target, limits, std::slice::from_ref(key)).unwrap();
     layout.add_pages(&program, 4096);
@@ -152,6 +153,7 @@ fn pages_take_exactly_what_is_left() {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: true,
+        tokens_per_row: 1,
     };
     let keys = [ShapeKey::decode(64), ShapeKey::prefill(2048, 64)];
     let mut layout = Layout::new(&program, &target, limits, &keys).unwrap();

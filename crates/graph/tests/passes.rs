@@ -191,7 +191,7 @@ fn every_refusal_has_a_name() {
     assert_eq!(refuse(&odd), "weight `1.qkv`: bound as 63×32, needed as 64×32");
     let mut no_pages = layout.bindings.clone();
     no_pages.kv.truncate(1);
-    assert_eq!(refuse(&no_pages), "KV layer 1: not bound");
+    assert_eq!(refuse(&no_pages), "cache 1: not bound");
 }
 
 #[test]

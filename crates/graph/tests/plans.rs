@@ -22,6 +22,7 @@ fn limits(program: &Program) -> StepLimits {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: false,
+        tokens_per_row: 1,
     }
 }
 
@@ -49,6 +50,7 @@ fn a_decode_plan_has_five_nodes_per_layer() {
             page_size: 64,
             vocab: program.shape.vocab,
             penalties: false,
+            tokens_per_row: 1,
         };
         let plan = plan_for(
             &program,
@@ -76,6 +78,7 @@ fn merged(merge: Merge, gpu: &Target, sample: Sample, key: ShapeKey) -> Plan {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: false,
+        tokens_per_row: 1,
     };
     let plan = plan_for(&program, &target, limits, key);
     assert_eq!(plan.check(), vec![]);

@@ -7,7 +7,7 @@ mod world;
 use device::Region;
 use graph::Phase;
 use graph::backend::BackendKind;
-use graph::mail::StepInput;
+use graph::mail::{StepInput, StepOutput};
 use graph::program::sample::Sample;
 use graph::runner::RunnerConfig;
 use graph::traffic::{Rng, Traffic};
@@ -106,9 +106,11 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
             loop {
                 let one = a.wait().unwrap().expect("a result");
                 let other = b.wait().unwrap().expect("a result");
-                let same = (one.launch, &one.rows) == (other.launch, &other.rows);
+                let rows =
+                    |output: &StepOutput| output.rows().map(<[_]>::to_vec).collect::<Vec<_>>();
+                let same = (one.launch, rows(&one)) == (other.launch, rows(&other));
                 assert!(same, "life {life}, step {step}: {one:?} and {other:?}");
-                let mut reported = other.rows.iter().filter_map(|row| row.logprob.as_ref());
+                let mut reported = other.rows().flatten().filter_map(|row| row.logprob.as_ref());
                 assert!(reported.all(|found| found.0.is_finite()), "step {step}");
                 step += 1;
                 if !other.again {

@@ -71,8 +71,8 @@ fn one_by_one(place: &Place, steps: usize, stop: Option<u32>) -> (Vec<StepOutput
     (outputs, world)
 }
 
-fn rows(outputs: &[StepOutput]) -> Vec<&[graph::mail::RowOutput]> {
-    outputs.iter().map(|output| &output.rows[..]).collect()
+fn rows(outputs: &[StepOutput]) -> Vec<Vec<&[graph::mail::TokenOutput]>> {
+    outputs.iter().map(|output| output.rows().collect()).collect()
 }
 
 #[test]
@@ -110,17 +110,17 @@ fn a_stop_ends_the_launch() {
 fn a_stop_ends_the_launch_at(place: &Place) {
     // The token that seat 2 says in its fourth step becomes its stop token.
     let (free, _) = one_by_one(place, 12, None);
-    let said: Vec<u32> = free.iter().map(|output| output.rows[2].token.unwrap()).collect();
+    let said: Vec<u32> = free.iter().map(|output| output.row(2)[0].token).collect();
     let (at, stop) =
         said.iter().enumerate().skip(2).find(|(i, t)| !said[..*i].contains(t)).unwrap();
     let world = world(place);
     let mut runners = runners(place, &world, 12);
     let found = launch(&mut runners, &StepInput { steps: 12, ..seats(4, Some(*stop)) });
     assert_eq!(found.len(), at + 1, "it went on past the stop");
-    assert!(found[at].rows[2].stopped);
-    assert!(found[..at].iter().all(|output| !output.rows[2].stopped));
-    let tokens = |outputs: &[StepOutput]| -> Vec<Option<u32>> {
-        outputs.iter().flat_map(|output| output.rows.iter().map(|row| row.token)).collect()
+    assert!(found[at].row(2)[0].stopped);
+    assert!(found[..at].iter().all(|output| !output.row(2)[0].stopped));
+    let tokens = |outputs: &[StepOutput]| -> Vec<u32> {
+        outputs.iter().flat_map(|output| output.rows().map(|row| row[0].token)).collect()
     };
     assert_eq!(tokens(&found), tokens(&free[..=at]));
     // The next launch goes on from there, to the next stop or to its end.

@@ -209,7 +209,7 @@ fn launch(executor: &mut GraphExecutor, launches: &mut u64, step: Step) -> Outco
     *launches += 1;
     executor.launch(&Step { number: *launches, ..step })?;
     let result = executor.poll(true)?.ok_or("no result")?;
-    Ok(result.rows.iter().map(|row| row.token.unwrap_or_default()).collect())
+    Ok(result.rows.iter().map(|row| row.tokens.first().map_or(0, |found| found.token)).collect())
 }
 
 /// A description and the numbers it describes.
@@ -268,7 +268,7 @@ fn write_layers(
         device.sync()?;
         let output = mailbox.take()?.ok_or("no result")?;
         if first.is_empty() {
-            first = output.rows.iter().map(|row| row.token.unwrap_or_default()).collect();
+            first = output.rows().map(|row| row.first().map_or(0, |found| found.token)).collect();
         }
         let about = json!({
             "prompts": prompts, "first": first, "layers": numbers.len(), "hidden": config.hidden,

@@ -3,9 +3,11 @@
 use crate::observe::{self, Observed};
 use device::{Device, Report, Tensor};
 use engine::exec::{
-    Coverage, Detail, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
+    Coverage, ExecError, Executor, Geometry, Join, RowResult, Sampled, Step, StepKind, StepResult,
 };
-use graph::mail::{JoinInput, MailError, PageInput, RowOutput, SeatParams, StepInput, StepOutput};
+use graph::mail::{
+    JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
+};
 use graph::runner::{Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
@@ -173,6 +175,10 @@ impl Executor for GraphExecutor {
         self.runners.decode.config().steps
     }
 
+    fn tokens_per_row(&self) -> u32 {
+        self.runners.bindings().state.limits.tokens_per_row
+    }
+
     fn leave(&mut self) {
         self.runners.leave();
     }
@@ -220,7 +226,7 @@ impl Executor for GraphExecutor {
             }
         }
         let mut rows = std::mem::take(&mut self.spare);
-        rows.extend(self.output.rows.drain(..).map(row_result));
+        rows.extend(self.output.rows_mut().map(row_result));
         let again = self.output.again;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
@@ -308,8 +314,11 @@ fn join(join: &Join) -> JoinInput {
     JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
 }
 
-fn row_result(row: RowOutput) -> RowResult {
-    let RowOutput { token, stopped, logprob } = row;
-    let detail = |logprob| Box::new(Detail { logprob: Some(logprob), ..Detail::default() });
-    RowResult { token, stopped, detail: logprob.map(detail) }
+fn row_result(row: &mut [TokenOutput]) -> RowResult {
+    let sampled = |found: &mut TokenOutput| Sampled {
+        token: found.token,
+        stopped: found.stopped,
+        logprob: found.logprob.take().map(Box::new),
+    };
+    RowResult { tokens: row.iter_mut().map(sampled).collect(), detail: None }
 }

@@ -148,6 +148,7 @@ pub fn load_executor(
         page_size: options.page_size,
         vocab: config.vocab as u32,
         penalties: options.penalties,
+        tokens_per_row: 1,
     };
     let mut target = CompileTarget::new(plan_for);
     let facts = Facts {
@@ -225,6 +226,7 @@ mod tests {
             page_size: 16,
             vocab,
             penalties: true,
+            tokens_per_row: 1,
         };
         let there = pages_that_fit(&program, 16, there);
         let pages = kv_pages(&program, &limits, kind, asked, there).map_err(|e| e.to_string())?;

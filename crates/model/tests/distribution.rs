@@ -50,7 +50,7 @@ impl Bench {
         };
         self.executor.launch(&step).unwrap();
         let result = self.executor.poll(true).unwrap().expect("a result");
-        result.rows.iter().map(|row| row.token.expect("every row samples")).collect()
+        result.rows.iter().map(|row| row.tokens[0].token).collect()
     }
 }
 

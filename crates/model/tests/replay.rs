@@ -35,6 +35,7 @@ fn sweep(folder: &Path, device: &Device) {
         page_size: 16,
         vocab: program.shape.vocab,
         penalties: true,
+        tokens_per_row: 1,
     };
     let target = CompileTarget::new(target);
     let sweep = Sweep {

@@ -50,6 +50,8 @@ pub struct MockConfig {
     pub stall: Option<(u64, Duration)>,
     /// Width of the embeddings; 0 for no support.
     pub embedding: usize,
+    /// Most tokens that a sequence gets in a step; with more than one, sometimes none.
+    pub tokens_per_row: u64,
 }
 
 impl Default for MockConfig {
@@ -67,6 +69,7 @@ impl Default for MockConfig {
             gone_at: None,
             stall: None,
             embedding: 0,
+            tokens_per_row: 1,
         }
     }
 }
@@ -231,9 +234,12 @@ impl Mock {
 
     fn decode(&mut self, now: Micros, outputs: &mut Vec<Output>) {
         let fail_every = self.config.fail_every;
-        let used = &mut self.used;
+        let (used, steps, most) = (&mut self.used, self.steps, self.config.tokens_per_row);
         self.running.retain_mut(|s| {
-            let ended = s.advance(now, fail_every, outputs);
+            // Every count from 0 to the most comes up, at other steps for other sequences.
+            let turn = steps + s.id.0 + u64::from(s.choice);
+            let count = if most == 1 { 1 } else { turn % (most + 1) };
+            let ended = (0..count).find_map(|_| s.advance(now, fail_every, outputs));
             if let Some(finish) = ended {
                 *used -= s.pages;
                 outputs.push(Output::Finished { id: s.id, choice: s.choice, finish });

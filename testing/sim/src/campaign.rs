@@ -35,6 +35,10 @@ pub struct Totals {
     pub restarts: u64,
     /// Steps that were not the first of their launch.
     pub repeated: u64,
+    /// Tokens that were not the first of their row.
+    pub extra: u64,
+    /// Decode rows that returned no token.
+    pub empty: u64,
     /// Page copies.
     pub copies: u64,
     /// Prompt tokens found in the prefix tree.
@@ -51,6 +55,8 @@ impl Totals {
         self.preemptions += stats.preemptions;
         self.restarts += stats.restarts;
         self.repeated += report.repeated;
+        self.extra += report.extra.0;
+        self.empty += report.extra.1;
         self.copies += stats.copies;
         self.cached += stats.cached_tokens;
     }
@@ -63,24 +69,41 @@ impl Totals {
         self.preemptions += other.preemptions;
         self.restarts += other.restarts;
         self.repeated += other.repeated;
+        self.extra += other.extra;
+        self.empty += other.empty;
         self.copies += other.copies;
         self.cached += other.cached;
     }
 }
 
 /// Runs a seed and prints its first `printed` ticks; a panic counts as a violation.
-pub fn one(seed: u64, planted: Option<Plant>, printed: u64) -> Result<Report, String> {
+pub fn one(
+    seed: u64,
+    several: bool,
+    planted: Option<Plant>,
+    printed: u64,
+) -> Result<Report, String> {
     guarded(planted, || {
-        let run = Run::new(Scenario::new(seed, Kind::Everything), seed, None);
+        let run = Run::new(scenario(seed, Kind::Everything, several), seed, None);
         if printed > 0 { run.print_ticks(printed).finish() } else { run.finish() }
     })
 }
 
+fn scenario(seed: u64, kind: Kind, several: bool) -> Scenario {
+    let scenario = Scenario::new(seed, kind);
+    if several { scenario.with_several(seed) } else { scenario }
+}
+
 /// Runs a seed twice: with all the pages it needs, then with `share` of what it used. Every answer
 /// must be the same.
-pub fn with_small_cache(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, String> {
+pub fn with_small_cache(
+    seed: u64,
+    several: bool,
+    share: f64,
+    planted: Option<Plant>,
+) -> Result<Report, String> {
     guarded(planted, || {
-        let mut scenario = Scenario::new(seed, Kind::Steady);
+        let mut scenario = scenario(seed, Kind::Steady, several);
         // Enough seats and pages for all clients, so that their full demand is measured.
         scenario.geometry.seats = scenario.geometry.seats.max(6);
         scenario.coverage.decode_rows = scenario.geometry.seats;
@@ -137,6 +160,8 @@ fn guarded(
 pub struct Plan {
     /// Limit the cache to this share of the demand.
     pub cache_share: Option<f64>,
+    /// Rows return several tokens or none, whatever the seed says.
+    pub several: bool,
     /// A bug to plant.
     pub plant: Option<Plant>,
     /// Print this many ticks.
@@ -147,8 +172,8 @@ impl Plan {
     /// Runs one seed.
     pub fn run(&self, seed: u64) -> Result<Report, String> {
         match self.cache_share {
-            Some(share) => with_small_cache(seed, share, self.plant),
-            None => one(seed, self.plant, self.printed),
+            Some(share) => with_small_cache(seed, self.several, share, self.plant),
+            None => one(seed, self.several, self.plant, self.printed),
         }
     }
 
@@ -157,6 +182,9 @@ impl Plan {
         let mut line = format!("cargo run --release -p sim -- --seed {seed}");
         if let Some(share) = self.cache_share {
             line += &format!(" --cache-share {share}");
+        }
+        if self.several {
+            line += " --several";
         }
         if let Some(plant) = self.plant {
             line += &format!(" --plant {}", plant.name());

@@ -40,6 +40,8 @@ pub struct Scenario {
     pub tick: Micros,
     /// Most decode steps of one launch.
     pub steps: u32,
+    /// Most tokens that a decode row returns; with more than one also none.
+    pub tokens: u32,
 }
 
 /// The kind of scenario.
@@ -120,11 +122,18 @@ impl Scenario {
             faults: if everything && rng.one_in(3) { rng.range(8, 200) } else { 0 },
             tick: 100,
             steps: *Rng::new(seed, 5).pick(&[1, 1, 2, 3, 8]),
+            tokens: *Rng::new(seed, 10).pick(&[1, 1, 1, 2, 3, 5]),
         };
         scenario.fill(&mut rng, everything);
         scenario.turn_some_into_embeddings(&mut Rng::new(seed, 5));
         scenario.join_some_into_calls(&mut Rng::new(seed, 8));
         scenario
+    }
+
+    /// The same, where rows return several tokens or none: a device of up to five whatever the seed says.
+    pub fn with_several(mut self, seed: u64) -> Self {
+        self.tokens = Rng::new(seed, 11).range(2, 5);
+        self
     }
 
     /// Turns some requests into embeddings.

@@ -6,8 +6,8 @@
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
 use engine::exec::{
-    Coverage, Detail, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Seat,
-    SeatParams, Step, StepKind, StepResult,
+    Coverage, Detail, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Sampled,
+    Seat, SeatParams, Step, StepKind, StepResult, Tokens,
 };
 use engine::plant::{Plant, planted};
 use engine::request::{Pooling, Token};
@@ -63,6 +63,8 @@ struct Done {
     delay: u32,
     /// Pages the step writes, and for which seat.
     writes: BTreeMap<Page, Seat>,
+    /// How many tokens fewer than allowed its decode rows returned.
+    short: BTreeMap<Seat, u32>,
 }
 
 struct SeatState {
@@ -71,6 +73,27 @@ struct SeatState {
     params: SeatParams,
     seen: Vec<(Token, bool)>,
     table: Vec<Page>,
+}
+
+impl SeatState {
+    /// The token after `len` others, whose hash is given.
+    fn sample(
+        &self,
+        prefix: &Prefix,
+        len: u32,
+        seen: &[(Token, bool)],
+        mask: Option<&[u32]>,
+    ) -> Sampled {
+        let token = prefix.next(len, &self.params, seen, mask);
+        let stopped = self.params.stop_tokens.contains(&token);
+        let logprob = self.params.logprobs.map(|top| Box::new(prefix.logprob(token, top)));
+        Sampled { token, stopped, logprob }
+    }
+}
+
+fn mask_of(step: &Step, row: usize) -> Option<&[u32]> {
+    let mask = step.masks.iter().find(|(index, _)| *index as usize == row);
+    mask.map(|(_, bits)| &bits[..])
 }
 
 /// The fake device.
@@ -84,8 +107,16 @@ pub struct FakeDevice {
     max_delay: u32,
     rng: Rng,
     steps: u32,
+    /// Most tokens of a decode row.
+    tokens: u32,
+    /// The number of the step that was refused last.
+    refused: u64,
     /// Launches it refused.
     pub refusals: u64,
+    /// Tokens that were not the first of their row.
+    pub extra: u64,
+    /// Decode rows that returned none.
+    pub empty: u64,
     /// The current launch was asked to stop its loop.
     pub asked: bool,
     /// Steps that were not the first of their launch.
@@ -115,7 +146,7 @@ impl FakeDevice {
         coverage: Coverage,
         faults: Faults,
         max_delay: u32,
-        steps: u32,
+        (steps, tokens): (u32, u32),
         rng: Rng,
     ) -> Self {
         Self {
@@ -128,7 +159,11 @@ impl FakeDevice {
             max_delay,
             rng,
             steps,
+            tokens,
+            refused: 0,
             refusals: 0,
+            extra: 0,
+            empty: 0,
             asked: false,
             repeated: 0,
             calls: 0,
@@ -240,15 +275,19 @@ impl FakeDevice {
         let rows: Vec<RowResult> = rows.collect();
         let mut no_page = |row: &Row| {
             let state = self.seats[row.seat.0 as usize].as_ref();
-            state.is_none_or(|state| self.cell_at(row.seat, state.len).is_none())
+            let last = |state: &SeatState| state.len + row.most - 1;
+            state.is_none_or(|state| self.cell_at(row.seat, last(state)).is_none())
         };
         let no_page = step.rows.iter().any(&mut no_page);
-        let stopped = rows.iter().any(|row| row.stopped) && !planted(Plant::RunPastStop);
+        let mut found = rows.iter().flat_map(|row| row.tokens.iter());
+        let stopped = found.any(|found| found.stopped) && !planted(Plant::RunPastStop);
+        let decode = step.rows.iter().zip(&rows).filter(|(row, _)| row.prompt.is_none());
+        let short = decode.map(|(row, found)| (row.seat, row.most - found.tokens.len() as u32));
+        let short = short.collect();
         launch.left = if stopped || no_page || asked { 0 } else { launch.left - 1 };
         let result = StepResult { number: step.number, again: launch.left > 0, rows };
-        step.rows.iter_mut().for_each(|row| row.start += 1);
         let delay = self.rng.range(0, self.max_delay);
-        launch.done.push_back(Done { result, delay, writes });
+        launch.done.push_back(Done { result, delay, writes, short });
         launch
     }
 
@@ -334,17 +373,23 @@ impl FakeDevice {
             self.wrong(format!("a row for {seat:?}, which is empty"));
             return RowResult::default();
         };
-        let tokens =
-            if row.tokens().is_empty() { vec![state.token] } else { row.tokens().to_vec() };
-        let len = row.start + tokens.len() as u32;
-        if state.len != row.start {
-            let has = state.len;
-            self.wrong(format!("{seat:?} has {has} tokens, its row starts at {}", row.start));
-        }
+        let start = state.len;
+        let (sampled, tokens) = match row.tokens() {
+            [] => {
+                let joins = step.joins.iter().any(|join| join.seat == seat);
+                self.draft(row, joins, mask_of(step, index))
+            }
+            prompt => (Vec::new(), prompt.to_vec()),
+        };
+        let kept = if row.prompt.is_some() { tokens.len() } else { sampled.len() };
+        let len = start + kept as u32;
         if step.rows[..index].iter().any(|other| other.seat == seat) {
             self.wrong(format!("{seat:?} has two rows in one step"));
         }
-        self.feed(seat, row.start, &tokens, writes);
+        self.feed(seat, start, &tokens, writes);
+        if row.prompt.is_none() {
+            return self.decoded(seat, len, sampled);
+        }
 
         let mut prefix = Prefix::new();
         let (mut scores, mut hidden) = (Vec::new(), vec![0.0; HIDDEN as usize]);
@@ -356,43 +401,116 @@ impl FakeDevice {
             prefix.push(found);
             if let Some(score) = row.score()
                 && let Some(&target) =
-                    position.checked_sub(row.start).and_then(|at| score.targets.get(at as usize))
+                    position.checked_sub(start).and_then(|at| score.targets.get(at as usize))
             {
                 scores.push(prefix.logprob(target, score.top));
             }
             if row.hidden() == Some(Pooling::Last) {
                 hidden.fill(0.0);
             }
-            if position >= row.start {
+            if position >= start {
                 hidden.iter_mut().zip(prefix.hidden()).for_each(|(sum, x)| *sum += x);
             }
         }
-        let mask = step.masks.iter().find(|(row, _)| *row as usize == index);
         let state = self.seats[seat.0 as usize].as_mut().expect("checked above");
         state.len = len;
         let hidden = row.hidden().map(|_| hidden);
-        let mut detail = Detail { scores, hidden, ..Detail::default() };
+        let detail = Detail { scores, hidden };
         let mut result = RowResult::default();
         if row.sample {
-            let mask = mask.map(|(_, bits)| &bits[..]);
-            let token = prefix.next(len, &state.params, &state.seen, mask);
-            state.token = token;
-            state.seen.push((token, true));
-            result.token = Some(token);
-            result.stopped = state.params.stop_tokens.contains(&token);
-            detail.logprob = state.params.logprobs.map(|top| prefix.logprob(token, top));
+            let found = state.sample(&prefix, len, &state.seen, mask_of(step, index));
+            state.token = found.token;
+            state.seen.push((found.token, true));
+            result.tokens = found.into();
         }
         result.detail = (detail != Detail::default()).then(|| Box::new(detail));
         result
     }
 
+    /// What a decode row returns, and what it writes: the token that its seat holds, then a draft for each further one
+    /// that it may return. Those that the row does not return are wrong drafts; they stay in the pages until the next
+    /// row writes over them.
+    fn draft(
+        &mut self,
+        row: &Row,
+        joins: bool,
+        mask: Option<&[u32]>,
+    ) -> (Vec<Sampled>, Vec<Token>) {
+        let seat = row.seat;
+        let (prefix, first, len) = self.read(seat);
+        let exact = joins || self.tokens == 1;
+        let count = if exact { 1 } else { self.rng.range(0, row.most) };
+        let state = self.seats[seat.0 as usize].as_ref().expect("the caller looked");
+        let (mut prefix, mut seen) = (prefix, state.seen.clone());
+        let (mut sampled, mut written) = (Vec::new(), vec![first]);
+        for position in (len..).take(row.most as usize) {
+            prefix.push(cell(*written.last().expect("not empty"), position));
+            let found = state.sample(&prefix, position + 1, &seen, mask);
+            seen.push((found.token, true));
+            let wrong = sampled.len() as u32 + 1 >= count;
+            written.push((found.token + u32::from(wrong)) % VOCAB);
+            if (sampled.len() as u32) < count {
+                sampled.push(found);
+            }
+        }
+        written.truncate(row.most as usize);
+        self.extra += (sampled.len() as u64).saturating_sub(1);
+        self.empty += u64::from(sampled.is_empty());
+        (sampled, written)
+    }
+
+    /// The hash of what is in a seat's pages, the token that it feeds next, and its position.
+    fn read(&mut self, seat: Seat) -> (Prefix, Token, u32) {
+        let state = self.seats[seat.0 as usize].as_ref().expect("the caller looked");
+        let (token, len) = (state.token, state.len);
+        let mut prefix = Prefix::new();
+        for position in 0..len {
+            let found = self.cell_at(seat, position).map_or(POISON, |at| self.cells[at]);
+            if found >> 32 != u64::from(position) {
+                self.wrong(format!("{seat:?} reads position {position} and finds {found:x}"));
+            }
+            prefix.push(found);
+        }
+        (prefix, token, len)
+    }
+
+    /// A decode row is done: its seat has `len` tokens in its pages.
+    fn decoded(&mut self, seat: Seat, len: u32, sampled: Vec<Sampled>) -> RowResult {
+        let state = self.seats[seat.0 as usize].as_mut().expect("the caller looked");
+        state.len = len;
+        state.token = sampled.last().map_or(state.token, |found| found.token);
+        state.seen.extend(sampled.iter().map(|found| (found.token, true)));
+        RowResult { tokens: sampled.into_iter().collect(), detail: None }
+    }
+
+    /// A row starts where its seat is, as far as the engine can know: tokens that rows in flight may still return count
+    /// as returned. A step that was refused before may have been formed before other results came back.
+    fn check_starts(&mut self, step: &Step) {
+        for row in &step.rows {
+            let Some(state) = &self.seats[row.seat.0 as usize] else { continue };
+            let short: u32 = self.in_flight().filter_map(|done| done.short.get(&row.seat)).sum();
+            let (least, retried) = (state.len + short, self.refused == step.number);
+            if row.start < least || (row.start > least && !retried) {
+                let (seat, start) = (row.seat, row.start);
+                self.wrong(format!("{seat:?} may have {least} tokens, its row starts at {start}"));
+            }
+            let most = if row.prompt.is_some() { 1 } else { self.tokens };
+            if row.most == 0 || row.most > most {
+                self.wrong(format!("a row that may return {} tokens", row.most));
+            }
+        }
+    }
+
     /// Corrupts a result in a way that the engine must detect.
     fn corrupt(&mut self, result: &mut StepResult) {
         let kind = self.rng.range(0, 3);
-        let sampled = result.rows.iter_mut().find_map(|row| row.token.as_mut());
+        let several = self.tokens > 1;
+        let sampled = result.rows.iter_mut().find(|row| !row.tokens.is_empty());
         match (kind, sampled) {
-            (0, Some(token)) => *token = VOCAB + 7,
-            (1, Some(_)) => result.rows.iter_mut().for_each(|row| row.token = None),
+            (0, Some(row)) => row.tokens[0].token = VOCAB + 7,
+            // Where rows may return none, one returns more than it may.
+            (1, Some(row)) if several => (0..6).for_each(|_| row.tokens.push(Sampled::default())),
+            (1, Some(_)) => result.rows.iter_mut().for_each(|row| row.tokens = Tokens::default()),
             (2, _) => result.number += 1,
             _ => drop(result.rows.pop()),
         }
@@ -433,6 +551,7 @@ impl Executor for FakeDevice {
         match fault {
             Some(Fault::NotLaunched) => {
                 self.refusals += 1;
+                self.refused = step.number;
                 return Err(ExecError::NotLaunched("planned".into()));
             }
             Some(Fault::NotCovered) => {
@@ -460,6 +579,7 @@ impl Executor for FakeDevice {
         self.prompt_launches += u64::from(step.kind() == StepKind::Prefill);
         self.covered(step);
         self.update(step);
+        self.check_starts(step);
         self.asked = false;
         let left = step.steps.max(1);
         let launch = Pending { step: step.clone(), left, done: VecDeque::new() };
@@ -472,6 +592,10 @@ impl Executor for FakeDevice {
 
     fn steps(&self) -> u32 {
         self.steps
+    }
+
+    fn tokens_per_row(&self) -> u32 {
+        self.tokens
     }
 
     fn leave(&mut self) {

@@ -23,6 +23,9 @@ struct Args {
     /// limit.
     #[arg(long)]
     cache_share: Option<f64>,
+    /// Every device returns several tokens or none per row; without it some seeds do.
+    #[arg(long)]
+    several: bool,
     /// Plant one bug: finding it is success.
     #[arg(long)]
     plant: Option<String>,
@@ -59,7 +62,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool, String> {
     let plant = args.plant.as_deref().map(named).transpose()?;
-    let plan = Plan { cache_share: args.cache_share, plant, printed: args.steps };
+    let (cache_share, several) = (args.cache_share, args.several);
+    let plan = Plan { cache_share, several, plant, printed: args.steps };
     let (first, count) = match args.seed {
         Some(seed) => (seed, 1),
         None => (0, args.seeds),
@@ -79,7 +83,7 @@ fn run(args: &Args) -> Result<bool, String> {
     }
     let mut good = seeds("seeds", plan, first, count);
     if args.seed.is_none() && args.cache_share.is_none() && !args.only_seeds {
-        let pressure = Plan { cache_share: Some(0.3), ..Plan::default() };
+        let pressure = Plan { cache_share: Some(0.3), several, ..Plan::default() };
         good &= seeds("cache at 30 %", pressure, first, count.div_ceil(10));
         good &= calls();
         good &= plants(args.plant_seeds);
@@ -101,9 +105,11 @@ fn seeds(title: &str, plan: Plan, first: u64, count: u64) -> bool {
         }
     });
     let Totals { runs, steps, tokens, preemptions, restarts, copies, cached, .. } = totals;
+    let Totals { extra, empty, .. } = totals;
     println!(
         "{title}: {runs} runs, {steps} steps, {tokens} tokens, {preemptions} preemptions, \
-         {restarts} restarts, {copies} copies, {cached} cached tokens, {:.1} s",
+         {restarts} restarts, {copies} copies, {cached} cached tokens, \
+         {extra} tokens beside the first of their row, {empty} rows without one, {:.1} s",
         start.elapsed().as_secs_f64()
     );
     match failure {

@@ -22,6 +22,8 @@ pub struct Report {
     pub peak_pages: u32,
     /// Steps that were not the first of their launch.
     pub repeated: u64,
+    /// Tokens that were not the first of their row, and decode rows that returned none.
+    pub extra: (u64, u64),
     /// Every answer: tokens and end, by request and choice.
     pub answers: BTreeMap<(RequestId, u32), (Vec<Token>, Finish)>,
     /// A hash of all outputs of the engine, in order.
@@ -82,7 +84,7 @@ impl Run {
             scenario.coverage,
             faults.unwrap_or(random),
             scenario.max_delay,
-            scenario.steps,
+            (scenario.steps, scenario.tokens),
             Rng::new(seed, 2),
         );
         Self {
@@ -471,6 +473,7 @@ impl Run {
             calls: self.engine.executor().calls,
             peak_pages: self.peak_pages,
             repeated: self.engine.executor().repeated,
+            extra: (self.engine.executor().extra, self.engine.executor().empty),
             answers,
             trace: self.trace,
         })

@@ -1,7 +1,7 @@
 //! A short version of what the `sim` binary runs.
 
 use engine::plant::Plant;
-use sim::campaign::{Plan, failing_call, one};
+use sim::campaign::{Plan, Totals, failing_call, one};
 use sim::device::Fault;
 
 #[test]
@@ -15,9 +15,23 @@ fn seeds_have_no_violations() {
 }
 
 #[test]
+fn rows_with_several_tokens_or_none_give_the_same_answers() {
+    let several = Plan { several: true, ..Plan::default() };
+    let (totals, failure) = several.seeds(0, 300, |_| {});
+    assert!(failure.is_none(), "{failure:?}");
+    let Totals { preemptions, repeated, extra, empty, .. } = totals;
+    assert!(preemptions > 0 && repeated > 1000 && extra > 10_000 && empty > 1000, "{totals:?}");
+    let small = Plan { cache_share: Some(0.3), ..several };
+    let (totals, failure) = small.seeds(0, 60, |_| {});
+    assert!(failure.is_none(), "{failure:?}");
+    assert!(totals.preemptions > 100, "{totals:?}");
+}
+
+#[test]
 fn a_seed_is_reproducible() {
     for seed in 0..40 {
-        let (first, again) = (one(seed, None, 0).unwrap(), one(seed, None, 0).unwrap());
+        let run = || one(seed, seed % 2 == 0, None, 0).unwrap();
+        let (first, again) = (run(), run());
         assert_eq!((first.trace, first.ticks), (again.trace, again.ticks), "seed {seed}");
     }
 }

@@ -567,6 +567,9 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         }
         ring_row[0] = sampled ? token : 0;
         ring_row[1] = bits;
+#if TOKENS_PER_ROW > 1
+        if (sampled) ring_row[RING_PLACE_WORDS + 1] = 0; // the row's list ends here
+#endif
         // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases
         // all of them to the host: one journey there, whatever the number of rows.
         if (rows == 1 || add_acquire_release(&semaphores[0], 1) == rows - 1) {

@@ -15,6 +15,7 @@ fn limits(rows: u32) -> StepLimits {
         page_size: 16,
         vocab: 32,
         penalties: false,
+        tokens_per_row: 1,
     }
 }
 
@@ -37,12 +38,22 @@ fn send(mail: &mut MailBank<impl Words>, launch: u64, confirmed: u64, rows: u32)
     Ok(())
 }
 
-fn verify(entry: Entry<'_>, rows: u32) {
+/// How many tokens the device answers with: one, or none to as many as there are places.
+fn count(limits: &StepLimits, launch: u64, index: u32) -> u32 {
+    match limits.tokens_per_row {
+        1 => 1,
+        places => (launch as u32 * 7 + index * 3) % (places + 1),
+    }
+}
+
+fn verify(limits: &StepLimits, entry: Entry<'_>, rows: u32) {
     assert_eq!(entry.rows, rows);
     for index in 0..rows {
-        let found = entry.row(index);
-        assert_eq!(found.token, answer(payload(entry.launch, index)), "launch {}", entry.launch);
-        assert_eq!(found.flags, ring::SAMPLED);
+        let found: Vec<_> = entry.row(index).map(|place| (place.token, place.flags)).collect();
+        let token = answer(payload(entry.launch, index));
+        let count = count(limits, entry.launch, index);
+        let wanted = (0..count).map(|place| (token.wrapping_add(place), ring::SAMPLED));
+        assert_eq!(found, wanted.collect::<Vec<_>>(), "launch {}", entry.launch);
     }
 }
 
@@ -58,9 +69,16 @@ fn device_step<W: Words>(limits: &StepLimits, banks: &[W; 2], out: &W, launch: u
     for index in 0..rows {
         let word = |k| bank.get(layout.rows + 3 * index + k, Ordering::Relaxed);
         let read = MailRow { seat: word(0), q_len: word(1), flags: word(2) };
-        let to = at + ring::HEADER_WORDS + index * ring::ROW_WORDS;
-        out.set(to, answer(read), Ordering::Relaxed);
-        out.set(to + 1, ring::SAMPLED, Ordering::Relaxed);
+        let to = at + ring::HEADER_WORDS + index * limits.ring_row_words();
+        let count = count(limits, launch, index);
+        for place in 0..count {
+            let to = to + place * ring::PLACE_WORDS;
+            out.set(to, answer(read).wrapping_add(place), Ordering::Relaxed);
+            out.set(to + 1, ring::SAMPLED, Ordering::Relaxed);
+        }
+        if count < limits.tokens_per_row {
+            out.set(to + count * ring::PLACE_WORDS + 1, 0, Ordering::Relaxed);
+        }
     }
     out.set(at + ring::ROWS, rows, Ordering::Relaxed);
     out.set(at + ring::LAUNCH_HI, (launch >> 32) as u32, Ordering::Relaxed);
@@ -139,7 +157,7 @@ fn no_order_of_events_tears_or_loses_a_generation() {
                 }
             }
             match reader.poll().expect("never overrun: two launches are in flight at most") {
-                Some(entry) => verify(entry, 1),
+                Some(entry) => verify(&limits, entry, 1),
                 None => loom::thread::yield_now(),
             }
         }
@@ -223,14 +241,14 @@ impl Words for Plain {
 
 /// Sends and reads `count` launches.
 fn exchange<W: Words>(mail: &mut MailBank<W>, reader: &mut RingReader<W>, count: u64, rows: u32) {
-    let mut next = 1;
+    let (mut next, limits) = (1, mail.limits);
     while reader.confirmed() < count {
         while next <= count && next <= reader.confirmed() + 2 {
             send(mail, next, reader.confirmed(), rows).expect("the bank is free");
             next += 1;
         }
         match reader.poll().expect("never overrun: two launches are in flight at most") {
-            Some(entry) => verify(entry, rows),
+            Some(entry) => verify(&limits, entry, rows),
             None => std::thread::yield_now(),
         }
     }
@@ -238,7 +256,16 @@ fn exchange<W: Words>(mail: &mut MailBank<W>, reader: &mut RingReader<W>, count:
 
 #[test]
 fn twenty_thousand_launches_between_two_threads() {
-    let (limits, count) = (limits(3), 20_000);
+    between_two_threads(limits(3), 20_000);
+}
+
+/// Places of an earlier launch never show, and a row's tokens come in order.
+#[test]
+fn rows_return_as_many_tokens_as_were_written() {
+    between_two_threads(StepLimits { tokens_per_row: 5, ..limits(3) }, 2_000);
+}
+
+fn between_two_threads(limits: StepLimits, count: u64) {
     let bank = || Plain::new(limits.mail_layout().words);
     let banks = [bank(), bank()];
     let shared = Plain::new(ring::ENTRIES * limits.ring_entry_words());

@@ -1,5 +1,5 @@
 //! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0: a wrong
-//! token must not become a wild read.
+//! token must not become a wild read. With `given`, an id of [`GIVEN_ROW`] + r reads row r of it instead.
 
 mod cuda;
 
@@ -10,6 +10,7 @@ use super::{
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::{Matrix, Words};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::step::GIVEN_ROW;
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,9 @@ pub struct Embed<O: Operands = Bound> {
     pub ids: O::Late<Tensor>,
     /// vocab × width; any dtype.
     pub table: O::Weight,
+    /// Rows of the host that take the place of the table's; n × width.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<O::Input>,
     /// tokens × width.
     pub out: O::Value,
 }
@@ -39,7 +43,8 @@ impl<O: Operands> Bindable for Embed<O> {
 
     fn bind<B: Binder<O>>(&self, to: &B) -> Result<Embed, B::Error> {
         let (table, out) = (to.weight(self.table)?, to.value(self.out)?);
-        Ok(Embed { ids: to.state().token, table, out })
+        let given = self.given.map(|given| to.input(given)).transpose()?;
+        Ok(Embed { ids: to.state().token, table, given, out })
     }
 }
 
@@ -49,6 +54,14 @@ impl Contract for Embed {
         require_fit(&self.out, Self::NAME, "out")?;
         require_float(&self.out, Self::NAME, "out")?;
         require_indices(&self.ids, self.out.rows, Self::NAME, "ids")?;
+        if let Some(given) = &self.given {
+            require_fit(given, Self::NAME, "given")?;
+            require(
+                given.dtype == self.out.dtype && given.cols == self.out.cols,
+                Self::NAME,
+                || format!("given rows are {given}, out is {}", self.out),
+            )?;
+        }
         require(self.table.cols == self.out.cols, Self::NAME, || {
             format!("table has {} columns, out has {}", self.table.cols, self.out.cols)
         })
@@ -71,6 +84,9 @@ impl Contract for Embed {
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
         visit(self.ids.span, Access::Read);
         visit(self.table.span, Access::Read);
+        if let Some(given) = &self.given {
+            visit(given.span, Access::Read);
+        }
         visit(self.out.span, Access::Write);
     }
 }
@@ -79,13 +95,23 @@ impl Embed {
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let ids = Words::new(memory, &self.ids);
         let (table, out) = (Matrix::new(memory, &self.table), Matrix::new(memory, &self.out));
+        let given = self.given.map(|given| Matrix::new(memory, &given));
         let mut values = vec![0.0; table.cols];
         for token in 0..out.rows {
-            let id = ids.get(token) as usize;
-            table.read_row(if id < table.rows { id } else { 0 }, &mut values);
+            read_row(&table, given.as_ref(), ids.get(token), &mut values);
             for (col, value) in values.iter().enumerate() {
                 out.set(token, col, *value);
             }
         }
+    }
+}
+
+/// The row that an id stands for.
+fn read_row(table: &Matrix, given: Option<&Matrix>, id: u32, values: &mut [f32]) {
+    let row = id.wrapping_sub(GIVEN_ROW) as usize;
+    match given {
+        Some(given) if row < given.rows => given.read_row(row, values),
+        _ if (id as usize) < table.rows => table.read_row(id as usize, values),
+        _ => table.read_row(0, values),
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
 //! counted in `seen` if the seat is penalised. Last, the ring entry (launch n mod ENTRIES) is written:
-//! rows, per row token, flags and log-probabilities, whether another step of this launch follows
+//! rows, per row one token with flags and log-probabilities (further places stay empty), whether another step of this launch follows
 //! (`counts.LEFT` is not 0 and no row stopped; `counts.AGAIN` says the same); its launch number after everything else, so that a
 //! host that sees n sees the whole entry.
 

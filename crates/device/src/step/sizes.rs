@@ -41,12 +41,14 @@ impl StepLimits {
     /// Refuses limits whose tables are too long to be counted in 32 bits, or that leave a table empty.
     pub fn check(&self) -> Result<()> {
         let StepLimits { seats, rows, tokens, pages_per_seat, page_size, vocab, .. } = *self;
+        let tokens_per_row = self.tokens_per_row;
         let needed = [
             ("rows", rows),
             ("tokens", tokens),
             ("pages_per_seat", pages_per_seat),
             ("page_size", page_size),
             ("vocab", vocab),
+            ("tokens_per_row", tokens_per_row),
         ];
         if let Some((name, _)) = needed.iter().find(|(_, value)| *value == 0) {
             return Err(Error::Limits { problem: format!("{name} is 0; at least 1 is needed") });
@@ -59,7 +61,7 @@ impl StepLimits {
             ("the seen tokens of all seats, in words,", (seats + 1) * u64::from(vocab), MOST_SEEN),
             ("a mail bank, in words,", self.wide_mail().words, MOST),
             ("a block of inputs, in words,", self.wide_input(rows)[6], MOST),
-            ("the ring, in words,", u64::from(ring::ENTRIES) * self.wide_entry(), MOST),
+            ("the ring, in words,", self.wide_entry().saturating_mul(ring::ENTRIES.into()), MOST),
             ("rows × tokens of a step", rows * tokens, MOST),
         ];
         match sizes.into_iter().find(|(_, size, most)| size > most) {
@@ -155,7 +157,16 @@ impl StepLimits {
     }
 
     fn wide_entry(&self) -> u64 {
-        u64::from(ring::HEADER_WORDS) + u64::from(self.rows) * u64::from(ring::ROW_WORDS)
+        let row = u64::from(self.tokens_per_row) * u64::from(ring::PLACE_WORDS);
+        u64::from(ring::HEADER_WORDS).saturating_add(u64::from(self.rows).saturating_mul(row))
+    }
+
+    /// Words of a row in a ring entry: a place for every token it may return.
+    ///
+    /// # Panics
+    /// For limits that [`StepLimits::check`] refuses.
+    pub fn ring_row_words(&self) -> u32 {
+        narrow(u64::from(self.tokens_per_row) * u64::from(ring::PLACE_WORDS))
     }
 
     /// Words of one ring entry.

@@ -90,6 +90,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         page_size: size as u32,
         vocab: 32,
         penalties: false,
+        tokens_per_row: 1,
     };
     let state = layout.state(limits);
     // Pages 1.. in random order; page 0 is scratch.

@@ -104,6 +104,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         page_size: PAGE as u32,
         vocab: 32,
         penalties: false,
+        tokens_per_row: 1,
     };
     let state = layout.state(limits);
     // Both seats read the same pages.

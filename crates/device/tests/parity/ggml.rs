@@ -300,6 +300,7 @@ fn lay_out(
         page_size: size as u32,
         vocab: 32,
         penalties: false,
+        tokens_per_row: 1,
     };
     let state = layout.state(limits);
     let mut counts = vec![0u32; count::WORDS as usize];

@@ -35,7 +35,7 @@ fn every_gguf_type_bit_for_bit() {
             let table = Tensor::dense(table, dtype, 1, sizes[1]);
             let ids = layout.words(&[0]);
             let out = layout.poison(DType::F32, 1, sizes[1] as usize, 0);
-            (vec![Op::Embed(Embed { ids, table, out })], vec![out.span])
+            (vec![Op::Embed(Embed { ids, table, given: None, out })], vec![out.span])
         };
         assert_eq!(run(&reference, &build)[0], values, "{dtype:?} in the reference");
         for (name, device) in &devices {

@@ -6,6 +6,7 @@ use device::op::{
     Activation, Add, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Noise, Norm, RmsNorm,
     RmsNormColumns, Scale,
 };
+use device::step::GIVEN_ROW;
 use device::{DType, Op, Region, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -194,9 +195,14 @@ fn embed() {
             let table = Tensor::dense(table, dtype, vocab as u32, cols as u32);
             let mut ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
             ids[3] = 9999;
+            // Rows of the input, and one that it does not have.
+            (ids[5], ids[6], ids[8]) = (GIVEN_ROW + 3, GIVEN_ROW, GIVEN_ROW + 4);
             let ids = layout.words(&ids);
             let out = layout.poison(rng.pick(&FLOATS), tokens, cols, 0);
-            (vec![Op::Embed(Embed { ids, table, out })], vec![out.span])
+            let rows = encode(out.dtype, &rng.floats(4 * cols, 1.0));
+            let rows = layout.bytes(Region::State, "given", rows);
+            let given = Some(Tensor::dense(rows, out.dtype, 4, cols as u32));
+            (vec![Op::Embed(Embed { ids, table, given, out })], vec![out.span])
         };
         against_reference(&build, &|device, want, got| {
             assert_eq!(want, got, "{dtype:?} on {device}");
@@ -224,7 +230,7 @@ fn packing_keeps_every_weight() {
                 let table = Tensor::dense(table, dtype, 32, 96);
                 let ids = layout.words(&(0..32).collect::<Vec<u32>>());
                 let out = layout.poison(DType::F32, 32, 96, 0);
-                (vec![Op::Embed(Embed { ids, table, out })], vec![out.span])
+                (vec![Op::Embed(Embed { ids, table, given: None, out })], vec![out.span])
             })
         };
         let (plain, packed) = (rows(false), rows(true));

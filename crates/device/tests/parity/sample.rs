@@ -8,7 +8,7 @@ use device::{DType, Op, Span, StepLimits};
 const VOCAB: usize = 1000;
 const ROWS: usize = 6;
 
-fn limits(vocab: usize) -> StepLimits {
+fn limits(vocab: usize, tokens_per_row: u32) -> StepLimits {
     StepLimits {
         seats: ROWS as u32,
         rows: ROWS as u32,
@@ -17,6 +17,7 @@ fn limits(vocab: usize) -> StepLimits {
         page_size: 16,
         vocab: vocab as u32,
         penalties: true,
+        tokens_per_row,
     }
 }
 
@@ -30,11 +31,12 @@ struct Case {
     scale: f32,
     masked: bool,
     vocab: usize,
+    places: u32,
 }
 
 fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let rng = &mut Rng::new(case.seed);
-    let (limits, vocab) = (limits(case.vocab), case.vocab);
+    let (limits, vocab) = (limits(case.vocab, case.places), case.vocab);
     let state = layout.state(limits);
     let live = case.rows.len();
     let mut counts = vec![0u32; count::WORDS as usize];
@@ -105,11 +107,21 @@ fn check(case: &Case) {
         for (want, got) in want[1..].iter().zip(&got[1..]) {
             assert_eq!(bytes_to_words(want), bytes_to_words(got), "{what}");
         }
-        let entry = limits(case.vocab).ring_entry_words() as usize * (11 % ring::ENTRIES) as usize;
+        let limits = limits(case.vocab, case.places);
+        let entry = limits.ring_entry_words() as usize * (11 % ring::ENTRIES) as usize;
         let (want, got) = (bytes_to_words(&want[0]), bytes_to_words(&got[0]));
         assert_eq!(want[entry..entry + 3], got[entry..entry + 3], "{what}");
         for r in 0..case.rows.len() {
-            let at = entry + (ring::HEADER_WORDS + r as u32 * ring::ROW_WORDS) as usize;
+            let row = limits.ring_row_words();
+            let at = entry + (ring::HEADER_WORDS + r as u32 * row) as usize;
+            if want[at + 1] & ring::SAMPLED != 0 && case.places > 1 {
+                let next = at + ring::PLACE_WORDS as usize + 1;
+                assert_eq!(
+                    (want[next], got[next]),
+                    (0, 0),
+                    "{what} row {r}: a list without an end"
+                );
+            }
             assert_eq!(want[at..at + 2], got[at..at + 2], "{what} row {r}");
             if want[at + 1] & ring::LOGPROBS == 0 {
                 continue;
@@ -176,6 +188,7 @@ fn greedy_with_penalties_biases_and_stops() {
                 scale: 6.0,
                 masked: seed % 2 == 1,
                 vocab: VOCAB,
+                places: 1 + seed as u32 % 3,
             });
         }
     }
@@ -204,7 +217,7 @@ fn draws_agree_with_the_reference() {
         ];
         let scale = [2.0, 12.0, 40.0][seed as usize % 3];
         let masked = seed % 4 == 3;
-        check(&Case { seed, rows, logits: DType::F32, scale, masked, vocab: VOCAB });
+        check(&Case { seed, rows, logits: DType::F32, scale, masked, vocab: VOCAB, places: 1 });
     }
 }
 
@@ -229,7 +242,7 @@ fn draws_agree_over_large_vocabularies() {
         ];
         let scale = [3.0, 0.0, 1.0, 12.0, 0.1, 30.0][seed as usize / 3];
         let logits = if seed % 2 == 0 { DType::BF16 } else { DType::F32 };
-        check(&Case { seed, rows, logits, scale, masked: seed % 5 == 4, vocab });
+        check(&Case { seed, rows, logits, scale, masked: seed % 5 == 4, vocab, places: 1 });
     }
 }
 
@@ -244,6 +257,7 @@ fn greedy_ties_take_the_lowest_index() {
             scale: 0.0,
             masked: false,
             vocab: VOCAB,
+            places: 1,
         };
         let (ops, outs) = build(&one, layout);
         (ops, vec![outs[2]])
@@ -264,8 +278,15 @@ fn draws_follow_the_distribution() {
             let rows = (0..ROWS as u32)
                 .map(|r| with(seed * 64 + r, &[(param::TEMPERATURE, float(1.0))]))
                 .collect();
-            let case =
-                Case { seed: 1, rows, logits: DType::F32, scale: 0.0, masked: false, vocab: VOCAB };
+            let case = Case {
+                seed: 1,
+                rows,
+                logits: DType::F32,
+                scale: 0.0,
+                masked: false,
+                vocab: VOCAB,
+                places: 1,
+            };
             let (ops, outs) = build(&case, layout);
             (ops, vec![outs[2]])
         });

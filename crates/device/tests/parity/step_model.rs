@@ -20,6 +20,7 @@ const LIMITS: StepLimits = StepLimits {
     page_size: 8,
     vocab: 64,
     penalties: true,
+    tokens_per_row: 1,
 };
 const BUCKETS: [(u32, u32); 3] = [(1, 1), (3, 3), (4, 24)];
 
@@ -301,7 +302,7 @@ impl Machine {
         let live = entry[ring::ROWS as usize];
         let mut ring_words = entry[..3].to_vec();
         for r in 0..live {
-            let at = (ring::HEADER_WORDS + r * ring::ROW_WORDS) as usize;
+            let at = (ring::HEADER_WORDS + r * LIMITS.ring_row_words()) as usize;
             ring_words.extend(&entry[at..at + 2]);
         }
         Expected {

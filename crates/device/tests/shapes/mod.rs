@@ -162,6 +162,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         page_size: 16,
         vocab: model.vocab,
         penalties: true,
+        tokens_per_row: 1,
     };
     let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
         .expect("limits of a few rows");
@@ -257,7 +258,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
         Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
-        Op::Embed(Embed { ids, table: embed, out: x }),
+        Op::Embed(Embed { ids, table: embed, given: None, out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         Op::RmsNormColumns(RmsNormColumns { x: qkv, from: q, norm: k_part, y: qkv }),
         Op::LayerNorm(LayerNorm {

@@ -132,7 +132,7 @@ impl Scheduler {
             fed,
             confirmed: fed,
             flying: 0,
-            sampling: 0,
+            ahead: 0,
             published: cached,
             shared: false,
             joined: false,

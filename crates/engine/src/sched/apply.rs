@@ -1,10 +1,10 @@
 //! Takes the results of steps, in launch order.
 
 use super::{Flight, FlightRow, Scheduler};
-use crate::exec::{RowResult, StepResult};
+use crate::exec::{RowResult, Sampled, StepResult};
 use crate::plant::{Plant, planted};
-use crate::request::{Finish, Output, Token, TokenLogprob};
-use crate::sequence::{Key, Leaving, Place, Sequence};
+use crate::request::{Finish, Output, TokenLogprob};
+use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
 
 impl Scheduler {
     /// Takes one result. An error says that it cannot be true: then nothing the device holds can be
@@ -24,7 +24,7 @@ impl Scheduler {
         self.strikes = 0;
         self.out.reserve(rows.len());
         if result.again {
-            rows.iter().for_each(|row| self.goes_on(row.key));
+            rows.iter().for_each(|row| self.goes_on(*row));
         }
         let skip = planted(Plant::LastStepOnly) && result.again;
         let mut unsaid = 0;
@@ -40,7 +40,7 @@ impl Scheduler {
         }
         if result.again {
             self.stats.decode_steps += 1;
-            rows.iter_mut().for_each(|row| row.end += 1);
+            rows.iter_mut().for_each(|row| row.end += row.most);
             self.flights.push_front(Flight { number, steps: steps - 1, rows });
         } else {
             rows.clear();
@@ -50,11 +50,11 @@ impl Scheduler {
     }
 
     /// The device has begun the next step of the same launch for this sequence.
-    fn goes_on(&mut self, key: Key) {
-        if let Some(at) = self.sequences.get_mut(key).and_then(Sequence::seated_mut) {
-            at.fed += 1;
+    fn goes_on(&mut self, row: FlightRow) {
+        if let Some(at) = self.sequences.get_mut(row.key).and_then(Sequence::seated_mut) {
+            at.fed += row.most;
             at.flying += 1;
-            at.sampling += 1;
+            at.ahead += row.most;
         }
     }
 
@@ -66,7 +66,7 @@ impl Scheduler {
         if result.rows.len() != rows {
             return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
         }
-        let stopped = result.rows.iter().any(|row| row.stopped);
+        let stopped = result.rows.iter().any(|row| row.tokens.iter().any(|found| found.stopped));
         if result.again && (flight.steps <= 1 || stopped) {
             return Err(format!("step {number} went on where it had to end"));
         }
@@ -76,8 +76,10 @@ impl Scheduler {
             None => (0, 0),
         };
         for (index, (row, found)) in flight.rows.iter().zip(&result.rows).enumerate() {
-            let known = found.token.is_none_or(|token| token < self.geometry.vocab);
-            if found.token.is_some() != row.sample
+            let count = found.tokens.len() as u32;
+            let least = if row.exact { row.most } else { 0 };
+            let known = found.tokens.iter().all(|found| found.token < self.geometry.vocab);
+            if !(least..=row.most).contains(&count)
                 || !known
                 || reported(found) != (row.targets as usize, width(row) as usize)
             {
@@ -87,69 +89,101 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A token in the middle of a page and of an answer, about which nothing else has to be known or
-    /// said: most rows of most steps. It is still to be said. False when there is more to it, and nothing
+    /// Tokens in the middle of a page and of an answer, about which nothing else has to be known or
+    /// said: most rows of most steps. They are still to be said. False when there is more to it, and nothing
     /// was done.
     fn apply_plain(&mut self, row: FlightRow, result: &RowResult) -> bool {
-        let Some(token) = result.token else { return false };
+        let count = result.tokens.len() as u32;
         let Some(sequence) = self.sequences.get_mut(row.key) else { return false };
         let Place::Seated(at) = &mut sequence.place else { return false };
-        let tells_more = result.stopped || result.detail.is_some() || sequence.guided;
-        let may_end = sequence.may_stop.passes(token)
-            || sequence.tokens.len() as u32 + 1 >= sequence.max_len
-            || at.leaving.is_some();
+        let may_stop = sequence.may_stop;
+        let more = |found: &Sampled| {
+            found.stopped || found.logprob.is_some() || may_stop.passes(found.token)
+        };
+        let tells_more =
+            result.tokens.iter().any(more) || result.detail.is_some() || sequence.guided;
+        let known = sequence.tokens.len() as u32;
+        let may_end = known + count >= sequence.max_len || at.leaving.is_some();
         let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
-        let full = row.end >= (at.published + 1) * self.geometry.page_size;
+        let full = known + count > (at.published + 1) * self.geometry.page_size;
         let may_publish = early || (full && self.config.prefix_cache);
         let apart = tells_more || may_end || may_publish || !sequence.announced;
-        if apart || !row.sample {
+        if apart || row.prompt || count == 0 {
             return false;
         }
-        at.flying -= 1;
-        at.sampling -= 1;
-        at.confirmed = row.end;
-        sequence.tokens.push(token);
+        at.came_back(row, count);
+        at.confirmed = known - 1 + count;
+        sequence.tokens.extend(result.tokens.iter().map(|found| found.token));
         true
     }
 
     /// Says the tokens of rows that were plain. All at once: then they are written where they stay.
     fn say(&mut self, rows: &[FlightRow], results: &[RowResult]) {
-        self.stats.tokens += rows.len() as u64;
+        let before = self.out.len();
         let sequences = &self.sequences;
-        self.out.extend(rows.iter().zip(results).map(|(row, result)| {
+        self.out.extend(rows.iter().zip(results).flat_map(|(row, result)| {
             let Sequence { id, choice, .. } = sequences[row.key];
-            let token = result.token.unwrap_or_default();
-            Output::Token { id, choice, token, logprob: None }
+            let say = move |found: &Sampled| {
+                let token = found.token;
+                Output::Token { id, choice, token, logprob: None }
+            };
+            result.tokens.iter().map(say)
         }));
+        self.stats.tokens += (self.out.len() - before) as u64;
     }
 
     fn apply_row(&mut self, row: FlightRow, result: &mut RowResult) {
-        let FlightRow { key, end, sample, .. } = row;
-        let page_size = self.geometry.page_size;
+        let FlightRow { key, end, .. } = row;
         let Some(at) = self.sequences.get_mut(key).and_then(Sequence::seated_mut) else { return };
-        at.flying -= 1;
-        at.sampling -= u32::from(sample);
+        at.came_back(row, result.tokens.len() as u32);
         if at.leaving == Some(Leaving::Ended) {
             self.stats.discarded_rows += 1;
             self.discard(key, end, result);
-        } else {
-            at.confirmed = end;
-            let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
-            if early || end >= (at.published + 1) * page_size {
-                self.publish(key);
+        } else if row.prompt {
+            self.advance(key, end);
+            if self.confirm_prompt(key, result)
+                && let Some(found) = result.tokens.first_mut()
+            {
+                self.token(key, found);
             }
-            self.confirm(key, sample, result);
+        } else {
+            self.apply_tokens(key, &mut result.tokens);
         }
         self.vacate_if_done(key);
+    }
+
+    /// The tokens that a decode row returned, one after the other: each says that the one before it was fed. What
+    /// follows the end of the answer was never asked for.
+    fn apply_tokens(&mut self, key: Key, tokens: &mut [Sampled]) {
+        for found in tokens {
+            let sequence = &self.sequences[key];
+            let (len, announced) = (sequence.len(), sequence.announced);
+            self.advance(key, len);
+            if !announced {
+                self.announce(key);
+            }
+            if !self.token(key, found) {
+                return;
+            }
+        }
+    }
+
+    /// So many tokens of a sequence are in its pages, for good.
+    fn advance(&mut self, key: Key, confirmed: u32) {
+        let page_size = self.geometry.page_size;
+        let Some(at) = self.sequences[key].seated_mut() else { return };
+        at.confirmed = confirmed;
+        let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
+        if early || confirmed >= (at.published + 1) * page_size {
+            self.publish(key);
+        }
     }
 
     /// The extra step of a row that ended: nothing of it is kept.
     fn discard(&mut self, key: Key, end: u32, result: &RowResult) {
         if planted(Plant::PublishDiscarded) {
             let sequence = &mut self.sequences[key];
-            if let Some(token) = result.token {
-                sequence.tokens.push(token);
-            }
+            sequence.tokens.extend(result.tokens.iter().map(|found| found.token));
             if let Some(at) = sequence.seated_mut() {
                 at.confirmed = end;
             }
@@ -158,10 +192,10 @@ impl Scheduler {
             }
         }
         if planted(Plant::TokenAfterEnd)
-            && let Some(token) = result.token
+            && let Some(found) = result.tokens.first()
         {
             let (id, choice) = (self.sequences[key].id, self.sequences[key].choice);
-            self.out.push(Output::Token { id, choice, token, logprob: None });
+            self.out.push(Output::Token { id, choice, token: found.token, logprob: None });
         }
     }
 
@@ -190,7 +224,8 @@ impl Scheduler {
         }
     }
 
-    fn confirm(&mut self, key: Key, sample: bool, result: &mut RowResult) {
+    /// What a chunk of a prompt reported besides its token. False when the sequence ended with it.
+    fn confirm_prompt(&mut self, key: Key, result: &mut RowResult) -> bool {
         let sequence = &mut self.sequences[key];
         let detail = result.detail.as_deref_mut();
         if sequence.scoring() {
@@ -217,16 +252,14 @@ impl Scheduler {
                 let (id, vector) = (sequence.id, sequence.vector(embed));
                 self.out.push(Output::Embedded { id, vector });
                 self.end(key, Finish::Stop(None));
-                return;
+                return false;
             }
             if !sequence.wants_answer() {
                 self.end(key, Finish::Length);
-                return;
+                return false;
             }
         }
-        if let Some(token) = result.token.filter(|_| sample) {
-            self.token(key, token, result);
-        }
+        true
     }
 
     /// Says that the prompt is done, once per request.
@@ -241,17 +274,19 @@ impl Scheduler {
         });
     }
 
-    fn token(&mut self, key: Key, token: Token, result: &mut RowResult) {
+    /// One more token. False when the sequence ended with it.
+    fn token(&mut self, key: Key, found: &mut Sampled) -> bool {
+        let token = found.token;
         let sequence = &mut self.sequences[key];
         let stops = sequence.may_stop.passes(token)
             && sequence.far.spec.stops.binary_search(&token).is_ok();
-        self.stats.stop_disagreements += u64::from(stops != result.stopped);
+        self.stats.stop_disagreements += u64::from(stops != found.stopped);
         let ends = sequence.guided
             && sequence.far.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
         let enough = || sequence.answer_len() >= sequence.far.spec.sampling.min_tokens;
         if (stops && enough()) || ends {
             self.end(key, Finish::Stop(Some(token)));
-            return;
+            return planted(Plant::KeepAfterStop) && self.sequences.get(key).is_some();
         }
         let mut finish = None;
         if sequence.guided
@@ -262,22 +297,37 @@ impl Scheduler {
                 Ok(false) => {}
                 Err(error) => {
                     self.end(key, Finish::Grammar(error.to_string()));
-                    return;
+                    return false;
                 }
             }
         }
         sequence.tokens.push(token);
         let (id, choice) = (sequence.id, sequence.choice);
-        let logprob = result.detail.as_mut().and_then(|detail| detail.logprob.take());
-        let logprob = logprob.map(|(logprob, top)| TokenLogprob { token, logprob, top });
+        let logprob = found.logprob.take().map(|scored| {
+            let (logprob, top) = *scored;
+            TokenLogprob { token, logprob, top }
+        });
         self.out.push(Output::Token { id, choice, token, logprob });
         self.stats.tokens += 1;
         let extra = u32::from(planted(Plant::OneTooMany));
         if finish.is_none() && sequence.len() >= sequence.max_len + extra {
             finish = Some(Finish::Length);
         }
+        let goes_on = finish.is_none();
         if let Some(finish) = finish {
             self.end(key, finish);
+        }
+        goes_on
+    }
+}
+
+impl Seated {
+    /// A row is back with so many tokens of those it might have returned.
+    fn came_back(&mut self, row: FlightRow, count: u32) {
+        self.flying -= 1;
+        self.ahead -= row.most;
+        if !row.prompt && !planted(Plant::KeepShortfall) {
+            self.fed -= row.most.saturating_sub(count);
         }
     }
 }

@@ -87,7 +87,9 @@ impl Scheduler {
                 let Some(key) = self.seats[seat] else { continue };
                 let sequence = &self.sequences[key];
                 let depth = self.config.depth as u32;
-                if let Some((seat, start)) = sequence.calm(self.geometry.page_size, depth) {
+                if let Some((seat, start)) =
+                    sequence.calm(self.geometry.page_size, depth, self.reports.tokens)
+                {
                     self.ready.push(Ready { key, seat, start, calm: true });
                     continue;
                 }
@@ -272,22 +274,33 @@ impl Scheduler {
 
     fn add_decode(&mut self, ready: Ready) {
         let Ready { key, mut seat, mut start, calm } = ready;
+        let joins = !calm && self.sequences[key].seated().is_some_and(|at| !at.joined);
         // In steady decode the device needs nothing from the host.
         if !calm && !self.prepare_decode(key) {
             return;
         }
+        // The first row after a join returns one token, so that an answer begins when its prompt is done.
+        let most = match (calm, joins) {
+            (true, _) => self.reports.tokens,
+            (false, true) => 1,
+            (false, false) => {
+                self.sequences[key].most_next(self.geometry.page_size, self.reports.tokens)
+            }
+        };
         let Some(at) = self.sequences[key].seated_mut() else { return };
         if !calm {
             (seat, start) = (at.seat, at.fed);
         }
-        at.fed += 1;
+        at.fed += most;
         at.flying += 1;
-        at.sampling += 1;
+        at.ahead += most;
         at.primed = true;
-        let row = FlightRow { key, end: start + 1, sample: true, targets: 0, hidden: false };
+        let end = start + most;
+        let exact = joins || self.reports.tokens == 1;
+        let row = FlightRow { key, end, most, prompt: false, exact, targets: 0, hidden: false };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
-        *self.step_row(index) = Row::decode(seat, start);
+        *self.step_row(index) = Row { most, ..Row::decode(seat, start) };
     }
 
     /// Row `index` of the step being formed: in steady decode it is the last step's, so that nothing is
@@ -321,8 +334,8 @@ impl Scheduler {
         }
         let left = |row: &FlightRow| {
             let sequence = &self.sequences[row.key];
-            let known = sequence.len() + sequence.seated().map_or(0, |at| at.sampling);
-            1 + sequence.max_len.saturating_sub(known)
+            let known = sequence.len() + sequence.seated().map_or(0, |at| at.ahead);
+            1 + sequence.max_len.saturating_sub(known) / row.most
         };
         let most = self.reports.steps.min(self.settled / 2).max(1);
         self.forming.rows.iter().map(left).min().map_or(1, |left| left.min(most))
@@ -339,7 +352,7 @@ impl Scheduler {
         let page_size = self.geometry.page_size;
         for row in &self.forming.rows {
             let Some(at) = self.sequences[row.key].seated_mut() else { continue };
-            let last = row.end + steps - 2;
+            let last = row.end - 1 + (steps - 1) * row.most;
             while last >= at.table.len() as u32 * page_size
                 && let Some(page) = self.pool.take()
             {
@@ -370,15 +383,17 @@ impl Scheduler {
         let at = sequence.seated_mut().expect("only the seated have rows");
         at.fed = end;
         at.flying += 1;
-        at.sampling += u32::from(sample);
+        at.ahead += u32::from(sample);
         at.primed = sample;
         let seat = at.seat;
         let targets = score.as_ref().map_or(0, |score| score.targets.len() as u32);
-        let row = FlightRow { key, end, sample, targets, hidden: hidden.is_some() };
+        let (most, hidden_asked) = (u32::from(sample), hidden.is_some());
+        let row =
+            FlightRow { key, end, most, prompt: true, exact: true, targets, hidden: hidden_asked };
         let index = self.forming.rows.len();
         self.forming.rows.push(row);
         let prompt = Some(Box::new(Prompt { tokens, score, hidden }));
-        *self.step_row(index) = Row { seat, start, sample, prompt };
+        *self.step_row(index) = Row { seat, start, sample, most: 1, prompt };
         end - start
     }
 
@@ -448,17 +463,22 @@ impl Scheduler {
         Some(fed)
     }
 
-    /// As [`Self::prepare`], with the pages for the rows after this one as far as steps are launched
-    /// ahead, so that the next launch need not look for any. Only what is there: nobody is sent
+    /// As [`Self::prepare`], with the pages for all tokens it may return and for the rows after this one as far as steps
+    /// are launched ahead, so that the next launch need not look for any. Only what is there: nobody is sent
     /// away for it.
     fn prepare_decode(&mut self, key: Key) -> bool {
         let (page_size, depth) = (self.geometry.page_size, self.config.depth as u32);
         let last = self.sequences[key].max_len.saturating_sub(2);
-        if let Some(at) = self.sequences[key].seated_mut()
-            && (at.fed + depth).min(last) >= at.table.len() as u32 * page_size
-            && let Some(page) = self.pool.take()
-        {
-            at.table.push(page);
+        let rows = (depth + 1) * self.reports.tokens;
+        if let Some(at) = self.sequences[key].seated_mut() {
+            // One page at a time is enough where a row returns one token.
+            for _ in 0..self.reports.tokens {
+                if (at.fed + rows - 1).min(last) >= at.table.len() as u32 * page_size
+                    && let Some(page) = self.pool.take()
+                {
+                    at.table.push(page);
+                }
+            }
         }
         self.prepare(key, true).is_some()
     }
@@ -472,8 +492,8 @@ impl Scheduler {
         // Who has choices has seats reserved for them.
         let rows = if self.reserved > 0 { self.forming.rows.len() } else { 0 };
         for index in 0..rows {
-            let FlightRow { key, sample, .. } = self.forming.rows[index];
-            if sample && self.sequences[key].far.unforked > 0 {
+            let FlightRow { key, most, .. } = self.forming.rows[index];
+            if most > 0 && self.sequences[key].far.unforked > 0 {
                 let count = std::mem::take(&mut self.sequences[key].far.unforked);
                 let first = self.sequences[key].choice + 1;
                 for choice in first..first + count {
@@ -516,7 +536,7 @@ impl Scheduler {
                 fed,
                 confirmed: 0,
                 flying: 0,
-                sampling: 0,
+                ahead: 0,
                 published,
                 shared: true,
                 joined: false,

@@ -16,7 +16,7 @@ impl Scheduler {
                 for row in flight.rows {
                     if let Some(at) = self.sequences[row.key].seated_mut() {
                         at.flying -= 1;
-                        at.sampling -= u32::from(row.sample);
+                        at.ahead -= row.most;
                     }
                 }
             }
@@ -33,7 +33,7 @@ impl Scheduler {
         for row in &rows {
             if let Some(at) = self.sequences[row.key].seated_mut() {
                 at.flying -= 1;
-                at.sampling -= u32::from(row.sample);
+                at.ahead -= row.most;
             }
         }
         let ids: Vec<RequestId> = rows.iter().map(|row| self.sequences[row.key].id).collect();
@@ -117,7 +117,7 @@ impl Scheduler {
     fn keep_seat(&mut self, key: Key) -> bool {
         let sequence = &mut self.sequences[key];
         let Place::Seated(at) = &mut sequence.place else { return false };
-        (at.flying, at.sampling) = (0, 0);
+        (at.flying, at.ahead) = (0, 0);
         at.fed = at.confirmed;
         at.primed = at.fed + 1 == sequence.tokens.len() as u32;
         if at.leaving.is_some() {

@@ -1,7 +1,7 @@
 //! A device in a few lines: it remembers what each seat was fed and answers with a hash of it.
 
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, RowResult, Seat, SeatParams, Step, StepResult,
+    Coverage, ExecError, Executor, Geometry, RowResult, Sampled, Seat, SeatParams, Step, StepResult,
 };
 use engine::request::{Request, RequestId, Sampling, Token};
 use std::collections::{BTreeMap, VecDeque};
@@ -12,6 +12,7 @@ pub(crate) const VOCAB: u32 = 128;
 pub(crate) struct Echo {
     geometry: Geometry,
     prefill: (u32, u32),
+    tokens: u32,
     seats: BTreeMap<Seat, (Vec<Token>, Token, SeatParams)>,
     results: VecDeque<StepResult>,
     /// Every step launched.
@@ -26,6 +27,7 @@ impl Echo {
         Self {
             geometry,
             prefill: (64, 8),
+            tokens: 1,
             seats: BTreeMap::new(),
             results: VecDeque::new(),
             steps: Vec::new(),
@@ -36,6 +38,11 @@ impl Echo {
     /// With room for prompts beside all seats.
     pub(crate) fn wide(self) -> Self {
         Self { prefill: (1024, self.geometry.seats), ..self }
+    }
+
+    /// With decode rows that return up to so many tokens, and sometimes none.
+    pub(crate) fn several(self, tokens: u32) -> Self {
+        Self { tokens, ..self }
     }
 
     /// The token after these, the largest hash that is allowed.
@@ -63,6 +70,10 @@ impl Executor for Echo {
         Coverage { decode_rows: self.geometry.seats, prefill_tokens, prefill_rows }
     }
 
+    fn tokens_per_row(&self) -> u32 {
+        self.tokens
+    }
+
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         for join in &step.joins {
             let len = join.len as usize;
@@ -73,16 +84,27 @@ impl Executor for Echo {
         let mut rows = Vec::new();
         for (index, row) in step.rows.iter().enumerate() {
             let (tokens, last, params) = self.seats.get_mut(&row.seat).expect("it joined");
-            match row.tokens().is_empty() {
-                true => tokens.push(*last),
-                false => tokens.extend(row.tokens()),
-            }
+            let decode = row.tokens().is_empty();
             let mask = step.masks.iter().find(|(at, _)| *at as usize == index);
+            let joins = step.joins.iter().any(|join| join.seat == row.seat);
+            let turn = step.number as u32 + row.seat.0;
+            let count = match self.tokens {
+                1 => 1,
+                _ if joins || !decode => 1,
+                _ => turn % (row.most + 1),
+            };
             let mut result = RowResult::default();
-            if row.sample {
+            if !row.sample {
+                tokens.extend(row.tokens());
+            }
+            for _ in 0..if row.sample { count } else { 0 } {
+                match decode {
+                    true => tokens.push(*last),
+                    false => tokens.extend(row.tokens()),
+                }
                 *last = Self::next(tokens, params, mask.map(|(_, mask)| &mask[..]));
-                result.token = Some(*last);
-                result.stopped = params.stop_tokens.contains(last);
+                let stopped = params.stop_tokens.contains(last);
+                result.tokens.push(Sampled { token: *last, stopped, logprob: None });
             }
             rows.push(result);
         }

@@ -4,7 +4,7 @@ use engine::{Engine, EngineConfig};
 use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
 
 /// Tokens are their own ASCII codes; 0 ends the text.
-fn compiled(grammar: &Grammar, tokens: u32) -> Compiled {
+pub(crate) fn compiled(grammar: &Grammar, tokens: u32) -> Compiled {
     let bytes: Vec<Vec<u8>> =
         (0..tokens).map(|t| if t == 0 { vec![] } else { vec![t as u8] }).collect();
     let vocabulary = Vocabulary::new(&bytes, &[0], &[0]).unwrap();

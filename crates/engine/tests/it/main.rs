@@ -5,4 +5,5 @@ mod echo;
 mod engine;
 mod fair;
 mod grammar;
+mod lists;
 mod offline;

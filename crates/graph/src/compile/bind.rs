@@ -3,9 +3,11 @@
 use super::place::{Buffer, Placement};
 use super::uses::only_gathered;
 use super::{Bindings, CompileError};
+use crate::ShapeKey;
 use crate::plan::PlacedValue;
-use crate::program::{Dim, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId};
-use crate::{Phase, ShapeKey};
+use crate::program::{
+    CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId,
+};
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
 use device::ops::Reuse;
@@ -113,9 +115,16 @@ impl Binder<Symbolic> for Places<'_> {
         })
     }
 
-    fn cache(&self, layer: u32) -> Result<KvLayer, CompileError> {
-        self.bindings.kv.get(layer as usize).copied().ok_or_else(|| CompileError::Binding {
-            what: format!("KV layer {layer}"),
+    fn cache(&self, id: CacheId) -> Result<KvLayer, CompileError> {
+        self.bindings.kv.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("cache {}", id.0),
+            problem: "not bound".into(),
+        })
+    }
+
+    fn input(&self, id: InputId) -> Result<Tensor, CompileError> {
+        self.bindings.given.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("input {}", id.0),
             problem: "not bound".into(),
         })
     }
@@ -129,8 +138,8 @@ impl Binder<Symbolic> for Places<'_> {
     }
 
     fn size(&self) -> StepShape {
-        let ShapeKey { rows, tokens, phase, .. } = *self.key;
-        StepShape { rows, tokens, single: phase == Phase::Decode }
+        let ShapeKey { rows, tokens, .. } = *self.key;
+        StepShape { rows, tokens, single: self.key.single() }
     }
 
     fn pages(&self) -> u32 {
@@ -141,17 +150,17 @@ impl Binder<Symbolic> for Places<'_> {
         self.bindings.inputs
     }
 
-    /// The count of live rows, on the device: rows past it need no work. In decode a row is a token.
+    /// The count of live rows, on the device: rows past it need no work. With one token per row a row is a token.
     fn live(&self, value: ValueId) -> Option<Span> {
         let word = match self.program.value(value).rows {
-            Dim::Rows if self.key.phase == Phase::Prefill => count::ROWS,
+            Dim::Rows if !self.key.single() => count::ROWS,
             Dim::Rows | Dim::Tokens | Dim::Const(_) => count::TOKENS,
         };
         Some(self.bindings.state.counts.span.part(u64::from(word) * 4, 4))
     }
 
     fn last_only(&self, value: ValueId) -> bool {
-        self.key.phase == Phase::Prefill && only_gathered(self.steps, value)
+        !self.key.single() && only_gathered(self.steps, value)
     }
 
     /// All but the last member's results stay inside: a linear's as the f32 sums they are, others as they are

@@ -2,8 +2,8 @@
 //! prologue of attention. Both have kernels either way, so this is a choice, and a test compares.
 
 use super::uses::readers;
+use crate::ShapeKey;
 use crate::program::{Program, ProgramOp, Step, ValueId};
-use crate::{Phase, ShapeKey};
 use device::Target;
 use device::op::{Fused, FusedKernel};
 use device::operand::Unset;
@@ -33,11 +33,11 @@ impl Fusion {
 }
 
 /// Steps with norms and rotations moved to where the fusion says.
-pub fn fuse(program: &Program, mut steps: Vec<Step>, phase: Phase, fusion: Fusion) -> Vec<Step> {
+pub fn fuse(program: &Program, mut steps: Vec<Step>, key: &ShapeKey, fusion: Fusion) -> Vec<Step> {
     if fusion.norm {
         steps = fuse_norms(program, steps);
     }
-    if fusion.rope && phase == Phase::Decode {
+    if fusion.rope && key.single() {
         steps = fuse_ropes(steps);
     }
     steps

@@ -4,8 +4,8 @@
 
 use super::mark::Marks;
 use super::{Bindings, CompileError, CompileTarget};
+use crate::ShapeKey;
 use crate::plan::PlacedValue;
-use crate::{Phase, ShapeKey};
 use device::op::{Fused, FusedKernel};
 use device::{Node, Op, Span};
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ impl Merge {
 /// Whether layers of this key may become one node at all: kernels with a fixed order of summation are not among
 /// those that do.
 fn may_merge(target: &CompileTarget, key: &ShapeKey) -> bool {
-    target.merge != Merge::Never && key.phase == Phase::Decode && !key.fixed
+    target.merge != Merge::Never && key.single() && !key.fixed
 }
 
 /// Bytes that the layers of a key exchange if they become one node, measured faster or not: who tunes wants to

@@ -1,14 +1,14 @@
 //! The order steps run in.
 
 use super::CompileError;
+use crate::ShapeKey;
 use crate::program::{ProgramOp, Step, ValueId};
-use crate::{Phase, ShapeKey};
 use std::collections::HashSet;
 
-/// In decode a row is a token, so the last token of each row is the value itself: such a gather
+/// With one token per row a row is a token, so the last token of each row is the value itself: such a gather
 /// disappears.
 pub fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Step> {
-    if key.phase != Phase::Decode {
+    if !key.single() {
         return steps;
     }
     let mut index = 0;

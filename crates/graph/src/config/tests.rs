@@ -289,6 +289,7 @@ fn a_runner_gets_what_was_resolved() {
         page_size: 16,
         vocab: 64,
         penalties: false,
+        tokens_per_row: 1,
     };
     let decode = resolved.runner(Phase::Decode, &limits).unwrap();
     assert_eq!(decode.buckets.sizes, [1, 2, 4]);

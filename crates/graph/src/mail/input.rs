@@ -109,6 +109,17 @@ pub struct PageInput {
     pub page: u32,
 }
 
+/// Rows of an input of the program, given before the step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenRows {
+    /// Which input.
+    pub input: u32,
+    /// The first of its rows.
+    pub row: u32,
+    /// Whole rows, one after the other.
+    pub values: Vec<f32>,
+}
+
 /// Everything a step needs to be told.
 ///
 /// Rows are as the mail gives them, a dozen bytes each: after milliseconds of waiting for the device nothing is in the
@@ -127,6 +138,10 @@ pub struct StepInput {
     pub pages: Vec<PageInput>,
     /// Whole pages copied before the step, in every layer: (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// Rows of the program's inputs. Prompt tokens of [`device::step::GIVEN_ROW`] and a number stand for them.
+    pub given: Vec<GivenRows>,
+    /// Every row has this many tokens, all of them in the mail, to verify drafts; 0 for any other step.
+    pub q_len: u32,
     /// Most steps that the launch may run, for decode steps of a runner that has such graphs; 0 is 1.
     pub steps: u32,
 }
@@ -157,7 +172,11 @@ impl StepInput {
     /// Its shape.
     pub fn shape(&self) -> StepShape {
         StepShape {
-            phase: if self.tokens.is_empty() { Phase::Decode } else { Phase::Prefill },
+            phase: if self.tokens.is_empty() || self.q_len > 1 {
+                Phase::Decode
+            } else {
+                Phase::Prefill
+            },
             rows: self.rows.len() as u32,
             tokens: self.rows.iter().map(|row| row.q_len).sum(),
         }

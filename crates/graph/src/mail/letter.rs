@@ -48,6 +48,11 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     within("biases", biases, layout.biases_cap)?;
     let penalised = input.joins.iter().filter(|join| join.params.penalised());
     within("seen tokens", penalised.map(|join| join.seen.len()).sum(), layout.seen_cap)?;
+    let uneven = |row: &&MailRow| input.q_len > 1 && row.q_len != input.q_len;
+    if let Some(row) = input.rows.iter().find(uneven) {
+        let (found, q_len) = (row.q_len, input.q_len);
+        return Err(MailError::Uneven { found, q_len });
+    }
     for row in &input.rows {
         exists("seat", row.seat, limits.seats)?;
     }
@@ -106,6 +111,7 @@ mod tests {
             page_size: 16,
             vocab: 64,
             penalties: true,
+            tokens_per_row: 1,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, RopeTable, Step,
-    Symbolic, Value, ValueId, WeightId, WeightRef,
+    Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
+    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
@@ -11,6 +11,7 @@ use device::op::{
     RmsNormColumns, RopeKv, Sample, Scale,
 };
 use device::operand::Unset;
+use std::collections::BTreeMap;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
@@ -53,6 +54,8 @@ use device::operand::Unset;
 pub struct ProgramBuilder {
     program: Program,
     layer: Option<u32>,
+    /// The caches of layers that have one.
+    caches: BTreeMap<u32, CacheId>,
     error: Option<ProgramError>,
 }
 
@@ -65,10 +68,12 @@ impl ProgramBuilder {
             phases: Phase::ALL.to_vec(),
             ropes: Vec::new(),
             weights: Vec::new(),
+            caches: Vec::new(),
+            inputs: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
         };
-        ProgramBuilder { program, layer: None, error: None }
+        ProgramBuilder { program, layer: None, caches: BTreeMap::new(), error: None }
     }
 
     /// The model's numbers.
@@ -106,12 +111,42 @@ impl ProgramBuilder {
         RopeId(self.program.ropes.len() as u32 - 1)
     }
 
+    /// Declares the cache of the layer being built. A layer that declares none gets [`ModelShape::cache`] when rope or
+    /// attention first ask for one.
+    pub fn cache(&mut self, cache: Cache) -> CacheId {
+        let id = CacheId(self.program.caches.len() as u32);
+        self.program.caches.push(cache);
+        match self.layer {
+            Some(layer) if self.caches.contains_key(&layer) => {
+                self.fail(ProgramError::CacheTwice { layer });
+            }
+            Some(layer) => drop(self.caches.insert(layer, id)),
+            None => self.fail(ProgramError::OutsideLayer { step: "cache".into() }),
+        }
+        id
+    }
+
+    /// Declares rows that the host gives.
+    pub fn input(&mut self, name: &str, rows: u32, cols: u32) -> InputId {
+        if self.program.inputs.iter().any(|input| input.name == name) {
+            self.fail(ProgramError::NameTwice { name: name.to_owned() });
+        }
+        let (name, dtype) = (name.to_owned(), self.program.shape.act_dtype);
+        self.program.inputs.push(Input { name, rows, cols, dtype });
+        InputId(self.program.inputs.len() as u32 - 1)
+    }
+
     /// The step's tokens through `table` (vocab × hidden).
     pub fn embed(&mut self, name: &str, table: WeightRef) -> ValueId {
+        self.embed_or(name, table, None)
+    }
+
+    /// The same, where a token may stand for a row of an input ([`device::step::GIVEN_ROW`]).
+    pub fn embed_or(&mut self, name: &str, table: WeightRef, given: Option<InputId>) -> ValueId {
         let cols = table.cols;
         let table = self.weight(table);
         let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, out })
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, given, out })
     }
 
     /// RMS normalisation of each row of `x`.
@@ -219,7 +254,7 @@ impl ProgramBuilder {
     ) -> ValueId {
         let q_norm = q_norm.map(|(weight, eps)| self.norm(weight, eps));
         let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
-        let kv = self.kv_layer(name);
+        let kv = self.layer_cache(name);
         let Value { rows, cols, dtype, .. } = *self.program.value(qkv);
         let q_heads = self.program.shape.q_heads;
         self.make(name, rows, cols, dtype, |out| RopeKv {
@@ -255,10 +290,11 @@ impl ProgramBuilder {
         softcap: Option<f32>,
         window: Option<u32>,
     ) -> ValueId {
-        let kv = self.kv_layer(name);
+        let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
-        let cols = self.program.shape.q_cols();
+        let Cache::Paged { head_dim, .. } = self.program.caches[kv.0 as usize];
         let q_heads = self.program.shape.q_heads;
+        let cols = q_heads * head_dim;
         self.make(name, rows, cols, dtype, |out| Attention {
             qkv,
             q_heads,
@@ -326,11 +362,14 @@ impl ProgramBuilder {
         WeightId(self.program.weights.len() as u32 - 1)
     }
 
-    fn kv_layer(&mut self, name: &str) -> u32 {
+    fn layer_cache(&mut self, name: &str) -> CacheId {
         if self.layer.is_none() {
             self.fail(ProgramError::OutsideLayer { step: name.to_owned() });
         }
-        self.layer.unwrap_or(0)
+        match self.layer.and_then(|layer| self.caches.get(&layer)) {
+            Some(id) => *id,
+            None => self.cache(self.program.shape.cache()),
+        }
     }
 
     fn make<T: Into<ProgramOp>>(

@@ -1,6 +1,9 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
-use super::{Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId, WeightLayout};
+use super::{
+    CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
+    WeightLayout,
+};
 use crate::ShapeKey;
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
@@ -35,6 +38,12 @@ pub enum ProgramError {
     OutsideLayer {
         /// The step.
         step: String,
+    },
+    /// A layer with two caches.
+    #[error("layer {layer} declares a second cache, or one after it was needed")]
+    CacheTwice {
+        /// The layer.
+        layer: u32,
     },
     /// An id that names nothing.
     #[error("step `{step}` names a value or weight that does not exist")]
@@ -165,9 +174,16 @@ impl<'a> Shapes<'a> {
     fn of(program: &'a Program) -> Result<Shapes<'a>, String> {
         let ShapeKey { rows, tokens, .. } = Self::KEY;
         let (page_size, vocab) = (Self::PAGE_SIZE, program.shape.vocab);
-        let (seats, pages_per_seat, penalties) = (rows, 1, false);
-        let limits =
-            StepLimits { seats, rows, tokens, pages_per_seat, page_size, vocab, penalties };
+        let limits = StepLimits {
+            seats: rows,
+            rows,
+            tokens,
+            pages_per_seat: 1,
+            page_size,
+            vocab,
+            penalties: false,
+            tokens_per_row: 1,
+        };
         let mut arena = OpenArena::new();
         let state =
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
@@ -217,14 +233,21 @@ impl Binder<Symbolic> for Shapes<'_> {
         Ok(self.alloc(Region::Weights, DType::F32, positions, table.dim))
     }
 
-    fn cache(&self, layer: u32) -> Result<KvLayer, String> {
-        if layer >= self.program.shape.layers {
-            return Err("there are no pages for this layer".into());
-        }
-        let template = crate::layout::kv_layer(self.program, Self::PAGE_SIZE, 1);
+    fn cache(&self, id: CacheId) -> Result<KvLayer, String> {
+        let Some(cache) = self.program.caches.get(id.0 as usize) else {
+            return Err(format!("there is no cache {}", id.0));
+        };
+        let template = crate::layout::pages_of(cache, Self::PAGE_SIZE, 1);
         let bytes = template.page_bytes();
         let span = self.arena.borrow_mut().alloc(Region::Kv, "shapes", bytes);
         Ok(KvLayer { span, ..template })
+    }
+
+    fn input(&self, id: InputId) -> Result<Tensor, String> {
+        match self.program.inputs.get(id.0 as usize) {
+            Some(input) => Ok(self.alloc(Region::State, input.dtype, input.rows, input.cols)),
+            None => Err(format!("there is no input {}", id.0)),
+        }
     }
 
     fn bytes(&self, id: ValueId) -> Result<Span, String> {

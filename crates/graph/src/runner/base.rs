@@ -215,6 +215,10 @@ impl<P: PhaseRule> Runner<P> {
         if self.config.backend == BackendKind::Disabled {
             return Err(Reason::Disabled);
         }
+        // Buckets are recorded for one token per row.
+        if P::exact(shape, &self.bindings.state.limits).q_len > 1 {
+            return Err(Reason::NotCovered);
+        }
         let size = P::size(shape);
         let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
         let key = self.config.buckets.key(bucket, &self.bindings.state.limits).with(form);
@@ -351,11 +355,11 @@ impl<P: PhaseRule> Runner<P> {
                     return Err(RunError::NotCovered { rows, tokens, reason });
                 }
                 // The bucket's plan serves as well op by op; only past the last bucket does a step
-                // need a plan of its own.
-                let bucket = self.config.buckets.fit(P::size(shape));
-                let own = || P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
+                // need a plan of its own, and one with several tokens per row, which no bucket has.
+                let own = P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
+                let bucket = self.config.buckets.fit(P::size(shape)).filter(|_| own.q_len == 1);
                 let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);
-                (bucket.map_or_else(own, planned), Some(reason))
+                (bucket.map_or(own, planned), Some(reason))
             }
         };
         if !self.plans.contains_key(&key) {

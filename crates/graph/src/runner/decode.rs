@@ -1,4 +1,4 @@
-//! The decode phase: one token per row, buckets count sequences.
+//! The decode phase: one token per row, or as many in every row to verify drafts; buckets count sequences.
 
 use super::{PhaseRule, StepShape};
 use crate::{Phase, ShapeKey};
@@ -12,7 +12,7 @@ impl PhaseRule for Decode {
     const PHASE: Phase = Phase::Decode;
 
     fn admits(shape: &StepShape) -> bool {
-        shape.phase == Phase::Decode && shape.rows == shape.tokens
+        shape.phase == Phase::Decode && shape.tokens.is_multiple_of(shape.rows.max(1))
     }
 
     fn size(shape: &StepShape) -> u32 {
@@ -20,6 +20,6 @@ impl PhaseRule for Decode {
     }
 
     fn exact(shape: &StepShape, _limits: &StepLimits) -> ShapeKey {
-        ShapeKey::decode(shape.rows)
+        ShapeKey::verify(shape.rows, shape.tokens / shape.rows.max(1))
     }
 }

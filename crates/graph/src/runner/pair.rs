@@ -4,11 +4,11 @@ use super::Debug as Debugging;
 use super::base::Choice;
 use super::{Decode, Prefill, Progress, Ran, RunError, Runner, RunnerConfig, StepShape};
 use crate::compile::{Bindings, CompileError, CompileTarget};
-use crate::mail::{Mailbox, StepInput, StepOutput};
+use crate::mail::{GivenRows, MailError, Mailbox, StepInput, StepOutput};
 use crate::prep::Inputs;
 use crate::program::Program;
 use crate::{Counters, Form, Phase, Prep, ShapeKey};
-use device::{Arena, Device, Region, Span, Stopwatch};
+use device::{Arena, DType, Device, Region, Span, Stopwatch, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,6 +190,9 @@ impl Runners {
     /// Starts a step. An error leaves the device as it was unless it is [`RunError::Device`].
     pub fn launch(&mut self, input: &StepInput) -> Result<Launched, RunError> {
         let shape = input.shape();
+        for given in &input.given {
+            self.place_of(given)?;
+        }
         let choice = match shape.phase {
             Phase::Decode => {
                 let form = self.decode.form(&shape, self.mailbox.launched() + 1, input.steps);
@@ -230,14 +233,40 @@ impl Runners {
         number: u64,
     ) -> Result<(), RunError> {
         self.copy_pages(&input.copies)?;
+        for given in &input.given {
+            let place = self.place_of(given)?;
+            // A step under way may read the rows that were there.
+            self.device.sync()?;
+            let mut bytes = Vec::new();
+            given.values.iter().for_each(|&value| match place.dtype {
+                DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+                DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+                _ => bytes.extend(value.to_le_bytes()),
+            });
+            self.device.write(&self.arena, place.span, &bytes)?;
+        }
         let Some(inputs) = &mut self.inputs else { return Ok(()) };
         inputs.learn(input);
-        if key.phase == Phase::Decode {
+        if key.single() {
             // Nothing but a replay runs the copy that is recorded in the graph.
             let in_graph = replays && self.decode.config().debug == Debugging::Off;
             inputs.prepare(&self.device, &self.arena, input, key.rows, number, in_graph)?;
         }
         Ok(())
+    }
+
+    /// Where rows that are given go; refused if they are not whole rows of an input.
+    fn place_of(&self, given: &GivenRows) -> Result<Tensor, MailError> {
+        let &GivenRows { input, row, ref values } = given;
+        let refused = MailError::Given { input, row, values: values.len() };
+        let Some(all) = self.bindings.given.get(input as usize) else { return Err(refused) };
+        let (cols, from) = (all.cols as usize, row as usize);
+        if !values.len().is_multiple_of(cols) || from + values.len() / cols > all.rows as usize {
+            return Err(refused);
+        }
+        let bytes = |values: usize| all.dtype.bytes(values) as u64;
+        let span = all.span.part(bytes(from * cols), bytes(values.len()));
+        Ok(Tensor::dense(span, all.dtype, (values.len() / cols) as u32, all.cols))
     }
 
     fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {

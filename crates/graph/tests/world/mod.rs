@@ -23,6 +23,7 @@ pub fn limits(program: &Program) -> StepLimits {
         page_size: 4,
         vocab: program.shape.vocab,
         penalties: true,
+        tokens_per_row: 1,
     }
 }
 

@@ -102,6 +102,58 @@ async fn every_choice_has_the_log_probabilities_of_its_prompt() {
     }
 }
 
+/// Rows that return none to five tokens a step change when text comes, and nothing else.
+#[tokio::test]
+async fn several_tokens_at_once_are_all_streamed_and_counted() {
+    let one = Bed::new(MockConfig::default()).await;
+    let several = Bed::new(MockConfig { tokens_per_row: 5, ..MockConfig::default() }).await;
+    let text = "abé日🎼 stop here, and more";
+    for more in [
+        json!({}),
+        json!({"logprobs": 2, "n": 3}),
+        json!({"logprobs": 0, "echo": true}),
+        json!({"max_tokens": 7, "logprobs": 1}),
+        json!({"stop": "stop"}),
+        json!({"stop_token_ids": [b'h'], "logprobs": 1}),
+        json!({"ignore_eos": true, "max_tokens": 90, "logprobs": 1, "n": 2}),
+    ] {
+        let mut ask = json!({"prompt": text, "max_tokens": 60});
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (wanted, found) = (one.ok(PATH, &ask).await, several.ok(PATH, &ask).await);
+        assert_eq!(found["choices"], wanted["choices"], "{more}");
+        assert_eq!(found["usage"], wanted["usage"], "{more}");
+
+        ask["stream"] = true.into();
+        ask["stream_options"] = json!({"include_usage": true});
+        let events = several.stream(PATH, &ask).await;
+        let count = wanted["choices"].as_array().unwrap().len();
+        let (mut texts, mut scores) = (vec![String::new(); count], vec![Vec::new(); count]);
+        let (mut reasons, mut usage) = (vec![Value::Null; count], Value::Null);
+        for event in &events[..events.len() - 1] {
+            let chunk: Value = serde_json::from_str(event).unwrap();
+            if !chunk["usage"].is_null() {
+                usage = chunk["usage"].clone();
+            }
+            for choice in chunk["choices"].as_array().unwrap() {
+                let at = choice["index"].as_u64().unwrap() as usize;
+                texts[at] += choice["text"].as_str().unwrap();
+                let tokens = choice["logprobs"]["token_logprobs"].as_array();
+                scores[at].extend(tokens.into_iter().flatten().cloned());
+                if !choice["finish_reason"].is_null() {
+                    reasons[at] = choice["finish_reason"].clone();
+                }
+            }
+        }
+        assert_eq!(usage, wanted["usage"], "{more}");
+        for (at, choice) in wanted["choices"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(choice["text"], texts[at].as_str(), "{more}");
+            assert_eq!(choice["finish_reason"], reasons[at], "{more}");
+            let wanted = choice["logprobs"]["token_logprobs"].as_array().cloned();
+            assert_eq!(wanted.unwrap_or_default(), scores[at], "{more}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn ignore_eos_min_tokens_and_stop_token_ids() {
     let bed = Bed::new(MockConfig::default()).await;

@@ -1,5 +1,6 @@
 //! Tokens cut among the threads.
 
+use super::read_row;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
@@ -9,6 +10,7 @@ use crate::op::Embed;
 struct EmbedStep {
     ids: Words,
     table: Matrix,
+    given: Option<Matrix>,
     out: Matrix,
 }
 
@@ -17,6 +19,7 @@ impl Embed {
         Box::new(EmbedStep {
             ids: Words::new(memory, &self.ids),
             table: Matrix::new(memory, &self.table),
+            given: self.given.map(|given| Matrix::new(memory, &given)),
             out: Matrix::new(memory, &self.out),
         })
     }
@@ -34,8 +37,7 @@ impl Step for EmbedStep {
             // SAFETY: this worker's own scratch.
             let values = unsafe { team.own(worker).floats(self.table.cols) };
             for token in part(tokens, chunks, chunk) {
-                let id = self.ids.get(token) as usize;
-                self.table.read_row(if id < self.table.rows { id } else { 0 }, values);
+                read_row(&self.table, self.given.as_ref(), self.ids.get(token), values);
                 // SAFETY: a row of `out`, written by this chunk alone.
                 unsafe { store_floats(self.out.dtype, self.out.at(token, 0), values) };
             }

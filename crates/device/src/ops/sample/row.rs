@@ -90,13 +90,19 @@ impl StepEnd {
         (0..stops).any(|i| self.param(seat, param::STOP + i) == token)
     }
 
+    /// Where place `index` of a row begins in the ring.
+    fn place(&self, r: usize, index: u32) -> usize {
+        let row = r * self.tables.limits.ring_row_words() as usize;
+        self.entry + (ring::HEADER_WORDS + index * ring::PLACE_WORDS) as usize + row
+    }
+
     /// Advances the row's seat and writes its part of the ring entry.
     pub(super) fn store(&self, r: usize, choice: Option<&Choice>) {
         let tables = &self.tables;
         let seat = tables.row_seat.get(r) as usize;
         let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
         tables.seat_len.set(seat, len);
-        let at = self.entry + (ring::HEADER_WORDS + r as u32 * ring::ROW_WORDS) as usize;
+        let at = self.place(r, 0);
         let Some(choice) = choice else {
             (0..4).for_each(|word| tables.ring.set(at + word, 0));
             return;
@@ -115,6 +121,10 @@ impl StepEnd {
         }
         let head = [choice.token, flags, choice.logprob.to_bits(), 0];
         head.iter().enumerate().for_each(|(i, word)| tables.ring.set(at + i, *word));
+        if tables.limits.tokens_per_row > 1 {
+            // The row's list ends here.
+            tables.ring.set(self.place(r, 1) + 1, 0);
+        }
         let alternatives = logprobs.saturating_sub(1).min(MAX_TOP) as usize;
         for (i, (token, logprob)) in choice.top.iter().take(alternatives).enumerate() {
             tables.ring.set(at + 4 + 2 * i, *token);
@@ -124,10 +134,7 @@ impl StepEnd {
 
     /// Writes the entry's header, its launch number last.
     pub(super) fn publish(&self) {
-        let flags = |r: usize| {
-            let at = ring::HEADER_WORDS as usize + r * ring::ROW_WORDS as usize + 1;
-            self.tables.ring.get(self.entry + at)
-        };
+        let flags = |r: usize| self.tables.ring.get(self.place(r, 0) + 1);
         let goes_on = self.tables.counts.get(count::LEFT as usize) > 0
             && (0..self.live).all(|r| flags(r) & ring::STOPPED == 0);
         let again = if goes_on { step::repeat::NEXT } else { step::repeat::DONE };
