@@ -8,12 +8,12 @@ use device::{DType, Device, DeviceChoice, StepLimits};
 use engine::model::place::{Placed, device_dtype, sources};
 use engine::model::weights::specs;
 use engine::model::{fill, numbers, program, rope};
+use fixtures::Sweep;
 use formats::checkpoint::Checkpoint;
 use formats::config::ModelConfig;
 use formats::tensor_names::Role;
 use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::Layout;
-use graph::verify::Sweep;
 use graph::{BackendKind, CompileTarget, Phase};
 use std::path::Path;
 

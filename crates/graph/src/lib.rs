@@ -20,7 +20,6 @@ pub mod prep;
 pub mod program;
 pub mod runner;
 pub mod slot;
-pub mod traffic;
 pub mod tune;
 pub mod verify;
 

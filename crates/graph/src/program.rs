@@ -6,7 +6,6 @@
 
 mod builder;
 mod check;
-pub mod sample;
 
 pub use builder::ProgramBuilder;
 pub use check::ProgramError;

@@ -3,10 +3,6 @@
 //! differ is found by bisection. Both runs start with a workspace full of NaN, so reading what nobody
 //! wrote cannot hide.
 
-mod sweep;
-
-pub use sweep::{Findings, Sweep, Verified};
-
 use crate::backend::{Backend, Context};
 use crate::compile::Bindings;
 use crate::plan::Plan;

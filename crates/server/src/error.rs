@@ -3,6 +3,7 @@
 use crate::describe::api_type;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use text::TextError;
 
 api_type! {
     /// The error.
@@ -72,6 +73,24 @@ impl ApiError {
     /// 400: the text has too many tokens; the exact number is unknown.
     pub fn too_many(param: &str, message: impl Into<String>) -> Self {
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
+    /// 400: the text of the request field `param` cannot be tokenized or is too long.
+    pub(crate) fn text(error: TextError, param: &str) -> Self {
+        match error {
+            TextError::TooManyBytes { bytes, most } => Self::too_many(
+                param,
+                format!(
+                    "the prompt has {bytes} bytes, which is more than {most} tokens can hold; at \
+                     most {most} tokens are allowed"
+                ),
+            ),
+            TextError::TooLong { most } => Self::too_many(
+                param,
+                format!("the prompt has too many tokens; at most {most} are allowed"),
+            ),
+            other => Self::invalid(param, other.to_string()),
+        }
     }
 
     /// 400: the prompt is longer than the context.

@@ -2,8 +2,8 @@
 //! rewritten or read twice.
 
 use device::DType;
+use fixtures::Rng;
 use graph::program::{ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
-use graph::traffic::Rng;
 
 pub fn program(seed: u64) -> Program {
     let mut rng = Rng::new(seed);

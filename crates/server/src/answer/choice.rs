@@ -1,8 +1,8 @@
 //! One choice: from tokens to deltas.
 
-use super::{Delta, Reasoning, ReasoningSplit, StopFinder, ToolSplit};
-use crate::text::{Detokenize, TextModel};
+use super::{Delta, Reasoning, ReasoningSplit, ToolSplit};
 use engine::request::Token;
+use text::{Detokenize, StopFinder, TextModel};
 
 /// How the text of a choice is processed.
 #[derive(Clone, Debug)]

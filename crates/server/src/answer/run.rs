@@ -3,9 +3,9 @@
 use super::{Choice, ChoiceSetup, Delta};
 use crate::error::ApiError;
 use crate::link::{Call, Reply};
-use crate::text::TextModel;
 use engine::request::{Finish, Output, Reject, TokenLogprob};
 use std::task::{Context, Poll};
+use text::TextModel;
 
 /// Token counts of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

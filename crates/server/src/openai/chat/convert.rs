@@ -6,10 +6,10 @@ use crate::answer::{CallList, ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::Model;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
-use crate::text::{Chat, Rendered};
 use engine::request::{Request, RequestId};
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
+use text::{Chat, Rendered};
 
 /// A converted request, ready to be submitted.
 pub struct Prepared {
@@ -31,7 +31,7 @@ pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<P
         .text
         .check_bytes(said.map(Content::len).sum(), most)
         .and_then(|()| model.text.render(&chat(request, model, force.is_some()), most));
-    let Rendered { text, tokens: prompt } = rendered.map_err(|e| e.about("messages"))?;
+    let Rendered { text, tokens: prompt } = rendered.map_err(|e| ApiError::text(e, "messages"))?;
     let room = model.room("messages", prompt.len())?;
     let shared = request.shared();
     let mut sampling = shared.convert(model);

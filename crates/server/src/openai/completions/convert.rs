@@ -97,6 +97,7 @@ pub(crate) fn tokenize(
         Prompt::TokenLists(lists) => return Ok(lists),
     };
     let most = model.most_prompt();
-    let encode = |text: String| model.text.encode(&text, true, most).map_err(|e| e.about(param));
+    let encode =
+        |text: String| model.text.encode(&text, true, most).map_err(|e| ApiError::text(e, param));
     texts.into_iter().map(encode).collect()
 }

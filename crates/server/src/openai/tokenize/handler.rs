@@ -16,7 +16,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         let text = &*app.model.text;
         let most = usize::try_from(app.limits.tokenize_tokens).unwrap_or(usize::MAX);
         let param = if request.prompt.is_some() { "prompt" } else { "messages" };
-        let tokens = convert::tokens(&request, text, most).map_err(|e| e.about(param))?;
+        let tokens = convert::tokens(&request, text, most).map_err(|e| ApiError::text(e, param))?;
         let shown = |token: &u32| {
             let bytes = text.token_bytes(*token).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()

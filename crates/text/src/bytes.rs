@@ -1,7 +1,6 @@
 //! A tokenizer without a vocabulary file: every byte is a token. For tests and the mock.
 
-use super::{Chat, Detokenize, Rendered, TextError, TextModel, Utf8Stream};
-use engine::request::Token;
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token, Utf8Stream};
 use serde_json::Value;
 
 /// Opens a message.

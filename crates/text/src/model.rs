@@ -1,11 +1,8 @@
 //! The tokenizer and the chat template of a checkpoint.
 
-use super::{Chat, Detokenize, Rendered, TextError, TextModel};
-use crate::answer::{Reasoning, ToolFormat};
-use engine::request::Token;
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token};
 use formats::chat::ChatTemplate;
 use formats::tokenizer::{Detokenizer, Tokenizer};
-use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// The tokenizer and the chat template of a checkpoint.
@@ -28,35 +25,9 @@ impl CheckpointText {
         Self { tokenizer, template, stop, vocab }
     }
 
-    /// The format of tool calls, found by rendering the template with and without a tool.
-    pub fn tool_format(&self) -> ToolFormat {
-        let tool = json!({"type": "function", "function": {
-            "name": "f", "description": "f", "parameters": {"type": "object", "properties": {}},
-        }});
-        let ask = |tools: Value| {
-            let chat = Chat {
-                messages: json!([{"role": "user", "content": "x"}]),
-                tools,
-                generation_prompt: true,
-                extra: Map::new(),
-            };
-            self.render(&chat, usize::MAX).map(|rendered| rendered.text).unwrap_or_default()
-        };
-        let (with, without) = (ask(json!([tool])), ask(Value::Null));
-        if with == without {
-            return ToolFormat::None;
-        }
-        match ToolFormat::detect(&with) {
-            ToolFormat::None if self.tokenizer.id_of("<|python_tag|>").is_some() => {
-                ToolFormat::Llama
-            }
-            found => found,
-        }
-    }
-
-    /// The reasoning tags, if the tokenizer has a token for them.
-    pub fn reasoning(&self) -> Option<Reasoning> {
-        self.tokenizer.id_of("</think>").and_then(|_| Reasoning::detect("</think>"))
+    /// The id of the token that is spelled like this.
+    pub fn id_of(&self, token: &str) -> Option<Token> {
+        self.tokenizer.id_of(token)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The rate of a large matrix product through the public ops: what prefill is compared with.
 
 use super::median;
-use crate::op::{Linear, Noise};
-use crate::variant::{LinearVariant, Pick};
-use crate::{DType, Device, DeviceKind, Node, Op, OpenArena, Region, Result, Tensor};
+use device::op::{Linear, Noise};
+use device::variant::{LinearVariant, Pick};
+use device::{DType, Device, DeviceKind, Node, Op, OpenArena, Region, Result, Tensor};
 use std::time::Instant;
 
 /// Multiply-adds × 2 per second of one product as large as the device does well, and of the format it does best: random

@@ -5,7 +5,7 @@ mod cpu;
 mod cuda;
 mod matrix;
 
-use crate::{Device, DeviceKind, Result};
+use device::{Device, DeviceKind, Result};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -52,7 +52,7 @@ pub fn run(device: &Device, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     let mut rows = Vec::new();
     if device.kind() == DeviceKind::Cuda {
         cuda::measure(device, &mut rows, progress)?;
-        cpu::measure(&crate::cpu::open(None, false)?, &mut rows, progress)?;
+        cpu::measure(&device::cpu::open(None, false)?, &mut rows, progress)?;
     } else {
         cpu::measure(device, &mut rows, progress)?;
     }

@@ -2,8 +2,8 @@
 //! costs.
 
 use super::{Row, host_us, median};
-use crate::op::Fill;
-use crate::{Device, Item, Node, Op, OpenArena, RecordOptions, Region, Result, Span};
+use device::op::Fill;
+use device::{Device, Graph, Item, Node, Op, OpenArena, RecordOptions, Region, Result, Span};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub(super) fn measure(
     };
     let many = 1000;
     let (one, thousand) = (graph(1)?, graph(many)?);
-    let timed = |graph: &crate::Graph| median(101, || host_us(|| graph.replay()));
+    let timed = |graph: &Graph| median(101, || host_us(|| graph.replay()));
     let (short, long) = (timed(&one)?, timed(&thousand)?);
     rows.push(Row { what: "CPU replay of one op".into(), value: short, unit: "µs" });
     let per_op = (long - short).max(0.0) / (many - 1) as f64;

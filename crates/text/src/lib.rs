@@ -1,17 +1,36 @@
-//! The interface to a tokenizer and a chat template.
+//! Text to tokens and back, below the server: what `dacapo run`, `dacapo chat` and the HTTP routes share.
+//!
+//! [`TextModel`] is a tokenizer with a chat template: that of a checkpoint ([`CheckpointText`]), bytes
+//! ([`bytes::ByteText`]) for tests and the mock, or words ([`WordText`]) for models with random weights.
+//! Answers become text in pieces: [`Detokenize`] appends complete characters only, and [`StopFinder`] holds
+//! back what may be the start of a stop string.
+//!
+//! ```
+//! use text::StopFinder;
+//!
+//! let mut stops = StopFinder::new(vec!["END".into()]);
+//! let mut shown = String::new();
+//! assert!(!stops.push("one E", &mut shown));
+//! assert_eq!(shown, "one ", "the E may begin a stop string");
+//! assert!(stops.push("ND two", &mut shown));
+//! assert_eq!(shown, "one ");
+//! ```
 
 pub mod bytes;
 mod model;
+mod stop;
 mod utf8;
 mod words;
 
 pub use model::CheckpointText;
+pub use stop::StopFinder;
 pub use utf8::Utf8Stream;
 pub use words::WordText;
 
-use crate::error::ApiError;
-use engine::request::Token;
 use serde_json::{Map, Value};
+
+/// The number of a token in a vocabulary.
+pub type Token = u32;
 
 /// Why text could not be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,26 +58,6 @@ pub enum TextError {
     /// The tokenizer failed.
     #[error("cannot tokenize the text: {0}")]
     Encode(String),
-}
-
-impl TextError {
-    /// The error response, for the request field `param`.
-    pub(crate) fn about(self, param: &str) -> ApiError {
-        match self {
-            Self::TooManyBytes { bytes, most } => ApiError::too_many(
-                param,
-                format!(
-                    "the prompt has {bytes} bytes, which is more than {most} tokens can hold; at \
-                     most {most} tokens are allowed"
-                ),
-            ),
-            Self::TooLong { most } => ApiError::too_many(
-                param,
-                format!("the prompt has too many tokens; at most {most} are allowed"),
-            ),
-            other => ApiError::invalid(param, other.to_string()),
-        }
-    }
 }
 
 /// The input of a chat template.

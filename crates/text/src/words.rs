@@ -2,8 +2,7 @@
 //! the vocabulary decodes to a word, so that the cost over HTTP resembles that of a real model.
 
 use super::bytes::ByteText;
-use super::{Chat, Detokenize, Rendered, TextError, TextModel, Utf8Stream};
-use engine::request::Token;
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token, Utf8Stream};
 
 /// A vocabulary of any size: bytes first, then words.
 #[derive(Clone, Debug)]

@@ -7,16 +7,16 @@ mod picture;
 
 pub use oracle::{Oracle, demo, echo};
 
-use crate::link::{
-    Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
-};
-use crate::text::bytes::END;
 use engine::request::{
     Embed, Event, Finish, Micros, Output, Pooling, Reject, Request, RequestId, Token, TokenLogprob,
+};
+use server::link::{
+    Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
 };
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::bytes::END;
 
 const PAGE: u64 = 16;
 const RING: usize = 512;

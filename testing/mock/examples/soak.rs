@@ -1,11 +1,11 @@
 //! Long load and fault tests against the mock server in a separate process. Every scenario prints
 //! one line of results and fails if a requirement is not met.
 //!
-//!     cargo build --release -p server --examples
+//!     cargo build --release -p mock --examples
 //!     target/release/examples/soak many overload leave panics slow slowloris abuse overhead
 
-use server::load::SseParser;
-use server::load::client::{ClientError, Connection, Target};
+use load::SseParser;
+use load::client::{ClientError, Connection, Target};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
 //! Sends the load and measures the responses.
 
-use super::client::{ClientError, Connection, Target};
-use super::dist::{Dice, Dist};
-use super::report::{Latency, Report, Slo, Timeline};
-use super::sse::SseParser;
+use crate::client::{ClientError, Connection, Target};
+use crate::dist::{Dice, Dist};
+use crate::report::{Latency, Report, Slo, Timeline};
+use crate::sse::SseParser;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

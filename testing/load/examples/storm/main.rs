@@ -17,9 +17,9 @@ mod schemas;
 mod wire;
 
 use hostile::{CHAT, Hostile};
+use load::SseParser;
+use load::client::{Connection, Target};
 use serde_json::json;
-use server::load::SseParser;
-use server::load::client::{Connection, Target};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;

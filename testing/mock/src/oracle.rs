@@ -1,11 +1,11 @@
 //! The answers of the mock.
 
-use crate::text::TextModel;
-use crate::text::bytes::ByteText;
 use engine::request::{Request, Token};
 use grammar::{Compiled, Grammar};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use text::TextModel;
+use text::bytes::ByteText;
 
 /// Returns the complete answer of a choice; called when the request is admitted.
 pub type Oracle = Arc<dyn Fn(&Request, u32) -> Vec<Token> + Send + Sync>;

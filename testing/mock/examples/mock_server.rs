@@ -1,20 +1,20 @@
 //! A server with the mock backend: everything is real except the model. For client tests, load
 //! tests and demos of the page.
 //!
-//!     cargo run --release -p server --example mock_server -- 127.0.0.1:8000
+//!     cargo run --release -p mock --example mock_server -- 127.0.0.1:8000
 //!
 //! Environment: `KEY` (API key), `STEP_US` (duration of a step), `SEATS`, `INFLIGHT`, `PANIC_EVERY`
 //! (steps), `TRACE` (file), `LOG` (a tracing filter), `ECHO` (repeat the prompt), `MODEL` (a
 //! checkpoint whose tokenizer and chat template are used; set `ECHO` too).
 
+use mock::{Mock, MockConfig, demo, echo};
 use server::answer::{Reasoning, ToolFormat};
-use server::mock::{Mock, MockConfig, demo, echo};
-use server::text::bytes::ByteText;
-use server::text::{CheckpointText, TextModel};
 use server::{Model, ServerConfig};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use text::bytes::ByteText;
+use text::{CheckpointText, TextModel};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
