@@ -23,8 +23,8 @@ pub mod mark;
 pub mod merge;
 pub mod order;
 pub mod place;
-pub mod rotate;
-pub mod uses;
+pub(crate) mod rotate;
+pub(crate) mod uses;
 
 use crate::program::{Program, ProgramError, Step};
 use crate::{Phase, Plan, ShapeKey};
@@ -196,7 +196,7 @@ fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {
 }
 
 /// Bytes of workspace a key needs, exactly. Pure: no memory, no device.
-pub fn workspace_bytes(
+pub(crate) fn workspace_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,
@@ -206,7 +206,7 @@ pub fn workspace_bytes(
 }
 
 /// Bytes of scratch a key needs, exactly. Pure: no memory, no device.
-pub fn scratch_bytes(
+pub(crate) fn scratch_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,
@@ -222,7 +222,7 @@ pub fn scratch_bytes(
 }
 
 /// Bytes that merged layers of a key exchange, exactly. Pure: no memory, no device.
-pub fn exchange_bytes(
+pub(crate) fn exchange_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,

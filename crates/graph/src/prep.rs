@@ -102,7 +102,7 @@ impl Inputs {
     }
 
     /// Takes over what a step says about seats; saying it twice does no harm.
-    pub fn learn(&mut self, step: &StepInput) {
+    pub(crate) fn learn(&mut self, step: &StepInput) {
         for join in &step.joins {
             let seat = &mut self.seats[join.seat as usize];
             seat.len = join.len;

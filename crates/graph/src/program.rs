@@ -209,7 +209,7 @@ pub struct Program {
 
 impl Step {
     /// Layer and name.
-    pub fn full_name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         self.layer.map_or(self.name.clone(), |layer| format!("{layer}.{}", self.name))
     }
 }

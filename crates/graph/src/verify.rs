@@ -256,7 +256,11 @@ impl<'a> Trial<'a> {
 }
 
 /// Holds the step's tables to their slots' padding policies.
-pub fn check_padding(cx: &Context<'_>, plan: &Plan, bindings: &Bindings) -> Result<(), RunError> {
+pub(crate) fn check_padding(
+    cx: &Context<'_>,
+    plan: &Plan,
+    bindings: &Bindings,
+) -> Result<(), RunError> {
     let state = &bindings.state;
     let counts = words(cx, state.counts.span)?;
     let extent = Extent {

@@ -1,14 +1,15 @@
 //! A tokenizer without a vocabulary file: every byte is a token. For tests and the mock.
 
-use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token, Utf8Stream};
+use super::utf8::Utf8Stream;
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token};
 use serde_json::Value;
 
 /// Opens a message.
-pub const START: Token = 256;
+pub(crate) const START: Token = 256;
 /// Closes a message and ends an answer.
 pub const END: Token = 257;
 /// Ends a document.
-pub const END_OF_TEXT: Token = 258;
+pub(crate) const END_OF_TEXT: Token = 258;
 const SPECIALS: [(&str, Token); 3] =
     [("<|im_start|>", START), ("<|im_end|>", END), ("<|endoftext|>", END_OF_TEXT)];
 

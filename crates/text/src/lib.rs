@@ -24,7 +24,6 @@ mod words;
 
 pub use model::CheckpointText;
 pub use stop::StopFinder;
-pub use utf8::Utf8Stream;
 pub use words::WordText;
 
 use serde_json::{Map, Value};

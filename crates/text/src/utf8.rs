@@ -3,14 +3,14 @@
 /// Decodes bytes to text without splitting a character. Invalid bytes become U+FFFD, exactly as in
 /// [`String::from_utf8_lossy`].
 #[derive(Clone, Debug, Default)]
-pub struct Utf8Stream {
+pub(crate) struct Utf8Stream {
     /// The start of an incomplete character: at most three bytes.
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
     /// Adds bytes and appends complete characters to `out`.
-    pub fn push(&mut self, bytes: &[u8], out: &mut String) {
+    pub(crate) fn push(&mut self, bytes: &[u8], out: &mut String) {
         if self.held.is_empty()
             && let Ok(text) = std::str::from_utf8(bytes)
         {
@@ -45,7 +45,7 @@ impl Utf8Stream {
     }
 
     /// Ends the stream; an incomplete character becomes U+FFFD.
-    pub fn flush(&mut self, out: &mut String) {
+    pub(crate) fn flush(&mut self, out: &mut String) {
         if !self.held.is_empty() {
             self.held.clear();
             out.push(char::REPLACEMENT_CHARACTER);

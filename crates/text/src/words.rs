@@ -2,7 +2,8 @@
 //! the vocabulary decodes to a word, so that the cost over HTTP resembles that of a real model.
 
 use super::bytes::ByteText;
-use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token, Utf8Stream};
+use super::utf8::Utf8Stream;
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token};
 
 /// A vocabulary of any size: bytes first, then words.
 #[derive(Clone, Debug)]

@@ -111,7 +111,7 @@ impl Connection {
     }
 
     /// Whether another request may be sent.
-    pub fn is_reusable(&self) -> bool {
+    pub(crate) fn is_reusable(&self) -> bool {
         self.reusable && self.left == Left::Nothing
     }
 

@@ -78,7 +78,11 @@ pub fn one(seed: u64, planted: Option<Plant>, printed: u64) -> Result<Report, St
 
 /// Runs a seed twice: with all the pages it needs, then with `share` of what it used. Every answer
 /// must be the same.
-pub fn with_small_cache(seed: u64, share: f64, planted: Option<Plant>) -> Result<Report, String> {
+pub(crate) fn with_small_cache(
+    seed: u64,
+    share: f64,
+    planted: Option<Plant>,
+) -> Result<Report, String> {
     guarded(planted, || {
         let mut scenario = Scenario::new(seed, Kind::Steady);
         // Enough seats and pages for all clients, so that their full demand is measured.

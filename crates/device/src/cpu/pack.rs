@@ -19,7 +19,7 @@ use half::f16;
 /// Rows packed together.
 pub const ROWS: usize = 16;
 /// Columns per block.
-pub const COLS: usize = 32;
+pub(crate) const COLS: usize = 32;
 /// Bytes of scales and minima at the front of a block.
 pub(crate) const SCALES: usize = 4 * ROWS;
 

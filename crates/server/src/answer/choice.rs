@@ -25,7 +25,7 @@ impl ChoiceSetup {
 }
 
 /// Converts the tokens of one choice to deltas.
-pub struct Choice {
+pub(crate) struct Choice {
     detokenizer: Box<dyn Detokenize>,
     stops: StopFinder,
     reasoning: Option<ReasoningSplit>,

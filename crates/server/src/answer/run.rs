@@ -123,7 +123,7 @@ impl Run {
     }
 
     /// Whether every choice has ended.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.open == 0
     }
 

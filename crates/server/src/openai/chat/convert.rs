@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use text::{Chat, Rendered};
 
 /// A converted request, ready to be submitted.
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The engine requests.
     pub requests: Vec<Request>,
     /// How the replies become choices.
@@ -22,7 +22,11 @@ pub struct Prepared {
 }
 
 /// Renders, tokenizes and converts a validated request.
-pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<Prepared, ApiError> {
+pub(crate) fn convert(
+    model: &Model,
+    request: &ChatRequest,
+    caller: Caller,
+) -> Result<Prepared, ApiError> {
     let force = force(request);
     // A cheap lower bound: the template only adds text.
     let said = request.messages.iter().filter_map(|message| message.content.as_ref());

@@ -22,7 +22,10 @@ use std::sync::Arc;
 use text::TextModel;
 
 /// Answers one chat request, as one response or as a stream.
-pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn handle(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: ChatRequest| {
         validate(&request, &app.model, &app.limits)?;

@@ -9,7 +9,7 @@ use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
 /// One engine request per input, each within the context. Vectors are normalized, like those of
 /// OpenAI's models; pooling is the mean over the tokens by default.
-pub fn convert(
+pub(crate) fn convert(
     model: &Model,
     request: &EmbeddingRequest,
     caller: Caller,

@@ -10,7 +10,10 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Text to tokens.
-pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let work = |app: &App, request: TokenizeRequest| {
         validate::tokenize(&request, &app.model, &app.limits)?;
         let text = &*app.model.text;
@@ -33,7 +36,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
 }
 
 /// Tokens to text.
-pub async fn detokenize(
+pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {

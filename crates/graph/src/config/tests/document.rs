@@ -1,7 +1,7 @@
-//! Help and documents, generated from the tables.
+//! The document of all settings, generated from the tables.
 
-use super::options::{Kind, MAX_STEPS, SETTINGS, Setting};
-use super::rules::RULES;
+use crate::config::options::{Kind, MAX_STEPS, SETTINGS};
+use crate::config::rules::RULES;
 
 /// What a value looks like.
 fn shape(kind: Kind) -> String {
@@ -16,17 +16,8 @@ fn shape(kind: Kind) -> String {
     }
 }
 
-/// A flag's help, with its values and default.
-pub fn help(setting: &Setting) -> String {
-    let values = match setting.kind {
-        Kind::Word(words) => format!(" [{}]", words.join("|")),
-        _ => String::new(),
-    };
-    format!("{}{values} [default: {}]", setting.help, setting.default_words)
-}
-
 /// `docs/GRAPH-CONFIG.md`.
-pub fn markdown() -> String {
+pub(super) fn markdown() -> String {
     let mut text = String::from(HEAD);
     for setting in SETTINGS {
         let flag = setting.flag.map_or(String::from("—"), |flag| format!("`--{flag}`"));
