@@ -16,7 +16,7 @@
 //! take exactly what is left.
 
 pub mod bind;
-pub mod choose;
+pub(crate) mod choose;
 pub mod fold;
 pub mod fuse;
 pub mod mark;

@@ -9,7 +9,8 @@ mod run;
 mod tools;
 
 pub use call_list::CallList;
-pub use choice::{Choice, ChoiceSetup};
+pub(crate) use choice::Choice;
+pub use choice::ChoiceSetup;
 pub use reasoning::{Reasoning, ReasoningSplit};
 pub(crate) use run::rejected;
 pub use run::{Piece, Run, RunSetup, Usage};

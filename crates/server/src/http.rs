@@ -26,7 +26,7 @@ use std::time::Instant;
 use tracing::Instrument;
 
 /// All routes, with the shared state.
-pub fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(app: Arc<App>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::handler::handle))
         .route("/v1/completions", post(completions::handler::handle))

@@ -38,7 +38,7 @@ impl Fault {
 
 /// When calls fail.
 #[derive(Clone, Debug)]
-pub enum Faults {
+pub(crate) enum Faults {
     /// Never.
     None,
     /// At this call, counted from 1 over launches and polls.

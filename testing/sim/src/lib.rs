@@ -10,5 +10,5 @@ pub(crate) mod client;
 pub mod device;
 pub mod expect;
 pub(crate) mod oracle;
-pub mod rng;
+pub(crate) mod rng;
 pub mod run;

@@ -2,11 +2,11 @@
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
     /// A separate stream for this seed and purpose.
-    pub fn new(seed: u64, purpose: u64) -> Self {
+    pub(crate) fn new(seed: u64, purpose: u64) -> Self {
         Self(mix(seed ^ mix(purpose)))
     }
 
@@ -17,7 +17,7 @@ impl Rng {
     }
 
     /// Uniform in `low..=high`.
-    pub fn range(&mut self, low: u32, high: u32) -> u32 {
+    pub(crate) fn range(&mut self, low: u32, high: u32) -> u32 {
         low + (self.bits() % (u64::from(high - low) + 1)) as u32
     }
 

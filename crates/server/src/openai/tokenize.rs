@@ -2,5 +2,5 @@
 
 pub(crate) mod convert;
 pub(crate) mod handler;
-pub mod types;
+pub(crate) mod types;
 pub(crate) mod validate;

@@ -30,7 +30,7 @@ pub(crate) fn convert(
 }
 
 /// A vector in the requested encoding.
-pub fn vector(as_base64: bool, vector: Vec<f32>) -> Vector {
+pub(crate) fn vector(as_base64: bool, vector: Vec<f32>) -> Vector {
     match as_base64 {
         true => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();

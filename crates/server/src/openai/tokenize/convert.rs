@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use text::{Chat, TextError, TextModel};
 
 /// The tokens of a validated request; an error if there are more than `most`.
-pub fn tokens(
+pub(crate) fn tokens(
     request: &TokenizeRequest,
     text: &dyn TextModel,
     most: usize,
