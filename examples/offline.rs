@@ -5,10 +5,10 @@
 use anyhow::{Context, Result};
 use device::{Device, DeviceChoice};
 use engine::Engine;
-use engine::model::{LoadOptions, ModelSource, load_executor};
 use engine::request::Sampling;
 use formats::checkpoint::Checkpoint;
 use formats::tokenizer::Tokenizer;
+use model::{LoadOptions, ModelSource, load_executor};
 use std::path::PathBuf;
 
 fn main() -> Result<()> {

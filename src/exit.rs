@@ -2,7 +2,7 @@
 
 use crate::log;
 use crate::output::{Output, OutputClosed, note, of_output};
-use engine::model::LoadError;
+use model::LoadError;
 use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;

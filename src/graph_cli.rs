@@ -41,7 +41,6 @@ pub(crate) trait ProgramSource {
         &self,
         model: &str,
         load_format: &str,
-        program: &Program,
         device: &Device,
         arena: &Arena,
         bindings: &Bindings,

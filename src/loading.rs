@@ -11,17 +11,17 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind, Region};
-use engine::model::dense::Numbers;
-use engine::model::{GraphExecutor, LoadOptions, ModelSource, Progress, load_executor};
 use engine::request::Sampling;
 use engine::{Engine, EngineConfig};
 use formats::chat::ChatTemplate;
 use formats::checkpoint::Checkpoint;
-use formats::config::ModelConfig;
 use formats::tokenizer::Tokenizer;
 use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::Program;
+use model::{
+    GraphExecutor, LoadOptions, ModelConfig, ModelSource, Precision, Progress, load_executor,
+};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
@@ -192,7 +192,7 @@ fn load_with(
         memory_share: args.memory_share,
         kv_bytes: args.kv_cache,
         graphs: args.graph.given.clone(),
-        numbers: (global.numerics == Rounding::Exact).then_some(Numbers::EXACT),
+        precision: (global.numerics == Rounding::Exact).then_some(Precision::EXACT),
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());

@@ -4,8 +4,9 @@ use crate::exit::bad_input;
 use anyhow::{Context, Result};
 use clap::Args;
 use engine::request::Sampling;
-use formats::config::{ModelConfig, SamplingDefaults};
 use grammar::Grammar;
+use model::ModelConfig;
+use model::config::SamplingDefaults;
 use std::path::PathBuf;
 
 /// Sampling flags. Missing ones come from the model's `generation_config.json`; without that,

@@ -14,10 +14,10 @@ use backend::Serving;
 use clap::Args;
 use device::DeviceKind;
 use engine::EngineConfig;
-use engine::model::GraphExecutor;
 use engine::request::Sampling;
 use graph::Form;
 use graph::runner::Ran;
+use model::GraphExecutor;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
 use server::{Limits, Model, ServerConfig};
@@ -181,7 +181,7 @@ fn about(loaded: &Loaded) -> GraphInfo {
     let config = &loaded.config;
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
     let about = vec![
-        row("model", loaded.name.clone(), config.family.name()),
+        row("model", loaded.name.clone(), config.family),
         row("device", loaded.device.clone(), ""),
         row("layers", config.layers.to_string(), ""),
         row("memory", loaded.memory().to_string(), "at most; --kv-cache"),

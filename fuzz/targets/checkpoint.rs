@@ -3,8 +3,8 @@
 
 use formats::chat::ChatTemplate;
 use formats::checkpoint::Checkpoint;
-use formats::config::ModelConfig;
 use libfuzzer_sys::fuzz_target;
+use model::ModelConfig;
 
 fuzz_target!(|bytes: &[u8]| {
     let path = std::env::temp_dir().join(format!("dacapo-fuzz-{}", std::process::id()));
@@ -16,7 +16,9 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = checkpoint.read_f32(&tensor.name);
     }
     if let Ok(config) = ModelConfig::of(&checkpoint) {
-        assert_eq!(config.rope.frequencies(config.head_dim).len(), config.head_dim / 2);
+        for rope in config.decoder.ropes() {
+            assert_eq!(rope.frequencies(config.head_dim, 64).len(), config.head_dim / 2);
+        }
     }
     let _ = ChatTemplate::of(&checkpoint);
 });

@@ -1,8 +1,8 @@
 //! Any bytes as a config.json and, after a zero byte, a generation_config.json.
 #![no_main]
 
-use formats::config::ModelConfig;
 use libfuzzer_sys::fuzz_target;
+use model::ModelConfig;
 use std::path::Path;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -13,7 +13,9 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     assert!(config.q_heads.is_multiple_of(config.kv_heads) && config.head_dim.is_multiple_of(2));
-    assert!(config.rope.frequencies(config.head_dim).iter().all(|x| !x.is_nan()));
+    for rope in config.decoder.ropes() {
+        assert!(rope.frequencies(config.head_dim, 64).iter().all(|x| !x.is_nan()));
+    }
     let vocab = config.vocab as u32;
     assert!(config.eos.iter().chain(&config.bos).chain(&config.pad).all(|&id| id < vocab));
 });

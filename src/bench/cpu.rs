@@ -12,7 +12,7 @@ use device::Region;
 use engine::Engine;
 use engine::exec::Executor;
 use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token};
-use formats::config::ModelConfig;
+use graph::program::{Program, ProgramOp};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     let peak = device::cpu::peak::multiply_adds(threads, device::cpu::Limit::None);
     let peak_rate = peak.map(|(peak, _)| peak);
     let bytes = bytes_per_token(&loaded, args.prompt + args.answer / 2);
-    let (work, head) = (multiply_adds(&loaded.config), head(&loaded.config));
+    let (work, head) = multiply_adds(&loaded.program);
     let weights = loaded.executor.report().region(Region::Weights) as f64;
     let prompt_bytes = weights / f64::from(args.prompt);
     let mut figures = Figures {
@@ -202,16 +202,18 @@ fn bytes_per_token(loaded: &Loaded, context: u32) -> f64 {
     (report.region(Region::Weights) + kv * u64::from(context)) as f64
 }
 
-/// Multiply-adds of the linear layers per token, without attention and the output head.
-fn multiply_adds(config: &ModelConfig) -> f64 {
-    let heads = config.q_heads + config.kv_heads;
-    let attention = 2 * config.hidden * heads * config.head_dim;
-    (config.layers * (attention + 3 * config.hidden * config.intermediate)) as f64
-}
-
-/// Multiply-adds of the output head, which runs once per prompt and once per answer token.
-fn head(config: &ModelConfig) -> f64 {
-    (config.hidden * config.vocab) as f64
+/// Multiply-adds of linears per token: in layers, without attention; and of the output head, which runs once per
+/// prompt and once per answer token.
+fn multiply_adds(program: &Program) -> (f64, f64) {
+    let (mut layers, mut head) = (0.0, 0.0);
+    for step in &program.steps {
+        if let ProgramOp::Linear(linear) = &step.op {
+            let weight = program.weight(linear.w);
+            let adds = f64::from(weight.rows) * f64::from(weight.cols);
+            *(if step.layer.is_some() { &mut layers } else { &mut head }) += adds;
+        }
+    }
+    (layers, head)
 }
 
 fn median(values: &[f64]) -> f64 {

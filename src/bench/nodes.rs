@@ -15,7 +15,7 @@ use crate::output::say;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use device::{Graph, Item, Node, Op, RecordOptions};
-use engine::model::GraphExecutor;
+use model::GraphExecutor;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;

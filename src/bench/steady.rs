@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use device::op::Noise;
 use device::{Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
-use engine::model::GraphExecutor;
 use graph::config::MAX_STEPS;
+use model::GraphExecutor;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

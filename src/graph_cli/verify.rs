@@ -63,7 +63,7 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     layout.add_pages(&program, pages(&limits));
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
-    source.fill(&model.model, &model.load_format, &program, &device, &arena, &bindings)?;
+    source.fill(&model.model, &model.load_format, &device, &arena, &bindings)?;
     say!("{} on {}", program.name, device.describe())?;
     let mut printed = Ok(());
     let tell = &mut |line: &Verified| {

@@ -1,4 +1,4 @@
-"""Compares the output of `cargo run -p engine --example parity -- MODEL FOLDER` with `transformers`.
+"""Compares the output of `cargo run -p model --example parity -- MODEL FOLDER` with `transformers`.
 
     python3 tools/gpu/compare_transformers.py FOLDER
 

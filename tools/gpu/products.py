@@ -137,7 +137,7 @@ def measured(candidates, flops):
 def main():
     handle, kernels = made(LT.cublasLtCreate), Kernels()
     room = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
-    silu = kernels.get({"source": "silu_mul", "entry": "silu_mul", "defines": [["XT", "2"], ["YT", "2"], ["ALIGNED", "1"]]}, 0)
+    silu = kernels.get({"source": "gate_mul", "entry": "gate_mul", "defines": [["XT", "2"], ["YT", "2"], ["ALIGNED", "1"], ["ACT", "2"]]}, 0)
     variants = [dict(pair.split("=") for pair in v.split(",")) for v in sys.argv[2:]] or [{}]
     for text in sys.argv[1].split(","):
         rows, _, live = text.partition(":")

@@ -15,7 +15,7 @@ const MOST_BYTES: u64 = 48 << 20;
 const FILES: [(&str, &str); 3] = [
     ("tools/gpu/check", "check"),
     ("tools/gpu/compare_transformers.py", "compare_transformers.py"),
-    ("crates/engine/tests/goldens", "crates/engine/tests/goldens"),
+    ("crates/model/tests/goldens", "crates/model/tests/goldens"),
 ];
 
 /// Builds, strips, copies and packs.

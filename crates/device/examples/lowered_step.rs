@@ -6,8 +6,8 @@
 use device::cuda::launch::Target;
 use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes, unfit_layers};
 use device::op::{
-    AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer, LinearChain, Norm, Pairs,
-    Prologue, RopeKv, Sample,
+    Activation, Attention, AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer,
+    LinearChain, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::variant::{Pick, UnknownVariant};
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -168,24 +168,25 @@ fn push_layer(
     if !decode {
         step.push("rope_kv", at, Op::RopeKv(rotated.clone()));
     }
-    let attention = AttentionChain {
+    let attention = Attention {
         qkv,
         q_heads: shape.q_heads,
         kv,
         state,
         out: attended,
         scale: (dim as f32).powf(-0.5),
+        softcap: None,
         window: None,
         rows,
         single: decode,
         last_only: false,
-        rope: decode.then(|| Box::new(rotated)),
         scratch: None,
         pick: pick("ATTENTION"),
     };
-    step.push("attention", at, Op::from(attention));
+    let rope = decode.then(|| Box::new(rotated));
+    step.push("attention", at, Op::from(AttentionChain { attention, rope }));
     step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
-    step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::SiluMul, act));
+    step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::GateMul(Activation::Silu), act));
     step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
 }
 

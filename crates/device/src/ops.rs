@@ -1,7 +1,12 @@
-//! One file per op: its contract in words, the checks of shapes, what it reads and writes, and the
-//! exact scalar reference. Beside it, in a folder of the same name, the fast CPU version and the
-//! CUDA launcher; the kernel is `kernels/<same name>.cu`.
+//! Ops as plain data. An op names operands and shapes; it holds no pointer, no closure and no device. Over
+//! [`Bound`] operands it is what a plan runs; over a program's names it is what a model is written in.
+//!
+//! One file per op: its contract in words, the checks of shapes, what it reads and writes, the exact scalar reference,
+//! the fast CPU version and the CUDA lowering. Where these are long they are in a folder of the same name; the kernel is
+//! `kernels/<same name>.cu`. An op is declared here, by `mod` and one line of the list.
 
+#[macro_use]
+mod list;
 pub(crate) mod add;
 pub(crate) mod attention;
 mod check;
@@ -9,6 +14,7 @@ pub(crate) mod copy;
 pub(crate) mod embed;
 pub(crate) mod fill;
 pub mod fused;
+pub(crate) mod gate_mul;
 pub(crate) mod gather;
 pub(crate) mod linear;
 pub(crate) mod noise;
@@ -16,18 +22,52 @@ pub(crate) mod prologue;
 pub(crate) mod rms_norm;
 pub(crate) mod rope_kv;
 pub(crate) mod sample;
-pub(crate) mod silu_mul;
+pub(crate) mod scale;
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::Step;
 use crate::cpu::view::Words;
 use crate::cuda::launch::{Lowered, Target};
-use crate::op::{Norm, for_each_op};
-use crate::operand::{Binder, Operand, OperandVisitor, Operands};
+use crate::op::Norm;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
 use crate::variant::{Pick, Variant};
-use crate::{Op, Result, Span, StepState, Tensor};
+use crate::{Result, Span, StepState, Tensor};
 pub(crate) use check::*;
+use serde::{Deserialize, Serialize};
+
+ops! { ($)
+    /// Applies the mail and derives the step's tables.
+    prologue::Prologue = "prologue";
+    /// Gathers embedding rows.
+    embed::Embed = "embed";
+    /// Normalises rows.
+    rms_norm::RmsNorm = "rms_norm" with Norm;
+    /// Multiplies by a weight matrix.
+    linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
+    /// Adds two matrices.
+    add::Add = "add";
+    /// Multiplies by a number, and may limit the result.
+    scale::Scale = "scale";
+    /// Multiplies by an activated gate.
+    gate_mul::GateMul = "gate_mul" with Activation;
+    /// Normalises and rotates q and k, writes k and v to their pages.
+    rope_kv::RopeKv = "rope_kv" with Pairs;
+    /// Attends over pages.
+    attention::Attention = "attention" with AttentionChain;
+    /// Gathers rows by index.
+    gather::Gather = "gather";
+    /// Chooses tokens, advances the seats, publishes to the ring.
+    sample::Sample = "sample";
+    /// Copies bytes.
+    copy::Copy = "copy";
+    /// Fills with a repeated word.
+    fill::Fill = "fill";
+    /// Fills with numbers drawn from a seed.
+    noise::Noise = "noise";
+    /// Several ops as one.
+    fused::Fused = "fused" with FusedKernel;
+}
 
 /// Whether a span is read, written, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

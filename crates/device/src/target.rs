@@ -1,7 +1,7 @@
 //! What plans are made for: everything that compiling needs to know of a device, without one. Each kind of
 //! device has one implementation; code above this crate never asks which it is.
 
-use crate::cpu::pack::packed_dtype;
+use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
 use crate::cuda::{lower, tuned};
 use crate::variant::{Pick, Variant};
@@ -137,9 +137,11 @@ impl Target for CpuTarget {
         match used {
             WeightUse::Vector => DType::F32,
             WeightUse::Table => parts[0],
-            WeightUse::Matrix if !same => DType::F32,
-            // A type without a packing is multiplied as it is stored.
-            WeightUse::Matrix => packed_dtype(parts[0], rows, cols).unwrap_or(parts[0]),
+            // A type without a packing is multiplied as it is stored; several have no common one.
+            WeightUse::Matrix => {
+                let unpacked = if same { parts[0] } else { DType::F32 };
+                packed_parts(parts, rows, cols).unwrap_or(unpacked)
+            }
         }
     }
 

@@ -37,6 +37,16 @@ impl<V> Pick<V> {
             Pick::Named(variant) => Pick::Named(map(variant)),
         }
     }
+
+    /// The same for one op's variants; `None` if it names a variant of another op.
+    pub(crate) fn narrow<W>(self, own: impl FnOnce(V) -> Option<W>) -> Option<Pick<W>> {
+        Some(match self {
+            Pick::Best => Pick::Best,
+            Pick::Rule => Pick::Rule,
+            Pick::Fixed => Pick::Fixed,
+            Pick::Named(variant) => Pick::Named(own(variant)?),
+        })
+    }
 }
 
 impl<V: fmt::Display> Pick<V> {
@@ -67,6 +77,24 @@ pub enum Variant {
     Attention(AttentionVariant),
     /// Of layers: all of them as one kernel.
     OneNode,
+}
+
+impl Variant {
+    /// A linear's.
+    pub(crate) fn linear(self) -> Option<LinearVariant> {
+        match self {
+            Variant::Linear(variant) => Some(variant),
+            Variant::Attention(_) | Variant::OneNode => None,
+        }
+    }
+
+    /// Attention's.
+    pub(crate) fn attention(self) -> Option<AttentionVariant> {
+        match self {
+            Variant::Attention(variant) => Some(variant),
+            Variant::Linear(_) | Variant::OneNode => None,
+        }
+    }
 }
 
 impl fmt::Display for Variant {

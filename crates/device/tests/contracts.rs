@@ -45,6 +45,9 @@ fn tampered(op: &Value, place: &str, change: impl FnOnce(&mut Span)) -> Op {
 fn small_ops() -> Vec<Op> {
     let mut ops = shapes::ops(&shapes::MODELS[0], 4, 4, true);
     ops.extend(shapes::ops(&shapes::MODELS[0], 4, 128, false));
+    // One with capped scores.
+    let capped = shapes::ops(&shapes::MODELS[6], 4, 4, true).into_iter();
+    ops.extend(capped.filter(|op| op.name() == "attention").take(1));
     // Members of layers are ops that are here too.
     ops.retain(|op| op.name() != "layers");
     ops
@@ -121,7 +124,7 @@ fn overlaps_are_refused() {
 
 #[test]
 fn shapes_that_would_divide_by_nothing_or_overflow_are_refused() {
-    let changes: [(&str, Value); 9] = [
+    let changes: [(&str, Value); 12] = [
         ("/kv/heads", json!(0)),
         ("/kv/head_dim", json!(0)),
         ("/kv/page_size", json!(0)),
@@ -130,6 +133,9 @@ fn shapes_that_would_divide_by_nothing_or_overflow_are_refused() {
         ("/kv/dtype", json!("u8")),
         ("/qkv/rows", json!(0)),
         ("/q_heads", json!(u32::MAX)),
+        ("/cap", json!(0.0)),
+        ("/cap", json!(-30.0)),
+        ("/softcap", json!(0.0)),
         ("/state/limits/pages_per_seat", json!(u32::MAX)),
     ];
     for op in small_ops() {

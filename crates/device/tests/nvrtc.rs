@@ -41,9 +41,10 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     for (index, model) in shapes::MODELS.iter().enumerate() {
         for (rows, tokens, single) in shapes::BUCKETS {
             let chosen = match (hopper, single) {
-                (_, false) => tokens == 512 && index == 0,
-                (true, true) => index == 0 && [1, 8, 64].contains(&rows) || index == 3 && rows == 1,
-                (false, true) => index == 0 && rows == 1,
+                (_, false) => tokens == 512 && [0, 5, 6].contains(&index),
+                (true, true) if index == 0 => [1, 8, 64].contains(&rows),
+                (true, true) => rows == 1 && index >= 3 && index != 4 || index == 6 && rows == 64,
+                (false, true) => [0, 6].contains(&index) && rows == 1,
             };
             if !chosen && !everything {
                 continue;

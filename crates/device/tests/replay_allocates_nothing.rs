@@ -3,7 +3,8 @@
 use allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs, Prologue, RopeKv, Sample,
+    Activation, Attention, AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs,
+    Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -66,18 +67,18 @@ fn a_decode_step() {
     };
     let (q_norm, k_norm, pairs) = (None, None, Pairs::Halves);
     let rope = RopeKv { qkv, out: qkv, q_heads: 2, q_norm, k_norm, rope, pairs, state, kv };
-    let attention = AttentionChain {
+    let attention = Attention {
         qkv,
         q_heads: 2,
         kv,
         state,
         out: attended,
         scale: 0.2,
+        softcap: None,
         window: None,
         rows: ROWS,
         single: true,
         last_only: false,
-        rope: Some(Box::new(rope)),
         scratch: None,
         pick: Default::default(),
     };
@@ -85,9 +86,9 @@ fn a_decode_step() {
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
         node(Op::Embed(Embed { ids: state.token, table, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
-        node(Op::from(attention)),
+        node(Op::from(AttentionChain { attention, rope: Some(Box::new(rope)) })),
         linear(attended, w_out, x, Epilogue::Residual(x)),
-        linear(x, w_up, hidden, Epilogue::SiluMul),
+        linear(x, w_up, hidden, Epilogue::GateMul(Activation::Silu)),
         linear(hidden, table, logits, Epilogue::Store),
         node(Op::Sample(Sample { logits, state, scratch: None, rows: ROWS })),
     ];

@@ -8,7 +8,7 @@ use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::{lower, scratch_bytes};
 use device::cuda::tune::{Timer, tune, tune_layers};
 use device::cuda::tuned::{Choice, Tuned, candidates, file, shape};
-use device::op::{AttentionChain, Fused, FusedKernel, LinearChain};
+use device::op::{Attention, AttentionChain, Fused, FusedKernel, LinearChain};
 use device::variant::{AttentionVariant, LinearVariant, Pick, Variant, WgmmaShape};
 use device::{Node, Op, Result};
 use std::time::Duration;
@@ -274,17 +274,22 @@ fn a_variant_that_cannot_run_is_refused() {
         }
     }
     for node in &nodes(1) {
-        let Some(attention) = AttentionChain::of(&node.op) else { continue };
+        let Some(chain) = AttentionChain::of(&node.op) else { continue };
         let with = |variant: AttentionVariant| {
             let pick = Pick::Named(variant);
-            Op::from(AttentionChain { pick, ..attention.clone() })
+            let attention = Attention { pick, ..chain.attention.clone() };
+            Op::from(AttentionChain { attention, ..chain.clone() })
         };
         let plain = AttentionVariant::default();
         let cluster = |n| AttentionVariant { cluster: Some(n), ..plain };
         refused(&with(cluster(3)), &target, "no kernel `cluster=3`");
         refused(&with(cluster(2)), &ampere, "no kernel `cluster=2`");
         refused(&with(AttentionVariant { kv: Some(64), ..plain }), &target, "no kernel `kv=64`");
-        let bare = AttentionChain { scratch: None, ..attention.clone() };
-        refused(&Op::from(bare), &target, "bytes of scratch and has 0");
+        let attention = Attention { scratch: None, ..chain.attention.clone() };
+        refused(
+            &Op::from(AttentionChain { attention, ..chain }),
+            &target,
+            "bytes of scratch and has 0",
+        );
     }
 }

@@ -9,7 +9,6 @@
 pub mod batch;
 pub mod engine;
 pub mod exec;
-pub mod model;
 pub mod offline;
 pub mod pages;
 pub mod plant;

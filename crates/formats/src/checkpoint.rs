@@ -7,7 +7,6 @@
 use crate::dtype::DType;
 use crate::gguf::Gguf;
 use crate::safetensors::{self, SafeTensors};
-use crate::tensor_names::RopeLayout;
 use crate::{Error, Result, limits, quant};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -253,14 +252,6 @@ impl Checkpoint {
         self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
     }
 
-    /// How the rows of query and key weights are ordered within a head.
-    pub fn rope_layout(&self) -> RopeLayout {
-        match self.gguf.as_ref().and_then(|gguf| gguf.str("general.architecture").ok().flatten()) {
-            Some("llama") => RopeLayout::Interleaved,
-            _ => RopeLayout::Halves,
-        }
-    }
-
     /// Fills `buffer`, which has exactly the tensor's length, with the tensor's bytes.
     pub fn read_into(&self, name: &str, buffer: &mut [u8]) -> Result<()> {
         let (info, _) = self.find(name)?;
@@ -316,7 +307,7 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
 }
 
 /// The whole file, refused unread when it is longer than `cap`.
-pub(crate) fn read_capped(path: &Path, cap: u64) -> Result<Vec<u8>> {
+pub fn read_capped(path: &Path, cap: u64) -> Result<Vec<u8>> {
     let (file, length) = open_file(path)?;
     if length > cap {
         let allowed = format!("at most {cap} bytes");

@@ -69,7 +69,8 @@ impl Error {
         Self::Io { file: file.to_owned(), action, source }
     }
 
-    pub(crate) fn invalid(
+    /// A value that is not what the format allows.
+    pub fn invalid(
         file: &Path,
         offset: u64,
         field: impl AsRef<str>,
@@ -85,7 +86,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn unsupported(
+    /// A value that is well-formed and that Dacapo does not do.
+    pub fn unsupported(
         file: &Path,
         field: impl AsRef<str>,
         found: impl std::fmt::Display,
@@ -99,7 +101,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn missing(place: &Path, what: impl AsRef<str>) -> Self {
+    /// Something that does not exist.
+    pub fn missing(place: &Path, what: impl AsRef<str>) -> Self {
         Self::Missing { place: place.to_owned(), what: one_line(what.as_ref()) }
     }
 }

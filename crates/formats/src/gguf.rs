@@ -142,7 +142,7 @@ impl Gguf {
     }
 
     /// `key` as a non-negative integer; `None` when absent, an error when of another type.
-    pub(crate) fn uint(&self, key: &str) -> Result<Option<u64>> {
+    pub fn uint(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "a non-negative integer", |value| match *value {
             Value::Uint(n) => Some(n),
             Value::Int(n) => u64::try_from(n).ok(),
@@ -151,7 +151,7 @@ impl Gguf {
     }
 
     /// `key` as a number; `None` when absent, an error when of another type.
-    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
+    pub fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", |value| match *value {
             Value::Float(x) => Some(x),
             Value::Uint(n) => Some(n as f64),

@@ -1,7 +1,7 @@
 //! Hostile bytes in, checked values out.
 //!
-//! A model arrives as files somebody else wrote: safetensors or GGUF weights, a `config.json`, a
-//! tokenizer, a chat template. This crate turns them into plain values and promises three things:
+//! A model arrives as files somebody else wrote: safetensors or GGUF weights, a tokenizer, a chat
+//! template. This crate turns them into plain values and promises three things:
 //!
 //! - every size is compared with the file's length, and with a named cap in [`limits`], before
 //!   anything is allocated for it;
@@ -11,27 +11,24 @@
 //!   memory the caller owns, so a file that shrinks under us is an error and never a signal.
 //!
 //! ```no_run
-//! use formats::{checkpoint::Checkpoint, config::ModelConfig, tokenizer::Tokenizer};
+//! use formats::{checkpoint::Checkpoint, tokenizer::Tokenizer};
 //!
 //! # fn main() -> Result<(), formats::Error> {
 //! let checkpoint = Checkpoint::open("SmolLM2-135M-Instruct.Q4_1.gguf".as_ref())?;
-//! let config = ModelConfig::of(&checkpoint)?;
 //! let tokenizer = Tokenizer::of(&checkpoint)?;
 //! let ids = tokenizer.encode("The capital of France is", true)?;
-//! # let _ = (config, ids); Ok(())
+//! # let _ = ids; Ok(())
 //! # }
 //! ```
 
 pub mod chat;
 pub mod checkpoint;
-pub mod config;
 pub mod dtype;
 mod error;
 pub mod gguf;
 pub mod limits;
 pub mod quant;
 pub mod safetensors;
-pub mod tensor_names;
 pub mod tokenizer;
 
 pub use error::Error;

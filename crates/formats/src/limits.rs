@@ -37,11 +37,11 @@ pub(crate) const GGUF_TENSOR_DIMS: u32 = 4;
 
 /// `config.json`, `generation_config.json` and `tokenizer_config.json`. The last may embed a chat
 /// template and a thousand added tokens.
-pub(crate) const CONFIG_BYTES: u64 = 8 << 20;
+pub const CONFIG_BYTES: u64 = 8 << 20;
 /// Decoder layers; the deepest published dense decoder has 126.
-pub(crate) const LAYERS: u64 = 1_024;
+pub const LAYERS: u64 = 1_024;
 /// Width of any one matrix side named by a config (hidden, intermediate, heads × head size).
-pub(crate) const WIDTH: u64 = 1 << 20;
+pub const WIDTH: u64 = 1 << 20;
 /// Tokens in a vocabulary; the largest published has 262 144. Building a tokenizer holds each
 /// token's text about four times.
 pub const VOCAB: u64 = 1 << 20;
@@ -56,13 +56,13 @@ pub(crate) const ADDED_TOKEN_BYTES: usize = 256;
 /// each. Published ones stay under 1 MB.
 pub(crate) const ADDED_BYTES: usize = 2 << 20;
 /// Attention heads.
-pub(crate) const HEADS: u64 = 4_096;
+pub const HEADS: u64 = 4_096;
 /// Elements of one attention head.
-pub(crate) const HEAD_DIM: u64 = 1_024;
+pub const HEAD_DIM: u64 = 1_024;
 /// Longest context a config may name.
-pub(crate) const POSITIONS: u64 = 1 << 30;
+pub const POSITIONS: u64 = 1 << 30;
 /// End-of-sequence ids a config may list.
-pub(crate) const EOS_IDS: usize = 64;
+pub const EOS_IDS: usize = 64;
 
 /// `tokenizer.json`. The largest published is about 35 MB.
 pub(crate) const TOKENIZER_BYTES: u64 = 64 << 20;

@@ -3,9 +3,6 @@
 mod make;
 
 use formats::checkpoint::{Checkpoint, Format};
-use formats::config::{ModelConfig, RopeScaling};
-use formats::dtype::DType;
-use formats::tensor_names::{Role, RopeLayout};
 use make::GgufFile;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
@@ -113,35 +110,7 @@ fn split_gguf_is_one_checkpoint_whichever_part_is_named() {
     for path in [folder.path().to_owned(), part(1), part(2)] {
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(checkpoint.tensors().len(), 2);
-        let config = ModelConfig::of(&checkpoint).unwrap();
-        assert_eq!((config.vocab, config.head_dim, config.tied), (10, 8, true));
-        assert_eq!(checkpoint.rope_layout(), RopeLayout::Interleaved);
     }
     std::fs::remove_file(part(2)).unwrap();
     assert!(Checkpoint::open(&part(1)).unwrap_err().to_string().contains("cannot open"));
-}
-
-#[test]
-fn rope_divisors_stored_as_a_tensor_reach_the_config() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("m.gguf");
-    let mut file = llama().tensor("token_embd.weight", &[32, 10], 30, 0).tensor(
-        "rope_freqs.weight",
-        &[4],
-        0,
-        640,
-    );
-    file.data = vec![0; 640];
-    file.data.extend([1.0f32, 1.0, 2.0, 8.0].iter().flat_map(|x| x.to_le_bytes()));
-    std::fs::write(&path, file.bytes()).unwrap();
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let config = ModelConfig::of(&checkpoint).unwrap();
-    assert_eq!(config.rope.scaling, RopeScaling::Divisors(vec![1.0, 1.0, 2.0, 8.0]));
-    assert_eq!(config.dtype, DType::BF16);
-    assert_eq!(checkpoint.get(&Role::Embed.gguf_name()).unwrap().shape, [10, 32]);
-    let mixture =
-        llama().u32("llama.expert_count", 8).tensor("token_embd.weight", &[32, 10], 30, 0);
-    std::fs::write(&path, mixture.data(640).bytes()).unwrap();
-    let error = ModelConfig::of(&Checkpoint::open(&path).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("expert_count: 8"), "{error}");
 }

@@ -5,37 +5,19 @@ mod fetch;
 
 use formats::chat::ChatTemplate;
 use formats::checkpoint::{Checkpoint, Format};
-use formats::config::{Family, ModelConfig, RopeScaling};
 use formats::dtype::DType;
-use formats::tensor_names::{Role, RopeLayout, is_ignorable};
 use formats::tokenizer::Tokenizer;
 use serde_json::{Map, json};
 
 #[test]
-fn the_real_gguf_opens_and_every_tensor_has_a_role() {
+fn the_real_gguf_opens_and_its_tensors_can_be_read() {
     let Some(path) = fetch::smollm2() else { return };
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_eq!(checkpoint.format(), Format::Gguf);
     assert_eq!(checkpoint.tensors().len(), 272);
-    assert_eq!(checkpoint.rope_layout(), RopeLayout::Interleaved);
-
-    let config = ModelConfig::of(&checkpoint).unwrap();
-    assert_eq!(config.family, Family::Llama);
-    assert_eq!((config.hidden, config.intermediate, config.layers), (576, 1536, 30));
-    assert_eq!((config.q_heads, config.kv_heads, config.head_dim), (9, 3, 64));
-    assert_eq!((config.vocab, config.max_position), (49_152, 8_192));
-    assert_eq!((config.rope.theta, &config.rope.scaling), (100_000.0, &RopeScaling::None));
-    assert_eq!((config.bos, config.pad), (Some(1), Some(2)));
-    assert_eq!(config.eos, [2, 0]);
-    assert!(config.tied && !config.qkv_bias && !config.qk_norm);
-
-    for tensor in checkpoint.tensors() {
-        let role = Role::parse(&tensor.name);
-        assert!(role.is_some() || is_ignorable(&tensor.name), "{}", tensor.name);
-    }
-    let q = checkpoint.get(&Role::Q(0).gguf_name()).unwrap();
+    let q = checkpoint.get("blk.0.attn_q.weight").unwrap();
     assert_eq!((q.dtype, &q.shape[..]), (DType::Q4_1, &[576, 576][..]));
-    let k = checkpoint.get(&Role::K(29).gguf_name()).unwrap();
+    let k = checkpoint.get("blk.29.attn_k.weight").unwrap();
     assert_eq!(k.shape, [192, 576]);
 
     // Positioned reads agree with each other, and rows dequantise to something sane.

@@ -80,8 +80,8 @@ impl CompileTarget {
 pub struct Bindings {
     /// Every weight of the program, by name.
     pub weights: BTreeMap<String, Tensor>,
-    /// Positions × head_dim, f32: cosines, then sines.
-    pub rope: Tensor,
+    /// The program's tables of rotations: positions × dim, f32: cosines, then sines.
+    pub ropes: Vec<Tensor>,
     /// The step's tables.
     pub state: StepState,
     /// One per layer.

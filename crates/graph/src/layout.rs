@@ -4,7 +4,7 @@
 use crate::compile::{
     Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
-use crate::program::Program;
+use crate::program::{Program, RopeTable};
 use crate::{Phase, Prep, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
@@ -76,16 +76,19 @@ impl Layout {
             let tensor = Tensor::dense(span, weight.dtype, weight.rows, weight.cols);
             weights.insert(weight.name.clone(), tensor);
         }
-        let shape = &program.shape;
-        let rope_bytes = u64::from(shape.max_positions) * u64::from(shape.head_dim) * 4;
-        let rope = arena.alloc(Region::Weights, "rope", rope_bytes);
-        let rope = Tensor::dense(rope, DType::F32, shape.max_positions, shape.head_dim);
+        let positions = program.shape.max_positions;
+        let table = |table: &RopeTable| {
+            let bytes = u64::from(positions) * u64::from(table.dim) * 4;
+            let span = arena.alloc(Region::Weights, "rope", bytes);
+            Tensor::dense(span, DType::F32, positions, table.dim)
+        };
+        let ropes = program.ropes.iter().map(table).collect();
         let state =
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))?;
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
         let (kv, exchange, inputs) = (Vec::new(), None, None);
-        let bindings = Bindings { weights, rope, state, kv, workspace, scratch, exchange, inputs };
+        let bindings = Bindings { weights, ropes, state, kv, workspace, scratch, exchange, inputs };
         Ok(Layout { arena, bindings })
     }
 

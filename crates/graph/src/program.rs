@@ -1,7 +1,7 @@
 //! A model as plain data: ops over named values with symbolic shapes. It holds no address, no device
 //! and no batch size, so it can be printed, stored as JSON, checked and compiled anywhere.
 //!
-//! A program is *unfused*: norm, linear, add, silu·mul, rope and attention stand apart, as in the
+//! A program is *unfused*: norm, linear, add, gate·mul, rope and attention stand apart, as in the
 //! paper. What runs together is decided by [`mod@crate::compile`].
 
 mod builder;
@@ -10,7 +10,7 @@ mod check;
 pub use builder::ProgramBuilder;
 pub use check::ProgramError;
 
-pub use device::op::Pairs;
+pub use device::op::{Activation, Pairs};
 
 use crate::Phase;
 use device::DType;
@@ -113,6 +113,13 @@ impl WeightRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RopeId(pub u32);
 
+/// A table of rotations: for each position of the longest context, cosines and sines of `dim / 2` angles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RopeTable {
+    /// Elements of a head that it rotates.
+    pub dim: u32,
+}
+
 /// Operands are names: of values and weights of the program, of layers that have pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
@@ -199,6 +206,8 @@ pub struct Program {
     pub shape: ModelShape,
     /// Phases it may run in.
     pub phases: Vec<Phase>,
+    /// Tables of rotations, by [`RopeId`].
+    pub ropes: Vec<RopeTable>,
     /// Parameters, in order of first use.
     pub weights: Vec<WeightRef>,
     /// Values, in order of making.
@@ -223,24 +232,6 @@ impl Program {
     /// A weight by id.
     pub fn weight(&self, id: WeightId) -> &WeightRef {
         &self.weights[id.0 as usize]
-    }
-
-    /// How the elements of q and k heads are paired for rotation; weights are loaded accordingly.
-    pub fn pairs(&self) -> Pairs {
-        let pairs = |step: &Step| match &step.op {
-            ProgramOp::RopeKv(rope) => Some(rope.pairs),
-            _ => None,
-        };
-        self.steps.iter().find_map(pairs).unwrap_or_default()
-    }
-
-    /// Pairs the elements of all heads in another way.
-    pub fn set_pairs(&mut self, pairs: Pairs) {
-        for step in &mut self.steps {
-            if let ProgramOp::RopeKv(rope) = &mut step.op {
-                rope.pairs = pairs;
-            }
-        }
     }
 
     /// Bytes of all weights.

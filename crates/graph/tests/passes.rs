@@ -12,7 +12,7 @@ use graph::compile::fuse::Fusion;
 use graph::compile::{compile, schedule};
 use graph::layout::Layout;
 use graph::plan::Problem;
-use graph::program::{Program, ProgramBuilder, ProgramError, WeightRef};
+use graph::program::{Pairs, Program, ProgramBuilder, ProgramError, WeightRef};
 use graph::{CompileError, CompileTarget, Phase, Plan, ShapeKey};
 use world::{PAGES, World, limits, random};
 
@@ -120,7 +120,7 @@ fn programs_and_plans_survive_json_and_hash_alike_everywhere() {
 fn shuffled_steps_are_put_in_order() {
     let mut program = Sample::tiny().build("tiny");
     let expected = plan(&program, &fused(true, true), &ShapeKey::decode(2));
-    // Add and silu·mul fold into linears that stand before them; everything else may come in any order.
+    // Add and gate·mul fold into linears that stand before them; everything else may come in any order.
     let keep: Vec<_> = program.steps.drain(..).collect();
     let (mut early, mut late): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
     for step in keep {
@@ -211,7 +211,8 @@ fn a_builder_remembers_its_first_mistake() {
     let outside = build(&|b| {
         let x = b.embed("embed", w("e", 64, 32));
         let qkv = b.linear("qkv", x, w("qkv", 64, 32), None);
-        b.rope_kv("rope", qkv, None, None);
+        let rope = b.rope_table();
+        b.rope_kv("rope", qkv, None, None, rope, Pairs::Halves);
     });
     assert_eq!(outside, ProgramError::OutsideLayer { step: "rope".into() });
     let shape = build(&|b| {

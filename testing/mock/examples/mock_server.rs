@@ -28,7 +28,7 @@ fn checkpoint(path: &Path) -> CheckpointText {
         formats::tokenizer::Tokenizer::of(&checkpoint).expect("cannot read the tokenizer");
     let template =
         formats::chat::ChatTemplate::of(&checkpoint).expect("cannot read the chat template");
-    let config = formats::config::ModelConfig::of(&checkpoint).expect("cannot read the config");
+    let config = model::ModelConfig::of(&checkpoint).expect("cannot read the config");
     CheckpointText::new(Arc::new(tokenizer), template, config.eos, config.vocab as u32)
 }
 

@@ -10,7 +10,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("grammar", &[]),
     ("graph", &["device"]),
     ("text", &["formats"]),
-    ("engine", &["formats", "grammar"]),
+    ("engine", &["grammar"]),
     ("model", &["formats", "graph", "device", "engine"]),
     ("server", &["engine", "formats", "grammar", "text"]),
     (
@@ -25,7 +25,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("figures", &["device"]),
     ("fixtures", &["device", "graph"]),
     ("load", &[]),
-    ("mock", &["engine", "grammar", "server", "text", "formats", "load"]),
+    ("mock", &["engine", "grammar", "server", "text", "formats", "load", "model"]),
     ("sim", &["engine", "grammar"]),
     ("xtask", &[]),
 ];

@@ -7,12 +7,16 @@
 //! * **norm**: squares are rounded to f32 and added one after the other in f64;
 //! * **products of quantised weights**: `linear/ggml.rs`;
 //! * **attention**: `attention/ggml.rs`;
-//! * **e^x**: another polynomial.
+//! * **e^x**: another polynomial;
+//! * **soft caps**: three rounded operations;
+//! * **GELU**: a table of f16 results for each f16 input.
 //!
 //! A fused multiply-add is one here on every processor: where there is no instruction for it, it is a
 //! call, and slow.
 
 use super::simd::levels;
+use half::f16;
+use std::sync::LazyLock;
 
 /// e^x, to 2 ulp; 0 for what is far below.
 #[inline(always)]
@@ -50,6 +54,42 @@ fn silu_mul_body<const FMA: bool>(products: &[f32], out: &mut [f32]) {
 levels! {
     /// out[i] = silu(products[2i]) · products[2i + 1].
     pub(crate) fn silu_mul(products: &[f32], out: &mut [f32]) = silu_mul_body;
+}
+
+/// GELU of every f16, by its bits, as read back from f16.
+pub(crate) type GeluTable = [f32; 1 << 16];
+
+/// The table, made by the first caller. The C library's tanh is the one that ggml calls.
+pub(crate) fn gelu_table() -> &'static GeluTable {
+    static TABLE: LazyLock<Box<GeluTable>> = LazyLock::new(|| {
+        let gelu = |x: f32| {
+            let inner = 0.797_884_6 * x * (0.044_715 * x).mul_add(x, 1.0);
+            0.5 * x * (1.0 + inner.tanh())
+        };
+        let entry = |bits: u16| f16::from_f32(gelu(f16::from_bits(bits).to_f32())).to_f32();
+        let table: Vec<f32> = (0..=u16::MAX).map(entry).collect();
+        table.into_boxed_slice().try_into().expect("an entry for every f16")
+    });
+    &TABLE
+}
+
+/// out[i] = gelu(pairs[2i]) · pairs[2i + 1]; the table ends at ±10.
+pub(crate) fn gelu_mul(table: &GeluTable, pairs: &[f32], out: &mut [f32]) {
+    for (out, pair) in out.iter_mut().zip(pairs.chunks_exact(2)) {
+        let (gate, up) = (pair[0], pair[1]);
+        *out = if gate <= -10.0 {
+            0.0
+        } else if gate >= 10.0 {
+            gate * up
+        } else {
+            table[usize::from(f16::from_f32(gate).to_bits())] * up
+        };
+    }
+}
+
+/// Limits values as three ops do: divided, by the C library's tanh, multiplied.
+pub(crate) fn soft_cap(values: &mut [f32], cap: f32) {
+    values.iter_mut().for_each(|v| *v = (*v * (1.0 / cap)).tanh() * cap);
 }
 
 /// Normalises a row in place.

@@ -34,6 +34,17 @@ pub fn packed_dtype(src: DType, rows: usize, cols: usize) -> Option<DType> {
     }
 }
 
+/// The same for a matrix whose rows come from parts of several types: the 8-bit packing holds each of them as it is.
+pub fn packed_parts(parts: &[DType], rows: usize, cols: usize) -> Option<DType> {
+    let packed: Option<Vec<DType>> =
+        parts.iter().map(|part| packed_dtype(*part, rows, cols)).collect();
+    let packed = packed?;
+    match packed.iter().all(|dtype| *dtype == DType::P4) {
+        true => packed.first().copied(),
+        false => Some(DType::P8),
+    }
+}
+
 /// Whether a shape is whole blocks.
 pub(crate) fn whole(rows: usize, cols: usize) -> bool {
     rows.is_multiple_of(ROWS) && cols.is_multiple_of(COLS)
@@ -51,15 +62,22 @@ pub(crate) const fn block_bytes(dtype: DType) -> usize {
 /// If [`packed_dtype`] has no answer for this, or lengths do not match.
 pub fn pack_rows(src: DType, bytes: &[u8], rows: usize, cols: usize, out: &mut [u8]) {
     let dtype = packed_dtype(src, rows, cols).expect("rows that can be packed");
-    let row_bytes = src.bytes(cols);
-    assert_eq!(bytes.len(), rows * row_bytes, "source length");
-    assert_eq!(out.len(), dtype.bytes(rows * cols), "packed length");
+    assert_eq!(bytes.len(), rows * src.bytes(cols), "source length");
+    let rows: Vec<_> = bytes.chunks_exact(src.bytes(cols)).map(|row| (src, row)).collect();
+    pack_parts(dtype, &rows, cols, out);
+}
+
+/// Packs rows that may be of several types into `out`, as [`packed_parts`] says.
+///
+/// # Panics
+/// If lengths do not match.
+pub fn pack_parts(dtype: DType, rows: &[(DType, &[u8])], cols: usize, out: &mut [u8]) {
+    assert_eq!(out.len(), dtype.bytes(rows.len() * cols), "packed length");
     for (index, block) in out.chunks_exact_mut(block_bytes(dtype)).enumerate() {
         let (group, at) = (index / (cols / COLS), index % (cols / COLS));
-        for r in 0..ROWS {
-            let start = (group * ROWS + r) * row_bytes + at * src.block_bytes();
-            let source = Source::read(src, &bytes[start..start + src.block_bytes()]);
-            put(dtype, block, r, &source);
+        for (r, (src, row)) in rows[group * ROWS..][..ROWS].iter().enumerate() {
+            let bytes = src.block_bytes();
+            put(dtype, block, r, &Source::read(*src, &row[at * bytes..][..bytes]));
         }
     }
 }

@@ -89,6 +89,21 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(power))
 }
 
+/// tanh x to 3 ulp, without branches. A polynomial near 0, where the quotient would lose digits.
+#[inline(always)]
+fn tanh<const FMA: bool>(x: f32) -> f32 {
+    let size = x.abs();
+    let s = x * x;
+    let p = fma::<FMA>(s, -5.704_988_7e-3, 2.063_908_9e-2);
+    let p = fma::<FMA>(p, s, -5.373_971_6e-2);
+    let p = fma::<FMA>(p, s, 1.333_144_2e-1);
+    let p = fma::<FMA>(p, s, -3.333_328_2e-1);
+    let near = fma::<FMA>(p * s, x, x);
+    // Beyond ±9.1 it is 1 in f32.
+    let far = 1.0 - 2.0 / (exp::<FMA>(2.0 * size.min(10.0)) + 1.0);
+    if size < 0.625 { near } else { far.copysign(x) }
+}
+
 /// Lanes the reductions keep apart: one AVX-512 register.
 pub(crate) const LANES: usize = 16;
 
@@ -134,9 +149,35 @@ levels! {
     pub(crate) fn rms_norm(values: &mut [f32], weight: &[f32], eps: f32) = rms_norm_body;
 }
 
+#[inline(always)]
+fn soft_cap_body<const FMA: bool>(values: &mut [f32], factor: f32, cap: f32) {
+    values.iter_mut().for_each(|v| *v = cap * tanh::<FMA>(*v * factor));
+}
+
+levels! {
+    /// cap · tanh(values · factor).
+    pub(crate) fn soft_cap(values: &mut [f32], factor: f32, cap: f32) = soft_cap_body;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tanh_is_close_everywhere() {
+        for i in -15_000..=15_000 {
+            let x = i as f32 / 1000.0 + 1e-5;
+            let want = f64::from(x).tanh();
+            for got in [tanh::<false>(x), tanh::<true>(x)] {
+                assert!(
+                    (f64::from(got) / want - 1.0).abs() < 4e-7,
+                    "tanh({x}) = {got}, not {want}"
+                );
+            }
+        }
+        assert_eq!(tanh::<false>(0.0), 0.0);
+        assert_eq!(tanh::<false>(f32::NEG_INFINITY), -1.0);
+    }
 
     #[test]
     fn exp_is_close_everywhere() {

@@ -16,7 +16,7 @@
 // shared memory, which takes a third of the time of a merge through L2.
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
-// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES. With FIXED a page's warp follows from the page alone.
+// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES; SOFTCAP if scores are capped. With FIXED a page's warp follows from the page alone.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
@@ -295,7 +295,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
         for (int s = 0; s < STEPS; s++) sums[s][n][0] = sums[s][n][1] = sums[s][n][2] = sums[s][n][3] = 0.0f;
     }
-    const float factor = scale * 1.44269504088896f;
+    const float factor = score_factor(scale);
     u32 stage = 0;
     for (u32 p = page + warp; p <= last_page; p += WARPS) {
         wait_copies<STAGES - 1>();
@@ -337,7 +337,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 const u32 t0 = p * PAGE + g, t1 = t0 + 8;
                 const bool in0 = t0 <= limit && t0 < row.length && (!WINDOW || t0 + WINDOW > limit);
                 const bool in1 = t1 <= limit && t1 < row.length && (!WINDOW || t1 + WINDOW > limit);
-                const float s0 = in0 ? scores[n][c] * factor : -INFINITY, s1 = in1 ? scores[n][c + 2] * factor : -INFINITY;
+                const float s0 = in0 ? capped_score(scores[n][c], factor) : -INFINITY, s1 = in1 ? capped_score(scores[n][c + 2], factor) : -INFINITY;
                 float top = fmaxf(s0, s1);
 #pragma unroll
                 for (int o = 4; o < 32; o <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL, top, o));

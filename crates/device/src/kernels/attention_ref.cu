@@ -1,6 +1,6 @@
 // Attention for any formats: a block of four warps per token and query head. q is already rotated and
 // this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), SINGLE;
-// types XT (q), KT (pages), YT.
+// types XT (q), KT (pages), YT; SOFTCAP if scores are capped.
 #include "prelude.cuh"
 
 #define PER ((D + 31) / 32)
@@ -41,6 +41,7 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
         for (int c = 0; c < PER; c++)
             if (lane + 32 * c < D) score += q[c] * load1<KT>(kv, k + lane + 32 * c);
         score = warp_sum(score);
+        if (SOFTCAP > 0.0f) score = SOFTCAP * tanhf(score / SOFTCAP);
         const float top = fmaxf(maximum, score), keep = expf(maximum - top), weight = expf(score - top);
         total = total * keep + weight;
 #pragma unroll

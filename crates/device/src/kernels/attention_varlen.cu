@@ -1,13 +1,16 @@
 // Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query
-// heads of a KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share.
+// heads of a KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share. Wide
+// heads (D > 128) leave no registers for q, which then stays in shared memory, and tiles are of 32.
 // Items are found on the device from q_start, so the grid depends on the bucket alone; blocks past the
 // live items leave at once.
 //
-// D ≤ 128, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT.
+// D ≤ 256, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT; SOFTCAP if scores are
+// capped.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
-#define TILE 64
+#define WIDE (D > 128)
+#define TILE (WIDE ? 32 : 64)
 #define PITCH (D * 2 + 16)
 #define HALF_BYTES (TILE * PITCH)
 #define STEPS (D / 16)
@@ -70,9 +73,21 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
 
     // This warp's 16 rows of q: rows g and g + 8 of this lane.
     const u32 row0 = warp * 16 + g, row1 = row0 + 8;
-    u32 q[STEPS][4];
+    u32 q[WIDE ? 1 : STEPS][4];
+    // Wide heads: behind the ring, rows of PITCH bytes, where only this warp writes and reads them.
+    const u32 queries = ring + 4 * HALF_BYTES + warp * (16 * PITCH);
+    if (WIDE) {
+        u8* to = memory + 4 * HALF_BYTES + warp * (16 * PITCH);
+        for (u32 i = lane; i < 16 * (D / 8); i += 32) {
+            const u32 row = warp * 16 + i / (D / 8), at = i % (D / 8), t = row / G;
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (t < tokens) v = *(const uint4*)((const u16*)qkv + (u64)(first_token + t) * q_stride + (head * G + row % G) * D + at * 8);
+            *(uint4*)(to + i / (D / 8) * PITCH + at * 16) = v;
+        }
+        __syncwarp();
+    }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < 2 && !WIDE; half++) {
         const u32 row = half ? row1 : row0, t = row / G;
         const bool live = t < tokens;
         const u32* from = (const u32*)((const u16*)qkv + (u64)(first_token + (live ? t : 0)) * q_stride + (head * G + row % G) * D);
@@ -84,7 +99,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     }
     // The last position each of the lane's two rows may see.
     const u32 limits[2] = {position + row0 / G, position + row1 / G};
-    const float factor = scale * 1.44269504088896f;
+    const float factor = score_factor(scale);
     float sums[D / 8][4], maximum[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int n = 0; n < D / 8; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
@@ -101,14 +116,17 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
 #pragma unroll
-        for (int s = 0; s < STEPS; s++)
+        for (int s = 0; s < STEPS; s++) {
+            if (WIDE) load_matrices(q[0], queries + lane % 16 * PITCH + s * 32 + lane / 16 * 16);
+            u32(&a)[4] = q[WIDE ? 0 : s];
 #pragma unroll
             for (int n = 0; n < TILE / 16; n++) {
                 u32 b[4];
                 load_matrices(b, keys + (n * 16 + lane / 16 * 8 + lane % 8) * PITCH + s * 32 + lane / 8 % 2 * 16);
-                mma_16x8x16<TYPE>(scores[2 * n], q[s][0], q[s][1], q[s][2], q[s][3], b[0], b[1]);
-                mma_16x8x16<TYPE>(scores[2 * n + 1], q[s][0], q[s][1], q[s][2], q[s][3], b[2], b[3]);
+                mma_16x8x16<TYPE>(scores[2 * n], a[0], a[1], a[2], a[3], b[0], b[1]);
+                mma_16x8x16<TYPE>(scores[2 * n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
             }
+        }
         const bool partly = tile * TILE + TILE - 1 > position || WINDOW;
         float keep[2];
 #pragma unroll
@@ -119,7 +137,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float& s = scores[n][2 * half + e];
-                    s *= factor;
+                    s = capped_score(s, factor);
                     if (partly) {
                         const u32 t = tile * TILE + n * 8 + 2 * j + e;
                         if (t > limits[half] || (WINDOW && t + WINDOW <= limits[half])) s = -INFINITY;

@@ -1,9 +1,10 @@
 // y = epilogue(norm(x) · wᵀ + bias) for any formats and shapes: a warp per output column (or gate/up
 // pair), ROWS rows at a time. Types XT, WT, NT (norm), BT (bias), RT (residual), YT; NORM, BIAS, LIVE;
-// EPILOGUE 0 store, 1 residual, 2 silu·mul; ALIGNED rows of x.
+// EPILOGUE 0 store, 1 residual, 2 silu·mul, 4 gelu·mul; ALIGNED rows of x.
 #include "quant.cuh"
 
-#define COLS (EPILOGUE == 2 ? 2 : 1)
+#define GATED (EPILOGUE == 2 || EPILOGUE == 4)
+#define COLS (GATED ? 2 : 1)
 
 extern "C" __global__ void __launch_bounds__(256)
 linear_ref(const void* x, const void* w, const void* bias, const void* norm, const void* residual, void* y,
@@ -74,7 +75,7 @@ linear_ref(const void* x, const void* w, const void* bias, const void* norm, con
         if (lane == 0) {
             float v = p[0];
             if (EPILOGUE == 1) v += load1<RT>(residual, (u64)(first + r) * r_stride + column);
-            if (EPILOGUE == 2) v = p[0] / (1.0f + expf(-p[0])) * p[COLS - 1];
+            if (GATED) v = p[0] / (1.0f + expf(-gate_exponent<EPILOGUE>(p[0]))) * p[COLS - 1];
             store1<YT>(y, (u64)(first + r) * y_stride + column, v);
         }
     }

@@ -7,7 +7,7 @@
 // in flight across the kernel boundary, which is where the speed at small batches comes from.
 //
 // K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
-// 1 residual, 2 silu·mul). K is a multiple of 64.
+// 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64.
 #include "prelude.cuh"
 
 #define CHUNK 64
@@ -18,7 +18,8 @@
 // Chunks of the busiest warp. F16 cannot hold x times the norm's weight safely, bf16 can.
 #define PER_WARP ((CHUNKS + WARPS - 1) / WARPS)
 #define HELD (PER_WARP <= 4 && (!NORM || (TYPE == BF16 && NT == BF16)))
-#define OUT (EPILOGUE == 2 ? 8 : 16)
+#define GATED (EPILOGUE == 2 || EPILOGUE == 4)
+#define OUT (GATED ? 8 : 16)
 // Tiles between two exchanges of the warps.
 #define BATCH (ROUNDS <= 4 ? ROUNDS : 4)
 // Warps that prepare one row of x, and 8-element vectors per thread of them.
@@ -46,7 +47,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         for (int i = 0; i < WARPS; i++) sum += squares[i][row];
         scale = 1.0f / sqrtf(sum / (float)K + eps);
     }
-    if (EPILOGUE == 2) {
+    if (GATED) {
         float gate = 0.0f, up = 0.0f;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
@@ -57,7 +58,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         const u32 column = tile * 8 + out;
         if (column >= N / 2) return;
         if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
-        store1<YT>(y, (u64)row * stride + column, gate / (1.0f + __expf(-gate)) * up);
+        store1<YT>(y, (u64)row * stride + column, gate / (1.0f + __expf(-gate_exponent<EPILOGUE>(gate))) * up);
     } else {
         float sum = 0.0f;
 #pragma unroll

@@ -11,7 +11,7 @@
 // EPILOGUE 3 does what `rope_kv.cu` does, to the sums: a thread has both halves of its rows' heads.
 //
 // K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual,
-// 2 silu·mul, 3 rotate), GIVES, TAKES. N is a multiple of 8, of 16 for silu·mul, of 256 with GIVES; K of 256 with TAKES.
+// 2 silu·mul, 3 rotate, 4 gelu·mul), GIVES, TAKES. N is a multiple of 8, of 16 for gates, of 256 with GIVES; K of 256 with TAKES.
 // To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages), QNT, KNT (norm weights).
 #include "wgmma.cuh"
 
@@ -69,7 +69,9 @@ DEVICE bool place(u32 index, u32 pairs, u32& row, u32& token) {
     return true;
 }
 
-DEVICE float silu_mul_of(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+DEVICE float gate_mul_of(float gate, float up) {
+    return __fdividef(gate, 1.0f + __expf(-gate_exponent<EPILOGUE>(gate))) * up;
+}
 
 // What the epilogues read and write.
 struct Memory {
@@ -157,7 +159,7 @@ DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
 
 // Below: this warp's rows g (`half` 0) and g + 8 (1); sums of columns 8i + 2j and + 1 from `column`.
 
-DEVICE void store_silu_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows) {
+DEVICE void store_gate_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows) {
     const u32 j = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -169,7 +171,7 @@ DEVICE void store_silu_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float* a = c + 4 * (n + 2 * i) + 2 * half;
-                v[i] = pack2<YT>(silu_mul_of(a[0], a[1]), silu_mul_of(a[4], a[5]));
+                v[i] = pack2<YT>(gate_mul_of(a[0], a[1]), gate_mul_of(a[4], a[5]));
             }
             exchange(v);
             const u32 to = column / 2 + 4 * n + 8 * j;
@@ -383,8 +385,8 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             if (TAKES) scale_rows(c, early, eps);
 #if EPILOGUE == 3
             store_rotated(c, early, m, row0, row, rows, here);
-#elif EPILOGUE == 2
-            store_silu_mul(c, m, row0, row, rows);
+#elif EPILOGUE == 2 || EPILOGUE == 4
+            store_gate_mul(c, m, row0, row, rows);
 #else
             store(c, early, m, row0, row, rows);
 #endif

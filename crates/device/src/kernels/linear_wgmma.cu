@@ -10,7 +10,7 @@
 // squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
 //
 // K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of x,
-// w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul), PAIRS (residuals can be loaded by twos), GIVES,
+// w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), PAIRS (residuals can be loaded by twos), GIVES,
 // TAKES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a
 // multiple of 256, whole warpgroups; TAKES: K a multiple of 256, one tile of tokens.
 #include "wgmma.cuh"
@@ -31,6 +31,7 @@
 #define OWNERS (WIDE / 16)
 #define ALL_PIECES (OWNERS * (COLUMNS / 8))
 #define PIECES (SPLIT == 1 ? COLUMNS / 8 : (ALL_PIECES + SPLIT * GROUPS * 4 - 1) / (SPLIT * GROUPS * 4))
+#define GATED (EPILOGUE == 2 || EPILOGUE == 4)
 // Residuals are on their way while the products run.
 #define EARLY (EPILOGUE == 1 && PAIRS && YT != F32 && PIECES <= 16)
 // Threads that add up the squares of a row.
@@ -64,6 +65,8 @@ DEVICE Pairs pairs_at(const void* from, u64 row, u32 column) {
     return p;
 }
 
+DEVICE float activated(float v) { return __fdividef(v, 1.0f + __expf(-gate_exponent<EPILOGUE>(v))); }
+
 // The 16 weight rows from `top` and 8 tokens from `token`: v holds rows g, g, g+8, g+8 of tokens 2j, 2j+1.
 // Rows of a tile are columns of y, so pieces are transposed to make stores wide; a sum travels as two
 // halves, which keeps more than the one rounding at the end does. Returns the lane's part of the squares of y in
@@ -77,23 +80,23 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
         const float b1 = top + g + 8 < N ? load1<BT>(o.bias, top + g + 8) : 0.0f;
         v[0] += b0, v[1] += b0, v[2] += b1, v[3] += b1;
     }
-    if (EPILOGUE == 2 && YT != F32) {
+    if (GATED && YT != F32) {
         // Lane g even has gates, g odd the ups that belong to them: the even one makes output g / 2, the odd one
         // output (g - 1) / 2 + 4. Transposed, a lane has outputs j and j + 4 of token g, and gets j's neighbours.
         const bool odd = g % 2;
         const float got0 = __shfl_xor_sync(FULL, odd ? v[0] : v[2], 4), got1 = __shfl_xor_sync(FULL, odd ? v[1] : v[3], 4);
         const float gate0 = odd ? got0 : v[0], gate1 = odd ? got1 : v[1], up0 = odd ? v[2] : got0, up1 = odd ? v[3] : got1;
-        const u32 pair = transpose_8x8(pack2<YT>(__fdividef(gate0, 1.0f + __expf(-gate0)) * up0, __fdividef(gate1, 1.0f + __expf(-gate1)) * up1));
+        const u32 pair = transpose_8x8(pack2<YT>(activated(gate0) * up0, activated(gate1) * up1));
         const u32 a = __shfl_sync(FULL, pair, (lane & ~3u) | (2 * j & 3)), b = __shfl_sync(FULL, pair, (lane & ~3u) | (2 * j + 1 & 3));
         const u32 row = token + g, column = top / 2 + 2 * j;
         if (row < o.rows && column < N / 2)
             *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = __byte_perm(a, b, j < 2 ? 0x5410 : 0x7632);
-    } else if (EPILOGUE == 2) {
+    } else if (GATED) {
         // Lane g even has the gate, g odd the up of the same output.
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float up = __shfl_down_sync(FULL, v[e], 4);
-            v[e] = v[e] / (1.0f + __expf(-v[e])) * up;
+            v[e] = v[e] / (1.0f + __expf(-gate_exponent<EPILOGUE>(v[e]))) * up;
         }
         if (g % 2 == 0)
 #pragma unroll

@@ -128,6 +128,27 @@ template <int T> DEVICE void store8(void* p, u64 i, const float (&v)[8]) {
     }
 }
 
+// ---- activations ------------------------------------------------------------------------------
+
+// A gate v becomes v / (1 + e^-z), where z is v itself for SiLU. For GELU by tanh it is 2·√(2/π)·(v + 0.044715·v³),
+// because (1 + tanh u) / 2 = 1 / (1 + e^-2u). `ACT_` 4 is GELU, everything else SiLU.
+template <int ACT_> DEVICE float gate_exponent(float v) {
+    return ACT_ == 4 ? v * (1.5957691216f + 0.0713548162726f * v * v) : v;
+}
+
+// A score times `factor`, or with SOFTCAP (a float, 0: none) SOFTCAP · tanh(score · scale / SOFTCAP), either way times
+// log₂e, so that weights are powers of 2. The exponential form of tanh is good to 1e-7 of the cap; the instruction
+// for tanh to 5e-4.
+#ifndef SOFTCAP
+#define SOFTCAP 0.0f
+#endif
+DEVICE float score_factor(float scale) { return SOFTCAP > 0.0f ? scale * (2.88539008177793f / SOFTCAP) : scale * 1.44269504088896f; }
+DEVICE float capped_score(float score, float factor) {
+    if (SOFTCAP == 0.0f) return score * factor;
+    const float top = SOFTCAP * 1.44269504088896f;
+    return top - __fdividef(2.0f * top, 1.0f + exp2f(score * factor));
+}
+
 // ---- reductions -------------------------------------------------------------------------------
 
 DEVICE float warp_sum(float v) {

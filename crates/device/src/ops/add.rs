@@ -1,16 +1,16 @@
 //! `y = a + b`, added in f32 and rounded once, when storing. `y` may be `a` or `b`. Rows past the `live` count may be
 //! left as they are.
 
-mod cuda;
-
 use super::{
-    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
     require_fit, require_float, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};
 use crate::cpu::view::Matrix;
+use crate::cuda::launch::{Lowered, Target};
+use crate::cuda::lower::{Kernel, aligned, code};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
@@ -103,5 +103,20 @@ impl Add {
         for row in 0..live_rows(memory, self.live, y.rows) {
             (0..y.cols).for_each(|col| y.set(row, col, a.get(row, col) + b.get(row, col)));
         }
+    }
+
+    /// `kernels/add.cu`: eight results per thread.
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let all = [&self.a, &self.b, &self.y];
+        let kernel = Kernel::new(target, "add", "add")
+            .define("AT", code(self.a.dtype, Self::NAME)?)
+            .define("BT", code(self.b.dtype, Self::NAME)?)
+            .define("YT", code(self.y.dtype, Self::NAME)?)
+            .define("ALIGNED", u32::from(all.into_iter().all(aligned)))
+            .grid(self.y.cols.div_ceil(2048), self.y.rows, 1)
+            .tensors(&all)
+            .ints(&[self.y.cols, self.a.stride, self.b.stride, self.y.stride])
+            .optional(self.live);
+        Ok(vec![kernel.lowered()])
     }
 }

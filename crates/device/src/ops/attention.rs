@@ -1,6 +1,7 @@
 //! Causal attention over pages. Token j of row r has position p = kv_len[r] − q_len[r] + j and
 //! attends to positions `max(0, p + 1 − window) ..= p` of its row's pages:
-//! `out = softmax(scale · q·kᵀ) · v`, scores and sums in f32, one rounding when storing.
+//! `out = softmax(scale · q·kᵀ) · v`, scores and sums in f32, one rounding when storing. With a soft cap a score s
+//! becomes `cap · tanh(s / cap)` before the softmax.
 //! Query head h reads KV head h / (q_heads / kv_heads).
 //!
 //! Rows and lengths come from the step's tables on the device, so the launch never depends on them.
@@ -14,7 +15,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_pages, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
@@ -23,10 +24,10 @@ use crate::cpu::step::Step;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
 use crate::cuda::launch::{Lowered, Target};
-use crate::op::AttentionChain;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{AttentionVariant, Pick, Variant};
 use crate::{Result, Span, StepState};
+pub use chain::AttentionChain;
 use serde::{Deserialize, Serialize};
 
 mod avx512;
@@ -53,6 +54,9 @@ pub struct Attention<O: Operands = Bound> {
     pub out: O::Value,
     /// Multiplies q·k; usually head_dim^-0.5.
     pub scale: f32,
+    /// What scores stay below, if they are limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
     /// A token sees at most this many tokens back, itself included.
     pub window: Option<u32>,
     /// Rows of the bucket.
@@ -91,6 +95,7 @@ impl<O: Operands> Bindable for Attention<O> {
             state: to.state(),
             out: to.value(self.out)?,
             scale: self.scale,
+            softcap: self.softcap,
             window: self.window,
             rows: size.rows,
             single: size.single,
@@ -125,6 +130,8 @@ impl Contract for Attention {
                 self.rows, self.out.rows, limits.rows, limits.tokens
             )
         })?;
+        let cap = self.softcap.unwrap_or(1.0);
+        require(cap.is_finite() && cap > 0.0, Self::NAME, || format!("a soft cap of {cap}"))?;
         require(self.window != Some(0), Self::NAME, || "a window of 0 tokens".into())?;
         require_scratch(self.scratch, Self::NAME)?;
         require(self.out.rows == self.qkv.rows, Self::NAME, || {
@@ -156,14 +163,7 @@ impl Contract for Attention {
     }
 
     fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
-        self.pick = match pick {
-            Pick::Best => Pick::Best,
-            Pick::Rule => Pick::Rule,
-            Pick::Fixed => Pick::Fixed,
-            Pick::Named(Variant::Attention(variant)) => Pick::Named(variant),
-            Pick::Named(Variant::Linear(_) | Variant::OneNode) => return false,
-        };
-        true
+        pick.narrow(Variant::attention).map(|pick| self.pick = pick).is_some()
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
@@ -237,7 +237,8 @@ impl Attention {
                     f64::from(qkv.get(token, head * dim + i)) * f64::from(k)
                 })
                 .sum();
-            f64::from(self.scale) * dot
+            let score = f64::from(self.scale) * dot;
+            self.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = (first..=position).map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

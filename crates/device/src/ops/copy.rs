@@ -1,6 +1,6 @@
 //! Copies a span to another of the same length. Spans must not overlap.
 
-use super::{Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require};
+use super::{Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::{CpuMemory, copy_bytes};
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};

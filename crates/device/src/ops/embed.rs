@@ -4,7 +4,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_indices, require_weights,
 };
 use crate::cpu::memory::CpuMemory;

@@ -1,6 +1,6 @@
 //! Fills a span with a repeated 32-bit word.
 
-use super::{Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require};
+use super::{Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require};
 use crate::Result;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;

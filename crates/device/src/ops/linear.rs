@@ -10,8 +10,8 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, live_rows, require, require_fit,
-    require_float, require_scratch, require_vector, require_weights, require_word,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, live_rows, require,
+    require_fit, require_float, require_scratch, require_vector, require_weights, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -19,10 +19,10 @@ use crate::cpu::pack;
 use crate::cpu::step::Step;
 use crate::cpu::view::Matrix;
 use crate::cuda::launch::{Lowered, Target};
-use crate::op::LinearChain;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{LinearVariant, Pick, Variant};
 use crate::{DType, Result, Span, Tensor};
+pub use chain::{Epilogue, LinearChain, NormHandoff};
 use serde::{Deserialize, Serialize};
 
 mod acts;
@@ -140,14 +140,7 @@ impl Contract for Linear {
     }
 
     fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
-        self.pick = match pick {
-            Pick::Best => Pick::Best,
-            Pick::Rule => Pick::Rule,
-            Pick::Fixed => Pick::Fixed,
-            Pick::Named(Variant::Linear(variant)) => Pick::Named(variant),
-            Pick::Named(Variant::Attention(_) | Variant::OneNode) => return false,
-        };
-        true
+        pick.narrow(Variant::linear).map(|pick| self.pick = pick).is_some()
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

@@ -8,7 +8,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require_fit, require_float,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require_fit, require_float,
 };
 use crate::Result;
 use crate::cpu::memory::CpuMemory;

@@ -31,7 +31,7 @@
 
 pub(crate) mod cuda;
 
-use super::{Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require};
+use super::{Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Serial, Step};

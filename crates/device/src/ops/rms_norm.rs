@@ -3,7 +3,7 @@
 pub(crate) mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_norm,
 };
 use crate::cpu::memory::CpuMemory;

@@ -9,7 +9,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, norm_bytes, require,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, norm_bytes, require,
     require_fit, require_float, require_norm, require_pages,
 };
 use crate::cpu::memory::CpuMemory;

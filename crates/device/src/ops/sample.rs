@@ -24,7 +24,7 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, SpanVisitor, StepSize, Traffic, require, require_fit,
+    Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
     require_float, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;

@@ -2,7 +2,7 @@
 //! holds NaN, so a read past a row's length or into another's page shows.
 
 use crate::support::*;
-use device::op::{AttentionChain, KvLayer, LinearChain, Norm, Pairs, RopeKv};
+use device::op::{Attention, AttentionChain, KvLayer, LinearChain, Norm, Pairs, RopeKv};
 use device::step::count;
 use device::variant::{LinearVariant, Pick};
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -26,6 +26,7 @@ pub(crate) struct Case {
     pub(crate) kv: DType,
     pub(crate) x: DType,
     pub(crate) single: bool,
+    pub(crate) softcap: Option<f32>,
     pub(crate) window: Option<u32>,
     pub(crate) norms: bool,
     pub(crate) pairs: Pairs,
@@ -49,11 +50,12 @@ impl Case {
             rows,
             kv_heads: 1 + rng.below(3),
             group: rng.pick(&[1, 2, 3, 4]),
-            dim: rng.pick(&[32, 64, 128, 80]),
+            dim: rng.pick(&[32, 64, 128, 80, 256]),
             page_size: rng.pick(&[4, 16, 32]),
             kv: rng.pick(&[DType::F32, DType::F16, DType::BF16]),
             x: rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16]),
             single,
+            softcap: rng.pick(&[None, None, Some(0.8), Some(50.0)]),
             window: rng.pick(&[None, None, Some(1), Some(7), Some(33)]),
             norms: rng.below(2) == 0,
             pairs: rng.pick(&[Pairs::Halves, Pairs::Halves, Pairs::Neighbours]),
@@ -71,7 +73,7 @@ impl Case {
 
 pub(crate) struct Laid {
     pub(crate) rope: RopeKv,
-    pub(crate) attention: AttentionChain,
+    pub(crate) attention: Attention,
 }
 
 /// `filled` puts k and v of this step's tokens into the pages already, as rope_kv would have.
@@ -193,18 +195,18 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let rope = RopeKv { qkv, out: qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
     let out_cols = case.kv_heads * case.group * case.dim;
     let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
-    let attention = AttentionChain {
+    let attention = Attention {
         qkv,
         q_heads,
         kv,
         state,
         out,
         scale: (case.dim as f32).powf(-0.5),
+        softcap: case.softcap,
         window: case.window,
         rows: case.bucket_rows as u32,
         single: case.single,
         last_only: false,
-        rope: None,
         scratch: None,
         pick: Default::default(),
     };
@@ -263,6 +265,7 @@ fn a_product_rotates_its_heads() {
                 kv,
                 x,
                 single: false,
+                softcap: None,
                 window: None,
                 norms,
                 pairs: Pairs::Halves,
@@ -350,6 +353,7 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
         kv: half,
         x: half,
         single: false,
+        softcap: rng.pick(&[None, None, None, Some(0.8)]),
         window: rng.pick(&[None, None, Some(40), Some(200)]),
         norms: false,
         pairs: Pairs::Halves,
@@ -414,10 +418,45 @@ fn attention_of_mixed_steps() {
 /// One row for every offset within a page, ends and beginnings of chunks alike.
 #[test]
 fn attention_at_every_offset_of_a_page() {
-    for (index, dim) in [64, 128].into_iter().enumerate() {
+    for (index, dim) in [64, 128, 256].into_iter().enumerate() {
         let rows: Vec<Row> =
             (0..33).map(|at| Row { q_len: 1 + at % 3, kv_len: 1 + at % 3 + at }).collect();
         check_varlen(&mixed(500 + index as u64, dim, rows));
+    }
+}
+
+/// The heads of Gemma: 4 over 1 and 8 over 4 of 256, windows shorter than most rows, capped scores; decode by itself
+/// and with rotation, and prompts beside decoding rows.
+#[test]
+fn attention_of_heads_of_256() {
+    let (none, cap, window) = (None, Some(0.8), Some(48));
+    for (index, (kv_heads, group)) in [(1, 4), (4, 2)].into_iter().enumerate() {
+        for (softcap, window) in [(none, None), (none, window), (cap, None), (cap, window)] {
+            let rows = [(1, 130), (1, 1), (1, 49), (1, 16), (1, 200)];
+            let rows = rows.map(|(q_len, kv_len)| Row { q_len, kv_len }).to_vec();
+            let case = mixed(720 + index as u64, 256, rows);
+            let bucket_tokens = case.bucket_rows;
+            let (single, norms) = (true, true);
+            let case =
+                Case { kv_heads, group, softcap, window, bucket_tokens, single, norms, ..case };
+            for rotates in [false, true] {
+                let build = |layout: &mut Layout| {
+                    let Laid { rope, attention } = lay_out(&case, layout, !rotates);
+                    let outs = vec![attention.out.span];
+                    let rope = rotates.then(|| Box::new(rope));
+                    (vec![Op::from(AttentionChain { attention, rope })], outs)
+                };
+                against_reference(&build, &|device, want, got| {
+                    let what = format!("{softcap:?}, {window:?}, rope {rotates} on {device}");
+                    // A rounding of k in 16 bits may fall the other way.
+                    assert_close(&what, case.x, 8.0, &want[0], &got[0]);
+                });
+            }
+            let rows = [(1, 90), (33, 33), (17, 150), (64, 64), (1, 1), (90, 131)];
+            let rows = rows.map(|(q_len, kv_len)| Row { q_len, kv_len }).to_vec();
+            let case = mixed(730 + index as u64, 256, rows);
+            check_varlen(&Case { kv_heads, group, softcap, window, ..case });
+        }
     }
 }
 
@@ -485,10 +524,10 @@ fn attention_with_rope() {
     for seed in 300..312 {
         let case = Case::random(seed, true);
         let build = |layout: &mut Layout| {
-            let Laid { rope, mut attention } = lay_out(&case, layout, false);
-            attention.rope = Some(Box::new(rope));
+            let Laid { rope, attention } = lay_out(&case, layout, false);
             let outs = vec![attention.out.span];
-            (vec![Op::from(attention)], outs)
+            let rope = Some(Box::new(rope));
+            (vec![Op::from(AttentionChain { attention, rope })], outs)
         };
         against_reference(&build, &|device, want, got| {
             // A rounding of k in 16 bits may fall the other way.
@@ -514,6 +553,7 @@ fn attention_by_hand() {
             kv: DType::F32,
             x: DType::F32,
             single: true,
+            softcap: None,
             window: None,
             norms: false,
             pairs: Pairs::Halves,

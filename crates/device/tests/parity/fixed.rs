@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{AttentionChain, Epilogue, KvLayer, LinearChain};
+use device::op::{Activation, Attention, Epilogue, KvLayer, LinearChain};
 use device::step::count;
 use device::variant::Pick;
 use device::{DType, DeviceKind, Op, Region, Span, StepLimits, Tensor};
@@ -37,7 +37,7 @@ fn product(case: &Product, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let w = Tensor::dense(layout.bytes(Region::Weights, "w", bytes), case.w, n as u32, k as u32);
     let cols = if case.silu { n / 2 } else { n };
     let y = layout.poison(case.x, case.rows, cols, 0);
-    let epilogue = if case.silu { Epilogue::SiluMul } else { Epilogue::Store };
+    let epilogue = if case.silu { Epilogue::GateMul(Activation::Silu) } else { Epilogue::Store };
     let pick = Pick::Fixed;
     let linear = LinearChain { epilogue, pick, ..LinearChain::new(x, w, y) };
     (vec![Op::from(linear)], vec![y.span])
@@ -152,18 +152,18 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let qkv = layout.floats(feed.half, tokens, cols, 0, &values);
     let q_heads = (HEADS * group) as u32;
     let out = layout.poison(feed.half, tokens, HEADS * group * DIM, 0);
-    let attention = AttentionChain {
+    let attention = Attention {
         qkv,
         q_heads,
         kv,
         state,
         out,
         scale: 0.125,
+        softcap: None,
         window: feed.window,
         rows: rows as u32,
         single,
         last_only: false,
-        rope: None,
         scratch: None,
         pick: if feed.fixed { Pick::Fixed } else { Pick::Best },
     };

@@ -2,9 +2,12 @@
 
 use crate::support::*;
 use device::cpu::{Limit, Numerics, open_guarded, pack};
-use device::op::{AttentionChain, Epilogue, KvLayer, Linear, LinearChain, Norm, Pairs, RopeKv};
+use device::op::{
+    Activation, Attention, Epilogue, GateMul, KvLayer, Linear, LinearChain, Norm, Pairs, RopeKv,
+};
 use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
+use half::f16;
 
 /// The parts of the golden file, one after the other.
 struct Golden(&'static [u8]);
@@ -105,10 +108,45 @@ fn norm_products_and_swiglu() {
         let weight = layout.floats(DType::F32, 1, k, 0, &weight);
         let y = layout.poison(DType::F32, rows, n, 0);
         let norm = Some(Norm { weight, eps: 1e-5 });
-        let op = LinearChain { norm, epilogue: Epilogue::SiluMul, ..LinearChain::new(x, w, y) };
+        let op = LinearChain {
+            norm,
+            epilogue: Epilogue::GateMul(Activation::Silu),
+            ..LinearChain::new(x, w, y)
+        };
         (vec![Op::from(op)], vec![y.span])
     };
     same_bits("norm, gate and up", &build, &want);
+}
+
+/// ggml looks GELU up in a table with one f16 result for each f16 input, except beyond ±10. The table is made with
+/// the C library's tanh in f32, so that a result may be the neighbour of what f64 rounds to.
+#[test]
+fn gelu_is_a_table_of_halves() {
+    let gates: Vec<f32> = (-24_000..=24_000).map(|i| i as f32 * 5.013e-4).collect();
+    let build = |layout: &mut Layout| {
+        let pairs: Vec<f32> = gates.iter().flat_map(|gate| [*gate, 1.0]).collect();
+        let x = layout.floats(DType::F32, 1, pairs.len(), 0, &pairs);
+        let y = layout.poison(DType::F32, 1, gates.len(), 0);
+        let op = GateMul { x, act: Activation::GeluTanh, y, live: None };
+        (vec![Op::GateMul(op)], vec![y.span])
+    };
+    for (limit, device) in devices() {
+        let got = decode(DType::F32, &run(&device, &build)[0]);
+        for (&gate, &got) in gates.iter().zip(&got) {
+            if gate.abs() >= 10.0 {
+                assert_eq!(got, gate.max(0.0), "{limit:?}: gelu({gate})");
+                continue;
+            }
+            let x = f64::from(f16::from_f32(gate));
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let want = f16::from_f64(0.5 * x * (1.0 + inner.tanh()));
+            let half = f16::from_f32(got);
+            // 1 + tanh in f32 is good to 6e-8, which x/2 multiplies.
+            let near = half.to_bits().abs_diff(want.to_bits()) <= 1
+                || (f64::from(half) - f64::from(want)).abs() < 4e-7;
+            assert!(near && half.to_f32() == got, "{limit:?}: gelu({gate}) = {got}, not {want}");
+        }
+    }
 }
 
 const HEADS: usize = 6;
@@ -134,18 +172,18 @@ fn attention() {
         let build = |layout: &mut Layout| {
             let (state, kv) = lay_out(layout, [k, v], tokens, len);
             let q = swapped(&q, HEADS, tokens);
-            let attention = AttentionChain {
+            let attention: Attention = Attention {
                 qkv: layout.floats(DType::F32, tokens, HEADS * DIM, 0, &q),
                 q_heads: HEADS as u32,
                 kv,
                 state,
                 out: layout.poison(DType::F32, tokens, HEADS * DIM, 0),
                 scale: (DIM as f32).powf(-0.5),
+                softcap: None,
                 window: None,
                 rows: 1,
                 single: tokens == 1,
                 last_only: false,
-                rope: None,
                 scratch: None,
                 pick: Default::default(),
             };

@@ -4,7 +4,9 @@
 use crate::attention::{Case, Laid, Row, lay_out};
 use crate::support::*;
 use device::cuda::lower::{exchange_bytes, unfit_layers};
-use device::op::{Epilogue, Fused, FusedKernel, LinearChain, Norm, Pairs};
+use device::op::{
+    Activation, AttentionChain, Epilogue, Fused, FusedKernel, LinearChain, Norm, Pairs,
+};
 use device::{DType, Op, Region, Tensor};
 
 fn matrix(layout: &mut Layout, rng: &mut Rng, rows: usize, cols: usize) -> Tensor {
@@ -38,18 +40,18 @@ fn layers(case: &Case, layout: &mut Layout) -> (Vec<Op>, Tensor) {
             rope.q_norm = Some(norm(layout, rng, norms, case.dim));
             rope.k_norm = Some(norm(layout, rng, norms, case.dim));
         }
-        let mut attention = attention.clone();
-        attention.rope = Some(Box::new(rope));
         let (qkv, mix) = (attention.qkv, attention.out);
+        let rope = Some(Box::new(rope));
+        let attend = Op::from(AttentionChain { attention: attention.clone(), rope });
         let w_qkv = matrix(layout, rng, cols, hidden);
         let w_o = matrix(layout, rng, hidden, mixed);
         let w_up = matrix(layout, rng, 2 * inner, hidden);
         let w_down = matrix(layout, rng, hidden, inner);
         members.extend([
             linear(x, w_qkv, Some(norm1), Epilogue::Store, qkv),
-            Op::from(attention),
+            attend,
             linear(mix, w_o, None, Epilogue::Residual(x), x),
-            linear(x, w_up, Some(norm2), Epilogue::SiluMul, mid),
+            linear(x, w_up, Some(norm2), Epilogue::GateMul(Activation::Silu), mid),
             linear(mid, w_down, None, Epilogue::Residual(x), x),
         ]);
     }
@@ -72,6 +74,7 @@ fn case(seed: u64) -> Case {
         kv: DType::BF16,
         x: DType::BF16,
         single: true,
+        softcap: None,
         window: None,
         norms: false,
         pairs: Pairs::Halves,

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Epilogue, Linear, LinearChain, Norm, NormHandoff};
+use device::op::{Activation, Epilogue, Linear, LinearChain, Norm, NormHandoff};
 use device::variant::{LinearVariant, Pick};
 use device::{DType, Op, Region, Span, Tensor};
 
@@ -55,7 +55,10 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         layout.floats(rng.pick(&FLOATS), 1, n, 0, &bias)
     });
     let (epilogue, y) = match rng.below(4) {
-        0 if n % 2 == 0 => (Epilogue::SiluMul, layout.poison(y, rows, n / 2, gap)),
+        0 if n % 2 == 0 => {
+            let act = rng.pick(&[Activation::Silu, Activation::GeluTanh]);
+            (Epilogue::GateMul(act), layout.poison(y, rows, n / 2, gap))
+        }
         1 => {
             let residual = rng.floats(rows * n, 1.0);
             let residual = layout.floats(rng.pick(&FLOATS), rows, n, 0, &residual);
@@ -76,7 +79,7 @@ fn check(seed: u64, shape: &Shape) {
     against_reference(&|layout| case(layout, seed, shape), &|device, want, got| {
         let Shape { rows, n, k, w, .. } = shape;
         let what = format!("seed {seed}: {rows}×{n}×{k} {w:?} on {device}");
-        // Sums of k products of about 0.05 each; SiLU·mul squares them.
+        // Sums of k products of about 0.05 each; a gate squares them.
         let mut scale = (*k as f32).sqrt();
         if shape.x != DType::F32 {
             // A norm's rounding to x's dtype may fall the other way where the mean differs in its last
@@ -179,7 +182,8 @@ fn tiles_of_any_width() {
 
 /// Rows, columns, inner dimension and live rows of a product by a variant, with every epilogue.
 fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
-    for (which, half) in [(0, DType::BF16), (1, DType::BF16), (2, DType::BF16), (2, DType::F16)] {
+    let bf16 = [0, 1, 2, 3].map(|which| (which, DType::BF16));
+    for (which, half) in bf16.into_iter().chain([(2, DType::F16), (3, DType::F16)]) {
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(700 + rows as u64);
             let mut values = rng.floats(rows * k, 1.0);
@@ -192,7 +196,8 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
                     let y = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
                     (Epilogue::Residual(y), y)
                 }
-                _ => (Epilogue::SiluMul, layout.poison(half, rows, n / 2, 0)),
+                2 => (Epilogue::GateMul(Activation::Silu), layout.poison(half, rows, n / 2, 0)),
+                _ => (Epilogue::GateMul(Activation::GeluTanh), layout.poison(half, rows, n / 2, 0)),
             };
             let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
             let live = Some(layout.words(&[live]).span);
@@ -237,8 +242,11 @@ fn a_product_prepares_the_input_of_the_next() {
                 let weights_of_norm = layout.floats(half, 1, n, 0, &weight);
                 let norm = Norm { weight: weights_of_norm, eps: 1e-5 };
                 let (w, w2) = (weights(layout, rng, half, n, k), weights(layout, rng, half, 96, n));
-                let (epilogue, cols) =
-                    if which == 0 { (Epilogue::Store, 96) } else { (Epilogue::SiluMul, 48) };
+                let (epilogue, cols) = if which == 0 {
+                    (Epilogue::Store, 96)
+                } else {
+                    (Epilogue::GateMul(Activation::Silu), 48)
+                };
                 let y = layout.poison(half, rows, cols, 0);
                 let counted = Some(layout.words(&[live as u32]).span);
                 let asked = |linear: LinearChain| {

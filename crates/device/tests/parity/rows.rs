@@ -1,8 +1,10 @@
-//! Ops that work row by row: embed, rms_norm, add, silu_mul, gather, copy, fill, noise.
+//! Ops that work row by row: embed, rms_norm, add, scale, gate_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Add, Copy, Embed, Fill, Gather, Noise, Norm, RmsNorm, SiluMul};
+use device::op::{
+    Activation, Add, Copy, Embed, Fill, GateMul, Gather, Noise, Norm, RmsNorm, Scale,
+};
 use device::{DType, Op, Region, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -30,13 +32,14 @@ fn rms_norm() {
 
 /// Any types, ragged widths, in place or not; rows past the live ones stay as they are.
 #[test]
-fn add_and_silu_mul() {
+fn add_and_gate_mul() {
     let rng = &mut Rng::new(11);
     for seed in 0..24 {
         let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(300), rng.pick(&[0, 8]));
         let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
         let (a_type, b_type, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS), rng.pick(&FLOATS));
         let (live, in_place, add) = (rng.below(rows + 1), seed % 3 == 0, seed % 4 < 2);
+        let act = rng.pick(&[Activation::Silu, Activation::GeluTanh]);
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
             let live = Some(layout.words(&[live as u32]).span);
@@ -44,7 +47,7 @@ fn add_and_silu_mul() {
                 let values = rng.floats(rows * 2 * cols, 3.0);
                 let x = layout.floats(a_type, rows, 2 * cols, gap, &values);
                 let y = layout.poison(to, rows, cols, gap);
-                return (vec![Op::SiluMul(SiluMul { x, y, live })], vec![y.span]);
+                return (vec![Op::GateMul(GateMul { x, act, y, live })], vec![y.span]);
             }
             let a = layout.floats(a_type, rows, cols, gap, &rng.floats(rows * cols, 3.0));
             let b = layout.floats(b_type, rows, cols, 0, &rng.floats(rows * cols, 3.0));
@@ -54,6 +57,31 @@ fn add_and_silu_mul() {
         let to = if add && in_place { a_type } else { to };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Any types, ragged widths and rows of several blocks, in place or not, with and without a cap.
+#[test]
+fn scale() {
+    let rng = &mut Rng::new(12);
+    for seed in 0..24 {
+        let (rows, cols, gap) = (1 + rng.below(9), 1 + rng.below(9000), rng.pick(&[0, 8]));
+        let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
+        let (from, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let (live, in_place) = (rng.below(rows + 1), seed % 3 == 0);
+        let (factor, cap) =
+            rng.pick(&[(0.22, None), (45.25, None), (1.0, Some(30.0)), (0.5, Some(0.7))]);
+        let build = |layout: &mut Layout| {
+            let live = Some(layout.words(&[live as u32]).span);
+            let values = Rng::new(seed).floats(rows * cols, 90.0);
+            let x = layout.floats(from, rows, cols, gap, &values);
+            let y = if in_place { x } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::Scale(Scale { x, factor, cap, y, live })], vec![y.span])
+        };
+        let to = if in_place { from } else { to };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 0.0, &want[0], &got[0]);
         });
     }
 }

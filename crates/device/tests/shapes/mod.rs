@@ -19,10 +19,12 @@ pub(crate) struct Model {
     pub(crate) vocab: u32,
     pub(crate) head_norms: bool,
     pub(crate) bias: bool,
+    pub(crate) act: Activation,
+    pub(crate) softcap: Option<f32>,
     pub(crate) weights: DType,
 }
 
-pub(crate) const MODELS: [Model; 5] = [
+pub(crate) const MODELS: [Model; 7] = [
     Model {
         name: "qwen3-0.6b",
         hidden: 1024,
@@ -33,6 +35,8 @@ pub(crate) const MODELS: [Model; 5] = [
         vocab: 151_936,
         head_norms: true,
         bias: false,
+        act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -45,6 +49,8 @@ pub(crate) const MODELS: [Model; 5] = [
         vocab: 151_936,
         head_norms: true,
         bias: false,
+        act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -57,6 +63,8 @@ pub(crate) const MODELS: [Model; 5] = [
         vocab: 128_256,
         head_norms: false,
         bias: false,
+        act: Activation::Silu,
+        softcap: None,
         weights: DType::BF16,
     },
     Model {
@@ -69,6 +77,8 @@ pub(crate) const MODELS: [Model; 5] = [
         vocab: 49_152,
         head_norms: false,
         bias: false,
+        act: Activation::Silu,
+        softcap: None,
         weights: DType::Q4_1,
     },
     Model {
@@ -81,7 +91,37 @@ pub(crate) const MODELS: [Model; 5] = [
         vocab: 151_936,
         head_norms: false,
         bias: true,
+        act: Activation::Silu,
+        softcap: None,
         weights: DType::F16,
+    },
+    Model {
+        name: "gemma-3-1b",
+        hidden: 1152,
+        inner: 6912,
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 256,
+        vocab: 262_144,
+        head_norms: true,
+        bias: false,
+        act: Activation::GeluTanh,
+        softcap: None,
+        weights: DType::BF16,
+    },
+    Model {
+        name: "gemma-2-2b",
+        hidden: 2304,
+        inner: 9216,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 256,
+        vocab: 256_000,
+        head_norms: false,
+        bias: false,
+        act: Activation::GeluTanh,
+        softcap: Some(50.0),
+        weights: DType::BF16,
     },
 ];
 
@@ -195,21 +235,22 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         kv,
     };
     let attention = |rope, window| {
-        Op::from(AttentionChain {
+        let attention = Attention {
             qkv,
             q_heads: heads,
             kv,
             state,
             out: mix,
             scale: 0.125,
+            softcap: model.softcap,
             window,
             rows,
             single,
             last_only: false,
-            rope,
             scratch,
             pick: Default::default(),
-        })
+        };
+        Op::from(AttentionChain { attention, rope })
     };
     let ids = Tensor { cols: tokens, stride: tokens, ..state.token };
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
@@ -223,19 +264,29 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         attention(None, None),
         attention(None, Some(512)),
         linear(mix, w_out, None, None, Epilogue::Residual(x), x),
-        linear(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid),
+        linear(x, w_up, Some(norm2), None, Epilogue::GateMul(model.act), mid),
         linear(mid, w_down, None, None, Epilogue::Residual(x), x),
         Op::Add(Add { a: x, b: y, y: x, live }),
-        Op::SiluMul(SiluMul { x: gates, y: mid, live }),
+        Op::GateMul(GateMul { x: gates, act: model.act, y: mid, live }),
+        Op::Scale(Scale { x, factor: 12.0, cap: None, y: x, live }),
         Op::Gather(Gather { index, x, y: last }),
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
+        Op::Scale(Scale { x: logits, factor: 1.0, cap: Some(30.0), y: logits, live: None }),
         Op::Sample(Sample { logits, state, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
     // Products that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
-    ops.push(product(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid, NormHandoff::Consume));
+    ops.push(product(
+        x,
+        w_up,
+        Some(norm2),
+        None,
+        Epilogue::GateMul(model.act),
+        mid,
+        NormHandoff::Consume,
+    ));
     ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
     ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, NormHandoff::Consume));
     if !single {
@@ -261,7 +312,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),
             attend.clone(),
             linear(mix, w_out, None, None, Epilogue::Residual(x), x),
-            linear(x, w_up, Some(norm2), None, Epilogue::SiluMul, mid),
+            linear(x, w_up, Some(norm2), None, Epilogue::GateMul(model.act), mid),
             linear(mid, w_down, None, None, Epilogue::Residual(x), x),
         ];
         let exchange = Some(tensor(Region::State, DType::U8, 1, 8 << 20).span);

@@ -5,7 +5,4 @@ mod echo;
 mod engine;
 mod fair;
 mod grammar;
-mod loading;
-#[path = "../models/mod.rs"]
-mod models;
 mod offline;

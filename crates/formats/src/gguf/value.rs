@@ -57,7 +57,7 @@ impl Array {
     }
 
     /// Element `index` as an integer, `None` beyond the end or for other types.
-    pub(crate) fn int(&self, index: usize) -> Option<i64> {
+    pub fn int(&self, index: usize) -> Option<i64> {
         match self {
             Array::Uint(v) => v.get(index).and_then(|&n| i64::try_from(n).ok()),
             Array::Int(v) => v.get(index).copied(),
@@ -66,7 +66,7 @@ impl Array {
     }
 
     /// Element `index` as a number, `None` beyond the end or for other types.
-    pub(crate) fn float(&self, index: usize) -> Option<f64> {
+    pub fn float(&self, index: usize) -> Option<f64> {
         match self {
             Array::Float(v) => v.get(index).copied(),
             _ => self.int(index).map(|n| n as f64),

@@ -106,14 +106,11 @@ impl Binder<Symbolic> for Places<'_> {
         Err(CompileError::Binding { what: format!("weight `{}`", weight.name), problem })
     }
 
-    fn table(&self, id: RopeId) -> Result<Tensor, CompileError> {
-        match id {
-            RopeId(0) => Ok(self.bindings.rope),
-            RopeId(other) => Err(CompileError::Binding {
-                what: format!("rotation table {other}"),
-                problem: "not bound".into(),
-            }),
-        }
+    fn table(&self, RopeId(id): RopeId) -> Result<Tensor, CompileError> {
+        self.bindings.ropes.get(id as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("rotation table {id}"),
+            problem: "not bound".into(),
+        })
     }
 
     fn cache(&self, layer: u32) -> Result<KvLayer, CompileError> {

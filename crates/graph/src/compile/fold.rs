@@ -44,7 +44,7 @@ impl Folder {
                     Some((sums, ProgramOp::Add(add)))
                 })
             }
-            ProgramOp::SiluMul(silu) => self.foldable(silu.x).map(|sums| (sums, step.op.clone())),
+            ProgramOp::GateMul(gate) => self.foldable(gate.x).map(|sums| (sums, step.op.clone())),
             _ => None,
         };
         let Some((linear, end)) = folded else { return self.steps.push(Some(step.clone())) };

@@ -1,19 +1,22 @@
 //! Writes a program down the way a paper does: values in, values out, layers by name.
 
 use super::{
-    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, Step, Symbolic, Value,
-    ValueId, WeightId, WeightRef,
+    Dim, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp, RopeId, RopeTable, Step,
+    Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
-use device::op::{Add, Attention, Embed, Gather, Linear, Norm, RmsNorm, RopeKv, Sample, SiluMul};
+use device::op::{
+    Activation, Add, Attention, Embed, GateMul, Gather, Linear, Norm, RmsNorm, RopeKv, Sample,
+    Scale,
+};
 use device::operand::Unset;
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
 ///
 /// ```
-/// use graph::program::{ModelShape, ProgramBuilder, WeightRef};
+/// use graph::program::{Activation, ModelShape, Pairs, ProgramBuilder, WeightRef};
 /// use device::DType::F32;
 /// let shape = ModelShape {
 ///     hidden: 64, q_heads: 4, kv_heads: 2, head_dim: 16, vocab: 96, layers: 1,
@@ -22,18 +25,19 @@ use device::operand::Unset;
 /// let mut b = ProgramBuilder::new("tiny", shape);
 /// let w = |name: &str, rows, cols| WeightRef::matrix(name, F32, rows, cols);
 /// let norm = |name: &str| WeightRef::vector(name, F32, 64);
+/// let rope = b.rope_table();
 /// let mut x = b.embed("embed", w("embed", 96, 64));
 /// for l in 0..1 {
 ///     x = b.layer(l, |b| {
 ///         let h = b.rms_norm("norm", x, norm("0.norm"), 1e-6);
 ///         let qkv = b.linear("qkv", h, w("0.qkv", shape.qkv_cols(), 64), None);
-///         let qkv = b.rope_kv("rope", qkv, None, None);
+///         let qkv = b.rope_kv("rope", qkv, None, None, rope, Pairs::Halves);
 ///         let a = b.attention("attn", qkv, 0.25, None);
 ///         let o = b.linear("o", a, w("0.o", 64, 64), None);
 ///         let x = b.add("attn_out", x, o);
 ///         let h = b.rms_norm("mlp_norm", x, norm("0.mlp_norm"), 1e-6);
 ///         let g = b.linear("gate_up", h, w("0.gate_up", 256, 64).gate_up(), None);
-///         let m = b.silu_mul("act", g);
+///         let m = b.gate_mul("act", g, Activation::Silu);
 ///         let d = b.linear("down", m, w("0.down", 64, 128), None);
 ///         b.add("mlp_out", x, d)
 ///     });
@@ -59,6 +63,7 @@ impl ProgramBuilder {
             name: name.into(),
             shape,
             phases: Phase::ALL.to_vec(),
+            ropes: Vec::new(),
             weights: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
@@ -82,6 +87,23 @@ impl ProgramBuilder {
         let result = build(self);
         self.layer = outer;
         result
+    }
+
+    /// Everything built from now on belongs to `layer`.
+    pub fn enter(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// Columns of a value.
+    pub fn cols(&self, value: ValueId) -> u32 {
+        self.program.value(value).cols
+    }
+
+    /// Declares a table of rotations for whole heads.
+    pub fn rope_table(&mut self) -> RopeId {
+        let dim = self.program.shape.head_dim;
+        self.program.ropes.push(RopeTable { dim });
+        RopeId(self.program.ropes.len() as u32 - 1)
     }
 
     /// The step's tokens through `table` (vocab × hidden).
@@ -138,20 +160,32 @@ impl ProgramBuilder {
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
     }
 
-    /// `silu(gate) · up` over alternating columns of `x`.
-    pub fn silu_mul(&mut self, name: &str, x: ValueId) -> ValueId {
-        let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        self.make(name, rows, cols / 2, dtype, |y| SiluMul { x, y, live: Unset })
+    /// `x · factor`.
+    pub fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> ValueId {
+        self.scaled(name, x, factor, None)
     }
 
-    /// Rotates q and k by position (after their norms, given as weight and epsilon) and writes k and
-    /// v to the layer's pages.
+    /// `cap · tanh(x · factor / cap)`: about `x · factor`, and never beyond ±`cap`.
+    pub fn soft_cap(&mut self, name: &str, x: ValueId, factor: f32, cap: f32) -> ValueId {
+        self.scaled(name, x, factor, Some(cap))
+    }
+
+    /// `act(gate) · up` over alternating columns of `x`.
+    pub fn gate_mul(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols / 2, dtype, |y| GateMul { x, act, y, live: Unset })
+    }
+
+    /// Rotates q and k by position (after their norms, given as weight and epsilon), with the elements of a head paired
+    /// as `pairs` says, and writes k and v to the layer's pages.
     pub fn rope_kv(
         &mut self,
         name: &str,
         qkv: ValueId,
         q_norm: Option<(WeightRef, f32)>,
         k_norm: Option<(WeightRef, f32)>,
+        rope: RopeId,
+        pairs: Pairs,
     ) -> ValueId {
         let q_norm = q_norm.map(|(weight, eps)| self.norm(weight, eps));
         let k_norm = k_norm.map(|(weight, eps)| self.norm(weight, eps));
@@ -164,8 +198,8 @@ impl ProgramBuilder {
             q_heads,
             q_norm,
             k_norm,
-            rope: RopeId(0),
-            pairs: Pairs::default(),
+            rope,
+            pairs,
             state: Unset,
             kv,
         })
@@ -179,6 +213,18 @@ impl ProgramBuilder {
         scale: f32,
         window: Option<u32>,
     ) -> ValueId {
+        self.attention_capped(name, qkv, scale, None, window)
+    }
+
+    /// As [`ProgramBuilder::attention`], with scores that stay below ±`softcap`.
+    pub fn attention_capped(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        scale: f32,
+        softcap: Option<f32>,
+        window: Option<u32>,
+    ) -> ValueId {
         let kv = self.kv_layer(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
         let cols = self.program.shape.q_cols();
@@ -190,6 +236,7 @@ impl ProgramBuilder {
             state: Unset,
             out,
             scale,
+            softcap,
             window,
             rows: Unset,
             single: Unset,
@@ -225,6 +272,11 @@ impl ProgramBuilder {
         }
         self.program.check()?;
         Ok(self.program)
+    }
+
+    fn scaled(&mut self, name: &str, x: ValueId, factor: f32, cap: Option<f32>) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| Scale { x, factor, cap, y, live: Unset })
     }
 
     fn norm(&mut self, weight: WeightRef, eps: f32) -> Norm<Symbolic> {

@@ -132,8 +132,8 @@ impl Program {
 
     /// What an activation multiplies must alternate in the weights that made it.
     fn check_pairs(&self, step: &Step) -> Result<(), String> {
-        let ProgramOp::SiluMul(silu) = &step.op else { return Ok(()) };
-        let maker = self.steps.iter().find(|other| other.op.made() == Some(silu.x));
+        let ProgramOp::GateMul(gate) = &step.op else { return Ok(()) };
+        let maker = self.steps.iter().find(|other| other.op.made() == Some(gate.x));
         let apart = maker.is_some_and(|maker| {
             let ProgramOp::Linear(linear) = &maker.op else { return false };
             self.weight(linear.w).layout != WeightLayout::GateUp
@@ -210,9 +210,11 @@ impl Binder<Symbolic> for Shapes<'_> {
         Ok(self.alloc(Region::Weights, weight.dtype, weight.rows, weight.cols))
     }
 
-    fn table(&self, _table: RopeId) -> Result<Tensor, String> {
-        let shape = &self.program.shape;
-        Ok(self.alloc(Region::Weights, DType::F32, shape.max_positions, shape.head_dim))
+    fn table(&self, RopeId(id): RopeId) -> Result<Tensor, String> {
+        let table = self.program.ropes.get(id as usize);
+        let table = table.ok_or_else(|| format!("there is no rotation table {id}"))?;
+        let positions = self.program.shape.max_positions;
+        Ok(self.alloc(Region::Weights, DType::F32, positions, table.dim))
     }
 
     fn cache(&self, layer: u32) -> Result<KvLayer, String> {

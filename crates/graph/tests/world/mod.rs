@@ -117,10 +117,13 @@ impl World {
         }
         let shape = &self.program.shape;
         let half = shape.head_dim / 2;
-        let frequency = |i: u32| 10_000f32.powf(-(i as f32) / half as f32);
-        let table = rope_table(shape.max_positions, &(0..half).map(frequency).collect::<Vec<_>>());
-        let bytes: Vec<u8> = table.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.device.write(&self.arena, self.bindings.rope.span, &bytes).unwrap();
+        for (table, base) in self.bindings.ropes.iter().zip([10_000f32, 100.0]) {
+            let frequency = |i: u32| base.powf(-(i as f32) / half as f32);
+            let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+            let numbers = rope_table(shape.max_positions, &frequencies);
+            let bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.device.write(&self.arena, table.span, &bytes).unwrap();
+        }
     }
 
     pub fn context(&self) -> Context<'_> {

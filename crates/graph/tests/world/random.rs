@@ -3,7 +3,9 @@
 
 use device::DType;
 use fixtures::Rng;
-use graph::program::{ModelShape, Program, ProgramBuilder, ValueId, WeightRef};
+use graph::program::{
+    Activation, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
+};
 
 pub fn program(seed: u64) -> Program {
     let mut rng = Rng::new(seed);
@@ -21,6 +23,8 @@ pub fn program(seed: u64) -> Program {
         kv_dtype: act_dtype,
     };
     let mut b = ProgramBuilder::new(format!("random {seed}"), shape);
+    b.rope_table();
+    b.rope_table();
     let mut maker = Maker { rng, shape, count: 0 };
     let table = WeightRef::matrix("embed", act_dtype, shape.vocab, shape.hidden);
     let mut x = b.embed("embed", table.clone());
@@ -94,9 +98,21 @@ impl Maker {
         let h = self.maybe_norm(b, x);
         let g = self.linear(b, h, 2 * inner, hidden, true);
         let name = self.name("act");
-        let m = b.silu_mul(&name, g);
+        let act = if self.rng.once_in(3) { Activation::GeluTanh } else { Activation::Silu };
+        let m = b.gate_mul(&name, g, act);
         let d = self.linear(b, m, hidden, inner, false);
+        let d = self.maybe_scale(b, d);
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    /// A multiplier of a branch, as some models have, with or without a limit.
+    fn maybe_scale(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        let name = self.name("scale");
+        match self.rng.below(8) {
+            0 => b.scale(&name, x, 0.22),
+            1 => b.soft_cap(&name, x, 1.5, 2.0),
+            _ => x,
+        }
     }
 
     /// One norm read by two linears, and a residual that is also an input.
@@ -131,10 +147,12 @@ impl Maker {
         } else {
             (None, None)
         };
-        let qkv = b.rope_kv(&name, qkv, q, k);
+        let rope = RopeId(self.rng.below(2));
+        let qkv = b.rope_kv(&name, qkv, q, k, rope, Pairs::Halves);
         let window = self.rng.once_in(3).then(|| 1 + self.rng.below(9));
         let name = self.name("attn");
-        let a = b.attention(&name, qkv, 0.35, window);
+        let softcap = self.rng.once_in(4).then_some(1.5);
+        let a = b.attention_capped(&name, qkv, 0.35, softcap, window);
         let o = self.linear(b, a, s.hidden, s.q_cols(), false);
         if self.rng.once_in(4) { o } else { self.add(b, x, o) }
     }

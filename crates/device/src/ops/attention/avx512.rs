@@ -5,6 +5,7 @@
 
 use super::fast::Heads;
 use crate::DType;
+use crate::cpu::simd::{Level, soft_cap};
 use crate::cpu::step::{Part, Parts};
 use crate::cpu::view::store_floats;
 use std::arch::x86_64::*;
@@ -182,6 +183,19 @@ fn sums(v: &[__m512; 16]) -> __m512 {
     _mm512_add_ps(low, high)
 }
 
+/// Limits scores, where attention does.
+///
+/// # Safety
+/// The processor has AVX-512; there are so many scores.
+unsafe fn cap(heads: &Heads<'_>, scores: *mut f32, count: usize) {
+    let Some(cap) = heads.softcap() else { return };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scores = std::slice::from_raw_parts_mut(scores, count);
+        soft_cap(Level::Avx512, scores, 1.0 / cap, cap);
+    }
+}
+
 /// One token's queries of a KV head.
 ///
 /// # Safety
@@ -226,6 +240,7 @@ pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
         }
         for g in 0..group {
             let scores = scores.add(g * padded);
+            cap(heads, scores, count);
             (count..padded).for_each(|p| *scores.add(p) = f32::NEG_INFINITY);
             let mut max = _mm512_set1_ps(NEVER);
             for p in (0..padded).step_by(16) {
@@ -355,6 +370,7 @@ unsafe fn block_of<const N: usize>(
                 } else {
                     scores::<N, 1>(dim, tile.add(p * dim), queries, weights.add(p * width));
                 }
+                cap(heads, weights.add(p * width), many * width);
                 for i in p..p + many {
                     let here = _mm512_set1_epi32((start + i) as i32);
                     for (n, max) in tile_max.iter_mut().enumerate() {

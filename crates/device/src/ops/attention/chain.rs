@@ -1,107 +1,29 @@
-//! Attention with the rotation before it: a [`Fused`] op of attention's kernel, field by field.
+//! Attention with the rotation before it: a [`Fused`] op of attention's kernel.
 
-use crate::op::{Attention, Fused, FusedKernel, KvLayer, RopeKv};
-use crate::ops::{Access, Contract, SpanVisitor, Traffic, require, visit_step_tables};
-use crate::variant::{AttentionVariant, Pick};
-use crate::{Op, Result, Span, StepState, Tensor};
+use crate::op::{Attention, Fused, FusedKernel, RopeKv};
+use crate::ops::{Access, Contract, Named, SpanVisitor, Traffic, require, visit_step_tables};
+use crate::variant::Pick;
+use crate::{Op, Result};
 
 /// See the top of this file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionChain {
-    /// tokens × (q_heads + 2·kv_heads)·head_dim; only the q part is read, unless `rope` is set.
-    pub qkv: Tensor,
-    /// Query heads.
-    pub q_heads: u32,
-    /// Pages, this step's tokens included (or written by `rope`).
-    pub kv: KvLayer,
-    /// Rows, lengths and page tables.
-    pub state: StepState,
-    /// tokens × q_heads·head_dim.
-    pub out: Tensor,
-    /// Multiplies q·k.
-    pub scale: f32,
-    /// A token sees at most this many tokens back, itself included.
-    pub window: Option<u32>,
-    /// Rows of the bucket.
-    pub rows: u32,
-    /// Every row has exactly one token (decode).
-    pub single: bool,
-    /// Only the last token of each row is computed, or more.
-    pub last_only: bool,
-    /// Done to qkv first. Only with `single`.
+    /// Attention. With `rope` all of qkv is read, and this step's k and v are not in their pages yet.
+    pub attention: Attention,
+    /// Done to qkv first. Only with [`Attention::single`].
     pub rope: Option<Box<RopeKv>>,
-    /// Partial results of splits.
-    pub scratch: Option<Span>,
-    /// Which kernel.
-    pub pick: Pick<AttentionVariant>,
 }
 
 impl From<&Attention> for AttentionChain {
     fn from(attention: &Attention) -> AttentionChain {
-        let Attention {
-            qkv,
-            q_heads,
-            kv,
-            state,
-            out,
-            scale,
-            window,
-            rows,
-            single,
-            last_only,
-            scratch,
-            pick,
-        } = *attention;
-        AttentionChain {
-            qkv,
-            q_heads,
-            kv,
-            state,
-            out,
-            scale,
-            window,
-            rows,
-            single,
-            last_only,
-            scratch,
-            pick,
-            rope: None,
-        }
+        AttentionChain { attention: attention.clone(), rope: None }
     }
 }
 
 impl From<AttentionChain> for Op {
     fn from(chain: AttentionChain) -> Op {
-        let AttentionChain {
-            qkv,
-            q_heads,
-            kv,
-            state,
-            out,
-            scale,
-            window,
-            rows,
-            single,
-            last_only,
-            scratch,
-            pick,
-            rope,
-        } = chain;
-        let attention = Op::Attention(Attention {
-            qkv,
-            q_heads,
-            kv,
-            state,
-            out,
-            scale,
-            window,
-            rows,
-            single,
-            last_only,
-            scratch,
-            pick,
-        });
-        let Some(rope) = rope else { return attention };
+        let attention = Op::Attention(chain.attention);
+        let Some(rope) = chain.rope else { return attention };
         let members = vec![Op::RopeKv(*rope), attention];
         Fused { members, kernel: FusedKernel::Attention }.into()
     }
@@ -109,7 +31,7 @@ impl From<AttentionChain> for Op {
 
 impl AttentionChain {
     /// The op's name in errors.
-    pub(crate) const NAME: &'static str = Attention::<crate::operand::Bound>::NAME;
+    pub(crate) const NAME: &'static str = <Attention as Named>::NAME;
 
     /// Attention, alone or fused; `None` for every other op.
     pub fn of(op: &Op) -> Option<AttentionChain> {
@@ -124,24 +46,26 @@ impl AttentionChain {
     pub(crate) fn of_members(members: &[Op]) -> Option<AttentionChain> {
         let [Op::RopeKv(rope), Op::Attention(attention)] = members else { return None };
         let rope = Some(Box::new(rope.clone()));
-        Some(AttentionChain { rope, ..attention.into() })
+        Some(AttentionChain { attention: attention.clone(), rope })
     }
 
     /// What members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
-        require(self.rope.is_none() || self.single, Self::NAME, || {
+        require(self.rope.is_none() || self.attention.single, Self::NAME, || {
             "fused rope needs single".into()
         })?;
         let Some(rope) = &self.rope else { return Ok(()) };
-        let same = rope.qkv == self.qkv && rope.q_heads == self.q_heads;
-        require(same && rope.kv == self.kv && rope.state == self.state, Self::NAME, || {
-            "what is rotated is not what is attended to".into()
-        })
+        let same = rope.qkv == self.attention.qkv && rope.q_heads == self.attention.q_heads;
+        require(
+            same && rope.kv == self.attention.kv && rope.state == self.attention.state,
+            Self::NAME,
+            || "what is rotated is not what is attended to".into(),
+        )
     }
 
     /// What a token gets may depend on nothing but its own position and pages.
     pub(crate) fn fixed(&self) -> bool {
-        self.pick == Pick::Fixed
+        self.attention.pick == Pick::Fixed
     }
 
     pub(crate) fn describe(&self) -> String {
@@ -149,48 +73,54 @@ impl AttentionChain {
         if let Some(rope) = &self.rope {
             text.push_str(if rope.q_norm.is_some() { "qk-norm + rope + " } else { "rope + " });
         }
-        let form = if self.single { "decode" } else { "varlen" };
-        let (q, kv, dim) = (self.q_heads, self.kv.heads, self.kv.head_dim);
-        text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.rows));
-        if let Some(window) = self.window {
+        let form = if self.attention.single { "decode" } else { "varlen" };
+        let (q, kv, dim) =
+            (self.attention.q_heads, self.attention.kv.heads, self.attention.kv.head_dim);
+        text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.attention.rows));
+        if let Some(window) = self.attention.window {
             text.push_str(&format!(" window {window}"));
         }
-        if self.last_only {
+        if let Some(cap) = self.attention.softcap {
+            text.push_str(&format!(" soft cap {cap}"));
+        }
+        if self.attention.last_only {
             text.push_str(", last tokens only");
         }
-        text + &self.pick.suffix()
+        text + &self.attention.pick.suffix()
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
         let weights = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
-        Traffic { weights, values: self.qkv.bytes() + self.out.bytes() }
+        Traffic { weights, values: self.attention.qkv.bytes() + self.attention.out.bytes() }
     }
 
     pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
         match &self.rope {
             Some(rope) => rope.visit_spans(visit),
             None => {
-                visit(self.qkv.span, Access::Read);
-                visit_step_tables(&self.state, visit);
-                visit(self.kv.span, Access::Read);
+                visit(self.attention.qkv.span, Access::Read);
+                visit_step_tables(&self.attention.state, visit);
+                visit(self.attention.kv.span, Access::Read);
             }
         }
-        if let Some(scratch) = self.scratch {
+        if let Some(scratch) = self.attention.scratch {
             visit(scratch, Access::Write);
         }
-        visit(self.out.span, Access::Write);
+        visit(self.attention.out.span, Access::Write);
     }
 
     /// What decides how long it takes, in words; `None` unless it is a decode step's.
     pub(crate) fn shape_text(&self) -> Option<String> {
-        self.single.then(|| self.decode_shape())
+        self.attention.single.then(|| self.decode_shape())
     }
 
     fn decode_shape(&self) -> String {
-        let kv = &self.kv;
-        let (rows, q_heads, window) = (self.rows, self.q_heads, self.window.unwrap_or(0));
+        let kv = &self.attention.kv;
+        let (rows, q_heads, window) =
+            (self.attention.rows, self.attention.q_heads, self.attention.window.unwrap_or(0));
+        let cap = self.attention.softcap.map_or(String::new(), |cap| format!(" cap {cap}"));
         format!(
-            "attention {rows}x{q_heads}:{}x{} {:?} window {window}",
+            "attention {rows}x{q_heads}:{}x{} {:?} window {window}{cap}",
             kv.heads, kv.head_dim, kv.dtype
         )
     }

@@ -1,7 +1,7 @@
-//! Half formats and pages of 16: `kernels/attention.cu` for decode (and wide heads); for rows of many
-//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 (where rows can be many, those of
-//! one token by the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`. Everything else:
-//! `kernels/attention_ref.cu`.
+//! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode; for rows of many
+//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (where rows can be
+//! many, those of one token by the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
+//! Everything else: `kernels/attention_ref.cu`.
 //!
 //! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was asked for by
 //! name and cannot run is an error.
@@ -9,7 +9,7 @@
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::op::{AttentionChain, Norm};
+use crate::op::{Attention, AttentionChain, Norm};
 use crate::ops::prologue::cuda::ways;
 use crate::ops::require;
 use crate::step::count;
@@ -30,7 +30,7 @@ impl AttentionChain {
         if !self.tensor_cores(target) || split == 0 {
             return 0;
         }
-        let parts = u64::from(y * z) * u64::from(self.kv.heads);
+        let parts = u64::from(y * z) * u64::from(self.attention.kv.heads);
         SEMAPHORE_BYTES + parts * u64::from(self.part_bytes())
     }
 
@@ -40,18 +40,22 @@ impl AttentionChain {
             rope.require_halves()?;
         }
         if self.tensor_cores(target) {
-            let (room, needs) =
-                (self.scratch.map_or(0, |scratch| scratch.len), self.scratch_bytes(target));
+            let (room, needs) = (
+                self.attention.scratch.map_or(0, |scratch| scratch.len),
+                self.scratch_bytes(target),
+            );
             require(room >= needs, Self::NAME, || {
                 format!("the kernel needs {needs} bytes of scratch and has {room}")
             })?;
-            return Ok(match (self.single || self.fixed(), self.kv.head_dim) {
-                (false, 64 | 128) if self.warpgroups(target) && self.rows >= MANY_ROWS => {
+            return Ok(match (self.attention.single || self.fixed(), self.attention.kv.head_dim) {
+                (false, 64 | 128)
+                    if self.warpgroups(target) && self.attention.rows >= MANY_ROWS =>
+                {
                     vec![self.wgmma(target, false)?, self.ones(target)?]
                 }
                 (false, 64 | 128) if self.warpgroups(target) => vec![self.wgmma(target, true)?],
-                (false, ..=128) => vec![self.varlen(target)?],
-                _ => vec![self.fast(target, false)?],
+                (false, _) => vec![self.varlen(target)?],
+                (true, _) => vec![self.fast(target, false)?],
             });
         }
         let mut launches = match &self.rope {
@@ -64,11 +68,11 @@ impl AttentionChain {
 
     /// Other settings worth measuring.
     pub(crate) fn candidates(&self, target: &Target) -> Vec<Variant> {
-        if !self.single || !self.tensor_cores(target) {
+        if !self.attention.single || !self.tensor_cores(target) {
             return Vec::new();
         }
         let plain = AttentionVariant::default();
-        let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.rows <= 16);
+        let clusters = [1, 2, 4, 8].into_iter().filter(|_| self.attention.rows <= 16);
         let clusters = clusters.filter(|cluster| *cluster != self.cluster(target));
         let clusters = clusters.map(|cluster| AttentionVariant { cluster: Some(cluster), ..plain });
         let (_, own, _) = self.shape(target);
@@ -78,8 +82,8 @@ impl AttentionChain {
         let warps = AttentionVariant { warps: Some(8), stages: Some(2), ..plain };
         let all = least.into_iter().chain([warps]).chain(stages).chain(clusters);
         let worth = |variant: &AttentionVariant| {
-            let pick = Pick::Named(*variant);
-            AttentionChain { pick, ..self.clone() }.check_variant(target).is_ok()
+            let attention = Attention { pick: Pick::Named(*variant), ..self.attention.clone() };
+            AttentionChain { attention, ..self.clone() }.check_variant(target).is_ok()
         };
         all.filter(worth).map(Variant::Attention).collect()
     }
@@ -87,9 +91,9 @@ impl AttentionChain {
     /// What was asked for, else what was measured to be best, else nothing.
     fn asked(&self, target: &Target) -> AttentionVariant {
         let measured = || target.tuned.variant(&self.shape_text()?).copied();
-        match self.pick {
+        match self.attention.pick {
             Pick::Named(variant) => variant,
-            Pick::Best if self.single => match measured() {
+            Pick::Best if self.attention.single => match measured() {
                 Some(Variant::Attention(variant)) => variant,
                 _ => AttentionVariant::default(),
             },
@@ -102,10 +106,14 @@ impl AttentionChain {
         let asked = self.asked(target);
         let AttentionVariant { kernel, warps, stages, least, cluster, kv, turns } = asked;
         let cores = self.tensor_cores(target);
-        let decode = cores && (self.single || self.kv.head_dim > 128);
-        let hopper = cores && !decode && matches!(self.kv.head_dim, 64 | 128);
+        let decode = cores && self.attention.single;
+        let hopper = cores && !decode && matches!(self.attention.kv.head_dim, 64 | 128);
         let hopper = hopper && self.warpgroups(target);
-        let clusters = self.single && target.capability.0 >= 9;
+        let clusters = self.attention.single && target.capability.0 >= 9;
+        let fits = !cores || !(self.attention.single || self.fixed()) || {
+            let (tokens, _, shared) = self.shape(target);
+            shared + self.static_bytes(tokens, self.warps(target)) <= target.shared_per_block
+        };
         let can = match kernel {
             Some(AttentionKernel::Reference) => {
                 [warps, stages, least, cluster, kv, turns] == [None; 6]
@@ -114,13 +122,15 @@ impl AttentionChain {
             None => true,
         };
         let can = can
+            && fits
             && (least.is_none() || decode)
             && (warps.is_none() || (cores && !hopper))
             && (stages.is_none() || decode || hopper)
             && cluster.is_none_or(|n| n == 1 || (decode && clusters && [2, 4, 8].contains(&n)))
             && ((kv.is_none() && turns.is_none()) || hopper);
         require(can, Self::NAME, || {
-            let (rows, heads, dim) = (self.rows, self.q_heads, self.kv.head_dim);
+            let (rows, heads, dim) =
+                (self.attention.rows, self.attention.q_heads, self.attention.kv.head_dim);
             format!(
                 "no kernel `{asked}` for {rows} rows of {heads} heads of {dim} on {}",
                 target.arch()
@@ -129,31 +139,33 @@ impl AttentionChain {
     }
 
     fn named(&self) -> Option<AttentionKernel> {
-        match self.pick {
+        match self.attention.pick {
             Pick::Named(variant) => variant.kernel,
             Pick::Best | Pick::Rule | Pick::Fixed => None,
         }
     }
 
     fn tensor_cores(&self, target: &Target) -> bool {
-        let kv = &self.kv;
-        let half = matches!(kv.dtype, DType::F16 | DType::BF16) && self.qkv.dtype == kv.dtype;
+        let kv = &self.attention.kv;
+        let half =
+            matches!(kv.dtype, DType::F16 | DType::BF16) && self.attention.qkv.dtype == kv.dtype;
         let norms = self.rope.iter().flat_map(|rope| [rope.q_norm, rope.k_norm]).flatten();
         let norms_fit = norms
             .map(|norm: Norm| norm.weight.dtype)
             .all(|dtype| dtype == DType::F32 || dtype == kv.dtype);
         let dims = kv.head_dim.is_multiple_of(16) && kv.head_dim <= 256 && kv.page_size == 16;
-        let group = self.q_heads / kv.heads;
+        let group = self.attention.q_heads / kv.heads;
         let group_fits = group * kv.head_dim <= 4096 && group <= 32;
         let asked = self.named() != Some(AttentionKernel::Reference);
-        let out = self.out.stride.is_multiple_of(4) && self.out.span.offset.is_multiple_of(16);
+        let out = self.attention.out.stride.is_multiple_of(4)
+            && self.attention.out.span.offset.is_multiple_of(16);
         asked
             && half
             && norms_fit
             && dims
             && group_fits
             && out
-            && aligned(&self.qkv)
+            && aligned(&self.attention.qkv)
             && target.capability.0 >= 8
     }
 
@@ -161,49 +173,79 @@ impl AttentionChain {
     /// have pieces of their own; more rows share a list of them, so that blocks without work stay few; many rows
     /// fill the GPU without.
     fn pieces(&self, target: &Target) -> (u32, u32, u32) {
-        let ways = (ways(self.rows, target) * 8).div_ceil(self.kv.heads);
+        let ways = (ways(self.attention.rows, target) * 8).div_ceil(self.attention.kv.heads);
         // A word for each row and KV head counts the pieces that are done.
-        let counted = u64::from(self.rows) * u64::from(self.kv.heads) * 4 <= SEMAPHORE_BYTES;
-        match self.rows {
-            _ if self.fixed() || !counted => (0, self.rows, 1),
-            0..=4 if self.single => {
+        let counted = u64::from(self.attention.rows) * u64::from(self.attention.kv.heads) * 4
+            <= SEMAPHORE_BYTES;
+        match self.attention.rows {
+            _ if self.fixed() || !counted => (0, self.attention.rows, 1),
+            0..=4 if self.attention.single => {
                 let cluster = self.cluster(target);
-                (2, (ways / self.rows.max(1)).max(8).div_ceil(cluster), self.rows)
+                (
+                    2,
+                    (ways / self.attention.rows.max(1)).max(8).div_ceil(cluster),
+                    self.attention.rows,
+                )
             }
-            5..=64 if self.single => (1, self.rows + ways.div_ceil(self.cluster(target)), 1),
-            _ => (0, self.rows, 1),
+            5..=64 if self.attention.single => {
+                (1, self.attention.rows + ways.div_ceil(self.cluster(target)), 1)
+            }
+            _ => (0, self.attention.rows, 1),
         }
     }
 
     /// Blocks that share a piece and merge in shared memory.
     fn cluster(&self, target: &Target) -> u32 {
         let asked = self.asked(target).cluster;
-        let suited = match self.rows {
-            _ if !self.single || self.fixed() || target.capability.0 < 9 => return 1,
+        let suited = match self.attention.rows {
+            _ if !self.attention.single || self.fixed() || target.capability.0 < 9 => return 1,
             // Eight to a cluster leave some multiprocessors out: not for contexts that need them all.
-            1 | 2 if self.state.limits.pages_per_seat <= 512 => 8,
+            1 | 2 if self.attention.state.limits.pages_per_seat <= 512 => 8,
             5..=16 => 2,
             _ => 1,
         };
-        asked.unwrap_or(suited)
+        // What a cluster leaves in its first block must fit beside the rings.
+        let rings = 2 * self.warps(target) * self.stage_bytes() + self.static_bytes(1, WARPS);
+        let fits = |cluster: &u32| cluster * self.part_bytes() + rings <= target.shared_per_block;
+        let fitting = [8, 4, 2].into_iter().find(|cluster| *cluster <= suited && fits(cluster));
+        asked.unwrap_or(fitting.unwrap_or(1))
     }
 
     /// Bytes of the partial result of a piece.
     fn part_bytes(&self) -> u32 {
-        self.q_heads / self.kv.heads * (self.kv.head_dim + 4) * 4
+        self.attention.q_heads / self.attention.kv.heads * (self.attention.kv.head_dim + 4) * 4
     }
 
-    /// Warps that share the pages of a piece.
+    /// Warps that share the pages of a piece: fewer where two stages of each do not fit.
     fn warps(&self, target: &Target) -> u32 {
-        self.asked(target).warps.unwrap_or(WARPS)
+        let fits = |warps: &u32| {
+            2 * warps * self.stage_bytes() + self.static_bytes(1, *warps) <= target.shared_per_block
+        };
+        let suited = || [WARPS, 2].into_iter().find(fits).unwrap_or(1);
+        self.asked(target).warps.unwrap_or_else(suited)
+    }
+
+    /// Bytes of a page's keys and values of a head in a ring.
+    fn stage_bytes(&self) -> u32 {
+        2 * 16 * (2 * self.attention.kv.head_dim + 16)
+    }
+
+    /// Shared memory that the decode kernel has by itself, for so many tokens and warps: queries, the newest token,
+    /// maxima and totals.
+    fn static_bytes(&self, tokens: u32, warps: u32) -> u32 {
+        let (dim, group) =
+            (self.attention.kv.head_dim, self.attention.q_heads / self.attention.kv.heads);
+        let columns = (tokens * group).next_multiple_of(8);
+        columns * (2 * (dim + 8) + 8 * warps) + 4 * dim + 64
     }
 
     /// (tokens per block, stages, dynamic shared memory).
     fn shape(&self, target: &Target) -> (u32, u32, u32) {
-        let (dim, group) = (self.kv.head_dim, self.q_heads / self.kv.heads);
+        let (dim, group) =
+            (self.attention.kv.head_dim, self.attention.q_heads / self.attention.kv.heads);
         let columns = if dim > 128 { 8 } else { 32 };
-        let tokens = if self.single { 1 } else { (columns / group).max(1) };
-        let stage = 2 * 16 * (2 * dim + 16);
+        let tokens = if self.attention.single { 1 } else { (columns / group).max(1) };
+        let stage = self.stage_bytes();
         let warps = self.warps(target);
         let cluster = self.cluster(target);
         let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
@@ -211,29 +253,33 @@ impl AttentionChain {
         let room = (108u32 << 10).saturating_sub(left);
         let deep = (room / (warps * stage)).clamp(2, 4);
         let filled = |stages: u32| {
-            let (items, each) = (self.rows * self.kv.heads, warps * stages * stage + left + 1024);
+            let (items, each) = (
+                self.attention.rows * self.attention.kv.heads,
+                warps * stages * stage + left + 1024,
+            );
             let slots = target.sms * (target.shared_per_sm / each).max(1);
             f64::from(items) / f64::from(items.next_multiple_of(slots))
         };
-        let shallow = self.single && !self.fixed() && filled(2) >= filled(deep);
+        let shallow = self.attention.single && !self.fixed() && filled(2) >= filled(deep);
         let suited = if shallow { 2 } else { deep };
         let stages = self.asked(target).stages.unwrap_or(suited);
         let merged = warps * tokens * group * (dim + 4) * 4;
         let shared = (warps * stages * stage).max(merged) + left;
-        (tokens, stages, shared.min(target.shared_per_block))
+        (tokens, stages, shared)
     }
 
     /// The rows of one token, whatever the others have.
     fn ones(&self, target: &Target) -> Result<Lowered> {
         let (single, scratch, pick) = (true, None, Pick::Best);
-        AttentionChain { single, scratch, pick, ..self.clone() }.fast(target, true)
+        let attention = Attention { single, scratch, pick, ..self.attention.clone() };
+        AttentionChain { attention, ..self.clone() }.fast(target, true)
     }
 
     fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {
-        let (kv, s) = (&self.kv, &self.state);
+        let (kv, s) = (&self.attention.kv, &self.attention.state);
         // Rows of one token among many others are not cut into pieces: there are blocks enough.
-        let (split, y, z) = if ones { (0, self.rows, 1) } else { self.pieces(target) };
-        let scratch = self.scratch.filter(|_| split > 0);
+        let (split, y, z) = if ones { (0, self.attention.rows, 1) } else { self.pieces(target) };
+        let scratch = self.attention.scratch.filter(|_| split > 0);
         let cluster = if split == 0 { 1 } else { self.cluster(target) };
         let (tokens, stages, shared) = self.shape(target);
         let rope = self.rope.as_deref();
@@ -246,21 +292,21 @@ impl AttentionChain {
         let kernel = Kernel::new(target, "attention", "attention")
             .defines(&[
                 ("D", kv.head_dim),
-                ("HQ", self.q_heads),
+                ("HQ", self.attention.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
                 ("WARPS", self.warps(target)),
                 ("STAGES", stages),
                 ("SPLIT", split),
                 ("CLUSTER", cluster),
-                ("ROWS32", if split == 1 { self.rows.div_ceil(32) } else { 1 }),
+                ("ROWS32", if split == 1 { self.attention.rows.div_ceil(32) } else { 1 }),
                 ("LEAST_PAGES", self.asked(target).least.unwrap_or(WARPS)),
-                ("SINGLE", u32::from(self.single)),
+                ("SINGLE", u32::from(self.attention.single)),
                 ("ROPE", u32::from(rope.is_some())),
                 ("Q_TOKENS", tokens),
-                ("WINDOW", self.window.unwrap_or(0)),
+                ("WINDOW", self.attention.window.unwrap_or(0)),
                 ("TYPE", code(kv.dtype, "attention")?),
-                ("YT", code(self.out.dtype, "attention")?),
+                ("YT", code(self.attention.out.dtype, "attention")?),
                 ("QN", u32::from(q_norm.is_some())),
                 ("KN", u32::from(k_norm.is_some())),
                 ("QNT", norm_type(q_norm)?),
@@ -269,25 +315,42 @@ impl AttentionChain {
                 ("FIXED", u32::from(self.fixed())),
                 ("ONES", u32::from(ones)),
             ])
+            .softcap(self.attention.softcap)
             .grid(
-                if self.single { kv.heads } else { self.out.rows / tokens + self.rows },
-                if self.single { y * cluster } else { kv.heads },
-                if self.single { z } else { 1 },
+                if self.attention.single {
+                    kv.heads
+                } else {
+                    self.attention.out.rows / tokens + self.attention.rows
+                },
+                if self.attention.single { y * cluster } else { kv.heads },
+                if self.attention.single { z } else { 1 },
             )
             .cluster_along_y(cluster)
             .threads(self.warps(target) * 32)
             .shared(shared)
-            .tensors(&[&self.qkv])
+            .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table, &s.counts])
+            .tensors(&[
+                &self.attention.out,
+                &s.row_seat,
+                &s.q_start,
+                &s.kv_len,
+                &s.page_table,
+                &s.counts,
+            ])
             .optional(part(0, Some(SEMAPHORE_BYTES)))
             .optional(part(SEMAPHORE_BYTES, None))
             .optional(q_norm.map(|norm| norm.weight.span))
             .optional(k_norm.map(|norm| norm.weight.span))
             .optional(rope.map(|rope| rope.rope.span))
-            .ints(&[self.rows, s.limits.pages_per_seat, self.qkv.stride, self.out.stride])
+            .ints(&[
+                self.attention.rows,
+                s.limits.pages_per_seat,
+                self.attention.qkv.stride,
+                self.attention.out.stride,
+            ])
             .ints(&rope.map_or([0, 1], |rope| [rope.rope.stride, rope.rope.rows]))
-            .arg(Arg::F32(self.scale))
+            .arg(Arg::F32(self.attention.scale))
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
             .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)));
         Ok(kernel.lowered())
@@ -295,31 +358,34 @@ impl AttentionChain {
 
     /// Tokens a block of the Hopper kernel takes, and the most such blocks of a step.
     fn packed(&self) -> (u32, u32) {
-        let tokens = 128 / (self.q_heads / self.kv.heads);
-        (tokens, self.out.rows / tokens + self.rows)
+        let tokens = 128 / (self.attention.q_heads / self.attention.kv.heads);
+        (tokens, self.attention.out.rows / tokens + self.attention.rows)
     }
 
     /// The longest a sequence can be.
     fn context(&self) -> u32 {
-        self.state.limits.context()
+        self.attention.state.limits.context()
     }
 
     fn warpgroups(&self, target: &Target) -> bool {
         let (_, slots) = self.packed();
         // The list of blocks is in shared memory, a row and a block in a word.
-        let listed = slots <= MOST_SLOTS && self.rows <= u32::from(u16::MAX);
-        let wide = self.out.stride.is_multiple_of(8) && self.qkv.span.offset.is_multiple_of(16);
+        let listed = slots <= MOST_SLOTS && self.attention.rows <= u32::from(u16::MAX);
+        let wide = self.attention.out.stride.is_multiple_of(8)
+            && self.attention.qkv.span.offset.is_multiple_of(16);
         let asked = self.named() != Some(AttentionKernel::Mma) && !self.fixed();
         // A line of a page is a signed coordinate of the tensor map.
-        let kv = &self.kv;
+        let kv = &self.attention.kv;
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
         let mapped = lines <= i32::MAX as u64;
-        target.capability == (9, 0) && listed && wide && asked && mapped
+        // The kernel multiplies scores and takes them to the power in one instruction: no room for a cap.
+        let plain = self.attention.softcap.is_none();
+        target.capability == (9, 0) && listed && wide && asked && mapped && plain
     }
 
     fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
-        let (kv, s) = (&self.kv, &self.state);
-        let group = self.q_heads / kv.heads;
+        let (kv, s) = (&self.attention.kv, &self.attention.state);
+        let group = self.attention.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
         let stages = self.asked(target).stages.unwrap_or(2);
         // Few sizes, so that the buckets of a model share a kernel.
@@ -340,10 +406,10 @@ impl AttentionChain {
             Arg::TensorMap(TensorMap { span, dtype, dims, strides, tile, swizzle: 128 })
         };
         let q = map(
-            self.qkv.span,
+            self.attention.qkv.span,
             kv.dtype,
-            &[kv.head_dim.into(), self.q_heads.into(), self.qkv.rows.into()],
-            &[bytes, u64::from(self.qkv.stride) * 2],
+            &[kv.head_dim.into(), self.attention.q_heads.into(), self.attention.qkv.rows.into()],
+            &[bytes, u64::from(self.attention.qkv.stride) * 2],
             &[64, group, tokens],
         );
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
@@ -352,7 +418,7 @@ impl AttentionChain {
         let kernel = Kernel::new(target, "attention_wgmma", "attention_wgmma")
             .defines(&[
                 ("D", kv.head_dim),
-                ("HQ", self.q_heads),
+                ("HQ", self.attention.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
                 ("Q_TOKENS", tokens),
@@ -361,71 +427,112 @@ impl AttentionChain {
                 ("Q_STAGES", 1 + narrow),
                 ("TURNS", self.asked(target).turns.unwrap_or(narrow)),
                 ("SLOTS", room),
-                ("WINDOW", self.window.unwrap_or(0)),
-                ("LAST", u32::from(self.last_only)),
+                ("WINDOW", self.attention.window.unwrap_or(0)),
+                ("LAST", u32::from(self.attention.last_only)),
                 ("ONES", u32::from(ones)),
                 ("TYPE", code(kv.dtype, "attention")?),
-                ("YT", code(self.out.dtype, "attention")?),
+                ("YT", code(self.attention.out.dtype, "attention")?),
             ])
             .grid(target.sms.min(slots * kv.heads), 1, 1)
             .threads(384)
             .shared(shared(tile))
             .arg(q)
             .arg(pages)
-            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
-            .ints(&[self.rows, slots, s.limits.pages_per_seat, self.out.stride])
-            .arg(Arg::F32(self.scale));
+            .tensors(&[&self.attention.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
+            .ints(&[self.attention.rows, slots, s.limits.pages_per_seat, self.attention.out.stride])
+            .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
     }
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
-        let (kv, s) = (&self.kv, &self.state);
-        let warps = self.asked(target).warps.unwrap_or(4);
-        let tokens = (16 * warps / (self.q_heads / kv.heads)).max(1);
+        let (kv, s) = (&self.attention.kv, &self.attention.state);
+        // Keys and values of two tiles; of wide heads smaller ones, and queries.
+        let wide = kv.head_dim > 128;
+        let shared = |warps: u32| {
+            let rows = if wide { 2 * 2 * 32 + 16 * warps } else { 2 * 2 * 64 };
+            rows * (2 * kv.head_dim + 16)
+        };
+        let fits = |warps: &u32| shared(*warps) + 64 <= target.shared_per_block;
+        let suited = || [WARPS, 2].into_iter().find(fits).unwrap_or(1);
+        let warps = self.asked(target).warps.unwrap_or_else(suited);
+        require(fits(&warps), Self::NAME, || {
+            let (bytes, room) = (shared(warps), target.shared_per_block);
+            format!("the kernel needs {bytes} bytes of shared memory and a block has {room}")
+        })?;
+        let tokens = (16 * warps / (self.attention.q_heads / kv.heads)).max(1);
         let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
             .defines(&[
                 ("D", kv.head_dim),
-                ("HQ", self.q_heads),
+                ("HQ", self.attention.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
                 ("WARPS", warps),
                 ("Q_TOKENS", tokens),
-                ("WINDOW", self.window.unwrap_or(0)),
+                ("WINDOW", self.attention.window.unwrap_or(0)),
                 ("TYPE", code(kv.dtype, "attention")?),
-                ("YT", code(self.out.dtype, "attention")?),
+                ("YT", code(self.attention.out.dtype, "attention")?),
             ])
-            .grid(kv.heads, self.out.rows / tokens + self.rows, 1)
+            .softcap(self.attention.softcap)
+            .grid(kv.heads, self.attention.out.rows / tokens + self.attention.rows, 1)
             .threads(warps * 32)
-            .shared(2 * 2 * 64 * (2 * kv.head_dim + 16))
-            .tensors(&[&self.qkv])
+            .shared(shared(warps))
+            .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
-            .ints(&[self.rows, s.limits.pages_per_seat, self.qkv.stride, self.out.stride])
-            .arg(Arg::F32(self.scale));
+            .tensors(&[&self.attention.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
+            .ints(&[
+                self.attention.rows,
+                s.limits.pages_per_seat,
+                self.attention.qkv.stride,
+                self.attention.out.stride,
+            ])
+            .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
     }
 
     fn reference_launch(&self, target: &Target) -> Result<Lowered> {
-        let (kv, s) = (&self.kv, &self.state);
+        let (kv, s) = (&self.attention.kv, &self.attention.state);
         let kernel = Kernel::new(target, "attention_ref", "attention_ref")
             .defines(&[
                 ("D", kv.head_dim),
-                ("HQ", self.q_heads),
+                ("HQ", self.attention.q_heads),
                 ("HKV", kv.heads),
                 ("PAGE", kv.page_size),
-                ("WINDOW", self.window.unwrap_or(0)),
-                ("SINGLE", u32::from(self.single)),
-                ("XT", code(self.qkv.dtype, "attention")?),
+                ("WINDOW", self.attention.window.unwrap_or(0)),
+                ("SINGLE", u32::from(self.attention.single)),
+                ("XT", code(self.attention.qkv.dtype, "attention")?),
                 ("KT", code(kv.dtype, "attention")?),
-                ("YT", code(self.out.dtype, "attention")?),
+                ("YT", code(self.attention.out.dtype, "attention")?),
             ])
-            .grid(self.out.rows, self.q_heads, 1)
+            .softcap(self.attention.softcap)
+            .grid(self.attention.out.rows, self.attention.q_heads, 1)
             .threads(128)
-            .tensors(&[&self.qkv])
+            .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[&self.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table, &s.token_row])
-            .ints(&[self.rows, s.limits.pages_per_seat, self.qkv.stride, self.out.stride])
-            .arg(Arg::F32(self.scale));
+            .tensors(&[
+                &self.attention.out,
+                &s.row_seat,
+                &s.q_start,
+                &s.kv_len,
+                &s.page_table,
+                &s.token_row,
+            ])
+            .ints(&[
+                self.attention.rows,
+                s.limits.pages_per_seat,
+                self.attention.qkv.stride,
+                self.attention.out.stride,
+            ])
+            .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
+    }
+}
+
+impl Kernel {
+    /// The cap of scores as a constant; without one the macro stays undefined.
+    fn softcap(self, cap: Option<f32>) -> Kernel {
+        match cap {
+            None => self,
+            Some(cap) => self.define("SOFTCAP", format!("{cap:?}f")),
+        }
     }
 }

@@ -23,6 +23,7 @@ pub(super) struct AttentionStep {
     pages: *const u8,
     tables: Tables,
     scale: f32,
+    softcap: Option<f32>,
     window: Option<usize>,
     rows: usize,
     single: bool,
@@ -44,21 +45,22 @@ unsafe impl Sync for AttentionStep {}
 impl AttentionChain {
     pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
         let level = lowering.level;
-        let group = self.q_heads / self.kv.heads;
+        let group = self.attention.q_heads / self.attention.kv.heads;
         let ggml = lowering.ggml();
-        let fits = self.kv.head_dim.is_multiple_of(16) && group <= 16;
+        let fits = self.attention.kv.head_dim.is_multiple_of(16) && group <= 16;
         let wide = level == Level::Avx512 && fits && !ggml;
         Box::new(AttentionStep {
-            qkv: Matrix::new(memory, &self.qkv),
-            out: Matrix::new(memory, &self.out),
-            q_heads: self.q_heads as usize,
-            kv: self.kv,
-            pages: memory.address(self.kv.span),
-            tables: Tables::new(memory, &self.state),
-            scale: self.scale,
-            window: self.window.map(|window| window as usize),
-            rows: self.rows as usize,
-            single: self.single,
+            qkv: Matrix::new(memory, &self.attention.qkv),
+            out: Matrix::new(memory, &self.attention.out),
+            q_heads: self.attention.q_heads as usize,
+            kv: self.attention.kv,
+            pages: memory.address(self.attention.kv.span),
+            tables: Tables::new(memory, &self.attention.state),
+            scale: self.attention.scale,
+            softcap: self.attention.softcap,
+            window: self.attention.window.map(|window| window as usize),
+            rows: self.attention.rows as usize,
+            single: self.attention.single,
             rope: self.rope.as_ref().map(|rope| rope.resolve(memory, lowering)),
             level,
             wide,
@@ -95,6 +97,11 @@ impl Heads<'_> {
 
     pub(super) fn scale(&self) -> f32 {
         self.step.scale
+    }
+
+    /// What scores stay below, if they are limited.
+    pub(super) fn softcap(&self) -> Option<f32> {
+        self.step.softcap
     }
 
     /// The first position a token at `position` sees.

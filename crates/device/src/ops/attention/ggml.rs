@@ -10,7 +10,7 @@
 
 use super::fast::Heads;
 use crate::DType;
-use crate::cpu::ggml::exp;
+use crate::cpu::ggml::{exp, soft_cap};
 use crate::cpu::simd::{self, LANES, Level, levels};
 use crate::cpu::view::{load_floats, round_to, store_floats};
 
@@ -56,6 +56,9 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: boo
     }
     let turns = if alone { TURNS } else { 1 };
     for (g, scores) in scores.chunks_exact_mut(count).enumerate() {
+        if let Some(cap) = heads.softcap() {
+            soft_cap(&mut scores[first - start..=position - start], cap);
+        }
         // SAFETY: the level was detected.
         unsafe { softmax(level, scores) };
         scores.iter_mut().for_each(|score| *score = round_to(DType::F16, *score));

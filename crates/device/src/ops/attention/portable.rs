@@ -1,7 +1,7 @@
 //! Attention for processors without AVX-512, and shapes its kernels do not fit: one token at a time.
 
 use super::fast::Heads;
-use crate::cpu::simd::{LANES, dot, exp, fma, levels};
+use crate::cpu::simd::{LANES, dot, exp, fma, levels, soft_cap};
 use crate::cpu::view::{load_floats, store_floats};
 
 /// Floats of scratch for a token that sees `count` positions: queries, outputs, one row of k or v, scores.
@@ -30,7 +30,12 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
     }
     for scores in scores[..group * count].chunks_exact_mut(count) {
         // SAFETY: the level was detected.
-        unsafe { softmax(level, scores) };
+        unsafe {
+            if let Some(cap) = heads.softcap() {
+                soft_cap(level, scores, 1.0 / cap, cap);
+            }
+            softmax(level, scores);
+        }
     }
     outs.fill(0.0);
     for p in 0..count {

@@ -6,7 +6,7 @@
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, aligned};
-use crate::op::{AttentionChain, Epilogue, LinearChain, Norm, RopeKv};
+use crate::op::{Activation, Attention, AttentionChain, Epilogue, LinearChain, Norm, RopeKv};
 use crate::ops::{Access, SpanVisitor, Traffic, require, require_scratch};
 use crate::{DType, Error, Op, Result, Span, Tensor};
 
@@ -126,7 +126,7 @@ impl Layers<'_> {
 struct Layer {
     qkv: LinearChain,
     norm1: Norm,
-    attention: AttentionChain,
+    attention: Attention,
     rope: RopeKv,
     o: LinearChain,
     up: LinearChain,
@@ -137,12 +137,12 @@ struct Layer {
 impl Layer {
     fn of(members: &[Op]) -> Option<Layer> {
         let [qkv, attention, o, up, down] = members else { return None };
-        let attention = AttentionChain::of(attention)?;
+        let AttentionChain { attention, rope } = AttentionChain::of(attention)?;
         let [Some(qkv), Some(o), Some(up), Some(down)] = [qkv, o, up, down].map(LinearChain::of)
         else {
             return None;
         };
-        let (norm1, norm2, rope) = (qkv.norm?, up.norm?, *attention.rope.clone()?);
+        let (norm1, norm2, rope) = (qkv.norm?, up.norm?, *rope?);
         Some(Layer { qkv, norm1, attention, rope, o, up, norm2, down })
     }
 
@@ -155,7 +155,7 @@ impl Layer {
         let x = qkv.x;
         let products = [qkv, o, up, down];
         qkv.epilogue == Epilogue::Store
-            && up.epilogue == Epilogue::SiluMul
+            && up.epilogue == Epilogue::GateMul(Activation::Silu)
             && adds(o, x)
             && adds(down, x)
             && (qkv.y, attention.out, up.x, up.y) == (attention.qkv, o.x, x, down.x)
@@ -171,6 +171,7 @@ impl Layer {
             && attention.kv.dtype == DType::BF16
             && attention.single
             && attention.window.is_none()
+            && attention.softcap.is_none()
             && attention.kv.page_size == 16
             && attention.kv.span.offset.is_multiple_of(16)
             && attention.rows == x.rows

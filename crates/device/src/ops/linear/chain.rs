@@ -5,9 +5,11 @@
 //! apply the row's scale to the f32 sum: the same relative rounding, one exchange fewer.) What follows works on the f32
 //! sums and rounds once, when storing.
 
-use crate::op::{Add, Fused, FusedKernel, Linear, Norm, RmsNorm, RopeKv, SiluMul};
+use crate::op::{Activation, Add, Fused, FusedKernel, GateMul, Linear, Norm, RmsNorm, RopeKv};
 use crate::ops::fused::Inside;
-use crate::ops::{Access, Contract, SpanVisitor, Traffic, norm_bytes, require, require_norm};
+use crate::ops::{
+    Access, Contract, Named, SpanVisitor, Traffic, norm_bytes, require, require_norm,
+};
 use crate::variant::{LinearVariant, Pick};
 use crate::{DType, Op, Region, Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
@@ -19,8 +21,8 @@ pub enum Epilogue {
     Store,
     /// y = residual + sum; the residual may be y itself.
     Residual(Tensor),
-    /// Weight rows alternate gate and up: `y[i] = silu(sum[2i]) · sum[2i + 1]`.
-    SiluMul,
+    /// Weight rows alternate gate and up: `y[i] = act(sum[2i]) · sum[2i + 1]`.
+    GateMul(Activation),
 }
 
 /// What two linears with a norm between them do for each other, where kernels can: it saves the norm a launch.
@@ -59,7 +61,7 @@ pub struct LinearChain {
     pub epilogue: Epilogue,
     /// Done to `y` afterwards, whose columns of k and v then need not be stored. Only with [`Epilogue::Store`].
     pub rope: Option<Box<RopeKv>>,
-    /// rows × n, or rows × n/2 for [`Epilogue::SiluMul`].
+    /// rows × n, or rows × n/2 for [`Epilogue::GateMul`].
     pub y: Tensor,
     /// Rows past this device-side count need not be computed.
     pub live: Option<Span>,
@@ -91,13 +93,17 @@ impl From<LinearChain> for Op {
         });
         let sums = match chain.epilogue {
             Epilogue::Store => y,
-            Epilogue::Residual(_) | Epilogue::SiluMul => inside.tensor(DType::F32, x.rows, w.rows),
+            Epilogue::Residual(_) | Epilogue::GateMul(_) => {
+                inside.tensor(DType::F32, x.rows, w.rows)
+            }
         };
         members.push(Op::Linear(Linear { x, w, bias, y: sums, live, scratch, pick }));
         match chain.epilogue {
             Epilogue::Store => {}
             Epilogue::Residual(a) => members.push(Op::Add(Add { a, b: sums, y, live })),
-            Epilogue::SiluMul => members.push(Op::SiluMul(SiluMul { x: sums, y, live })),
+            Epilogue::GateMul(act) => {
+                members.push(Op::GateMul(GateMul { x: sums, act, y, live }));
+            }
         }
         members.extend(chain.rope.map(|rope| Op::RopeKv(*rope)));
         match <[Op; 1]>::try_from(members) {
@@ -112,7 +118,7 @@ impl From<LinearChain> for Op {
 
 impl LinearChain {
     /// The op's name in errors.
-    pub(crate) const NAME: &'static str = Linear::<crate::operand::Bound>::NAME;
+    pub(crate) const NAME: &'static str = <Linear as Named>::NAME;
 
     /// `y = x · wᵀ` and nothing else.
     pub fn new(x: Tensor, w: Tensor, y: Tensor) -> LinearChain {
@@ -164,8 +170,8 @@ impl LinearChain {
             [Op::Add(add)] if sums(&add.b) && add.live == linear.live => {
                 (chain.epilogue, chain.y) = (Epilogue::Residual(add.a), add.y);
             }
-            [Op::SiluMul(silu)] if sums(&silu.x) && silu.live == linear.live => {
-                (chain.epilogue, chain.y) = (Epilogue::SiluMul, silu.y);
+            [Op::GateMul(gate)] if sums(&gate.x) && gate.live == linear.live => {
+                (chain.epilogue, chain.y) = (Epilogue::GateMul(gate.act), gate.y);
             }
             [Op::RopeKv(rope)] if rope.qkv == linear.y => {
                 chain.rope = Some(Box::new(rope.clone()));
@@ -195,11 +201,11 @@ impl LinearChain {
         if self.bias.is_some() {
             text.push_str(" + bias");
         }
-        text.push_str(match self.epilogue {
-            Epilogue::Store => "",
-            Epilogue::Residual(_) => " + residual",
-            Epilogue::SiluMul => ", silu·mul",
-        });
+        match self.epilogue {
+            Epilogue::Store => {}
+            Epilogue::Residual(_) => text.push_str(" + residual"),
+            Epilogue::GateMul(act) => text.push_str(&format!(", {}·mul", act.name())),
+        }
         if let Some(rope) = &self.rope {
             text.push_str(if rope.q_norm.is_some() { ", qk-norm + rope" } else { ", rope" });
         }
@@ -212,7 +218,7 @@ impl LinearChain {
     pub(crate) fn traffic(&self) -> Traffic {
         let residual = match &self.epilogue {
             Epilogue::Residual(residual) => residual.bytes(),
-            Epilogue::Store | Epilogue::SiluMul => 0,
+            Epilogue::Store | Epilogue::GateMul(_) => 0,
         };
         let bias = self.bias.as_ref().map_or(0, Tensor::bytes);
         let rope = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
@@ -259,7 +265,7 @@ impl LinearChain {
     pub(crate) fn in_place(&self) -> Option<(Tensor, Tensor)> {
         match &self.epilogue {
             Epilogue::Residual(residual) => Some((*residual, self.y)),
-            _ => None,
+            Epilogue::Store | Epilogue::GateMul(_) => None,
         }
     }
 
@@ -273,7 +279,8 @@ impl LinearChain {
             Epilogue::Store => "",
             Epilogue::Residual(_) if !self.handoff.is_nothing() => "+residual+prepare",
             Epilogue::Residual(_) => "+residual",
-            Epilogue::SiluMul => "+silu",
+            Epilogue::GateMul(Activation::Silu) => "+silu",
+            Epilogue::GateMul(Activation::GeluTanh) => "+gelu",
         };
         let (x, w, y) = (self.x.dtype, self.w.dtype, self.y.dtype);
         let (rows, k, n) = (self.x.rows, self.x.cols, self.w.rows);

@@ -4,9 +4,9 @@
 //! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand, and tiles as
 //!   wide as there are rows. One that adds a residual also prepares its result for the norm of the next one, so that the
 //!   norm has no launch. To 256 rows where its tiles fill the GPU;
-//! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): SiLU·mul, rotation and what the next norm
+//! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and what the next norm
 //!   needs in the product, nothing computed past the live rows;
-//! - `gemm`, the rest: the library, with norm and SiLU·mul as launches around it;
+//! - `gemm`, the rest: the library, with norm and gate·mul as launches around it;
 //! - `ref`: every other format and shape.
 //!
 //! [`Pick::Fixed`] takes `wgmma` without sharing K for any number of rows, else `ref`; both sum a row in the same
@@ -14,7 +14,7 @@
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::op::{Epilogue, LinearChain, NormHandoff, RopeKv, SiluMul};
+use crate::op::{Epilogue, GateMul, LinearChain, NormHandoff, RopeKv};
 use crate::ops::require;
 use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
 use crate::{DType, Result, Tensor};
@@ -334,14 +334,15 @@ impl LinearChain {
 
     fn pair_bytes(&self) -> u64 {
         let bytes = u64::from(self.x.rows) * u64::from(self.w.rows) * 2;
-        if self.epilogue == Epilogue::SiluMul { bytes.next_multiple_of(1024) } else { 0 }
+        let gated = matches!(self.epilogue, Epilogue::GateMul(_));
+        if gated { bytes.next_multiple_of(1024) } else { 0 }
     }
 
     pub(super) fn epilogue_code(&self) -> (u32, Option<Tensor>) {
         match self.epilogue {
             Epilogue::Store => (0, None),
             Epilogue::Residual(residual) => (1, Some(residual)),
-            Epilogue::SiluMul => (2, None),
+            Epilogue::GateMul(act) => (act.code(), None),
         }
     }
 
@@ -391,12 +392,12 @@ impl LinearChain {
         let workspace = Some(scratch.part(from + self.pair_bytes(), GEMM_WORKSPACE));
         let (_, residual) = self.epilogue_code();
         let mut gemm = Gemm { x, w: self.w, residual, y: self.y, workspace };
-        if self.epilogue == Epilogue::SiluMul {
+        if let Epilogue::GateMul(act) = self.epilogue {
             let span = scratch.part(from, self.pair_bytes());
             gemm.y = Tensor::dense(span, self.x.dtype, x.rows, self.w.rows);
             launches.push(Lowered::Gemm(gemm.clone()));
-            let silu = SiluMul { x: gemm.y, y: self.y, live: self.live };
-            launches.extend(silu.lower(target)?);
+            let gate = GateMul { x: gemm.y, act, y: self.y, live: self.live };
+            launches.extend(gate.lower(target)?);
         } else {
             launches.push(Lowered::Gemm(gemm));
         }

@@ -20,13 +20,13 @@ impl LinearChain {
         let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
         let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
         let columns = match self.epilogue {
-            Epilogue::SiluMul => self.w.rows.is_multiple_of(16),
+            Epilogue::GateMul(_) => self.w.rows.is_multiple_of(16),
             Epilogue::Store => true,
             Epilogue::Residual(r) => aligned(&r) && r.dtype == self.y.dtype,
         };
         let (rows, filled) = (self.x.rows, self.filled(target));
         let faster = match self.epilogue {
-            Epilogue::SiluMul => rows > 128 && filled > 0.8,
+            Epilogue::GateMul(_) => rows > 128 && filled > 0.8,
             Epilogue::Store => rows > 512 && filled > 0.9,
             // Steps as long as the budget are full, and powers of two. Other buckets are mostly padded: there what is
             // not computed, and a norm's pass less, make up for it.

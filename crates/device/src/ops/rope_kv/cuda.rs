@@ -4,7 +4,7 @@ use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::RopeKv;
-use crate::ops::require;
+use crate::ops::{Named, require};
 
 impl RopeKv {
     /// That the kernels can do this rotation.

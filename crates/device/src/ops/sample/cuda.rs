@@ -4,7 +4,7 @@ use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::Sample;
 use crate::ops::prologue::cuda::layout;
-use crate::ops::require;
+use crate::ops::{Named, require};
 use crate::{Error, Result};
 
 impl Sample {

@@ -1,0 +1,334 @@
+//! What a model computes from a seed, written down so that another program can be asked the same:
+//!
+//!     parity MODEL FOLDER [quick]
+//!
+//! writes the weights (`model.safetensors`, `config.json`, as a checkpoint of the model's family), the
+//! logits of ragged batches fed in chunks and decoded through the recorded graphs (`batch-*`), and the
+//! residual stream after every layer of a prefill and of a decode step (`layers-*`).
+//! `tools/gpu/compare_transformers.py FOLDER` compares all of it with `transformers`.
+
+use device::target::WeightUse;
+use device::{Arena, DType, Device, DeviceChoice, Node, Op, Tensor};
+use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use fixtures::Rng;
+use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
+use graph::program::Program;
+use graph::{CompileTarget, Plan, ShapeKey};
+use model::weights::WeightSpec;
+use model::{GraphExecutor, LoadOptions, LoadedExecutor, ModelConfig, ModelSource, load_executor};
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Decode steps after the prompts of a batch.
+const STEPS: usize = 3;
+/// Rows of a batch whose logits are written.
+const ROWS: usize = 24;
+
+fn main() -> Outcome<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (name, folder, quick) = match args.as_slice() {
+        [name, folder] => (name, PathBuf::from(folder), false),
+        [name, folder, word] if word == "quick" => (name, PathBuf::from(folder), true),
+        _ => return Err("usage: parity MODEL FOLDER [quick]".into()),
+    };
+    std::fs::create_dir_all(&folder)?;
+    let config = ModelConfig::bundled(name)?;
+    std::fs::write(folder.join("config.json"), ModelConfig::bundled_json(name)?)?;
+    let (device, chosen) = Device::open(DeviceChoice::Auto)?;
+    eprintln!("{name} on {chosen}");
+    let source = ModelSource::Dummy { config: Box::new(config.clone()), seed: 0 };
+    let (longest, max_batch) = if quick { (96, 3) } else { (8192, 256) };
+    let options = LoadOptions {
+        max_batch,
+        max_context: longest + 64,
+        memory_share: 0.6,
+        ..LoadOptions::default()
+    };
+    let mut loaded = load_executor(&source, &device, &options, &|_| {})?;
+    write_weights(&folder, &loaded)?;
+    let mut launches = 0;
+    // Every bucket, and one that is not full.
+    let buckets = &loaded.executor.runners().decode.config().buckets;
+    let batches = if quick { vec![1, 3] } else { [&buckets.sizes[..], &[13]].concat() };
+    for rows in batches {
+        let batch = Batch::new(rows, longest, config.vocab as u32);
+        batch.run(&mut loaded.executor, &mut launches, &folder)?;
+    }
+    drop(loaded);
+    let loaded = load_executor(&source, &device, &options, &|_| {})?;
+    let rows = if quick { 3 } else { 8 };
+    write_layers(&folder, &config, &loaded.executor, &loaded.program, rows)
+}
+
+/// The weights under the names a checkpoint has them by.
+fn write_weights(folder: &Path, loaded: &LoadedExecutor) -> Outcome<()> {
+    let runners = loaded.executor.runners();
+    let weights = &runners.bindings().weights;
+    let specs: &[WeightSpec] = &loaded.weights;
+    let mut header = Map::new();
+    let mut at = 0;
+    for spec in specs {
+        let dtype = weights[&spec.name].dtype;
+        for part in &spec.parts {
+            let (shape, count) = match spec.kind {
+                WeightUse::Vector => (vec![part.tensor_rows], part.tensor_rows),
+                _ => {
+                    (vec![part.tensor_rows, spec.tensor_cols], part.tensor_rows * spec.tensor_cols)
+                }
+            };
+            let end = at + dtype.bytes(count);
+            let entry = json!({
+                "dtype": safetensors_name(dtype)?, "shape": shape, "data_offsets": [at, end],
+            });
+            header.insert(part.tensor.clone(), entry);
+            at = end;
+        }
+    }
+    let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
+    let header = serde_json::to_string(&header)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    for spec in specs {
+        let tensor = &weights[&spec.name];
+        let bytes = runners.device().read(runners.arena(), tensor.span)?;
+        let row = tensor.dtype.bytes(spec.cols());
+        if spec.kind == WeightUse::Vector {
+            file.write_all(&bytes[..row])?;
+            continue;
+        }
+        let stride = tensor.dtype.bytes(tensor.stride as usize);
+        let mut parts = vec![Vec::new(); spec.parts.len()];
+        for index in 0..spec.rows() {
+            let (part, _) = spec.source(index);
+            parts[part].extend_from_slice(&bytes[index * stride..][..row]);
+        }
+        parts.iter().try_for_each(|part| file.write_all(part))?;
+    }
+    Ok(file.flush()?)
+}
+
+fn safetensors_name(dtype: DType) -> Outcome<&'static str> {
+    match dtype {
+        DType::F32 => Ok("F32"),
+        DType::BF16 => Ok("BF16"),
+        other => Err(format!("weights of {other:?} cannot be written").into()),
+    }
+}
+
+/// Sequences of ragged lengths.
+struct Batch {
+    tokens: Vec<Vec<u32>>,
+    rng: Rng,
+}
+
+impl Batch {
+    fn new(rows: u32, longest: u32, vocab: u32) -> Batch {
+        let mut rng = Rng::new(u64::from(rows));
+        let usual = longest.min(600);
+        let mut tokens = Vec::new();
+        for row in 0..rows {
+            // One as long as can be, one of a single token, the others as they come.
+            let length = match row {
+                0 => longest,
+                1 => 1,
+                _ => 1 + rng.below(usual),
+            };
+            tokens.push((0..length).map(|_| rng.below(vocab)).collect());
+        }
+        Batch { tokens, rng }
+    }
+
+    /// Feeds the prompts in chunks of any size, then decodes all rows together.
+    fn run(
+        mut self,
+        executor: &mut GraphExecutor,
+        launches: &mut u64,
+        folder: &Path,
+    ) -> Outcome<()> {
+        let page_size = executor.geometry().page_size as usize;
+        let most = executor.coverage().prefill_tokens;
+        let mut next_page = 1;
+        for row in 0..self.tokens.len() {
+            let seat = Seat(row as u32);
+            let prompt = self.tokens[row].clone();
+            let pages = (prompt.len() + STEPS).div_ceil(page_size) as u32;
+            let mut start = 0;
+            while start < prompt.len() {
+                let chunk = 1 + self.rng.below(most) as usize;
+                let end = (start + chunk).min(prompt.len());
+                let tokens = prompt[start..end].to_vec();
+                let sample = end == prompt.len();
+                let row = Row { sample, ..Row::feed(seat, start as u32, tokens) };
+                let mut step = Step { rows: vec![row], ..Step::default() };
+                if start == 0 {
+                    let params = SeatParams::greedy();
+                    step.joins = vec![Join { seat, len: 0, last_token: 0, params }];
+                    let entry = |index| PageEntry { seat, index, page: Page(next_page + index) };
+                    step.pages = (0..pages).map(entry).collect();
+                }
+                let said = launch(executor, launches, step)?;
+                if sample {
+                    self.tokens[seat.0 as usize].push(said[0]);
+                }
+                start = end;
+            }
+            next_page += pages;
+        }
+        let count = self.tokens.len();
+        let watched: Vec<usize> =
+            (0..count.min(ROWS)).map(|i| i * count / count.min(ROWS)).collect();
+        let mut logits = Vec::new();
+        for _ in 0..STEPS {
+            let row = |(row, tokens): (usize, &Vec<u32>)| {
+                Row::decode(Seat(row as u32), tokens.len() as u32 - 1)
+            };
+            let rows = self.tokens.iter().enumerate().map(row).collect();
+            let said = launch(executor, launches, Step { rows, ..Step::default() })?;
+            for &row in &watched {
+                logits.extend(executor.read_logits(row as u32)?);
+            }
+            for (tokens, token) in self.tokens.iter_mut().zip(said) {
+                tokens.push(token);
+            }
+        }
+        let ran = executor.last_ran().expect("steps were launched");
+        let tokens: Vec<&Vec<u32>> = watched.iter().map(|&row| &self.tokens[row]).collect();
+        let about = json!({
+            "rows": count, "steps": STEPS, "tokens": tokens,
+            "bucket": ran.key.to_string(), "replayed": ran.eager.is_none(),
+        });
+        write(folder, &format!("batch-{count}"), &about, &logits)
+    }
+}
+
+fn launch(executor: &mut GraphExecutor, launches: &mut u64, step: Step) -> Outcome<Vec<u32>> {
+    *launches += 1;
+    executor.launch(&Step { number: *launches, ..step })?;
+    let result = executor.poll(true)?.ok_or("no result")?;
+    Ok(result.rows.iter().map(|row| row.token.unwrap_or_default()).collect())
+}
+
+/// A description and the numbers it describes.
+fn write(folder: &Path, name: &str, about: &Value, numbers: &[f32]) -> Outcome<()> {
+    std::fs::write(folder.join(format!("{name}.json")), about.to_string())?;
+    let bytes: Vec<u8> = numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(std::fs::write(folder.join(format!("{name}.f32")), bytes)?)
+}
+
+/// The residual stream of ragged prompts and of the token after each, layer by layer.
+fn write_layers(
+    folder: &Path,
+    config: &ModelConfig,
+    executor: &GraphExecutor,
+    program: &Program,
+    rows: u32,
+) -> Outcome<()> {
+    let runners = executor.runners();
+    let (device, arena, bindings) = (runners.device(), runners.arena(), runners.bindings());
+    let target = CompileTarget::new(device.target());
+    let mut mailbox = Mailbox::new(arena, &bindings.state)?;
+    let mut rng = Rng::new(7);
+    let mut prompts: Vec<Vec<u32>> = Vec::new();
+    for row in 0..rows {
+        let length = 1 + row * 7 + rng.below(20);
+        prompts.push((0..length).map(|_| rng.below(config.vocab as u32)).collect());
+    }
+    let lengths: Vec<u32> = prompts.iter().map(|prompt| prompt.len() as u32).collect();
+    let (total, longest) = (lengths.iter().sum(), *lengths.iter().max().expect("rows"));
+    let each = longest.div_ceil(bindings.state.limits.page_size) + 1;
+    let page = |seat: u32, index: u32| PageInput { seat, index, page: 1 + seat * each + index };
+    let join = |seat| JoinInput {
+        seat,
+        len: 0,
+        last_token: 0,
+        params: mail::SeatParams::greedy(),
+        seen: Vec::new(),
+    };
+    let mut prefill = StepInput {
+        joins: (0..rows).map(join).collect(),
+        pages: (0..rows).flat_map(|seat| (0..each).map(move |i| page(seat, i))).collect(),
+        ..StepInput::default()
+    };
+    for (seat, prompt) in (0..).zip(&prompts) {
+        prefill.add(seat, prompt, true);
+    }
+    let decode = StepInput::decode(0..rows);
+    let mut first: Vec<u32> = Vec::new();
+    for (input, key, live) in
+        [(&prefill, ShapeKey::prefill(total, rows), total), (&decode, ShapeKey::decode(rows), rows)]
+    {
+        let plan = graph::compile(program, &target, &key, bindings)?;
+        mailbox.post(input, &key)?;
+        let numbers = layers(device, arena, &plan, live, &lengths)?;
+        mailbox.sent();
+        device.sync()?;
+        let output = mailbox.take()?.ok_or("no result")?;
+        if first.is_empty() {
+            first = output.rows.iter().map(|row| row.token.unwrap_or_default()).collect();
+        }
+        let about = json!({
+            "prompts": prompts, "first": first, "layers": numbers.len(), "hidden": config.hidden,
+        });
+        write(folder, &format!("layers-{}", key.phase.name()), &about, &numbers.concat())?;
+    }
+    Ok(())
+}
+
+/// Runs the plan op by op; the embedding, then what each layer leaves. The last layer may have been computed for
+/// the last token of each row only: the others are then not numbers.
+fn layers(
+    device: &Device,
+    arena: &Arena,
+    plan: &Plan,
+    live: u32,
+    lengths: &[u32],
+) -> Outcome<Vec<Vec<f32>>> {
+    let whole = |tensor: &Tensor| {
+        if tensor.rows >= live {
+            return numbers(device, arena, tensor, live);
+        }
+        let cols = tensor.cols as usize;
+        let mut all = vec![f32::NAN; live as usize * cols];
+        let lasts = numbers(device, arena, tensor, lengths.len() as u32)?;
+        let mut end = 0;
+        for (last, length) in lasts.chunks_exact(cols).zip(lengths) {
+            end += *length as usize * cols;
+            all[end - cols..end].copy_from_slice(last);
+        }
+        Ok(all)
+    };
+    let mut found = Vec::new();
+    for node in &plan.nodes {
+        device.run(arena, node)?;
+        match node {
+            Node { op: Op::Embed(op), .. } => found.push(numbers(device, arena, &op.out, live)?),
+            Node { op: Op::Linear(op), name, layer: Some(_) } if name == "down" => {
+                found.push(whole(&op.y)?);
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// The first rows of a tensor.
+fn numbers(device: &Device, arena: &Arena, tensor: &Tensor, rows: u32) -> Outcome<Vec<f32>> {
+    let bytes = device.read(arena, tensor.span)?;
+    let mut found = Vec::new();
+    for row in 0..rows as usize {
+        let at = tensor.dtype.bytes(row * tensor.stride as usize);
+        let bytes = &bytes[at..][..tensor.dtype.bytes(tensor.cols as usize)];
+        match tensor.dtype {
+            DType::BF16 => {
+                let pairs = bytes.as_chunks::<2>().0;
+                found.extend(pairs.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()));
+            }
+            _ => found.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
+        }
+    }
+    Ok(found)
+}

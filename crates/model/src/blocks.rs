@@ -1,0 +1,184 @@
+//! Parts of decoders that several families share.
+
+use crate::Builder;
+use crate::builder::{Source, tensor};
+use crate::config::{ModelConfig, Rope};
+use crate::families::Decoder;
+use crate::weights::Cut;
+use device::op::Activation;
+use graph::program::{RopeId, ValueId, WeightRef};
+
+/// Llama's block with the options that Mistral, Qwen 2, Qwen 3 and SmolLM3 differ in.
+#[derive(Debug)]
+pub(crate) struct Dense {
+    pub(crate) rope: Rope,
+    /// Which layers are rotated.
+    pub(crate) rotated: Vec<bool>,
+    /// A bias on queries, keys and values.
+    pub(crate) qkv_bias: bool,
+    /// Norms over the elements of each query and key head.
+    pub(crate) head_norms: bool,
+    /// How far back each layer looks; `None` is the whole context.
+    pub(crate) windows: Vec<Option<usize>>,
+}
+
+impl Dense {
+    /// Every layer rotated, the whole context, no norms on heads, no bias.
+    pub(crate) fn new(config: &ModelConfig, rope: Rope) -> Dense {
+        let (rotated, windows) = (vec![true; config.layers], vec![None; config.layers]);
+        Dense { rope, rotated, qkv_bias: false, head_norms: false, windows }
+    }
+}
+
+impl Decoder for Dense {
+    fn ropes(&self) -> Vec<Rope> {
+        let still = self.rotated.contains(&false).then(Rope::still);
+        [self.rope.clone()].into_iter().chain(still).collect()
+    }
+
+    fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {
+        let ropes: Vec<RopeId> = self.ropes().iter().map(|rope| b.rope(rope)).collect();
+        let norm = |json, gguf| tensor(json, gguf, config.hidden);
+        let x = b.embed();
+        let x = layers(config, b, x, |b, layer, x| {
+            let h = b.rms_norm("attn_norm", x, norm("input_layernorm", "attn_norm"));
+            let options = Attention {
+                qkv_bias: self.qkv_bias,
+                head_norms: self.head_norms,
+                window: self.windows[layer],
+                ..Attention::new(config, ropes[usize::from(!self.rotated[layer])])
+            };
+            let a = attention(config, b, h, &options);
+            let (a, x) = last_tokens(b, a, x);
+            let o = output(config, b, a);
+            let x = b.ops().add("attn_out", x, o);
+            let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
+            let d = gated_mlp(config, b, h, Activation::Silu);
+            b.ops().add("mlp_out", x, d)
+        });
+        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
+        let logits = b.logits(h);
+        b.ops().sample("sample", logits);
+    }
+}
+
+/// Every layer, each over what the one before it made.
+pub(crate) fn layers(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    mut x: ValueId,
+    layer: impl Fn(&mut Builder<'_>, usize, ValueId) -> ValueId,
+) -> ValueId {
+    for index in 0..config.layers {
+        x = b.layer(index, |b| layer(b, index, x));
+    }
+    x
+}
+
+/// How a layer attends.
+pub(crate) struct Attention {
+    pub(crate) qkv_bias: bool,
+    pub(crate) head_norms: bool,
+    /// Whether checkpoints store the weights of head norms less 1.
+    pub(crate) norms_less_one: bool,
+    pub(crate) rope: RopeId,
+    /// Elements of a head that are rotated.
+    pub(crate) rotated: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) scale: f32,
+}
+
+impl Attention {
+    /// Whole heads rotated, the whole context, no norms, no bias.
+    pub(crate) fn new(config: &ModelConfig, rope: RopeId) -> Attention {
+        Attention {
+            qkv_bias: false,
+            head_norms: false,
+            norms_less_one: false,
+            rope,
+            rotated: config.head_dim,
+            window: None,
+            scale: (config.head_dim as f32).powf(-0.5),
+        }
+    }
+}
+
+/// Attention of `h`, without the output projection.
+pub(crate) fn attention(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    h: ValueId,
+    options: &Attention,
+) -> ValueId {
+    let (q, kv) = (config.q_width(), config.kv_width());
+    let sources = [
+        tensor("self_attn.q_proj", "attn_q", q).rotated(options.rotated),
+        tensor("self_attn.k_proj", "attn_k", kv).rotated(options.rotated),
+        tensor("self_attn.v_proj", "attn_v", kv),
+    ];
+    attend(config, b, h, &sources, options)
+}
+
+/// The same, with queries, keys and values from `sources`.
+pub(crate) fn attend(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    h: ValueId,
+    sources: &[Source; 3],
+    options: &Attention,
+) -> ValueId {
+    let qkv = b.linear("qkv", h, sources, options.qkv_bias, Cut::Rows);
+    let mut norm = |name, json, gguf| -> Option<(WeightRef, f32)> {
+        let mut source = tensor(json, gguf, config.head_dim).rotated(options.rotated);
+        if options.norms_less_one {
+            source = source.less_one();
+        }
+        options.head_norms.then(|| b.head_norm(name, source))
+    };
+    let q_norm = norm("q_norm", "self_attn.q_norm", "attn_q_norm");
+    let k_norm = norm("k_norm", "self_attn.k_norm", "attn_k_norm");
+    let qkv = b.rope_kv("rope", qkv, q_norm, k_norm, options.rope);
+    let window = options.window.map(|window| window as u32);
+    b.ops().attention("attn", qkv, options.scale, window)
+}
+
+/// Behind the last layer's pages only the last token of each row matters: from there on it is the only one.
+pub(crate) fn last_tokens(b: &mut Builder<'_>, a: ValueId, x: ValueId) -> (ValueId, ValueId) {
+    (last_token(b, "attn_last", a), last_token(b, "last", x))
+}
+
+/// In the last layer, the last token of each row of `x`.
+pub(crate) fn last_token(b: &mut Builder<'_>, name: &str, x: ValueId) -> ValueId {
+    if b.in_last_layer() { b.ops().gather_last(name, x) } else { x }
+}
+
+/// The output projection of attention.
+pub(crate) fn output(config: &ModelConfig, b: &mut Builder<'_>, a: ValueId) -> ValueId {
+    b.linear("o", a, &[tensor("self_attn.o_proj", "attn_output", config.hidden)], false, Cut::Cols)
+}
+
+/// down(act(gate(h)) · up(h))
+pub(crate) fn gated_mlp(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    h: ValueId,
+    act: Activation,
+) -> ValueId {
+    let inner = config.intermediate;
+    let sources =
+        [tensor("mlp.gate_proj", "ffn_gate", inner), tensor("mlp.up_proj", "ffn_up", inner)];
+    mlp(config, b, h, sources, act)
+}
+
+/// The same, with gate and up from `sources`.
+pub(crate) fn mlp(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    h: ValueId,
+    sources: [Source; 2],
+    act: Activation,
+) -> ValueId {
+    let g = b.gate_up("gate_up", h, sources);
+    let m = b.ops().gate_mul("act", g, act);
+    b.linear("down", m, &[tensor("mlp.down_proj", "ffn_down", config.hidden)], false, Cut::Cols)
+}

@@ -1,0 +1,283 @@
+//! Writes a family's program down together with its weights: each weight is declared where it is used, with the
+//! checkpoint tensors it comes from and its shape.
+
+use crate::config::{ModelConfig, Rope};
+use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
+use device::DType;
+use device::op::Pairs;
+use device::target::WeightUse;
+use graph::program::{
+    ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
+};
+
+/// How numbers are kept on the device a program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// Activations.
+    pub act: DType,
+    /// KV pages.
+    pub kv: DType,
+    /// Weights, where not each as the device multiplies it fastest.
+    pub weights: Option<DType>,
+}
+
+impl Precision {
+    /// Nothing is rounded below float32: slow, and what everything else is compared with.
+    pub const EXACT: Precision =
+        Precision { act: DType::F32, kv: DType::F32, weights: Some(DType::F32) };
+}
+
+/// What a builder must know besides the model.
+pub(crate) struct Setting<'a> {
+    /// How numbers are kept.
+    pub(crate) precision: Precision,
+    /// The longest context that is served.
+    pub(crate) context: u32,
+    /// How the program pairs the elements of a head.
+    pub(crate) pairs: Pairs,
+    /// How a weight is stored.
+    pub(crate) stored: &'a dyn Fn(&WeightSpec) -> DType,
+}
+
+/// A model written down: what it computes, and what its memory must hold.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// What it computes.
+    pub program: Program,
+    /// Its weights, in order of first use.
+    pub weights: Vec<WeightSpec>,
+    /// Its rotations, in the order of the program's tables.
+    pub ropes: Vec<Rope>,
+}
+
+/// A tensor of a checkpoint by its two names, without layer and suffix, and how many rows it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    json: &'static str,
+    gguf: &'static str,
+    from: usize,
+    rows: usize,
+    all: usize,
+    rotated: Option<usize>,
+    less_one: bool,
+}
+
+/// The tensor that `config.json` checkpoints call `json` and GGUF files `gguf`.
+pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Source {
+    Source { json, gguf, from: 0, rows, all: rows, rotated: None, less_one: false }
+}
+
+impl Source {
+    /// Rows of heads whose first `elements` elements are rotated.
+    pub const fn rotated(self, elements: usize) -> Source {
+        Source { rotated: Some(elements), ..self }
+    }
+
+    /// Only rows `from..from + rows` of it: checkpoints may join what others keep apart.
+    pub const fn part(self, from: usize, rows: usize) -> Source {
+        Source { from, rows, ..self }
+    }
+
+    /// A norm's weight of which `config.json` checkpoints store what is above 1.
+    pub const fn less_one(self) -> Source {
+        Source { less_one: true, ..self }
+    }
+}
+
+/// Writes a family's program and weights down. Mistakes are reported at the end, so that a family's code stays
+/// free of `?`.
+pub struct Builder<'a> {
+    config: &'a ModelConfig,
+    setting: Setting<'a>,
+    shape: ModelShape,
+    program: ProgramBuilder,
+    weights: Vec<WeightSpec>,
+    ropes: Vec<Rope>,
+    layer: Option<usize>,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new(config: &'a ModelConfig, setting: Setting<'a>) -> Builder<'a> {
+        let shape = ModelShape {
+            hidden: config.hidden as u32,
+            q_heads: config.q_heads as u32,
+            kv_heads: config.kv_heads as u32,
+            head_dim: config.head_dim as u32,
+            vocab: config.vocab as u32,
+            layers: config.layers as u32,
+            max_positions: setting.context,
+            act_dtype: setting.precision.act,
+            kv_dtype: setting.precision.kv,
+        };
+        let program = ProgramBuilder::new(config.family, shape);
+        let (weights, ropes) = (Vec::new(), Vec::new());
+        Builder { config, setting, shape, program, weights, ropes, layer: None }
+    }
+
+    pub(crate) fn finish(self) -> Result<Written, ProgramError> {
+        let program = self.program.finish()?;
+        Ok(Written { program, weights: self.weights, ropes: self.ropes })
+    }
+
+    /// The program's builder, for ops without weights.
+    pub fn ops(&mut self) -> &mut ProgramBuilder {
+        &mut self.program
+    }
+
+    /// Declares a rotation; the same one is declared once.
+    pub fn rope(&mut self, rope: &Rope) -> RopeId {
+        if let Some(index) = self.ropes.iter().position(|known| known == rope) {
+            return RopeId(index as u32);
+        }
+        self.ropes.push(rope.clone());
+        self.program.rope_table()
+    }
+
+    /// Everything built inside belongs to layer `index`.
+    pub fn layer<R>(&mut self, index: usize, build: impl FnOnce(&mut Self) -> R) -> R {
+        self.layer = Some(index);
+        self.program.enter(Some(index as u32));
+        let result = build(self);
+        self.layer = None;
+        self.program.enter(None);
+        result
+    }
+
+    /// Whether this is the last layer.
+    pub fn in_last_layer(&self) -> bool {
+        self.layer == Some(self.config.layers - 1)
+    }
+
+    /// The step's tokens through the embedding.
+    pub fn embed(&mut self) -> ValueId {
+        let table = self.table(if self.config.tied { WeightUse::Matrix } else { WeightUse::Table });
+        self.program.embed("embed", table)
+    }
+
+    /// The head: the embedding, or a matrix of its own.
+    pub fn logits(&mut self, x: ValueId) -> ValueId {
+        let head = match self.config.tied {
+            true => self.table(WeightUse::Matrix),
+            false => {
+                let source = tensor("lm_head", "output", self.config.vocab);
+                self.matrix("lm_head", self.config.hidden, &[source], Arrange::Stacked, Cut::Rows)
+            }
+        };
+        self.program.logits("lm_head", x, head)
+    }
+
+    /// An RMS norm of rows of the residual stream.
+    pub fn rms_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
+        // The last norm has a name of its own, because a layer's could be the same.
+        let weight = if self.layer.is_none() && name == "norm" { "final_norm" } else { name };
+        let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
+        self.program.rms_norm(name, x, weight, self.config.norm_eps)
+    }
+
+    /// `x` times the stacked rows of some tensors; `bias` says that each has one.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        sources: &[Source],
+        bias: bool,
+        cut: Cut,
+    ) -> ValueId {
+        let cols = self.program.cols(x) as usize;
+        let w = self.matrix(name, cols, sources, Arrange::Stacked, cut);
+        let bias = bias.then(|| self.vector(&format!("{name}_bias"), sources, ".bias", cut));
+        self.program.linear(name, x, w, bias)
+    }
+
+    /// `x` times gate and up, whose columns alternate in the result.
+    pub fn gate_up(&mut self, name: &str, x: ValueId, sources: [Source; 2]) -> ValueId {
+        let cols = self.program.cols(x) as usize;
+        let w = self.matrix(name, cols, &sources, Arrange::Alternating, Cut::Rows).gate_up();
+        self.program.linear(name, x, w, None)
+    }
+
+    /// The weight and epsilon of a norm over the elements of each head.
+    pub fn head_norm(&mut self, name: &str, source: Source) -> (WeightRef, f32) {
+        (self.vector(name, &[source], ".weight", Cut::Whole), self.config.norm_eps)
+    }
+
+    /// Rotates q and k and writes k and v to the layer's pages.
+    pub fn rope_kv(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        q_norm: Option<(WeightRef, f32)>,
+        k_norm: Option<(WeightRef, f32)>,
+        rope: RopeId,
+    ) -> ValueId {
+        self.program.rope_kv(name, qkv, q_norm, k_norm, rope, self.setting.pairs)
+    }
+
+    fn table(&mut self, kind: WeightUse) -> WeightRef {
+        let source = tensor("embed_tokens", "token_embd", self.config.vocab);
+        let parts = vec![self.part(&source, ".weight")];
+        self.weight("embed", parts, self.config.hidden, Arrange::Stacked, kind, Cut::Rows)
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        cols: usize,
+        sources: &[Source],
+        arrange: Arrange,
+        cut: Cut,
+    ) -> WeightRef {
+        let parts = sources.iter().map(|source| self.part(source, ".weight")).collect();
+        self.weight(name, parts, cols, arrange, WeightUse::Matrix, cut)
+    }
+
+    fn vector(&mut self, name: &str, sources: &[Source], suffix: &str, cut: Cut) -> WeightRef {
+        let parts: Vec<Part> = sources.iter().map(|source| self.part(source, suffix)).collect();
+        let cols = parts.iter().map(|part| part.rows.len()).sum();
+        self.weight(name, parts, cols, Arrange::Stacked, WeightUse::Vector, cut)
+    }
+
+    fn weight(
+        &mut self,
+        name: &str,
+        parts: Vec<Part>,
+        cols: usize,
+        arrange: Arrange,
+        kind: WeightUse,
+        cut: Cut,
+    ) -> WeightRef {
+        let name = self.layer.map_or(name.to_owned(), |layer| format!("layers.{layer}.{name}"));
+        let spec = WeightSpec { name, parts, arrange, cols: 0..cols, tensor_cols: cols, kind, cut };
+        let dtype = self.setting.precision.weights.unwrap_or_else(|| (self.setting.stored)(&spec));
+        let weight = WeightRef::matrix(&spec.name, dtype, spec.rows() as u32, spec.cols() as u32);
+        if !self.weights.contains(&spec) {
+            self.weights.push(spec);
+        }
+        weight
+    }
+
+    fn part(&self, source: &Source, suffix: &str) -> Part {
+        let Source { json, gguf, from, rows, all, rotated, less_one } = *source;
+        let heads = rotated.map(|rotated| HeadRows {
+            dim: self.config.head_dim,
+            rotated,
+            stored: self.config.pairs,
+            wanted: self.setting.pairs,
+        });
+        let tensor = match (self.config.gguf, self.layer) {
+            (true, Some(layer)) => format!("blk.{layer}.{gguf}{suffix}"),
+            (true, None) => format!("{gguf}{suffix}"),
+            (false, Some(layer)) => format!("model.layers.{layer}.{json}{suffix}"),
+            (false, None) if json == "lm_head" => format!("{json}{suffix}"),
+            (false, None) => format!("model.{json}{suffix}"),
+        };
+        // GGUF's converter adds the 1.
+        let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
+        Part { tensor, rows: from..from + rows, tensor_rows: all, heads, add }
+    }
+
+    /// The model's numbers.
+    pub fn shape(&self) -> ModelShape {
+        self.shape
+    }
+}

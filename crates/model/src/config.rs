@@ -1,0 +1,169 @@
+//! What a model's files say about it besides its weights: the numbers that every decoder has, and the
+//! family's own.
+
+mod bundled;
+mod fields;
+mod read;
+mod rope;
+
+pub use fields::Fields;
+pub use read::Defaults;
+pub(crate) use rope::tensor as small_tensor;
+pub use rope::{Rope, RopeScaling};
+
+use crate::families::{self, Decoder};
+use device::op::Pairs;
+use formats::checkpoint::{Checkpoint, read_capped};
+use formats::dtype::DType;
+use formats::{Error, Result, limits};
+use std::path::Path;
+use std::sync::Arc;
+
+/// How the model's authors suggest to sample. `None` where they say nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)]
+pub struct SamplingDefaults {
+    pub do_sample: Option<bool>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+/// Everything about a decoder that is not a weight. Every number has been checked against [`limits`] and against
+/// the others.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// The family's name.
+    pub family: &'static str,
+    /// The family's own numbers, and its program.
+    pub decoder: Arc<dyn Decoder>,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Number of decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key and value heads; divides `q_heads`.
+    pub kv_heads: usize,
+    /// Elements of one head; even.
+    pub head_dim: usize,
+    /// Rows of the embedding, which may be more than the tokenizer's tokens.
+    pub vocab: usize,
+    /// Epsilon of every norm.
+    pub norm_eps: f32,
+    /// Longest context the model was made for.
+    pub max_position: usize,
+    /// Whether the output head is the embedding.
+    pub tied: bool,
+    /// Which elements of a head the checkpoint's rows of queries and keys rotate together.
+    pub pairs: Pairs,
+    /// Whether tensors have their GGUF names.
+    pub gguf: bool,
+    /// Begin-of-sequence token.
+    pub bos: Option<u32>,
+    /// Tokens that end an answer, most usual first.
+    pub eos: Vec<u32>,
+    /// Padding token.
+    pub pad: Option<u32>,
+    /// The type the weights were trained or stored in.
+    pub dtype: DType,
+    /// Suggested sampling.
+    pub sampling: SamplingDefaults,
+}
+
+impl ModelConfig {
+    /// The configuration of an open checkpoint: from its metadata when it is GGUF, from
+    /// `config.json` and `generation_config.json` beside it otherwise.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.gguf() {
+            Some(gguf) => families::read(&Fields::gguf(checkpoint, gguf)?, None),
+            None => Self::from_folder(checkpoint.folder()),
+        }
+    }
+
+    /// The configuration in the `config.json` (and `generation_config.json`) of a folder.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        let config = read_capped(&path, limits::CONFIG_BYTES)?;
+        let generation = folder.join("generation_config.json");
+        if !generation.is_file() {
+            return Self::from_hf(&path, &config, None);
+        }
+        let bytes = read_capped(&generation, limits::CONFIG_BYTES)?;
+        Self::from_hf(&path, &config, Some((&generation, &bytes)))
+    }
+
+    /// The configuration in the bytes of a `config.json`, with those of a
+    /// `generation_config.json` on top: its end-of-sequence list wins and it alone suggests
+    /// sampling. Paths are for error messages.
+    pub fn from_hf(path: &Path, config: &[u8], generation: Option<(&Path, &[u8])>) -> Result<Self> {
+        let generation = generation.map(|(path, bytes)| Fields::json(path, bytes)).transpose()?;
+        families::read(&Fields::json(path, config)?, generation.as_ref())
+    }
+
+    /// A published shape by name, for benchmarks with dummy weights.
+    pub fn bundled(name: &str) -> Result<Self> {
+        bundled::read(name)
+    }
+
+    /// The file behind [`ModelConfig::bundled`], as published.
+    pub fn bundled_json(name: &str) -> Result<&'static str> {
+        bundled::json(name)
+    }
+
+    /// The names [`ModelConfig::bundled`] knows.
+    pub fn bundled_names() -> impl ExactSizeIterator<Item = &'static str> {
+        bundled::names()
+    }
+
+    /// Width of the query projection.
+    pub fn q_width(&self) -> usize {
+        self.q_heads * self.head_dim
+    }
+
+    /// Width of the key projection, and of the value projection.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Checks every number against its cap and against the others, and drops token ids that the
+    /// vocabulary does not have.
+    pub(crate) fn checked(mut self, file: &Path) -> Result<Self> {
+        let within = |field: &str, found: usize, cap: u64| {
+            if found == 0 || found as u64 > cap {
+                return Err(Error::invalid(file, 0, field, found, format!("1 to {cap}")));
+            }
+            Ok(())
+        };
+        within("hidden size", self.hidden, limits::WIDTH)?;
+        within("intermediate size", self.intermediate, limits::WIDTH)?;
+        within("layers", self.layers, limits::LAYERS)?;
+        within("query heads", self.q_heads, limits::HEADS)?;
+        within("key-value heads", self.kv_heads, limits::HEADS)?;
+        within("head size", self.head_dim, limits::HEAD_DIM)?;
+        within("vocabulary size", self.vocab, limits::VOCAB)?;
+        within("longest position", self.max_position, limits::POSITIONS)?;
+        within("query heads × head size", self.q_width(), limits::WIDTH)?;
+        if !self.q_heads.is_multiple_of(self.kv_heads) {
+            let allowed = format!("a divisor of the {} query heads", self.q_heads);
+            return Err(Error::invalid(file, 0, "key-value heads", self.kv_heads, allowed));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(Error::invalid(file, 0, "head size", self.head_dim, "an even number"));
+        }
+        if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
+            return Err(Error::invalid(file, 0, "norm epsilon", self.norm_eps, "between 0 and 1"));
+        }
+        let vocab = self.vocab as u64;
+        let known = |id: &u32| u64::from(*id) < vocab;
+        self.bos = self.bos.filter(known);
+        self.pad = self.pad.filter(known);
+        self.eos.retain(known);
+        self.eos.truncate(limits::EOS_IDS);
+        Ok(self)
+    }
+}

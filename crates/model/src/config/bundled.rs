@@ -1,0 +1,37 @@
+//! Published shapes, kept as the `config.json` files they come from.
+
+use super::ModelConfig;
+use formats::{Error, Result};
+use std::path::Path;
+
+macro_rules! bundled {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("bundled/", $name, ".json")))),*]
+    };
+}
+
+const FILES: &[(&str, &str)] = bundled![
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-32b",
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+];
+
+pub(super) fn names() -> impl ExactSizeIterator<Item = &'static str> {
+    FILES.iter().map(|(name, _)| *name)
+}
+
+pub(super) fn json(name: &str) -> Result<&'static str> {
+    let found = FILES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, json)| *json).ok_or_else(|| {
+        let known = names().collect::<Vec<_>>().join(", ");
+        Error::missing(Path::new(name), format!("bundled config; there are: {known}"))
+    })
+}
+
+pub(super) fn read(name: &str) -> Result<ModelConfig> {
+    ModelConfig::from_hf(Path::new(name), json(name)?.as_bytes(), None)
+}

@@ -1,0 +1,315 @@
+//! The engine's device: a step of the engine becomes a step of the graph runners, and back.
+
+use crate::observe::{self, Observed};
+use device::{Device, Report, Tensor};
+use engine::exec::{
+    Coverage, Detail, ExecError, Executor, Geometry, Join, RowResult, Step, StepKind, StepResult,
+};
+use graph::mail::{JoinInput, MailError, PageInput, RowOutput, SeatParams, StepInput, StepOutput};
+use graph::runner::{Ran, RunError, Runners};
+use graph::{Counters, Phase, Plan};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Runs steps by replaying device graphs.
+#[derive(Debug)]
+pub struct GraphExecutor {
+    runners: Runners,
+    geometry: Geometry,
+    /// Width of the residual stream.
+    width: u32,
+    /// Kept between steps, so that steady decode allocates nothing for it.
+    input: StepInput,
+    /// The same for what comes back.
+    output: StepOutput,
+    spare: Vec<RowResult>,
+    /// The steps in flight, oldest first.
+    flight: VecDeque<Flight>,
+    last: Option<Ran>,
+    /// After a loss the runners start over before the next step.
+    lost: bool,
+}
+
+/// A step on its way.
+#[derive(Debug)]
+struct Flight {
+    number: u64,
+    /// What was observed of each row; empty when nobody asked.
+    observed: Vec<Observed>,
+}
+
+impl GraphExecutor {
+    /// Over runners whose graphs are recorded.
+    pub fn new(runners: Runners) -> GraphExecutor {
+        let bindings = runners.bindings();
+        let limits = bindings.state.limits;
+        let geometry = Geometry {
+            seats: limits.seats,
+            pages: bindings.kv.first().map_or(0, |kv| kv.pages),
+            page_size: limits.page_size,
+            pages_per_seat: limits.pages_per_seat,
+            vocab: limits.vocab,
+        };
+        let width = runners.program().shape.hidden;
+        GraphExecutor {
+            runners,
+            geometry,
+            width,
+            input: StepInput::default(),
+            output: StepOutput::default(),
+            spare: Vec::new(),
+            flight: VecDeque::new(),
+            last: None,
+            lost: false,
+        }
+    }
+
+    /// The runners: plans, graphs and memory.
+    pub fn runners(&self) -> &Runners {
+        &self.runners
+    }
+
+    /// The runners, to measure them; launching behind the executor's back breaks its promises.
+    pub fn runners_mut(&mut self) -> &mut Runners {
+        &mut self.runners
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Device {
+        self.runners.device()
+    }
+
+    /// Exact sizes of everything it holds.
+    pub fn report(&self) -> &Report {
+        self.runners.arena().report()
+    }
+
+    /// What happened so far to steps of a kind.
+    pub fn counters(&self, kind: StepKind) -> &Counters {
+        self.runners.counters(match kind {
+            StepKind::Decode => Phase::Decode,
+            StepKind::Prefill => Phase::Prefill,
+        })
+    }
+
+    /// How the last step launched ran.
+    pub fn last_ran(&self) -> Option<&Ran> {
+        self.last.as_ref()
+    }
+
+    /// The logits of a row of the last step launched; waits for it. For tests and tools: a server
+    /// never reads them.
+    pub fn read_logits(&self, row: u32) -> device::Result<Vec<f32>> {
+        let logits = self.logits().expect("a step was launched by its bucket's plan");
+        let bytes = logits.dtype.bytes(logits.cols as usize) as u64;
+        let at = u64::from(row) * logits.dtype.bytes(logits.stride as usize) as u64;
+        let raw = self.device().read(self.runners.arena(), logits.span.part(at, bytes))?;
+        Ok(observe::floats(logits.dtype, &raw))
+    }
+
+    fn logits(&self) -> Option<Tensor> {
+        let nodes = &self.last_plan()?.nodes;
+        nodes.iter().find_map(|node| match &node.op {
+            device::Op::Sample(sample) => Some(sample.logits),
+            _ => None,
+        })
+    }
+
+    /// The plan of the last step launched.
+    fn last_plan(&self) -> Option<&Plan> {
+        let key = &self.last.as_ref()?.key;
+        match key.phase {
+            Phase::Decode => self.runners.decode.plan_of(key),
+            Phase::Prefill => self.runners.prefill.plan_of(key),
+        }
+    }
+
+    fn start(&mut self, step: &Step) -> Result<(), RunError> {
+        translate(step, &mut self.input);
+        self.last = Some(self.runners.launch(&self.input)?.ran);
+        let asked = step.rows.iter().any(|row| row.score().is_some() || row.hidden().is_some());
+        let observed = match self.last_plan().filter(|_| asked) {
+            Some(plan) => observe::observe(&self.runners, plan, step)?,
+            None => Vec::new(),
+        };
+        self.flight.push_back(Flight { number: step.number, observed });
+        Ok(())
+    }
+
+    fn lose(&mut self, error: &RunError) -> ExecError {
+        self.lost = true;
+        self.flight.clear();
+        ExecError::StateLost(error.to_string())
+    }
+}
+
+impl Executor for GraphExecutor {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn coverage(&self) -> Coverage {
+        let coverage = self.runners.coverage();
+        let limits = self.runners.bindings().state.limits;
+        // A disabled phase replays nothing, and may still run everything.
+        let or = |covered: u32, limit: u32| if covered == 0 { limit } else { covered };
+        let prefill_tokens = or(coverage.prefill_tokens, limits.tokens);
+        Coverage {
+            decode_rows: or(coverage.decode_rows, limits.rows),
+            prefill_tokens,
+            prefill_rows: or(coverage.prefill_rows, limits.rows.min(prefill_tokens)),
+        }
+    }
+
+    fn scores_prompts(&self) -> bool {
+        true
+    }
+
+    fn hidden(&self) -> Option<u32> {
+        Some(self.width)
+    }
+
+    fn steps(&self) -> u32 {
+        self.runners.decode.config().steps
+    }
+
+    fn leave(&mut self) {
+        self.runners.leave();
+    }
+
+    fn recycle(&mut self, mut result: StepResult) {
+        result.rows.clear();
+        self.spare = result.rows;
+    }
+
+    fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        if self.lost {
+            // One that cannot even be emptied will not run anything again.
+            self.runners.reset().map_err(|error| ExecError::Gone(error.to_string()))?;
+            self.lost = false;
+        }
+        match self.start(step) {
+            Ok(()) => Ok(()),
+            Err(error @ RunError::NotCovered { .. }) => {
+                Err(ExecError::NotCovered(error.to_string()))
+            }
+            Err(error @ RunError::Mail(MailError::Device(_))) => Err(self.lose(&error)),
+            Err(error @ RunError::Mail(_)) => Err(ExecError::NotLaunched(error.to_string())),
+            Err(error) => Err(self.lose(&error)),
+        }
+    }
+
+    fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {
+        if self.flight.is_empty() {
+            return Ok(None);
+        }
+        let mut vigil = Vigil::default();
+        loop {
+            match self.runners.poll_into(&mut self.output) {
+                Err(error) => return Err(self.lose(&error)),
+                Ok(false) if block => {
+                    std::hint::spin_loop();
+                    if vigil.is_over()
+                        && let Err(error) = self.device().alive()
+                    {
+                        return Err(self.lose(&error.into()));
+                    }
+                }
+                Ok(false) => return Ok(None),
+                Ok(true) => break,
+            }
+        }
+        let mut rows = std::mem::take(&mut self.spare);
+        rows.extend(self.output.rows.drain(..).map(row_result));
+        let again = self.output.again;
+        let Some(flight) = self.flight.front_mut() else { return Ok(None) };
+        for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
+            if !observed.scores.is_empty() || observed.hidden.is_some() {
+                let detail = row.detail.get_or_insert_default();
+                (detail.scores, detail.hidden) = (observed.scores, observed.hidden);
+            }
+        }
+        let number = flight.number;
+        if !again {
+            self.flight.pop_front();
+        }
+        Ok(Some(StepResult { number, again, rows }))
+    }
+}
+
+/// A device whose kernel failed writes no result: whoever waits for one asks now and then whether it lives.
+#[derive(Default)]
+struct Vigil {
+    polls: u32,
+    since: Option<Instant>,
+}
+
+impl Vigil {
+    /// Longer than any step but a very long prompt's.
+    const TIME: Duration = Duration::from_millis(250);
+    /// Polls between two looks at the clock.
+    const POLLS: u32 = 4096;
+
+    /// Counts a poll that found nothing; says whether it is time to ask.
+    fn is_over(&mut self) -> bool {
+        self.polls = (self.polls + 1) % Self::POLLS;
+        if self.polls > 0 {
+            return false;
+        }
+        let over = self.since.get_or_insert_with(Instant::now).elapsed() >= Self::TIME;
+        if over {
+            self.since = Some(Instant::now());
+        }
+        over
+    }
+}
+
+/// The step in the runners' words, in lists that are used again.
+fn translate(step: &Step, input: &mut StepInput) {
+    input.steps = step.steps;
+    input.rows.clear();
+    input.tokens.clear();
+    input.masks.clear();
+    for row in &step.rows {
+        input.add(row.seat.0, row.tokens(), row.sample);
+    }
+    for (row, mask) in &step.masks {
+        input.mask(*row, mask.clone());
+    }
+    input.joins.clear();
+    input.joins.extend(step.joins.iter().map(join));
+    input.pages.clear();
+    input.pages.extend(step.pages.iter().map(|entry| PageInput {
+        seat: entry.seat.0,
+        index: entry.index,
+        page: entry.page.0,
+    }));
+    input.copies.clear();
+    input.copies.extend(step.copies.iter().map(|(from, to)| (from.0, to.0)));
+}
+
+fn join(join: &Join) -> JoinInput {
+    let from = &join.params;
+    let params = SeatParams {
+        temperature: from.temperature,
+        top_k: from.top_k,
+        top_p: from.top_p,
+        min_p: from.min_p,
+        repetition: from.repetition_penalty,
+        frequency: from.frequency_penalty,
+        presence: from.presence_penalty,
+        logprobs: from.logprobs,
+        seed: from.seed,
+        min_len: from.min_len,
+        stop_tokens: from.stop_tokens.clone(),
+        biases: from.logit_bias.clone(),
+    };
+    let (seat, len, last_token) = (join.seat.0, join.len, join.last_token);
+    JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
+}
+
+fn row_result(row: RowOutput) -> RowResult {
+    let RowOutput { token, stopped, logprob } = row;
+    let detail = |logprob| Box::new(Detail { logprob: Some(logprob), ..Detail::default() });
+    RowResult { token, stopped, detail: logprob.map(detail) }
+}

@@ -1,0 +1,57 @@
+//! Model families, one file each: the configuration fields it reads, its weights with the checkpoint tensors they
+//! come from, and its program. What several families share is in [`crate::blocks`].
+//!
+//! To add a family: write its file, and name it in the list below.
+
+use crate::Builder;
+use crate::config::{Fields, ModelConfig, Rope};
+use formats::Result;
+use std::fmt::Debug;
+
+/// A model family.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// The `model_type` of `config.json`, and its name everywhere else.
+    pub name: &'static str,
+    /// The architecture of GGUF files; empty if there are none of its own.
+    pub gguf: &'static str,
+    /// Reads a configuration.
+    pub read: fn(&Fields<'_>) -> Result<ModelConfig>,
+}
+
+/// What a family knows of a model besides the numbers that every decoder has.
+pub trait Decoder: Debug + Send + Sync {
+    /// Its rotations, each of them used by some layer.
+    fn ropes(&self) -> Vec<Rope>;
+
+    /// Writes the program down.
+    fn build(&self, config: &ModelConfig, b: &mut Builder<'_>);
+}
+
+macro_rules! families {
+    ($($family:ident),* $(,)?) => {
+        $(mod $family;)*
+
+        /// Every family, in the order of messages.
+        const FAMILIES: &[Family] = &[$($family::FAMILY),*];
+    };
+}
+
+families![llama, mistral, qwen2, qwen3, gemma2, gemma3, granite, smollm3, phi3, glm4];
+
+/// The names of all families.
+pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.name)
+}
+
+/// The configuration of a model of any family.
+pub(crate) fn read(f: &Fields<'_>, generation: Option<&Fields<'_>>) -> Result<ModelConfig> {
+    let (field, name) = f.family()?;
+    let of = |family: &&Family| if f.is_gguf() { family.gguf } else { family.name };
+    let Some(family) = FAMILIES.iter().find(|family| of(family) == name && !name.is_empty()) else {
+        let known: Vec<&str> =
+            FAMILIES.iter().map(|family| of(&family)).filter(|n| !n.is_empty()).collect();
+        return Err(f.unsupported(field, name, known.join(", ")));
+    };
+    (family.read)(f)?.finish(family, f, generation)
+}

@@ -1,0 +1,77 @@
+//! Granite 3: Llama's block with multipliers on embeddings, scores, residuals and logits.
+
+use super::{Decoder, Family};
+use crate::blocks::{self, Attention};
+use crate::builder::{Builder, tensor};
+use crate::config::{Defaults, Fields, ModelConfig, Rope};
+use device::op::{Activation, Pairs};
+use formats::Result;
+use std::sync::Arc;
+
+pub(super) const FAMILY: Family = Family { name: "granite", gguf: "granite", read };
+
+#[derive(Debug)]
+struct Granite {
+    rope: Rope,
+    embedding: f32,
+    scores: f32,
+    residual: f32,
+    logits: f32,
+}
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    f.activation("hidden_act", &["silu"])?;
+    f.not("attention_bias", "")?;
+    f.not("mlp_bias", "")?;
+    let mut config = ModelConfig::read(f, Defaults::default())?;
+    if f.is_gguf() {
+        // The converter puts the rows of each head in the other order.
+        config.pairs = Pairs::Neighbours;
+    }
+    let number = |json, gguf, usual: f64| {
+        let found = f.number(json, gguf)?.unwrap_or(usual);
+        match found.is_finite() && found != 0.0 {
+            true => Ok(found as f32),
+            false => Err(f.invalid(json, found, "a finite number other than 0")),
+        }
+    };
+    let usual = (config.head_dim as f64).powf(-0.5);
+    config.decoder = Arc::new(Granite {
+        rope: Rope::read_whole(f, config.head_dim)?,
+        embedding: number("embedding_multiplier", "embedding_scale", 1.0)?,
+        scores: number("attention_multiplier", "attention.scale", usual)?,
+        residual: number("residual_multiplier", "residual_scale", 1.0)?,
+        logits: number("logits_scaling", "logit_scale", 1.0)?,
+    });
+    Ok(config)
+}
+
+impl Decoder for Granite {
+    fn ropes(&self) -> Vec<Rope> {
+        vec![self.rope.clone()]
+    }
+
+    fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {
+        let rope = b.rope(&self.rope);
+        let norm = |json, gguf| tensor(json, gguf, config.hidden);
+        let x = b.embed();
+        let x = b.ops().scale("embed_scale", x, self.embedding);
+        let x = blocks::layers(config, b, x, |b, _, x| {
+            let h = b.rms_norm("attn_norm", x, norm("input_layernorm", "attn_norm"));
+            let options = Attention { scale: self.scores, ..Attention::new(config, rope) };
+            let a = blocks::attention(config, b, h, &options);
+            let (a, x) = blocks::last_tokens(b, a, x);
+            let o = blocks::output(config, b, a);
+            let o = b.ops().scale("attn_scale", o, self.residual);
+            let x = b.ops().add("attn_out", x, o);
+            let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
+            let d = blocks::gated_mlp(config, b, h, Activation::Silu);
+            let d = b.ops().scale("mlp_scale", d, self.residual);
+            b.ops().add("mlp_out", x, d)
+        });
+        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
+        let logits = b.logits(h);
+        let logits = b.ops().scale("logit_scale", logits, 1.0 / self.logits);
+        b.ops().sample("sample", logits);
+    }
+}

@@ -1,0 +1,28 @@
+//! Llama 1 to 3, and everything with its block: SmolLM2, TinyLlama, Mistral's GGUF files.
+
+use super::Family;
+use crate::blocks::Dense;
+use crate::config::{Defaults, Fields, ModelConfig, Rope};
+use device::op::Pairs;
+use formats::Result;
+use std::sync::Arc;
+
+pub(super) const FAMILY: Family = Family { name: "llama", gguf: "llama", read };
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    f.activation("hidden_act", &["silu"])?;
+    f.not("attention_bias", "")?;
+    f.not("mlp_bias", "")?;
+    let mut config = ModelConfig::read(f, Defaults::default())?;
+    if f.is_gguf() {
+        // The converter puts the rows of each head in the other order.
+        config.pairs = Pairs::Neighbours;
+    }
+    config.decoder = Arc::new(Dense {
+        qkv_bias: f.has_tensor("blk.0.attn_q.bias"),
+        head_norms: f.has_tensor("blk.0.attn_q_norm.weight"),
+        windows: vec![f.size("", "attention.sliding_window")?.filter(|&n| n > 0); config.layers],
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
+    });
+    Ok(config)
+}

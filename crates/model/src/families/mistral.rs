@@ -1,0 +1,27 @@
+//! Mistral: Llama's block with a window. Its GGUF files call themselves `llama`.
+
+use super::Family;
+use crate::blocks::Dense;
+use crate::config::{Defaults, Fields, ModelConfig, Rope};
+use formats::Result;
+use std::sync::Arc;
+
+pub(super) const FAMILY: Family = Family { name: "mistral", gguf: "", read };
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    f.activation("hidden_act", &["silu"])?;
+    f.not("attention_bias", "")?;
+    f.not("mlp_bias", "")?;
+    let mut config =
+        ModelConfig::read(f, Defaults { max_position: 131_072, ..Defaults::default() })?;
+    // A config that says nothing means 4096; one that says null means none.
+    let window = match f.mentions("sliding_window") {
+        true => f.size("sliding_window", "")?,
+        false => Some(4_096),
+    };
+    config.decoder = Arc::new(Dense {
+        windows: f.windows(window, config.layers, |_| true)?,
+        ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
+    });
+    Ok(config)
+}

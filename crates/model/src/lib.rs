@@ -1,0 +1,87 @@
+//! Models: families, loading, and the executor that replays their graphs.
+//!
+//! A family ([`families`]) is one file: the configuration fields it reads, its weights with the checkpoint tensors
+//! they come from, its program. [`OpenModel`] reads a model's files and writes its program for a device;
+//! [`load_executor`] does everything from a path to a [`GraphExecutor`], which an [`engine::Engine`] drives.
+//!
+//! ```
+//! use model::{ModelConfig, ModelSource, OpenModel, precision};
+//!
+//! # fn main() -> Result<(), model::LoadError> {
+//! let config = ModelConfig::bundled("qwen3-0.6b")?;
+//! let model = OpenModel::open(&ModelSource::Dummy { config: Box::new(config), seed: 0 })?;
+//! let target = device::target::CpuTarget;
+//! let numerics = device::cpu::Numerics::Fast;
+//! let written = model.write(&target, numerics, precision(&target), 4096)?;
+//! assert_eq!(written.program.shape.layers, 28);
+//! # Ok(())
+//! # }
+//! ```
+
+mod blocks;
+mod builder;
+pub mod config;
+pub mod executor;
+pub mod families;
+mod fill;
+mod load;
+mod observe;
+mod open;
+mod rope;
+pub mod weights;
+
+pub use builder::{Builder, Precision, Source, Written, tensor};
+pub use config::ModelConfig;
+pub use executor::GraphExecutor;
+pub use load::{CPU_KV_BYTES, LoadOptions, LoadedExecutor, Progress, load_executor, precision};
+pub use open::{ModelSource, OpenModel};
+
+use std::path::PathBuf;
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Tensors that are missing, extra or of the wrong shape: all of them.
+    #[error("{}: {} tensors do not fit the model:\n  {}", path.display(), problems.len(), problems.join("\n  "))]
+    Tensors {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One line each.
+        problems: Vec<String>,
+    },
+    /// The file is not what it claims to be.
+    #[error(transparent)]
+    Format(#[from] formats::Error),
+    /// A tensor that cannot be converted.
+    #[error(transparent)]
+    Quant(formats::quant::QuantError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// No plan could be made.
+    #[error(transparent)]
+    Compile(#[from] graph::CompileError),
+    /// A graph configuration that does not hold together.
+    #[error(transparent)]
+    Graphs(#[from] graph::config::ConfigError),
+    /// Graphs could not be recorded.
+    #[error(transparent)]
+    Run(#[from] graph::runner::RunError),
+    /// Weights, state and workspace leave no room for pages.
+    #[error("the device has no room for this model: {} MB before the first KV page", needed >> 20)]
+    NoRoom {
+        /// Bytes taken before pages.
+        needed: u64,
+    },
+    /// A size for KV pages that this model or device has no use for.
+    #[error("a KV cache of {} {}", graph::plan::bytes(*asked), problem)]
+    KvSize {
+        /// Bytes asked for.
+        asked: u64,
+        /// What is wrong with them.
+        problem: String,
+    },
+    /// The model does not make a program.
+    #[error(transparent)]
+    Program(#[from] graph::program::ProgramError),
+}

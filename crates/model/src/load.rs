@@ -1,0 +1,252 @@
+//! From a model's name to a device that is ready to run it: lay out, seal, fill, record. Nothing is
+//! estimated: weights, state and workspace are counted exactly, and pages take what is left of a GPU, or
+//! a modest part of a host's memory, which others use too.
+
+use crate::LoadError;
+use crate::builder::Precision;
+use crate::config::ModelConfig;
+use crate::executor::GraphExecutor;
+use crate::open::{ModelSource, OpenModel};
+use crate::weights::WeightSpec;
+use device::{Device, DeviceKind, StepLimits, Target};
+use graph::config::{Facts, Given, Resolved};
+use graph::layout::{Layout, pages_that_fit, recording_room};
+use graph::program::Program;
+use graph::runner::Runners;
+use graph::{CompileTarget, Phase, ShapeKey};
+
+/// What KV pages take of a host's memory unless told otherwise.
+pub const CPU_KV_BYTES: u64 = 1 << 30;
+
+/// How a model is put on a device.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Most sequences that run at once.
+    pub max_batch: u32,
+    /// Most tokens of a sequence; the model's own limit is never exceeded.
+    pub max_context: u32,
+    /// Most tokens of a prefill step; `None` takes what keeps running answers smooth on the device: a
+    /// few tens of milliseconds.
+    pub prefill_tokens: Option<u32>,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// Pages; `None` takes as many as `kv_bytes` says.
+    pub pages: Option<u32>,
+    /// Bytes of KV pages at most. `None` takes what is left of `memory_share` on a GPU; on a CPU
+    /// [`CPU_KV_BYTES`], or one whole context where that is more.
+    pub kv_bytes: Option<u64>,
+    /// Share of the free device memory to use.
+    pub memory_share: f64,
+    /// Whether penalty counts are kept (seats × vocab × 4 bytes).
+    pub penalties: bool,
+    /// What was asked for about graphs; the rest is decided by the device and the limits.
+    pub graphs: Given,
+    /// Activations, pages and weights in other numbers than the device's own choice.
+    pub precision: Option<Precision>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            max_batch: 32,
+            max_context: 8192,
+            prefill_tokens: None,
+            page_size: 16,
+            pages: None,
+            kv_bytes: None,
+            memory_share: 0.9,
+            penalties: true,
+            graphs: Given::default(),
+            precision: None,
+        }
+    }
+}
+
+/// What load tells while it works.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress {
+    /// Weights: bytes done, bytes in all.
+    Weights(u64, u64),
+    /// Graphs recorded, graphs in all.
+    Graphs(u64, u64),
+}
+
+/// A model on a device.
+pub struct LoadedExecutor {
+    /// Ready for steps.
+    pub executor: GraphExecutor,
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// What it computes.
+    pub program: Program,
+    /// What its weights are made of.
+    pub weights: Vec<WeightSpec>,
+    /// How its graphs were configured, every decision with its reason.
+    pub graphs: Resolved,
+}
+
+/// The precision a target computes with by itself.
+pub fn precision(target: &dyn Target) -> Precision {
+    Precision { act: target.activations(), kv: target.cache(), weights: None }
+}
+
+/// How many KV pages there are to be, where the device has room for `there`.
+fn kv_pages(
+    program: &Program,
+    limits: &StepLimits,
+    kind: DeviceKind,
+    asked: Option<u64>,
+    there: u32,
+) -> Result<u32, LoadError> {
+    // No more than every seat can fill.
+    let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
+    let useful = u32::try_from(useful).unwrap_or(u32::MAX);
+    let context = limits.pages_per_seat + 1;
+    let fit = |bytes| pages_that_fit(program, limits.page_size, bytes);
+    let Some(bytes) = asked else {
+        let modest = match kind {
+            DeviceKind::Cpu => fit(CPU_KV_BYTES).max(context),
+            DeviceKind::Cuda => u32::MAX,
+        };
+        return Ok(there.min(useful).min(modest));
+    };
+    let wanted = fit(bytes).min(useful);
+    let wrong = |problem: String| Err(LoadError::KvSize { asked: bytes, problem });
+    if wanted < context {
+        let tokens = limits.pages_per_seat * limits.page_size;
+        return wrong(format!(
+            "does not hold one context of {tokens} tokens: take more, or a smaller --max-context"
+        ));
+    }
+    if wanted > there {
+        return wrong("does not fit into the device's free memory: take less".into());
+    }
+    Ok(wanted)
+}
+
+/// Puts a model on a device: lays out, seals, fills, records.
+pub fn load_executor(
+    source: &ModelSource,
+    device: &Device,
+    options: &LoadOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<LoadedExecutor, LoadError> {
+    let kind = device.kind();
+    let model = OpenModel::open(source)?;
+    let config = &model.config;
+    let context = options.max_context.min(config.max_position as u32);
+    let plan_for = device.target();
+    let chosen = options.precision.unwrap_or_else(|| precision(&*plan_for));
+    let written = model.write(&*plan_for, device.numerics(), chosen, context)?;
+    let program = &written.program;
+    let chunk = plan_for.prefill_tokens();
+    let limits = StepLimits {
+        seats: options.max_batch,
+        rows: options.max_batch,
+        tokens: options.prefill_tokens.unwrap_or(chunk).max(options.max_batch),
+        pages_per_seat: context.div_ceil(options.page_size),
+        page_size: options.page_size,
+        vocab: config.vocab as u32,
+        penalties: options.penalties,
+    };
+    let mut target = CompileTarget::new(plan_for);
+    let facts = Facts {
+        gpu: kind == DeviceKind::Cuda,
+        capability: device.gpu().map_or((0, 0), |gpu| gpu.capability),
+        records: true,
+        sequences: limits.rows,
+        tokens: limits.tokens,
+        weights: program.weight_bytes(),
+    };
+    let graphs = graph::config::resolve(&options.graphs, &facts)?;
+    target.merge = graphs.merge;
+    let decode = graphs.runner(Phase::Decode, &limits)?;
+    let prefill = graphs.runner(Phase::Prefill, &limits)?;
+    let keys: Vec<ShapeKey> =
+        [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
+    let mut layout = Layout::new(program, &target, limits, &keys)?;
+    layout.add_inputs(graphs.prep)?;
+    let pages = match options.pages {
+        Some(pages) => pages,
+        None => {
+            let free = (device.memory_free()? as f64 * options.memory_share) as u64;
+            let room = || recording_room(program, &target, keys.len());
+            let taken = layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
+            let there = pages_that_fit(program, limits.page_size, free.saturating_sub(taken));
+            kv_pages(program, &limits, kind, options.kv_bytes, there)?
+        }
+    };
+    if pages < 2 {
+        return Err(LoadError::NoRoom { needed: layout.arena.report().device_total() });
+    }
+    layout.add_pages(program, pages);
+    let Layout { arena, bindings } = layout;
+    let arena = device.seal(arena)?;
+    let total = model.bytes();
+    let report = |done| progress(Progress::Weights(done, total));
+    model.fill(&written, device, &arena, &bindings, &report)?;
+    let mut runners =
+        Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?;
+    let total = keys.len() as u64;
+    let mut done = 0;
+    runners.record_all(&mut |_, _| {
+        done += 1;
+        progress(Progress::Graphs(done, total));
+    })?;
+    Ok(LoadedExecutor {
+        executor: GraphExecutor::new(runners),
+        config: model.config,
+        program: written.program,
+        weights: written.weights,
+        graphs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(kind: DeviceKind, seats: u32, asked: Option<u64>, there: u64) -> Result<u64, String> {
+        let config = ModelConfig::bundled("qwen3-0.6b").unwrap();
+        let target: &dyn Target = match kind {
+            DeviceKind::Cpu => &device::target::CpuTarget,
+            DeviceKind::Cuda => &device::cuda::launch::Target::h200(),
+        };
+        let vocab = config.vocab as u32;
+        let source = ModelSource::Dummy { config: Box::new(config), seed: 0 };
+        let model = OpenModel::open(&source).unwrap();
+        let fast = device::cpu::Numerics::Fast;
+        let program = model.write(target, fast, precision(target), 8192).unwrap().program;
+        let limits = StepLimits {
+            seats,
+            rows: seats,
+            tokens: 512,
+            pages_per_seat: 512,
+            page_size: 16,
+            vocab,
+            penalties: true,
+        };
+        let there = pages_that_fit(&program, 16, there);
+        let pages = kv_pages(&program, &limits, kind, asked, there).map_err(|e| e.to_string())?;
+        // 28 layers, keys and values, 8 heads of 128, two bytes each.
+        Ok(u64::from(pages) * 16 * 28 * 2 * 8 * 128 * 2)
+    }
+
+    #[test]
+    fn a_host_gives_a_modest_part_of_its_memory() {
+        const GIB: u64 = 1 << 30;
+        let close = |bytes: u64, expected: u64| bytes <= expected && bytes > expected - (8 << 20);
+        let context = 513 * 16 * 28 * 2 * 8 * 128 * 2;
+        assert!(close(pages(DeviceKind::Cpu, 32, None, 100 * GIB).unwrap(), GIB));
+        assert_eq!(pages(DeviceKind::Cpu, 1, None, 100 * GIB).unwrap(), context, "all it can use");
+        assert!(close(pages(DeviceKind::Cpu, 32, None, GIB / 2).unwrap(), GIB / 2), "all there is");
+        assert!(close(pages(DeviceKind::Cuda, 256, None, 100 * GIB).unwrap(), 100 * GIB));
+        assert!(close(pages(DeviceKind::Cpu, 32, Some(5 * GIB), 100 * GIB).unwrap(), 5 * GIB));
+        let most = pages(DeviceKind::Cpu, 2, Some(5 * GIB), 100 * GIB).unwrap();
+        assert_eq!(most, context / 513 * 1025, "no more than is of use");
+        let small = pages(DeviceKind::Cpu, 32, Some(GIB / 4), 100 * GIB).unwrap_err();
+        assert!(small.starts_with("a KV cache of 256.0 MiB does not hold one context"), "{small}");
+        let large = pages(DeviceKind::Cpu, 32, Some(5 * GIB), 4 * GIB).unwrap_err();
+        assert!(large.contains("5.0 GiB does not fit into"), "{large}");
+    }
+}

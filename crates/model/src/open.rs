@@ -1,0 +1,209 @@
+//! A model's files, or only its shape: its program for a device, and its weights in that device's memory.
+
+use crate::builder::{Builder, Precision, Setting, Written};
+use crate::config::ModelConfig;
+use crate::weights::{Part, WeightSpec};
+use crate::{LoadError, fill, rope};
+use device::cpu::Numerics;
+use device::op::Pairs;
+use device::target::WeightUse;
+use device::{Arena, DType, Device, Target};
+use formats::checkpoint::{Checkpoint, TensorInfo};
+use graph::Bindings;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A folder with a checkpoint, or a `.gguf` or `.safetensors` file.
+    Checkpoint(PathBuf),
+    /// Weights of real size drawn from a seed.
+    Dummy {
+        /// The shape.
+        config: Box<ModelConfig>,
+        /// Same seed, same weights.
+        seed: u64,
+    },
+}
+
+/// A model whose configuration has been read.
+#[derive(Debug)]
+pub struct OpenModel {
+    /// Its numbers.
+    pub config: ModelConfig,
+    weights: Weights,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Stored(Box<Checkpoint>),
+    Drawn { seed: u64 },
+}
+
+impl OpenModel {
+    /// Opens the files and reads the configuration.
+    pub fn open(source: &ModelSource) -> Result<OpenModel, LoadError> {
+        match source {
+            ModelSource::Checkpoint(path) => {
+                let checkpoint = Checkpoint::open(path)?;
+                let config = ModelConfig::of(&checkpoint)?;
+                Ok(OpenModel { config, weights: Weights::Stored(Box::new(checkpoint)) })
+            }
+            ModelSource::Dummy { config, seed } => {
+                let weights = Weights::Drawn { seed: *seed };
+                Ok(OpenModel { config: (**config).clone(), weights })
+            }
+        }
+    }
+
+    /// The program for contexts of `context` tokens, with weights stored as the target wants them. Refuses a
+    /// checkpoint whose tensors are not those of the program, and lists all of its problems at once.
+    pub fn write(
+        &self,
+        target: &dyn Target,
+        numerics: Numerics,
+        precision: Precision,
+        context: u32,
+    ) -> Result<Written, LoadError> {
+        let config = &self.config;
+        let stored = |spec: &WeightSpec| {
+            // A norm's weight less 1 is small: what is added must not round it away.
+            let dtype = |part: &Part| if part.add == 0.0 { self.dtype(part) } else { DType::F32 };
+            let parts: Vec<DType> = spec.parts.iter().map(dtype).collect();
+            target.stored(spec.kind, &parts, spec.rows(), spec.cols())
+        };
+        // ggml adds a head's products in the order of the file.
+        let pairs = match numerics {
+            Numerics::Ggml => config.pairs,
+            Numerics::Fast => Pairs::Halves,
+        };
+        let setting = Setting { precision, context, pairs, stored: &stored };
+        let mut builder = Builder::new(config, setting);
+        config.decoder.build(config, &mut builder);
+        let written = builder.finish()?;
+        if let Weights::Stored(checkpoint) = &self.weights {
+            check_tensors(checkpoint, &written.weights)?;
+        }
+        Ok(written)
+    }
+
+    /// Bytes of the checkpoint's tensors; 0 for weights from a seed.
+    pub fn bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Stored(checkpoint) => checkpoint.total_bytes(),
+            Weights::Drawn { .. } => 0,
+        }
+    }
+
+    /// Fills every weight and rotation table of a program; `progress` gets bytes read so far.
+    pub fn fill(
+        &self,
+        written: &Written,
+        device: &Device,
+        arena: &Arena,
+        bindings: &Bindings,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LoadError> {
+        let to = fill::Target { device, arena };
+        let bound = |spec: &WeightSpec| bindings.weights[&spec.name];
+        let placed: Vec<_> = written.weights.iter().map(|spec| (spec, bound(spec))).collect();
+        match &self.weights {
+            Weights::Stored(checkpoint) => to.from_checkpoint(&placed, checkpoint, progress)?,
+            Weights::Drawn { seed } => to.from_seed(&placed, *seed)?,
+        }
+        let (dim, positions) = (self.config.head_dim, written.program.shape.max_positions);
+        for (rotation, table) in written.ropes.iter().zip(&bindings.ropes) {
+            let numbers = rope::table(rotation, dim, positions as usize, device.numerics());
+            let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            device.write(arena, table.span, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The type of a part. One that is missing is reported later, with all others.
+    fn dtype(&self, part: &Part) -> DType {
+        match &self.weights {
+            Weights::Stored(checkpoint) => {
+                let info = checkpoint.get(&part.tensor);
+                info.and_then(|info| device_dtype(info.dtype)).unwrap_or(DType::F32)
+            }
+            Weights::Drawn { .. } => DType::BF16,
+        }
+    }
+}
+
+/// Lists all tensors that are missing, extra or of the wrong shape at once.
+fn check_tensors(checkpoint: &Checkpoint, specs: &[WeightSpec]) -> Result<(), LoadError> {
+    let mut problems = Vec::new();
+    let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for spec in specs {
+        for part in &spec.parts {
+            let shape = match spec.kind {
+                WeightUse::Vector => vec![part.tensor_rows],
+                WeightUse::Table | WeightUse::Matrix => vec![part.tensor_rows, spec.tensor_cols],
+            };
+            wanted.insert(&part.tensor, shape);
+        }
+    }
+    let mut found = BTreeSet::new();
+    for info in checkpoint.tensors() {
+        let Some(shape) = wanted.get(info.name.as_str()) else {
+            if !is_ignorable(&info.name) {
+                problems.push(format!("{}: not part of this model", info.name));
+            }
+            continue;
+        };
+        found.insert(info.name.as_str());
+        problems.extend(wrong(info, shape));
+    }
+    for name in wanted.keys().filter(|name| !found.contains(**name)) {
+        problems.push(format!("{name}: missing"));
+    }
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(LoadError::Tensors { path: checkpoint.path().to_owned(), problems }),
+    }
+}
+
+fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {
+    if info.shape != shape {
+        return Some(format!("{}: shape {:?}, expected {shape:?}", info.name, info.shape));
+    }
+    if device_dtype(info.dtype).is_none() {
+        return Some(format!("{}: type {} cannot be a weight", info.name, info.dtype));
+    }
+    None
+}
+
+/// Whether a tensor that no weight is made of may be left unread: buffers that old exporters wrote, divisors that the
+/// configuration has already taken in, and a head that is the embedding once more.
+fn is_ignorable(name: &str) -> bool {
+    let last = name.rsplit('.').nth(1).unwrap_or_default();
+    matches!(name, "lm_head.weight" | "output.weight" | "rope_freqs.weight")
+        || name.ends_with(".rotary_emb.inv_freq")
+        || name.ends_with(".attn_rot_embd")
+        || name.ends_with(".self_attn.masked_bias")
+        || last.starts_with("rope_factors_")
+}
+
+/// The device's name for a checkpoint's type, when weights can be of it.
+pub(crate) fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
+    use formats::dtype::DType as F;
+    Some(match dtype {
+        F::F32 => DType::F32,
+        F::F16 => DType::F16,
+        F::BF16 => DType::BF16,
+        F::Q4_0 => DType::Q4_0,
+        F::Q4_1 => DType::Q4_1,
+        F::Q5_0 => DType::Q5_0,
+        F::Q5_1 => DType::Q5_1,
+        F::Q8_0 => DType::Q8_0,
+        F::Q2_K => DType::Q2K,
+        F::Q3_K => DType::Q3K,
+        F::Q4_K => DType::Q4K,
+        F::Q5_K => DType::Q5K,
+        F::Q6_K => DType::Q6K,
+        _ => return None,
+    })
+}

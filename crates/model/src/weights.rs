@@ -1,0 +1,239 @@
+//! Which checkpoint tensors make up each weight of a program, and in what order their rows stand.
+//!
+//! A program wants fewer, larger matrices than a checkpoint holds: q, k and v in one, gate and up
+//! alternating row by row. All of that is an arrangement of rows, so quantised weights are arranged
+//! without being touched: a row is whole blocks.
+
+use device::DType;
+use device::op::Pairs;
+use device::target::WeightUse;
+use std::ops::Range;
+
+/// How the rows of the parts stand in the weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrange {
+    /// All rows of the first part, then of the second, …
+    Stacked,
+    /// Row 0 of the first, row 0 of the second, row 1 of the first, …
+    Alternating,
+}
+
+/// How a weight is divided between devices that compute one model together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Every device has all of it.
+    Whole,
+    /// Every device has some output features: an equal share of the rows of each part.
+    Rows,
+    /// Every device has some input features: an equal share of the columns. Their results are added.
+    Cols,
+}
+
+/// One weight of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSpec {
+    /// The program's name for it.
+    pub name: String,
+    /// The tensors it is made of; each has `rows / parts.len()` rows when alternating.
+    pub parts: Vec<Part>,
+    /// How they are put together.
+    pub arrange: Arrange,
+    /// Which columns of the tensors; vectors are one row.
+    pub cols: Range<usize>,
+    /// Columns of the tensors.
+    pub tensor_cols: usize,
+    /// What it is, which decides how it is stored.
+    pub kind: WeightUse,
+    /// How it is divided between devices.
+    pub cut: Cut,
+}
+
+/// Rows of a checkpoint tensor as a part of a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// The tensor's name in the checkpoint.
+    pub tensor: String,
+    /// Its rows (its elements, for a vector).
+    pub rows: Range<usize>,
+    /// All rows the tensor has.
+    pub tensor_rows: usize,
+    /// For rows of heads that are rotated: the order they are wanted in.
+    pub heads: Option<HeadRows>,
+    /// Added to every element of a vector: some checkpoints store a norm's weight less 1.
+    pub add: f32,
+}
+
+/// The order of the rows of rotated heads: as stored, and as the program computes with.
+///
+/// Rotation turns pairs of elements. Most checkpoints pair element `i` of a head with `i + d/2`; some pair `2i` with
+/// `2i + 1`, and some rotate only the first elements. Attention multiplies queries with keys element by element, so
+/// their rows may be put into any order that is the same for both: the one in which the pairs of a full head are
+/// `i` and `i + d/2`, with those that are not rotated behind the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRows {
+    /// Elements of a head.
+    pub dim: usize,
+    /// How many of them are rotated: the first ones.
+    pub rotated: usize,
+    /// How the checkpoint pairs them.
+    pub stored: Pairs,
+    /// How the program pairs them.
+    pub wanted: Pairs,
+}
+
+impl HeadRows {
+    /// The stored row that holds row `row` of the wanted order.
+    pub fn stored_row(&self, row: usize) -> usize {
+        let (head, within) = (row / self.dim, row % self.dim);
+        let half = self.dim / 2;
+        let (pair, second) = match self.wanted {
+            Pairs::Halves => (within % half, within / half),
+            Pairs::Neighbours => (within / 2, within % 2),
+        };
+        let turned = self.rotated / 2;
+        let stored = match (pair < turned, self.stored) {
+            (true, Pairs::Halves) => second * turned + pair,
+            (true, Pairs::Neighbours) => 2 * pair + second,
+            // Elements that are not rotated have no pairs; any fixed order will do.
+            (false, _) => self.rotated + 2 * (pair - turned) + second,
+        };
+        head * self.dim + stored
+    }
+}
+
+impl WeightSpec {
+    /// Rows of the weight; 1 for vectors.
+    pub fn rows(&self) -> usize {
+        match self.kind {
+            WeightUse::Vector => 1,
+            WeightUse::Table | WeightUse::Matrix => self.part_rows().sum(),
+        }
+    }
+
+    /// Columns of the weight; a vector's elements.
+    pub fn cols(&self) -> usize {
+        match self.kind {
+            WeightUse::Vector => self.part_rows().sum(),
+            WeightUse::Table | WeightUse::Matrix => self.cols.len(),
+        }
+    }
+
+    fn part_rows(&self) -> impl Iterator<Item = usize> {
+        self.parts.iter().map(|part| part.rows.len())
+    }
+
+    /// Where row `row` of the weight comes from: which part, and which stored row of its tensor.
+    pub fn source(&self, row: usize) -> (usize, usize) {
+        let (index, within) = match self.arrange {
+            Arrange::Alternating => (row % self.parts.len(), row / self.parts.len()),
+            Arrange::Stacked => {
+                let (mut within, mut index) = (row, 0);
+                while within >= self.parts[index].rows.len() {
+                    within -= self.parts[index].rows.len();
+                    index += 1;
+                }
+                (index, within)
+            }
+        };
+        (index, self.parts[index].stored_row(within))
+    }
+
+    /// The share of device `rank` of `ranks`; `None` if it cannot be divided so.
+    pub fn shard(&self, rank: usize, ranks: usize, dtype: DType) -> Option<WeightSpec> {
+        let share = |all: &Range<usize>, unit: usize| {
+            let each = all.len() / ranks;
+            let whole = each * ranks == all.len() && each.is_multiple_of(unit);
+            whole.then(|| all.start + rank * each..all.start + (rank + 1) * each)
+        };
+        let mut shard = self.clone();
+        match self.cut {
+            Cut::Whole => {}
+            Cut::Rows => {
+                for part in &mut shard.parts {
+                    // Whole heads: the rows of one are in another order.
+                    let unit = part.heads.map_or(1, |heads| heads.dim);
+                    part.rows = share(&part.rows, unit)?;
+                }
+            }
+            // Whole blocks: a row is stored in blocks.
+            Cut::Cols => shard.cols = share(&self.cols, dtype.block_elems())?,
+        }
+        Some(shard)
+    }
+}
+
+impl Part {
+    /// The stored row that holds row `row` of the part.
+    pub fn stored_row(&self, row: usize) -> usize {
+        self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(tensor: &str, rows: usize) -> Part {
+        Part { tensor: tensor.into(), rows: 0..rows, tensor_rows: rows, heads: None, add: 0.0 }
+    }
+
+    fn spec(parts: Vec<Part>, arrange: Arrange, cut: Cut) -> WeightSpec {
+        let (name, kind) = ("w".to_owned(), WeightUse::Matrix);
+        WeightSpec { name, parts, arrange, cols: 0..64, tensor_cols: 64, kind, cut }
+    }
+
+    #[test]
+    fn rows_come_from_the_parts_in_the_stated_order() {
+        let heads =
+            HeadRows { dim: 8, rotated: 8, stored: Pairs::Neighbours, wanted: Pairs::Halves };
+        let q = Part { heads: Some(heads), ..part("q", 16) };
+        let qkv = spec(vec![q, part("k", 8), part("v", 8)], Arrange::Stacked, Cut::Rows);
+        assert_eq!(qkv.rows(), 32);
+        assert_eq!([qkv.source(0), qkv.source(1), qkv.source(4)], [(0, 0), (0, 2), (0, 1)]);
+        assert_eq!([qkv.source(16), qkv.source(29)], [(1, 0), (2, 5)]);
+        let gate_up = spec(vec![part("g", 4), part("u", 4)], Arrange::Alternating, Cut::Rows);
+        assert_eq!([0, 1, 2].map(|row| gate_up.source(row)), [(0, 0), (1, 0), (0, 1)]);
+        // Two parts of one tensor, as joined projections are stored.
+        let up = Part { rows: 4..8, tensor_rows: 8, ..part("gu", 0) };
+        let joined =
+            spec(vec![Part { rows: 0..4, ..up.clone() }, up], Arrange::Alternating, Cut::Rows);
+        assert_eq!([0, 1, 2].map(|row| joined.source(row)), [(0, 0), (1, 4), (0, 1)]);
+    }
+
+    /// What a model computes: pair i of the stored head is turned by angle i, the rest not at all. In the wanted order
+    /// the same pairs are i and i + d/2, and everything else is behind them.
+    #[test]
+    fn heads_keep_their_pairs_in_every_order() {
+        for stored in [Pairs::Halves, Pairs::Neighbours] {
+            for wanted in [Pairs::Halves, Pairs::Neighbours] {
+                for (dim, rotated) in [(8, 8), (8, 4), (16, 12), (6, 2)] {
+                    let heads = HeadRows { dim, rotated, stored, wanted };
+                    let mut rows: Vec<usize> =
+                        (0..3 * dim).map(|row| heads.stored_row(row)).collect();
+                    for pair in 0..rotated / 2 {
+                        let (a, b) = wanted.pair(pair, dim);
+                        assert_eq!(
+                            (rows[dim + a] - dim, rows[dim + b] - dim),
+                            stored.pair(pair, rotated)
+                        );
+                    }
+                    rows.sort_unstable();
+                    assert!(rows.into_iter().eq(0..3 * dim), "a permutation");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shards_are_equal_shares() {
+        let qkv = spec(vec![part("q", 16), part("k", 8)], Arrange::Stacked, Cut::Rows);
+        let second = qkv.shard(1, 2, DType::F32).unwrap();
+        assert_eq!((second.rows(), second.source(0), second.source(8)), (12, (0, 8), (1, 4)));
+        assert_eq!(qkv.shard(0, 3, DType::F32), None, "16 rows are not three equal shares");
+        let down = spec(vec![part("d", 16)], Arrange::Stacked, Cut::Cols);
+        assert_eq!(down.shard(1, 2, DType::Q8_0).unwrap().cols, 32..64);
+        assert_eq!(down.shard(1, 4, DType::Q8_0), None, "half a block");
+        let norm = spec(vec![part("n", 16)], Arrange::Stacked, Cut::Whole);
+        assert_eq!(norm.shard(1, 2, DType::F32).unwrap(), norm);
+    }
+}

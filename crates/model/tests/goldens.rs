@@ -1,0 +1,227 @@
+//! Logits of every family and option against `transformers` (CPU, float32); the checkpoints and the
+//! expected numbers under `goldens/` come from `tools/make_model_goldens.py`.
+
+mod models;
+
+use device::{Device, DeviceChoice, DeviceKind};
+use engine::Engine;
+use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
+use formats::checkpoint::Checkpoint;
+use model::Precision;
+use model::{LoadOptions, LoadedExecutor, ModelSource, load_executor};
+
+const CASES: [&str; 11] = [
+    "llama",
+    "llama-tied",
+    "llama-mha",
+    "llama-mqa",
+    "llama-llama3-rope",
+    "llama-linear-rope",
+    "smollm2",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "qwen3-tied",
+];
+
+struct Golden {
+    tokens: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+fn golden(case: &str) -> Golden {
+    let file = Checkpoint::open(&models::folder().join(case).join("golden.safetensors")).unwrap();
+    let info = file.get("logits").unwrap();
+    let (rows, vocab) = (info.shape[0], info.shape[1]);
+    let flat = file.read_f32("logits").unwrap();
+    let logits = flat.chunks(vocab).map(<[f32]>::to_vec).collect();
+    let mut bytes = vec![0; rows * 4];
+    file.read_into("tokens", &mut bytes).unwrap();
+    let tokens = bytes.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+    Golden { tokens, logits }
+}
+
+/// What float32 leaves after two layers, whoever adds in which order.
+const EXACT: f32 = 1e-4;
+/// The same where a logarithm follows.
+const EXACT_LOG: f32 = 2e-4;
+/// bf16 weights, activations and pages: eight bits of mantissa through two layers.
+const ROUNDED: f32 = 0.15;
+
+/// The case's model, in the numbers of the reference or in the GPU's own.
+fn load(case: &str, device: &Device, max_batch: u32, tolerance: f32) -> LoadedExecutor {
+    let options = LoadOptions {
+        max_batch,
+        max_context: 128,
+        prefill_tokens: Some(64),
+        pages: Some(40),
+        precision: (tolerance < ROUNDED).then_some(Precision::EXACT),
+        ..LoadOptions::default()
+    };
+    let source = ModelSource::Checkpoint(models::folder().join(case));
+    load_executor(&source, device, &options, &|_| {}).unwrap()
+}
+
+/// Feeds the golden tokens in chunks and compares the logits after each chunk's last token.
+fn check(case: &str, device: &Device, chunks: &[usize], tolerance: f32) {
+    let golden = golden(case);
+    let mut loaded = load(case, device, 4, tolerance);
+    let executor = &mut loaded.executor;
+    let page_size = executor.geometry().page_size;
+    let seat = Seat(1);
+    let mut start = 0;
+    for (number, &chunk) in chunks.iter().enumerate() {
+        let end = (start + chunk).min(golden.tokens.len());
+        let first = number == 0;
+        let joins = if first {
+            vec![Join { seat, len: 0, last_token: 0, params: SeatParams::greedy() }]
+        } else {
+            vec![]
+        };
+        // Pages in reverse, so that nothing depends on their order.
+        let pages =
+            (0..4).filter(|_| first).map(|i| PageEntry { seat, index: i, page: Page(30 - i * 3) });
+        assert!(golden.tokens.len() <= 4 * page_size as usize);
+        let tokens = golden.tokens[start..end].to_vec();
+        let rows = vec![Row::feed(seat, start as u32, tokens)];
+        let step = Step {
+            number: number as u64 + 1,
+            rows,
+            joins,
+            pages: pages.collect(),
+            ..Step::default()
+        };
+        executor.launch(&step).unwrap();
+        executor.poll(true).unwrap().expect("a result");
+        let ours = executor.read_logits(0).unwrap();
+        let theirs = &golden.logits[end - 1];
+        let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= tolerance, "{case}: token {}: logits differ by {worst}", end - 1);
+        start = end;
+        if start == golden.tokens.len() {
+            break;
+        }
+    }
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = logits.iter().map(|l| (l - max).exp()).sum();
+    logits.iter().map(|l| l - max - total.ln()).collect()
+}
+
+/// The head's weights, rows of the vocabulary.
+fn head(case: &str) -> Vec<Vec<f32>> {
+    let file = Checkpoint::open(&models::folder().join(case).join("model.safetensors")).unwrap();
+    let tied = "model.embed_tokens.weight";
+    let name = if file.get("lm_head.weight").is_some() { "lm_head.weight" } else { tied };
+    let width = file.get(name).unwrap().shape[1];
+    file.read_f32(name).unwrap().chunks(width).map(<[f32]>::to_vec).collect()
+}
+
+/// Prompt log-probabilities and hidden states through a whole engine, in chunks of `chunk` tokens,
+/// beside another request. Hidden states are compared through the head, which is linear: what it makes
+/// of the mean is the mean of what transformers made of each token.
+fn check_prompt(case: &str, device: &Device, chunk: u32, tolerance: f32) {
+    let golden = golden(case);
+    let loaded = load(case, device, 3, tolerance);
+    let mut engine = Engine::builder(loaded.executor).step_tokens(chunk).build();
+    let request = |prompt_logprobs, embed: Option<Embed>| Request {
+        prompt_logprobs,
+        embed,
+        ..Request::new(
+            RequestId(0),
+            golden.tokens.clone(),
+            Sampling { max_tokens: 1, ..Sampling::default() },
+        )
+    };
+    let mean = Embed { pooling: Pooling::Mean, unit: false };
+    let last = Embed { pooling: Pooling::Last, unit: false };
+    let unit = Embed { pooling: Pooling::Mean, unit: true };
+    // The first fills the prefix tree: what needs every token must not be cut short by it.
+    let asked = [(None, None), (Some(3), None), (None, Some(mean)), (None, Some(last))];
+    let asked = asked.into_iter().chain([(None, Some(unit))]).map(|(p, e)| request(p, e));
+    let answers: Vec<_> = engine.answer(asked).into_iter().map(Result::unwrap).collect();
+    let close = |ours: f32, theirs: f32, what: &str| {
+        assert!((ours - theirs).abs() <= tolerance, "{case}: {what}: {ours}, not {theirs}");
+    };
+
+    let scores = &answers[1].prompt_logprobs;
+    assert_eq!(scores.len(), golden.tokens.len() - 1);
+    for (at, score) in scores.iter().enumerate() {
+        let expected = log_softmax(&golden.logits[at]);
+        assert_eq!(score.token, golden.tokens[at + 1]);
+        close(score.logprob, expected[score.token as usize], "a prompt token");
+        let mut best = expected.clone();
+        best.sort_by(|a, b| b.total_cmp(a));
+        assert_eq!(score.top.len(), 3);
+        for (&(token, logprob), &best) in score.top.iter().zip(&best) {
+            close(logprob, best, "an alternative");
+            close(logprob, expected[token as usize], "an alternative's token");
+        }
+    }
+
+    let count = golden.logits.len();
+    for (token, weights) in head(case).iter().enumerate() {
+        let through = |vector: &[f32]| vector.iter().zip(weights).map(|(x, w)| x * w).sum::<f32>();
+        let expected = golden.logits.iter().map(|logits| logits[token]).sum::<f32>() / count as f32;
+        close(through(&answers[2].embedding), expected, "the mean");
+        close(through(&answers[3].embedding), golden.logits[count - 1][token], "the last");
+    }
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert!((length(&answers[4].embedding) - 1.0).abs() < 1e-5);
+    let by = length(&answers[2].embedding);
+    for (unit, mean) in answers[4].embedding.iter().zip(&answers[2].embedding) {
+        close(*unit, mean / by, "the unit vector");
+    }
+    assert!(answers[2].choices[0].tokens.is_empty(), "a vector comes without an answer");
+    assert_eq!(engine.engine().pages().held, 0);
+}
+
+#[test]
+fn prompts_are_judged_as_by_transformers_on_the_cpu() {
+    let device = device::cpu::open(None, false).unwrap();
+    for case in CASES {
+        for chunk in [64, 7] {
+            check_prompt(case, &device, chunk, EXACT_LOG);
+        }
+    }
+}
+
+#[test]
+fn prompts_are_judged_nearly_as_by_transformers_on_the_gpu() {
+    let Ok((device, _)) = Device::open(DeviceChoice::Cuda(0)) else {
+        eprintln!("skipped: no GPU");
+        return;
+    };
+    for case in CASES {
+        check_prompt(case, &device, 17, EXACT_LOG);
+        check_prompt(case, &device, 17, ROUNDED);
+    }
+}
+
+#[test]
+fn logits_equal_transformers_on_the_cpu() {
+    let device = device::cpu::open(None, false).unwrap();
+    assert_eq!(device.kind(), DeviceKind::Cpu);
+    for case in CASES {
+        check(case, &device, &[40], EXACT);
+        check(case, &device, &[1; 40], EXACT);
+        check(case, &device, &[17, 1, 1, 14, 7], EXACT);
+    }
+}
+
+#[test]
+fn logits_are_close_to_transformers_on_the_gpu() {
+    let Ok((device, _)) = Device::open(DeviceChoice::Cuda(0)) else {
+        eprintln!("skipped: no GPU");
+        return;
+    };
+    for case in CASES {
+        for tolerance in [EXACT, ROUNDED] {
+            check(case, &device, &[40], tolerance);
+            check(case, &device, &[17, 1, 1, 14, 7], tolerance);
+        }
+    }
+}

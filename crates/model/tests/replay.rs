@@ -1,0 +1,76 @@
+//! The programs of real models replay what they say: every family of `goldens/` × every backend × every
+//! bucket × random batches, each step run op by op and by replay from the same state and compared byte
+//! for byte. On the CPU, and the same on a GPU when there is one.
+
+mod models;
+
+use device::{Device, DeviceChoice, StepLimits};
+use fixtures::Sweep;
+use graph::bucket::{BucketSpec, Buckets};
+use graph::layout::Layout;
+use graph::{BackendKind, CompileTarget, Phase};
+use model::{ModelSource, OpenModel, precision};
+use std::path::Path;
+
+/// Per bucket; with eleven models and eight buckets, 1,056 batches for each backend.
+const STEPS: u32 = 12;
+
+fn buckets(list: &str, phase: Phase, limits: &StepLimits) -> Buckets {
+    let spec: BucketSpec = list.parse().unwrap();
+    let most = if phase == Phase::Decode { limits.rows } else { limits.tokens };
+    Buckets::generate(&spec, phase, most, None).unwrap()
+}
+
+fn sweep(folder: &Path, device: &Device) {
+    let model = OpenModel::open(&ModelSource::Checkpoint(folder.to_owned())).unwrap();
+    let target = device.target();
+    let positions = (model.config.max_position as u32).min(128);
+    let written = model.write(&*target, device.numerics(), precision(&*target), positions).unwrap();
+    let program = &written.program;
+    let limits = StepLimits {
+        seats: 8,
+        rows: 8,
+        tokens: 40,
+        pages_per_seat: 8,
+        page_size: 16,
+        vocab: program.shape.vocab,
+        penalties: true,
+    };
+    let target = CompileTarget::new(target);
+    let sweep = Sweep {
+        backends: BackendKind::ALL.to_vec(),
+        decode: buckets("1,2,4,8", Phase::Decode, &limits),
+        prefill: buckets("8,16,24,40", Phase::Prefill, &limits),
+        steps: STEPS,
+        replays: 1,
+        seed: 1,
+    };
+    let keys: Vec<_> =
+        [&sweep.decode, &sweep.prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
+    let mut layout = Layout::new(program, &target, limits, &keys).unwrap();
+    layout.add_pages(program, 1 + limits.seats * limits.pages_per_seat);
+    let Layout { arena, bindings } = layout;
+    let arena = device.seal(arena).unwrap();
+    model.fill(&written, device, &arena, &bindings, &|_| ()).unwrap();
+    let findings = sweep.run(device, &arena, program, &target, &bindings, &mut |_| ()).unwrap();
+    assert!(findings.passed(), "{}: {findings:?}", folder.display());
+    assert_eq!(findings.verified.len(), 4 * 8);
+    assert!(findings.verified.iter().all(|line| line.steps == STEPS));
+}
+
+#[test]
+fn every_family_replays_what_its_plan_says() {
+    let mut devices = vec![Device::open(DeviceChoice::Cpu).unwrap().0];
+    match Device::open(DeviceChoice::Cuda(0)) {
+        Ok((gpu, _)) => devices.push(gpu),
+        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
+    }
+    for device in &devices {
+        let mut families = 0;
+        for entry in std::fs::read_dir(models::folder()).unwrap() {
+            sweep(&entry.unwrap().path(), device);
+            families += 1;
+        }
+        assert_eq!(families, 11);
+    }
+}
