@@ -190,7 +190,7 @@ impl Inputs {
     }
 
     /// The result of a launch whose rows had these seats.
-    pub fn heard(&mut self, seats: impl Iterator<Item = u32>, output: &StepOutput) {
+    pub(crate) fn heard(&mut self, seats: impl Iterator<Item = u32>, output: &StepOutput) {
         for (seat, row) in seats.zip(&output.rows) {
             let seat = &mut self.seats[seat as usize];
             if seat.last == output.launch {

@@ -54,7 +54,7 @@ impl SeatParams {
     }
 
     /// Whether a penalty is on, so that tokens are counted.
-    pub fn penalised(&self) -> bool {
+    pub(crate) fn penalised(&self) -> bool {
         self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0
     }
 
