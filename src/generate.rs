@@ -7,9 +7,9 @@ use engine::exec::Executor;
 use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token, TokenLogprob};
 use formats::tokenizer::{Detokenizer, Tokenizer};
 use serde_json::{Value, json};
-use server::answer::StopFinder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use text::StopFinder;
 
 /// An engine with one user.
 pub(crate) struct Speaker<X: Executor> {

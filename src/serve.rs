@@ -18,13 +18,14 @@ use engine::request::Sampling;
 use graph::Form;
 use graph::runner::Ran;
 use model::GraphExecutor;
+use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
-use server::text::{CheckpointText, TextModel, WordText};
 use server::{Limits, Model, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use text::{CheckpointText, TextModel, WordText};
 
 /// Serve a model with the OpenAI API and a live page
 ///
@@ -157,7 +158,7 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
         return Model { embedding, ..Model::new(name, context, Arc::new(text)) };
     };
     let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
-    let (tools, reasoning) = (text.tool_format(), text.reasoning());
+    let (tools, reasoning) = (ToolFormat::of(&text), Reasoning::of(&text));
     let suggested = config.sampling;
     let plain = Model::new(name, context, Arc::new(text) as Arc<dyn TextModel>);
     let defaults = Sampling {

@@ -3,7 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use server::answer::{Delta, Reasoning, ReasoningSplit, StopFinder, ToolFormat, ToolSplit};
+use server::answer::{Delta, Reasoning, ReasoningSplit, ToolFormat, ToolSplit};
+use text::StopFinder;
 
 fn pieces(text: &str, size: usize) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();

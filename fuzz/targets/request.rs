@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use server::text::bytes::ByteText;
+use text::bytes::ByteText;
 use server::{Limits, Model};
 use std::sync::{Arc, LazyLock};
 

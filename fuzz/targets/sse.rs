@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use server::load::SseParser;
+use load::SseParser;
 
 fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<String> {
     let (mut parser, mut events) = (SseParser::default(), Vec::new());

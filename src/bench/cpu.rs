@@ -108,7 +108,7 @@ pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
         );
     }
     let working = progress::spinner("measuring the machine");
-    let bandwidth = device::bench::read_bandwidth(loaded.executor.device())?;
+    let bandwidth = figures::read_bandwidth(loaded.executor.device())?;
     let threads = global.threads.map(usize::from);
     let peak = device::cpu::peak::multiply_adds(threads, device::cpu::Limit::None);
     let peak_rate = peak.map(|(peak, _)| peak);

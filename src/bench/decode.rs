@@ -88,7 +88,7 @@ fn measure(
 ) -> Result<String> {
     let most = args.batch.iter().copied().max().unwrap_or(1);
     // Measured before the model fills the memory.
-    let bandwidth = device::bench::read_bandwidth(&loading::open_device(global)?.0)?;
+    let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load(load, global, most)?;
     let (weights, parameters) = read_per_step(&loaded.program);
     let shape = loaded.program.shape;

@@ -20,7 +20,7 @@ pub(crate) struct DeviceArgs {
 pub(crate) fn run(args: &DeviceArgs, global: &Global) -> Result<()> {
     let (device, line) = loading::open_device(global)?;
     let working = progress::spinner("measuring");
-    let table = device::bench::run(&device, &mut |what| working.set_message(what.to_owned()))?;
+    let table = figures::run(&device, &mut |what| working.set_message(what.to_owned()))?;
     working.finish_and_clear();
     if let Some(path) = &args.json {
         record::write(path, &record::record(&line, &table)?)?;

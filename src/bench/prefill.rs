@@ -92,7 +92,7 @@ pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
         args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
     let loads = args.backend.loads(&args.load, "graph-backend-prefill");
     // Measured before the model fills the memory.
-    let matrix_rate = device::bench::matrix_rate(&loading::open_device(global)?.0)?;
+    let matrix_rate = figures::matrix_rate(&loading::open_device(global)?.0)?;
     let mut figures = Figures { matrix_rate, ..Figures::default() };
     measure(args, global, &loads, &mixes, &mut figures)?;
     let draw = |path: &std::path::Path| plot::prefill(path, &args.load.model, &figures.steps);

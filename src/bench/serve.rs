@@ -6,11 +6,9 @@ use crate::output::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use load::client::Target;
+use load::{Arrivals, Dist, Endpoint, LoadSpec, Progress, Prompts, Report, Slo, run_blocking};
 use serde_json::{Map, Value};
-use server::load::client::Target;
-use server::load::{
-    Arrivals, Dist, Endpoint, LoadSpec, Progress, Prompts, Report, Slo, run_blocking,
-};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

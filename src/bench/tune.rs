@@ -90,12 +90,12 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
 /// The nodes of a step with merged layers split into separate nodes, and all layers as one merged
 /// op.
 fn split_layers(nodes: &[Node], exchange: Option<Span>) -> (Vec<Node>, Op) {
-    let apart = |node: &Node| match &node.op {
-        Op::Fused(Fused { members, kernel: FusedKernel::Layers { .. } }) => {
-            let member = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(0) };
-            members.iter().map(member).collect()
-        }
-        _ => vec![node.clone()],
+    let apart = |node: &Node| {
+        let Op::Fused(Fused { members, kernel: FusedKernel::Layers { .. } }) = &node.op else {
+            return vec![node.clone()];
+        };
+        let member = |op: &Op| Node { op: op.clone(), name: op.name().into(), layer: Some(0) };
+        members.iter().map(member).collect()
     };
     let nodes: Vec<Node> = nodes.iter().flat_map(apart).collect();
     let members = nodes.iter().filter(|node| node.layer.is_some()).map(|node| node.op.clone());

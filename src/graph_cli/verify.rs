@@ -6,10 +6,10 @@ use crate::output::say;
 use anyhow::{Result, bail};
 use clap::Args;
 use device::StepLimits;
+use fixtures::{Sweep, Verified};
 use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::Layout;
 use graph::program::Program;
-use graph::verify::{Sweep, Verified};
 use graph::{BackendKind, CompileTarget, Phase};
 
 /// Run every bucket and backend on this device, replayed and op by op, and compare every byte

@@ -1,7 +1,8 @@
 //! Chores of development, run as `cargo xtask NAME`: nothing here is part of what users get.
 //!
 //! `tidy` holds the rules that neither rustc nor clippy can see: which crate may know which, where
-//! `unsafe` may stand, how long a file may be, and what must never be written into the project. `bundle`
+//! `unsafe` may stand, how long a file or a function may be, which public items nothing uses, and what
+//! must never be written into the project. `bundle`
 //! packs what is tested and measured on a machine with a GPU and no toolchain.
 
 mod bundle;

@@ -1,10 +1,15 @@
 //! The rules of the source tree, checked over every file git knows.
 
 mod direction;
+mod functions;
+mod public;
 mod source;
+mod syntax;
 mod text;
+mod wildcards;
 
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,15 +60,44 @@ fn check_tree(root: &Path, files: &[String]) -> Result<Vec<Problem>> {
         .other_options(vec!["--offline".into()])
         .exec()
         .context("cargo metadata")?;
-    let mut problems = direction::check(&direction::edges(&metadata));
+    let edges = direction::edges(&metadata);
+    let mut problems = direction::check(&edges);
+    let mut sources = Vec::new();
     for path in files {
         problems.extend(source::check_path(path));
         let bytes = std::fs::read(root.join(path)).with_context(|| path.clone())?;
-        if let Ok(text) = String::from_utf8(bytes) {
-            problems.extend(source::check_text(path, &text));
+        let Ok(text) = String::from_utf8(bytes) else { continue };
+        problems.extend(source::check_text(path, &text));
+        if path.ends_with(".rs") {
+            let syntax = syn::parse_file(&text).with_context(|| path.clone())?;
+            sources.push(public::Source { path: path.clone(), text, syntax });
         }
     }
+    for source in sources.iter().filter(|source| !syntax::is_test_file(&source.path)) {
+        problems.extend(functions::check(&source.path, &source.syntax));
+        problems.extend(wildcards::check(&source.path, &source.syntax));
+    }
+    for library in libraries(&edges) {
+        problems.extend(public::check(&library, &sources));
+    }
     Ok(problems)
+}
+
+/// The members of the workspace under `crates` and `testing`, with those that depend on them. The fuzz targets are not a
+/// member and may use all.
+fn libraries(edges: &[direction::Edge]) -> Vec<public::Library> {
+    let folder = |manifest: &str| manifest.trim_end_matches("Cargo.toml").to_owned();
+    let members: BTreeMap<&str, String> =
+        edges.iter().map(|edge| (edge.from.as_str(), folder(&edge.manifest))).collect();
+    let libraries =
+        members.iter().filter(|(_, folder)| folder.contains('/') && *folder != "xtask/");
+    libraries
+        .map(|(name, home)| {
+            let users = edges.iter().filter(|edge| edge.to == *name);
+            let users = users.map(|edge| folder(&edge.manifest)).chain(["fuzz/".into()]);
+            public::Library { folder: home.clone(), users: users.collect() }
+        })
+        .collect()
 }
 
 fn workspace_root() -> PathBuf {

@@ -110,6 +110,86 @@ fn pick<V: FromStr<Err = UnknownVariant>>(variable: &str) -> Pick<V> {
     }
 }
 
+/// What layers share.
+struct Values {
+    x: Tensor,
+    qkv: Tensor,
+    attended: Tensor,
+    act: Tensor,
+    rope: Tensor,
+    state: StepState,
+}
+
+/// The nodes of one layer.
+fn push_layer(
+    step: &mut Step,
+    shape: &Shape,
+    values: &Values,
+    layer: u32,
+    (rows, pages): (u32, u32),
+    decode: bool,
+) {
+    let Values { x, qkv, attended, act, rope, state } = *values;
+    let (hidden, dim) = (shape.hidden, shape.head_dim);
+    let (q, qkv_cols) = (shape.q_heads * dim, (shape.q_heads + 2 * shape.kv_heads) * dim);
+    let at = Some(layer);
+    let mut norm = |name: &str, cols| Norm {
+        weight: step.weight(&format!("{layer}.{name}"), 1, cols),
+        eps: 1e-6,
+    };
+    let (n1, n2) = (norm("norm1", hidden), norm("norm2", hidden));
+    let (qn, kn) = (norm("q_norm", dim), norm("k_norm", dim));
+    let mut weight = |name: &str, rows, cols| step.weight(&format!("{layer}.{name}"), rows, cols);
+    let (w_qkv, w_o) = (weight("qkv", qkv_cols, hidden), weight("o", hidden, q));
+    let (w_up, w_down) =
+        (weight("gate_up", 2 * shape.inter, hidden), weight("down", hidden, shape.inter));
+    let bytes = u64::from(pages) * 2 * u64::from(shape.kv_heads * 16 * dim) * 2;
+    let span = step.arena.alloc(Region::Kv, "kv", bytes);
+    let kv = KvLayer {
+        span,
+        dtype: DType::BF16,
+        pages,
+        page_size: 16,
+        heads: shape.kv_heads,
+        head_dim: dim,
+    };
+    step.push("qkv", at, linear(x, w_qkv, Some(n1), Epilogue::Store, qkv));
+    let rotated = RopeKv {
+        qkv,
+        out: qkv,
+        q_heads: shape.q_heads,
+        q_norm: Some(qn),
+        k_norm: Some(kn),
+        rope,
+        pairs: Pairs::Halves,
+        state,
+        kv,
+    };
+    if !decode {
+        step.push("rope_kv", at, Op::RopeKv(rotated.clone()));
+    }
+    let attention = Attention {
+        qkv,
+        q_heads: shape.q_heads,
+        kv,
+        state,
+        out: attended,
+        scale: (dim as f32).powf(-0.5),
+        softcap: None,
+        window: None,
+        rows,
+        single: decode,
+        last_only: false,
+        scratch: None,
+        pick: pick("ATTENTION"),
+    };
+    let rope = decode.then(|| Box::new(rotated));
+    step.push("attention", at, Op::from(AttentionChain { attention, rope }));
+    step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
+    step.push("gate_up", at, linear(x, w_up, Some(n2), Epilogue::GateMul(Activation::Silu), act));
+    step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |i: usize| args[i].parse::<u32>().expect("a number");
@@ -153,68 +233,9 @@ fn main() {
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
     step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, pages, given: None }));
     step.push("embed", None, Op::Embed(Embed { ids: state.token, table, given: None, out: x }));
+    let values = Values { x, qkv, attended, act, rope, state };
     for layer in 0..layers {
-        let at = Some(layer);
-        let mut norm = |name: &str, cols| Norm {
-            weight: step.weight(&format!("{layer}.{name}"), 1, cols),
-            eps: 1e-6,
-        };
-        let (n1, n2) = (norm("norm1", hidden), norm("norm2", hidden));
-        let (qn, kn) = (norm("q_norm", dim), norm("k_norm", dim));
-        let mut weight =
-            |name: &str, rows, cols| step.weight(&format!("{layer}.{name}"), rows, cols);
-        let (w_qkv, w_o) = (weight("qkv", qkv_cols, hidden), weight("o", hidden, q));
-        let (w_up, w_down) =
-            (weight("gate_up", 2 * shape.inter, hidden), weight("down", hidden, shape.inter));
-        let bytes = u64::from(pages) * 2 * u64::from(shape.kv_heads * 16 * dim) * 2;
-        let span = step.arena.alloc(Region::Kv, "kv", bytes);
-        let kv = KvLayer {
-            span,
-            dtype: DType::BF16,
-            pages,
-            page_size: 16,
-            heads: shape.kv_heads,
-            head_dim: dim,
-        };
-        step.push("qkv", at, linear(x, w_qkv, Some(n1), Epilogue::Store, qkv));
-        let rotated = RopeKv {
-            qkv,
-            out: qkv,
-            q_heads: shape.q_heads,
-            q_norm: Some(qn),
-            k_norm: Some(kn),
-            rope,
-            pairs: Pairs::Halves,
-            state,
-            kv,
-        };
-        if !decode {
-            step.push("rope_kv", at, Op::RopeKv(rotated.clone()));
-        }
-        let attention = Attention {
-            qkv,
-            q_heads: shape.q_heads,
-            kv,
-            state,
-            out: attended,
-            scale: (dim as f32).powf(-0.5),
-            softcap: None,
-            window: None,
-            rows,
-            single: decode,
-            last_only: false,
-            scratch: None,
-            pick: pick("ATTENTION"),
-        };
-        let rope = decode.then(|| Box::new(rotated));
-        step.push("attention", at, Op::from(AttentionChain { attention, rope }));
-        step.push("o", at, linear(attended, w_o, None, Epilogue::Residual(x), x));
-        step.push(
-            "gate_up",
-            at,
-            linear(x, w_up, Some(n2), Epilogue::GateMul(Activation::Silu), act),
-        );
-        step.push("down", at, linear(act, w_down, None, Epilogue::Residual(x), x));
+        push_layer(&mut step, shape, &values, layer, (rows, pages), decode);
     }
     let mut head_in = x;
     if !decode {

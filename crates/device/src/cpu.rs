@@ -47,7 +47,11 @@ pub enum Limit {
 }
 
 /// As [`open`], with fast paths held to `limit`.
-pub fn open_limited(threads: Option<usize>, reference: bool, limit: Limit) -> Result<Device> {
+pub(crate) fn open_limited(
+    threads: Option<usize>,
+    reference: bool,
+    limit: Limit,
+) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
     let how = (!reference).then(|| Lowering::new(features, Numerics::Fast));
     Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, None)) })

@@ -18,7 +18,8 @@ pub mod tune;
 pub mod tuned;
 pub mod usage;
 
-pub use context::{Gpu, gpus};
+pub use context::Gpu;
+pub(crate) use context::gpus;
 
 #[cfg(test)]
 mod tests;

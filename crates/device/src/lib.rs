@@ -1,8 +1,6 @@
 //! The ground everything stands on: an arena of static memory, ops as plain data, and two devices
 //! that run, record and replay them with the same refusals.
-pub mod allocs;
 pub mod arena;
-pub mod bench;
 mod capture;
 mod choice;
 pub mod cpu;
@@ -19,6 +17,7 @@ pub mod notice;
 pub mod operand;
 pub mod ops;
 pub mod private;
+pub mod probe;
 pub mod span;
 pub mod step;
 pub mod stopwatch;

@@ -374,11 +374,6 @@ impl<W: Words> RingReader<W> {
         self.confirmed
     }
 
-    /// Whether `launch` may start: its entry must not be one that was not read yet.
-    pub fn may_start(&self, launch: u64) -> bool {
-        launch <= self.confirmed + u64::from(ring::ENTRIES)
-    }
-
     /// The next launch's entry, if it is there.
     pub fn poll(&mut self) -> Result<Option<Entry<'_>>> {
         let launch = self.confirmed + 1;

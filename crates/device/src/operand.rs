@@ -84,19 +84,21 @@ pub(crate) fn unset<T: 'static>(_: &T) -> bool {
 
 /// An operand of an op, as a visitor gets it.
 #[derive(Debug)]
-pub enum Operand<'a, O: Operands> {
+pub(crate) enum Operand<'a, O: Operands> {
     /// A value and what happens to it.
     Value(&'a mut O::Value, Access),
     /// A weight, which is read.
     Weight(&'a mut O::Weight),
     /// A table, which is read.
+    #[expect(dead_code, reason = "ops name all operands; no pass asks for tables")]
     Table(&'a mut O::Table),
     /// Pages, which are read or written.
+    #[expect(dead_code, reason = "ops name all operands; no pass asks for pages")]
     Cache(&'a mut O::Cache),
 }
 
 /// Gets every operand of an op.
-pub type OperandVisitor<'a, O> = &'a mut dyn FnMut(Operand<'_, O>);
+pub(crate) type OperandVisitor<'a, O> = &'a mut dyn FnMut(Operand<'_, O>);
 
 /// Finds the memory of each operand.
 pub trait Binder<O: Operands> {

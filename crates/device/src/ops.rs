@@ -230,7 +230,7 @@ impl<O: Operands> Op<O> {
     }
 
     /// Names every operand. Members of a fused op name theirs, inner ones included.
-    pub fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+    pub(crate) fn operands(&mut self, visit: OperandVisitor<'_, O>) {
         for_each_op!(self, op => op.operands(visit));
     }
 

@@ -49,7 +49,7 @@ pub enum NotPrivate {
 
 /// Where this user's caches are: `$DACAPO_CACHE`, else `$XDG_CACHE_HOME/dacapo`, else
 /// `$HOME/.cache/dacapo`.
-pub fn cache_root() -> Result<PathBuf, NotPrivate> {
+pub(crate) fn cache_root() -> Result<PathBuf, NotPrivate> {
     cache_root_in(&|name| std::env::var_os(name))
 }
 
@@ -97,7 +97,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, NotPrivate> {
 }
 
 /// Whether an opened file is private.
-pub fn check_file(path: &Path, file: &File) -> Result<(), NotPrivate> {
+pub(crate) fn check_file(path: &Path, file: &File) -> Result<(), NotPrivate> {
     check_found(path, &file.metadata().map_err(|problem| of_io(path, problem))?)
 }
 

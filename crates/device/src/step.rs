@@ -120,7 +120,7 @@ pub mod count {
     /// Whether another step follows in this launch: see [`super::repeat`].
     pub const AGAIN: u32 = 8;
     /// Low word of the number of this launch's first step.
-    pub const BASE: u32 = 9;
+    pub(crate) const BASE: u32 = 9;
     /// Words.
     pub const WORDS: u32 = 16;
 }
@@ -130,9 +130,9 @@ pub mod count {
 /// row stopped, every row has a page for its next token, and the host has not asked to leave.
 pub mod repeat {
     /// A launch without repetition, or the end of one with it.
-    pub const DONE: u32 = 0;
+    pub(crate) const DONE: u32 = 0;
     /// A step of the same launch comes before this one.
-    pub const NEXT: u32 = 1;
+    pub(crate) const NEXT: u32 = 1;
     /// The first step of a launch that repeats.
     pub const FIRST: u32 = 2;
 }

@@ -24,7 +24,7 @@ pub enum Pick<V> {
 
 impl<V> Pick<V> {
     /// Whether it is [`Pick::Best`].
-    pub fn is_best(&self) -> bool {
+    pub(crate) fn is_best(&self) -> bool {
         matches!(self, Pick::Best)
     }
 

@@ -1,6 +1,6 @@
 //! Replaying on the CPU allocates nothing, with branches and loops, on any thread.
 
-use device::allocs::{Counting, allocations};
+use allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
     Activation, Attention, AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs,

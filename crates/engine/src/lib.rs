@@ -14,7 +14,7 @@ pub mod pages;
 pub mod plant;
 pub mod request;
 pub mod sampling;
-pub mod sched;
+pub(crate) mod sched;
 mod sequence;
 
 pub use engine::Engine;

@@ -82,7 +82,7 @@ pub enum Pooling {
 /// How the next token is chosen and when to stop. `Default` is greedy with no limit but the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy, and so is anything below [`crate::sampling::MIN_TEMPERATURE`].
+    /// 0 is greedy, and so is anything below 1e-5.
     pub temperature: f32,
     /// Keep the k most likely tokens; 0 keeps all.
     pub top_k: u32,

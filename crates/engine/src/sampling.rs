@@ -1,5 +1,5 @@
-//! How a token is chosen: what a caller may ask for, what a seat is told, and the reference that
-//! every device is tested against.
+//! How a token is chosen: what a caller may ask for and what a seat is told. The device samples
+//! (`device/ops/sample`).
 //!
 //! From a row of logits, for the token that follows `len` others:
 //! 1. penalties over the tokens seen: repetition divides positive logits and multiplies negative
@@ -9,12 +9,10 @@
 //! 3. at temperature 0 the largest logit wins, the lowest index among equals. Otherwise logits are
 //!    divided by the temperature, then top-k, top-p and min-p filter in this order, each what the
 //!    one before left; then one draw in index order: the first token whose running sum exceeds
-//!    `u · total`, with `u` from [`philox::uniform`] of the seed and `len`;
+//!    `u · total`, with `u` from Philox4x32-10 of the seed and `len`;
 //! 4. log-probabilities are of the distribution after step 2 at temperature 1.
 
 mod params;
-pub mod philox;
-pub mod reference;
 
-pub use params::{MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, MIN_TEMPERATURE, validate};
-pub(crate) use params::{penalised, seat_params, stops};
+pub use params::validate;
+pub(crate) use params::{MAX_LOGPROBS, penalised, seat_params, stops};

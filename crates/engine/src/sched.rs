@@ -22,7 +22,7 @@ mod queue;
 mod recover;
 mod turns;
 
-pub use audit::Holding;
+pub(crate) use audit::Holding;
 
 use crate::exec::{Coverage, Geometry, Seat, Step};
 use crate::pages::{PageCounts, Pool};

@@ -76,13 +76,13 @@ impl DType {
     }
 
     /// The type of that safetensors name: the plain types only.
-    pub fn from_safetensors(name: &str) -> Option<Self> {
+    pub(crate) fn from_safetensors(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| !dtype.is_quantised() && dtype.name() == name)
     }
 
     /// The type of that `ggml_type` number, or the name of a type that exists but is not
     /// supported.
-    pub fn from_ggml(number: u32) -> Result<Self, &'static str> {
+    pub(crate) fn from_ggml(number: u32) -> Result<Self, &'static str> {
         Ok(match number {
             0 => F32,
             1 => F16,
@@ -157,7 +157,7 @@ impl DType {
     }
 
     /// Whether elements are packed in blocks with shared scales.
-    pub fn is_quantised(self) -> bool {
+    pub(crate) fn is_quantised(self) -> bool {
         self.block_elems() > 1
     }
 

@@ -101,7 +101,7 @@ impl Tokenizer {
 
     /// As [`Tokenizer::encode_text`], with at most `max_tokens` ids, as in
     /// [`Tokenizer::encode_limited`].
-    pub fn encode_text_limited(
+    pub(crate) fn encode_text_limited(
         &self,
         text: &str,
         add_special: bool,

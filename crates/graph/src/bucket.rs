@@ -8,10 +8,10 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Most buckets a phase can have: a list longer than this is a mistake, not a wish.
-pub const MAX_BUCKETS: usize = 512;
+pub(crate) const MAX_BUCKETS: usize = 512;
 
 /// The padding `auto` allows when nothing else is asked for.
-pub const AUTO_PADDING: f64 = 0.25;
+pub(crate) const AUTO_PADDING: f64 = 0.25;
 
 /// How a list of buckets is asked for: `auto`, `1,2,4,8`, `16..256/16`, or a mix of the last two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,15 +16,15 @@
 //! take exactly what is left.
 
 pub mod bind;
-pub mod choose;
+pub(crate) mod choose;
 pub mod fold;
 pub mod fuse;
 pub mod mark;
 pub mod merge;
 pub mod order;
 pub mod place;
-pub mod rotate;
-pub mod uses;
+pub(crate) mod rotate;
+pub(crate) mod uses;
 
 use crate::program::{Program, ProgramError, Step};
 use crate::{Phase, Plan, ShapeKey};
@@ -200,7 +200,7 @@ fn fusion(target: &CompileTarget, key: &ShapeKey) -> fuse::Fusion {
 }
 
 /// Bytes of workspace a key needs, exactly. Pure: no memory, no device.
-pub fn workspace_bytes(
+pub(crate) fn workspace_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,
@@ -210,7 +210,7 @@ pub fn workspace_bytes(
 }
 
 /// Bytes of scratch a key needs, exactly. Pure: no memory, no device.
-pub fn scratch_bytes(
+pub(crate) fn scratch_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,
@@ -226,7 +226,7 @@ pub fn scratch_bytes(
 }
 
 /// Bytes that merged layers of a key exchange, exactly. Pure: no memory, no device.
-pub fn exchange_bytes(
+pub(crate) fn exchange_bytes(
     program: &Program,
     target: &CompileTarget,
     limits: &StepLimits,

@@ -11,17 +11,15 @@
 //!
 //! Every decision keeps its source, so the table printed at start says why each value is what it is.
 
-mod docs;
 mod nearest;
 pub mod options;
 mod parse;
-pub mod rules;
+pub(crate) mod rules;
 #[cfg(test)]
 mod tests;
 mod validate;
 
-pub use docs::{help, markdown};
-pub use options::{Kind, MAX_STEPS, Setting, flags};
+pub use options::{Kind, MAX_STEPS, Setting, flags, help};
 
 use crate::bucket::{BucketError, BucketSpec, Buckets};
 use crate::runner::{Capture, Debug, Fallback, RunnerConfig};
@@ -71,7 +69,7 @@ pub enum Source {
 
 impl Source {
     /// Whether a person asked for it.
-    pub fn is_explicit(&self) -> bool {
+    pub(crate) fn is_explicit(&self) -> bool {
         matches!(self, Source::Json | Source::Flag(_))
     }
 }

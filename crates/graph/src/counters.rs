@@ -52,7 +52,7 @@ impl Reason {
     }
 
     /// Whether this is a loss nobody asked for, which `--graph-fallback` is about.
-    pub const fn is_fallback(self) -> bool {
+    pub(crate) const fn is_fallback(self) -> bool {
         matches!(self, Reason::NotCovered | Reason::Padding | Reason::OverBudget)
     }
 }

@@ -19,13 +19,12 @@ pub mod plan;
 pub mod prep;
 pub mod program;
 pub mod runner;
-pub mod slot;
-pub mod traffic;
+pub(crate) mod slot;
 pub mod tune;
 pub mod verify;
 
 pub use backend::BackendKind;
-pub use compile::{Bindings, CompileError, CompileTarget, compile, scratch_bytes, workspace_bytes};
+pub use compile::{Bindings, CompileError, CompileTarget, compile};
 pub use counters::{BucketCount, Counters, Reason};
 pub use key::{Form, Phase, ShapeKey};
 pub use plan::Plan;

@@ -5,7 +5,8 @@ mod input;
 mod letter;
 
 pub use input::{GivenRows, JoinInput, PageInput, SeatParams, StepInput};
-pub use letter::{check, write_letter};
+pub use letter::check;
+pub(crate) use letter::write_letter;
 
 use crate::{Form, ShapeKey};
 use device::mail::{EntryToken, MailBank, MailRow, Mapped, RingReader, Words};
@@ -205,7 +206,7 @@ impl Mailbox {
 
     /// The same, when decode steps take their rows and pages from blocks the host prepares: then mail
     /// does not repeat them.
-    pub fn with_given(mut self, given: bool) -> Mailbox {
+    pub(crate) fn with_given(mut self, given: bool) -> Mailbox {
         self.given = given;
         self
     }
@@ -276,7 +277,7 @@ impl Mailbox {
 
     /// The posted launch did not happen: what the device holds is what it held, so the next post says
     /// all of it again.
-    pub fn not_sent(&mut self) {
+    pub(crate) fn not_sent(&mut self) {
         self.rows.clear();
         self.same = None;
         self.key = None;
@@ -297,7 +298,7 @@ impl Mailbox {
     }
 
     /// As [`Mailbox::take`], into an output that is used again; says whether there was one.
-    pub fn take_into(&mut self, output: &mut StepOutput) -> Result<bool, MailError> {
+    pub(crate) fn take_into(&mut self, output: &mut StepOutput) -> Result<bool, MailError> {
         if self.in_flight() == 0 {
             return Ok(false);
         }
@@ -331,7 +332,7 @@ impl Mailbox {
     }
 
     /// The seats of the result taken last, row by row.
-    pub fn taken_seats(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn taken_seats(&self) -> impl Iterator<Item = u32> {
         self.taken.iter().flat_map(|rows| rows.iter()).map(|row| row.seat)
     }
 }

@@ -105,7 +105,7 @@ impl Inputs {
     }
 
     /// Takes over what a step says about seats; saying it twice does no harm.
-    pub fn learn(&mut self, step: &StepInput) {
+    pub(crate) fn learn(&mut self, step: &StepInput) {
         for join in &step.joins {
             let seat = &mut self.seats[join.seat as usize];
             seat.len = join.len;
@@ -193,7 +193,7 @@ impl Inputs {
     }
 
     /// The result of a launch whose rows had these seats.
-    pub fn heard(&mut self, seats: impl Iterator<Item = u32>, output: &StepOutput) {
+    pub(crate) fn heard(&mut self, seats: impl Iterator<Item = u32>, output: &StepOutput) {
         for (seat, row) in seats.zip(output.rows()) {
             let seat = &mut self.seats[seat as usize];
             if seat.last == output.launch {

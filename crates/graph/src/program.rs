@@ -6,7 +6,6 @@
 
 mod builder;
 mod check;
-pub mod sample;
 
 pub use builder::ProgramBuilder;
 pub use check::ProgramError;
@@ -274,7 +273,7 @@ pub struct Program {
 
 impl Step {
     /// Layer and name.
-    pub fn full_name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         self.layer.map_or(self.name.clone(), |layer| format!("{layer}.{}", self.name))
     }
 }

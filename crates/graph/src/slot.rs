@@ -10,7 +10,7 @@ use device::{DType, StepLimits, StepState, Tensor};
 
 /// Who writes a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// The prologue, from mail: it outlives the step.
     Mail,
     /// The prologue, derived anew in every step.
@@ -21,7 +21,7 @@ pub enum Owner {
 
 /// How long a slot is; the limits are the one place lengths come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
+pub(crate) enum Length {
     /// This many words for each seat, the pad seat included.
     Seats(u32),
     /// A page-table row for each seat.
@@ -38,7 +38,8 @@ pub enum Length {
 
 impl Length {
     /// Words under the given limits.
-    pub fn words(self, limits: &StepLimits) -> u64 {
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests hold the tables to it"))]
+    pub(crate) fn words(self, limits: &StepLimits) -> u64 {
         let seats = u64::from(limits.seats) + 1;
         match self {
             Length::Seats(each) => seats * u64::from(each),
@@ -53,7 +54,7 @@ impl Length {
 
 /// What stands past the live part, up to the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Padding {
+pub(crate) enum Padding {
     /// Nothing reads it there: it stays as it was.
     Keep,
     /// Zero.
@@ -66,7 +67,7 @@ pub enum Padding {
 
 /// Values that mean "nobody"; all lie outside what a live row can have, and none is −1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sentinel {
+pub(crate) enum Sentinel {
     /// The pad seat: index `seats`.
     PadSeat,
     /// The row limit, one past the last row.
@@ -77,12 +78,13 @@ pub enum Sentinel {
 
 /// One input of a step.
 #[derive(Clone, Copy)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// The name of its table.
     pub name: &'static str,
     /// Who writes it.
     pub owner: Owner,
     /// Element type.
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests hold the tables to it"))]
     pub dtype: DType,
     /// How long it is.
     pub length: Length,
@@ -101,7 +103,7 @@ impl std::fmt::Debug for Slot {
 macro_rules! slots {
     ($($name:ident: $owner:ident, $length:expr, $padding:expr;)*) => {
         /// All slots of a step.
-        pub const SLOTS: &[Slot] = &[$(Slot {
+        pub(crate) const SLOTS: &[Slot] = &[$(Slot {
             name: stringify!($name),
             owner: Owner::$owner,
             dtype: DType::U32,
@@ -154,7 +156,7 @@ pub struct BadPadding {
 
 /// What a step was, as far as padding is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// Live rows.
     pub rows: u32,
     /// Live tokens.
@@ -167,7 +169,7 @@ pub struct Extent {
 
 impl Slot {
     /// Checks the pad part of the slot's contents after a step.
-    pub fn check_padding(
+    pub(crate) fn check_padding(
         &self,
         words: &[u32],
         extent: &Extent,

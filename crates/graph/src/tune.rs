@@ -60,7 +60,7 @@ pub fn tune(
 /// Which of the candidates (bucket, bytes) to keep so that their bytes stay within the budget and the
 /// sizes that occur waste the least. Coverage comes first: the largest that fits is always kept, since
 /// a step past the last bucket replays nothing. Without a histogram every size is as likely as any.
-pub fn within_budget(
+pub(crate) fn within_budget(
     candidates: &[(u32, u64)],
     sizes: &BTreeMap<u32, u64>,
     budget: u64,

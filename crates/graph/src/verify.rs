@@ -3,10 +3,6 @@
 //! differ is found by bisection. Both runs start with a workspace full of NaN, so reading what nobody
 //! wrote cannot hide.
 
-mod sweep;
-
-pub use sweep::{Findings, Sweep, Verified};
-
 use crate::backend::{Backend, Context};
 use crate::compile::Bindings;
 use crate::plan::Plan;
@@ -260,7 +256,11 @@ impl<'a> Trial<'a> {
 }
 
 /// Holds the step's tables to their slots' padding policies.
-pub fn check_padding(cx: &Context<'_>, plan: &Plan, bindings: &Bindings) -> Result<(), RunError> {
+pub(crate) fn check_padding(
+    cx: &Context<'_>,
+    plan: &Plan,
+    bindings: &Bindings,
+) -> Result<(), RunError> {
     let state = &bindings.state;
     let counts = words(cx, state.counts.span)?;
     let extent = Extent {

@@ -3,11 +3,11 @@
 mod world;
 
 use device::{ALIGN, DType};
+use fixtures::Sample;
 use graph::backend::BackendKind;
 use graph::layout::{Layout, pages_that_fit};
 use graph::mail::{JoinInput, PageInput, SeatParams, StepInput};
-use graph::program::sample::Sample;
-use graph::program::{Cache, ModelShape, Program, ProgramBuilder, ProgramError, WeightRef};
+use graph::program::{Cache, ModelShape, Pairs, Program, ProgramBuilder, ProgramError, WeightRef};
 use graph::runner::Runners;
 use world::{Place, limits};
 
@@ -27,6 +27,7 @@ fn mixed() -> Program {
     let matrix = |name: String, rows, cols| WeightRef::matrix(name, DType::F32, rows, cols);
     let norm = |name: String| WeightRef::vector(name, s.act_dtype, s.hidden);
     let mut b = ProgramBuilder::new("mixed", s);
+    let rope = b.rope_table();
     let table = matrix("embed".into(), s.vocab, s.hidden);
     let mut x = b.embed("embed", table);
     for (l, cache) in (0..).zip(caches()) {
@@ -38,7 +39,7 @@ fn mixed() -> Program {
             let h = b.rms_norm("norm", x, norm(format!("{l}.norm")), 1e-6);
             let cols = (s.q_heads + 2 * heads) * head_dim;
             let qkv = b.linear("qkv", h, matrix(format!("{l}.qkv"), cols, s.hidden), None);
-            let qkv = b.rope_kv("rope", qkv, None, None);
+            let qkv = b.rope_kv("rope", qkv, None, None, rope, Pairs::Halves);
             let a = b.attention("attn", qkv, 0.35, None);
             let o = b.linear("o", a, matrix(format!("{l}.o"), s.hidden, s.q_cols()), None);
             b.add("out", x, o)

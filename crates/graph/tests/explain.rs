@@ -5,10 +5,10 @@ use device::cuda::launch::Target;
 use device::cuda::tuned::{Choice, Tuned, shape};
 use device::variant::{LinearVariant, Variant};
 use expect_test::expect;
+use fixtures::Sample;
 use graph::explain::{Explanation, explain};
 use graph::layout::{Layout, pages_that_fit};
 use graph::memory::Account;
-use graph::program::sample::Sample;
 use graph::{BackendKind, CompileTarget, Plan, ShapeKey};
 use std::sync::Arc;
 

@@ -4,9 +4,9 @@ mod world;
 
 use device::Op;
 use device::step::GIVEN_ROW;
+use fixtures::Sample;
 use graph::backend::BackendKind;
 use graph::mail::{GivenRows, JoinInput, MailError, PageInput, SeatParams, StepInput};
-use graph::program::sample::Sample;
 use graph::program::{Input, InputId, Program, ProgramOp};
 use graph::runner::{RunError, Runners};
 use graph::{Phase, ShapeKey};

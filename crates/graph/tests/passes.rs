@@ -5,14 +5,14 @@ mod world;
 
 use device::op::{Epilogue, LinearChain};
 use device::{DType, Op};
+use fixtures::Sample;
+use fixtures::{Rng, Traffic};
 use graph::backend::BackendKind;
 use graph::compile::fuse::Fusion;
 use graph::compile::{compile, schedule};
 use graph::layout::Layout;
 use graph::plan::Problem;
-use graph::program::sample::Sample;
 use graph::program::{Pairs, Program, ProgramBuilder, ProgramError, WeightRef};
-use graph::traffic::{Rng, Traffic};
 use graph::{CompileError, CompileTarget, Phase, Plan, ShapeKey};
 use world::{PAGES, World, limits, random};
 

@@ -5,11 +5,11 @@ use device::cuda::launch::Target;
 use device::cuda::tuned::{Choice, Tuned, shape};
 use device::variant::Variant;
 use expect_test::expect;
+use fixtures::Sample;
 use graph::compile::merge::Merge;
 use graph::compile::{compile, fuse::Fusion};
 use graph::layout::Layout;
 use graph::program::Program;
-use graph::program::sample::Sample;
 use graph::{CompileTarget, Plan, ShapeKey};
 use std::sync::Arc;
 

@@ -5,12 +5,12 @@
 mod world;
 
 use device::Region;
+use fixtures::Sample;
+use fixtures::{Rng, Traffic};
 use graph::Phase;
 use graph::backend::BackendKind;
 use graph::mail::{StepInput, StepOutput};
-use graph::program::sample::Sample;
 use graph::runner::RunnerConfig;
-use graph::traffic::{Rng, Traffic};
 use graph::verify::{POISON, poison};
 use std::collections::BTreeMap;
 use world::{PAGES, Place, World};

@@ -3,11 +3,11 @@
 
 mod world;
 
+use fixtures::Sample;
+use fixtures::{Rng, Traffic};
 use graph::backend::BackendKind;
 use graph::mail::{StepInput, StepOutput};
-use graph::program::sample::Sample;
 use graph::runner::{Debug, RunError, RunnerConfig, Runners};
-use graph::traffic::{Rng, Traffic};
 use graph::{CompileTarget, Phase, Prep};
 use std::collections::VecDeque;
 use world::{PAGES, Place, World};

@@ -3,9 +3,9 @@
 
 mod world;
 
+use fixtures::Sample;
 use graph::backend::BackendKind;
 use graph::mail::{JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput};
-use graph::program::sample::Sample;
 use graph::runner::{RunError, RunnerConfig, Runners};
 use graph::{Form, Phase};
 use world::{Place, World};

@@ -2,13 +2,13 @@
 
 mod world;
 
+use fixtures::Sample;
+use fixtures::{Rng, Traffic};
 use graph::Phase;
 use graph::backend::BackendKind;
 use graph::mail::StepInput;
 use graph::program::Program;
-use graph::program::sample::Sample;
 use graph::runner::{Launched, Runners};
-use graph::traffic::{Rng, Traffic};
 use world::{PAGES, Place, World, random};
 
 const LISTS: (&str, &str) = ("1,2,4,8", "8,16,24,40");

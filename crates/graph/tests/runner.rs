@@ -3,12 +3,12 @@
 mod world;
 
 use device::Op;
+use fixtures::Sample;
+use fixtures::Sweep;
+use fixtures::Traffic;
 use graph::backend::{Backend, BackendKind, Breakable, Context};
 use graph::mail::{MailError, Mailbox, StepInput};
-use graph::program::sample::Sample;
 use graph::runner::{Capture, Debug, Fallback, RunError, RunnerConfig, Runners, StepShape};
-use graph::traffic::Traffic;
-use graph::verify::Sweep;
 use graph::{CompileTarget, Phase, Reason, ShapeKey};
 use std::cell::RefCell;
 use world::{PAGES, Place, World, buckets};

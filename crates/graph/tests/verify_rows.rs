@@ -3,9 +3,9 @@
 mod world;
 
 use device::Op;
+use fixtures::Sample;
 use graph::backend::BackendKind;
 use graph::mail::{JoinInput, MailError, PageInput, SeatParams, StepInput};
-use graph::program::sample::Sample;
 use graph::runner::{RunError, Runners};
 use graph::{Form, Phase, Reason, ShapeKey};
 use world::{Place, World};

@@ -10,9 +10,9 @@
 use device::target::WeightUse;
 use device::{Arena, DType, Device, DeviceChoice, Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use fixtures::Rng;
 use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
 use graph::program::Program;
-use graph::traffic::Rng;
 use graph::{CompileTarget, Plan, ShapeKey};
 use model::weights::WeightSpec;
 use model::{GraphExecutor, LoadOptions, LoadedExecutor, ModelConfig, ModelSource, load_executor};

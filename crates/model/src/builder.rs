@@ -79,7 +79,7 @@ impl Source {
     }
 
     /// A norm's weight of which `config.json` checkpoints store what is above 1.
-    pub const fn less_one(self) -> Source {
+    pub(crate) const fn less_one(self) -> Source {
         Source { less_one: true, ..self }
     }
 }
@@ -144,7 +144,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Whether this is the last layer.
-    pub fn in_last_layer(&self) -> bool {
+    pub(crate) fn in_last_layer(&self) -> bool {
         self.layer == Some(self.config.layers - 1)
     }
 
@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
     }
 
     /// An RMS norm of rows of the residual stream.
-    pub fn rms_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
+    pub(crate) fn rms_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
         // The last norm has a name of its own, because a layer's could be the same.
         let weight = if self.layer.is_none() { "final_norm" } else { name };
         let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
@@ -209,19 +209,19 @@ impl<'a> Builder<'a> {
     }
 
     /// `x` times gate and up, whose columns alternate in the result.
-    pub fn gate_up(&mut self, name: &str, x: ValueId, sources: [Source; 2]) -> ValueId {
+    pub(crate) fn gate_up(&mut self, name: &str, x: ValueId, sources: [Source; 2]) -> ValueId {
         let cols = self.program.cols(x) as usize;
         let w = self.matrix(name, cols, &sources, Arrange::Alternating, Cut::Rows).gate_up();
         self.program.linear(name, x, w, None)
     }
 
     /// The weight and epsilon of a norm over the elements of each head.
-    pub fn head_norm(&mut self, name: &str, source: Source) -> (WeightRef, f32) {
+    pub(crate) fn head_norm(&mut self, name: &str, source: Source) -> (WeightRef, f32) {
         (self.vector(name, &[source], ".weight", Cut::Whole), self.config.norm_eps)
     }
 
     /// Rotates q and k and writes k and v to the layer's pages.
-    pub fn rope_kv(
+    pub(crate) fn rope_kv(
         &mut self,
         name: &str,
         qkv: ValueId,

@@ -121,12 +121,12 @@ impl ModelConfig {
     }
 
     /// Width of the query projection.
-    pub fn q_width(&self) -> usize {
+    pub(crate) fn q_width(&self) -> usize {
         self.q_heads * self.head_dim
     }
 
     /// Width of the key projection, and of the value projection.
-    pub fn kv_width(&self) -> usize {
+    pub(crate) fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 

@@ -33,7 +33,7 @@ pub mod weights;
 pub use builder::{Builder, Precision, Source, Written, tensor};
 pub use config::ModelConfig;
 pub use executor::GraphExecutor;
-pub use load::{CPU_KV_BYTES, LoadOptions, LoadedExecutor, Progress, load_executor, precision};
+pub use load::{LoadOptions, LoadedExecutor, Progress, load_executor, precision};
 pub use open::{ModelSource, OpenModel};
 
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ use graph::runner::Runners;
 use graph::{CompileTarget, Phase, ShapeKey};
 
 /// What KV pages take of a host's memory unless told otherwise.
-pub const CPU_KV_BYTES: u64 = 1 << 30;
+pub(crate) const CPU_KV_BYTES: u64 = 1 << 30;
 
 /// How a model is put on a device.
 #[derive(Clone, Debug)]

@@ -83,7 +83,7 @@ pub struct HeadRows {
 
 impl HeadRows {
     /// The stored row that holds row `row` of the wanted order.
-    pub fn stored_row(&self, row: usize) -> usize {
+    pub(crate) fn stored_row(&self, row: usize) -> usize {
         let (head, within) = (row / self.dim, row % self.dim);
         let half = self.dim / 2;
         let (pair, second) = match self.wanted {
@@ -164,7 +164,7 @@ impl WeightSpec {
 
 impl Part {
     /// The stored row that holds row `row` of the part.
-    pub fn stored_row(&self, row: usize) -> usize {
+    pub(crate) fn stored_row(&self, row: usize) -> usize {
         self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row))
     }
 }

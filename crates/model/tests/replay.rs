@@ -5,9 +5,9 @@
 mod models;
 
 use device::{Device, DeviceChoice, StepLimits};
+use fixtures::Sweep;
 use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::Layout;
-use graph::verify::Sweep;
 use graph::{BackendKind, CompileTarget, Phase};
 use model::{ModelSource, OpenModel, precision};
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 mod models;
 
-use device::allocs::{Counting, allocations};
+use allocs::{Counting, allocations};
 use device::{Device, DeviceChoice};
 use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token};
 use engine::{Engine, EngineConfig};

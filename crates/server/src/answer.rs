@@ -6,15 +6,14 @@ mod choice;
 mod pythonic;
 mod reasoning;
 mod run;
-mod stop;
 mod tools;
 
 pub use call_list::CallList;
-pub use choice::{Choice, ChoiceSetup};
+pub(crate) use choice::Choice;
+pub use choice::ChoiceSetup;
 pub use reasoning::{Reasoning, ReasoningSplit};
 pub(crate) use run::rejected;
 pub use run::{Piece, Run, RunSetup, Usage};
-pub use stop::StopFinder;
 pub use tools::{ToolFormat, ToolSplit};
 
 /// A piece of an answer.

@@ -9,13 +9,13 @@ use crate::http::auth::Keys;
 use crate::http::host::Hosts;
 use crate::link::{Call, Consumer, Health, Link, Refusal};
 use crate::metrics::Metrics;
-use crate::text::TextModel;
 use crate::work::{Work, WorkConfig, WorkError};
 use bytes::Bytes;
 use engine::request::{Request, Sampling};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use text::TextModel;
 use tokio::sync::Semaphore;
 
 /// Stack size of a worker thread, enough for the bounded nesting of JSON and templates.

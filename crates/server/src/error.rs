@@ -3,6 +3,7 @@
 use crate::describe::api_type;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use text::TextError;
 
 api_type! {
     /// The error.
@@ -62,7 +63,7 @@ impl ApiError {
     }
 
     /// 400: a field is invalid.
-    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = param.into();
         let mut e = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
         e.param = (!param.is_empty()).then_some(short(param));
@@ -70,8 +71,26 @@ impl ApiError {
     }
 
     /// 400: the text has too many tokens; the exact number is unknown.
-    pub fn too_many(param: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn too_many(param: &str, message: impl Into<String>) -> Self {
         Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
+    /// 400: the text of the request field `param` cannot be tokenized or is too long.
+    pub(crate) fn text(error: TextError, param: &str) -> Self {
+        match error {
+            TextError::TooManyBytes { bytes, most } => Self::too_many(
+                param,
+                format!(
+                    "the prompt has {bytes} bytes, which is more than {most} tokens can hold; at \
+                     most {most} tokens are allowed"
+                ),
+            ),
+            TextError::TooLong { most } => Self::too_many(
+                param,
+                format!("the prompt has too many tokens; at most {most} are allowed"),
+            ),
+            other => Self::invalid(param, other.to_string()),
+        }
     }
 
     /// 400: the prompt is longer than the context.
@@ -88,7 +107,7 @@ impl ApiError {
     }
 
     /// 404: the request names another model.
-    pub fn no_model(asked: &str, served: &str) -> Self {
+    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         let text = format!("the model {asked:?} does not exist; this server has {served:?}");
         let mut e = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", text);
         e.code = Some("model_not_found");
@@ -97,7 +116,7 @@ impl ApiError {
     }
 
     /// 404: no such route.
-    pub fn no_route(path: &str) -> Self {
+    pub(crate) fn no_route(path: &str) -> Self {
         let text = format!("{path} does not exist; see /openapi.json for the routes");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", text)
     }
@@ -115,25 +134,25 @@ impl ApiError {
     }
 
     /// 413: the body is too large.
-    pub fn body_too_large(limit: u64) -> Self {
+    pub(crate) fn body_too_large(limit: u64) -> Self {
         let text = format!("the body is larger than {limit} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text)
     }
 
     /// 415: the body is not declared as JSON.
-    pub fn not_json() -> Self {
+    pub(crate) fn not_json() -> Self {
         let text = "send the body as JSON, with the header content-type: application/json";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
     }
 
     /// 415: the body is compressed.
-    pub fn encoded() -> Self {
+    pub(crate) fn encoded() -> Self {
         let text = "send the body uncompressed, without a content-encoding header";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", text)
     }
 
     /// 421: the name in the `Host` header is not accepted.
-    pub fn misdirected(host: &str) -> Self {
+    pub(crate) fn misdirected(host: &str) -> Self {
         let text = format!(
             "the host name {host:?} is not accepted; use an IP address or localhost, or start the \
              server with --allowed-host"
@@ -142,7 +161,7 @@ impl ApiError {
     }
 
     /// 429: a limit is reached; the client should retry.
-    pub fn too_much(message: impl Into<String>) -> Self {
+    pub(crate) fn too_much(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         e.code = Some("rate_limit_exceeded");
         e.retry_after = Some(1);
@@ -157,24 +176,24 @@ impl ApiError {
     }
 
     /// 500: an internal error.
-    pub fn internal(message: impl Into<String>) -> Self {
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
     /// 501: the loaded model or backend does not support it.
-    pub fn not_supported(message: impl Into<String>) -> Self {
+    pub(crate) fn not_supported(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message);
         e.code = Some("not_supported");
         e
     }
 
     /// 501: the loaded model has no embeddings.
-    pub fn no_embeddings() -> Self {
+    pub(crate) fn no_embeddings() -> Self {
         Self::not_supported("the loaded model does not support embeddings")
     }
 
     /// 503: the engine is not running, or the server is shutting down.
-    pub fn unavailable(message: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
         e.code = Some("unavailable");
         e.retry_after = Some(1);

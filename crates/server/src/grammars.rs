@@ -2,11 +2,11 @@
 
 use crate::config::Limits;
 use crate::error::ApiError;
-use crate::text::TextModel;
 use engine::request::Token;
 use grammar::{CompileError, Compiled, Compiler, Grammar, Vocabulary};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use text::TextModel;
 use tokio::sync::Semaphore;
 
 /// Requests that may wait for a grammar at once; each occupies a thread while it waits.

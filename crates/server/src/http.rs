@@ -1,12 +1,12 @@
 //! HTTP: routes, middleware (API keys, request ids, metrics, logging) and connections.
 
-pub mod auth;
+pub(crate) mod auth;
 mod body;
-pub mod conn;
+pub(crate) mod conn;
 mod health;
 pub mod host;
 pub(crate) mod shape;
-pub mod sse;
+pub(crate) mod sse;
 mod write_timeout;
 
 pub(crate) use body::{RequestBody, parse, read_json};
@@ -26,7 +26,7 @@ use std::time::Instant;
 use tracing::Instrument;
 
 /// All routes, with the shared state.
-pub fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(app: Arc<App>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::handler::handle))
         .route("/v1/completions", post(completions::handler::handle))

@@ -11,10 +11,11 @@
 //! the body cancels the request.
 //!
 //! ```
-//! use server::{Exit, Model, Server, ServerConfig, link, mock, text::bytes::ByteText};
+//! use server::{Exit, Model, Server, ServerConfig, link};
 //! use std::io::{Read, Write};
 //! use std::net::TcpStream;
 //! use std::sync::Arc;
+//! use text::bytes::ByteText;
 //!
 //! let runtime = tokio::runtime::Runtime::new()?;
 //! let config = ServerConfig { listen: ([127, 0, 0, 1], 0).into(), ..ServerConfig::default() };
@@ -46,14 +47,11 @@ pub mod grammars;
 pub mod http;
 pub mod link;
 mod live;
-pub mod load;
 mod metrics;
-pub mod mock;
 pub mod openai;
 mod openapi;
 mod page;
 mod serve;
-pub mod text;
 pub mod trace;
 pub mod work;
 

@@ -77,7 +77,7 @@ impl Health {
 
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// The limit of requests in flight is reached.
     Full {
         /// Requests in flight.
@@ -111,7 +111,7 @@ pub(crate) struct Shared {
 
 /// Who consumes the tokens of a call; decides how many may be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Consumer {
+pub(crate) enum Consumer {
     /// A client reading a stream: it loses the stream if it falls further behind than `backlog`.
     Client,
     /// The server, collecting a complete response: every token is queued, none is lost.
@@ -142,7 +142,7 @@ impl Link {
     }
 
     /// Whether `more` requests would be accepted now.
-    pub fn check_room(&self, more: u64) -> Result<(), Refusal> {
+    pub(crate) fn check_room(&self, more: u64) -> Result<(), Refusal> {
         match self.health() {
             Health::Ready => {}
             other => return Err(Refusal::Down(other)),
@@ -161,7 +161,11 @@ impl Link {
 
     /// Submits requests to the engine as one call and assigns consecutive ids to them. Dropping the
     /// call cancels its unfinished requests.
-    pub fn submit(&self, mut requests: Vec<Request>, consumer: Consumer) -> Result<Call, Refusal> {
+    pub(crate) fn submit(
+        &self,
+        mut requests: Vec<Request>,
+        consumer: Consumer,
+    ) -> Result<Call, Refusal> {
         let count = requests.len() as u64;
         let shared = &self.shared;
         self.check_room(count)?;
@@ -190,7 +194,7 @@ impl Link {
     }
 
     /// Cancels every live request, with a final reply that gives the reason.
-    pub fn abort_all(&self, why: &str) {
+    pub(crate) fn abort_all(&self, why: &str) {
         // A closed channel means that the thread has ended and already notified all calls.
         let _ = self.messages.send(Message::AbortAll(why.into()));
     }

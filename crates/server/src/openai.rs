@@ -6,7 +6,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod models;
 pub mod sampling;
-pub mod tokenize;
+pub(crate) mod tokenize;
 pub mod usage;
 mod whole;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Jobs over fewer bytes run on the calling thread, because a handover would cost more.
-pub const INLINE: usize = 4 * 1024;
+pub(crate) const INLINE: usize = 4 * 1024;
 /// One thread takes no jobs over more bytes than this, so that short jobs never wait for long ones.
 const SHORT: usize = 64 * 1024;
 /// Freed memory is returned to the system after jobs over this many bytes in total.
@@ -115,7 +115,7 @@ impl Work {
     }
 
     /// Like [`Work::run`], but always on a worker.
-    pub async fn hand_over<T: Send + 'static>(
+    pub(crate) async fn hand_over<T: Send + 'static>(
         &self,
         bytes: usize,
         job: impl FnOnce() -> T + Send + 'static,

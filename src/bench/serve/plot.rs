@@ -1,8 +1,8 @@
 //! Plots of load results: latency distributions, and tokens over time.
 
 use anyhow::{Result, anyhow};
+use load::{Latency, Report};
 use plotters::prelude::*;
-use server::load::{Latency, Report};
 
 const SIZE: (u32, u32) = (860, 420);
 const COLOURS: [RGBColor; 6] = [
@@ -152,7 +152,7 @@ fn short(n: f64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use server::load::{Slo, Timeline};
+    use load::{Slo, Timeline};
 
     #[test]
     fn every_axis_has_a_tick() {

@@ -96,7 +96,7 @@ fn scenario(seed: u64, kind: Kind, several: bool) -> Scenario {
 
 /// Runs a seed twice: with all the pages it needs, then with `share` of what it used. Every answer
 /// must be the same.
-pub fn with_small_cache(
+pub(crate) fn with_small_cache(
     seed: u64,
     several: bool,
     share: f64,

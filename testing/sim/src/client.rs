@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 /// One request of a client.
 #[derive(Clone, Debug)]
-pub struct Visit {
+pub(crate) struct Visit {
     /// The tick it arrives at.
     pub at: u64,
     /// The request.
@@ -23,7 +23,7 @@ pub struct Visit {
 
 /// The complete input of a run.
 #[derive(Clone, Debug)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     /// The device.
     pub geometry: Geometry,
     /// The steps that its graphs cover.
@@ -46,7 +46,7 @@ pub struct Scenario {
 
 /// The kind of scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Anything may happen.
     Everything,
     /// No faults, cancels or deadlines: every answer runs to its end.
@@ -55,14 +55,14 @@ pub enum Kind {
 
 /// The only grammar that clients use, simple enough to reimplement in the checker: [`GRAMMAR_MIN`]
 /// to [`GRAMMAR_MAX`] letters from a to f.
-pub const GRAMMAR: &str = "[a-f]{2,8}";
+pub(crate) const GRAMMAR: &str = "[a-f]{2,8}";
 /// Letters before an answer may end.
-pub const GRAMMAR_MIN: u32 = 2;
+pub(crate) const GRAMMAR_MIN: u32 = 2;
 /// Letters after which it must end.
-pub const GRAMMAR_MAX: u32 = 8;
+pub(crate) const GRAMMAR_MAX: u32 = 8;
 
 /// The tokens of `a` to `f`.
-pub fn grammar_letters() -> std::ops::RangeInclusive<Token> {
+pub(crate) fn grammar_letters() -> std::ops::RangeInclusive<Token> {
     let token = |byte: u8| Token::from(byte) - 31;
     token(b'a')..=token(b'f')
 }
@@ -82,7 +82,7 @@ fn compiled() -> Compiled {
 
 impl Scenario {
     /// The scenario of a seed. Sizes are small, so that every boundary is reached often.
-    pub fn new(seed: u64, kind: Kind) -> Self {
+    pub(crate) fn new(seed: u64, kind: Kind) -> Self {
         let mut rng = Rng::new(seed, 1);
         let page_size = *rng.pick(&[1, 2, 4, 4, 8, 16]);
         let seats = rng.range(1, 12);
@@ -131,7 +131,7 @@ impl Scenario {
     }
 
     /// The same, where rows return several tokens or none: a device of up to five whatever the seed says.
-    pub fn with_several(mut self, seed: u64) -> Self {
+    pub(crate) fn with_several(mut self, seed: u64) -> Self {
         self.tokens = Rng::new(seed, 11).range(2, 5);
         self
     }

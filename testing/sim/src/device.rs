@@ -38,7 +38,7 @@ impl Fault {
 
 /// When calls fail.
 #[derive(Clone, Debug)]
-pub enum Faults {
+pub(crate) enum Faults {
     /// Never.
     None,
     /// At this call, counted from 1 over launches and polls.
@@ -97,7 +97,7 @@ fn mask_of(step: &Step, row: usize) -> Option<&[u32]> {
 }
 
 /// The fake device.
-pub struct FakeDevice {
+pub(crate) struct FakeDevice {
     geometry: Geometry,
     coverage: Coverage,
     cells: Vec<u64>,
@@ -141,7 +141,7 @@ pub struct FakeDevice {
 
 impl FakeDevice {
     /// An empty device.
-    pub fn new(
+    pub(crate) fn new(
         geometry: Geometry,
         coverage: Coverage,
         faults: Faults,
@@ -178,14 +178,14 @@ impl FakeDevice {
     }
 
     /// The cells of a page.
-    pub fn page(&self, page: Page) -> &[u64] {
+    pub(crate) fn page(&self, page: Page) -> &[u64] {
         let size = self.geometry.page_size as usize;
         let first = page.0 as usize * size;
         &self.cells[first..first + size]
     }
 
     /// Whether a step in flight writes this page.
-    pub fn is_writing(&self, page: Page) -> bool {
+    pub(crate) fn is_writing(&self, page: Page) -> bool {
         self.in_flight().any(|step| step.writes.contains_key(&page))
     }
 
@@ -194,7 +194,7 @@ impl FakeDevice {
     }
 
     /// The current launch, if it will run more steps.
-    pub fn repeating(&self) -> Option<u64> {
+    pub(crate) fn repeating(&self) -> Option<u64> {
         self.pending.back().filter(|launch| launch.left > 0).map(|launch| launch.step.number)
     }
 

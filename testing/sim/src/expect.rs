@@ -7,7 +7,7 @@ use engine::request::{Embed, Finish, Pooling, Request, Token, TokenLogprob};
 
 /// The next expected event.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next {
+pub(crate) enum Next {
     /// One more token.
     Token(Token, Option<TokenLogprob>),
     /// The end of the answer.
@@ -15,7 +15,7 @@ pub enum Next {
 }
 
 /// The expected course of one choice.
-pub struct Answer {
+pub(crate) struct Answer {
     tokens: Vec<Token>,
     prompt: u32,
     limit: u32,
@@ -27,7 +27,7 @@ pub struct Answer {
 
 impl Answer {
     /// Choice `choice` of a request, where a sequence has at most `longest` tokens.
-    pub fn new(request: &Request, choice: u32, longest: u32) -> Self {
+    pub(crate) fn new(request: &Request, choice: u32, longest: u32) -> Self {
         let s = &request.sampling;
         let prompt = request.prompt.len() as u32;
         let mut prefix = Prefix::new();
@@ -65,7 +65,7 @@ impl Answer {
     }
 
     /// The next event that must be output.
-    pub fn advance(&mut self) -> Next {
+    pub(crate) fn advance(&mut self) -> Next {
         let len = self.tokens.len() as u32;
         if self.letters == Some(GRAMMAR_MAX) {
             return Next::End(Finish::Stop(None));
@@ -108,7 +108,7 @@ fn mask(letters: u32) -> Vec<u32> {
 }
 
 /// The expected embedding of a prompt.
-pub fn vector(request: &Request, embed: Embed) -> Vec<f32> {
+pub(crate) fn vector(request: &Request, embed: Embed) -> Vec<f32> {
     let mut prefix = Prefix::new();
     let mut states = Vec::new();
     for (position, &token) in (0..).zip(request.prompt.iter()) {
@@ -127,7 +127,7 @@ pub fn vector(request: &Request, embed: Embed) -> Vec<f32> {
 }
 
 /// The expected log-probabilities of a prompt.
-pub fn prompt_logprobs(request: &Request) -> Vec<TokenLogprob> {
+pub(crate) fn prompt_logprobs(request: &Request) -> Vec<TokenLogprob> {
     let Some(top) = request.prompt_logprobs else { return Vec::new() };
     let mut prefix = Prefix::new();
     let mut scores = Vec::new();

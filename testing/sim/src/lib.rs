@@ -6,9 +6,9 @@
 //! counters. A run depends only on its seed, so a failing seed can be replayed.
 
 pub mod campaign;
-pub mod client;
+pub(crate) mod client;
 pub mod device;
 pub mod expect;
-pub mod oracle;
-pub mod rng;
+pub(crate) mod oracle;
+pub(crate) mod rng;
 pub mod run;

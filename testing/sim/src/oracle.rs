@@ -10,30 +10,30 @@ use engine::request::Token;
 
 /// Vocabulary: single bytes from the space up, so that grammars have text to match, after the
 /// end-of-text token 0.
-pub const VOCAB: u32 = 96;
+pub(crate) const VOCAB: u32 = 96;
 /// Width of its hidden states.
-pub const HIDDEN: u32 = 3;
+pub(crate) const HIDDEN: u32 = 3;
 /// The model's own stop token.
-pub const EOS: Token = 0;
+pub(crate) const EOS: Token = 0;
 
 /// Hash of a prefix, grown one position at a time.
 #[derive(Clone, Copy, Debug)]
-pub struct Prefix(u64);
+pub(crate) struct Prefix(u64);
 
 impl Prefix {
     /// The empty prefix.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(0x5EED)
     }
 
     /// Adds a cell: a token at its position.
-    pub fn push(&mut self, cell: u64) {
+    pub(crate) fn push(&mut self, cell: u64) {
         self.0 = mix(self.0 ^ cell).wrapping_add(cell);
     }
 
     /// The token after `len` tokens. `seen` are the tokens that count for penalties; used only if
     /// one is set.
-    pub fn next(
+    pub(crate) fn next(
         &self,
         len: u32,
         params: &SeatParams,
@@ -60,12 +60,12 @@ impl Prefix {
     }
 
     /// An invented hidden state of integers, so that sums do not depend on their order.
-    pub fn hidden(&self) -> [f64; HIDDEN as usize] {
+    pub(crate) fn hidden(&self) -> [f64; HIDDEN as usize] {
         std::array::from_fn(|at| (mix(self.0 ^ mix(at as u64 + 77)) % 4096) as f64 - 2048.0)
     }
 
     /// An invented log-probability with alternatives, different for every prefix and target.
-    pub fn logprob(&self, target: Token, top: u32) -> (f32, Vec<(Token, f32)>) {
+    pub(crate) fn logprob(&self, target: Token, top: u32) -> (f32, Vec<(Token, f32)>) {
         let score = |token: Token| {
             let hash = mix(self.0 ^ mix(u64::from(token)));
             -((hash % 4096) as f32) / 256.0
@@ -83,12 +83,12 @@ impl Default for Prefix {
 }
 
 /// The content of a page for one token: the token and its position.
-pub fn cell(token: Token, position: u32) -> u64 {
+pub(crate) fn cell(token: Token, position: u32) -> u64 {
     u64::from(token) | u64::from(position) << 32
 }
 
 /// Whether a penalty is set, so that `seen` matters.
-pub fn penalised(params: &SeatParams) -> bool {
+pub(crate) fn penalised(params: &SeatParams) -> bool {
     params.repetition_penalty != 1.0
         || params.frequency_penalty != 0.0
         || params.presence_penalty != 0.0

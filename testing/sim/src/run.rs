@@ -54,7 +54,7 @@ impl Client {
 }
 
 /// Drives one scenario.
-pub struct Run {
+pub(crate) struct Run {
     engine: Engine<FakeDevice>,
     scenario: Scenario,
     clients: BTreeMap<RequestId, Client>,
@@ -74,7 +74,7 @@ pub struct Run {
 
 impl Run {
     /// A run of this scenario, with the scenario's faults unless others are given.
-    pub fn new(scenario: Scenario, seed: u64, faults: Option<Faults>) -> Self {
+    pub(crate) fn new(scenario: Scenario, seed: u64, faults: Option<Faults>) -> Self {
         let random = match scenario.faults {
             0 => Faults::None,
             n => Faults::OneIn(n),
@@ -105,7 +105,7 @@ impl Run {
     }
 
     /// Prints the first `ticks` ticks.
-    pub fn print_ticks(mut self, ticks: u64) -> Self {
+    pub(crate) fn print_ticks(mut self, ticks: u64) -> Self {
         self.printed = ticks;
         self.engine.executor_mut().log = Some(Vec::new());
         self
@@ -119,7 +119,7 @@ impl Run {
     }
 
     /// Runs until all requests have ended, or until a check fails.
-    pub fn finish(mut self) -> Result<Report, String> {
+    pub(crate) fn finish(mut self) -> Result<Report, String> {
         let visits = std::mem::take(&mut self.scenario.visits);
         let work: u64 = visits
             .iter()

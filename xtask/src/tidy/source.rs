@@ -9,8 +9,22 @@ const MAX_LINES: usize = 700;
 /// Names that say nothing about what is inside.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc"];
 
-/// The only crate that may hold `unsafe`.
-const UNSAFE_HOME: &str = "crates/device/";
+/// The only crates that may hold `unsafe`: the device, and the allocator that tests count with.
+const UNSAFE_HOMES: &[&str] = &["crates/device/", "testing/allocs/"];
+
+/// Words that a crate's code may not contain outside its tests, and why.
+const ABSENT: &[(&str, &[&str], &str)] = &[
+    (
+        "crates/engine/src/",
+        &["Instant", "SystemTime", "std::thread", "thread::"],
+        "the engine has no clock and no threads: its caller passes the time",
+    ),
+    (
+        "crates/graph/src/",
+        &["cudarc", "device::cuda", "cuda::"],
+        "`graph` asks `device::Target`, not a kind of device",
+    ),
+];
 
 /// Macros that mark code as not finished.
 const UNFINISHED: &[&str] = &["todo!", "unimplemented!", "dbg!"];
@@ -86,6 +100,15 @@ fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
     for (at, line) in lines.iter().enumerate() {
         let mut complain = |what: String| problems.push(Problem::new(path, at + 1, what));
         if is_product(path) && tests.is_none_or(|tests| at < tests) {
+            for (folder, words, why) in ABSENT {
+                for word in words.iter().filter(|_| path.starts_with(folder)) {
+                    let name = word.trim_end_matches(':');
+                    if text::has_word(&line.code, name) && line.code.contains(word) {
+                        complain(format!("`{word}`: {why}"));
+                        break;
+                    }
+                }
+            }
             for word in PRINTS {
                 let name = word.trim_end_matches('!');
                 if text::has_word(&line.code, name) && line.code.contains(word) {
@@ -106,7 +129,7 @@ fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
         if !text::has_word(&line.code, "unsafe") {
             continue;
         }
-        if !path.starts_with(UNSAFE_HOME) {
+        if !UNSAFE_HOMES.iter().any(|home| path.starts_with(home)) {
             complain("unsafe code belongs in crates/device only".into());
         } else if needs_reason(&line.code) && !has_reason(lines, at) {
             complain("unsafe without a `// SAFETY:` reason above it".into());
@@ -234,6 +257,29 @@ mod tests {
         let tests = "#[cfg(test)]\nmod tests {\n    println!(\"a\");\n}\n";
         assert_eq!(said("src/a.rs", tests), [""; 0]);
         assert_eq!(said("src/a.rs", "//! println!(\"a\")\nlet b = \"print!\";"), [""; 0]);
+    }
+
+    #[test]
+    fn clocks_threads_and_cuda_are_found_where_they_are_not_allowed() {
+        for planted in [
+            "use std::time::Instant;",
+            "let now = std::time::SystemTime::now();",
+            "std::thread::spawn(f);",
+            "use std::thread;",
+            "thread::scope(f);",
+        ] {
+            assert_eq!(said("crates/engine/src/sched/a.rs", planted).len(), 1, "{planted}");
+            assert_eq!(said("crates/model/src/a.rs", planted), [""; 0], "{planted}");
+            let test = format!("#[cfg(test)]\nmod tests {{ {planted} }}");
+            assert_eq!(said("crates/engine/src/sched/a.rs", &test), [""; 0], "{planted}");
+        }
+        for planted in
+            ["use device::cuda::launch::Launch;", "use device::{cuda::Gpu};", "cudarc::x()"]
+        {
+            assert_eq!(said("crates/graph/src/compile/a.rs", planted).len(), 1, "{planted}");
+            assert_eq!(said("crates/graph/tests/a.rs", planted), [""; 0], "{planted}");
+        }
+        assert_eq!(said("crates/graph/src/a.rs", "DeviceKind::Cuda => 1,"), [""; 0]);
     }
 
     #[test]

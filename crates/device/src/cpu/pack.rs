@@ -19,7 +19,7 @@ use half::f16;
 /// Rows packed together.
 pub const ROWS: usize = 16;
 /// Columns per block.
-pub const COLS: usize = 32;
+pub(crate) const COLS: usize = 32;
 /// Bytes of scales and minima at the front of a block.
 pub(crate) const SCALES: usize = 4 * ROWS;
 
@@ -35,7 +35,7 @@ pub fn packed_dtype(src: DType, rows: usize, cols: usize) -> Option<DType> {
 }
 
 /// The same for a matrix whose rows come from parts of several types: the 8-bit packing holds each of them as it is.
-pub fn packed_parts(parts: &[DType], rows: usize, cols: usize) -> Option<DType> {
+pub(crate) fn packed_parts(parts: &[DType], rows: usize, cols: usize) -> Option<DType> {
     let packed: Option<Vec<DType>> =
         parts.iter().map(|part| packed_dtype(*part, rows, cols)).collect();
     let packed = packed?;

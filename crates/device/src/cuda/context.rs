@@ -27,7 +27,7 @@ pub struct Gpu {
 }
 
 /// The GPUs the driver sees.
-pub fn gpus() -> Result<Vec<Gpu>> {
+pub(crate) fn gpus() -> Result<Vec<Gpu>> {
     let api = &library::driver()?.api;
     let mut count = 0;
     // SAFETY: writes one int.

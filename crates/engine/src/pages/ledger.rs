@@ -20,7 +20,7 @@ pub struct PageCounts {
 
 impl PageCounts {
     /// Whether every page, the scratch page included, is in exactly one state.
-    pub fn balances(&self) -> bool {
+    pub(crate) fn balances(&self) -> bool {
         self.free + self.held + self.published + 1 == self.total && self.unread <= self.published
     }
 }

@@ -6,15 +6,15 @@ use crate::request::{Reject, Sampling, Token};
 use crate::sequence::Sequence;
 
 /// Most alternatives a log-probability reports.
-pub const MAX_LOGPROBS: u32 = 20;
+pub(crate) const MAX_LOGPROBS: u32 = 20;
 /// Most stop tokens of a request, the model's own included.
-pub const MAX_STOP_TOKENS: usize = 16;
+pub(crate) const MAX_STOP_TOKENS: usize = 16;
 /// Most single tokens whose logits a request shifts.
-pub const MAX_LOGIT_BIAS: usize = 320;
+pub(crate) const MAX_LOGIT_BIAS: usize = 320;
 
 /// A temperature below this is greedy: logits divided by it overflow, and the likeliest token would win
 /// anyway.
-pub const MIN_TEMPERATURE: f32 = 1e-5;
+pub(crate) const MIN_TEMPERATURE: f32 = 1e-5;
 
 /// Checks every field; the error names the first one out of range. `eos` are the model's own stop
 /// tokens.

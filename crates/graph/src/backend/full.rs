@@ -71,8 +71,8 @@ fn items(plan: &Plan) -> Vec<Item> {
 }
 
 fn prologue(plan: &Plan) -> Option<&Prologue> {
-    plan.nodes.iter().find_map(|node| match &node.op {
-        Op::Prologue(prologue) => Some(prologue),
-        _ => None,
+    plan.nodes.iter().find_map(|node| {
+        let Op::Prologue(prologue) = &node.op else { return None };
+        Some(prologue)
     })
 }

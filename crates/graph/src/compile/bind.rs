@@ -37,7 +37,7 @@ pub fn bind(
 }
 
 /// Every value with its span and life.
-pub fn placed_values(
+pub(crate) fn placed_values(
     program: &Program,
     key: &ShapeKey,
     bindings: &Bindings,

@@ -10,7 +10,7 @@ use device::Node;
 use device::variant::Pick;
 
 /// Sets scratch, and what products prepare for each other.
-pub fn choose(
+pub(crate) fn choose(
     target: &CompileTarget,
     bindings: &Bindings,
     nodes: &mut [Node],

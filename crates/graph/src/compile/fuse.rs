@@ -27,7 +27,7 @@ impl Fusion {
 
     /// What suits a device and a key: everything, except that fused kernels round in other places on a GPU,
     /// so fixed kernels are never fused there.
-    pub fn suited(target: &dyn Target, key: &ShapeKey) -> Fusion {
+    pub(crate) fn suited(target: &dyn Target, key: &ShapeKey) -> Fusion {
         if key.fixed && !target.fuses_exactly() { Fusion::NONE } else { Fusion::ALL }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// No kernel merges layers of more rows than this.
-pub const MOST_ROWS: u32 = 8;
+pub(crate) const MOST_ROWS: u32 = 8;
 
 /// Nodes that can be one.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ fn may_merge(target: &CompileTarget, key: &ShapeKey) -> bool {
 
 /// Bytes that the layers of a key exchange if they become one node, measured faster or not: who tunes wants to
 /// try it.
-pub fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> u64 {
+pub(crate) fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> u64 {
     possible(target, key, nodes).map_or(0, |found| found.bytes)
 }
 

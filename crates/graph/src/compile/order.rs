@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 /// With one token per row a row is a token, so the last token of each row is the value itself: such a gather
 /// disappears.
-pub fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Step> {
+pub(crate) fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Step> {
     if !key.single() {
         return steps;
     }

@@ -8,7 +8,7 @@ use device::Node;
 use device::op::{FusedKernel, NormHandoff};
 
 /// Fuses linears with rotations. A node that was marked stays by itself.
-pub fn rotate(
+pub(crate) fn rotate(
     target: &CompileTarget,
     nodes: &mut Vec<Node>,
     marks: &mut Marks,

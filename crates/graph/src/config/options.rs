@@ -64,7 +64,7 @@ fn fixed(value: &str, why: &str) -> (String, String) {
 }
 
 /// All options, in the order of every listing.
-pub const SETTINGS: &[Setting] = &[
+pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         path: "decode.backend",
         flag: Some("graph-backend-decode"),
@@ -254,4 +254,13 @@ pub(super) fn fill_defaults(draft: &mut Vec<Decision>, facts: &Facts) {
     }
     let place = |path: &str| SETTINGS.iter().position(|setting| setting.path == path);
     draft.sort_by_key(|decision| place(decision.path));
+}
+
+/// A flag's help, with its values and default.
+pub fn help(setting: &Setting) -> String {
+    let values = match setting.kind {
+        Kind::Word(words) => format!(" [{}]", words.join("|")),
+        _ => String::new(),
+    };
+    format!("{}{values} [default: {}]", setting.help, setting.default_words)
 }

@@ -4,10 +4,11 @@ use super::{ConfigError, Decision, Facts, Source};
 
 /// One rule.
 #[derive(Clone, Copy)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// Its name, in errors, the printed table and documents.
     pub name: &'static str,
     /// When it applies, in words.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the generated document"))]
     pub when: &'static str,
     /// When it applies.
     pub applies: fn(&Draft<'_>, &Facts) -> bool,
@@ -16,6 +17,7 @@ pub struct Rule {
     /// To what.
     pub to: fn(&Draft<'_>, &Facts) -> String,
     /// The effect, in words.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the generated document"))]
     pub effect: &'static str,
     /// Why.
     pub why: &'static str,
@@ -29,11 +31,11 @@ impl std::fmt::Debug for Rule {
 
 /// Settings while rules look at them.
 #[derive(Debug)]
-pub struct Draft<'a>(&'a [Decision]);
+pub(crate) struct Draft<'a>(&'a [Decision]);
 
 impl Draft<'_> {
     /// The text of an option.
-    pub fn get(&self, path: &str) -> &str {
+    pub(crate) fn get(&self, path: &str) -> &str {
         let found = self.0.iter().find(|decision| decision.path == path);
         &found.expect("defaults are filled before rules look").value
     }
@@ -46,7 +48,7 @@ impl Draft<'_> {
 const NO_RECORDING: &str = "the device cannot record";
 
 /// All rules, in the order they are applied.
-pub const RULES: &[Rule] = &[
+pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "no-recording-decode",
         when: "the device cannot record",

@@ -1,4 +1,7 @@
+mod document;
+
 use super::*;
+use document::markdown;
 use expect_test::{expect, expect_file};
 
 const H200: Facts = Facts {

@@ -54,7 +54,7 @@ impl SeatParams {
     }
 
     /// Whether a penalty is on, so that tokens are counted.
-    pub fn penalised(&self) -> bool {
+    pub(crate) fn penalised(&self) -> bool {
         self.repetition != 1.0 || self.frequency != 0.0 || self.presence != 0.0
     }
 
@@ -183,12 +183,12 @@ impl StepInput {
     }
 
     /// Whether it says nothing but which rows run.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.joins.is_empty() && self.pages.is_empty() && !self.speaks_of_rows()
     }
 
     /// Whether it carries prompt tokens or masks, which only mean something with the row list.
-    pub fn speaks_of_rows(&self) -> bool {
+    pub(crate) fn speaks_of_rows(&self) -> bool {
         !self.tokens.is_empty() || !self.masks.is_empty()
     }
 }

@@ -7,7 +7,7 @@ use device::step::{MAX_BIASES, MAX_STOPS};
 
 /// Writes everything the step says into a letter; `rows` says whether the row list must be given, `pages` whether page
 /// entries must be.
-pub fn write_letter<W: Words>(
+pub(crate) fn write_letter<W: Words>(
     letter: &mut Letter<'_, W>,
     input: &StepInput,
     rows: bool,

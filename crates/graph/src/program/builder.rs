@@ -204,7 +204,7 @@ impl ProgramBuilder {
     }
 
     /// `x · wᵀ + bias`, stored as `dtype`.
-    pub fn linear_as(
+    pub(crate) fn linear_as(
         &mut self,
         name: &str,
         x: ValueId,

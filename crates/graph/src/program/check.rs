@@ -143,9 +143,9 @@ impl Program {
     fn check_pairs(&self, step: &Step) -> Result<(), String> {
         let ProgramOp::GateMul(gate) = &step.op else { return Ok(()) };
         let maker = self.steps.iter().find(|other| other.op.made() == Some(gate.x));
-        let apart = maker.is_some_and(|maker| match &maker.op {
-            ProgramOp::Linear(linear) => self.weight(linear.w).layout != WeightLayout::GateUp,
-            _ => false,
+        let apart = maker.is_some_and(|maker| {
+            let ProgramOp::Linear(linear) = &maker.op else { return false };
+            self.weight(linear.w).layout != WeightLayout::GateUp
         });
         if apart { Err("gate and up rows do not alternate".into()) } else { Ok(()) }
     }

@@ -65,7 +65,7 @@ impl RunnerConfig {
     }
 
     /// In which forms every bucket is recorded.
-    pub fn forms(&self) -> &'static [Form] {
+    pub(crate) fn forms(&self) -> &'static [Form] {
         match (self.prep, self.steps) {
             (Prep::Fused, _) => &[Form::Staged(0), Form::Staged(1)],
             (_, 0 | 1) => &[Form::Once],

@@ -2,10 +2,10 @@
 //! rewritten or read twice.
 
 use device::DType;
+use fixtures::Rng;
 use graph::program::{
     Activation, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
 };
-use graph::traffic::Rng;
 
 pub fn program(seed: u64) -> Program {
     let mut rng = Rng::new(seed);

@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether this is GGUF metadata.
-    pub fn is_gguf(&self) -> bool {
+    pub(crate) fn is_gguf(&self) -> bool {
         self.metadata().is_some()
     }
 
@@ -76,12 +76,12 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether a GGUF file has a tensor; JSON does not tell.
-    pub fn has_tensor(&self, name: &str) -> bool {
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.checkpoint().is_some_and(|checkpoint| checkpoint.get(name).is_some())
     }
 
     /// Whether `config.json` has the field, null or not.
-    pub fn mentions(&self, json: &str) -> bool {
+    pub(crate) fn mentions(&self, json: &str) -> bool {
         matches!(&self.source, Source::Json(map) if map.contains_key(json))
     }
 
@@ -101,7 +101,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number that must be there.
-    pub fn required(&self, json: &str, gguf: &str) -> Result<usize> {
+    pub(crate) fn required(&self, json: &str, gguf: &str) -> Result<usize> {
         let name = self.key(gguf).unwrap_or_else(|| json.to_owned());
         let missing = || Error::invalid(self.file, 0, name, "nothing", "a whole number");
         self.size(json, gguf)?.ok_or_else(missing)
@@ -138,7 +138,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An object of `config.json`; metadata has none.
-    pub fn object(&self, json: &str) -> Result<Option<Fields<'a>>> {
+    pub(crate) fn object(&self, json: &str) -> Result<Option<Fields<'a>>> {
         let Source::Json(_) = &self.source else { return Ok(None) };
         let map = self.typed(json, "an object", Value::as_object)?;
         Ok(map.map(|map| Fields { file: self.file, source: Source::Json(map.clone()) }))
@@ -226,7 +226,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses another activation than the named ones; what the config does not say is the first.
-    pub fn activation(&self, json: &str, allowed: &[&str]) -> Result<()> {
+    pub(crate) fn activation(&self, json: &str, allowed: &[&str]) -> Result<()> {
         match self.text(json, "")? {
             Some(found) if !allowed.contains(&found) => {
                 Err(self.unsupported(json, found, allowed.join(", ")))
@@ -236,12 +236,17 @@ impl<'a> Fields<'a> {
     }
 
     /// The error for a value that is well-formed and that this family does not have.
-    pub fn unsupported(&self, field: &str, found: impl Display, allowed: impl Display) -> Error {
+    pub(crate) fn unsupported(
+        &self,
+        field: &str,
+        found: impl Display,
+        allowed: impl Display,
+    ) -> Error {
         Error::unsupported(self.file, field, found, allowed)
     }
 
     /// The error for a value that cannot be.
-    pub fn invalid(&self, field: &str, found: impl Display, allowed: impl Display) -> Error {
+    pub(crate) fn invalid(&self, field: &str, found: impl Display, allowed: impl Display) -> Error {
         Error::invalid(self.file, 0, field, found, allowed)
     }
 

@@ -63,7 +63,7 @@ impl Rope {
     }
 
     /// No rotation.
-    pub fn still() -> Rope {
+    pub(crate) fn still() -> Rope {
         Rope { scaling: RopeScaling::Still, ..Rope::plain(1.0) }
     }
 
@@ -86,7 +86,7 @@ impl Rope {
     }
 
     /// The same, for a family that rotates whole heads.
-    pub fn read_whole(f: &Fields<'_>, head_dim: usize) -> Result<Rope> {
+    pub(crate) fn read_whole(f: &Fields<'_>, head_dim: usize) -> Result<Rope> {
         if let Some(part) = f.number("partial_rotary_factor", "")?.filter(|&part| part != 1.0) {
             return Err(f.unsupported("partial_rotary_factor", part, "1"));
         }

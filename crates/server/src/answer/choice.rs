@@ -1,8 +1,8 @@
 //! One choice: from tokens to deltas.
 
-use super::{Delta, Reasoning, ReasoningSplit, StopFinder, ToolSplit};
-use crate::text::{Detokenize, TextModel};
+use super::{Delta, Reasoning, ReasoningSplit, ToolSplit};
 use engine::request::Token;
+use text::{Detokenize, StopFinder, TextModel};
 
 /// How the text of a choice is processed.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl ChoiceSetup {
 }
 
 /// Converts the tokens of one choice to deltas.
-pub struct Choice {
+pub(crate) struct Choice {
     detokenizer: Box<dyn Detokenize>,
     stops: StopFinder,
     reasoning: Option<ReasoningSplit>,
@@ -39,7 +39,7 @@ pub struct Choice {
 
 impl Choice {
     /// A choice without tokens.
-    pub fn new(text: &dyn TextModel, setup: ChoiceSetup) -> Self {
+    pub(crate) fn new(text: &dyn TextModel, setup: ChoiceSetup) -> Self {
         Self {
             detokenizer: text.detokenizer(),
             stops: StopFinder::new(setup.stops),
@@ -52,7 +52,7 @@ impl Choice {
     }
 
     /// Adds a token; true if it completed a stop string, which ends the choice.
-    pub fn push(&mut self, token: Token, out: &mut Vec<Delta>) -> bool {
+    pub(crate) fn push(&mut self, token: Token, out: &mut Vec<Delta>) -> bool {
         self.decoded.clear();
         self.certain.clear();
         self.detokenizer.push(token, &mut self.decoded);
@@ -68,7 +68,7 @@ impl Choice {
     }
 
     /// Ends the answer and emits all text held back; true if that completed a stop string.
-    pub fn finish(&mut self, out: &mut Vec<Delta>) -> bool {
+    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) -> bool {
         self.decoded.clear();
         self.certain.clear();
         self.detokenizer.flush(&mut self.decoded);

@@ -1,6 +1,7 @@
 //! Separates reasoning, which a model writes between two tags before its answer.
 
 use super::{Delta, partial_at};
+use text::CheckpointText;
 
 /// The tags around the reasoning of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,11 @@ impl Reasoning {
             .into_iter()
             .find(|(_, close)| template.contains(close))
             .map(|(open, close)| Self { open: open.into(), close: close.into() })
+    }
+
+    /// The tags of a checkpoint, if its tokenizer has a token for them.
+    pub fn of(text: &CheckpointText) -> Option<Self> {
+        text.id_of("</think>").and_then(|_| Self::detect("</think>"))
     }
 }
 

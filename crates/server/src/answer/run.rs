@@ -3,9 +3,9 @@
 use super::{Choice, ChoiceSetup, Delta};
 use crate::error::ApiError;
 use crate::link::{Call, Reply};
-use crate::text::TextModel;
 use engine::request::{Finish, Output, Reject, TokenLogprob};
 use std::task::{Context, Poll};
+use text::TextModel;
 
 /// Token counts of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Run {
     }
 
     /// Whether every choice has ended.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.open == 0
     }
 

@@ -3,7 +3,8 @@
 use super::call_list::CallList;
 use super::pythonic;
 use super::{Delta, partial_at};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
+use text::{Chat, CheckpointText, TextModel};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -30,6 +31,30 @@ impl ToolFormat {
             Self::Llama
         } else {
             Self::None
+        }
+    }
+
+    /// The format of a checkpoint, found by rendering its chat template with and without a tool.
+    pub fn of(text: &CheckpointText) -> Self {
+        let tool = json!({"type": "function", "function": {
+            "name": "f", "description": "f", "parameters": {"type": "object", "properties": {}},
+        }});
+        let ask = |tools: Value| {
+            let chat = Chat {
+                messages: json!([{"role": "user", "content": "x"}]),
+                tools,
+                generation_prompt: true,
+                extra: Map::new(),
+            };
+            text.render(&chat, usize::MAX).map(|rendered| rendered.text).unwrap_or_default()
+        };
+        let (with, without) = (ask(json!([tool])), ask(Value::Null));
+        if with == without {
+            return Self::None;
+        }
+        match Self::detect(&with) {
+            Self::None if text.id_of(PYTHON_TAG).is_some() => Self::Llama,
+            found => found,
         }
     }
 }

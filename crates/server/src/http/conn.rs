@@ -34,7 +34,7 @@ pub enum Exit {
 
 /// Serves until `stop` resolves, then drains: accepts no new connections or requests and lets
 /// running requests finish until the deadline.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     router: Router,

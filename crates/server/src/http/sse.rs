@@ -27,7 +27,7 @@ const FIRST_REPLY: Duration = Duration::from_millis(1000);
 const FRAME: usize = 64 * 1024;
 
 /// Writes the events of one route.
-pub trait Events: Send + Unpin + 'static {
+pub(crate) trait Events: Send + Unpin + 'static {
     /// Writes a piece as complete events.
     fn piece(&mut self, piece: Piece, out: &mut Vec<u8>);
     /// Writes the events between the last piece and `[DONE]`.

@@ -50,7 +50,7 @@ impl Call {
     }
 
     /// Like [`Call::next`], several at once, for a body that is polled.
-    pub fn poll_many(&mut self, cx: &mut Context<'_>, into: &mut Vec<Reply>) -> Poll<usize> {
+    pub(crate) fn poll_many(&mut self, cx: &mut Context<'_>, into: &mut Vec<Reply>) -> Poll<usize> {
         self.inbox.poll_recv_many(cx, into, 64)
     }
 

@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`.
 
-pub mod convert;
-pub mod handler;
+pub(crate) mod convert;
+pub(crate) mod handler;
 mod schema;
 mod stream;
 pub mod types;
-pub mod validate;
+pub(crate) mod validate;

@@ -1,7 +1,7 @@
 //! `/v1/completions`.
 
-pub mod convert;
-pub mod handler;
+pub(crate) mod convert;
+pub(crate) mod handler;
 mod stream;
 pub mod types;
-pub mod validate;
+pub(crate) mod validate;

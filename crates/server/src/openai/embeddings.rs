@@ -1,6 +1,6 @@
 //! `/v1/embeddings`.
 
-pub mod convert;
-pub mod handler;
+pub(crate) mod convert;
+pub(crate) mod handler;
 pub mod types;
-pub mod validate;
+pub(crate) mod validate;

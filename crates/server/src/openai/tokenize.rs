@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`.
 
-pub mod convert;
-pub mod handler;
-pub mod types;
-pub mod validate;
+pub(crate) mod convert;
+pub(crate) mod handler;
+pub(crate) mod types;
+pub(crate) mod validate;

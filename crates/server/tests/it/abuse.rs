@@ -1,9 +1,9 @@
 //! Malicious and broken clients.
 
 use crate::bed::{Bed, config, model, soon};
+use load::client::Connection;
+use mock::MockConfig;
 use serde_json::{Value, json};
-use server::load::client::Connection;
-use server::mock::MockConfig;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

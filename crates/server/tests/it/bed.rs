@@ -1,15 +1,15 @@
 //! The test bed: a server on a free port and a client for it.
 
+use load::SseParser;
+use load::client::{ClientError, Connection, Head, Target};
+use mock::{Mock, MockConfig};
 use serde_json::Value;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{Factory, Link};
-use server::load::SseParser;
-use server::load::client::{ClientError, Connection, Head, Target};
-use server::mock::{Mock, MockConfig};
-use server::text::bytes::ByteText;
 use server::{Exit, Model, Server, ServerConfig};
 use std::sync::Arc;
 use std::time::Duration;
+use text::bytes::ByteText;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 

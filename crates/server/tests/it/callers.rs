@@ -2,10 +2,10 @@
 
 use crate::bed::{Bed, config, model};
 use engine::request::Request;
+use load::client::Target;
+use mock::{MockConfig, echo};
 use serde_json::json;
 use server::ServerConfig;
-use server::load::client::Target;
-use server::mock::{MockConfig, echo};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

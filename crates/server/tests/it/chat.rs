@@ -1,8 +1,8 @@
 //! Chat, streamed and not.
 
 use crate::bed::Bed;
+use mock::{MockConfig, demo};
 use serde_json::{Value, json};
-use server::mock::{MockConfig, demo};
 use server::openai::chat::types::{ChatChunk, ChatResponse};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -3,14 +3,14 @@
 use crate::bed::{Bed, config};
 use formats::chat::ChatTemplate;
 use formats::tokenizer::Tokenizer;
+use mock::MockConfig;
 use serde_json::{Map, Value, json};
 use server::Model;
-use server::answer::ToolFormat;
-use server::mock::MockConfig;
-use server::text::{CheckpointText, TextModel};
+use server::answer::{Reasoning, ToolFormat};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use text::{CheckpointText, TextModel};
 
 const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n\
     {% endfor %}Write <tool_call>{...}</tool_call><|im_end|>\n{% endif %}\
@@ -61,10 +61,10 @@ fn text() -> CheckpointText {
 #[test]
 fn capabilities_are_detected_from_template_and_tokens() {
     let text = text();
-    assert_eq!(text.tool_format(), ToolFormat::Hermes);
-    assert!(text.reasoning().is_some());
+    assert_eq!(ToolFormat::of(&text), ToolFormat::Hermes);
+    assert!(Reasoning::of(&text).is_some());
     let plain = CheckpointText::new(Arc::new(tokenizer()), None, vec![257], 262);
-    assert_eq!(plain.tool_format(), ToolFormat::None);
+    assert_eq!(ToolFormat::of(&plain), ToolFormat::None);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Completions, streamed and not.
 
 use crate::bed::Bed;
+use mock::MockConfig;
 use serde_json::{Value, json};
-use server::mock::MockConfig;
 use server::openai::completions::types::CompletionResponse;
 
 const PATH: &str = "/v1/completions";

@@ -1,9 +1,9 @@
 //! The OpenAPI document matches the server.
 
 use crate::bed::{Bed, config, model};
+use mock::MockConfig;
 use serde_json::{Value, json};
 use server::link::Run;
-use server::mock::MockConfig;
 
 #[tokio::test]
 async fn the_document_is_complete() {

@@ -1,9 +1,9 @@
 //! The engine fails, stalls or does not start.
 
 use crate::bed::{Bed, config, model, read_events, soon};
+use mock::{Mock, MockConfig};
 use serde_json::{Value, json};
 use server::link::{Health, once};
-use server::mock::{Mock, MockConfig};
 use std::time::Duration;
 
 fn ask(stream: bool) -> Value {

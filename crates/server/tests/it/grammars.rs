@@ -1,8 +1,8 @@
 //! Schemas that once crashed the process or blocked every stream.
 
 use crate::bed::{Bed, config, model};
+use mock::{MockConfig, demo};
 use serde_json::{Map, Value, json};
-use server::mock::{MockConfig, demo};
 use server::{Limits, Model, ServerConfig};
 
 const CHAT: &str = "/v1/chat/completions";

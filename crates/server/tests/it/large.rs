@@ -2,14 +2,14 @@
 
 use crate::bed::{Bed, config, model, soon};
 use engine::request::Token;
+use load::client::Connection;
+use mock::MockConfig;
 use serde_json::{Value, json};
-use server::load::client::Connection;
-use server::mock::MockConfig;
-use server::text::bytes::ByteText;
-use server::text::{Chat, Detokenize, Rendered, TextError, TextModel};
 use server::{Model, ServerConfig};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
+use text::bytes::ByteText;
+use text::{Chat, Detokenize, Rendered, TextError, TextModel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const CHAT: &str = "/v1/chat/completions";

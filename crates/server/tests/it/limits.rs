@@ -1,9 +1,9 @@
 //! Every limit is enforced.
 
 use crate::bed::{Bed, config, model};
+use mock::MockConfig;
 use serde_json::{Value, json};
 use server::Limits;
-use server::mock::MockConfig;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";

@@ -1,9 +1,9 @@
 //! The other routes, API keys, draining and traces.
 
 use crate::bed::{Bed, config, model, soon};
+use load::client::Connection;
+use mock::MockConfig;
 use serde_json::{Value, json};
-use server::load::client::Connection;
-use server::mock::MockConfig;
 use server::{Exit, ServerConfig};
 use std::time::Duration;
 
@@ -167,7 +167,7 @@ async fn the_live_view_reports_every_step_once() {
     bed.ok("/v1/completions", &json!({"prompt": "hello"})).await;
     // Five tokens and the end are six steps. Each step is in exactly one view.
     let (mut view, mut steps_seen) = (Value::Null, Vec::<u64>::new());
-    let mut parser = server::load::SseParser::default();
+    let mut parser = load::SseParser::default();
     while view["tokens"] != 5 || steps_seen.len() < 6 {
         let mut event = |data: &str| {
             view = serde_json::from_str(data).unwrap();

@@ -2,10 +2,10 @@
 
 use crate::bed::{Bed, read_events};
 use engine::request::Token;
+use mock::MockConfig;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
-use server::mock::MockConfig;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Tool calls in all formats, streamed and not, one or several.
 
 use crate::bed::{Bed, config, model};
+use mock::MockConfig;
 use serde_json::{Value, json};
 use server::answer::ToolFormat;
-use server::mock::MockConfig;
 use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";

@@ -6,13 +6,13 @@ use crate::answer::{CallList, ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::Model;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
-use crate::text::{Chat, Rendered};
 use engine::request::{Request, RequestId};
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
+use text::{Chat, Rendered};
 
 /// A converted request, ready to be submitted.
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The engine requests.
     pub requests: Vec<Request>,
     /// How the replies become choices.
@@ -22,7 +22,11 @@ pub struct Prepared {
 }
 
 /// Renders, tokenizes and converts a validated request.
-pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<Prepared, ApiError> {
+pub(crate) fn convert(
+    model: &Model,
+    request: &ChatRequest,
+    caller: Caller,
+) -> Result<Prepared, ApiError> {
     let force = force(request);
     // A cheap lower bound: the template only adds text.
     let said = request.messages.iter().filter_map(|message| message.content.as_ref());
@@ -31,7 +35,7 @@ pub fn convert(model: &Model, request: &ChatRequest, caller: Caller) -> Result<P
         .text
         .check_bytes(said.map(Content::len).sum(), most)
         .and_then(|()| model.text.render(&chat(request, model, force.is_some()), most));
-    let Rendered { text, tokens: prompt } = rendered.map_err(|e| e.about("messages"))?;
+    let Rendered { text, tokens: prompt } = rendered.map_err(|e| ApiError::text(e, "messages"))?;
     let room = model.room("messages", prompt.len())?;
     let shared = request.shared();
     let mut sampling = shared.convert(model);

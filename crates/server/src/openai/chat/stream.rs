@@ -8,10 +8,10 @@ use crate::app::App;
 use crate::http::sse::Events;
 use crate::openai::usage::UsageBody;
 use crate::openai::{new_id, unix_time};
-use crate::text::TextModel;
 use engine::request::TokenLogprob;
 use std::io::Write;
 use std::sync::Arc;
+use text::TextModel;
 
 /// Writes chat chunks.
 pub(super) struct ChatEvents {

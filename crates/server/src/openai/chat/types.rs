@@ -189,7 +189,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
 
 impl ChatRequest {
     /// Whether the response has log-probabilities.
-    pub fn wants_logprobs(&self) -> bool {
+    pub(crate) fn wants_logprobs(&self) -> bool {
         self.logprobs.unwrap_or(self.top_logprobs.is_some_and(|top| top > 0))
     }
 }

@@ -10,7 +10,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// Checks every field; the error names the first invalid one.
-pub fn validate(request: &ChatRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
+pub(crate) fn validate(
+    request: &ChatRequest,
+    model: &Model,
+    limits: &Limits,
+) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
     request.shared().validate(limits, model.text.vocab())?;
     if request.max_completion_tokens == Some(0) {

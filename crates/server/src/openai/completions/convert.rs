@@ -14,7 +14,7 @@ use std::sync::Arc;
 const DEFAULT_TOKENS: u32 = 16;
 
 /// A converted request, ready to be submitted.
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The engine requests.
     pub requests: Vec<Request>,
     /// How the replies become choices.
@@ -24,7 +24,7 @@ pub struct Prepared {
 }
 
 /// Tokenizes and converts a validated request.
-pub fn convert(
+pub(crate) fn convert(
     model: &Model,
     limits: &Limits,
     request: CompletionRequest,
@@ -97,6 +97,7 @@ pub(crate) fn tokenize(
         Prompt::TokenLists(lists) => return Ok(lists),
     };
     let most = model.most_prompt();
-    let encode = |text: String| model.text.encode(&text, true, most).map_err(|e| e.about(param));
+    let encode =
+        |text: String| model.text.encode(&text, true, most).map_err(|e| ApiError::text(e, param));
     texts.into_iter().map(encode).collect()
 }

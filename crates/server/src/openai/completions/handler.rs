@@ -13,16 +13,19 @@ use crate::link::Consumer;
 use crate::openai::chat::handler::finite;
 use crate::openai::whole::ResponseSize;
 use crate::openai::{new_id, unix_time};
-use crate::text::TextModel;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::request::{Token, TokenLogprob};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use text::TextModel;
 
 /// Answers one completion request, as one response or as a stream.
-pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn handle(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: CompletionRequest| {
         validate(&request, &app.model, &app.limits)?;

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::openai::sampling::at_most;
 
 /// Checks every field; the error names the first invalid one.
-pub fn validate(
+pub(crate) fn validate(
     request: &CompletionRequest,
     model: &Model,
     limits: &Limits,

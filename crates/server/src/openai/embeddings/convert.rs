@@ -9,7 +9,7 @@ use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
 /// One engine request per input, each within the context. Vectors are normalized, like those of
 /// OpenAI's models; pooling is the mean over the tokens by default.
-pub fn convert(
+pub(crate) fn convert(
     model: &Model,
     request: &EmbeddingRequest,
     caller: Caller,
@@ -30,7 +30,7 @@ pub fn convert(
 }
 
 /// A vector in the requested encoding.
-pub fn vector(as_base64: bool, vector: Vec<f32>) -> Vector {
+pub(crate) fn vector(as_base64: bool, vector: Vec<f32>) -> Vector {
     match as_base64 {
         true => {
             let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();

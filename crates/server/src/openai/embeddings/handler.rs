@@ -16,7 +16,10 @@ use std::sync::Arc;
 
 /// Answers one embedding request. Its inputs may run in the same steps as each other and as
 /// streams.
-pub async fn handle(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn handle(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: EmbeddingRequest| {
         validate(&request, &app.model, &app.limits)?;

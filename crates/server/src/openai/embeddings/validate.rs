@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::openai::completions::validate::prompt;
 
 /// Checks every field; the error names the first invalid one.
-pub fn validate(
+pub(crate) fn validate(
     request: &EmbeddingRequest,
     model: &Model,
     limits: &Limits,

@@ -2,12 +2,12 @@
 
 use super::types::TokenizeRequest;
 use crate::openai::chat::convert::template_message;
-use crate::text::{Chat, TextError, TextModel};
 use engine::request::Token;
 use serde_json::{Map, Value, json};
+use text::{Chat, TextError, TextModel};
 
 /// The tokens of a validated request; an error if there are more than `most`.
-pub fn tokens(
+pub(crate) fn tokens(
     request: &TokenizeRequest,
     text: &dyn TextModel,
     most: usize,

@@ -10,13 +10,16 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Text to tokens.
-pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let work = |app: &App, request: TokenizeRequest| {
         validate::tokenize(&request, &app.model, &app.limits)?;
         let text = &*app.model.text;
         let most = usize::try_from(app.limits.tokenize_tokens).unwrap_or(usize::MAX);
         let param = if request.prompt.is_some() { "prompt" } else { "messages" };
-        let tokens = convert::tokens(&request, text, most).map_err(|e| e.about(param))?;
+        let tokens = convert::tokens(&request, text, most).map_err(|e| ApiError::text(e, param))?;
         let shown = |token: &u32| {
             let bytes = text.token_bytes(*token).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
@@ -33,7 +36,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
 }
 
 /// Tokens to text.
-pub async fn detokenize(
+pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {

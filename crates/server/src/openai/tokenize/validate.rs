@@ -8,7 +8,11 @@ use crate::openai::chat;
 use crate::openai::sampling::at_most;
 
 /// Checks that there is text or a valid conversation.
-pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Result<(), ApiError> {
+pub(crate) fn tokenize(
+    request: &TokenizeRequest,
+    model: &Model,
+    limits: &Limits,
+) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
     chat::validate::tools(request.tools.as_deref().unwrap_or_default(), limits)?;
     match (&request.prompt, &request.messages) {
@@ -19,7 +23,7 @@ pub fn tokenize(request: &TokenizeRequest, model: &Model, limits: &Limits) -> Re
 }
 
 /// Checks that the tokens are in the vocabulary.
-pub fn detokenize(
+pub(crate) fn detokenize(
     request: &DetokenizeRequest,
     model: &Model,
     limits: &Limits,

@@ -1,0 +1,93 @@
+//! The tokenizer and the chat template of a checkpoint.
+
+use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token};
+use formats::chat::ChatTemplate;
+use formats::tokenizer::{Detokenizer, Tokenizer};
+use std::sync::Arc;
+
+/// The tokenizer and the chat template of a checkpoint.
+pub struct CheckpointText {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    stop: Vec<Token>,
+    vocab: u32,
+}
+
+impl CheckpointText {
+    /// `stop` are the model's stop tokens; `vocab` is the model's size, which may be larger than
+    /// the tokenizer's.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        template: Option<ChatTemplate>,
+        stop: Vec<Token>,
+        vocab: u32,
+    ) -> Self {
+        Self { tokenizer, template, stop, vocab }
+    }
+
+    /// The id of the token that is spelled like this.
+    pub fn id_of(&self, token: &str) -> Option<Token> {
+        self.tokenizer.id_of(token)
+    }
+}
+
+impl TextModel for CheckpointText {
+    fn encode(&self, text: &str, add_special: bool, most: usize) -> Result<Vec<Token>, TextError> {
+        self.check_bytes(text.len(), most)?;
+        self.tokenizer.encode_limited(text, add_special, most).map_err(explain)
+    }
+
+    fn longest_token(&self) -> Option<usize> {
+        self.tokenizer.longest_token()
+    }
+
+    fn render(&self, chat: &Chat, most: usize) -> Result<Rendered, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let tools = (!chat.tools.is_null()).then_some(&chat.tools);
+        let escaper = self.tokenizer.escaper();
+        let rendered = template
+            .render_escaped(&chat.messages, tools, chat.generation_prompt, &chat.extra, escaper)
+            .map_err(|e| TextError::Template(e.to_string()))?;
+        let tokens = self.tokenizer.encode_chat_limited(&rendered, most).map_err(explain)?;
+        Ok(Rendered { text: rendered.visible(), tokens })
+    }
+
+    fn token_bytes(&self, token: Token) -> Option<Vec<u8>> {
+        (token < self.vocab).then(|| self.tokenizer.token_bytes(token).to_vec())
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.tokenizer.is_control(token)
+    }
+
+    fn detokenizer(&self) -> Box<dyn Detokenize> {
+        Box::new(Stream(Detokenizer::new(self.tokenizer.clone())))
+    }
+
+    fn stop_tokens(&self) -> &[Token] {
+        &self.stop
+    }
+
+    fn vocab(&self) -> u32 {
+        self.vocab
+    }
+}
+
+fn explain(error: formats::Error) -> TextError {
+    match error {
+        formats::Error::TooLong { max_tokens } => TextError::TooLong { most: max_tokens },
+        other => TextError::Encode(other.to_string()),
+    }
+}
+
+struct Stream(Detokenizer);
+
+impl Detokenize for Stream {
+    fn push(&mut self, token: Token, out: &mut String) {
+        out.push_str(self.0.push(token));
+    }
+
+    fn flush(&mut self, out: &mut String) {
+        out.push_str(self.0.finish());
+    }
+}
