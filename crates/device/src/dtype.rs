@@ -1,5 +1,6 @@
 //! Element types the ops know, quantised blocks included.
 
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// How an element, or a block of elements, is stored.
@@ -78,6 +79,39 @@ impl DType {
     /// Whether elements are stored alone, so that any of them can be addressed.
     pub const fn is_plain(self) -> bool {
         self.block_elems() == 1
+    }
+
+    /// Appends numbers as they are stored.
+    ///
+    /// # Panics
+    /// If this is not a floating-point type.
+    pub fn encode(self, numbers: &[f32], out: &mut Vec<u8>) {
+        match self {
+            DType::F32 => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            DType::F16 => out.extend(numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
+            DType::BF16 => {
+                out.extend(numbers.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()));
+            }
+            other => panic!("numbers are not stored as {other:?}"),
+        }
+    }
+
+    /// Stored numbers as f32.
+    ///
+    /// # Panics
+    /// If this is not a floating-point type.
+    pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = |convert: fn([u8; 2]) -> f32| {
+            bytes.as_chunks::<2>().0.iter().map(|bytes| convert(*bytes)).collect()
+        };
+        match self {
+            DType::F32 => {
+                bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+            }
+            DType::F16 => halves(|bytes| f16::from_le_bytes(bytes).to_f32()),
+            DType::BF16 => halves(|bytes| bf16::from_le_bytes(bytes).to_f32()),
+            other => panic!("numbers are not stored as {other:?}"),
+        }
     }
 
     /// Bytes of `elems` consecutive elements; `elems` must be whole blocks.

@@ -123,11 +123,6 @@ impl ShapeKey {
         self.phase == Phase::Decode && self.q_len == 1
     }
 
-    /// The same with or without adapters.
-    pub const fn with_adapters(self, adapters: bool) -> ShapeKey {
-        ShapeKey { adapters, ..self }
-    }
-
     /// The same shape in another form.
     pub fn with(mut self, form: Form) -> ShapeKey {
         self.form = form;
@@ -181,7 +176,7 @@ mod tests {
         let plain = ShapeKey::decode(4);
         assert_eq!(plain.to_string(), "decode/4");
         assert_eq!(text(&plain), r#"{"phase":"decode","tokens":4,"rows":4}"#);
-        let verify = ShapeKey::verify(4, 3).with_adapters(true).with_fixed(true);
+        let verify = ShapeKey { adapters: true, fixed: true, ..ShapeKey::verify(4, 3) };
         assert_eq!(verify.to_string(), "decode/4/q_len=3/adapters/fixed");
         assert_eq!((verify.tokens, verify.single(), plain.single()), (12, false, true));
         for key in [plain, verify, ShapeKey::prefill(16, 4)] {

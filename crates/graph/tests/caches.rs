@@ -29,7 +29,8 @@ fn mixed() -> Program {
     let mut b = ProgramBuilder::new("mixed", s);
     let rope = b.rope_table();
     let table = matrix("embed".into(), s.vocab, s.hidden);
-    let mut x = b.embed("embed", table);
+    let given = b.input("patches", 4, s.hidden);
+    let mut x = b.embed_or("embed", table, Some(given));
     for (l, cache) in (0..).zip(caches()) {
         x = b.layer(l, |b| {
             if cache != s.cache() {

@@ -8,7 +8,7 @@
 //! `tools/gpu/compare_transformers.py FOLDER` compares all of it with `transformers`.
 
 use device::target::WeightUse;
-use device::{Arena, DType, Device, DeviceChoice, Node, Op, Tensor};
+use device::{Arena, DType, Device, DeviceChoice, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use fixtures::Rng;
 use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
@@ -304,12 +304,14 @@ fn layers(
     let mut found = Vec::new();
     for node in &plan.nodes {
         device.run(arena, node)?;
-        match node {
-            Node { op: Op::Embed(op), .. } => found.push(numbers(device, arena, &op.out, live)?),
-            Node { op: Op::Linear(op), name, layer: Some(_) } if name == "down" => {
-                found.push(whole(&op.y)?);
-            }
-            _ => {}
+        if let Op::Embed(op) = &node.op {
+            found.push(numbers(device, arena, &op.out, live)?);
+        }
+        if let Op::Linear(op) = &node.op
+            && node.name == "down"
+            && node.layer.is_some()
+        {
+            found.push(whole(&op.y)?);
         }
     }
     Ok(found)
@@ -322,13 +324,7 @@ fn numbers(device: &Device, arena: &Arena, tensor: &Tensor, rows: u32) -> Outcom
     for row in 0..rows as usize {
         let at = tensor.dtype.bytes(row * tensor.stride as usize);
         let bytes = &bytes[at..][..tensor.dtype.bytes(tensor.cols as usize)];
-        match tensor.dtype {
-            DType::BF16 => {
-                let pairs = bytes.as_chunks::<2>().0;
-                found.extend(pairs.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()));
-            }
-            _ => found.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
-        }
+        found.extend(tensor.dtype.decode(bytes));
     }
     Ok(found)
 }

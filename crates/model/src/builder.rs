@@ -89,7 +89,6 @@ impl Source {
 pub struct Builder<'a> {
     config: &'a ModelConfig,
     setting: Setting<'a>,
-    shape: ModelShape,
     program: ProgramBuilder,
     weights: Vec<WeightSpec>,
     ropes: Vec<Rope>,
@@ -111,7 +110,7 @@ impl<'a> Builder<'a> {
         };
         let program = ProgramBuilder::new(config.family, shape);
         let (weights, ropes) = (Vec::new(), Vec::new());
-        Builder { config, setting, shape, program, weights, ropes, layer: None }
+        Builder { config, setting, program, weights, ropes, layer: None }
     }
 
     pub(crate) fn finish(self) -> Result<Written, ProgramError> {
@@ -120,12 +119,12 @@ impl<'a> Builder<'a> {
     }
 
     /// The program's builder, for ops without weights.
-    pub fn ops(&mut self) -> &mut ProgramBuilder {
+    pub(crate) fn ops(&mut self) -> &mut ProgramBuilder {
         &mut self.program
     }
 
     /// Declares a rotation; the same one is declared once.
-    pub fn rope(&mut self, rope: &Rope) -> RopeId {
+    pub(crate) fn rope(&mut self, rope: &Rope) -> RopeId {
         if let Some(index) = self.ropes.iter().position(|known| known == rope) {
             return RopeId(index as u32);
         }
@@ -134,7 +133,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Everything built inside belongs to layer `index`.
-    pub fn layer<R>(&mut self, index: usize, build: impl FnOnce(&mut Self) -> R) -> R {
+    pub(crate) fn layer<R>(&mut self, index: usize, build: impl FnOnce(&mut Self) -> R) -> R {
         self.layer = Some(index);
         self.program.enter(Some(index as u32));
         let result = build(self);
@@ -149,13 +148,13 @@ impl<'a> Builder<'a> {
     }
 
     /// The step's tokens through the embedding.
-    pub fn embed(&mut self) -> ValueId {
+    pub(crate) fn embed(&mut self) -> ValueId {
         let table = self.table(if self.config.tied { WeightUse::Matrix } else { WeightUse::Table });
         self.program.embed("embed", table)
     }
 
     /// The head: the embedding, or a matrix of its own.
-    pub fn logits(&mut self, x: ValueId) -> ValueId {
+    pub(crate) fn logits(&mut self, x: ValueId) -> ValueId {
         let head = match self.config.tied {
             true => self.table(WeightUse::Matrix),
             false => {
@@ -175,14 +174,14 @@ impl<'a> Builder<'a> {
     }
 
     /// A norm by mean and variance, without a bias.
-    pub fn layer_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
+    pub(crate) fn layer_norm(&mut self, name: &str, x: ValueId, source: Source) -> ValueId {
         let weight = if self.layer.is_none() { "final_norm" } else { name };
         let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
         self.program.layer_norm(name, x, weight, None, self.config.norm_eps)
     }
 
     /// An RMS norm of some columns of `x`, from `from` on; the others stay as they are.
-    pub fn rms_norm_columns(
+    pub(crate) fn rms_norm_columns(
         &mut self,
         name: &str,
         x: ValueId,
@@ -194,7 +193,7 @@ impl<'a> Builder<'a> {
     }
 
     /// `x` times the stacked rows of some tensors; `bias` says that each has one.
-    pub fn linear(
+    pub(crate) fn linear(
         &mut self,
         name: &str,
         x: ValueId,
@@ -293,10 +292,5 @@ impl<'a> Builder<'a> {
         // GGUF's converter adds the 1.
         let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
         Part { tensor, rows: from..from + rows, tensor_rows: all, heads, add }
-    }
-
-    /// The model's numbers.
-    pub fn shape(&self) -> ModelShape {
-        self.shape
     }
 }

@@ -106,14 +106,14 @@ impl GraphExecutor {
         let bytes = logits.dtype.bytes(logits.cols as usize) as u64;
         let at = u64::from(row) * logits.dtype.bytes(logits.stride as usize) as u64;
         let raw = self.device().read(self.runners.arena(), logits.span.part(at, bytes))?;
-        Ok(observe::floats(logits.dtype, &raw))
+        Ok(logits.dtype.decode(&raw))
     }
 
     fn logits(&self) -> Option<Tensor> {
         let nodes = &self.last_plan()?.nodes;
-        nodes.iter().find_map(|node| match &node.op {
-            device::Op::Sample(sample) => Some(sample.logits),
-            _ => None,
+        nodes.iter().find_map(|node| {
+            let device::Op::Sample(sample) = &node.op else { return None };
+            Some(sample.logits)
         })
     }
 

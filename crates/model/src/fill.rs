@@ -10,7 +10,6 @@ use device::target::WeightUse;
 use device::{Arena, DType, Device, Tensor};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use formats::quant::dequantise;
-use half::{bf16, f16};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +99,7 @@ impl Target<'_> {
                 gathered.extend_from_slice(bytes);
             } else {
                 dequantise(info.dtype, bytes, &mut floats).map_err(LoadError::Quant)?;
-                push_floats(&floats, tensor.dtype, &mut gathered);
+                tensor.dtype.encode(&floats, &mut gathered);
             }
         }
         self.put(spec, tensor, &rows, &gathered)?;
@@ -152,7 +151,7 @@ impl Target<'_> {
             all.extend((0..part.rows.len()).map(|i| stored[part.stored_row(i)] + part.add));
         }
         let mut out = Vec::with_capacity(all.len() * 4);
-        push_floats(&all, tensor.dtype, &mut out);
+        tensor.dtype.encode(&all, &mut out);
         self.device.write(self.arena, tensor.span, &out)?;
         Ok(read)
     }
@@ -215,13 +214,4 @@ impl<'a> StoredRows<'a> {
 
 fn source_dtype(info: &TensorInfo) -> DType {
     device_dtype(info.dtype).expect("the tensors were checked")
-}
-
-fn push_floats(floats: &[f32], dtype: DType, out: &mut Vec<u8>) {
-    match dtype {
-        DType::F32 => out.extend(floats.iter().flat_map(|x| x.to_le_bytes())),
-        DType::F16 => out.extend(floats.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
-        DType::BF16 => out.extend(floats.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
-        other => unreachable!("weights are never converted to {other:?}"),
-    }
 }

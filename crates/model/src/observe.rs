@@ -8,12 +8,11 @@
 //! step is waited for. A step that nobody asks anything of pays nothing.
 
 use device::op::{Attention, Copy, Gather, LayerNorm, Norm, RmsNorm};
-use device::{DType, Node, Op, Result, Tensor};
+use device::{Node, Op, Result, Tensor};
 use engine::exec::{Score, Step};
 use engine::request::{Pooling, Token};
 use graph::Plan;
 use graph::runner::Runners;
-use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// The log-probability of a token, and the likeliest tokens with theirs.
@@ -74,9 +73,9 @@ struct FinalNorm {
 
 impl<'a> Tail<'a> {
     fn of(runners: &'a Runners, plan: &Plan) -> Option<Tail<'a>> {
-        let gather = |node: &Node| match &node.op {
-            Op::Gather(gather) => Some(gather.clone()),
-            _ => None,
+        let gather = |node: &Node| {
+            let Op::Gather(gather) = &node.op else { return None };
+            Some(gather.clone())
         };
         let (Node { op: Op::Sample(sample), .. }, nodes) = plan.nodes.split_last()? else {
             return None;
@@ -88,36 +87,24 @@ impl<'a> Tail<'a> {
             // As many rows as there are here, not as the step had; and each by itself.
             node.op.detach();
         }
-        let every = |node: &Node| match &node.op {
-            Op::Attention(op) if op.last_only => {
-                let op = Op::Attention(Attention { last_only: false, ..op.clone() });
-                Some(Node { op, ..node.clone() })
-            }
-            _ => None,
+        let every = |node: &Node| {
+            let Op::Attention(op) = &node.op else { return None };
+            let all = Op::Attention(Attention { last_only: false, ..op.clone() });
+            op.last_only.then(|| Node { op: all, ..node.clone() })
         };
         let attention = nodes.iter().find_map(every);
         // The head is the last linear; behind it logits may be scaled. The last norm is its own or a node before it.
         let linear = |op: &Op| matches!(op, Op::Linear(_));
         let head = layer.iter().rposition(|node| node.op.members().iter().any(linear))?;
-        let norm = |op: &Op| match op {
-            Op::RmsNorm(RmsNorm { x, norm, .. }) => {
-                let Norm { weight, eps } = *norm;
-                Some((*x, FinalNorm { weight, bias: None, eps, centred: false }))
+        let first = layer[head].op.members().first()?;
+        let before = head.checked_sub(1).and_then(|index| FinalNorm::of(&layer[index].op));
+        let (state, norm, head) = match (FinalNorm::of(first), before, first) {
+            (Some((x, norm)), ..) => (x, Some(norm), head),
+            (None, Some((x, norm)), _) => (x, Some(norm), head - 1),
+            (None, None, first) => {
+                let Op::Linear(linear) = first else { return None };
+                (linear.x, None, head)
             }
-            Op::LayerNorm(LayerNorm { x, weight, bias, eps, .. }) => {
-                let (weight, bias, eps) = (*weight, *bias, *eps);
-                Some((*x, FinalNorm { weight, bias, eps, centred: true }))
-            }
-            _ => None,
-        };
-        let before = head.checked_sub(1).and_then(|index| norm(&layer[index].op));
-        let (state, norm, head) = match (layer[head].op.members(), before) {
-            ([first, ..], _) if norm(first).is_some() => {
-                norm(first).map(|(x, norm)| (x, Some(norm), head))?
-            }
-            (_, Some((x, norm))) => (x, Some(norm), head - 1),
-            ([Op::Linear(linear), ..], None) => (linear.x, None, head),
-            _ => return None,
         };
         let head = layer.split_off(head);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
@@ -144,7 +131,7 @@ impl<'a> Tail<'a> {
     fn read(&self, tensor: Tensor, count: u32) -> Result<Vec<f32>> {
         let bytes = tensor.dtype.bytes((count * tensor.stride) as usize) as u64;
         let raw = self.runners.device().read(self.runners.arena(), tensor.span.part(0, bytes))?;
-        Ok(floats(tensor.dtype, &raw))
+        Ok(tensor.dtype.decode(&raw))
     }
 
     fn scores(&self, first: u32, score: &Score) -> Result<Vec<Scored>> {
@@ -174,7 +161,7 @@ impl<'a> Tail<'a> {
             let some = self.rows.min(count - at);
             self.run(first + at, some, &[&self.layer])?;
             for row in self.read(self.state, some)?.chunks_exact(width) {
-                let (mean, scale) = self.norm.map_or((0.0, 1.0), |norm| norm.of(row));
+                let (mean, scale) = self.norm.map_or((0.0, 1.0), |norm| norm.measure(row));
                 for (i, (sum, x)) in sum.iter_mut().zip(row).enumerate() {
                     let weight = weight.as_ref().map_or(1.0, |weight| f64::from(weight[i]));
                     let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
@@ -187,8 +174,18 @@ impl<'a> Tail<'a> {
 }
 
 impl FinalNorm {
+    /// The norm that an op is, and what it normalises.
+    fn of(op: &Op) -> Option<(Tensor, FinalNorm)> {
+        if let Op::RmsNorm(RmsNorm { x, norm: Norm { weight, eps }, .. }) = op {
+            let (weight, eps) = (*weight, *eps);
+            return Some((*x, FinalNorm { weight, bias: None, eps, centred: false }));
+        }
+        let Op::LayerNorm(LayerNorm { x, weight, bias, eps, .. }) = op else { return None };
+        Some((*x, FinalNorm { weight: *weight, bias: *bias, eps: *eps, centred: true }))
+    }
+
     /// What is taken off each element of a row, and what multiplies it then.
-    fn of(&self, row: &[f32]) -> (f64, f64) {
+    fn measure(&self, row: &[f32]) -> (f64, f64) {
         let count = row.len() as f64;
         let mean = match self.centred {
             true => row.iter().map(|x| f64::from(*x)).sum::<f64>() / count,
@@ -214,18 +211,6 @@ fn logprob(logits: &[f32], target: Token, top: u32) -> (f32, Vec<(Token, f32)>) 
         }
     }
     (of(target), best.into_iter().map(|token| (token, of(token))).collect())
-}
-
-/// Stored numbers as f32.
-pub(crate) fn floats(dtype: DType, raw: &[u8]) -> Vec<f32> {
-    let halves = |convert: fn([u8; 2]) -> f32| {
-        raw.as_chunks::<2>().0.iter().map(|bytes| convert(*bytes)).collect()
-    };
-    match dtype {
-        DType::BF16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
-        DType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
-        _ => raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-    }
 }
 
 #[cfg(test)]

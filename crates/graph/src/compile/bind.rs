@@ -171,12 +171,13 @@ impl Binder<Symbolic> for Places<'_> {
         for member in members.split_last().map_or(&[][..], |(_, others)| others) {
             let Some(made) = member.made() else { continue };
             let value = self.program.value(made);
-            let place = match (member.reuse(), member) {
-                (Some(Reuse { from, must: true, .. }), _) => places.value(from)?,
-                (_, ProgramOp::Linear(_)) => {
-                    inside.tensor(DType::F32, value.rows.size(self.key), value.cols)
+            let place = match member.reuse() {
+                Some(Reuse { from, must: true, .. }) => places.value(from)?,
+                Some(Reuse { must: false, .. }) | None => {
+                    let sums = matches!(member, ProgramOp::Linear(_));
+                    let dtype = if sums { DType::F32 } else { value.dtype };
+                    inside.tensor(dtype, value.rows.size(self.key), value.cols)
                 }
-                _ => inside.tensor(value.dtype, value.rows.size(self.key), value.cols),
             };
             places.inside.insert(made, place);
         }

@@ -8,7 +8,7 @@ use crate::mail::{GivenRows, MailError, Mailbox, StepInput, StepOutput};
 use crate::prep::Inputs;
 use crate::program::Program;
 use crate::{Counters, Form, Phase, Prep, ShapeKey};
-use device::{Arena, DType, Device, Region, Span, Stopwatch, Tensor};
+use device::{Arena, Device, Region, Span, Stopwatch, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -238,11 +238,7 @@ impl Runners {
             // A step under way may read the rows that were there.
             self.device.sync()?;
             let mut bytes = Vec::new();
-            given.values.iter().for_each(|&value| match place.dtype {
-                DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
-                DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
-                _ => bytes.extend(value.to_le_bytes()),
-            });
+            place.dtype.encode(&given.values, &mut bytes);
             self.device.write(&self.arena, place.span, &bytes)?;
         }
         let Some(inputs) = &mut self.inputs else { return Ok(()) };

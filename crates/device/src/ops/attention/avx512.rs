@@ -372,21 +372,8 @@ unsafe fn block_of<const N: usize>(
                 }
                 cap(heads, weights.add(p * width), many * width);
                 for i in p..p + many {
-                    let here = _mm512_set1_epi32((start + i) as i32);
-                    for (n, max) in tile_max.iter_mut().enumerate() {
-                        let at = weights.add(i * width + 16 * n);
-                        let last = _mm512_loadu_si512(lasts.add(16 * n).cast());
-                        let first = _mm512_loadu_si512(firsts.add(16 * n).cast());
-                        let allowed = _mm512_cmple_epi32_mask(here, last)
-                            & _mm512_cmpge_epi32_mask(here, first);
-                        let score = _mm512_mask_blend_ps(
-                            allowed,
-                            _mm512_set1_ps(NEVER),
-                            _mm512_loadu_ps(at),
-                        );
-                        _mm512_storeu_ps(at, score);
-                        *max = _mm512_max_ps(*max, score);
-                    }
+                    let scores = weights.add(i * width);
+                    mask::<N>(start + i, lasts, firsts, scores, &mut tile_max);
                 }
                 p += many;
             }
@@ -422,6 +409,36 @@ unsafe fn block_of<const N: usize>(
             (0..dim).for_each(|d| *row.add(d) = *outs.add(d * width + lane) * inverse);
             let row = std::slice::from_raw_parts(row, dim);
             heads.store(token + lane / group, lane % group, row);
+        }
+    }
+}
+
+/// Forbids the key at `position` to the lanes that do not see it, and keeps the largest score of each lane.
+///
+/// # Safety
+/// `lasts` and `firsts` have a position for each lane, `scores` a score.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn mask<const N: usize>(
+    position: usize,
+    lasts: *const i32,
+    firsts: *const i32,
+    scores: *mut f32,
+    max: &mut [__m512; N],
+) {
+    let here = _mm512_set1_epi32(position as i32);
+    for (n, max) in max.iter_mut().enumerate() {
+        // SAFETY: as the caller says.
+        unsafe {
+            let at = scores.add(16 * n);
+            let last = _mm512_loadu_si512(lasts.add(16 * n).cast());
+            let first = _mm512_loadu_si512(firsts.add(16 * n).cast());
+            let allowed =
+                _mm512_cmple_epi32_mask(here, last) & _mm512_cmpge_epi32_mask(here, first);
+            let never = _mm512_set1_ps(NEVER);
+            let score = _mm512_mask_blend_ps(allowed, never, _mm512_loadu_ps(at));
+            _mm512_storeu_ps(at, score);
+            *max = _mm512_max_ps(*max, score);
         }
     }
 }

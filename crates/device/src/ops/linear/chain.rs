@@ -165,20 +165,26 @@ impl LinearChain {
         }
         let sums =
             |tensor: &Tensor| *tensor == linear.y && inside(tensor) && tensor.dtype == DType::F32;
-        match rest {
-            [] => {}
-            [Op::Add(add)] if sums(&add.b) && add.live == linear.live => {
-                (chain.epilogue, chain.y) = (Epilogue::Residual(add.a), add.y);
-            }
-            [Op::GateMul(gate)] if sums(&gate.x) && gate.live == linear.live => {
-                (chain.epilogue, chain.y) = (Epilogue::GateMul(gate.act), gate.y);
-            }
-            [Op::RopeKv(rope)] if rope.qkv == linear.y => {
-                chain.rope = Some(Box::new(rope.clone()));
-            }
-            _ => return None,
+        if rest.is_empty() {
+            return Some(chain);
         }
-        Some(chain)
+        if let [Op::Add(add)] = rest
+            && sums(&add.b)
+            && add.live == linear.live
+        {
+            (chain.epilogue, chain.y) = (Epilogue::Residual(add.a), add.y);
+            return Some(chain);
+        }
+        if let [Op::GateMul(gate)] = rest
+            && sums(&gate.x)
+            && gate.live == linear.live
+        {
+            (chain.epilogue, chain.y) = (Epilogue::GateMul(gate.act), gate.y);
+            return Some(chain);
+        }
+        let [Op::RopeKv(rope)] = rest else { return None };
+        chain.rope = Some(Box::new(rope.clone()));
+        (rope.qkv == linear.y).then_some(chain)
     }
 
     /// What members do not check themselves.
