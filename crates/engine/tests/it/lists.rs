@@ -42,7 +42,7 @@ fn answers(most: u32, requests: Vec<Request>) -> (Answers, Vec<Step>) {
 fn requests() -> Vec<Request> {
     let mut all = vec![request(1, &[1, 2, 3], 37), request(2, &[9, 4], 1), request(3, &[7; 11], 2)];
     let mut stopped = request(4, &[5, 6], 60);
-    stopped.sampling.stop_tokens = (10..40).collect();
+    stopped.sampling.stop_tokens = (10..25).collect();
     stopped.sampling.min_tokens = 3;
     let mut several = request(5, &[8, 8, 1, 1, 2], 23);
     several.choices = 2;
