@@ -79,6 +79,8 @@ pub(crate) fn layers(
 pub(crate) struct Attention {
     pub(crate) qkv_bias: bool,
     pub(crate) head_norms: bool,
+    /// Whether llama.cpp multiplies queries by `scale` instead of scores; there must be head norms.
+    pub(crate) scaled_queries: bool,
     /// Whether checkpoints store the weights of head norms less 1.
     pub(crate) norms_less_one: bool,
     pub(crate) rope: RopeId,
@@ -96,6 +98,7 @@ impl Attention {
         Attention {
             qkv_bias: false,
             head_norms: false,
+            scaled_queries: false,
             norms_less_one: false,
             rope,
             rotated: config.head_dim,
@@ -145,18 +148,23 @@ pub(crate) fn rotate_and_attend(
     qkv: ValueId,
     options: &Attention,
 ) -> ValueId {
-    let mut norm = |name, json, gguf| -> Option<(WeightRef, f32)> {
-        let mut source = tensor(json, gguf, config.head_dim).rotated(options.rotated);
+    // Where llama.cpp multiplies queries instead of scores, rounding them afterwards, so does their norm.
+    let (factor, scale) = match options.scaled_queries && b.is_ggml() {
+        true => (options.scale, 1.0),
+        false => (1.0, options.scale),
+    };
+    let mut norm = |name, json, gguf, factor| -> Option<(WeightRef, f32)> {
+        let mut source = tensor(json, gguf, config.head_dim).rotated(options.rotated).times(factor);
         if options.norms_less_one {
             source = source.less_one();
         }
         options.head_norms.then(|| b.head_norm(name, source))
     };
-    let q_norm = norm("q_norm", "self_attn.q_norm", "attn_q_norm");
-    let k_norm = norm("k_norm", "self_attn.k_norm", "attn_k_norm");
+    let q_norm = norm("q_norm", "self_attn.q_norm", "attn_q_norm", factor);
+    let k_norm = norm("k_norm", "self_attn.k_norm", "attn_k_norm", 1.0);
     let qkv = b.rope_kv("rope", qkv, q_norm, k_norm, options.rope);
     let window = options.window.map(|window| window as u32);
-    b.ops().attention_capped("attn", qkv, options.scale, options.score_cap, window)
+    b.ops().attention_capped("attn", qkv, scale, options.score_cap, window)
 }
 
 /// Behind the last layer's pages only the last token of each row matters: from there on it is the only one.
@@ -167,6 +175,22 @@ pub(crate) fn last_tokens(b: &mut Builder<'_>, a: ValueId, x: ValueId) -> (Value
 /// In the last layer, the last token of each row of `x`.
 pub(crate) fn last_token(b: &mut Builder<'_>, name: &str, x: ValueId) -> ValueId {
     if b.in_last_layer() { b.ops().gather_last(name, x) } else { x }
+}
+
+/// The output projection of attention, and `x`: in the last layer of the last token of each row only. llama.cpp projects
+/// every token there, and the order of its sums depends on how many there are.
+pub(crate) fn project(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    a: ValueId,
+    x: ValueId,
+) -> (ValueId, ValueId) {
+    if b.is_ggml() {
+        let o = output(config, b, a);
+        return last_tokens(b, o, x);
+    }
+    let (a, x) = last_tokens(b, a, x);
+    (output(config, b, a), x)
 }
 
 /// The output projection of attention.

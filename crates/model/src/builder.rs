@@ -35,6 +35,8 @@ pub(crate) struct Setting<'a> {
     pub(crate) context: u32,
     /// How the program pairs the elements of a head.
     pub(crate) pairs: Pairs,
+    /// Whether sums must be those of ggml, to the bit.
+    pub(crate) ggml: bool,
     /// How a weight is stored.
     pub(crate) stored: &'a dyn Fn(&WeightSpec) -> DType,
 }
@@ -60,11 +62,12 @@ pub struct Source {
     all: usize,
     rotated: Option<usize>,
     less_one: bool,
+    factor: f32,
 }
 
 /// The tensor that `config.json` checkpoints call `json` and GGUF files `gguf`.
 pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Source {
-    Source { json, gguf, from: 0, rows, all: rows, rotated: None, less_one: false }
+    Source { json, gguf, from: 0, rows, all: rows, rotated: None, less_one: false, factor: 1.0 }
 }
 
 impl Source {
@@ -81,6 +84,11 @@ impl Source {
     /// A norm's weight of which `config.json` checkpoints store what is above 1.
     pub(crate) const fn less_one(self) -> Source {
         Source { less_one: true, ..self }
+    }
+
+    /// A vector to be multiplied by `factor`.
+    pub(crate) const fn times(self, factor: f32) -> Source {
+        Source { factor, ..self }
     }
 }
 
@@ -140,6 +148,11 @@ impl<'a> Builder<'a> {
         self.layer = None;
         self.program.enter(None);
         result
+    }
+
+    /// Whether sums must be those of ggml, to the bit.
+    pub(crate) fn is_ggml(&self) -> bool {
+        self.setting.ggml
     }
 
     /// Whether this is the last layer.
@@ -275,7 +288,7 @@ impl<'a> Builder<'a> {
     }
 
     fn part(&self, source: &Source, suffix: &str) -> Part {
-        let Source { json, gguf, from, rows, all, rotated, less_one } = *source;
+        let Source { json, gguf, from, rows, all, rotated, less_one, factor } = *source;
         let heads = rotated.map(|rotated| HeadRows {
             dim: self.config.head_dim,
             rotated,
@@ -291,6 +304,6 @@ impl<'a> Builder<'a> {
         };
         // GGUF's converter adds the 1.
         let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
-        Part { tensor, rows: from..from + rows, tensor_rows: all, heads, add }
+        Part { tensor, rows: from..from + rows, tensor_rows: all, heads, add, factor }
     }
 }

@@ -29,7 +29,7 @@ type Placed<'a> = (&'a WeightSpec, Tensor);
 
 impl Target<'_> {
     /// Fills every weight from a checkpoint whose tensors were checked; `progress` gets bytes done so far.
-    pub(crate) fn from_checkpoint(
+    pub(crate) fn copy(
         &self,
         placed: &[Placed<'_>],
         checkpoint: &Checkpoint,
@@ -61,7 +61,7 @@ impl Target<'_> {
 
     /// Fills every weight from a seed: matrices uniform with the deviation models are initialised with,
     /// norms around 1.
-    pub(crate) fn from_seed(&self, placed: &[Placed<'_>], seed: u64) -> Result<(), LoadError> {
+    pub(crate) fn draw(&self, placed: &[Placed<'_>], seed: u64) -> Result<(), LoadError> {
         for (index, (spec, to)) in placed.iter().enumerate() {
             let is_bias = spec.name.ends_with("bias");
             let (mean, scale) = match spec.kind {
@@ -148,7 +148,8 @@ impl Target<'_> {
         for part in &spec.parts {
             let stored = checkpoint.read_f32(&part.tensor)?;
             read += (stored.len() * 4) as u64;
-            all.extend((0..part.rows.len()).map(|i| stored[part.stored_row(i)] + part.add));
+            let element = |i| (stored[part.stored_row(i)] + part.add) * part.factor;
+            all.extend((0..part.rows.len()).map(element));
         }
         let mut out = Vec::with_capacity(all.len() * 4);
         tensor.dtype.encode(&all, &mut out);

@@ -69,7 +69,10 @@ impl OpenModel {
         let config = &self.config;
         let stored = |spec: &WeightSpec| {
             // A norm's weight less 1 is small: what is added must not round it away.
-            let dtype = |part: &Part| if part.add == 0.0 { self.dtype(part) } else { DType::F32 };
+            let dtype = |part: &Part| match (part.add, part.factor) {
+                (0.0, 1.0) => self.dtype(part),
+                _ => DType::F32,
+            };
             let parts: Vec<DType> = spec.parts.iter().map(dtype).collect();
             target.stored(spec.kind, &parts, spec.rows(), spec.cols())
         };
@@ -78,7 +81,8 @@ impl OpenModel {
             Numerics::Ggml => config.pairs,
             Numerics::Fast => Pairs::Halves,
         };
-        let setting = Setting { precision, context, pairs, stored: &stored };
+        let ggml = numerics == Numerics::Ggml;
+        let setting = Setting { precision, context, pairs, ggml, stored: &stored };
         let mut builder = Builder::new(config, setting);
         config.decoder.build(config, &mut builder);
         let written = builder.finish()?;
@@ -109,8 +113,8 @@ impl OpenModel {
         let bound = |spec: &WeightSpec| bindings.weights[&spec.name];
         let placed: Vec<_> = written.weights.iter().map(|spec| (spec, bound(spec))).collect();
         match &self.weights {
-            Weights::Stored(checkpoint) => to.from_checkpoint(&placed, checkpoint, progress)?,
-            Weights::Drawn { seed } => to.from_seed(&placed, *seed)?,
+            Weights::Stored(checkpoint) => to.copy(&placed, checkpoint, progress)?,
+            Weights::Drawn { seed } => to.draw(&placed, *seed)?,
         }
         let (dim, positions) = (self.config.head_dim, written.program.shape.max_positions);
         for (rotation, table) in written.ropes.iter().zip(&bindings.ropes) {

@@ -61,6 +61,8 @@ pub struct Part {
     pub heads: Option<HeadRows>,
     /// Added to every element of a vector: some checkpoints store a norm's weight less 1.
     pub add: f32,
+    /// Multiplies every element of a vector then.
+    pub factor: f32,
 }
 
 /// The order of the rows of rotated heads: as stored, and as the program computes with.
@@ -174,7 +176,14 @@ mod tests {
     use super::*;
 
     fn part(tensor: &str, rows: usize) -> Part {
-        Part { tensor: tensor.into(), rows: 0..rows, tensor_rows: rows, heads: None, add: 0.0 }
+        Part {
+            tensor: tensor.into(),
+            rows: 0..rows,
+            tensor_rows: rows,
+            heads: None,
+            add: 0.0,
+            factor: 1.0,
+        }
     }
 
     fn spec(parts: Vec<Part>, arrange: Arrange, cut: Cut) -> WeightSpec {

@@ -102,14 +102,14 @@ impl Decoder for Gemma {
             let options = Attention {
                 head_norms: self.head_norms,
                 norms_less_one: true,
+                scaled_queries: self.head_norms,
                 window,
                 scale: self.scale,
                 score_cap: self.score_cap,
                 ..Attention::new(config, if window.is_some() { windowed } else { whole })
             };
             let a = blocks::attention(config, b, h, &options);
-            let (a, x) = blocks::last_tokens(b, a, x);
-            let o = blocks::output(config, b, a);
+            let (o, x) = blocks::project(config, b, a, x);
             let after = norm("post_attention_layernorm", "post_attention_norm");
             let o = b.rms_norm("attn_post_norm", o, after);
             let x = b.ops().add("attn_out", x, o);
