@@ -44,7 +44,7 @@ pub(crate) struct Global {
     /// Threads of the CPU device [default: all cores]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Precision. fast; ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0) on a
+    /// Precision. fast; ggml: the same tokens as llama.cpp from the same GGUF (Q4_1, Q5, Q8_0, Q4_K to Q6_K) on a
     /// CPU, slower; exact: float32, the same tokens on every device, slowest
     #[arg(long, global = true, value_name = "MODE", default_value = "fast")]
     pub(crate) numerics: Rounding,
