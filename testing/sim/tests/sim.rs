@@ -65,7 +65,7 @@ fn every_planted_bug_is_found() {
         .iter()
         .filter(|&&plant| {
             let plan = Plan { plant: Some(plant), ..Plan::default() };
-            plan.seeds(0, 300, |_| {}).1.is_none()
+            plan.seeds(0, 500, |_| {}).1.is_none()
         })
         .map(|plant| plant.name())
         .collect();

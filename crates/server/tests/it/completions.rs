@@ -144,7 +144,10 @@ async fn several_tokens_at_once_are_all_streamed_and_counted() {
                 }
             }
         }
-        assert_eq!(usage, wanted["usage"], "{more}");
+        // The prompt is cached by now; the rest of the usage is the same.
+        for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+            assert_eq!(usage[count], wanted["usage"][count], "{more}");
+        }
         for (at, choice) in wanted["choices"].as_array().unwrap().iter().enumerate() {
             assert_eq!(choice["text"], texts[at].as_str(), "{more}");
             assert_eq!(choice["finish_reason"], reasons[at], "{more}");
