@@ -6,11 +6,13 @@
     .venv/bin/python tools/make_model_goldens.py [CASE...]
 
 Each case is a folder: config.json, model.safetensors (float32), golden.safetensors with
-`tokens` (u32) and `logits` (tokens × vocab, float32); for families with a GGUF architecture of their own also
+`tokens` (u32) and `logits` (tokens × vocab, float32), newer ones also with `hidden` states and what bfloat16 changes
+of the logits in transformers (`bf16_error`); for families with a GGUF architecture of their own also
 model.gguf, with the names of the `gguf` package and what its converter does to rows and norms. Seeds are fixed, so a
 rerun gives the same files.
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -146,6 +148,15 @@ def write_gguf(path, architecture, config, state):
     w.close()
 
 
+def bf16_logits(model, tokens):
+    """What transformers itself computes in bfloat16, with rotations in float32."""
+    rounded = copy.deepcopy(model).to(torch.bfloat16)
+    for (_, buffer), (_, exact) in zip(rounded.named_buffers(), model.named_buffers()):
+        buffer.data = exact.clone()
+    with torch.no_grad():
+        return rounded(tokens).logits[0].float()
+
+
 def main():
     for index, (name, (config_class, model_class, options)) in enumerate(CASES.items()):
         if sys.argv[1:] and name not in sys.argv[1:]:
@@ -176,6 +187,7 @@ def main():
         if name in GGUF:
             # Their logits are not always the head of these.
             golden["hidden"] = hidden.float().contiguous()
+            golden["bf16_error"] = (bf16_logits(model, tokens) - logits).abs().max().reshape(1)
         save_file(golden, folder / "golden.safetensors")
         if name in GGUF:
             write_gguf(folder / "model.gguf", GGUF[name], config, state)

@@ -65,6 +65,13 @@ const EXACT_LOG: f32 = 2e-4;
 /// bf16 weights, activations and pages: eight bits of mantissa through two layers.
 const ROUNDED: f32 = 0.15;
 
+/// The same for a case: where transformers in bf16 is further from itself in f32, we may be as far.
+fn rounded(case: &str) -> f32 {
+    let file = Checkpoint::open(&models::folder().join(case).join("golden.safetensors")).unwrap();
+    let error = file.get("bf16_error").map(|_| file.read_f32("bf16_error").unwrap()[0]);
+    error.map_or(ROUNDED, |error| error.max(ROUNDED))
+}
+
 /// The case's model, in the numbers of the reference or in the GPU's own.
 fn load(case: &str, device: &Device, max_batch: u32, tolerance: f32) -> LoadedExecutor {
     load_from(&models::folder().join(case), device, max_batch, tolerance)
@@ -232,7 +239,7 @@ fn prompts_are_judged_nearly_as_by_transformers_on_the_gpu() {
     };
     for case in CASES {
         check_prompt(case, &device, 17, EXACT_LOG);
-        check_prompt(case, &device, 17, ROUNDED);
+        check_prompt(case, &device, 17, rounded(case));
     }
 }
 
@@ -270,7 +277,7 @@ fn logits_are_close_to_transformers_on_the_gpu() {
         return;
     };
     for case in CASES {
-        for tolerance in [EXACT, ROUNDED] {
+        for tolerance in [EXACT, rounded(case)] {
             check(case, &device, &[40], tolerance);
             check(case, &device, &[17, 1, 1, 14, 7], tolerance);
         }
