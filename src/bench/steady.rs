@@ -302,8 +302,10 @@ impl<'a> Steady<'a> {
             host.first = Instant::now();
         }
         host.steps += 1;
-        for token in result.rows.iter().filter_map(|row| row.token) {
-            *hash = (*hash ^ u64::from(token)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
+        for found in result.rows.iter().flat_map(|row| row.tokens.iter()) {
+            *hash = (*hash ^ u64::from(found.token))
+                .wrapping_mul(0x0000_0100_0000_01B3)
+                .rotate_left(17);
         }
         let again = result.again;
         self.executor.recycle(result);
