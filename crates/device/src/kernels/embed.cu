@@ -1,5 +1,5 @@
-// out[t] = table[ids[t]], or given[ids[t] - GIVEN_ROW] where there is such a row; a block per token. XT: table's
-// type, YT: out's.
+// out[t] = table[ids[t]], or with GIVEN_ROW given[ids[t] - GIVEN_ROW] where there is such a row; a block per token. XT:
+// table's type, YT: out's.
 #include "quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -9,12 +9,14 @@ embed(const u32* ids, const void* table, void* out, const void* given, u32 vocab
     wait_for_predecessor();
     const u32 t = blockIdx.x;
     u32 id = ids[t];
+#ifdef GIVEN_ROW
     // A row of the host, of out's type.
     if (id - GIVEN_ROW < given_rows) {
         const u64 from = (u64)(id - GIVEN_ROW) * given_stride, at = (u64)t * out_stride;
         for (u32 i = threadIdx.x; i < width; i += 256) store1<YT>(out, at + i, load1<YT>(given, from + i));
         return;
     }
+#endif
     if (id >= vocab) id = 0;
     const u8* row = weight_row<XT>(table, id, table_stride);
     const u64 to = (u64)t * out_stride;

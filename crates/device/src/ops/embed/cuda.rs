@@ -16,8 +16,11 @@ impl Embed {
             .grid(self.out.rows, 1, 1);
         let (given_rows, given_stride) =
             self.given.map_or((0, 0), |given| (given.rows, given.stride));
+        let kernel = match self.given {
+            None => kernel,
+            Some(_) => kernel.define("GIVEN_ROW", format!("{GIVEN_ROW}u")),
+        };
         let kernel = kernel
-            .define("GIVEN_ROW", format!("{GIVEN_ROW}u"))
             .tensors(&[&self.ids, &self.table, &self.out])
             .optional(self.given.map(|given| given.span))
             .ints(&[self.table.rows, self.out.cols, self.table.stride, self.out.stride])
