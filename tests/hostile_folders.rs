@@ -56,7 +56,7 @@ struct Folder {
 }
 
 fn golden(file: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/engine/tests/goldens/llama").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/model/tests/goldens/llama").join(file)
 }
 
 fn config() -> Map<String, Value> {

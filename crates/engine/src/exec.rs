@@ -3,7 +3,7 @@
 
 mod tokens;
 
-pub use tokens::{Sampled, Tokens};
+pub use tokens::{Sampled, Scored, Tokens};
 
 use crate::request::{Pooling, Token};
 

@@ -1,13 +1,10 @@
-// out[t] = table[ids[t]]; a block per token. XT: table's type, YT: out's.
+// out[t] = table[ids[t]], or with GIVEN_ROW given[ids[t] - GIVEN_ROW] where there is such a row; a block per token. XT:
+// table's type, YT: out's.
 #include "quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-embed(const u32* ids, const void* table, void* out,
-#ifdef GIVEN_ROW
-      const void* given, u32 vocab, u32 width, u32 table_stride, u32 out_stride, u32 given_rows, u32 given_stride) {
-#else
-      u32 vocab, u32 width, u32 table_stride, u32 out_stride) {
-#endif
+embed(const u32* ids, const void* table, void* out, const void* given, u32 vocab, u32 width, u32 table_stride,
+      u32 out_stride, u32 given_rows, u32 given_stride) {
     let_successor_start();
     wait_for_predecessor();
     const u32 t = blockIdx.x;

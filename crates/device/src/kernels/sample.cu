@@ -567,7 +567,7 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         }
         ring_row[0] = sampled ? token : 0;
         ring_row[1] = bits;
-#if TOKENS_PER_ROW > 1
+#ifdef RING_PLACE_WORDS
         if (sampled) ring_row[RING_PLACE_WORDS + 1] = 0; // the row's list ends here
 #endif
         // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases

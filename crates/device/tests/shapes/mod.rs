@@ -164,8 +164,12 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         penalties: true,
         tokens_per_row: 1,
     };
-    let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
-        .expect("limits of a few rows");
+    let mut lay_out = |limits| {
+        let alloc = |region, name, bytes| open.alloc(region, name, bytes);
+        StepState::lay_out(limits, alloc).expect("limits of a few rows")
+    };
+    let state = lay_out(limits);
+    let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
     // Activations are bf16 beside bf16 weights, f32 beside others.
     let act = if model.weights == DType::BF16 { DType::BF16 } else { DType::F32 };
     let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
@@ -259,6 +263,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let mut ops = vec![
         Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
         Op::Embed(Embed { ids, table: embed, given: None, out: x }),
+        Op::Embed(Embed { ids, table: embed, given: Some(y), out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         Op::RmsNormColumns(RmsNormColumns { x: qkv, from: q, norm: k_part, y: qkv }),
         Op::LayerNorm(LayerNorm {
@@ -284,6 +289,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
         Op::Scale(Scale { x: logits, factor: 1.0, cap: Some(30.0), y: logits, live: None }),
         Op::Sample(Sample { logits, state, scratch, rows }),
+        Op::Sample(Sample { logits, state: several, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
     // Products that prepare the input of the next one, and those that find it prepared.

@@ -3,6 +3,9 @@
 use crate::request::Token;
 use std::ops::{Deref, DerefMut};
 
+/// A log-probability, and those of the likeliest alternatives, best first.
+pub type Scored = (f32, Vec<(Token, f32)>);
+
 /// A token that a row returned.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sampled {
@@ -10,8 +13,8 @@ pub struct Sampled {
     pub token: Token,
     /// The device's own opinion that it is one of the stop tokens.
     pub stopped: bool,
-    /// When the seat asked for log-probabilities: of the token, and the alternatives best first.
-    pub logprob: Option<Box<(f32, Vec<(Token, f32)>)>>,
+    /// When the seat asked for log-probabilities.
+    pub logprob: Option<Box<Scored>>,
 }
 
 /// The tokens of a row, in order. Most rows return one, which lies here: a step of such rows needs no memory besides its

@@ -14,15 +14,17 @@ impl Embed {
             .define("YT", code(self.out.dtype, "embed")?)
             .define("ALIGNED", u32::from(plain_aligned && aligned(&self.out)))
             .grid(self.out.rows, 1, 1);
-        let ints = [self.table.rows, self.out.cols, self.table.stride, self.out.stride];
-        let kernel = match &self.given {
-            None => kernel.tensors(&[&self.ids, &self.table, &self.out]).ints(&ints),
-            Some(given) => kernel
-                .define("GIVEN_ROW", format!("{GIVEN_ROW}u"))
-                .tensors(&[&self.ids, &self.table, &self.out, given])
-                .ints(&ints)
-                .ints(&[given.rows, given.stride]),
+        let (given_rows, given_stride) =
+            self.given.map_or((0, 0), |given| (given.rows, given.stride));
+        let kernel = match self.given {
+            None => kernel,
+            Some(_) => kernel.define("GIVEN_ROW", format!("{GIVEN_ROW}u")),
         };
+        let kernel = kernel
+            .tensors(&[&self.ids, &self.table, &self.out])
+            .optional(self.given.map(|given| given.span))
+            .ints(&[self.table.rows, self.out.cols, self.table.stride, self.out.stride])
+            .ints(&[given_rows, given_stride]);
         Ok(vec![kernel.lowered()])
     }
 }

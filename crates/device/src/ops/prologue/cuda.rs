@@ -77,8 +77,6 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("RING_ENTRY_WORDS", limits.ring_entry_words()),
         ("RING_HEADER_WORDS", ring::HEADER_WORDS),
         ("RING_ROW_WORDS", limits.ring_row_words()),
-        ("RING_PLACE_WORDS", ring::PLACE_WORDS),
-        ("TOKENS_PER_ROW", limits.tokens_per_row),
         ("RING_ROWS", ring::ROWS),
         ("RING_AGAIN", ring::AGAIN),
         ("RING_SAMPLED", ring::SAMPLED),

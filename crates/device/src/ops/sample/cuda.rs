@@ -5,6 +5,7 @@ use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::Sample;
 use crate::ops::prologue::cuda::layout;
 use crate::ops::{Named, require};
+use crate::step::ring;
 use crate::{Error, Result};
 
 impl Sample {
@@ -28,8 +29,13 @@ impl Sample {
         let counted = (u64::from(self.rows) + 1) * 4 <= SEMAPHORE_BYTES;
         require(counted, Self::NAME, || format!("{} rows; the kernel counts fewer", self.rows))?;
         let parts = self.parts(target);
+        let places: &[_] = match s.limits.tokens_per_row {
+            1 => &[],
+            _ => &[("RING_PLACE_WORDS", ring::PLACE_WORDS)],
+        };
         let kernel = Kernel::new(target, "sample", "sample")
             .defines(&layout(&s.limits))
+            .defines(places)
             .define("XT", code(self.logits.dtype, "sample")?)
             .define("PARTS", parts)
             .define("REPEATS", u32::from(s.repeats))
