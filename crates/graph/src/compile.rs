@@ -4,15 +4,15 @@
 //! |---|---|
 //! | [`fold`] | additions and activations are fused with the linear before them, the prologue is put in front |
 //! | [`fuse`] | norms are fused with linears, rope with attention, where the target has such kernels |
-//! | [`rotate`] | rope is fused with the linear before it, where the target has such a kernel; after `bind` |
+//! | `rotate` | rope is fused with the linear before it, where the target has such a kernel; after `bind` |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
-//! | [`choose`] | which kernel runs an op in this bucket, and the scratch it needs |
+//! | `choose` | which kernel runs an op in this bucket, and the scratch it needs |
 //! | [`merge`] | all layers become one node, where that was asked for and a kernel can; after `bind` |
 //! | [`place`] | offsets in the workspace by liveness over the whole plan, breaks included |
 //! | [`mark`] | where `breakable` breaks and `piecewise` splits |
 //! | [`bind`] | offsets and names become spans and ops |
 //!
-//! Everything up to `place` needs no memory: [`workspace_bytes`] stops there, so that the KV region can
+//! Everything up to `place` needs no memory: `workspace_bytes` stops there, so that the KV region can
 //! take exactly what is left.
 
 pub mod bind;
@@ -89,15 +89,15 @@ pub struct Bindings {
     /// One per input of the program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Tensor>,
-    /// At least [`workspace_bytes`] of the largest key.
+    /// At least `workspace_bytes` of the largest key.
     pub workspace: Span,
-    /// At least [`scratch_bytes`] of every key, in the state region and zero before the first step;
+    /// At least `scratch_bytes` of every key, in the state region and zero before the first step;
     /// `None` where no kernel wants any.
     pub scratch: Option<Span>,
     /// Where the host prepares decode steps' inputs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<HostInputs>,
-    /// At least [`exchange_bytes`] of every key, likewise, and touched by merged layers alone.
+    /// At least `exchange_bytes` of every key, likewise, and touched by merged layers alone.
     pub exchange: Option<Span>,
 }
 

@@ -1,5 +1,5 @@
 //! How graphs are configured. One table of options ([`options`]) gives flags, JSON keys, help and
-//! documents; one table of named rules ([`rules`]) says what does not go together. Settings are
+//! documents; one table of named rules (`rules`) says what does not go together. Settings are
 //! resolved in four stages:
 //!
 //! 1. **parse**: `--graph-config` (JSON or `@file`) and flags become texts by path. JSON beats flags; a

@@ -1,5 +1,5 @@
 //! Model families, one file each: the configuration fields it reads, its weights with the checkpoint tensors they
-//! come from, and its program. What several families share is in [`crate::blocks`].
+//! come from, and its program. What several families share is in `crate::blocks`.
 //!
 //! To add a family: write its file, and name it in the list below.
 

@@ -33,7 +33,7 @@ pub struct LoadOptions {
     /// Pages; `None` takes as many as `kv_bytes` says.
     pub pages: Option<u32>,
     /// Bytes of KV pages at most. `None` takes what is left of `memory_share` on a GPU; on a CPU
-    /// [`CPU_KV_BYTES`], or one whole context where that is more.
+    /// `CPU_KV_BYTES`, or one whole context where that is more.
     pub kv_bytes: Option<u64>,
     /// Share of the free device memory to use.
     pub memory_share: f64,

@@ -24,7 +24,7 @@ pub(crate) const COLS: usize = 32;
 pub(crate) const SCALES: usize = 4 * ROWS;
 
 /// What a matrix of `src` is packed to, if it can be: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 with rows a
-/// multiple of [`ROWS`] and columns a multiple of [`COLS`].
+/// multiple of [`ROWS`] and columns a multiple of `COLS`.
 pub fn packed_dtype(src: DType, rows: usize, cols: usize) -> Option<DType> {
     match src {
         _ if !whole(rows, cols) => None,
@@ -67,7 +67,7 @@ pub fn pack_rows(src: DType, bytes: &[u8], rows: usize, cols: usize, out: &mut [
     pack_parts(dtype, &rows, cols, out);
 }
 
-/// Packs rows that may be of several types into `out`, as [`packed_parts`] says.
+/// Packs rows that may be of several types into `out`, as `packed_parts` says.
 ///
 /// # Panics
 /// If lengths do not match.

@@ -40,7 +40,7 @@ impl Cache {
         Cache { folder: Ok(folder.into()) }
     }
 
-    /// The user's cache, `kernels` in [`private::cache_root`]. Where there is no such folder, or where
+    /// The user's cache, `kernels` in `private::cache_root`. Where there is no such folder, or where
     /// others could have written to it, every kernel is compiled.
     pub fn of_user() -> Cache {
         let folder = private::cache_root().and_then(|root| {
