@@ -307,8 +307,8 @@ impl<'a> Steady<'a> {
                 .wrapping_mul(0x0000_0100_0000_01B3)
                 .rotate_left(17);
         }
-        let again = result.again;
+        let more_follow = result.more_follow;
         self.executor.recycle(result);
-        Ok(if again { None } else { in_flight.pop_front() })
+        Ok(if more_follow { None } else { in_flight.pop_front() })
     }
 }

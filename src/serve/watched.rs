@@ -52,10 +52,10 @@ struct Launch {
 }
 
 impl Launch {
-    /// The record of a step that ran from `begin` to `end`; `again` if more steps follow. The steps
+    /// The record of a step that ran from `begin` to `end`; `more_follow` if more steps follow. The steps
     /// of a launch share its host time.
-    fn step(&mut self, begin: Instant, end: Instant, again: bool) -> StepRecord {
-        let of = if again { self.left.max(1) } else { 1 };
+    fn step(&mut self, begin: Instant, end: Instant, more_follow: bool) -> StepRecord {
+        let of = if more_follow { self.left.max(1) } else { 1 };
         let mut record =
             StepRecord { host_us: share(&mut self.host_us, of), ..self.record.clone() };
         match &mut self.device_us {
@@ -164,8 +164,8 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.tokens_per_row()
     }
 
-    fn leave(&mut self) {
-        self.inner.leave();
+    fn stop_loop(&mut self) {
+        self.inner.stop_loop();
     }
 
     fn recycle(&mut self, result: StepResult) {
@@ -208,12 +208,12 @@ impl<X: Executor + Traced> Executor for Watched<X> {
             let end = if unwatched { before.max(begin) } else { self.looked };
             self.last_result = Some(end);
             self.done += 1;
-            let record = launch.step(begin, end, result.again);
+            let record = launch.step(begin, end, result.more_follow);
             if self.records.len() == self.kept {
                 self.records.pop_front();
             }
             self.records.push_back(StepRecord { step: self.done, ..record });
-            if !result.again {
+            if !result.more_follow {
                 self.flight.pop_front();
             }
         }
@@ -268,11 +268,11 @@ mod tests {
         fn poll(&mut self, _: bool) -> Result<Option<StepResult>, ExecError> {
             let Some(left) = self.left.front_mut() else { return Ok(None) };
             *left -= 1;
-            let again = *left > 0;
-            if !again {
+            let more_follow = *left > 0;
+            if !more_follow {
                 self.left.pop_front();
             }
-            Ok(Some(StepResult { again, ..StepResult::default() }))
+            Ok(Some(StepResult { more_follow, ..StepResult::default() }))
         }
     }
 

@@ -75,9 +75,9 @@ impl<X: Executor> Engine<X> {
     /// A launch of several steps ends early when somebody could be seated or is leaving; so does one from
     /// before a restart, behind which everybody waits.
     fn make_way(&mut self) {
-        let repeating = self.sched.repeating() || self.sched.ghosts > 0;
+        let repeating = self.sched.repeating() || self.sched.stale_in_flight > 0;
         if repeating && self.sched.is_urgent() && !planted(Plant::NeverLeave) {
-            self.executor.leave();
+            self.executor.stop_loop();
         }
     }
 
@@ -87,7 +87,7 @@ impl<X: Executor> Engine<X> {
                 Ok(Some(mut result)) => {
                     if let Err(why) = self.sched.apply(&mut result) {
                         // That result is in; the steps behind it will still report.
-                        let reported = usize::from(!result.again);
+                        let reported = usize::from(!result.more_follow);
                         let unreported = self.sched.in_flight() - reported;
                         self.sched.restart(&why, unreported);
                     }
@@ -111,7 +111,7 @@ impl<X: Executor> Engine<X> {
             return self.fail_if_gone();
         }
         // Steps from before a restart may still write pages that belong to nobody now.
-        if self.sched.ghosts > 0 {
+        if self.sched.stale_in_flight > 0 {
             return;
         }
         // Behind a launch of several steps nobody knows where the next one begins, until its last.

@@ -46,7 +46,7 @@ pub struct Step {
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
     /// more than [`Executor::steps`]: the device goes on by itself, each row fed the token it just
-    /// chose, until one stops, one has no page for its next tokens, or [`Executor::leave`] was called.
+    /// chose, until one stops, one has no page for its next tokens, or [`Executor::stop_loop`] was called.
     pub steps: u32,
 }
 
@@ -227,7 +227,7 @@ pub struct StepResult {
     /// The step's number.
     pub number: u64,
     /// The launch goes on: another result with this number follows, one step further on.
-    pub again: bool,
+    pub more_follow: bool,
     /// One per row of the step, in its order.
     pub rows: Vec<RowResult>,
 }
@@ -322,7 +322,7 @@ pub trait Executor {
     }
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
     /// one after it. A device that runs a launch to its end before it returns cannot do that.
-    fn leave(&mut self) {}
+    fn stop_loop(&mut self) {}
     /// Takes a result back whose memory it can use for the next one.
     fn recycle(&mut self, _result: StepResult) {}
     /// Starts a step; behind a launch of several steps, not before all of them but the last were polled.

@@ -174,10 +174,10 @@ struct FlightRow {
 #[derive(Clone, Copy)]
 struct Ready {
     key: Key,
-    /// Where and from which position; known beforehand only if it is calm ([`Sequence::calm`]).
+    /// Where and from which position; known beforehand only if [`Sequence::is_steady_decode`].
     seat: Seat,
     start: u32,
-    calm: bool,
+    steady: bool,
 }
 
 /// What the device can do besides telling the next token.
@@ -235,7 +235,7 @@ pub(crate) struct Scheduler {
     /// Results up to this number belong to a device state that is gone.
     void: u64,
     /// Such steps that the device has still to report.
-    pub(crate) ghosts: usize,
+    pub(crate) stale_in_flight: usize,
     /// Restarts since the last confirmed step.
     strikes: u32,
     /// The last step fed no prompt although some were waiting for room.
@@ -297,7 +297,7 @@ impl Scheduler {
             spare: Vec::new(),
             numbered: 0,
             void: 0,
-            ghosts: 0,
+            stale_in_flight: 0,
             strikes: 0,
             prompts_turn: false,
             settled: 0,
@@ -463,7 +463,7 @@ impl Scheduler {
 
     /// Steps launched and not yet confirmed.
     pub(crate) fn in_flight(&self) -> usize {
-        self.flights.len() + self.ghosts
+        self.flights.len() + self.stale_in_flight
     }
 
     /// Whether a launch of several steps is in flight. It is the last one then.

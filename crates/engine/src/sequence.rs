@@ -34,7 +34,7 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) id: RequestId,
     pub(crate) may_stop: StopFilter,
-    pub(crate) far: Box<Far>,
+    pub(crate) far: Box<ColdState>,
     pub(crate) choice: u32,
     pub(crate) prompt_len: u32,
     /// The most tokens it may have, prompt included.
@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<Option<Sequence>>() == 128);
 
 /// What is seldom looked at.
 #[derive(Debug)]
-pub(crate) struct Far {
+pub(crate) struct ColdState {
     pub(crate) spec: Arc<Spec>,
     pub(crate) matcher: Option<Matcher>,
     /// Requests in order of arrival.
@@ -246,7 +246,12 @@ impl Sequence {
     /// Whether it feeds the token that the device holds, into a page of its own that the device knows,
     /// with pages for `depth` steps more of `most` tokens each: then nothing has to be decided or said, and its seat
     /// and the position are all a row needs. Implies [`Work::Decode`] and that `most` tokens are wanted.
-    pub(crate) fn calm(&self, page_size: u32, depth: u32, most: u32) -> Option<(Seat, u32)> {
+    pub(crate) fn is_steady_decode(
+        &self,
+        page_size: u32,
+        depth: u32,
+        most: u32,
+    ) -> Option<(Seat, u32)> {
         let at = self.seated()?;
         let pages = at.table.len() as u32;
         let ready = at.joined && at.primed && !at.shared && at.leaving.is_none() && !self.guided;

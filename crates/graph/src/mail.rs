@@ -109,7 +109,7 @@ pub struct StepOutput {
     /// The launch.
     pub launch: u64,
     /// Another step of the same launch follows; it counts as launch number + 1.
-    pub again: bool,
+    pub more_follow: bool,
     /// The tokens of all rows, row after row: one list for all, so that an output that is used again allocates nothing.
     tokens: Vec<TokenOutput>,
     /// Per row: where its tokens end in the list.
@@ -286,7 +286,7 @@ impl Mailbox {
 
     /// Asks the launch under way that repeats, or else the next one, to leave. It ends with the step
     /// that begins after it has seen this: at the latest the one after the step under way.
-    pub fn leave(&mut self) {
+    pub fn stop_loop(&mut self) {
         let launch = self.repeating.map_or(self.launched + 1, |launch| launch.first);
         self.leave.set(0, launch as u32, Ordering::Release);
     }
@@ -309,7 +309,7 @@ impl Mailbox {
             return Err(MailError::Rows { launch, sent, found });
         }
         output.launch = entry.launch;
-        output.again = entry.again;
+        output.more_follow = entry.again;
         output.tokens.clear();
         output.ends.clear();
         for (row, index) in rows.iter().zip(0..) {
@@ -317,7 +317,7 @@ impl Mailbox {
             output.ends.push(output.tokens.len() as u32);
         }
         self.taken = Some(rows.clone());
-        if output.again {
+        if output.more_follow {
             self.launched += 1;
             // Behind the last step a launch may be posted: its number is known.
             self.repeating.iter_mut().for_each(|launch| launch.steps -= 1);

@@ -113,7 +113,7 @@ fn run_clean_and_dirty(backend: BackendKind, steps: u32, period: u32, life: u32)
                 let mut reported = other.rows().flatten().filter_map(|row| row.logprob.as_ref());
                 assert!(reported.all(|found| found.0.is_finite()), "step {step}");
                 step += 1;
-                if !other.again {
+                if !other.more_follow {
                     break;
                 }
                 repeated += 1;

@@ -52,7 +52,7 @@ fn launch(runners: &mut Runners, input: &StepInput) -> Vec<StepOutput> {
     let mut outputs = Vec::new();
     loop {
         outputs.push(runners.wait().unwrap().expect("a result"));
-        if !outputs[outputs.len() - 1].again {
+        if !outputs[outputs.len() - 1].more_follow {
             assert_eq!(runners.in_flight(), 0);
             return outputs;
         }
@@ -155,7 +155,7 @@ fn the_host_can_ask_it_to_leave_at(place: &Place) {
     let world = world(place);
     let mut runners = runners(place, &world, 8);
     assert_eq!(launch(&mut runners, &StepInput { steps: 4, ..seats(4, None) }).len(), 4);
-    runners.leave();
+    runners.stop_loop();
     assert_eq!(launch(&mut runners, &quiet(4)).len(), 1, "asked before it began: one step");
     assert_eq!(launch(&mut runners, &quiet(4)).len(), 4, "the asking was for that launch alone");
 }

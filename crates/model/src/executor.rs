@@ -179,8 +179,8 @@ impl Executor for GraphExecutor {
         self.runners.bindings().state.limits.tokens_per_row
     }
 
-    fn leave(&mut self) {
-        self.runners.leave();
+    fn stop_loop(&mut self) {
+        self.runners.stop_loop();
     }
 
     fn recycle(&mut self, mut result: StepResult) {
@@ -227,7 +227,7 @@ impl Executor for GraphExecutor {
         }
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows_mut().map(row_result));
-        let again = self.output.again;
+        let more_follow = self.output.more_follow;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
             if !observed.scores.is_empty() || observed.hidden.is_some() {
@@ -236,10 +236,10 @@ impl Executor for GraphExecutor {
             }
         }
         let number = flight.number;
-        if !again {
+        if !more_follow {
             self.flight.pop_front();
         }
-        Ok(Some(StepResult { number, again, rows }))
+        Ok(Some(StepResult { number, more_follow, rows }))
     }
 }
 

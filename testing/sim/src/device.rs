@@ -285,7 +285,7 @@ impl FakeDevice {
         let short = decode.map(|(row, found)| (row.seat, row.most - found.tokens.len() as u32));
         let short = short.collect();
         launch.left = if stopped || no_page || asked { 0 } else { launch.left - 1 };
-        let result = StepResult { number: step.number, again: launch.left > 0, rows };
+        let result = StepResult { number: step.number, more_follow: launch.left > 0, rows };
         let delay = self.rng.range(0, self.max_delay);
         launch.done.push_back(Done { result, delay, writes, short });
         launch
@@ -598,7 +598,7 @@ impl Executor for FakeDevice {
         self.tokens
     }
 
-    fn leave(&mut self) {
+    fn stop_loop(&mut self) {
         self.asked = true;
     }
 
@@ -628,7 +628,7 @@ impl Executor for FakeDevice {
         }
         let launch = self.pending.front_mut().expect("checked above");
         let mut result = launch.done.pop_front().expect("checked above").result;
-        if !result.again {
+        if !result.more_follow {
             self.pending.pop_front();
         }
         self.delivered += 1;

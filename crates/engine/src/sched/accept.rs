@@ -3,7 +3,7 @@
 use super::{Live, Scheduler};
 use crate::request::{Finish, Output, Reject, Request, Token};
 use crate::sampling;
-use crate::sequence::{Far, Place, Sequence, Spec, StopFilter};
+use crate::sequence::{ColdState, Place, Sequence, Spec, StopFilter};
 use std::sync::Arc;
 
 impl Scheduler {
@@ -65,7 +65,7 @@ impl Scheduler {
             due: false,
             guided: matcher.is_some(),
             place: Place::Waiting,
-            far: Box::new(Far {
+            far: Box::new(ColdState {
                 spec: Arc::new(spec),
                 matcher,
                 arrival: self.arrivals,

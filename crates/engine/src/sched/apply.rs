@@ -11,7 +11,8 @@ impl Scheduler {
     /// trusted.
     pub(crate) fn apply(&mut self, result: &mut StepResult) -> Result<(), String> {
         if result.number <= self.void {
-            self.ghosts = self.ghosts.saturating_sub(usize::from(!result.again));
+            self.stale_in_flight =
+                self.stale_in_flight.saturating_sub(usize::from(!result.more_follow));
             return Ok(());
         }
         let Some(flight) = self.flights.front() else {
@@ -23,10 +24,10 @@ impl Scheduler {
         let Flight { number, steps, mut rows } = self.flights.pop_front().expect("looked at above");
         self.strikes = 0;
         self.out.reserve(rows.len());
-        if result.again {
+        if result.more_follow {
             rows.iter().for_each(|row| self.goes_on(*row));
         }
-        let skip = planted(Plant::LastStepOnly) && result.again;
+        let skip = planted(Plant::LastStepOnly) && result.more_follow;
         let mut unsaid = 0;
         for index in 0..if skip { 0 } else { rows.len() } {
             if !self.apply_plain(rows[index], &result.rows[index]) {
@@ -38,7 +39,7 @@ impl Scheduler {
         if !skip {
             self.say(&rows[unsaid..], &result.rows[unsaid..]);
         }
-        if result.again {
+        if result.more_follow {
             self.stats.decode_steps += 1;
             rows.iter_mut().for_each(|row| row.end += row.most);
             self.flights.push_front(Flight { number, steps: steps - 1, rows });
@@ -67,7 +68,7 @@ impl Scheduler {
             return Err(format!("step {number} has {rows} rows, {} came back", result.rows.len()));
         }
         let stopped = result.rows.iter().any(|row| row.tokens.iter().any(|found| found.stopped));
-        if result.again && (flight.steps <= 1 || stopped) {
+        if result.more_follow && (flight.steps <= 1 || stopped) {
             return Err(format!("step {number} went on where it had to end"));
         }
         let width = |row: &FlightRow| if row.hidden { self.reports.hidden } else { 0 };

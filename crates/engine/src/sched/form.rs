@@ -5,7 +5,7 @@ use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat};
 use crate::plant::{Plant, planted};
 use crate::request::{Finish, Token};
 use crate::sampling;
-use crate::sequence::{Far, Key, Place, Seated, Sequence, Work};
+use crate::sequence::{ColdState, Key, Place, Seated, Sequence, Work};
 use grammar::Mask;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,12 +88,12 @@ impl Scheduler {
                 let sequence = &self.sequences[key];
                 let depth = self.config.depth as u32;
                 if let Some((seat, start)) =
-                    sequence.calm(self.geometry.page_size, depth, self.reports.tokens)
+                    sequence.is_steady_decode(self.geometry.page_size, depth, self.reports.tokens)
                 {
-                    self.ready.push(Ready { key, seat, start, calm: true });
+                    self.ready.push(Ready { key, seat, start, steady: true });
                     continue;
                 }
-                let none = Ready { key, seat: Seat(0), start: 0, calm: false };
+                let none = Ready { key, seat: Seat(0), start: 0, steady: false };
                 match sequence.work() {
                     Work::Decode if self.provide(key) => self.ready.push(none),
                     Work::Decode => starved = true,
@@ -273,14 +273,14 @@ impl Scheduler {
     }
 
     fn add_decode(&mut self, ready: Ready) {
-        let Ready { key, mut seat, mut start, calm } = ready;
-        let joins = !calm && self.sequences[key].seated().is_some_and(|at| !at.joined);
+        let Ready { key, mut seat, mut start, steady } = ready;
+        let joins = !steady && self.sequences[key].seated().is_some_and(|at| !at.joined);
         // In steady decode the device needs nothing from the host.
-        if !calm && !self.prepare_decode(key) {
+        if !steady && !self.prepare_decode(key) {
             return;
         }
         // The first row after a join returns one token, so that an answer begins when its prompt is done.
-        let most = match (calm, joins) {
+        let most = match (steady, joins) {
             (true, _) => self.reports.tokens,
             (false, true) => 1,
             (false, false) => {
@@ -288,7 +288,7 @@ impl Scheduler {
             }
         };
         let Some(at) = self.sequences[key].seated_mut() else { return };
-        if !calm {
+        if !steady {
             (seat, start) = (at.seat, at.fed);
         }
         at.fed += most;
@@ -544,7 +544,7 @@ impl Scheduler {
                 leaving: None,
                 cursor,
             }),
-            far: Box::new(Far {
+            far: Box::new(ColdState {
                 spec: Arc::clone(&sequence.far.spec),
                 matcher: sequence.far.matcher.clone(),
                 arrival: sequence.far.arrival,

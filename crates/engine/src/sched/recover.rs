@@ -56,7 +56,7 @@ impl Scheduler {
         self.stalled = false;
         self.forming.rows.clear();
         self.flights.clear();
-        self.ghosts = unreported;
+        self.stale_in_flight = unreported;
         for seat in 0..self.seats.len() {
             let Some(key) = self.seats[seat] else { continue };
             if planted(Plant::KeepSeats) && self.keep_seat(key) {

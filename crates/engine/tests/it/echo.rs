@@ -109,7 +109,7 @@ impl Executor for Echo {
             rows.push(result);
         }
         self.steps.push(step.clone());
-        self.results.push_back(StepResult { number: step.number, again: false, rows });
+        self.results.push_back(StepResult { number: step.number, more_follow: false, rows });
         Ok(())
     }
 

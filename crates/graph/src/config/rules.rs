@@ -153,7 +153,7 @@ pub(crate) const RULES: &[Rule] = &[
         why: "only a whole step can be the body of a loop on the device",
     },
     Rule {
-        name: "one-node-has-no-inside",
+        name: "merged-layers-cannot-split",
         when: "decode.backend is breakable or piecewise",
         applies: |draft, _| cuts(draft.get("decode.backend")),
         path: "layers",

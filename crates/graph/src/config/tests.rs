@@ -216,7 +216,7 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             r#"{"decode": {"steps": 4, "backend": "breakable"}}"#,
         ),
         (
-            "one-node-has-no-inside",
+            "merged-layers-cannot-split",
             &H200,
             r#"{"decode": {"backend": "breakable"}}"#,
             r#"{"decode": {"backend": "piecewise"}, "layers": "one"}"#,

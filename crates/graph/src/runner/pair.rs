@@ -304,8 +304,8 @@ impl Runners {
     }
 
     /// Asks a launch that repeats to leave early: the one under way, or else the next one.
-    pub fn leave(&mut self) {
-        self.mailbox.leave();
+    pub fn stop_loop(&mut self) {
+        self.mailbox.stop_loop();
     }
 
     /// The result of the oldest step whose result has not been taken, when it is there.
@@ -323,7 +323,7 @@ impl Runners {
             inputs.heard(self.mailbox.taken_seats(), output);
         }
         match &self.repeating {
-            Some((key, rows)) if output.again => self.decode.repeated(key, *rows),
+            Some((key, rows)) if output.more_follow => self.decode.repeated(key, *rows),
             _ if self.mailbox.in_flight() == 0 => self.repeating = None,
             _ => {}
         }
