@@ -17,25 +17,25 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// What may happen at a break: it gets the node's index and the node that is about to run.
+/// A hook called at a break, with the index of the node that is about to run and the node.
 pub type BreakHook<'a> = &'a dyn Fn(usize, &Node) -> Result<()>;
 
 /// What a backend works with.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// Where.
+    /// The device.
     pub device: &'a Device,
     /// The memory plans point into.
     pub arena: &'a Arena,
     /// How to record.
     pub options: RecordOptions,
     /// Called before each node that runs between recorded parts; the host may look at the device
-    /// there, or do the part of the work that only it can.
+    /// there, or do work that only the host can do.
     pub at_break: Option<BreakHook<'a>>,
 }
 
 impl<'a> Context<'a> {
-    /// Nobody is called.
+    /// Without a hook at breaks.
     pub fn new(device: &'a Device, arena: &'a Arena, options: RecordOptions) -> Context<'a> {
         Context { device, arena, options, at_break: None }
     }
@@ -73,7 +73,7 @@ pub trait Backend: fmt::Debug + Send {
     /// Bytes the device spends on a key's recording; 0 if there is none.
     fn bytes(&self, key: &ShapeKey) -> u64;
 
-    /// An empty backend of the same make: what verification records its trials with.
+    /// An empty backend of the same kind; verification records its trials with it.
     fn fresh(&self) -> Box<dyn Backend> {
         self.kind().create()
     }
@@ -114,8 +114,8 @@ impl BackendKind {
         }
     }
 
-    /// What becomes a graph of its own and what runs alone, in order: everything that tells backends
-    /// apart, without a device.
+    /// Which nodes become a graph and which run alone, in order. This is all that differs between
+    /// backends, and it needs no device.
     pub fn pieces(self, plan: &Plan) -> Vec<Piece> {
         let everywhere: Vec<usize>;
         let cuts = match self {
@@ -168,7 +168,7 @@ pub enum Piece {
     Alone(usize),
 }
 
-/// Runs every node on its own: what `disabled`, fallbacks and debugging do.
+/// Runs every node on its own; used by `disabled`, fallbacks and debugging.
 pub fn run_eagerly(cx: &Context<'_>, plan: &Plan) -> Result<()> {
     plan.nodes.iter().try_for_each(|node| cx.device.run(cx.arena, node))
 }

@@ -1,5 +1,5 @@
-//! Which sizes get a graph. One generator for both phases; the phase says what is counted: sequences
-//! for decode, tokens for prefill.
+//! Which sizes get a graph. One generator for both phases; decode buckets count sequences, prefill
+//! buckets count tokens.
 
 use crate::{Phase, ShapeKey};
 use device::StepLimits;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Most buckets a phase can have: a list longer than this is a mistake, not a wish.
+/// Most buckets a phase can have: a longer list is taken for a mistake.
 pub(crate) const MAX_BUCKETS: usize = 512;
 
 /// The padding `auto` allows when nothing else is asked for.
@@ -207,7 +207,7 @@ fn expand(parts: &[Part], phase: Phase) -> Result<Vec<u32>, BucketError> {
 
 /// The sparsest list of round sizes in which no step wastes more than `padding` of its bucket (below 8
 /// sequences or 16 tokens, where a pad row costs next to nothing, powers of two). Every power of two is
-/// among them: that is what people configure batches and chunks to be.
+/// among them, because batches and chunks are usually configured as powers of two.
 fn auto(phase: Phase, max: u32, padding: f64) -> Vec<u32> {
     let small: &[u32] = match phase {
         Phase::Decode => &[1, 2, 4, 8],

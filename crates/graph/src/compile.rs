@@ -69,7 +69,7 @@ impl CompileTarget {
         }
     }
 
-    /// In one word, for listings.
+    /// A short name, for listings.
     pub fn name(&self) -> String {
         self.device.name()
     }
@@ -92,7 +92,7 @@ pub struct Bindings {
     /// At least `workspace_bytes` of the largest key.
     pub workspace: Span,
     /// At least `scratch_bytes` of every key, in the state region and zero before the first step;
-    /// `None` where no kernel wants any.
+    /// `None` where no kernel needs any.
     pub scratch: Option<Span>,
     /// Where the host prepares decode steps' inputs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -260,7 +260,7 @@ pub fn compile(
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {
         node.op.check()?;
-        // A plan that cannot run is refused here.
+        // Refuse a plan that cannot run.
         target.device.kernels(&node.op)?;
     }
     let plan = Plan {

@@ -1,13 +1,13 @@
 //! How graphs are configured. One table of options ([`options`]) gives flags, JSON keys, help and
-//! documents; one table of named rules (`rules`) says what does not go together. Settings are
+//! documents; one table of named rules (`rules`) says which options exclude each other. Settings are
 //! resolved in four stages:
 //!
 //! 1. **parse**: `--graph-config` (JSON or `@file`) and flags become texts by path. JSON beats flags; a
 //!    conflict is a warning that names both.
 //! 2. **default**: what was not given gets a default, with the reason for it.
-//! 3. **compatibility**: a rule may change a default. It never changes what a person asked for: that is
+//! 3. **compatibility**: a rule may change a default. It never changes what the user asked for: that is
 //!    an error that names the rule.
-//! 4. **validate**: texts become values; what cannot be is an error with the nearest thing that can.
+//! 4. **validate**: texts become values; an invalid one is an error that names the nearest valid one.
 //!
 //! Every decision keeps its source, so the table printed at start says why each value is what it is.
 
@@ -61,14 +61,14 @@ pub enum Source {
     Json,
     /// A flag, named with its dashes.
     Flag(String),
-    /// Nobody said anything.
+    /// Not given: the option's default.
     Default,
     /// A rule changed the default.
     Rule(&'static str),
 }
 
 impl Source {
-    /// Whether a person asked for it.
+    /// Whether the user gave it.
     pub(crate) fn is_explicit(&self) -> bool {
         matches!(self, Source::Json | Source::Flag(_))
     }
@@ -104,7 +104,7 @@ pub enum ConfigError {
     /// Not JSON, or not an object.
     #[error("--graph-config: {problem}")]
     Json {
-        /// The parser's words.
+        /// The parser's message.
         problem: String,
     },
     /// A file that cannot be read.
@@ -137,7 +137,7 @@ pub enum ConfigError {
         /// What it can be.
         expected: String,
     },
-    /// A rule forbids what a person asked for.
+    /// A rule forbids what the user asked for.
     #[error(
         "rule {rule}: {path} = `{value}` ({source_text}) is not possible; it would have to be `{wanted}`, because {why}"
     )]
@@ -150,12 +150,12 @@ pub enum ConfigError {
         value: String,
         /// Where.
         source_text: String,
-        /// What the rule wants.
+        /// The value the rule requires.
         wanted: String,
         /// Why.
         why: &'static str,
     },
-    /// Buckets that make no list.
+    /// An invalid bucket list.
     #[error(transparent)]
     Buckets(#[from] BucketError),
 }

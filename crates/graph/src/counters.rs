@@ -1,5 +1,5 @@
-//! What happened to every step: replayed or not, why not, which bucket, how many pad rows. Nothing
-//! falls back in silence.
+//! What happened to every step: replayed or not, why not, which bucket, how many pad rows. Every
+//! fallback is counted.
 
 use crate::ShapeKey;
 use serde::Serialize;
@@ -51,7 +51,7 @@ impl Reason {
         }
     }
 
-    /// Whether this is a loss nobody asked for, which `--graph-fallback` is about.
+    /// Whether this is an unintended fallback, to which `--graph-fallback` applies.
     pub(crate) const fn is_fallback(self) -> bool {
         matches!(self, Reason::NotCovered | Reason::Padding | Reason::OverBudget)
     }

@@ -1,4 +1,4 @@
-//! What tells one recorded graph from another.
+//! The key of a recorded graph.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// One token per row, fed by the device to itself.
+    /// One token per row, which the device sampled in the step before.
     Decode,
     /// Prompt chunks, with decode rows beside them or not.
     Prefill,

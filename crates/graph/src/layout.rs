@@ -52,7 +52,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A layout with one page per cache that nobody will seal: what a kernel is asked about.
+    /// A layout with one page per cache that never becomes memory; it only serves to ask kernels for their needs.
     pub(crate) fn imagined(
         program: &Program,
         limits: StepLimits,
@@ -128,8 +128,8 @@ impl Layout {
     }
 }
 
-/// What recording `graphs` graphs of the program may take on the device, so that pages leave room for
-/// it: never less than what was seen, and nothing on the host's own memory.
+/// Device bytes to reserve for recording `graphs` graphs of the program, beside the KV pages. An upper
+/// bound of what was measured; 0 where graphs live in host memory.
 pub fn recording_room(program: &Program, target: &CompileTarget, graphs: usize) -> u64 {
     graphs as u64 * program.steps.len() as u64 * target.device.recorded_node_bytes()
 }
@@ -158,7 +158,7 @@ pub(crate) fn pages_of(cache: &Cache, page_size: u32, pages: u32) -> KvLayer {
 }
 
 /// The rope table's contents: for each position the cosines of `head_dim / 2` frequencies, then their
-/// sines. `inv_freq` is the model's, so that scaled variants need nothing here. The angle is a product of
+/// sines. `inv_freq` comes from the model, so scaled variants need no code here. The angle is a product of
 /// two f32, as the reference implementations compute it: at position 40,000 a more exact one differs from
 /// theirs by 0.002 rad.
 pub fn rope_table(max_positions: u32, inv_freq: &[f32]) -> Vec<f32> {

@@ -1,5 +1,5 @@
-//! What the host tells a step, and what the step tells back. In steady decode it is nothing and one
-//! ring entry: mail is written only when something changed.
+//! What the host sends to a step, and what the step returns. In steady decode the host sends nothing
+//! and the step returns one ring entry: mail is written only when something changed.
 
 mod input;
 mod letter;
@@ -81,7 +81,7 @@ pub enum MailError {
         /// Most tokens of a row.
         tokens: u32,
     },
-    /// A launch that repeats is under way: until its last step is, nobody knows the next one's number.
+    /// A launch of several steps is under way. The number of the next launch is known only at its last step.
     #[error("launch {launch} repeats and is not at its last step")]
     Repeating {
         /// Its first step.
@@ -110,7 +110,7 @@ pub struct StepOutput {
     pub launch: u64,
     /// Another step of the same launch follows; it counts as launch number + 1.
     pub more_follow: bool,
-    /// The tokens of all rows, row after row: one list for all, so that an output that is used again allocates nothing.
+    /// The tokens of all rows, row after row: one list for all, so that a reused output allocates nothing.
     tokens: Vec<TokenOutput>,
     /// Per row: where its tokens end in the list.
     ends: Vec<u32>,
@@ -275,7 +275,7 @@ impl Mailbox {
         self.pending.push_back(rows.clone());
     }
 
-    /// The posted launch did not happen: what the device holds is what it held, so the next post says
+    /// The posted launch did not happen: the device's state is unchanged, so the next post sends
     /// all of it again.
     pub(crate) fn not_sent(&mut self) {
         self.rows.clear();
@@ -284,8 +284,8 @@ impl Mailbox {
         self.steps = 0;
     }
 
-    /// Asks the launch under way that repeats, or else the next one, to leave. It ends with the step
-    /// that begins after it has seen this: at the latest the one after the step under way.
+    /// Asks the launch of several steps under way, or else the next one, to end early. It ends with the
+    /// first step that begins after it has seen this: at the latest the one after the step under way.
     pub fn stop_loop(&mut self) {
         let launch = self.repeating.map_or(self.launched + 1, |launch| launch.first);
         self.leave.set(0, launch as u32, Ordering::Release);
@@ -297,7 +297,7 @@ impl Mailbox {
         Ok(self.take_into(&mut output)?.then_some(output))
     }
 
-    /// As [`Mailbox::take`], into an output that is used again; says whether there was one.
+    /// As [`Mailbox::take`], into a reused output; returns whether there was a result.
     pub(crate) fn take_into(&mut self, output: &mut StepOutput) -> Result<bool, MailError> {
         if self.in_flight() == 0 {
             return Ok(false);
@@ -319,7 +319,7 @@ impl Mailbox {
         self.taken = Some(rows.clone());
         if output.more_follow {
             self.launched += 1;
-            // Behind the last step a launch may be posted: its number is known.
+            // At the last step the next launch may be posted: its number is known.
             self.repeating.iter_mut().for_each(|launch| launch.steps -= 1);
             self.repeating.take_if(|launch| launch.steps <= 1);
         } else {

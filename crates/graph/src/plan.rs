@@ -13,7 +13,7 @@ use crate::ShapeKey;
 use device::{DType, Node, Span};
 use serde::{Deserialize, Serialize};
 
-/// See the module's words.
+/// One program for one key: every op with its spans, in order of execution.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The program's name.
@@ -54,7 +54,7 @@ pub struct PlacedValue {
 }
 
 impl Plan {
-    /// A hash of everything the plan says, the same in every process and build. Arena ids are left
+    /// A hash of the whole plan, the same in every process and build. Arena ids are left
     /// out: they only count arenas.
     pub fn hash(&self) -> String {
         let mut json = serde_json::to_value(self).expect("plain data serialises");

@@ -1,9 +1,9 @@
-//! Who prepares a decode step's inputs, and how they get to the device: what `--graph-prep` compares.
+//! Who prepares a decode step's inputs, and how they get to the device (`--graph-prep`).
 //!
-//! By default nobody does: tokens, positions, lengths, page tables, slots and parameters live on the
-//! device, and node one advances them. Engines without state on the device write all of them for
-//! every step. Here that is possible too, in the three ways such engines have, so that the difference
-//! can be measured: the host keeps a mirror of every seat, writes a block of inputs into one of two
+//! By default the device does: tokens, positions, lengths, page tables, slots and parameters live on
+//! the device, and the first node advances them. Engines without state on the device write all of them
+//! for every step. The three ways such engines do it are here too, so that the difference can be
+//! measured: the host keeps a mirror of every seat, writes a block of inputs into one of two
 //! staging buffers, and
 //!
 //! - `copy` sends it with six copies in front of the replay, one for each table;
@@ -22,7 +22,7 @@ use device::{Arena, Device, Span, StepLimits};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// See the module's words.
+/// Who prepares a decode step's inputs, and how they get to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prep {
@@ -32,7 +32,7 @@ pub enum Prep {
     Fused,
     /// One copy on a second stream.
     Async,
-    /// Nothing: the device has it all.
+    /// No copy: all inputs are on the device.
     #[default]
     Device,
 }
@@ -58,11 +58,11 @@ impl fmt::Display for Prep {
     }
 }
 
-/// What the host believes a seat on the device to hold.
+/// The host's mirror of a seat on the device.
 #[derive(Clone, Debug)]
 struct Seat {
     len: u32,
-    /// The token it feeds next, if the host has heard it.
+    /// The token it feeds next, if the host has received it.
     token: Option<u32>,
     /// The last launch with a row of it.
     last: u64,
@@ -70,7 +70,7 @@ struct Seat {
     pages: Vec<u32>,
 }
 
-/// The host's mirror of all seats, and the way of its contents to the device.
+/// The host's mirror of all seats, and how its contents get to the device.
 #[derive(Debug)]
 pub struct Inputs {
     prep: Prep,
@@ -81,7 +81,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// A mirror of seats that nobody took yet.
+    /// A mirror of empty seats.
     pub fn new(
         arena: &Arena,
         prep: Prep,
@@ -104,7 +104,7 @@ impl Inputs {
         Ok(Inputs { prep, spans, limits, staging, seats })
     }
 
-    /// Takes over what a step says about seats; saying it twice does no harm.
+    /// Applies a step's joins and page entries to the mirror; applying them twice is harmless.
     pub(crate) fn learn(&mut self, step: &StepInput) {
         for join in &step.joins {
             let seat = &mut self.seats[join.seat as usize];

@@ -31,7 +31,7 @@ pub struct StepShape {
     pub tokens: u32,
 }
 
-/// What tells the phases apart.
+/// What differs between the phases.
 pub trait PhaseRule: std::fmt::Debug + Send {
     /// Which phase.
     const PHASE: Phase;
@@ -50,7 +50,7 @@ pub enum Capture {
     /// All of them, before the first step.
     #[default]
     Startup,
-    /// Each when it has been wanted a few times, as long as the budget lasts.
+    /// Each after a few steps have needed it, within the memory budget.
     Lazy,
 }
 
@@ -63,11 +63,11 @@ pub enum Fallback {
     Warn,
     /// It is refused.
     Error,
-    /// It runs op by op; the counters tell.
+    /// It runs op by op and is only counted.
     Allow,
 }
 
-/// What debugging costs.
+/// How steps are debugged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Debug {

@@ -1,9 +1,8 @@
-//! Every input of a step is a slot: who owns it, what it holds, how long it is, and what stands in the
-//! part that a smaller batch leaves over. There is no default padding policy: a slot that does not say
-//! does not compile.
+//! Every input of a step is a slot: its owner, element type, length, and what fills the part that a
+//! smaller batch does not use. There is no default padding policy: a slot without one does not compile.
 //!
-//! The registry is what tests and `--graph-debug verify` hold a device to. A stale tail, a pad row on a
-//! live page or a length of its own is found by name here, not by a wrong token a thousand steps later.
+//! Tests and `--graph-debug verify` check a device against this registry. It reports a stale tail, a pad
+//! row on a live page or a wrong length by slot name, before it causes a wrong token many steps later.
 
 use device::step::{MAX_BIASES, PARAM_WORDS, count};
 use device::{DType, StepLimits, StepState, Tensor};
@@ -13,7 +12,7 @@ use device::{DType, StepLimits, StepState, Tensor};
 pub(crate) enum Owner {
     /// The prologue, from mail: it outlives the step.
     Mail,
-    /// The prologue, derived anew in every step.
+    /// The prologue, which derives it in every step.
     Prologue,
     /// The sampler, which advances it.
     Sampler,
@@ -52,20 +51,20 @@ impl Length {
     }
 }
 
-/// What stands past the live part, up to the bucket.
+/// What fills the entries past the live part, up to the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Padding {
-    /// Nothing reads it there: it stays as it was.
+    /// Unchanged: nothing reads these entries.
     Keep,
     /// Zero.
     Zero,
-    /// A value that means "nobody".
+    /// A value that means "no seat", "no row" or "no token".
     Sentinel(Sentinel),
     /// A slot inside the scratch page, which no request owns.
     ScratchPage,
 }
 
-/// Values that mean "nobody"; all lie outside what a live row can have, and none is −1.
+/// Values that mean "none". They lie outside what a live row can have, and none is −1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sentinel {
     /// The pad seat: index `seats`.
@@ -88,7 +87,7 @@ pub(crate) struct Slot {
     pub dtype: DType,
     /// How long it is.
     pub length: Length,
-    /// What stands in the rest of a bucket.
+    /// What fills the rest of a bucket.
     pub padding: Padding,
     /// Where it lies.
     pub table: fn(&StepState) -> Option<Tensor>,
@@ -140,7 +139,7 @@ slots! {
     token_row: Prologue, Length::Tokens, Padding::Sentinel(Sentinel::RowLimit);
 }
 
-/// A pad entry that does not hold what its slot's policy says.
+/// A pad entry that breaks its slot's padding policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot `{slot}` [{index}]: a pad entry holds {found}, its policy is {policy}")]
 pub struct BadPadding {
@@ -150,11 +149,11 @@ pub struct BadPadding {
     pub index: usize,
     /// What it holds.
     pub found: u32,
-    /// What it should.
+    /// What it should hold.
     pub policy: String,
 }
 
-/// What a step was, as far as padding is concerned.
+/// The live and padded size of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// Live rows.

@@ -1,7 +1,7 @@
-//! Does a recorded graph do what its plan says? A step is run twice from the same state, op by op and
-//! by replay; every byte either wrote is compared, and when one differs the first op that made it
-//! differ is found by bisection. Both runs start with a workspace full of NaN, so reading what nobody
-//! wrote cannot hide.
+//! Checks that a recorded graph computes what its plan says. A step is run twice from the same state, op
+//! by op and by replay, and every byte that either wrote is compared. If one differs, bisection finds the
+//! first op that made it differ. Both runs start with a workspace full of NaN, so that reads of unwritten
+//! bytes show.
 
 use crate::backend::{Backend, Context};
 use crate::compile::Bindings;
@@ -128,11 +128,11 @@ pub fn step(
     for node in &plan.nodes {
         cx.device.run(cx.arena, node)?;
     }
-    // The tables are the prologue's for the whole step: nothing may have spoilt them since.
+    // Only the prologue writes the tables: they must still hold its values at the end of the step.
     check_padding(cx, plan, bindings)?;
     let eager = trial.look()?;
     for at in 0..times {
-        // What any replay does to other seats stays, and is seen after the last.
+        // Other seats are restored only before the first replay and compared after the last: an error of any replay shows.
         trial.start_over(at == 0)?;
         backend.replay(cx, plan)?;
         if let Some(found) = trial.compare(&eager, at + 1 == times)? {
@@ -147,15 +147,15 @@ struct Trial<'a> {
     cx: &'a Context<'a>,
     plan: &'a Plan,
     workspace: Span,
-    /// What the step is there to change, before it.
+    /// The state that the step is meant to change, as it was before.
     own: Snapshot,
-    /// What other seats have seen: as large as all seats times the vocabulary, and none of the step's business.
+    /// The seen tokens of other seats, which the step must not change: as large as all seats times the vocabulary.
     others: Snapshot,
 }
 
 impl<'a> Trial<'a> {
-    /// Remembers everything the step may change. KV pages and seats are many, but the step's own are few:
-    /// the prologue says which.
+    /// Remembers everything the step may change. There are many KV pages and seats, but the step
+    /// changes few: the prologue's tables name them.
     fn begin(
         cx: &'a Context<'a>,
         plan: &'a Plan,
@@ -202,13 +202,13 @@ impl<'a> Trial<'a> {
         Ok(Snapshot::take(self.cx, own.iter().chain([&self.workspace]).chain(others).copied())?)
     }
 
-    /// Where what a step left differs from what another did; in other seats too if `whole`.
+    /// Where the results of two runs differ; compares other seats too if `whole`.
     fn compare(&self, left: &Snapshot, whole: bool) -> Result<Option<Difference>, RunError> {
         let others = if whole { self.others.spans.len() } else { 0 };
         Ok(left.first_difference(self.cx, self.own.spans.len() + 1 + others)?)
     }
 
-    /// Whether the first `nodes` nodes, recorded anew, differ from the same nodes run op by op.
+    /// Whether the first `nodes` nodes, recorded again, differ from the same nodes run op by op.
     fn differs(
         &mut self,
         backend: &dyn Backend,
@@ -255,7 +255,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Holds the step's tables to their slots' padding policies.
+/// Checks the step's tables against their slots' padding policies.
 pub(crate) fn check_padding(
     cx: &Context<'_>,
     plan: &Plan,
@@ -291,8 +291,8 @@ fn written_pages(
     let page_size = bindings.state.limits.page_size;
     let pages: BTreeSet<u32> =
         slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size).collect();
-    // Pad tokens share the slots of the scratch page, page 0: which of them writes last is nobody's
-    // business, on a GPU it changes from run to run, and no live row ever reads it.
+    // Pad tokens share the slots of the scratch page, page 0. Which of them writes last changes from run
+    // to run on a GPU and does not matter: no live row reads that page.
     let pages: Vec<u32> = pages.into_iter().filter(|&page| page != 0).collect();
     let mut spans = Vec::new();
     for kv in &bindings.kv {

@@ -51,7 +51,7 @@ fn a_gpu_has_a_kernel_for_every_node_of_qwen3_8b() {
     }
 }
 
-/// A norm behind a product has no launch; only the first layer's, behind the embedding, has one.
+/// A norm after a linear has no launch of its own; only the first layer's, after the embedding, has one.
 #[test]
 fn norms_between_products_have_no_launches() {
     for rows in [16, 32] {

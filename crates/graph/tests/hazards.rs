@@ -68,7 +68,7 @@ impl Scene {
         found.expect_err("the planted bug was not found").to_string()
     }
 
-    /// Runs the tampered plan in a clean and in a poisoned workspace; says which row differed.
+    /// Runs the tampered plan in a clean and in a poisoned workspace; returns the row that differed.
     fn poisoned(mut self, tamper: impl Fn(&mut Plan)) -> String {
         tamper(&mut self.plan);
         self.mailbox.post(&self.input, &self.plan.key).unwrap();
@@ -95,7 +95,7 @@ impl Scene {
     }
 }
 
-/// Records something else than it is told: the test-only switch behind which bugs are planted.
+/// Records a changed plan instead of the given one: how tests plant bugs.
 struct Tampering {
     inner: Full,
     tamper: Box<dyn Tamper>,
@@ -195,7 +195,7 @@ const PLANTS: &[Plant] = &[
     }),
     ("a real row reads what lies in a pad row", "vLLM 40047", || {
         Scene::new().poisoned(|plan| {
-            // Attention reads one row too far: row 2 gets the pad row, which nobody computed.
+            // Attention reads one row too far: row 2 gets the pad row, which was never computed.
             let [Op::RopeKv(rope), Op::Attention(op)] = plan.nodes[3].op.members_mut() else {
                 unreachable!()
             };
@@ -329,7 +329,7 @@ const PLANTS: &[Plant] = &[
         let workspace = scene.world.region(Region::Workspace);
         poison(&scene.world.context(), workspace).unwrap();
         scene.poisoned(|plan| {
-            // The first projection reads bytes that nobody wrote instead of the embedding.
+            // The first projection reads bytes that were never written instead of the embedding.
             let mut linear = LinearChain::of(&plan.nodes[2].op).unwrap();
             let used = linear.x.span.end().max(linear.y.span.end());
             linear.x.span.offset = used.next_multiple_of(device::ALIGN);

@@ -1,5 +1,5 @@
-//! What the compile passes promise, on programs nobody would write: a fused plan computes what the
-//! unfused one does, spans never meet, and every refusal has a name.
+//! Properties of the compile passes, on random programs: a fused plan computes what the unfused one does,
+//! spans that live at the same time never overlap, and every refusal has its own error.
 
 mod world;
 

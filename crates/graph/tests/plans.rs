@@ -103,7 +103,7 @@ fn small_layers_become_one_node_where_that_is_asked_for_or_measured() {
     ] {
         assert!(!names(&merged(Merge::Always, &gpu, sample, key)).contains(&"layers"));
     }
-    // Measured: nodes, until a table says that one is faster.
+    // Measured: separate nodes, unless the table of measured choices has one node as faster.
     let measured = |gpu: &Target, rows: u32| {
         merged(Merge::Measured, gpu, Sample::qwen3_0_6b(), ShapeKey::decode(rows)).nodes.len()
     };

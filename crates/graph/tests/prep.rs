@@ -1,5 +1,4 @@
-//! Four ways to prepare a decode step, one answer: whoever writes a step's inputs, the tokens, their
-//! log-probabilities and the pages are the same.
+//! The four ways to prepare a decode step give the same tokens, log-probabilities and pages.
 
 mod world;
 
@@ -99,7 +98,7 @@ fn a_wrong_mirror_shows() {
         assert!(first.is_ok());
         let mut second = traffic.decode(4);
         if spoil {
-            // A page that is not the seat's, told to the mirror alone: decode mail holds no pages.
+            // A page that is not the seat's, seen only by the mirror: decode mail holds no pages.
             let seat = second.rows[0].seat;
             second.pages.push(graph::mail::PageInput { seat, index: 0, page: PAGES - 1 });
         }

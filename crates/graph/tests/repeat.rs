@@ -108,7 +108,7 @@ fn a_stop_ends_the_launch() {
 }
 
 fn a_stop_ends_the_launch_at(place: &Place) {
-    // The token that seat 2 says in its fourth step becomes its stop token.
+    // The token that seat 2 returns in its fourth step becomes its stop token.
     let (free, _) = one_by_one(place, 12, None);
     let said: Vec<u32> = free.iter().map(|output| output.row(2)[0].token).collect();
     let (at, stop) =

@@ -30,7 +30,7 @@ fn full(buckets: graph::bucket::Buckets) -> RunnerConfig {
     RunnerConfig::new(BackendKind::Full, buckets)
 }
 
-/// Runs a decode step and says how it ran.
+/// Runs a decode step and returns how it ran.
 fn decode(
     runners: &mut Runners,
     traffic: &mut Traffic,

@@ -8,7 +8,7 @@ use crate::{Plan, ShapeKey};
 use device::Result;
 use std::collections::BTreeMap;
 
-/// See the module's words.
+/// Records one graph per segment between breaks; breaks run eagerly.
 #[derive(Debug, Default)]
 pub struct Breakable {
     plans: BTreeMap<ShapeKey, Vec<Segment>>,
@@ -31,7 +31,7 @@ impl Backend for Breakable {
                 }
             }
         }
-        // A segment without nodes makes no graph, so graphs and pieces meet in order.
+        // A segment without nodes makes no graph, so graphs and graph pieces pair up in order.
         let mut graphs = recording.finish()?.into_iter();
         let segment = |piece: Piece| match piece {
             Piece::Alone(index) => Segment::Eager(index),

@@ -4,7 +4,7 @@ use super::{Backend, BackendKind, Context, run_eagerly};
 use crate::{Plan, ShapeKey};
 use device::Result;
 
-/// See the module's words.
+/// Records nothing; every node runs on its own.
 #[derive(Debug, Default)]
 pub struct Disabled;
 

@@ -7,7 +7,7 @@ use device::step::{count, repeat};
 use device::{Graph, Item, Node, Op, Result};
 use std::collections::BTreeMap;
 
-/// See the module's words.
+/// Records the whole plan as one graph.
 #[derive(Debug, Default)]
 pub struct Full {
     graphs: BTreeMap<ShapeKey, Graph>,

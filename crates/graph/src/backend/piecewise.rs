@@ -8,7 +8,7 @@ use crate::{Plan, ShapeKey};
 use device::{Item, Result};
 use std::collections::BTreeMap;
 
-/// See the module's words.
+/// Records each piece between splits on its own.
 #[derive(Debug, Default)]
 pub struct Piecewise {
     plans: BTreeMap<ShapeKey, Vec<Segment>>,

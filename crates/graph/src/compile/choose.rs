@@ -1,15 +1,15 @@
 //! Which kernel runs an op in this bucket, and the scratch it needs.
 //!
-//! A device has a rule of its own for the kernel, by shape; a key of fixed kernels overrides it.
-//! Scratch is one span for all ops of all graphs: nothing in it outlives an op, except what a product
-//! prepares for the norm of the next one.
+//! The device chooses the kernel by shape; a key of fixed kernels overrides it. Scratch is one span for
+//! all ops of all graphs: nothing in it outlives an op, except what a linear prepares for the norm of
+//! the next one.
 
 use super::{Bindings, CompileError, CompileTarget};
 use crate::ShapeKey;
 use device::Node;
 use device::variant::Pick;
 
-/// Sets scratch, and what products prepare for each other.
+/// Sets scratch, and what linears prepare for each other's norms.
 pub(crate) fn choose(
     target: &CompileTarget,
     bindings: &Bindings,

@@ -1,5 +1,5 @@
-//! Puts the prologue in front, and makes additions and activations the end of the linear that makes what they read:
-//! its kernels do both to sums in registers. One that nothing can take stays an op of its own.
+//! Puts the prologue in front, and fuses additions and activations into the epilogue of the linear whose output they
+//! read: its kernels apply them to sums in registers. One that cannot be fused stays a separate op.
 
 use crate::program::{Program, ProgramOp, Step, ValueId};
 use device::op::{Fused, FusedKernel, Prologue};
@@ -28,8 +28,8 @@ fn uses(program: &Program) -> HashMap<ValueId, usize> {
 
 struct Folder {
     uses: HashMap<ValueId, usize>,
-    /// A folded linear leaves `None` behind: it moves to where its end stood, by when everything that the end
-    /// reads is there.
+    /// A folded linear leaves `None` behind: it moves to the place of its epilogue, where everything that the
+    /// epilogue reads is available.
     steps: Vec<Option<Step>>,
 }
 

@@ -1,5 +1,5 @@
 //! Fewer nodes: a norm becomes the prologue of the linears that read it, rope and KV write become the
-//! prologue of attention. Both have kernels either way, so this is a choice, and a test compares.
+//! prologue of attention. Kernels exist for the fused and the unfused form; a test compares them.
 
 use super::uses::readers;
 use crate::ShapeKey;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct Fusion {
     /// Norms into linears.
     pub norm: bool,
-    /// Rope and KV write into attention in decode steps (those kernels want one token per row), into the product
+    /// Rope and KV write into attention in decode steps (those kernels need one token per row), into the linear
     /// before it in prefill steps, where there is such a kernel (`rotate.rs`).
     pub rope: bool,
 }
@@ -25,14 +25,14 @@ impl Fusion {
     /// Everything.
     pub const ALL: Fusion = Fusion { norm: true, rope: true };
 
-    /// What suits a device and a key: everything, except that fused kernels round in other places on a GPU,
-    /// so fixed kernels are never fused there.
+    /// The default for a device and a key: fuse everything. Exception: on a GPU fused kernels round in other
+    /// places, so fixed kernels are never fused there.
     pub(crate) fn suited(target: &dyn Target, key: &ShapeKey) -> Fusion {
         if key.fixed && !target.fuses_exactly() { Fusion::NONE } else { Fusion::ALL }
     }
 }
 
-/// Steps with norms and rotations moved to where the fusion says.
+/// The steps with norms and rotations fused as `fusion` asks.
 pub fn fuse(program: &Program, mut steps: Vec<Step>, key: &ShapeKey, fusion: Fusion) -> Vec<Step> {
     if fusion.norm {
         steps = fuse_norms(program, steps);

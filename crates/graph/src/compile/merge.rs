@@ -1,6 +1,6 @@
 //! All layers of a decode step as one node. For small models the gaps between nodes are longer than the
 //! nodes; a device that has one kernel for a run of layers gets them as one op, where that was measured to
-//! be faster or asked for. What such a kernel cannot run stays as it is, and the plan shows it.
+//! be faster or asked for. Layers that such a kernel cannot run stay separate nodes, and the plan shows it.
 
 use super::mark::Marks;
 use super::{Bindings, CompileError, CompileTarget};
@@ -55,19 +55,19 @@ impl Merge {
     }
 }
 
-/// Whether layers of this key may become one node at all: kernels with a fixed order of summation are not among
-/// those that do.
+/// Whether layers of this key may become one node at all. Merged kernels have no fixed order of summation, so
+/// they are excluded where one is required.
 fn may_merge(target: &CompileTarget, key: &ShapeKey) -> bool {
     target.merge != Merge::Never && key.single() && !key.fixed
 }
 
-/// Bytes that the layers of a key exchange if they become one node, measured faster or not: who tunes wants to
-/// try it.
+/// Bytes that the layers of a key exchange if they become one node. Independent of the measured choice, because
+/// tuning must be able to try it.
 pub(crate) fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> u64 {
     possible(target, key, nodes).map_or(0, |found| found.bytes)
 }
 
-/// The layers of a plan, if they are wanted as one node and a kernel can run them.
+/// The layers of a plan, if they should become one node and a kernel can run them.
 pub fn find(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Found> {
     let found = possible(target, key, nodes)?;
     let faster = target.device.prefers_one_node(&layers(found.members.clone(), None));
@@ -90,7 +90,7 @@ fn layers(members: Vec<Op>, exchange: Option<Span>) -> Op {
     Fused { members, kernel: FusedKernel::Layers { exchange } }.into()
 }
 
-/// Puts one node in the place of all layers, where that is wanted.
+/// Replaces all layers by one node, where [`find`] says so.
 pub fn merge(
     target: &CompileTarget,
     key: &ShapeKey,
@@ -113,8 +113,8 @@ pub fn merge(
     Ok(())
 }
 
-/// Puts one node in the place of a run, and everything that counts nodes right. Values that live only inside the
-/// run are nobody else's business any more.
+/// Replaces a run of nodes by one node and adjusts all node indices. Values that live only inside the run are
+/// dropped: no other node uses them.
 pub(super) fn join(
     run: Range<usize>,
     one: Node,

@@ -17,7 +17,7 @@ use device::ops::{Keep, Reuse};
 /// A part of the workspace and when it is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// The values it holds, one after the other (in-place ops hand it on).
+    /// The values it holds, one after the other (in-place ops reuse it).
     pub values: Vec<ValueId>,
     /// First byte.
     pub offset: u64,

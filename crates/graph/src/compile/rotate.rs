@@ -1,5 +1,5 @@
-//! The rotation of q and k, and the way of k and v into their pages, as the end of the linear that makes them,
-//! where the device has such a kernel for this many tokens: it saves a pass over its result.
+//! Fuses the rotation of q and k and the KV write into the epilogue of the linear that makes q, k and v, where the
+//! device has such a kernel for this many tokens: it saves a pass over the linear's output.
 
 use super::mark::Marks;
 use super::{CompileTarget, merge};
@@ -7,7 +7,7 @@ use crate::plan::PlacedValue;
 use device::Node;
 use device::op::{FusedKernel, NormHandoff};
 
-/// Fuses linears with rotations. A node that was marked stays by itself.
+/// Fuses linears with rotations. A marked node is not fused.
 pub(crate) fn rotate(
     target: &CompileTarget,
     nodes: &mut Vec<Node>,

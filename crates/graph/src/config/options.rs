@@ -23,10 +23,10 @@ pub enum Kind {
     Steps,
 }
 
-/// Most steps of one launch: the ring must hold the results of all of them and of a launch in front.
+/// Most steps of one launch: the ring must hold the results of all of them and of the launch before.
 pub const MAX_STEPS: u32 = device::step::ring::ENTRIES / 2;
 
-/// Weights from which a GPU's steps are long: some 2 ms on an H200, of which a loop costs half a percent.
+/// From this many bytes of weights on, a GPU's steps are long: about 2 ms on an H200, and a loop adds half a percent.
 const LONG_STEP: u64 = 8 << 30;
 
 /// One option.
@@ -40,7 +40,7 @@ pub struct Setting {
     pub kind: Kind,
     /// What it does, in a sentence.
     pub help: &'static str,
-    /// The default, in words: what documents say.
+    /// The default as text, for documents.
     pub default_words: &'static str,
     default: fn(&Facts) -> (String, String),
 }
@@ -55,7 +55,7 @@ const BACKENDS: &[&str] = &[
 const PREPS: &[&str] =
     &[Prep::Copy.name(), Prep::Fused.name(), Prep::Async.name(), Prep::Device.name()];
 
-/// Op names a plan has: what breaks may be asked for at.
+/// The op names of plans: where breaks may be placed.
 pub(super) const OPS: &[&str] =
     &["prologue", "embed", "rms_norm", "linear", "rope_kv", "attention", "gather", "sample"];
 
@@ -119,13 +119,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
         path: "decode.steps",
         flag: Some("graph-steps"),
         kind: Kind::Steps,
-        help: "Most decode steps of one launch. It has fewer where requests come and go, and ends early when one stops, a page is missing or somebody arrives.",
+        help: "Most decode steps of one launch. A launch has fewer steps while requests come and go, and ends early when a request stops, needs a page or arrives.",
         default_words: "16 on a GPU with 8 GiB of weights or more, else 1",
         default: |facts| {
             if facts.gpu && facts.weights >= LONG_STEP {
                 (
                     MAX_STEPS.to_string(),
-                    "a loop costs a long step little, and the host one launch".into(),
+                    "a loop adds little to a long step and saves the host launches".into(),
                 )
             } else {
                 fixed("1", "with two launches in flight the device does not wait for the host")
@@ -188,9 +188,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
         path: "capture",
         flag: Some("graph-capture"),
         kind: Kind::Word(&["startup", "lazy"]),
-        help: "When graphs are recorded: all before the first step, or each when it has been wanted a few times.",
+        help: "When graphs are recorded: all before the first step, or each after a few steps have needed it.",
         default_words: "startup",
-        default: |_| fixed("startup", "recording is data, not warm-up runs: it takes a moment"),
+        default: |_| fixed("startup", "recording needs no warm-up runs, so it is quick"),
     },
     Setting {
         path: "fallback",
@@ -198,7 +198,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         kind: Kind::Word(&["warn", "error", "allow"]),
         help: "What happens to a step that no graph covers: it runs op by op with a warning, is refused, or runs and is only counted.",
         default_words: "warn",
-        default: |_| fixed("warn", "nothing falls back in silence"),
+        default: |_| fixed("warn", "fallbacks are reported"),
     },
     Setting {
         path: "kernels",

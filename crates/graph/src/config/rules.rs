@@ -1,4 +1,4 @@
-//! The table of what does not go together. A rule may change a default, never a person's choice.
+//! The rules for options that exclude each other. A rule may change a default, never a value the user gave.
 
 use super::{ConfigError, Decision, Facts, Source};
 
@@ -7,16 +7,16 @@ use super::{ConfigError, Decision, Facts, Source};
 pub(crate) struct Rule {
     /// Its name, in errors, the printed table and documents.
     pub name: &'static str,
-    /// When it applies, in words.
+    /// When it applies, as text.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the generated document"))]
     pub when: &'static str,
     /// When it applies.
     pub applies: fn(&Draft<'_>, &Facts) -> bool,
     /// The option it sets.
     pub path: &'static str,
-    /// To what.
+    /// The value it sets.
     pub to: fn(&Draft<'_>, &Facts) -> String,
-    /// The effect, in words.
+    /// The effect, as text.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the generated document"))]
     pub effect: &'static str,
     /// Why.
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Rule {
     }
 }
 
-/// Settings while rules look at them.
+/// The settings as rules see them.
 #[derive(Debug)]
 pub(crate) struct Draft<'a>(&'a [Decision]);
 
@@ -101,7 +101,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "capture",
         to: |_, _| "startup".into(),
         effect: "capture = startup",
-        why: "a graph that is not recorded yet would be a step that is refused",
+        why: "with lazy capture, steps would be refused until their graph is recorded",
     },
     Rule {
         name: "lazy-is-bounded",
@@ -110,7 +110,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "memory.budget",
         to: |_, _| "256MiB".into(),
         effect: "memory.budget = 256MiB",
-        why: "a set of graphs that grows with traffic needs an end",
+        why: "graphs recorded on demand grow with traffic and need a limit",
     },
     Rule {
         name: "decode-breaks-somewhere",
@@ -121,7 +121,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "decode.break_at",
         to: |_, _| "attention".into(),
         effect: "decode.break_at = attention",
-        why: "without a cut it would be `full` by another name",
+        why: "without a break it would be the same as `full`",
     },
     Rule {
         name: "prefill-breaks-somewhere",
@@ -132,7 +132,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "prefill.break_at",
         to: |_, _| "attention".into(),
         effect: "prefill.break_at = attention",
-        why: "without a cut it would be `full` by another name",
+        why: "without a break it would be the same as `full`",
     },
     Rule {
         name: "inputs-in-one-graph",
@@ -141,7 +141,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "decode.backend",
         to: |_, _| "full".into(),
         effect: "decode.backend = full",
-        why: "the copy is a node in front of all others of one graph",
+        why: "the input copy is the first node of the graph of a whole step",
     },
     Rule {
         name: "steps-in-one-graph",
@@ -159,7 +159,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "layers",
         to: |_, _| "nodes".into(),
         effect: "layers = nodes",
-        why: "there would be no attention left to cut at",
+        why: "layers merged into one node cannot be cut at attention",
     },
     Rule {
         name: "steps-without-the-host",
@@ -168,7 +168,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "decode.steps",
         to: |_, _| "1".into(),
         effect: "decode.steps = 1",
-        why: "the host cannot prepare steps that it does not see begin",
+        why: "the host cannot prepare the later steps of a launch",
     },
     Rule {
         name: "steps-are-recorded-at-start",
@@ -177,7 +177,7 @@ pub(crate) const RULES: &[Rule] = &[
         path: "decode.steps",
         to: |_, _| "1".into(),
         effect: "decode.steps = 1",
-        why: "a bucket has two graphs then, and lazy capture counts one",
+        why: "with several steps a bucket has two graphs, and lazy capture counts one",
     },
     Rule {
         name: "debug-sees-every-step",

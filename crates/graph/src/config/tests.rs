@@ -47,8 +47,8 @@ fn the_table_at_start_says_why() {
         prefill.max_padding_ratio  none       default: replaying with padding beats not replaying
         prefill.break_at           attention  default: the op whose work varies most
         memory.budget              none       default: graphs are small; their exact bytes are reported
-        capture                    startup    default: recording is data, not warm-up runs: it takes a moment
-        fallback                   warn       default: nothing falls back in silence
+        capture                    startup    default: recording needs no warm-up runs, so it is quick
+        fallback                   warn       default: fallbacks are reported
         kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        on         default: weights are fetched before the previous kernel ends
@@ -69,9 +69,9 @@ fn the_table_at_start_says_why() {
         prefill.max                8192       default: what the scheduler puts into a step
         prefill.max_padding_ratio  none       default: replaying with padding beats not replaying
         prefill.break_at           attention  default: the op whose work varies most
-        memory.budget              256MiB     rule lazy-is-bounded: a set of graphs that grows with traffic needs an end
+        memory.budget              256MiB     rule lazy-is-bounded: graphs recorded on demand grow with traffic and need a limit
         capture                    lazy       --graph-config
-        fallback                   warn       default: nothing falls back in silence
+        fallback                   warn       default: fallbacks are reported
         kernels                    auto       default: every bucket has the kernels that are fastest for it
         debug                      off        default
         pdl                        off        rule pdl-needs-a-gpu: a CPU runs one op after the other
@@ -240,7 +240,7 @@ fn every_rule_changes_a_default_and_refuses_a_choice() {
             r#"{"decode": {"steps": 4}, "debug": "verify"}"#,
         ),
     ];
-    // Options whose default cannot offend: only a person's choice can, and it is refused.
+    // Rules that no default breaks: only a value the user gave can, and it is refused.
     let choice_only = [
         "refusing-means-recorded",
         "decode-breaks-somewhere",

@@ -120,10 +120,10 @@ pub struct GivenRows {
     pub values: Vec<f32>,
 }
 
-/// Everything a step needs to be told.
+/// Everything the host sends to a step.
 ///
-/// Rows are as the mail gives them, a dozen bytes each: after milliseconds of waiting for the device nothing is in the
-/// processor's caches, and what a launch looks at is what it costs.
+/// Rows have the mail's format, a dozen bytes each: after milliseconds of waiting for the device the processor's
+/// caches are cold, and the cost of a launch is the memory it reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepInput {
     /// Decode rows first; see [`StepInput::add`].
@@ -182,12 +182,12 @@ impl StepInput {
         }
     }
 
-    /// Whether it says nothing but which rows run.
+    /// Whether it holds nothing but the row list.
     pub(crate) fn is_quiet(&self) -> bool {
         self.joins.is_empty() && self.pages.is_empty() && !self.speaks_of_rows()
     }
 
-    /// Whether it carries prompt tokens or masks, which only mean something with the row list.
+    /// Whether it carries prompt tokens or masks, which need the row list.
     pub(crate) fn speaks_of_rows(&self) -> bool {
         !self.tokens.is_empty() || !self.masks.is_empty()
     }

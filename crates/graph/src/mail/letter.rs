@@ -5,8 +5,7 @@ use device::StepLimits;
 use device::mail::{Letter, MailRow, Words};
 use device::step::{MAX_BIASES, MAX_STOPS};
 
-/// Writes everything the step says into a letter; `rows` says whether the row list must be given, `pages` whether page
-/// entries must be.
+/// Writes a step's input into a letter: the row list only if `rows`, page entries only if `pages`.
 pub(crate) fn write_letter<W: Words>(
     letter: &mut Letter<'_, W>,
     input: &StepInput,
@@ -72,7 +71,7 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     Ok(())
 }
 
-/// Refuses rows that share a seat. Apart from [`check`], because a row list that did not change needs it no more.
+/// Refuses rows that share a seat. Separate from [`check`], because an unchanged row list need not be checked again.
 pub(super) fn check_seats(rows: &[MailRow], limits: &StepLimits) -> Result<(), MailError> {
     let mut taken = vec![false; limits.seats as usize];
     for &MailRow { seat, .. } in rows {

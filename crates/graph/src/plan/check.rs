@@ -1,5 +1,5 @@
-//! Looks at a finished plan as a device would: which bytes does each node read and write, and who
-//! put them there. It knows nothing of how spans were chosen, so it can catch the pass that did.
+//! Checks a finished plan by the bytes that each node reads and writes. It does not use the placement
+//! pass, so it can find that pass's mistakes.
 
 use super::Plan;
 use device::ops::{Access, StepSize};
@@ -46,7 +46,7 @@ pub enum Problem {
         /// Nodes there are.
         nodes: usize,
     },
-    /// A node that works on another shape than the key says.
+    /// A node whose shape differs from the key's.
     #[error("node {node} `{name}` works on {found} rows, the key says {expected}")]
     Length {
         /// The node.

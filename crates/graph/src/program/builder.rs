@@ -1,4 +1,4 @@
-//! Writes a program down the way a paper does: values in, values out, layers by name.
+//! Builds a program op by op: values in, values out, layers by index.
 
 use super::{
     Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
@@ -281,7 +281,7 @@ impl ProgramBuilder {
         self.attention_capped(name, qkv, scale, None, window)
     }
 
-    /// As [`ProgramBuilder::attention`], with scores that stay below ±`softcap`.
+    /// As [`ProgramBuilder::attention`], with scores soft-capped to ±`softcap`.
     pub fn attention_capped(
         &mut self,
         name: &str,

@@ -18,7 +18,7 @@ pub enum ProgramError {
     /// Not JSON of a program.
     #[error("not a program: {problem}")]
     Json {
-        /// The parser's words.
+        /// The parser's message.
         problem: String,
     },
     /// A weight name used for two different weights.
@@ -151,7 +151,7 @@ impl Program {
     }
 }
 
-/// What an op says of itself, without its name: the step's is known.
+/// An op's own error message without the op's name: the step's name is already given.
 fn problem(error: device::Error) -> String {
     match error {
         device::Error::Contract { problem, .. } => problem,
@@ -159,7 +159,7 @@ fn problem(error: device::Error) -> String {
     }
 }
 
-/// Gives everything a place that no memory stands behind.
+/// Places everything without backing memory, so that ops can check their shapes.
 struct Shapes<'a> {
     program: &'a Program,
     arena: RefCell<OpenArena>,
@@ -206,7 +206,7 @@ impl Binder<Symbolic> for Shapes<'_> {
             return Ok(*known);
         }
         let Value { rows, cols, dtype, .. } = *self.program.value(id);
-        // A value that must be made in place lies where what it replaces does.
+        // A value that must be made in place has the span of the value it replaces.
         let replaced = self.program.steps.iter().find_map(|step| {
             step.op.reuse().filter(|reuse| reuse.must && reuse.to == id).map(|reuse| reuse.from)
         });

@@ -93,7 +93,7 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// What became of a step.
+/// How a step ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// The key it ran under.
@@ -241,8 +241,8 @@ impl<P: PhaseRule> Runner<P> {
         }
     }
 
-    /// Records every bucket, largest first, as far as the budget goes. When it does not go all the
-    /// way, the buckets kept are those that save the most padding, and always the largest.
+    /// Records every bucket, largest first, within the budget. If it is too small for all, the
+    /// buckets kept are the largest and those that save the most padding.
     pub fn record_all(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
         self.prepare(&self.wanted())?;
         self.record_buckets(progress)
@@ -290,8 +290,8 @@ impl<P: PhaseRule> Runner<P> {
         Ok(self.device.prepare(items, self.config.options)?)
     }
 
-    /// Records everything again, for instance after weights moved or changed; spans are the same, so
-    /// nothing else has to be told.
+    /// Records everything again, for instance after weights moved or changed. Spans stay the same, so
+    /// nothing else has to be updated.
     pub fn re_record(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
         self.backend.clear();
         self.record_all(progress)
@@ -354,8 +354,8 @@ impl<P: PhaseRule> Runner<P> {
                     let StepShape { rows, tokens, .. } = *shape;
                     return Err(RunError::NotCovered { rows, tokens, reason });
                 }
-                // The bucket's plan serves as well op by op; only past the last bucket does a step
-                // need a plan of its own, and one with several tokens per row, which no bucket has.
+                // The bucket's plan can also run op by op. A step gets its own plan only past the last
+                // bucket, or with several tokens per row, for which there are no buckets.
                 let own = P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
                 let bucket = self.config.buckets.fit(P::size(shape)).filter(|_| own.q_len == 1);
                 let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);

@@ -4,7 +4,7 @@ use super::{PhaseRule, StepShape};
 use crate::{Phase, ShapeKey};
 use device::StepLimits;
 
-/// See the module's words.
+/// The rule of the decode phase: the same number of tokens in every row; size in sequences.
 #[derive(Debug)]
 pub struct Decode;
 

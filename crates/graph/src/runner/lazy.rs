@@ -1,19 +1,19 @@
-//! Which graphs a lazy runner keeps. The set is bounded by bytes and ordered by use, and a newcomer
-//! must be wanted clearly more than what it displaces: traffic that swings between two sizes records
-//! each once, not once per swing.
+//! Which graphs a lazy runner keeps. The set is bounded by bytes. A new graph must be needed more than
+//! twice as often as each graph it evicts, so that traffic which alternates between two sizes does not
+//! record both again and again.
 
 use crate::ShapeKey;
 use std::collections::BTreeMap;
 
-/// Times a bucket must be wanted before it is recorded.
+/// Steps that must need a bucket before it is recorded.
 pub(super) const EARN: u64 = 3;
 
-/// How often each key was wanted since the runner started.
+/// How many steps needed each key since the runner started.
 #[derive(Debug, Default)]
 pub(super) struct Wants(BTreeMap<ShapeKey, u64>);
 
 impl Wants {
-    /// Counts a wish; true once the key has earned a graph.
+    /// Counts a step that needed the key; true once the key has earned a graph.
     pub(super) fn want(&mut self, key: &ShapeKey) -> bool {
         let count = self.0.entry(*key).or_default();
         *count += 1;
@@ -21,8 +21,8 @@ impl Wants {
     }
 
     /// Which of `kept` (key, bytes) to give back so that `needed` more bytes fit `budget`; `None` when
-    /// the newcomer is not worth it. Least wanted first, and only those wanted less than half as often
-    /// as the newcomer.
+    /// the new key is not worth it. Evicts the least needed first, and only keys needed less than half
+    /// as often as the new one.
     pub(super) fn make_room(
         &self,
         newcomer: &ShapeKey,

@@ -61,8 +61,8 @@ struct Watch {
 }
 
 impl Runners {
-    /// Makes all plans and puts the step's state to its beginning. Weights and rope table are the
-    /// caller's to fill, before or after.
+    /// Makes all plans and initialises the step's state. The caller fills the weights and the rope
+    /// table, before or after.
     pub fn new(
         device: &Device,
         arena: &Arena,
@@ -109,7 +109,7 @@ impl Runners {
         &mut self,
         progress: &mut dyn FnMut(Phase, Progress),
     ) -> Result<(), RunError> {
-        // Both phases' kernels together: a cold cache is filled in the time of its slowest kernels.
+        // Compile both phases' kernels together: with a cold cache this takes as long as the slowest kernels.
         let mut wanted = self.decode.wanted();
         wanted.extend(self.prefill.wanted());
         self.decode.prepare(&wanted)?;
@@ -117,7 +117,7 @@ impl Runners {
         self.prefill.record_buckets(&mut |at| progress(Phase::Prefill, at))
     }
 
-    /// What recording at start came to, in one line: graphs, seconds without compiling, bytes.
+    /// A summary of recording at start, in one line: graphs, seconds without compiling, bytes.
     pub fn recording(&self) -> String {
         fn phase(what: &str, recorded: &[(ShapeKey, u64)], time: Duration) -> String {
             let bytes = recorded.iter().map(|(_, bytes)| bytes).sum();
@@ -136,7 +136,7 @@ impl Runners {
         self.prefill.re_record(&mut |at| progress(Phase::Prefill, at))
     }
 
-    /// Empties every seat and starts counting launches anew: after an error that may have lost state.
+    /// Empties every seat and restarts the launch count; used after an error that may have lost state.
     pub fn reset(&mut self) -> Result<(), RunError> {
         self.device.sync()?;
         let state = &self.bindings.state;
@@ -187,7 +187,7 @@ impl Runners {
         self.mailbox.in_flight()
     }
 
-    /// Starts a step. An error leaves the device as it was unless it is [`RunError::Device`].
+    /// Starts a step. An error leaves the device unchanged unless it is [`RunError::Device`].
     pub fn launch(&mut self, input: &StepInput) -> Result<Launched, RunError> {
         let shape = input.shape();
         for given in &input.given {
@@ -223,7 +223,7 @@ impl Runners {
         }
     }
 
-    /// What has to be on the device before the graph: copied pages, and the inputs if the host has
+    /// Puts on the device what the graph needs first: copied pages, and the inputs if the host prepares
     /// them.
     fn prepare(
         &mut self,
@@ -235,7 +235,7 @@ impl Runners {
         self.copy_pages(&input.copies)?;
         for given in &input.given {
             let place = self.place_of(given)?;
-            // A step under way may read the rows that were there.
+            // A step under way may still read the previous rows.
             self.device.sync()?;
             let mut bytes = Vec::new();
             place.dtype.encode(&given.values, &mut bytes);
@@ -244,14 +244,14 @@ impl Runners {
         let Some(inputs) = &mut self.inputs else { return Ok(()) };
         inputs.learn(input);
         if key.single() {
-            // Nothing but a replay runs the copy that is recorded in the graph.
+            // The copy recorded in the graph runs only in a replay.
             let in_graph = replays && self.decode.config().debug == Debugging::Off;
             inputs.prepare(&self.device, &self.arena, input, key.rows, number, in_graph)?;
         }
         Ok(())
     }
 
-    /// Where rows that are given go; refused if they are not whole rows of an input.
+    /// Where given rows are written; an error if they are not whole rows of an input.
     fn place_of(&self, given: &GivenRows) -> Result<Tensor, MailError> {
         let &GivenRows { input, row, ref values } = given;
         let refused = MailError::Given { input, row, values: values.len() };
@@ -303,7 +303,7 @@ impl Runners {
         self.replay
     }
 
-    /// Asks a launch that repeats to leave early: the one under way, or else the next one.
+    /// Asks a launch of several steps to end early: the one under way, or else the next one.
     pub fn stop_loop(&mut self) {
         self.mailbox.stop_loop();
     }
@@ -314,7 +314,7 @@ impl Runners {
         Ok(self.poll_into(&mut output)?.then_some(output))
     }
 
-    /// As [`Runners::poll`], into an output that is used again; says whether there was one.
+    /// As [`Runners::poll`], into a reused output; returns whether there was a result.
     pub fn poll_into(&mut self, output: &mut StepOutput) -> Result<bool, RunError> {
         if !self.mailbox.take_into(output)? {
             return Ok(false);

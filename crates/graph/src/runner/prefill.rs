@@ -6,7 +6,7 @@ use super::{PhaseRule, StepShape};
 use crate::{Phase, ShapeKey};
 use device::StepLimits;
 
-/// See the module's words.
+/// The rule of the prefill phase: any mix of prompt chunks and decode rows; size in tokens.
 #[derive(Debug)]
 pub struct Prefill;
 

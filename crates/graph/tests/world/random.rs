@@ -1,5 +1,5 @@
-//! Programs nobody would write: every way in which the passes can meet values that are shared, dead,
-//! rewritten or read twice.
+//! Random programs: values that are shared, dead, rewritten or read twice, in every combination that the
+//! passes must handle.
 
 use device::DType;
 use fixtures::Rng;
