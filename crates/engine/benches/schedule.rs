@@ -73,7 +73,7 @@ fn schedule(c: &mut Criterion) {
             });
         });
     }
-    // What of the above is the device and the vector of outputs, not the engine.
+    // The share of the above that is the device and the vector of outputs, not the engine.
     let mut device = Null::default();
     let row = |seat| engine::exec::Row::decode(engine::exec::Seat(seat), 9);
     let step = Step { number: 1, rows: (0..RUNNING).map(row).collect(), ..Step::default() };

@@ -26,7 +26,7 @@ pub enum BatchError {
     Io {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// A line of the output that is no answer; only the last may be torn.
@@ -162,10 +162,10 @@ impl Batch {
         Ok(())
     }
 
-    /// Answers everything that has no answer. `request` makes a request of an item, `enough` hears
-    /// every token with its item's line and may end the answer there, `answer` makes the fields of an
-    /// output line; an item that is no request, or is refused, is answered by an
-    /// `error` field. `progress` hears how many of how many are done.
+    /// Answers everything that has no answer. `request` makes a request of an item, `enough` is called
+    /// with every token and its item's line and may end the answer there, `answer` makes the fields of an
+    /// output line; an item that is no request, or is refused, is answered by an `error` field.
+    /// `progress` is called with the number of items done and in all.
     pub fn run<X: Executor>(
         self,
         engine: &mut Offline<X>,
@@ -175,7 +175,7 @@ impl Batch {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(), BatchError> {
         progress(self.done, self.total);
-        // The iterator that feeds the engine and the closure that hears it take turns with these.
+        // Shared by the iterator that feeds the engine and the closures that receive its tokens.
         let shared = RefCell::new((self, Vec::<Option<Item>>::new(), Ok(())));
         let requests = std::iter::from_fn(|| {
             let (batch, taken, result) = &mut *shared.borrow_mut();
@@ -276,7 +276,7 @@ fn read_line(reader: &mut BufReader<File>) -> io::Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// FNV-1a: enough to notice that a file was changed, not to stop somebody who wants to.
+/// FNV-1a: it detects that a file was changed; it does not protect against a deliberate collision.
 fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Many requests on one device.
 ///
-/// A function of what it is told: the same executor results, events and times give the same
+/// Deterministic: the same executor results, events and times give the same
 /// outputs. Every accepted continuation ends with exactly one [`Output::Finished`].
 pub struct Engine<X: Executor> {
     executor: X,
@@ -37,8 +37,8 @@ impl<X: Executor> Engine<X> {
         self.advance(now, events, false)
     }
 
-    /// As [`Engine::step`], but when there is nothing to say yet and work is in flight, waits for
-    /// the device once, so that a thread that has nothing else to do need not spin.
+    /// As [`Engine::step`], but when there is no output yet and work is in flight, waits for the device
+    /// once, so that a thread with nothing else to do need not spin.
     pub fn step_wait(&mut self, now: Micros, events: Vec<Event>) -> Vec<Output> {
         self.advance(now, events, true)
     }
@@ -51,7 +51,7 @@ impl<X: Executor> Engine<X> {
         self.sched.time(now);
         self.make_way();
         self.launch();
-        // Where no step runs ahead, a launch returns when it is done: its result is given out before the next.
+        // At depth 1 a launch returns when it is done: its result is returned before the next launch.
         let ahead = self.sched.depth() > 1;
         if wait && (self.sched.out.is_empty() || !ahead) && self.sched.in_flight() > 0 {
             self.take_results(true);
@@ -64,7 +64,7 @@ impl<X: Executor> Engine<X> {
         std::mem::take(&mut self.sched.out)
     }
 
-    /// Takes a list of outputs back that was read, so that the next call need not allocate one.
+    /// Takes back a list of outputs that was read, so that the next call need not allocate one.
     pub fn recycle(&mut self, mut outputs: Vec<Output>) {
         if self.sched.out.is_empty() && outputs.capacity() > self.sched.out.capacity() {
             outputs.clear();
@@ -72,8 +72,8 @@ impl<X: Executor> Engine<X> {
         }
     }
 
-    /// A launch of several steps ends early when somebody could be seated or is leaving; so does one from
-    /// before a restart, behind which everybody waits.
+    /// Ends a launch of several steps early when a request could be seated or a sequence is leaving. This
+    /// includes a launch from before a restart: all requests wait for its end.
     fn make_way(&mut self) {
         let repeating = self.sched.repeating() || self.sched.stale_in_flight > 0;
         if repeating && self.sched.is_urgent() && !planted(Plant::NeverLeave) {
@@ -86,7 +86,7 @@ impl<X: Executor> Engine<X> {
             match self.executor.poll(std::mem::take(&mut wait)) {
                 Ok(Some(mut result)) => {
                     if let Err(why) = self.sched.apply(&mut result) {
-                        // That result is in; the steps behind it will still report.
+                        // This result was taken; the steps after it will still be reported.
                         let reported = usize::from(!result.more_follow);
                         let unreported = self.sched.in_flight() - reported;
                         self.sched.restart(&why, unreported);
@@ -99,7 +99,7 @@ impl<X: Executor> Engine<X> {
         }
     }
 
-    /// Without a device nobody is answered, and everybody is told why.
+    /// Fails all requests with the reason if the device is gone.
     fn fail_if_gone(&mut self) {
         if let Some(why) = &self.gone {
             self.sched.fail_all(why);
@@ -110,11 +110,11 @@ impl<X: Executor> Engine<X> {
         if self.gone.is_some() && !planted(Plant::LaunchWhenGone) {
             return self.fail_if_gone();
         }
-        // Steps from before a restart may still write pages that belong to nobody now.
+        // Steps from before a restart may still write pages that are now free.
         if self.sched.stale_in_flight > 0 {
             return;
         }
-        // Behind a launch of several steps nobody knows where the next one begins, until its last.
+        // After a launch of several steps the next step's position is known only at its last step.
         while self.sched.in_flight() < self.sched.depth() && !self.sched.repeating() {
             if !self.sched.stalled && !self.sched.form() {
                 return;
@@ -142,12 +142,12 @@ impl<X: Executor> Engine<X> {
         }
     }
 
-    /// Why the device will never run a step again, if so: every request fails, now and from now on.
+    /// Why the device will never run a step again, if so: then every request fails.
     pub fn gone(&self) -> Option<&str> {
         self.gone.as_deref()
     }
 
-    /// Whether nothing lives, nothing is in flight and nothing is held.
+    /// Whether no request is live, no step is in flight and no page is held.
     pub fn is_idle(&self) -> bool {
         self.sched.is_idle()
     }
@@ -157,7 +157,7 @@ impl<X: Executor> Engine<X> {
         self.sched.holds(id)
     }
 
-    /// Where it stands.
+    /// Counters and current state.
     pub fn stats(&self) -> EngineStats {
         self.sched.stats()
     }
@@ -172,13 +172,13 @@ impl<X: Executor> Engine<X> {
         &self.executor
     }
 
-    /// The device; launching or polling behind the engine's back breaks its promises.
+    /// The device. Do not launch or poll here: the engine would lose track of steps in flight.
     pub fn executor_mut(&mut self) -> &mut X {
         &mut self.executor
     }
 
-    /// Recounts every book from scratch; an error says what does not add up. For tests: it costs
-    /// far more than a step.
+    /// Recounts pages, holders and seats from scratch; an error names what does not add up. For tests: it
+    /// costs far more than a step.
     pub fn audit(&self) -> Result<(), String> {
         self.sched.audit()
     }

@@ -1,5 +1,5 @@
 //! The engine's view of a device: launch a step, poll for its result. The real one replays device
-//! graphs; the simulator has one that lies on schedule.
+//! graphs; the simulator's fails on schedule.
 
 mod tokens;
 
@@ -45,8 +45,8 @@ pub struct Step {
     /// Allowed-token masks for rows of this step: (row index, one bit per token).
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
-    /// more than [`Executor::steps`]: the device goes on by itself, each row fed the token it just
-    /// chose, until one stops, one has no page for its next tokens, or [`Executor::stop_loop`] was called.
+    /// more than [`Executor::steps`]: the device runs them on its own, feeding each row the token it just
+    /// sampled, until one stops, one has no page for its next tokens, or [`Executor::stop_loop`] was called.
     pub steps: u32,
 }
 
@@ -68,8 +68,8 @@ impl Step {
 
 /// One sequence of a step.
 ///
-/// What a step says about seats, pages and copies concerns only seats that have a row in it, so a
-/// step that never runs takes nothing else down with it.
+/// Joins, page entries and copies of a step belong only to seats that have a row in it, so a step that
+/// never runs affects no other sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Whose state.
@@ -82,8 +82,8 @@ pub struct Row {
     /// Most tokens that it may return if it samples. More than one only for decode rows without a mask, never more than
     /// [`Executor::tokens_per_row`], and there are pages for as many positions.
     pub most: u32,
-    /// What is fed of a prompt. A decode row has none, its token is on the device; and 256 of them should be little
-    /// to look at.
+    /// The prompt tokens it feeds. A decode row has none: its token is on the device. Boxed, so that 256 decode rows
+    /// are little memory to read.
     pub prompt: Option<Box<Prompt>>,
 }
 
@@ -117,7 +117,7 @@ impl Row {
         self.prompt.as_ref().map_or(&[], |prompt| &prompt.tokens)
     }
 
-    /// What it wants to know about the prompt.
+    /// The log-probabilities it asks for.
     pub fn score(&self) -> Option<&Score> {
         self.prompt.as_ref()?.score.as_ref()
     }
@@ -128,8 +128,8 @@ impl Row {
     }
 }
 
-/// Asks a prefill row what the model thought of the prompt it was fed. Only an executor that says
-/// [`Executor::scores_prompts`] ever sees one.
+/// Asks a prefill row for log-probabilities of the prompt it was fed. Only sent to an executor with
+/// [`Executor::scores_prompts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Score {
     /// `targets[i]` is the prompt token that follows `tokens[i]`; the last chunk has one fewer than
@@ -226,7 +226,7 @@ pub struct PageEntry {
 pub struct StepResult {
     /// The step's number.
     pub number: u64,
-    /// The launch goes on: another result with this number follows, one step further on.
+    /// More steps of this launch follow: the next result has the same number and is one step further.
     pub more_follow: bool,
     /// One per row of the step, in its order.
     pub rows: Vec<RowResult>,
@@ -239,7 +239,7 @@ pub struct RowResult {
     /// in the same step; another decode row one, or none to [`Row::most`] on a device whose rows may return several. Each but the last was fed as well: the seat's tokens are
     /// as many longer as were returned.
     pub tokens: Tokens,
-    /// What else was asked for. Apart, because most rows of most steps ask for nothing else.
+    /// What else was asked for. Separate, because most rows of most steps ask for nothing else.
     pub detail: Option<Box<Detail>>,
 }
 
@@ -323,11 +323,11 @@ pub trait Executor {
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
     /// one after it. A device that runs a launch to its end before it returns cannot do that.
     fn stop_loop(&mut self) {}
-    /// Takes a result back whose memory it can use for the next one.
+    /// Takes back a result whose memory it can reuse for the next one.
     fn recycle(&mut self, _result: StepResult) {}
-    /// Starts a step; behind a launch of several steps, not before all of them but the last were polled.
-    /// Decode rows may name a token that an earlier step in flight is still computing: the device feeds
-    /// it to itself.
+    /// Starts a step. After a launch of several steps, only once all of them but the last were polled.
+    /// A decode row may need a token that an earlier step in flight is still computing: the device feeds
+    /// it without the host.
     fn launch(&mut self, step: &Step) -> Result<(), ExecError>;
     /// The next finished step, in launch order, or `None` when it is not there yet. `block` waits.
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError>;

@@ -1,9 +1,9 @@
-//! Many requests at once on one device, none lost, none wrong.
+//! Schedules many requests on one device.
 //!
 //! [`engine::Engine`] is a step function: events in, outputs out. It owns no clock, no thread and
 //! no socket, so a run can be repeated from its inputs; `testing/sim` does that ten thousand times
-//! with a device that fails on schedule. What a caller says and hears is in [`request`]; what the
-//! engine asks of a device is in [`exec`]. [`offline`] wraps it for programs that only want answers,
+//! with a device that fails on schedule. A caller's requests and the engine's outputs are in [`request`];
+//! the interface of a device is in [`exec`]. [`offline`] wraps it for programs that only need answers,
 //! [`batch`] for files of prompts.
 
 pub mod batch;

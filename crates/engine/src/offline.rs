@@ -30,7 +30,7 @@ pub struct Builder<X: Executor> {
 }
 
 impl<X: Executor> Engine<X> {
-    /// Starts an engine for programs that only want answers.
+    /// Starts an engine for programs that only need answers.
     pub fn builder(executor: X) -> Builder<X> {
         Builder { executor, config: EngineConfig::default() }
     }
@@ -92,11 +92,11 @@ pub struct Answer {
     pub logprobs: Vec<TokenLogprob>,
     /// How it ended; nothing while it runs.
     pub finish: Option<Finish>,
-    /// The caller has heard enough.
+    /// The caller ended it.
     cut: bool,
 }
 
-/// An engine that is driven by whoever waits for its answers.
+/// An engine that runs on the thread that waits for its answers.
 pub struct Offline<X: Executor> {
     engine: Engine<X>,
     /// Most requests submitted and unanswered.
@@ -133,8 +133,8 @@ impl<X: Executor> Offline<X> {
         answers.into_values().collect()
     }
 
-    /// Answers requests as they finish: `done` hears the request's place in the order given, and
-    /// says whether to go on. Requests are taken from the iterator only when there is room.
+    /// Answers requests as they finish: `done` gets the request's index in the order given and its answer,
+    /// and returns whether to go on. Requests are taken from the iterator only when there is room.
     pub fn stream(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -143,9 +143,9 @@ impl<X: Executor> Offline<X> {
         self.stream_until(requests, |_, _, _| false, done);
     }
 
-    /// As [`Offline::stream`]; `enough` hears every token with the request's place and the choice, and
-    /// says when that choice has said enough: it ends with [`Finish::Stop`] there, and no more is
-    /// computed for it once none of its request's choices goes on.
+    /// As [`Offline::stream`]; `enough` gets every token with the request's index and the choice, and
+    /// returns true to end that choice there with [`Finish::Stop`]. Computing stops once all choices of
+    /// the request have ended.
     pub fn stream_until(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -194,7 +194,7 @@ impl<X: Executor> Offline<X> {
         }
     }
 
-    /// Where the engine stands.
+    /// Counters and current state of the engine.
     pub fn stats(&self) -> EngineStats {
         self.engine.stats()
     }
@@ -222,7 +222,7 @@ impl Completion {
     }
 }
 
-/// Adds what the engine said to the answer it belongs to; says when that one is complete.
+/// Adds an output to the answer it belongs to; returns that answer with its index once it is complete.
 fn hear(
     open: &mut BTreeMap<RequestId, (u64, Completion)>,
     output: Output,
@@ -257,7 +257,7 @@ fn hear(
     }
 }
 
-/// Ends a choice that has not ended; says when its request is complete.
+/// Ends a choice that has not ended; returns the request's answer with its index once it is complete.
 fn finish(
     open: &mut BTreeMap<RequestId, (u64, Completion)>,
     id: RequestId,

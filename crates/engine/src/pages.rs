@@ -39,7 +39,7 @@ impl Cursor {
     }
 }
 
-/// What the tree knows of a prompt. The pages and the cursor are held for the caller.
+/// The cached prefix of a prompt. The pages and the cursor are held for the caller.
 #[derive(Debug, Default)]
 pub(crate) struct Match {
     pub(crate) pages: Vec<Page>,
@@ -53,8 +53,8 @@ impl Pool {
         Self { ledger, tree, page_size, cache, seed, epoch: 0 }
     }
 
-    /// A page for one holder: a free one, else the least recently used page nobody reads. Then a few more
-    /// are evicted for those who ask next: their nodes are far away in memory, and are fetched together.
+    /// A page for one holder: a free one, else the least recently used page without readers. Then a few more
+    /// are evicted for the next calls: their tree nodes are cache misses, which overlap when taken together.
     pub(crate) fn take(&mut self) -> Option<Page> {
         if self.ledger.free() == 0 {
             let few = (self.ledger.counts().total / 1024).min(16);
@@ -65,7 +65,7 @@ impl Pool {
         self.ledger.take()
     }
 
-    /// Makes at least `pages` free by eviction, or says that it cannot. Nothing is evicted when it
+    /// Makes at least `pages` free by eviction; returns false if it cannot. Nothing is evicted when it
     /// is clear beforehand that it would not be enough.
     pub(crate) fn ensure(&mut self, pages: u32) -> bool {
         if self.ledger.free() + self.tree.unread() < pages {
@@ -182,7 +182,7 @@ impl Pool {
         }
     }
 
-    /// Forgets everything: the device's memory holds nothing any more.
+    /// Forgets everything: the device's memory was lost.
     pub(crate) fn reset(&mut self) {
         let pages = self.ledger.counts().total;
         self.ledger = Ledger::new(pages);
@@ -229,7 +229,7 @@ impl Pool {
         self.tree.walk().into_iter().map(page).collect()
     }
 
-    /// Whether the books balance, page by page.
+    /// Checks ledger and tree against each other, page by page.
     pub(crate) fn audit(&self) -> Result<(), String> {
         self.ledger.audit()?;
         self.tree.audit(|page| self.ledger.refs(page))

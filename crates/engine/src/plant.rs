@@ -5,7 +5,7 @@
 
 macro_rules! plants {
     ($($name:ident => $text:literal,)*) => {
-        /// One planted bug; the text says what goes wrong.
+        /// One planted bug; the text describes it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Plant {
             $(#[doc = $text] $name,)*
@@ -61,10 +61,10 @@ plants! {
     TrustResult => "a malformed result is accepted",
     StarvePrefill => "prefill waits until no row decodes",
     RunPastStop => "a launch of several steps goes on after a stop",
-    NeverLeave => "a launch of several steps is not asked to leave when somebody arrives",
+    NeverLeave => "a launch of several steps is not ended early when a request arrives",
     BlindSteps => "rows with a grammar run several steps without their masks",
     LastStepOnly => "of a launch of several steps only the last result counts",
-    LaunchWhenGone => "a device that is gone is asked to run whoever comes next",
+    LaunchWhenGone => "a device that is gone is asked to run later requests",
     KeepAfterStop => "tokens after a stop in the same result are kept",
     MissAhead => "a row may return a token more than there are pages for",
     BlindList => "a row with a grammar may return several tokens under one mask",

@@ -12,7 +12,7 @@ pub struct RequestId(pub u64);
 /// A vocabulary index.
 pub type Token = u32;
 
-/// Time as the caller tells it, in microseconds from any fixed origin. The engine owns no clock.
+/// Time as the caller gives it, in microseconds from any fixed origin. The engine owns no clock.
 pub type Micros = u64;
 
 /// One request: `choices` independent continuations of one prompt.
@@ -141,11 +141,11 @@ impl Default for Sampling {
 pub enum Event {
     /// A new request.
     Submit(Box<Request>),
-    /// The caller lost interest; pages come back within two steps.
+    /// The caller cancels a request; its pages are freed within two steps.
     Cancel(RequestId),
 }
 
-/// What the engine says to the outside, in the order it happened.
+/// What the engine reports to the caller, in the order it happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// A request was refused before it was accepted; nothing else follows for it.

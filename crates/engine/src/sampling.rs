@@ -1,4 +1,4 @@
-//! How a token is chosen: what a caller may ask for and what a seat is told. The device samples
+//! How a token is chosen: the parameters of a request and those of a seat. The device samples
 //! (`device/ops/sample`).
 //!
 //! From a row of logits, for the token that follows `len` others:

@@ -1,14 +1,14 @@
-//! The scheduler: every decision about requests, seats and pages, with no device in sight.
+//! The scheduler: every decision about requests, seats and pages. It does not touch the device.
 //!
 //! It forms steps (`form`), takes their results (`apply`), and starts over when a device loses
 //! its state (`recover`). All of it is a function of the events and results it was given.
 //!
 //! **Fairness.** Calls take turns (`turns`): a call of many requests does not keep others waiting until
-//! its last one is seated, and where it holds more seats than a newcomer and itself would share
-//! equally, it gives some up. The first waiting request of a call is overtaken by at most
+//! its last one is seated. If it holds more seats than an equal share with a newly arrived call, it
+//! gives some up. The first waiting request of a call is overtaken by at most
 //! [`EngineConfig::patience`] requests that arrived later; then it is *due*, goes before all others, and
 //! cannot be preempted by them. Admission takes requests in order of service; one that needs more than there is,
-//! or whose beginning a seated prompt is computing, lets a few others pass until it is due. A seated
+//! or whose prefix a seated prompt is computing, lets a few others pass until it is due. A seated
 //! sequence gets its row in every step that has room for it; decode rows go first, and when they leave
 //! no room for prompts the two take turns. Short prompts that come one by one may wait a few steps
 //! ([`EngineConfig::gather`]) to be fed together.
@@ -33,14 +33,14 @@ use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use turns::Turns;
 
-/// What does not follow from the device.
+/// Settings that do not follow from the device.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Most tokens of a step that feeds prompts, decode rows included; the device's coverage limits
     /// it further. Smaller keeps decode smooth, larger finishes prompts sooner.
     pub step_tokens: u32,
-    /// The same, where somebody decodes beside the prompts: how long such a step takes is how long a
-    /// stream may stand still.
+    /// The same while other sequences decode beside the prompts: such a step delays their next token
+    /// by as long as it takes.
     pub mixed_tokens: u32,
     /// Most requests that wait; more are refused.
     pub max_waiting: u32,
@@ -48,8 +48,8 @@ pub struct EngineConfig {
     pub max_len: u32,
     /// Whether pages are shared between requests with equal prefixes.
     pub prefix_cache: bool,
-    /// Seeds the hash by which pages are found. The same seed, the same run; where prompts come from
-    /// strangers it should be one they cannot know.
+    /// Seeds the hash by which pages are found. The same seed gives the same run. Where prompts come
+    /// from untrusted clients it should be secret, so that they cannot choose colliding prompts.
     pub prefix_seed: u64,
     /// How often a waiting request may be overtaken by later ones.
     pub patience: u32,
@@ -61,15 +61,14 @@ pub struct EngineConfig {
     /// Most tokens that count for penalties in the joins of one step, unless one join alone has
     /// more: a device's mail holds no more.
     pub max_seen: u32,
-    /// How often a step that was not launched is tried again before the device is started over.
+    /// How often a failed launch is retried before the device is restarted.
     pub launch_retries: u32,
-    /// How often the device is started over without a single step confirmed in between before
-    /// everything fails.
+    /// How many restarts without a confirmed step in between are allowed before every request fails.
     pub restarts: u32,
     /// The model's own stop tokens.
     pub eos: Vec<Token>,
     /// What the masks of one step may cost ([`grammar::Mask::cost`], about microseconds); rows beyond it
-    /// wait for the next step, so that grammars do not hold up everybody else.
+    /// wait for the next step, so that grammars do not delay the other rows.
     pub mask_cost: u64,
 }
 
@@ -94,7 +93,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Where the engine stands, for metrics and tests. Counters only grow.
+/// The state of the engine, for metrics and tests. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Sequences that wait for a seat.
@@ -111,7 +110,7 @@ pub struct EngineStats {
     pub rejected: u64,
     /// Continuations ended, whatever the reason.
     pub finished: u64,
-    /// Prompt tokens of sequences that were seated, again after a preemption.
+    /// Prompt tokens of sequences that were seated; counted again after a preemption.
     pub prompt_tokens: u64,
     /// Of these, found in the prefix tree.
     pub cached_tokens: u64,
@@ -129,7 +128,7 @@ pub struct EngineStats {
     pub held_back_rows: u64,
     /// Page copies for sequences that shared a page.
     pub copies: u64,
-    /// Steps that were not launched and tried again.
+    /// Launches that failed and were retried.
     pub retries: u64,
     /// Times the device's state was lost.
     pub restarts: u64,
@@ -146,7 +145,7 @@ struct Live {
     call: u64,
 }
 
-/// A step on its way.
+/// A launched step, or the one being formed.
 #[derive(Default)]
 struct Flight {
     number: u64,
@@ -164,7 +163,7 @@ struct FlightRow {
     most: u32,
     /// It feeds part of a prompt, and nothing else.
     prompt: bool,
-    /// It returns no fewer than it may.
+    /// It returns exactly as many tokens as it may.
     exact: bool,
     targets: u32,
     hidden: bool,
@@ -174,13 +173,13 @@ struct FlightRow {
 #[derive(Clone, Copy)]
 struct Ready {
     key: Key,
-    /// Where and from which position; known beforehand only if [`Sequence::is_steady_decode`].
+    /// Its seat and start position; set here only if `steady` ([`Sequence::is_steady_decode`]).
     seat: Seat,
     start: u32,
     steady: bool,
 }
 
-/// What the device can do besides telling the next token.
+/// What the device can do besides sampling one token per row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reports {
     /// Log-probabilities of prompt tokens.
@@ -205,7 +204,7 @@ pub(crate) struct Scheduler {
     queue: Queue,
     arrivals: u64,
     turns: Turns,
-    /// Who sits where.
+    /// The sequence on each seat.
     seats: Vec<Option<Key>>,
     /// Most seats in use at once: no more than a decode step covers.
     seat_limit: u32,
@@ -214,16 +213,17 @@ pub(crate) struct Scheduler {
     reserved: u32,
     /// Sequences that are leaving.
     leaving: u32,
-    /// The pool's state when admission last found none that could be seated; nothing came or went since.
+    /// The pool's epoch when admission last found no sequence that could be seated; unchanged while no request or page
+    /// came or went.
     refused: Option<u64>,
     /// The step being formed; while it is stalled it must be launched before another is formed.
     pub(crate) step: Step,
     forming: Flight,
     /// Tokens for penalties in the joins of the step being formed.
     seen: u32,
-    /// What its masks cost so far.
+    /// Cost of its masks so far.
     mask_cost: u64,
-    /// Who was passed over because masks had cost enough, the longest wait first.
+    /// Sequences that got no mask because the step's mask cost was used up, the longest wait first.
     unmasked: VecDeque<Key>,
     /// The prompt that has the first mask of the step.
     mask_first: Option<Key>,
@@ -232,9 +232,9 @@ pub(crate) struct Scheduler {
     flights: VecDeque<Flight>,
     spare: Vec<Vec<FlightRow>>,
     numbered: u64,
-    /// Results up to this number belong to a device state that is gone.
+    /// Results up to this number are from before the last restart and are ignored.
     void: u64,
-    /// Such steps that the device has still to report.
+    /// Launches from before the last restart that the device has still to report.
     pub(crate) stale_in_flight: usize,
     /// Restarts since the last confirmed step.
     strikes: u32,
@@ -242,7 +242,7 @@ pub(crate) struct Scheduler {
     prompts_turn: bool,
     /// Steps launched since a row came or went, where launches may have several.
     settled: u32,
-    /// Rows of the last step, as far as that needs them.
+    /// Rows of the last step, to notice that one came or went.
     settled_rows: usize,
     /// Steps since prompts were last fed.
     since_prompts: u32,
@@ -323,7 +323,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends what has run out of time.
+    /// Ends requests whose deadline has passed.
     pub(crate) fn time(&mut self, now: Micros) {
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline < now
@@ -333,8 +333,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends every continuation of a request that has not ended. An unknown id is one that ended
-    /// already: a caller cannot know that it came too late.
+    /// Ends every continuation of a request that has not ended. An unknown id is ignored: the
+    /// request may have ended before the caller could know it.
     fn end_request(&mut self, id: RequestId, finish: &Finish) {
         let Some(live) = self.live.get(&id) else { return };
         for key in live.sequences.clone() {
@@ -342,8 +342,8 @@ impl Scheduler {
         }
     }
 
-    /// The one place where a continuation ends: says so, and gives up what it holds as soon as no
-    /// step in flight can touch it.
+    /// The one place where a continuation ends: it emits the end, and frees what the continuation holds
+    /// as soon as no step in flight can touch it.
     fn end(&mut self, key: Key, finish: Finish) {
         let (id, choice, unforked) = {
             let sequence = &self.sequences[key];
@@ -397,7 +397,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives back seat and pages of a sequence that is leaving, and lets it wait again or go.
+    /// Frees the seat and pages of a sequence that is leaving, then queues it again or removes it.
     fn vacate(&mut self, key: Key) {
         let sequence = &mut self.sequences[key];
         let Place::Seated(at) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
@@ -408,7 +408,7 @@ impl Scheduler {
         self.seated -= 1;
         self.reserved -= sequence.far.unforked;
         self.seats[at.seat.0 as usize] = None;
-        // The end of a sequence is worth less to the next one than its beginning.
+        // Last page first: the start of a sequence is more likely to be reused than its end.
         for &page in at.table.iter().rev() {
             self.pool.give(page);
         }
@@ -466,13 +466,13 @@ impl Scheduler {
         self.flights.len() + self.stale_in_flight
     }
 
-    /// Whether a launch of several steps is in flight. It is the last one then.
+    /// Whether a launch of several steps is in flight. If so, it is the last one launched.
     pub(crate) fn repeating(&self) -> bool {
         self.flights.back().is_some_and(|flight| flight.steps > 1)
     }
 
-    /// Whether the next step should be formed soon: somebody waits whom admission has not refused for
-    /// what there is now, or somebody leaves and keeps what he holds until his row is back.
+    /// Whether the next step should be formed soon: a request waits that admission has not refused since
+    /// pages or seats last changed, or a leaving sequence holds its seat until its row is back.
     pub(crate) fn is_urgent(&self) -> bool {
         let refused = self.refused == Some(self.pool.epoch());
         self.leaving > 0 || (!self.queue.is_empty() && !refused)
@@ -482,7 +482,7 @@ impl Scheduler {
         self.config.depth
     }
 
-    /// Nothing lives, nothing flies, nothing is held.
+    /// No live request, no step in flight, no sequence.
     pub(crate) fn is_idle(&self) -> bool {
         self.live.is_empty() && self.in_flight() == 0 && !self.stalled && self.sequences.is_empty()
     }
@@ -497,7 +497,7 @@ impl Scheduler {
         }
     }
 
-    /// What must hold after every step. Cheap, and therefore never switched off.
+    /// Invariants that hold after every step. Cheap, so they are always checked.
     pub(crate) fn check(&self) {
         let pages = self.pool.counts();
         assert!(pages.balances(), "the page ledger does not balance: {pages:?}");

@@ -2,7 +2,7 @@
 //!
 //! A sequence is *waiting* (it holds nothing), or *seated* (it has a seat and pages). A seated one
 //! may be *leaving*: no more steps are launched for it, and when the last one in flight is back its
-//! seat and pages are given up. Nothing changes hands while a step in flight can write it.
+//! seat and pages are freed. Nothing is freed while a step in flight can write it.
 
 use crate::exec::{Page, Seat};
 use crate::pages::Cursor;
@@ -25,8 +25,8 @@ pub(crate) struct Spec {
     pub(crate) embed: Option<Embed>,
 }
 
-/// One continuation. In steady decode a step reads and writes nothing else of it: two cache lines, and
-/// those of all sequences lie side by side.
+/// One continuation. In steady decode a step reads and writes only these two cache lines of it; those of
+/// all sequences lie side by side. The rest is in [`ColdState`].
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Sequence {
@@ -39,9 +39,9 @@ pub(crate) struct Sequence {
     pub(crate) prompt_len: u32,
     /// The most tokens it may have, prompt included.
     pub(crate) max_len: u32,
-    /// [`crate::request::Output::Prefilled`] was said.
+    /// [`crate::request::Output::Prefilled`] was emitted.
     pub(crate) announced: bool,
-    /// Overtaken often enough to go before everybody else.
+    /// Overtaken often enough to go before all others.
     pub(crate) due: bool,
     /// It has a matcher.
     pub(crate) guided: bool,
@@ -50,20 +50,20 @@ pub(crate) struct Sequence {
 
 const _: () = assert!(size_of::<Option<Sequence>>() == 128);
 
-/// What is seldom looked at.
+/// The state that steady decode does not read.
 #[derive(Debug)]
 pub(crate) struct ColdState {
     pub(crate) spec: Arc<Spec>,
     pub(crate) matcher: Option<Matcher>,
-    /// Requests in order of arrival.
+    /// Its number in order of arrival.
     pub(crate) arrival: u64,
-    /// Calls in order of service ([`crate::sched`]'s turns).
+    /// Its turn in order of service ([`crate::sched`]'s turns).
     pub(crate) turn: u64,
     /// Choices that will split off once the prompt is launched.
     pub(crate) unforked: u32,
     /// Later requests that were seated while this one waited.
     pub(crate) overtaken: u32,
-    /// How often it gave its pages to others.
+    /// How often it was preempted for pages.
     pub(crate) sent_back: u32,
     /// Prompt tokens found in the tree when it was first seated.
     pub(crate) cached: u32,
@@ -76,7 +76,7 @@ pub(crate) struct ColdState {
     pub(crate) passed: u32,
 }
 
-/// Says of most tokens that they are not stop tokens, without looking at the list.
+/// A filter that excludes most tokens that are not stop tokens without reading the list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopFilter(u64);
 
@@ -209,11 +209,11 @@ impl Sequence {
 
     /// Whether prompt tokens are still to be scored.
     pub(crate) fn scoring(&self) -> bool {
-        // What is near first: in steady decode the rest is not looked at.
+        // Test the hot field first: steady decode does not read the cold state.
         !self.announced && self.far.spec.prompt_logprobs.is_some()
     }
 
-    /// Whether every prompt token has to be fed, cached or not, because something is said of each.
+    /// Whether every prompt token has to be fed, cached or not, because each is reported.
     pub(crate) fn needs_every_token(&self) -> bool {
         let mean = self.far.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
         self.scoring() || (mean && !planted(Plant::ReuseForMean))
@@ -243,9 +243,9 @@ impl Sequence {
         sum.iter().map(|x| (x / by) as f32).collect()
     }
 
-    /// Whether it feeds the token that the device holds, into a page of its own that the device knows,
-    /// with pages for `depth` steps more of `most` tokens each: then nothing has to be decided or said, and its seat
-    /// and the position are all a row needs. Implies [`Work::Decode`] and that `most` tokens are wanted.
+    /// Its seat and position if it is in steady decode: the next row feeds the token that the device holds, into an
+    /// unshared page that the device knows, with pages for `depth` more steps of `most` tokens each. Such a row needs
+    /// no other input. Implies [`Work::Decode`] and that the answer has room for `most` tokens.
     pub(crate) fn is_steady_decode(
         &self,
         page_size: u32,
@@ -259,9 +259,9 @@ impl Sequence {
         (ready && room && at.fed + most < self.max_len).then_some((at.seat, at.fed))
     }
 
-    /// The most tokens that its next decode row may return where a row may return `most`: there are pages for the
-    /// positions, and the answer wants as many. With a grammar one: its mask is for one position, and the next
-    /// one's depends on the token chosen.
+    /// The most tokens that its next decode row may return where a row may return `most`, limited by its pages and
+    /// by the rest of the answer. With a grammar it is one: the mask is for one position, and the next mask depends on
+    /// the token chosen.
     pub(crate) fn most_next(&self, page_size: u32, most: u32) -> u32 {
         let Some(at) = self.seated() else { return 1 };
         if self.guided && !planted(Plant::BlindList) {

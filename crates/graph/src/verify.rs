@@ -132,7 +132,8 @@ pub fn step(
     check_padding(cx, plan, bindings)?;
     let eager = trial.look()?;
     for at in 0..times {
-        // Other seats are restored only before the first replay and compared after the last: an error of any replay shows.
+        // Other seats are restored before the first replay only and compared after the last one, so
+        // that a wrong write by any replay shows.
         trial.start_over(at == 0)?;
         backend.replay(cx, plan)?;
         if let Some(found) = trial.compare(&eager, at + 1 == times)? {

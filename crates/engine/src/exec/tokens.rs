@@ -11,14 +11,14 @@ pub type Scored = (f32, Vec<(Token, f32)>);
 pub struct Sampled {
     /// The token.
     pub token: Token,
-    /// The device's own opinion that it is one of the stop tokens.
+    /// Whether the device found it among the stop tokens.
     pub stopped: bool,
     /// When the seat asked for log-probabilities.
     pub logprob: Option<Box<Scored>>,
 }
 
-/// The tokens of a row, in order. Most rows return one, which lies here: a step of such rows needs no memory besides its
-/// list of rows.
+/// The tokens of a row, in order. Most rows return one, which is stored inline: a step of such rows allocates nothing
+/// besides its list of rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tokens(Inner);
 
@@ -37,7 +37,7 @@ impl Tokens {
         Sampled { token, ..Sampled::default() }.into()
     }
 
-    /// Adds one behind the others.
+    /// Appends one.
     pub fn push(&mut self, next: Sampled) {
         self.0 = match std::mem::take(&mut self.0) {
             Inner::None => Inner::One(next),
@@ -101,7 +101,7 @@ mod tests {
             assert!(list.iter().all(|sampled| sampled.stopped));
         }
         assert_eq!(Tokens::one(7)[0].token, 7);
-        // As large as three words: what a step's rows cost to look at.
+        // Three words: the size sets the cost of reading a step's rows.
         assert!(size_of::<Tokens>() <= 24);
     }
 }

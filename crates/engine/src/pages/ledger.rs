@@ -8,7 +8,7 @@ use crate::exec::{Page, SCRATCH_PAGE};
 pub struct PageCounts {
     /// All pages, the scratch page included.
     pub total: u32,
-    /// Nobody's.
+    /// Without a holder.
     pub free: u32,
     /// Held by sequences and not in the prefix tree.
     pub held: u32,
@@ -72,7 +72,7 @@ impl Ledger {
         Some(page)
     }
 
-    /// One more holder of a page that is held or published; says how many there are.
+    /// One more holder of a page that is held or published; returns how many there are.
     pub(crate) fn share(&mut self, page: Page) -> u32 {
         assert_ne!(page, SCRATCH_PAGE, "nobody holds the scratch page");
         let held = &mut self.pages[page.0 as usize];
@@ -84,7 +84,7 @@ impl Ledger {
         held.refs
     }
 
-    /// One holder fewer; says how many are left. held → free with the last one.
+    /// One holder fewer; returns how many are left. held → free with the last one.
     pub(crate) fn give(&mut self, page: Page) -> u32 {
         let held = &mut self.pages[page.0 as usize];
         assert!(held.refs > 0, "{page:?} was given back more often than taken");

@@ -38,8 +38,8 @@ impl Node {
     }
 }
 
-/// A hash of a parent and the tokens below it, two at a time. The seed keeps whoever chooses the tokens
-/// from choosing which of them share a chain.
+/// A hash of a parent and the tokens below it, two at a time. With a secret seed a client that
+/// chooses the tokens cannot choose which of them share a chain.
 fn hash(seed: u64, parent: Node, tokens: &[Token]) -> u32 {
     let fold = |word: u64| {
         let product = u128::from(word) * 0x9E37_79B9_7F4A_7C15;
@@ -84,7 +84,7 @@ struct Entry {
     /// [`NOBODY`] for a root.
     parent: Node,
     children: u32,
-    /// The next node of the same chain, and the one before: to leave a chain nothing has to be read.
+    /// The next node of the same chain, and the one before: a node is unlinked without a search.
     next: Node,
     before: Node,
     hash: u32,
@@ -108,9 +108,9 @@ const VACANT: Entry = Entry {
 
 /// Nodes in the order their last readers left.
 ///
-/// Nothing is ever taken out of the middle: a node that was read again, or went, is found out when its
-/// turn comes. Nor is a node with children kept in place: it goes to `late` when it becomes a leaf after
-/// its turn.
+/// Nothing is removed from the middle: an entry whose node was read again or removed is skipped when its
+/// turn comes. A node that still has children at its turn is skipped too; if it becomes a leaf later, it
+/// goes to `late`.
 #[derive(Default)]
 struct Idle {
     line: VecDeque<(u64, Node)>,
@@ -216,13 +216,13 @@ impl Tree {
         if (node.0 as usize) < self.pages { Page(node.0) } else { SCRATCH_PAGE }
     }
 
-    /// Pages nobody reads. Nearly all can be evicted: a page nobody reads below which somebody
-    /// reads a page that was computed twice cannot.
+    /// Pages without readers. Nearly all can be evicted. The exception is one with a descendant that is
+    /// read: that happens when a page was computed twice.
     pub(crate) fn unread(&self) -> u32 {
         self.unread
     }
 
-    /// A new child, pinned, because its publisher holds the page; `hash` is what [`Tree::look`] said.
+    /// A new child, pinned, because its publisher holds the page; `hash` is from [`Tree::look`].
     pub(crate) fn insert(&mut self, parent: Node, hash: u32, tokens: &[Token], page: Page) -> Node {
         let node = Node::of(page);
         let head = self.head(hash);
@@ -250,14 +250,14 @@ impl Tree {
         entry.pinned = false;
         entry.used = used;
         self.unread += 1;
-        // What was read again since is dropped before it is more than what waits.
+        // Drops stale entries, so that the queue never holds more than twice the pages.
         if self.idle.line.len() > 2 * self.pages {
             let nodes = &self.nodes;
             self.idle.line.retain(|&(used, node)| waits(&nodes[node.0 as usize], used));
         }
     }
 
-    /// Removes the least recently used leaf nobody reads; its page is the caller's to free.
+    /// Removes the least recently used leaf without readers; the caller frees its page.
     pub(crate) fn evict(&mut self) -> Option<Page> {
         let leaf = loop {
             match self.idle.pop() {
@@ -372,7 +372,7 @@ impl Tree {
     }
 }
 
-/// Whether this is the node that was left at `used`, and nobody has read it since.
+/// Whether the node's last reader left at `used`, and it was not read since.
 fn waits(entry: &Entry, used: u64) -> bool {
     entry.lives && !entry.pinned && entry.used == used
 }
@@ -385,7 +385,7 @@ mod tests {
     fn which_prefixes_share_a_chain_depends_on_the_seed() {
         let pages: Vec<[Token; 4]> = (0..4096).map(|i| [i, 7, i / 3, 1]).collect();
         let chain = |seed: u64, page: &[Token]| hash(seed, Node(1), page) & 0xff;
-        // What a caller that knew the seed could choose to fall on one chain.
+        // Pages that a client who knew the seed could choose to fall on one chain.
         let chosen: Vec<_> = pages.iter().filter(|page| chain(0, &page[..]) == 9).collect();
         assert!(chosen.len() > 8, "{}", chosen.len());
         for seed in [1, 0x1234_5678_9abc_def0, u64::MAX] {

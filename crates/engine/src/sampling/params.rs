@@ -1,4 +1,4 @@
-//! From what a caller asked for to what a seat is told.
+//! Turns a request's sampling parameters into a seat's.
 
 use crate::exec::SeatParams;
 use crate::plant::{Plant, planted};

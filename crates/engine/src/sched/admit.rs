@@ -1,4 +1,4 @@
-//! Seats and pages for those who wait, and who has to go when they run out.
+//! Gives seats and pages to waiting sequences, and chooses which to preempt when they run out.
 
 use super::Scheduler;
 use crate::exec::Seat;
@@ -15,9 +15,9 @@ const MOST_PASSED: u32 = 8;
 
 impl Scheduler {
     /// Seats as many as seats and pages allow, in order of service. A request that needs more than there is
-    /// lets a few others pass, until it is due. True when a sequence was seated or sent away.
+    /// lets a few others pass, until it is due. True when a sequence was seated or preempted.
     pub(super) fn admit(&mut self) -> bool {
-        // Nothing came or went since the last time: no request could be seated then, and none can now.
+        // Nothing changed since the last refusal: no request can be seated now either.
         if self.refused == Some(self.pool.epoch()) {
             return false;
         }
@@ -27,14 +27,14 @@ impl Scheduler {
             let coming = self.prefix_is_coming(key);
             if !coming && self.seat(key) {
                 changed = true;
-                // One that let this one pass may be due now: it goes first from here on.
+                // A request that was overtaken may be due now; then it must go first.
                 if passed > 0 && self.queue.first().is_some_and(|key| self.sequences[key].due) {
                     break;
                 }
                 continue;
             }
             waits |= coming;
-            // Room is made for the first only: the others pass where there is room already.
+            // Preempt only for the first; the others are seated only where there is room already.
             if passed == 0 && !coming {
                 let before = self.stats.preemptions;
                 let freed = self.make_room(key);
@@ -53,9 +53,9 @@ impl Scheduler {
         changed
     }
 
-    /// Whether somebody who goes before it is feeding a prefix of it right now that is worth waiting for:
-    /// a third of what it would have to feed itself. Requests of one template that arrive together
-    /// then compute it once. It waits for confirmed pages of a seated prompt, so never for long.
+    /// Whether a seated sequence of higher rank is computing a prefix of this one that is worth waiting
+    /// for: at least a third of what this one would have to feed. Requests of one template that arrive
+    /// together then compute the template once. It waits only for a seated prompt, so never for long.
     fn prefix_is_coming(&self, key: Key) -> bool {
         let sequence = &self.sequences[key];
         if !self.config.prefix_cache || sequence.needs_every_token() || sequence.due {
@@ -82,8 +82,8 @@ impl Scheduler {
         })
     }
 
-    /// Pages that admission leaves for those who run: roughly one each, so that a newcomer is not
-    /// thrown out again at once.
+    /// Pages that admission leaves for running sequences: about one each, so that a newly seated one is
+    /// not preempted at once.
     fn spare_pages(&self) -> u32 {
         self.seated.min(self.geometry.pages / 16)
     }
@@ -112,7 +112,7 @@ impl Scheduler {
         let Match { pages: mut table, cursor } = found;
         let cached = table.len() as u32;
         table.extend((0..need).map(|_| self.pool.take().expect("ensured above")));
-        // Room for the whole answer, so that decoding need not ask for any; its tokens likewise below.
+        // Reserve capacity for the whole answer, so that decode does not allocate; the same for tokens below.
         let whole = self.sequences[key].max_len.div_ceil(self.geometry.page_size) as usize;
         table.reserve(whole.saturating_sub(table.len()));
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
@@ -163,7 +163,8 @@ impl Scheduler {
         self.pool.find(sequence.far.spec.tenant, &sequence.tokens, most)
     }
 
-    /// Counts the newcomer against the first of every call that arrived before it and still waits.
+    /// The sequence was seated: counts it as overtaking the first waiting request of every call that
+    /// arrived before it.
     fn overtake(&mut self, key: Key) {
         let mut calls = BTreeSet::new();
         for waiting in self.queue.before(self.sequences[key].far.arrival) {
@@ -184,9 +185,9 @@ impl Scheduler {
         }
     }
 
-    /// Sends one sequence back to the queue that has to make room for this one, if sending all such
-    /// back would be enough: those of strictly lower priority, and those of a call that holds more than
-    /// its share. True when that freed something at once.
+    /// Preempts one sequence to make room for this one. Candidates have strictly lower priority, or belong
+    /// to a call that holds more than its share; nothing is preempted if all of them together would not be
+    /// enough. True when that freed something at once.
     fn make_room(&mut self, key: Key) -> bool {
         if self.leaving > 0 {
             return false;
@@ -201,13 +202,13 @@ impl Scheduler {
             sequence.far.spec.call == call && sequence.far.spec.priority <= priority
         };
         let Some(victim) = self.last_of(key, spare, of_call) else { return false };
-        // Behind the one it makes room for, and behind what else its call was promised.
+        // It is served after the sequence it makes room for, and after the other turns of its call.
         self.sequences[victim].far.turn = self.turns.back(call);
         self.preempt(victim)
     }
 
-    /// The last in order of service of those that `may` go, if all of them together, of whose seats at
-    /// most `spare` are taken, would be enough for this one.
+    /// The last in order of service of the sequences that `may` be preempted, if all of them together,
+    /// giving up at most `spare` seats, would make enough room for this one.
     fn last_of(&self, key: Key, spare: u32, may: impl Fn(&Sequence) -> bool) -> Option<Key> {
         let goes = |other: &Key| {
             let sequence = &self.sequences[*other];
@@ -229,8 +230,8 @@ impl Scheduler {
     }
 
     /// The call that holds the most seats, and how many of them it can give up for this one and still
-    /// hold as many as this one's call then does. Strictly better for the one who has less: two calls
-    /// never send each other away in turn.
+    /// hold as many as this one's call then does. The smaller call always gains strictly, so two calls
+    /// never preempt each other in turn.
     fn largest_call(&self, key: Key) -> Option<(u64, u32)> {
         let mut held: BTreeMap<u64, u32> = BTreeMap::new();
         for other in self.seats.iter().flatten() {
@@ -243,8 +244,8 @@ impl Scheduler {
         (most > then).then(|| (call, most - then))
     }
 
-    /// Sends a sequence back to the queue because pages ran out: of the lowest priority, of the call
-    /// that holds the most pages, the last in order of service. Small requests keep their pages while
+    /// Preempts a sequence because pages ran out: the lowest priority first, then the call that holds the
+    /// most pages, then the last in order of service. Small requests keep their pages while
     /// large ones run. The first in order of service is never sent back, so it ends. True when that freed
     /// pages at once, false when steps in flight still use them or only the first is left.
     pub(super) fn preempt_for_pages(&mut self) -> bool {

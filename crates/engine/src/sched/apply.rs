@@ -7,7 +7,7 @@ use crate::request::{Finish, Output, TokenLogprob};
 use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
 
 impl Scheduler {
-    /// Takes one result. An error says that it cannot be true: then nothing the device holds can be
+    /// Takes one result. An error means that the result is impossible: then the device's state cannot be
     /// trusted.
     pub(crate) fn apply(&mut self, result: &mut StepResult) -> Result<(), String> {
         if result.number <= self.void {
@@ -90,9 +90,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens in the middle of a page and of an answer, about which nothing else has to be known or
-    /// said: most rows of most steps. They are still to be said. False when there is more to it, and nothing
-    /// was done.
+    /// The fast path, for most rows of most steps: tokens that neither fill a page nor end the answer and
+    /// have no log-probabilities. Does not emit them; [`Self::say`] does. Returns false, with nothing changed,
+    /// if the row needs the general path.
     fn apply_plain(&mut self, row: FlightRow, result: &RowResult) -> bool {
         let count = result.tokens.len() as u32;
         let Some(sequence) = self.sequences.get_mut(row.key) else { return false };
@@ -118,7 +118,7 @@ impl Scheduler {
         true
     }
 
-    /// Says the tokens of rows that were plain. All at once: then they are written where they stay.
+    /// Emits the tokens of plain rows, all in one `extend`, so that they are written directly into the output list.
     fn say(&mut self, rows: &[FlightRow], results: &[RowResult]) {
         let before = self.out.len();
         let sequences = &self.sequences;
@@ -153,8 +153,8 @@ impl Scheduler {
         self.vacate_if_done(key);
     }
 
-    /// The tokens that a decode row returned, one after the other: each says that the one before it was fed. What
-    /// follows the end of the answer was never asked for.
+    /// The tokens that a decode row returned, one after the other: each confirms that the one before it was fed.
+    /// Tokens after the end of the answer are dropped.
     fn apply_tokens(&mut self, key: Key, tokens: &mut [Sampled]) {
         for found in tokens {
             let sequence = &self.sequences[key];
@@ -169,7 +169,7 @@ impl Scheduler {
         }
     }
 
-    /// So many tokens of a sequence are in its pages, for good.
+    /// Marks the first `confirmed` tokens of a sequence as written to its pages.
     fn advance(&mut self, key: Key, confirmed: u32) {
         let page_size = self.geometry.page_size;
         let Some(at) = self.sequences[key].seated_mut() else { return };
@@ -263,7 +263,7 @@ impl Scheduler {
         true
     }
 
-    /// Says that the prompt is done, once per request.
+    /// Emits that the prompt is done, once per request.
     pub(super) fn announce(&mut self, key: Key) {
         let sequence = &mut self.sequences[key];
         sequence.announced = true;
@@ -323,7 +323,7 @@ impl Scheduler {
 }
 
 impl Seated {
-    /// A row is back with so many tokens of those it might have returned.
+    /// A row is back with `count` of the tokens it might have returned.
     fn came_back(&mut self, row: FlightRow, count: u32) {
         self.flying -= 1;
         self.ahead -= row.most;

@@ -1,4 +1,4 @@
-//! The books, recounted from scratch: for tests and the simulator.
+//! Recounts holders, seats and states from scratch, for tests and the simulator.
 
 use super::Scheduler;
 use crate::exec::{Page, Seat};
@@ -24,7 +24,7 @@ pub struct Holding {
 }
 
 impl Scheduler {
-    /// Recounts holders, seats and states; an error says what does not add up.
+    /// Recounts holders, seats and states; an error names what does not add up.
     pub(crate) fn audit(&self) -> Result<(), String> {
         self.pool.audit()?;
         let pages = self.pool.counts().total as usize;

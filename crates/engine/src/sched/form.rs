@@ -1,4 +1,4 @@
-//! Forms the next step: pages for those who decode, seats for those who wait, then rows.
+//! Forms the next step: pages for decoding sequences, seats for waiting ones, then rows.
 
 use super::{Flight, FlightRow, Ready, Scheduler};
 use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat};
@@ -18,7 +18,7 @@ const CONTEXT: u32 = 4096;
 const SCORED: u32 = 4;
 
 impl Scheduler {
-    /// Fills `step` and says whether there is anything to launch. From here on the step counts as
+    /// Fills `step` and returns whether there is anything to launch. From here on the step counts as
     /// launched; it is either launched, tried again, or taken back by a restart.
     pub(crate) fn form(&mut self) -> bool {
         self.step.joins.clear();
@@ -34,7 +34,7 @@ impl Scheduler {
         self.forming.rows.clear();
 
         let starved = self.gather();
-        // A newcomer must not take the page somebody else was just sent away for.
+        // A newly admitted request must not take the page that another sequence was preempted to free.
         if !starved && self.admit() {
             self.gather();
         }
@@ -102,7 +102,7 @@ impl Scheduler {
                     Work::Nothing => {}
                 }
             }
-            // One at a time: those who are leaving will give back more.
+            // Preempt one at a time: sequences that are leaving will free more pages.
             if !starved || self.leaving > 0 || !self.preempt_for_pages() {
                 break starved;
             }
@@ -115,8 +115,8 @@ impl Scheduler {
     }
 
     /// Prompts in order of service, but of one call the second after the first of every other, and
-    /// short ones before long ones: a long prompt takes many steps, and its rest of a step is what the
-    /// short ones leave. A prompt that got no row too often is due and goes first.
+    /// short ones before long ones: a long prompt takes many steps anyway, and gets the tokens of a step
+    /// that the short ones do not use. A prompt that got no row too often is due and goes first.
     fn order_prompts(&mut self) {
         let short = self.prompt_tokens(self.ready.len() as u32) / SHORT_SHARE;
         let Self { prompts, sequences, .. } = self;
@@ -188,7 +188,7 @@ impl Scheduler {
         self.prompts_turn = !self.prompts.is_empty() && !room && !prompts_only;
 
         if !mixed && !prompts_only {
-            // No prompt has a row in this step: nobody waits for its mask.
+            // No prompt has a row in this step, so none gets the first mask.
             self.unmasked.extend(self.mask_first.take());
         }
         let (mut tokens, mut rows) = (budget, self.coverage.prefill_rows);
@@ -227,8 +227,8 @@ impl Scheduler {
         scored * (1 + context / CONTEXT)
     }
 
-    /// Whoever waits longest for a mask is the first to have one: a row that decodes goes before the
-    /// others, and for a prompt the others wait a step.
+    /// The sequence that waits longest for a mask gets the first one of this step: a decode row is moved to
+    /// the front, and for a prompt (`mask_first`) the other rows wait a step.
     fn order_masks(&mut self) {
         while let Some(first) = self.unmasked.pop_front() {
             if let Some(index) = self.ready.iter().position(|ready| ready.key == first) {
@@ -241,9 +241,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether the prompts wait for others to be fed in the same step: others were fed lately, they are few
-    /// tokens beside those who decode, none of them has begun, and all that waited since then lost no more
-    /// rows than such a step costs, which is about a quarter of those who decode.
+    /// Whether the prompts wait, to be fed in one step with later ones. They do if prompts were fed lately,
+    /// they have fewer tokens than there are decode rows, none of them has begun, and the rows lost by waiting
+    /// since then are no more than a step with prompts costs: about a quarter of the decode rows.
     fn gathers(&mut self, decoding: u32) -> bool {
         let mut tokens = 0;
         for &key in &self.prompts {
@@ -304,7 +304,7 @@ impl Scheduler {
     }
 
     /// Row `index` of the step being formed: in steady decode it is the last step's, so that nothing is
-    /// built anew.
+    /// rebuilt.
     fn step_row(&mut self, index: usize) -> &mut Row {
         if index == self.step.rows.len() {
             self.step.rows.push(Row::decode(Seat(0), 0));
@@ -312,14 +312,13 @@ impl Scheduler {
         &mut self.step.rows[index]
     }
 
-    /// How many steps the formed one may become: one unless nobody feeds a prompt, nobody needs a mask and
-    /// nobody is leaving; and not so many that one of its rows could reach its last token before the last
-    /// of them. Whoever waits was refused just now, and can only be seated when somebody ends, which ends
-    /// the launch too.
+    /// How many steps the launch may have. Only one if a sequence feeds a prompt, needs a mask or is leaving.
+    /// Never so many that a row could reach its last token before the last step. Waiting requests were just
+    /// refused; they can be seated only when a sequence ends, which ends the launch too.
     ///
-    /// A launch that is cut short has nothing behind it, and the device waits for the host. So one has at
-    /// most half as many steps as have gone by since rows came or went: where that happens often, steps
-    /// are launched one by one, two in flight.
+    /// After a launch that ends early no other is queued, and the device waits for the host. So a launch has
+    /// at most half as many steps as ran since rows last came or went: where that happens often, steps are
+    /// launched one by one, two in flight.
     fn may_run(&mut self) -> u32 {
         let rows = self.forming.rows.len();
         let changed = !self.step.joins.is_empty() || rows != self.settled_rows;
@@ -341,14 +340,14 @@ impl Scheduler {
         self.forming.rows.iter().map(left).min().map_or(1, |left| left.min(most))
     }
 
-    /// Makes the formed step a launch of several.
+    /// Makes the formed step a launch of several steps.
     fn lengthen(&mut self, steps: u32) {
         if steps <= 1 {
             return;
         }
         self.step.steps = steps;
         self.forming.steps = steps;
-        // Pages for all of it, as far as there are any: the device leaves when one is missing.
+        // Pages for all of its steps, as far as there are any: the launch ends early when one is missing.
         let page_size = self.geometry.page_size;
         for row in &self.forming.rows {
             let Some(at) = self.sequences[row.key].seated_mut() else { continue };
@@ -367,7 +366,7 @@ impl Scheduler {
         }
     }
 
-    /// Adds a prompt chunk of at most `most` tokens; says how many.
+    /// Adds a prompt chunk of at most `most` tokens; returns how many.
     fn add_prompt(&mut self, key: Key, most: u32) -> u32 {
         let Work::Prompt { end: goal } = self.sequences[key].work() else { return 0 };
         let fed = self.sequences[key].seated().map_or(0, |at| at.fed);
@@ -397,9 +396,8 @@ impl Scheduler {
         end - start
     }
 
-    /// Everything the device has to know before a row of this sequence: its mask, its seat, its
-    /// pages, its copy. Says where the row starts, or nothing when the sequence just ended or has to
-    /// join in a later step.
+    /// Adds to the step what the device needs before a row of this sequence: mask, join, pages, page copy.
+    /// Returns the row's start, or `None` when the sequence just ended or has to join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
         let sequence = &mut self.sequences[key];
         if sampling::penalised(&sequence.far.spec.sampling) && !sequence.seated()?.joined {
@@ -458,14 +456,13 @@ impl Scheduler {
         if let Some((source, index)) = sequence.far.copy.take() {
             self.step.copies.push((source, at.table[index as usize]));
             self.stats.copies += 1;
-            // Given back after all rows are in: until then nobody can be given the source.
+            // The source is freed after all rows are added: until then no other sequence can get it.
         }
         Some(fed)
     }
 
-    /// As [`Self::prepare`], with the pages for all tokens it may return and for the rows after this one as far as steps
-    /// are launched ahead, so that the next launch need not look for any. Only what is there: nobody is sent
-    /// away for it.
+    /// As [`Self::prepare`], with pages for all tokens the row may return and for the rows launched ahead of results,
+    /// so that the next launch needs no new ones. Takes only available pages: no sequence is preempted for them.
     fn prepare_decode(&mut self, key: Key) -> bool {
         let (page_size, depth) = (self.geometry.page_size, self.config.depth as u32);
         let last = self.sequences[key].max_len.saturating_sub(2);
@@ -489,7 +486,7 @@ impl Scheduler {
         for index in 0..self.step.copies.len() {
             self.pool.give(self.step.copies[index].0);
         }
-        // Who has choices has seats reserved for them.
+        // Only sequences with unforked choices have reserved seats.
         let rows = if self.reserved > 0 { self.forming.rows.len() } else { 0 };
         for index in 0..rows {
             let FlightRow { key, most, .. } = self.forming.rows[index];
@@ -525,7 +522,7 @@ impl Scheduler {
             choice,
             prompt_len: sequence.prompt_len,
             max_len: sequence.max_len,
-            // Said once, by the sequence it splits from.
+            // Emitted once, by the sequence it splits from.
             announced: true,
             due: sequence.due,
             guided: sequence.guided,

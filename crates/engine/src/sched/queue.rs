@@ -4,7 +4,7 @@ use crate::sequence::{Key, Rank};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Waiting sequences by rank, and by arrival for those who must not be overtaken for ever.
+/// Waiting sequences by rank, and by arrival to count how often each was overtaken.
 #[derive(Default)]
 pub(crate) struct Queue {
     order: BTreeMap<Rank, (Key, u64)>,
@@ -39,7 +39,7 @@ impl Queue {
         }
     }
 
-    /// Those who arrived before `arrival` and still wait.
+    /// The sequences that arrived before `arrival` and still wait.
     pub(crate) fn before(&self, arrival: u64) -> Vec<Key> {
         let mut keys = Vec::new();
         for &(at, key) in self.arrivals.keys() {

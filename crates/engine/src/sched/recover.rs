@@ -6,7 +6,7 @@ use crate::request::{Finish, RequestId};
 use crate::sequence::{Key, Leaving, Place};
 
 impl Scheduler {
-    /// The formed step was not launched. False when it was tried often enough.
+    /// The formed step was not launched. False when no retries are left.
     pub(crate) fn not_launched(&mut self) -> bool {
         self.tries += 1;
         self.stats.retries += 1;
@@ -40,14 +40,14 @@ impl Scheduler {
         for id in ids {
             self.end_request(id, &Finish::Failed(why.to_owned()));
         }
-        // Those that had ended already were waiting for this row alone.
+        // Sequences that had already ended were only waiting for this row.
         for row in &rows {
             self.vacate_if_done(row.key);
         }
     }
 
-    /// The device holds nothing any more. Everybody waits again with the tokens confirmed so far;
-    /// what was in flight is computed again. After too many restarts without a confirmed step
+    /// The device's state is lost. All sequences wait again with the tokens confirmed so far; what was in
+    /// flight is computed again. After too many restarts without a confirmed step
     /// everything fails. `unreported` steps are still running on the device.
     pub(crate) fn restart(&mut self, why: &str, unreported: usize) {
         self.stats.restarts += 1;
@@ -97,8 +97,8 @@ impl Scheduler {
         }
     }
 
-    /// Choices whose prompt was never confirmed have nothing of their own yet: they split off again
-    /// when it is, so that nobody hears of an answer before hearing of the prompt.
+    /// Choices whose prompt was never confirmed are merged back: they split off again when it is, so that
+    /// a client gets no token before the prompt is reported done.
     fn rejoin_forks(&mut self) {
         for live in self.live.values_mut() {
             let parent = live.sequences[0];
@@ -113,7 +113,7 @@ impl Scheduler {
         }
     }
 
-    /// The planted bug: believe that the device still has what was confirmed.
+    /// The planted bug: treats confirmed tokens as still on the device.
     fn keep_seat(&mut self, key: Key) -> bool {
         let sequence = &mut self.sequences[key];
         let Place::Seated(at) = &mut sequence.place else { return false };

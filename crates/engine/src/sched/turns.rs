@@ -1,9 +1,9 @@
-//! Whose turn it is. Calls take turns; the requests of one call go in their order.
+//! The order of service. Calls take turns; the requests of one call go in their order.
 //!
-//! Start-time fair queueing over continuations: a request's turn is the number of continuations its
-//! call was promised before it, counted from the turn that was being served when the call came. A call
-//! of one request is served in order of arrival; one of many stretches over as many turns, and
-//! whoever comes meanwhile goes between them.
+//! Start-time fair queueing over continuations: a request's turn is the number of continuations that its
+//! call asked for before it, counted from the turn that was being served when the call came. A call of
+//! one request is served in order of arrival. A call of many spreads over as many turns, and requests
+//! that arrive meanwhile are served between them.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,7 @@ impl Turns {
         turn
     }
 
-    /// A turn behind all that its call was promised, for a continuation that made room for another
-    /// call.
+    /// A turn after all others of its call, for a continuation that was preempted for another call.
     pub(crate) fn back(&mut self, call: u64) -> u64 {
         let Some(entry) = self.calls.get_mut(&call) else { return self.now + 1 };
         entry.next = entry.next.max(self.now) + 1;

@@ -71,7 +71,7 @@ fn prompts_are_chunked_beside_decode_rows() {
 }
 
 /// Prompts that come one by one beside many rows share a step; one that comes alone, or is long, is fed at
-/// once; and nobody waits past the bound.
+/// once; and no prompt waits past the bound.
 #[test]
 fn short_prompts_wait_for_each_other() {
     let run = |gather: u32, prompt: usize, apart: usize| {

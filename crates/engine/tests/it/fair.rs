@@ -166,7 +166,7 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
 #[test]
 fn when_pages_run_out_the_largest_is_sent_back() {
     let config = || EngineConfig { prefix_cache: false, ..EngineConfig::default() };
-    // 70 pages of 4 tokens: the two large requests want 50 each in the end, the small one 10.
+    // 70 pages of 4 tokens: the two large requests need 50 each in the end, the small one 10.
     let mut engine = Engine::new(Echo::new(3, 70), config());
     let submit = |id: u64, prompt: u32, tokens: u32| {
         Event::Submit(Box::new(request(id, &long(id as u32, prompt), tokens)))

@@ -16,7 +16,7 @@ fn answer(grammar: Grammar, prompt: &[u32]) -> (String, Finish, u64) {
     let mut engine = Engine::new(Echo::new(4, 200), config);
     let mut constrained = request(1, prompt, 200);
     constrained.sampling.grammar = Some(compiled(&grammar, VOCAB));
-    // Somebody without a grammar beside it, who may run ahead.
+    // A request without a grammar beside it, which may run ahead.
     let events = vec![
         Event::Submit(Box::new(constrained)),
         Event::Submit(Box::new(request(2, &[3, 4, 5], 40))),
@@ -85,7 +85,7 @@ fn a_grammar_over_a_larger_vocabulary_is_refused() {
     assert!(matches!(reason, Reject::BadParameter { field: "grammar", .. }), "{reason}");
 }
 
-/// Masks that cost too much for one step are spread over several; nobody is left out, and a row
+/// Masks that cost too much for one step are spread over several; no row is left out, and a row
 /// without a grammar runs in every step.
 #[test]
 fn masks_of_one_step_are_bounded_in_all() {

@@ -1,4 +1,4 @@
-//! Rows that return none to k tokens in a step: every answer is what one at a time gives.
+//! Rows that return none to k tokens in a step: every answer is the same as with one token at a time.
 
 use crate::echo::{Echo, VOCAB, request};
 use crate::grammar::compiled;
@@ -80,7 +80,7 @@ fn a_row_with_a_grammar_returns_one_token_at_most() {
     assert!(masked > 2, "{masked} rows with a mask");
 }
 
-/// A row is never asked for more tokens than its answer wants, or has pages for.
+/// A row is never asked for more tokens than its answer still needs or has pages for.
 #[test]
 fn rows_are_asked_for_no_more_than_fits() {
     let (_, steps) = answers(5, vec![request(1, &[1, 2, 3], 9)]);

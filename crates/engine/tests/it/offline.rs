@@ -71,7 +71,7 @@ fn enough_ends_a_choice_and_stops_computing_it() {
     assert_eq!((of(0, 0).tokens.len(), of(0, 1).tokens.len()), (5, 8));
     assert!((0..2).all(|choice| of(0, choice).finish == Some(Finish::Stop(None))));
     assert_eq!((of(1, 0).tokens.len(), &of(1, 0).finish), (10, &Some(Finish::Length)));
-    // Nothing is heard past the end, and far fewer steps ran than 100 tokens take.
+    // No token is reported past the end, and far fewer steps ran than 100 tokens take.
     assert_eq!(heard.len(), 5 + 8 + 10);
     assert!(engine.stats().decode_steps < 20 && engine.engine().is_idle());
 }
