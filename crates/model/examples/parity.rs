@@ -1,4 +1,4 @@
-//! What a model computes from a seed, written down so that another program can be asked the same:
+//! Writes what a model computes from a seed, so that another program can be compared with it:
 //!
 //!     parity MODEL FOLDER [quick]
 //!

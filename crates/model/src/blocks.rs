@@ -148,7 +148,8 @@ pub(crate) fn rotate_and_attend(
     qkv: ValueId,
     options: &Attention,
 ) -> ValueId {
-    // Where llama.cpp multiplies queries instead of scores, rounding them afterwards, so does their norm.
+    // Where llama.cpp scales queries instead of scores and rounds them afterwards, the queries' norm scales
+    // them here.
     let (factor, scale) = match options.scaled_queries && b.is_ggml() {
         true => (options.scale, 1.0),
         false => (1.0, options.scale),
@@ -167,7 +168,7 @@ pub(crate) fn rotate_and_attend(
     b.ops().attention_capped("attn", qkv, scale, options.score_cap, window)
 }
 
-/// Behind the last layer's pages only the last token of each row matters: from there on it is the only one.
+/// After the last layer's KV write only the last token of each row matters: it is gathered there.
 pub(crate) fn last_tokens(b: &mut Builder<'_>, a: ValueId, x: ValueId) -> (ValueId, ValueId) {
     (last_token(b, "attn_last", a), last_token(b, "last", x))
 }

@@ -1,4 +1,4 @@
-//! Writes a family's program down together with its weights: each weight is declared where it is used, with the
+//! Builds a family's program together with its weights: each weight is declared where it is used, with the
 //! checkpoint tensors it comes from and its shape.
 
 use crate::config::{ModelConfig, Rope};
@@ -10,26 +10,26 @@ use graph::program::{
     ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
 };
 
-/// How numbers are kept on the device a program is for.
+/// The number formats of a program on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// Activations.
     pub act: DType,
     /// KV pages.
     pub kv: DType,
-    /// Weights, where not each as the device multiplies it fastest.
+    /// Weights; `None` stores each in the format that the device multiplies fastest.
     pub weights: Option<DType>,
 }
 
 impl Precision {
-    /// Nothing is rounded below float32: slow, and what everything else is compared with.
+    /// Nothing is rounded below float32: slow; the reference that other precisions are compared with.
     pub const EXACT: Precision =
         Precision { act: DType::F32, kv: DType::F32, weights: Some(DType::F32) };
 }
 
 /// What a builder must know besides the model.
 pub(crate) struct Setting<'a> {
-    /// How numbers are kept.
+    /// The number formats.
     pub(crate) precision: Precision,
     /// The longest context that is served.
     pub(crate) context: u32,
@@ -41,7 +41,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) stored: &'a dyn Fn(&WeightSpec) -> DType,
 }
 
-/// A model written down: what it computes, and what its memory must hold.
+/// A model's program, and what its memory must hold.
 #[derive(Clone, Debug)]
 pub struct Written {
     /// What it computes.
@@ -76,12 +76,12 @@ impl Source {
         Source { rotated: Some(elements), ..self }
     }
 
-    /// Only rows `from..from + rows` of it: checkpoints may join what others keep apart.
+    /// Only rows `from..from + rows` of it: some checkpoints join tensors that others store separately.
     pub const fn part(self, from: usize, rows: usize) -> Source {
         Source { from, rows, ..self }
     }
 
-    /// A norm's weight of which `config.json` checkpoints store what is above 1.
+    /// A norm's weight that `config.json` checkpoints store less 1.
     pub(crate) const fn less_one(self) -> Source {
         Source { less_one: true, ..self }
     }
@@ -92,7 +92,7 @@ impl Source {
     }
 }
 
-/// Writes a family's program and weights down. Mistakes are reported at the end, so that a family's code stays
+/// Builds a family's program and weights. Mistakes are reported at the end, so that a family's code stays
 /// free of `?`.
 pub struct Builder<'a> {
     config: &'a ModelConfig,
@@ -205,7 +205,7 @@ impl<'a> Builder<'a> {
         self.program.rms_norm_columns(name, x, from as u32, weight, self.config.norm_eps)
     }
 
-    /// `x` times the stacked rows of some tensors; `bias` says that each has one.
+    /// `x` times the stacked rows of some tensors; `bias` if each has one.
     pub(crate) fn linear(
         &mut self,
         name: &str,

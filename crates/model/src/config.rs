@@ -1,5 +1,4 @@
-//! What a model's files say about it besides its weights: the numbers that every decoder has, and the
-//! family's own.
+//! A model's configuration from its files: the numbers that every decoder has, and the family's own.
 
 mod bundled;
 mod fields;
@@ -19,7 +18,7 @@ use formats::{Error, Result, limits};
 use std::path::Path;
 use std::sync::Arc;
 
-/// How the model's authors suggest to sample. `None` where they say nothing.
+/// How the model's authors suggest to sample. `None` where they suggest nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct SamplingDefaults {

@@ -28,15 +28,15 @@ pub struct GraphExecutor {
     /// The steps in flight, oldest first.
     flight: VecDeque<Flight>,
     last: Option<Ran>,
-    /// After a loss the runners start over before the next step.
+    /// State was lost: the runners restart before the next step.
     lost: bool,
 }
 
-/// A step on its way.
+/// A step in flight.
 #[derive(Debug)]
 struct Flight {
     number: u64,
-    /// What was observed of each row; empty when nobody asked.
+    /// What was observed of each row; empty when no row asked.
     observed: Vec<Observed>,
 }
 
@@ -71,7 +71,7 @@ impl GraphExecutor {
         &self.runners
     }
 
-    /// The runners, to measure them; launching behind the executor's back breaks its promises.
+    /// The runners, to measure them. Do not launch here: the executor would lose track of steps in flight.
     pub fn runners_mut(&mut self) -> &mut Runners {
         &mut self.runners
     }
@@ -153,7 +153,7 @@ impl Executor for GraphExecutor {
     fn coverage(&self) -> Coverage {
         let coverage = self.runners.coverage();
         let limits = self.runners.bindings().state.limits;
-        // A disabled phase replays nothing, and may still run everything.
+        // A disabled phase replays nothing but can still run every step op by op.
         let or = |covered: u32, limit: u32| if covered == 0 { limit } else { covered };
         let prefill_tokens = or(coverage.prefill_tokens, limits.tokens);
         Coverage {
@@ -190,7 +190,7 @@ impl Executor for GraphExecutor {
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
         if self.lost {
-            // One that cannot even be emptied will not run anything again.
+            // A device that cannot even be reset will not run anything again.
             self.runners.reset().map_err(|error| ExecError::Gone(error.to_string()))?;
             self.lost = false;
         }
@@ -243,7 +243,7 @@ impl Executor for GraphExecutor {
     }
 }
 
-/// A device whose kernel failed writes no result: whoever waits for one asks now and then whether it lives.
+/// Decides when a wait for a result checks the device: one whose kernel failed never writes a result.
 #[derive(Default)]
 struct Vigil {
     polls: u32,
@@ -256,7 +256,7 @@ impl Vigil {
     /// Polls between two looks at the clock.
     const POLLS: u32 = 4096;
 
-    /// Counts a poll that found nothing; says whether it is time to ask.
+    /// Counts a poll that found nothing; returns whether it is time to check.
     fn is_over(&mut self) -> bool {
         self.polls = (self.polls + 1) % Self::POLLS;
         if self.polls > 0 {
@@ -270,7 +270,7 @@ impl Vigil {
     }
 }
 
-/// The step in the runners' words, in lists that are used again.
+/// Converts the engine's step to the runners' input, reusing its lists.
 fn translate(step: &Step, input: &mut StepInput) {
     input.steps = step.steps;
     input.rows.clear();

@@ -13,13 +13,13 @@ use std::fmt::Debug;
 pub struct Family {
     /// The `model_type` of `config.json`, and its name everywhere else.
     pub name: &'static str,
-    /// The architecture of GGUF files; empty if there are none of its own.
+    /// The architecture name in GGUF files; empty if it has none of its own.
     pub gguf: &'static str,
     /// Reads a configuration.
     pub read: fn(&Fields<'_>) -> Result<ModelConfig>,
 }
 
-/// What a family knows of a model besides the numbers that every decoder has.
+/// A family's part of a model: what differs from the numbers that every decoder has.
 pub trait Decoder: Debug + Send + Sync {
     /// Its rotations, each of them used by some layer.
     fn ropes(&self) -> Vec<Rope>;

@@ -1,6 +1,6 @@
 //! From a model's name to a device that is ready to run it: lay out, seal, fill, record. Nothing is
 //! estimated: weights, state and workspace are counted exactly, and pages take what is left of a GPU, or
-//! a modest part of a host's memory, which others use too.
+//! a modest part of a host's memory, which other programs use too.
 
 use crate::LoadError;
 use crate::builder::Precision;
@@ -15,7 +15,7 @@ use graph::program::Program;
 use graph::runner::Runners;
 use graph::{CompileTarget, Phase, ShapeKey};
 
-/// What KV pages take of a host's memory unless told otherwise.
+/// Bytes of KV pages in a host's memory by default.
 pub(crate) const CPU_KV_BYTES: u64 = 1 << 30;
 
 /// How a model is put on a device.
@@ -30,7 +30,7 @@ pub struct LoadOptions {
     pub prefill_tokens: Option<u32>,
     /// Tokens per page.
     pub page_size: u32,
-    /// Pages; `None` takes as many as `kv_bytes` says.
+    /// Pages; `None` takes as many as fit `kv_bytes`.
     pub pages: Option<u32>,
     /// Bytes of KV pages at most. `None` takes what is left of `memory_share` on a GPU; on a CPU
     /// `CPU_KV_BYTES`, or one whole context where that is more.
@@ -62,7 +62,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// What load tells while it works.
+/// The progress of a load.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
     /// Weights: bytes done, bytes in all.
@@ -85,12 +85,12 @@ pub struct LoadedExecutor {
     pub graphs: Resolved,
 }
 
-/// The precision a target computes with by itself.
+/// The precision a target computes with by default.
 pub fn precision(target: &dyn Target) -> Precision {
     Precision { act: target.activations(), kv: target.cache(), weights: None }
 }
 
-/// How many KV pages there are to be, where the device has room for `there`.
+/// The number of KV pages, where the device has room for `there`.
 fn kv_pages(
     program: &Program,
     limits: &StepLimits,

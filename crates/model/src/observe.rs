@@ -1,11 +1,11 @@
-//! What the model thought of a prompt: log-probabilities of its tokens, and their hidden states.
+//! Log-probabilities and hidden states of a prompt's tokens.
 //!
 //! The end of a prefill plan, from the last layer's output projection on, sees only the last token of
 //! each row: gathers take it from values of every token, which are kept to the end of the plan. Where a
 //! row asks for more, the last layer's attention runs again for every token (in the plan it is for the last ones
-//! only), and the plan's own nodes behind the gathers run again after the step, op by op, over
-//! as many tokens at a time as they have rows for; hidden states are read and normalised here. Such a
-//! step is waited for. A step that nobody asks anything of pays nothing.
+//! only), and the plan's own nodes after the gathers run again after the step, op by op, over
+//! as many tokens at a time as they have rows for; hidden states are read and normalised here. The host
+//! waits for such a step. A step without such requests costs nothing extra.
 
 use device::op::{Attention, Copy, Gather, LayerNorm, Norm, RmsNorm};
 use device::{Node, Op, Result, Tensor};
@@ -48,7 +48,7 @@ struct Tail<'a> {
     runners: &'a Runners,
     /// Attention of every token, where the plan has that of the last ones only.
     attention: Option<Node>,
-    /// What every token has, and where the end takes its rows from.
+    /// The values of every token from which the gathers take their rows.
     gathers: Vec<Gather>,
     /// From there to the last state of each row.
     layer: Vec<Node>,
@@ -67,7 +67,7 @@ struct FinalNorm {
     weight: Tensor,
     bias: Option<Tensor>,
     eps: f32,
-    /// Whether the mean is taken off first.
+    /// Whether the mean is subtracted first.
     centred: bool,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Tail<'a> {
         let behind = nodes.iter().rposition(|node| gather(node).is_some())? + 1;
         let mut layer = nodes[behind..].to_vec();
         for node in &mut layer {
-            // As many rows as there are here, not as the step had; and each by itself.
+            // Uses the rows given here, not the step's live count, and no handoff from the node before.
             node.op.detach();
         }
         let every = |node: &Node| {
@@ -184,7 +184,7 @@ impl FinalNorm {
         Some((*x, FinalNorm { weight: *weight, bias: *bias, eps: *eps, centred: true }))
     }
 
-    /// What is taken off each element of a row, and what multiplies it then.
+    /// The value subtracted from each element of a row, and the factor applied after.
     fn measure(&self, row: &[f32]) -> (f64, f64) {
         let count = row.len() as f64;
         let mean = match self.centred {

@@ -57,7 +57,7 @@ impl OpenModel {
         }
     }
 
-    /// The program for contexts of `context` tokens, with weights stored as the target wants them. Refuses a
+    /// The program for contexts of `context` tokens, with weights stored in the target's formats. Refuses a
     /// checkpoint whose tensors are not those of the program, and lists all of its problems at once.
     pub fn write(
         &self,
@@ -68,7 +68,7 @@ impl OpenModel {
     ) -> Result<Written, LoadError> {
         let config = &self.config;
         let stored = |spec: &WeightSpec| {
-            // A norm's weight less 1 is small: what is added must not round it away.
+            // A norm's weight less 1 is small: adding the 1 must not round it away.
             let dtype = |part: &Part| match (part.add, part.factor) {
                 (0.0, 1.0) => self.dtype(part),
                 _ => DType::F32,
@@ -76,7 +76,7 @@ impl OpenModel {
             let parts: Vec<DType> = spec.parts.iter().map(dtype).collect();
             target.stored(spec.kind, &parts, spec.rows(), spec.cols())
         };
-        // ggml adds a head's products in the order of the file.
+        // ggml sums the terms of a head's dot product in the order of the file.
         let pairs = match numerics {
             Numerics::Ggml => config.pairs,
             Numerics::Fast => Pairs::Halves,

@@ -1,15 +1,15 @@
-//! Which checkpoint tensors make up each weight of a program, and in what order their rows stand.
+//! Which checkpoint tensors each weight of a program is made of, and the order of their rows.
 //!
-//! A program wants fewer, larger matrices than a checkpoint holds: q, k and v in one, gate and up
-//! alternating row by row. All of that is an arrangement of rows, so quantised weights are arranged
-//! without being touched: a row is whole blocks.
+//! A program uses fewer, larger matrices than a checkpoint holds: q, k and v in one, gate and up
+//! alternating row by row. These only rearrange rows, and a row is whole blocks, so quantised
+//! weights are rearranged without conversion.
 
 use device::DType;
 use device::op::Pairs;
 use device::target::WeightUse;
 use std::ops::Range;
 
-/// How the rows of the parts stand in the weight.
+/// How the rows of the parts are arranged in the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrange {
     /// All rows of the first part, then of the second, …

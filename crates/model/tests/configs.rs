@@ -1,4 +1,4 @@
-//! Configurations as published files write them, and as nobody should.
+//! Configurations as in published files, and invalid ones.
 
 #[path = "../../formats/tests/make/mod.rs"]
 mod make;

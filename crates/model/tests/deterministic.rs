@@ -51,7 +51,7 @@ fn request(prompt: Vec<u32>, seed: u64, temperature: f32) -> Request {
     Request::new(RequestId(0), prompt, sampling)
 }
 
-/// The request whose answer is looked at, and company for it.
+/// The request whose answer is compared, and others beside it.
 fn mine(temperature: f32) -> Request {
     request((0..75).map(|n| n * 13 % 1000).collect(), 9, temperature)
 }

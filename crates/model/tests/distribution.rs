@@ -54,7 +54,7 @@ impl Bench {
     }
 }
 
-/// One sampler: parameters, a mask, and what they make of logits.
+/// One sampler: parameters, a mask, and the distribution they give for logits.
 struct Sampler {
     name: &'static str,
     params: SeatParams,
@@ -210,7 +210,7 @@ fn check(name: &str, weights: &[f64], counts: &[u64]) {
 fn check_device(device: &Device) {
     let mut bench = Bench::new(device);
     bench.draw(&SeatParams::greedy(), None);
-    // Greedy rows leave their logits as they were.
+    // Greedy rows leave their logits unchanged.
     let logits: Vec<f64> =
         bench.executor.read_logits(0).unwrap().into_iter().map(f64::from).collect();
     for sampler in samplers() {

@@ -58,7 +58,7 @@ fn golden(case: &str) -> Golden {
     Golden { tokens, logits, hidden }
 }
 
-/// What float32 leaves after two layers, whoever adds in which order.
+/// The float32 error after two layers, for any order of summation.
 const EXACT: f32 = 1e-4;
 /// The same where a logarithm follows.
 const EXACT_LOG: f32 = 2e-4;

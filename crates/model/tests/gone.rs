@@ -1,5 +1,5 @@
-//! A GPU whose kernel failed writes no result and runs nothing again: whoever waits hears why, and soon. It
-//! fails for the whole process, so it does so in one of its own.
+//! A GPU whose kernel failed writes no result and runs nothing again: a waiting request soon gets the reason.
+//! The GPU fails for the whole process, so the test runs in a process of its own.
 
 mod models;
 
@@ -57,7 +57,7 @@ fn lose_the_gpu() {
             break;
         }
     }
-    // Whoever comes after that is told at once.
+    // Later requests fail at once.
     assert!(engine.gone().is_some_and(|why| why.contains("CUDA_ERROR")), "{:?}", engine.gone());
     for output in engine.step_wait(1_000_000, vec![submit(3)]) {
         let Output::Finished { finish, .. } = output else { panic!("{output:?}") };

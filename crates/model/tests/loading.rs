@@ -1,4 +1,4 @@
-//! What is wrong with a checkpoint's tensors is said all at once.
+//! All problems of a checkpoint's tensors are reported at once.
 
 mod models;
 
@@ -24,7 +24,7 @@ fn with_header(change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> temp
 #[test]
 fn missing_extra_and_wrong_tensors_are_listed_at_once() {
     let folder = with_header(|tensors| {
-        // One that has another name is missing and extra; one is turned around.
+        // A renamed tensor is both missing and extra; another has its dimensions swapped.
         let norm = tensors.remove("model.norm.weight").unwrap();
         tensors.insert("model.surprise.weight".into(), norm);
         let up = tensors.get_mut("model.layers.1.mlp.up_proj.weight").unwrap();

@@ -179,7 +179,7 @@ fn rows_do_not_see_each_other() {
             let want = alone.feed(9, prompt, &mut std::iter::repeat(prompt.len()));
             alone.same(&format!("row {seat} of 256"), &want, &all[seat as usize]);
         }
-        // One token more of each, beside 1,500 tokens of somebody new.
+        // One token more of each, beside 1,500 prompt tokens of a new sequence.
         let long = prompt(1500, 77);
         let mut step = Step::default();
         bench.join(&mut step, 255, 0, 1500, &[]);

@@ -1,4 +1,4 @@
-//! The programs of real models replay what they say: every family of `goldens/` × every backend × every
+//! Replays of real models' programs equal their plans: every family of `goldens/` × every backend × every
 //! bucket × random batches, each step run op by op and by replay from the same state and compared byte
 //! for byte. On the CPU, and the same on a GPU when there is one.
 

@@ -66,7 +66,7 @@ type Flags = &'static [(&'static str, &'static str)];
 
 type Answers = BTreeMap<(u64, u32), (Vec<(Token, Option<f32>)>, Option<Finish>)>;
 
-/// Ten requests, some while others run; pages are scarce if `pages` says so.
+/// Ten requests, some while others run; `pages` may be too few for all of them.
 fn answers(device: &Device, flags: &[(&str, &str)], pages: Option<u32>) -> (Answers, u64) {
     let mut engine = Engine::new(executor(device, flags, pages), EngineConfig::default());
     let vocab = 64;
@@ -110,8 +110,8 @@ fn tokens(answers: &Answers) -> Vec<(Vec<Token>, Option<Finish>)> {
 fn preparing_and_repeating_change_no_answer() {
     let _turn = turn();
     for device in devices() {
-        // Requests arrive between launches, so a row's company depends on how many steps a launch has: one
-        // order of summation for all, and no answer may know.
+        // Requests arrive between launches, so the other rows of a step depend on how many steps a launch
+        // has. With one order of summation for all, no answer may depend on it.
         let fixed = ("graph-kernels", "fixed");
         let (wanted, _) = answers(&device, &[fixed], None);
         assert!(wanted.values().any(|(_, finish)| matches!(finish, Some(Finish::Stop(_)))));
@@ -125,8 +125,8 @@ fn preparing_and_repeating_change_no_answer() {
             let (found, _) = answers(&device, &[fixed, (flag, value)], None);
             assert_eq!(wanted, found, "--{flag} {value} on {}", device.describe());
         }
-        // Too few pages for everybody: rows run out of them in the middle of a launch.
-        // Those who come back are fed again as prompts: the same tokens, log-probabilities to rounding.
+        // Too few pages for all: rows run out of them in the middle of a launch.
+        // Preempted sequences are fed again as prompts: the same tokens, log-probabilities equal up to rounding.
         let (pressed, preempted) = answers(&device, &[fixed, ("graph-steps", "8")], Some(14));
         assert_eq!(tokens(&wanted), tokens(&pressed), "under pressure on {}", device.describe());
         assert!(preempted > 0, "there were enough pages after all");
@@ -136,7 +136,7 @@ fn preparing_and_repeating_change_no_answer() {
 #[test]
 fn steady_decoding_allocates_nothing() {
     let _turn = turn();
-    // The CPU alone: what a GPU's driver does in a launch is not ours to count.
+    // The CPU only: a GPU's driver may allocate in a launch.
     let device = device::cpu::open(Some(1), false).unwrap();
     // Two steps in each call, for two are in flight.
     let cases: [(Flags, usize, usize); 4] = [

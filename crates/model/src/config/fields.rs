@@ -75,7 +75,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether a GGUF file has a tensor; JSON does not tell.
+    /// Whether a GGUF file has a tensor; false for JSON, which lists none.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.checkpoint().is_some_and(|checkpoint| checkpoint.get(name).is_some())
     }
@@ -225,7 +225,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses another activation than the named ones; what the config does not say is the first.
+    /// Refuses any activation but the named ones; the first is the default.
     pub(crate) fn activation(&self, json: &str, allowed: &[&str]) -> Result<()> {
         match self.text(json, "")? {
             Some(found) if !allowed.contains(&found) => {
@@ -235,7 +235,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The error for a value that is well-formed and that this family does not have.
+    /// The error for a well-formed value that this family does not support.
     pub(crate) fn unsupported(
         &self,
         field: &str,
@@ -245,7 +245,7 @@ impl<'a> Fields<'a> {
         Error::unsupported(self.file, field, found, allowed)
     }
 
-    /// The error for a value that cannot be.
+    /// The error for an invalid value.
     pub(crate) fn invalid(&self, field: &str, found: impl Display, allowed: impl Display) -> Error {
         Error::invalid(self.file, 0, field, found, allowed)
     }

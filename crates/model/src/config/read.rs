@@ -20,7 +20,7 @@ const TURN_ENDS: [&str; 7] = [
     "<end_of_turn>",
 ];
 
-/// What a family says about fields that its configs may leave out.
+/// A family's defaults for fields that its configs may leave out.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     /// The longest context.
@@ -83,11 +83,11 @@ impl ModelConfig {
             dtype: dtype(f)?,
             sampling: f.metadata().map_or(Ok(SamplingDefaults::default()), gguf_sampling)?,
         };
-        // Families make lists as long as these numbers say.
+        // Check these first: families allocate lists of these lengths.
         config.checked(f.file())
     }
 
-    /// Takes a `generation_config.json` in and checks everything.
+    /// Applies a `generation_config.json` and checks everything.
     pub(crate) fn finish(
         mut self,
         family: &Family,
@@ -125,7 +125,7 @@ impl ModelConfig {
     }
 }
 
-/// Stands where the family has not given its own numbers yet.
+/// A placeholder until the family's own numbers are read.
 #[derive(Debug)]
 struct NoDecoder;
 
@@ -148,7 +148,7 @@ fn refuse_other_weights(f: &Fields<'_>) -> Result<()> {
     }
 }
 
-/// Rows of the embedding: a GGUF file need not say how many tokens there are.
+/// Rows of the embedding: a GGUF file need not name the vocabulary's size.
 fn vocab(f: &Fields<'_>) -> Result<usize> {
     let Some(gguf) = f.metadata() else { return f.required("vocab_size", "") };
     let embed = f.checkpoint().and_then(|checkpoint| checkpoint.get("token_embd.weight"));

@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct Rope {
     /// Base of the geometric series of frequencies.
     pub theta: f64,
-    /// What is done to the series.
+    /// How the series is scaled.
     pub scaling: RopeScaling,
     /// Elements of a head that are rotated, the first ones; `None` is all of them.
     pub rotated: Option<usize>,
@@ -42,8 +42,8 @@ pub enum RopeScaling {
     },
     /// One divisor per frequency, as GGUF stores Llama 3.1's (`rope_freqs.weight`).
     Divisors(Vec<f32>),
-    /// Phi-3: one divisor per frequency, of two lists by the longest context that is served: answers do not change
-    /// in the middle of a sequence.
+    /// Phi-3: one divisor per frequency, from one of two lists. The longest context that is served decides which, so
+    /// that it does not change in the middle of a sequence.
     Long {
         /// For contexts up to `original`.
         short: Vec<f32>,
@@ -67,7 +67,7 @@ impl Rope {
         Rope { scaling: RopeScaling::Still, ..Rope::plain(1.0) }
     }
 
-    /// What a configuration says at its top level. Families with several rotations read their own.
+    /// The rotation at the top level of a configuration. Families with several rotations read their own.
     pub fn read(f: &Fields<'_>) -> Result<Rope> {
         let theta = f.number("rope_theta", "rope.freq_base")?;
         if f.is_gguf() {
@@ -99,7 +99,7 @@ impl Rope {
         }
     }
 
-    /// What one object of `config.json` says; `theta` where it names none.
+    /// The rotation in one object of `config.json`; `theta` is the default base.
     pub fn of(f: &Fields<'_>, theta: Option<f64>) -> Result<Rope> {
         let theta = f.number("rope_theta", "")?.or(theta).unwrap_or(10_000.0);
         let kind = match f.text("rope_type", "")? {
@@ -138,7 +138,7 @@ impl Rope {
         turned.chain(std::iter::repeat_n(0.0, (head_dim - rotated) / 2)).collect()
     }
 
-    /// What multiplies cosines and sines.
+    /// The factor of cosines and sines.
     pub fn scale(&self) -> f32 {
         match &self.scaling {
             RopeScaling::Long { scale, .. } => *scale as f32,

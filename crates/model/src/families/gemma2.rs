@@ -16,7 +16,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     let window = f.size("sliding_window", "attention.sliding_window")?.or(Some(4_096));
     let rope = Rope::read_whole(f, config.head_dim)?;
     let cap = |json, gguf, usual: f64| {
-        // A config that says nothing has the usual cap; one that says null has none.
+        // Without the field the default cap applies; null means no cap.
         let said = f.is_gguf() || f.mentions(json);
         Ok::<_, formats::Error>(match f.number(json, gguf)? {
             None if said => None,
@@ -52,8 +52,8 @@ pub(super) fn base(f: &Fields<'_>, defaults: Defaults) -> Result<ModelConfig> {
     ModelConfig::read(f, defaults)
 }
 
-/// What multiplies scores. GGUF files do not say; the largest model has its heads' share of the hidden size, the others
-/// the head's size.
+/// The factor of scores. GGUF files do not store it; it derives from hidden size / heads in the largest model, from the
+/// head's size in the others.
 pub(super) fn scale(f: &Fields<'_>, config: &ModelConfig, largest: usize) -> Result<f32> {
     let own = match f.is_gguf() && config.layers == largest {
         true => config.hidden as f64 / config.q_heads as f64,
@@ -77,7 +77,7 @@ pub(super) struct Gemma {
     pub(super) windowed_rope: Rope,
     /// Norms over the elements of each query and key head.
     pub(super) head_norms: bool,
-    /// What multiplies scores.
+    /// The factor of scores.
     pub(super) scale: f32,
     /// Scores stay below this.
     pub(super) score_cap: Option<f32>,

@@ -14,7 +14,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.not("mlp_bias", "")?;
     let mut config =
         ModelConfig::read(f, Defaults { max_position: 131_072, ..Defaults::default() })?;
-    // A config that says nothing means 4096; one that says null means none.
+    // Without the field the window is 4096; null means no window.
     let window = match f.mentions("sliding_window") {
         true => f.size("sliding_window", "")?,
         false => Some(4_096),

@@ -21,8 +21,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     Ok(config)
 }
 
-/// The window of each layer: Qwen's configs name one that is not used unless they say so, and the first layers do
-/// without.
+/// The window of each layer: Qwen's configs name one that is used only if `use_sliding_window` is true, and never in
+/// the first layers.
 pub(super) fn windows(f: &Fields<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
     let used = f.is_gguf() || f.bool("use_sliding_window", "")? == Some(true);
     let window = f.size("sliding_window", "attention.sliding_window")?.filter(|&n| used && n > 0);
