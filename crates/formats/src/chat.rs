@@ -1,9 +1,9 @@
 //! Chat templates: from messages to the text a model was trained on.
 //!
-//! A template is a program in a Jinja dialect that comes with the model, so it is as hostile as the
-//! rest of the file, and messages are as hostile as anybody. The grammar is minijinja's; what runs
-//! the program is ours, so that every step it takes, every byte it reads and every value it makes
-//! is paid for from a budget. It is compiled and run on threads with a stack of known size, sees
+//! A template is a program in a Jinja dialect that comes with the model, so it is as untrusted as the
+//! rest of the file, and messages come from untrusted clients. The grammar is minijinja's; the
+//! interpreter is our own, so that every step it takes, every byte it reads and every value it makes
+//! is charged to a budget. It is compiled and run on threads with a stack of known size, sees
 //! nothing but what it is given, and writes nothing but its result.
 //!
 //! The dialect is that of `transformers`: `trim_blocks` and `lstrip_blocks`, loop controls, Python's

@@ -14,7 +14,7 @@ use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What a checkpoint says about one tensor.
+/// The entry of one tensor in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// Name in the checkpoint.
@@ -82,7 +82,7 @@ impl Checkpoint {
         } else if starts_with_magic(path)? {
             checkpoint.add_gguf_splits(path)?;
         } else if name.ends_with(".gguf") {
-            // Let the parser say what is wrong with the magic.
+            // The parser reports what is wrong with the magic.
             checkpoint.add_gguf(path)?;
         } else {
             checkpoint.add_safetensors(path)?;

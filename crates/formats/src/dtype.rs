@@ -170,8 +170,8 @@ impl DType {
     }
 }
 
-/// Elements of a tensor of that shape; `None` when the product overflows in any order, which it can
-/// behind a dimension of zero.
+/// Elements of a tensor of that shape; `None` when multiplying the dimensions overflows in any order, even if
+/// one of them is zero.
 pub(crate) fn elements(shape: &[u64]) -> Option<usize> {
     let widest =
         shape.iter().try_fold(1usize, |n, &d| n.checked_mul(usize::try_from(d.max(1)).ok()?));

@@ -1,4 +1,4 @@
-//! The one error type: a line that says where, what was found and what is allowed.
+//! The one error type: a line with the place, what was found and what is allowed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub enum Error {
         file: PathBuf,
         /// What was tried, as in "cannot open".
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A value in a file is not what the format allows.
@@ -30,7 +30,7 @@ pub enum Error {
         /// What may stand there.
         allowed: String,
     },
-    /// The file is well-formed but asks for something Dacapo does not do.
+    /// The file is well-formed but asks for something that Dacapo does not support.
     #[error("{}: {field}: {found} is not supported; supported: {allowed}", file.display())]
     Unsupported {
         /// The file.
@@ -56,7 +56,7 @@ pub enum Error {
     /// Text that cannot be tokenized.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
-    /// Text of more tokens than the caller wants.
+    /// Text of more tokens than the caller allows.
     #[error("tokenizer: text: found more than {max_tokens} tokens, allowed: at most {max_tokens}")]
     TooLong {
         /// How many there may be.
@@ -86,7 +86,7 @@ impl Error {
         }
     }
 
-    /// A value that is well-formed and that Dacapo does not do.
+    /// A well-formed value that Dacapo does not support.
     pub fn unsupported(
         file: &Path,
         field: impl AsRef<str>,

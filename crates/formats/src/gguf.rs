@@ -1,7 +1,7 @@
 //! GGUF headers, versions 2 and 3, little-endian: metadata and the tensor table.
 //!
-//! [`Gguf::read`] reads the header once, front to back, and believes no number before comparing it
-//! with what is left of the file. Tensor data is not touched here.
+//! [`Gguf::read`] reads the header once, front to back, and checks every number against what is
+//! left of the file before using it. Tensor data is not touched here.
 
 mod cursor;
 mod value;

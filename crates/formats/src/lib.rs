@@ -1,14 +1,14 @@
-//! Hostile bytes in, checked values out.
+//! Parses untrusted model files into checked values.
 //!
-//! A model arrives as files somebody else wrote: safetensors or GGUF weights, a tokenizer, a chat
+//! A model's files come from untrusted sources: safetensors or GGUF weights, a tokenizer, a chat
 //! template. This crate turns them into plain values and promises three things:
 //!
 //! - every size is compared with the file's length, and with a named cap in [`limits`], before
 //!   anything is allocated for it;
-//! - every refusal is one line that says file, offset, field, what was found and what is allowed
+//! - every error is one line with file, offset, field, what was found and what is allowed
 //!   ([`Error`]);
 //! - there is no `unsafe` and no memory map. Weights are read with positioned reads straight into
-//!   memory the caller owns, so a file that shrinks under us is an error and never a signal.
+//!   memory the caller owns, so a file that shrinks meanwhile is an error and never a signal.
 //!
 //! ```no_run
 //! use formats::{checkpoint::Checkpoint, tokenizer::Tokenizer};

@@ -14,7 +14,7 @@ pub(crate) const GGUF_STRING_BYTES: u64 = 4 << 20;
 /// Elements in all arrays of one GGUF file together: a string element costs 24 bytes of memory for
 /// 8 bytes of file, so this cap is what bounds memory.
 pub(crate) const GGUF_ARRAY_ELEMENTS: u64 = 4 << 20;
-/// Largest alignment of GGUF tensor data; the default is 32 and nobody needs more than a huge page.
+/// Largest alignment of GGUF tensor data; the default is 32, and a huge page is the most that is useful.
 pub(crate) const GGUF_ALIGNMENT: u64 = 2 << 20;
 /// Files one split GGUF checkpoint may have.
 pub(crate) const GGUF_SPLITS: u64 = 1_024;

@@ -1,7 +1,7 @@
 //! Scalar dequantisation: the reference that every fast path is compared with.
 //!
 //! Each function computes exactly what the format defines, in the order of operations of the
-//! `gguf` package, so results are equal to the last bit. Speed is somebody else's business.
+//! `gguf` package, so results are equal to the last bit. It is not optimised for speed.
 
 mod k;
 mod legacy;

@@ -141,7 +141,7 @@ struct Entry {
 }
 
 /// The JSON object at the head of a file. Read by hand because serde's maps keep the last of two
-/// equal keys, and a file in which two readers see different tensors is an attack.
+/// equal keys, and a file in which two parsers see different tensors is an attack.
 struct Header {
     metadata: BTreeMap<String, String>,
     tensors: Vec<(String, Entry)>,

@@ -2,8 +2,8 @@
 //!
 //! Both sources are read into the same parts (a BPE model, added tokens, a normaliser, a
 //! pre-tokenizer) and run through the same pipeline, so a model gives the same ids whichever file
-//! it came in. The ids are those of the Python `tokenizers` package; what a published decoder does
-//! not need is refused by name. Words are cut and merged one after the other: memory is a small
+//! it came in. The ids are those of the Python `tokenizers` package; features that no published
+//! decoder needs are refused by name. Words are cut and merged one after the other: memory is a small
 //! multiple of the text, and [`Tokenizer::encode_limited`] stops as soon as a text is too long.
 //!
 //! Control tokens (`<|im_end|>` and the like) have two readings. [`Tokenizer::encode`] recognises
@@ -136,7 +136,7 @@ impl Tokenizer {
         self.pipeline.encode(text, marker, add_special, max_tokens)
     }
 
-    /// Refuses a text of `bytes` that is longer than anything may be, or than `max_tokens` of the
+    /// Refuses a text of `bytes` that is longer than any text may be, or than `max_tokens` of the
     /// longest token.
     fn refuse_long(&self, bytes: usize, max_tokens: usize) -> Result<()> {
         if bytes > limits::ENCODE_BYTES {
@@ -156,8 +156,8 @@ impl Tokenizer {
         self.longest
     }
 
-    /// How many tokens a text of `bytes` has at least, by the length of the longest token: what
-    /// can be said of a text without looking at it.
+    /// How many tokens a text of `bytes` has at least, by the length of the longest token: a bound
+    /// that needs only the text's length.
     pub fn fewest_tokens(&self, bytes: usize) -> usize {
         self.longest.map_or(0, |longest| bytes.div_ceil(longest))
     }

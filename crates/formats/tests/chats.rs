@@ -1,4 +1,4 @@
-//! Chat templates that try to hurt, and chats that try to escape.
+//! Malicious chat templates, and messages that try to inject control tokens.
 
 use formats::chat::ChatTemplate;
 use formats::tokenizer::Tokenizer;

@@ -1,4 +1,4 @@
-//! Files made to hurt: every one is refused with one line, in no time, without much memory.
+//! Malicious files: every one is refused with one line, quickly and with little memory.
 //!
 //! Each case names the class of published vulnerability it stands for; `fuzz/README.md` lists them.
 
@@ -89,7 +89,7 @@ fn gguf_tensors_lie_within_the_file_and_apart() {
         |name: &str, shape: &[u64], kind, offset| good().tensor(name, shape, kind, offset).bytes();
     refused(gguf(&with("c", &[], 0, 96)), "dimensions of tensor c");
     refused(gguf(&with("c", &[1; 5], 0, 96)), "dimensions of tensor c");
-    // The product of dimensions overflows, or only its size in bytes does.
+    // The number of elements overflows, or only the size in bytes does.
     refused(gguf(&with("c", &[1 << 32, 1 << 32], 0, 96)), "shape of tensor c");
     refused(gguf(&with("c", &[1 << 62], 0, 96)), "shape of tensor c");
     refused(gguf(&with("c", &[u64::MAX, 2], 0, 96)), "shape of tensor c");
@@ -288,7 +288,8 @@ proptest! {
         let mut damaged = whole;
         let at = at.index(damaged.len());
         damaged[at] = to;
-        // Damage may leave a file that needs less: one byte, and it has no tensors. So a part of it need not be refused.
+        // A changed byte may leave a valid file that needs fewer bytes, for instance one without tensors. So a
+        // truncated file is not always refused.
         for bytes in [&damaged[..], &damaged[..cut]] {
             if let Ok(gguf) = gguf(bytes) {
                 let _ = Tokenizer::from_gguf(&gguf).map(|tokenizer| tokenizer.encode("abba", true));
@@ -296,7 +297,7 @@ proptest! {
         }
     }
 
-    /// Headers that say arbitrary things in the right form.
+    /// Well-formed headers with arbitrary contents.
     #[test]
     fn no_header_panics_safetensors(
         shape in prop::collection::vec(any::<u64>(), 0..4),

@@ -1,5 +1,5 @@
-//! Templates and messages made to hurt: each is refused with one line, in little time, and all of
-//! them together within a quarter of a gigabyte. Alone in its process, so that memory can be told.
+//! Malicious templates and messages: each is refused with one line, in little time, and all of
+//! them together within a quarter of a gigabyte. Alone in its process, so that memory can be measured.
 
 mod measure;
 mod sources;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What the slowest takes is about a second; the machine may be busy.
+/// The slowest takes about a second; the machine may be busy.
 const TIME: Duration = Duration::from_secs(30);
 const MEGABYTES: u64 = 256;
 
@@ -26,7 +26,7 @@ fn render(source: &str, messages: &Value, extra: &Map<String, Value>) -> formats
 
 #[track_caller]
 fn refused(name: &str, source: &str, messages: &Value, extra: &Map<String, Value>) {
-    // What the messages themselves take is not the template's.
+    // The memory of the messages themselves is not counted.
     let before = measure::now();
     let start = Instant::now();
     let made = render(source, messages, extra);

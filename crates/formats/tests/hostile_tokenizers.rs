@@ -1,5 +1,5 @@
-//! Tokenizer files and texts made to hurt, in little time and within bounded memory. Alone in its
-//! process, so that memory can be told.
+//! Malicious tokenizer files and texts are handled in little time and bounded memory. Alone in its
+//! process, so that memory can be measured.
 
 mod make;
 mod measure;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What the slowest takes is a few seconds; the machine may be busy.
+/// The slowest takes a few seconds; the machine may be busy.
 const TIME: Duration = Duration::from_secs(60);
 
 fn data(name: &str) -> PathBuf {
@@ -52,7 +52,7 @@ fn replace(pattern: Value, content: &str) -> Value {
     json!({"type": "Replace", "pattern": pattern, "content": content})
 }
 
-/// Runs `act` and holds it to time and memory; what it made.
+/// Runs `act`, checks its time and memory, and returns its result.
 #[track_caller]
 fn bounded<T>(name: &str, megabytes: u64, act: impl FnOnce() -> T) -> T {
     let before = measure::now();
@@ -187,7 +187,7 @@ fn files_and_texts_are_held_to_time_and_memory() {
     refused("many states", &split("(?:[ab]*a[ab]{13}c)|a|b"), &random_ab(), "too");
     refused("nested repetitions", &split("(a+)+$"), &(text.clone() + "!"), "too long");
 
-    // Files that are large where nobody looks.
+    // Files that are large in fields that are not used.
     let zeros = format!("[{}0]", "0,".repeat(20_000_000));
     let raw = |field: &str| {
         format!("{{\"{field}\":{zeros},\"model\":{{\"vocab\":{{\"a\":0}}}}}}").into_bytes()

@@ -59,8 +59,8 @@ fn normaliser(random: &mut Random) -> Value {
         9 => json!({"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}),
         10 => json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""}),
         _ => {
-            // The crate forgets where text came from that was put in the place of nothing, and
-            // then has it twice.
+            // The crate loses the origin of text that replaces an empty match, and then emits it
+            // twice.
             let pattern = Some(random.one(&EXPRESSIONS)).filter(|&&e| e != "x*").unwrap_or(&"x+");
             json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "b "})
         }
@@ -93,8 +93,8 @@ fn pre_tokenizer(random: &mut Random, first: bool) -> Value {
             }),
             5 => json!({"type": "Digits", "individual_digits": random.coin()}),
             6 => {
-                // The crate asks where a piece was in the original text, which pieces of pieces
-                // and what a normaliser made know only roughly.
+                // The crate uses a piece's position in the original text, which is only approximate for
+                // nested pieces and for normalised text.
                 let schemes: &[&str] =
                     if first { &["first", "never", "always"] } else { &["never", "always"] };
                 json!({

@@ -1,7 +1,7 @@
-//! What one rendering may use: steps, bytes read, memory held, time.
+//! The budget of one rendering: steps, bytes read, memory held, time.
 //!
-//! A template comes with a model and messages come from anybody, so every value that a rendering
-//! makes is paid for here before it exists, and given back when it is dropped.
+//! Templates and messages are untrusted, so every value that a rendering makes is charged here before
+//! it exists, and its memory is given back when it is dropped.
 
 use super::fault::{Fault, Outcome};
 use crate::limits;
@@ -35,7 +35,7 @@ impl Budget {
         }
     }
 
-    /// Pays for one step.
+    /// Charges one step.
     pub(super) fn step(&self) -> Outcome<()> {
         let Some(left) = self.steps.get().checked_sub(1) else {
             let cap = limits::TEMPLATE_STEPS;
@@ -46,7 +46,7 @@ impl Budget {
         if left % 1_024 == 0 { self.look_at_the_clock() } else { Ok(()) }
     }
 
-    /// Pays for reading or writing `bytes`.
+    /// Charges reading or writing `bytes`.
     pub(super) fn work(&self, bytes: usize) -> Outcome<()> {
         let Some(left) = self.work.get().checked_sub(bytes as u64) else {
             let cap = limits::TEMPLATE_WORK;

@@ -16,12 +16,12 @@ impl Fault {
         Self { words: words.into(), line: None }
     }
 
-    /// What a template says with `raise_exception`.
+    /// The message of a template's `raise_exception`.
     pub(super) fn raised(words: &str) -> Self {
         Self { words: format!("raised by the template: {words}"), line: Some(0) }
     }
 
-    /// Says where it happened, unless that is known better.
+    /// Sets the line where it happened, unless one is set already.
     pub(super) fn at(mut self, line: u32) -> Self {
         self.line.get_or_insert(line);
         self

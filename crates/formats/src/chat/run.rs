@@ -220,7 +220,7 @@ impl<'b> Run<'b> {
             self.budget.step()?;
             if let Some(scope) = self.scopes.last_mut() {
                 scope.names.clear();
-                // Nobody else has it, unless a template keeps it somewhere.
+                // Usually the only reference, unless the template stored it somewhere.
                 match Arc::get_mut(&mut state) {
                     Some(state) => state.index = index,
                     None => state = Arc::new(state.at(index)),
@@ -608,13 +608,13 @@ fn undefined(expr: &Expr) -> Fault {
     Fault::new(format!("{} is undefined", describe(expr)))
 }
 
-/// Says which of two values was undefined, where that is what went wrong.
+/// Names which of two values was undefined, if that caused the error.
 fn name_undefined(fault: Fault, values: [(&Expr, &Value); 2]) -> Fault {
     let undefined = values.into_iter().find(|(_, value)| value.is_undefined());
     undefined.map_or(fault, |(expr, _)| self::undefined(expr))
 }
 
-/// An expression in a few words.
+/// A short description of an expression.
 fn describe(expr: &Expr) -> String {
     match expr {
         Expr::Var(name) => name.to_string(),

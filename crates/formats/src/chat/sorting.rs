@@ -76,8 +76,8 @@ fn keyed(
     Ok(keyed)
 }
 
-/// The items of `keyed` in the order of their keys. Pays for every comparison, and gives up at
-/// the first that has no answer.
+/// The items of `keyed` in the order of their keys. Charges every comparison, and fails at the
+/// first pair that cannot be compared.
 fn sorted(run: &Run, mut keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<Value>> {
     let mut fault: Option<Fault> = None;
     keyed.sort_by(|a, b| {

@@ -1,7 +1,7 @@
 //! From the source of a template to a [`tree`](super::tree).
 //!
 //! The grammar is minijinja's: its parser reads the source. That parser calls itself for every
-//! `not`, `elif` or bracket, so the words of the source are counted before it sees them.
+//! `not`, `elif` or bracket, so the tokens of the source are counted before it is called.
 
 use super::fault::{Fault, Outcome};
 use super::tree::{Arg, Comparison, Expr, For, Kind, Macro, Math, Name, Stmt, Target};

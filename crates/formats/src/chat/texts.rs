@@ -1,4 +1,4 @@
-//! What filters and methods make of texts. Each result is paid for while it is made.
+//! Text operations of filters and methods. Each result is charged to the budget while it is made.
 
 use super::args::{self, Args};
 use super::budget::Budget;

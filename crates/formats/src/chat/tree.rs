@@ -1,4 +1,4 @@
-//! A compiled template: what is left of its source.
+//! The syntax tree of a compiled template.
 
 use super::value::Value;
 use std::sync::Arc;

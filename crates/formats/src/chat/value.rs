@@ -139,7 +139,7 @@ impl std::ops::Deref for Items {
 }
 
 impl From<&str> for Value {
-    /// A text of the template itself, which nobody pays for.
+    /// A text of the template itself, which is not charged to the budget.
     fn from(text: &str) -> Self {
         Value::Str(Arc::new(Text { text: text.into(), _held: None }))
     }
@@ -217,7 +217,7 @@ impl Value {
         }
     }
 
-    /// What kind of value it is, in Python's words.
+    /// The name of its type, as in Python.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Value::Undefined => "undefined",
@@ -254,7 +254,7 @@ impl Value {
         }
     }
 
-    /// Equality as Python has it. Costs what is compared.
+    /// Equality as in Python. Charges the bytes compared.
     pub(super) fn equals(&self, budget: &Budget, other: &Value) -> Outcome<bool> {
         budget.step()?;
         Ok(match (self, other) {
@@ -439,7 +439,7 @@ pub(super) struct Builder<'b> {
     budget: &'b Budget,
     text: String,
     held: Held,
-    /// How long the text may get before more is to be paid.
+    /// The length up to which the text is charged already.
     paid: usize,
 }
 
@@ -459,7 +459,7 @@ impl<'b> Builder<'b> {
         Ok(())
     }
 
-    /// Pays for `length` bytes, and for some more: texts are made in small parts.
+    /// Charges `length` bytes and some in advance: texts are made in small parts.
     fn pay(&mut self, length: usize) -> Outcome<()> {
         if length > limits::RENDERED_BYTES {
             let cap = limits::RENDERED_BYTES;

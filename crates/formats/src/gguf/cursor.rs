@@ -1,4 +1,4 @@
-//! A reader that knows where it is and how much of the file is left.
+//! A reader that tracks its offset and how much of the file is left.
 
 use crate::{Error, Result, limits};
 use std::fmt::Display;
@@ -88,7 +88,7 @@ impl<'a, R: Read> Cursor<'a, R> {
         Ok(count)
     }
 
-    /// A count of array elements, which all arrays of the file share one budget for.
+    /// A count of array elements. All arrays of the file share one limit.
     pub(super) fn array_count(&mut self, field: &str, each: u64) -> Result<u64> {
         let cap = limits::GGUF_ARRAY_ELEMENTS - self.array_elements;
         let count = self.count(field, cap, each)?;

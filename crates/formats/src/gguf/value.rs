@@ -1,4 +1,4 @@
-//! Metadata values. Widths are dropped on reading: nothing downstream cares whether a count was
+//! Metadata values. Integer widths are dropped on reading: it does not matter whether a count was
 //! written as u8 or u64.
 
 use super::cursor::Cursor;

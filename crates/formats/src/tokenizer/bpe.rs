@@ -54,7 +54,7 @@ pub(super) struct Known {
     pub(super) joint: (char, char),
 }
 
-/// A model as a file describes it, not yet believed.
+/// A model as a file describes it, not yet checked.
 #[derive(Default)]
 pub(super) struct Description {
     pub(super) vocab: Vec<(String, u32)>,

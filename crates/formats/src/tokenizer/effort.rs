@@ -1,4 +1,5 @@
-//! What one call may cost, counted and not timed, so that the same text always gets the same answer.
+//! A limit on the work of one call. It counts bytes, not time, so that the same text always gets the
+//! same answer.
 
 use crate::{Error, Result, limits};
 
@@ -15,7 +16,7 @@ impl Effort {
         Self { left }
     }
 
-    /// Pays for `bytes`, or says that the text takes too long.
+    /// Counts `bytes`; an error if the text takes too long.
     pub(super) fn spend(&mut self, bytes: usize) -> Result<()> {
         match self.left.checked_sub(bytes) {
             Some(left) => {

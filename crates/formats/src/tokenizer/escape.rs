@@ -5,7 +5,7 @@
 //! message contains, after its first character. The marker breaks the match and is taken out of
 //! the text before merging, so that:
 //!
-//! - a message without control tokens renders and encodes exactly as without us, merges across
+//! - a message without control tokens renders and encodes exactly as without escaping, merges across
 //!   the seam between template and message included;
 //! - templates may trim, split, slice and compare messages as they like;
 //! - a message with control tokens gives the ids of their letters.
@@ -22,7 +22,7 @@ pub struct Escaped {
 }
 
 impl Escaped {
-    /// The text a person sees: without markers.
+    /// The text without markers.
     pub fn visible(&self) -> String {
         self.text.replace(self.marker, "")
     }
@@ -97,8 +97,8 @@ impl Escaper {
     /// Whether `rest`, which begins with `first`, begins with a control token, or is all of it the
     /// beginning of one.
     fn opens(&self, first: char, rest: &str) -> bool {
-        // Controls that `rest` begins with come before it, and so does nothing behind them that
-        // does not begin with them too.
+        // In sorted order, control texts that are prefixes of `rest` come before it; any entry between
+        // such a prefix and `rest` begins with that prefix too.
         let behind = self.controls.partition_point(|control| control.text.as_str() <= rest);
         let mut before = behind.checked_sub(1);
         let same = before.map_or(0, |at| {
@@ -111,7 +111,7 @@ impl Escaper {
             }
             before = self.controls[at].shorter;
         }
-        // A letter at the end of "user" begins no control token worth breaking a role for.
+        // Do not break the last letter of a role such as "user" because a control token begins with it.
         !first.is_alphanumeric()
             && rest.len() <= self.longest
             && self.controls.get(behind).is_some_and(|control| control.text.starts_with(rest))

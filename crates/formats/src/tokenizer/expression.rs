@@ -1,10 +1,10 @@
 //! Regular expressions from a tokenizer file, matched in linear time.
 //!
-//! The file chooses the expression and somebody else the text, so nothing that backtracks may run
-//! here. Expressions are compiled to an automaton that reads each byte once; the reading is counted
+//! The expression comes from the file and the text from a client, so a backtracking matcher could be
+//! made to run for ever. Expressions are compiled to an automaton that reads each byte once; the reading is counted
 //! against the [`Effort`] of one call, because many matches that each look far ahead are quadratic
 //! even so. The one look-ahead that published tokenizers use, `\s+(?!\S)` as an alternative of its
-//! own, is no regular language but easily decided once `\s+` has matched; all others are refused.
+//! own, is not regular but easily decided once `\s+` has matched; all others are refused.
 
 use super::effort::Effort;
 use crate::{Error, Result, limits};
@@ -114,7 +114,7 @@ impl Expression {
                 continue;
             };
             if end == at && last_end == Some(end) {
-                // An empty match right behind another is none.
+                // An empty match right after another match does not count.
                 at += step;
                 continue;
             }
@@ -201,7 +201,7 @@ fn first_line(error: &dyn std::error::Error) -> String {
     cause.lines().last().unwrap_or_default().to_owned()
 }
 
-/// Refuses what the `regex` dialect reads differently from the one that tokenizers are written in:
+/// Refuses syntax that the `regex` dialect reads differently from the dialect of tokenizer files:
 /// `a++` is possessive there and twice a repetition here.
 fn check_syntax(pattern: &str) -> std::result::Result<(), String> {
     struct Possessive;

@@ -64,7 +64,7 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     Ok((pipeline.around(prefix, suffix), bytes))
 }
 
-/// SentencePiece BPE: no merges are stored, a token's score says how early it is merged.
+/// SentencePiece BPE: no merges are stored, a token's score decides how early it is merged.
 fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let tokens = Tokens::read(gguf)?;
     let add_space = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
@@ -137,7 +137,7 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<Known>> {
     Ok(merges.into_iter().map(|(_, known)| known).collect())
 }
 
-/// What the file says a whole text begins and ends with.
+/// The ids that the file puts before and after a whole text.
 fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
     let adds_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
     let adds_eos = gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);

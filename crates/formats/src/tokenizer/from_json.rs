@@ -465,7 +465,7 @@ fn around(path: &Path, processor: Option<&Value>) -> Result<(Vec<u32>, Vec<u32>)
         Err(Error::unsupported(path, "post_processor", found, allowed))
     };
     match processor.get("type").and_then(Value::as_str) {
-        // Adjusts offsets only, which nobody reads.
+        // Adjusts only offsets, which are not used here.
         Some("ByteLevel") => Ok((Vec::new(), Vec::new())),
         Some("Sequence") => {
             let steps = processor.get("processors").and_then(Value::as_array);

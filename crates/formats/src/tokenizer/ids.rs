@@ -1,4 +1,4 @@
-//! Where the ids of a text are gathered, up to as many as the caller wants.
+//! Collects the ids of a text, up to the caller's limit.
 
 use crate::{Error, Result};
 

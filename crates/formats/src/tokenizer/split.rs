@@ -1,4 +1,4 @@
-//! Cutting a text into the words that are merged each on its own.
+//! Cuts a text into words, each of which is merged on its own.
 //!
 //! Words come out one after the other and are never all in memory.
 
@@ -20,7 +20,7 @@ pub(super) enum Behaviour {
     Contiguous,
 }
 
-/// When a text gets a mark for the space that is not before it.
+/// When a text gets a leading space mark that is not in it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Prepend {
@@ -78,7 +78,7 @@ pub(super) struct PreTokenizer(pub(super) Vec<Step>);
 pub(super) type Sink<'a> = dyn FnMut(&mut Effort, &str) -> Result<()> + 'a;
 
 impl PreTokenizer {
-    /// Calls `sink` with every word of `text`. `first` says that nothing stands before it.
+    /// Calls `sink` with every word of `text`. `first` if it is the beginning of the whole text.
     pub(super) fn words(
         &self,
         text: &str,
@@ -195,7 +195,7 @@ fn run(
     }
 }
 
-/// Puts matches and gaps together as a [`Behaviour`] says.
+/// Combines matches and gaps according to a [`Behaviour`].
 struct Gather {
     behaviour: Behaviour,
     last_matched: bool,

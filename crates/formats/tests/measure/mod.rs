@@ -1,7 +1,7 @@
-//! How much memory this process has.
+//! The memory of this process.
 
-/// Megabytes of the line that begins with `name` in what the system tells about this process;
-/// nothing where it does not.
+/// Megabytes in the line that begins with `name` in the system's status of this process; `None`
+/// where there is none.
 fn megabytes(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(name));
@@ -9,12 +9,12 @@ fn megabytes(name: &str) -> u64 {
     kilobytes.unwrap_or(0) / 1024
 }
 
-/// What it has had at most.
+/// The peak.
 pub(crate) fn peak() -> u64 {
     megabytes("VmHWM:")
 }
 
-/// What it has now.
+/// The current use.
 pub(crate) fn now() -> u64 {
     megabytes("VmRSS:")
 }

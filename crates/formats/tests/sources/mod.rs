@@ -1,4 +1,4 @@
-//! Chat templates made to hurt: every one must be refused, when it is compiled or when it is
+//! Malicious chat templates: every one must be refused, when it is compiled or when it is
 //! rendered over a chat. Shared with the tests of the program.
 
 /// `part` so many times, in lines of a length that the parser can count.
