@@ -1,4 +1,4 @@
-//! Counts allocations: the allocator of tests that say there are none.
+//! Counts allocations, for tests that check that there are none.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ pub fn allocations() -> usize {
     ALLOCATIONS.load(Ordering::SeqCst)
 }
 
-// SAFETY: hands everything on to the system's allocator.
+// SAFETY: passes every call to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);

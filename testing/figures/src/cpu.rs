@@ -1,5 +1,4 @@
-//! The CPU's figures: read bandwidth, what waiting does to its caches, what an op costs to dispatch, what a replay
-//! costs.
+//! The CPU's figures: read bandwidth, cache misses after a wait, the cost of dispatching an op, the cost of a replay.
 
 use super::{Row, host_us, median};
 use device::op::Fill;
@@ -67,8 +66,9 @@ fn memory() -> Vec<u64> {
 /// Cache lines of a walk: some two for each node of a large graph.
 const LINES: usize = 400;
 
-/// Microseconds to look at scattered cache lines again after so long a wait. Nothing of ours pushes them out meanwhile, but
-/// others may; a driver that launches a graph seldom finds its lists in the same state.
+/// Microseconds to read scattered cache lines again after a wait of this length. This process does not evict them
+/// meanwhile, but others may. A driver that launches a graph only now and then finds its lists in the same
+/// state.
 fn walk(words: &[u64], wait: Duration) -> Result<f64> {
     median(61, || {
         let start = Instant::now();

@@ -1,5 +1,5 @@
-//! The GPU's figures, taken below the ops: bandwidth, the price of a boundary between kernels, of a
-//! launch, of recording, and of crossing to the host.
+//! The GPU's figures, measured below the ops: bandwidth, and the cost of a boundary between kernels, of a
+//! launch, of recording, and of a round trip to the host.
 
 use super::{Row, host_us, median};
 use device::mail::{Mapped, Words};
@@ -96,7 +96,7 @@ impl Bench<'_> {
 
     /// Bytes per second of reading the big span once.
     fn read_rate(&self) -> Result<f64> {
-        // Memory nobody wrote may not be backed as memory in use is, and zeroes are not data.
+        // Unwritten memory may not be backed like memory in use, and zeroes are not typical data.
         let noise = self.launch_fill();
         self.record(&noise, false)?.replay()?;
         let read = self.record(&[self.read(self.memory.big, 8)], false)?;

@@ -1,5 +1,5 @@
-//! What the hardware gives: the figures every plan for speed starts from, measured on the machine at
-//! hand. Figures are medians of several runs after a warm-up.
+//! Measures the hardware of this machine: bandwidths, rates and latencies that performance is compared
+//! with. Figures are medians of several runs after a warm-up.
 
 mod cpu;
 mod cuda;
@@ -47,7 +47,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Measures a device, and the CPU beside it if it is a GPU. `progress` hears what is measured next.
+/// Measures a device, and the CPU beside it if it is a GPU. `progress` gets the name of what is measured next.
 pub fn run(device: &Device, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     let mut rows = Vec::new();
     if device.kind() == DeviceKind::Cuda {
@@ -59,7 +59,7 @@ pub fn run(device: &Device, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     Ok(Table { device: device.describe(), rows })
 }
 
-/// Floating-point operations per second of a large bf16 product on the device: what prefill is compared
+/// Floating-point operations per second of a large bf16 GEMM on the device: what prefill is compared
 /// with. On a GPU that is limited by power, the figure is one under load.
 pub fn matrix_rate(device: &Device) -> Result<f64> {
     matrix::rate(device)

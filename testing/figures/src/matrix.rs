@@ -1,4 +1,4 @@
-//! The rate of a large matrix product through the public ops: what prefill is compared with.
+//! The rate of a large GEMM through the public ops: what prefill is compared with.
 
 use super::median;
 use device::op::{Linear, Noise};
@@ -6,9 +6,8 @@ use device::variant::{LinearVariant, Pick};
 use device::{DType, Device, DeviceKind, Node, Op, OpenArena, Region, Result, Tensor};
 use std::time::Instant;
 
-/// Multiply-adds × 2 per second of one product as large as the device does well, and of the format it does best: random
-/// bf16 numbers on a GPU, whose clocks follow what is multiplied; packed 8-bit weights on the CPU. The median of
-/// several under load.
+/// Multiply-adds × 2 per second of one GEMM of a size and format that suit the device: random bf16 numbers on a GPU,
+/// whose clocks depend on the values multiplied; packed 8-bit weights on the CPU. The median of several under load.
 pub(super) fn rate(device: &Device) -> Result<f64> {
     let cuda = device.kind() == DeviceKind::Cuda;
     let (rows, side, times) = if cuda { (8192, 8192, 12) } else { (256, 1024, 3) };
