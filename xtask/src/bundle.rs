@@ -1,5 +1,5 @@
 //! `cargo xtask bundle`: the program, the tests and the script that a machine with a GPU and no Rust needs to
-//! show what only it can (`tools/gpu/check`), as one archive.
+//! run the tests that need a GPU (`tools/gpu/check`), as one archive.
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Message, Metadata};
@@ -8,7 +8,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What the archive may weigh: it is meant to be copied to machines over slow lines.
+/// The largest size of the archive: it is copied to machines over slow lines.
 const MOST_BYTES: u64 = 48 << 20;
 
 /// What is not compiled, and where the bundle has it.
@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
         fs::remove_dir_all(&folder).context("the last bundle cannot be removed")?;
     }
     let tested = ["-p", "device", "-p", "graph", "-p", "engine"];
-    // Tests check their arithmetic, so they are built as ever; the long run would take hours that way.
+    // Tests are built with overflow checks, as usual; the long run is not, since it would take hours that way.
     for (place, command, of) in [
         ("tests", &["test", "--no-run", "--lib", "--tests"][..], &tested[..]),
         ("bin", &["build", "--release"], &[]),

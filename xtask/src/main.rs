@@ -1,9 +1,9 @@
-//! Chores of development, run as `cargo xtask NAME`: nothing here is part of what users get.
+//! Development tasks, run as `cargo xtask NAME`; not part of the product.
 //!
-//! `tidy` holds the rules that neither rustc nor clippy can see: which crate may know which, where
-//! `unsafe` may stand, how long a file or a function may be, which public items nothing uses, and what
-//! must never be written into the project. `bundle`
-//! packs what is tested and measured on a machine with a GPU and no toolchain.
+//! `tidy` checks rules that neither rustc nor clippy can: which crate may depend on which, where
+//! `unsafe` is allowed, how long a file or a function may be, which public items are unused, and what
+//! must never be written into the project. `bundle` packs what is tested and measured on a machine with a
+//! GPU and no toolchain.
 
 mod bundle;
 mod tidy;

@@ -1,4 +1,4 @@
-//! Which crate may know which: the table of `docs/ARCHITECTURE.md`, held against `cargo metadata`.
+//! Which crate may depend on which: the table of `docs/ARCHITECTURE.md`, compared with `cargo metadata`.
 
 use super::Problem;
 use cargo_metadata::Metadata;
@@ -95,7 +95,7 @@ pub(super) fn check(edges: &[Edge]) -> Vec<Problem> {
             complain(format!("it may know only {known:?}"));
         }
         for (outside, members, why) in ONLY_IN {
-            // Tests may hold a part against something that the part itself must not know.
+            // Tests may compare a part with a crate that the part itself must not depend on.
             if *outside == edge.to && !edge.only_tests && !members.contains(&edge.from.as_str()) {
                 complain((*why).into());
             }

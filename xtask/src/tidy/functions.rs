@@ -1,4 +1,4 @@
-//! No function is longer than what is read at once.
+//! No function is longer than a limit.
 
 use super::Problem;
 use super::syntax::is_test;

@@ -25,7 +25,7 @@ pub(super) struct Source {
     pub(super) syntax: syn::File,
 }
 
-/// A library and who may use it.
+/// A library and the packages that may use it.
 pub(super) struct Library {
     /// Its folder, with a slash at the end.
     pub(super) folder: String,
@@ -118,7 +118,7 @@ struct Public {
 struct Surface {
     path: String,
     items: Vec<Public>,
-    /// Names that count as used whoever uses the library.
+    /// Names that always count as used.
     always: BTreeSet<String>,
     /// A name, and what it is called where it is exported.
     renamed: Vec<(String, String)>,

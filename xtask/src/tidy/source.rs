@@ -1,12 +1,12 @@
-//! Rules for single files: their names, their length, and what must not stand in them.
+//! Rules for single files: their names, their length, and what they must not contain.
 
 use super::Problem;
 use super::text::{self, Line};
 
-/// A file longer than this is not read in one sitting.
+/// The longest a file may be: it should be read in one sitting.
 const MAX_LINES: usize = 700;
 
-/// Names that say nothing about what is inside.
+/// File and folder names that do not describe their contents.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc"];
 
 /// The only crates that may hold `unsafe`: the device, and the allocator that tests count with.
@@ -48,7 +48,7 @@ const UNFINISHED_WORDS: &[&str] = &[concat!("FIX", "ME"), concat!("XX", "X")];
 const MACHINE_FOLDERS: &[&str] =
     &[concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
-/// Settings that tie a build to somebody's own mirror of a registry.
+/// Settings that tie a build to a private mirror of a registry.
 const REGISTRY_SETTINGS: &[&str] = &[
     concat!("replace", "-with"),
     concat!("index", "-url"),
@@ -57,7 +57,7 @@ const REGISTRY_SETTINGS: &[&str] = &[
     concat!("sparse", "+http"),
 ];
 
-/// Where a lock file may say that a package comes from.
+/// Package sources that a lock file may name.
 const LOCK_SOURCES: &[&str] =
     &["https://github.com/rust-lang/crates.io-index", "https://registry.npmjs.org/"];
 
@@ -95,7 +95,7 @@ pub(super) fn check_text(path: &str, source: &str) -> Vec<Problem> {
 }
 
 fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
-    // Tests of a file stand at its end.
+    // A file's tests are at its end.
     let tests = lines.iter().position(|line| line.code.contains("#[cfg(test)]"));
     for (at, line) in lines.iter().enumerate() {
         let mut complain = |what: String| problems.push(Problem::new(path, at + 1, what));
@@ -138,7 +138,7 @@ fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
 }
 
 /// Whether an unsafe block or implementation starts here. Declarations (`unsafe fn`, `unsafe
-/// extern`, a type or a trait) pass the duty on to whoever calls, who has a block of their own.
+/// extern`, a type or a trait) pass the duty on to the caller, who has an unsafe block.
 fn needs_reason(code: &str) -> bool {
     code.match_indices("unsafe").any(|(at, word)| {
         let rest = code[at + word.len()..].trim_start();
@@ -146,7 +146,7 @@ fn needs_reason(code: &str) -> bool {
     })
 }
 
-/// Whether a reason stands on the line, or above it with nothing but the same statement between.
+/// Whether a reason is on the line, or above it with only the same statement in between.
 fn has_reason(lines: &[Line], at: usize) -> bool {
     let names_reason = |line: &Line| line.comment.contains("SAFETY:");
     if names_reason(&lines[at]) {

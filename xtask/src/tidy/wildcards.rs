@@ -1,4 +1,4 @@
-//! A `match` over ops names every op: with `_` an op that is added later is forgotten in silence.
+//! A `match` over ops names every op: with `_`, an op that is added later would be missed without an error.
 
 use super::Problem;
 use super::syntax::is_test;
@@ -6,7 +6,7 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Arm, ExprMatch, File, ItemFn, ItemImpl, ItemMod, Pat, Path, Type};
 
-/// The enums that grow.
+/// The enums whose variants are added over time.
 const ENUMS: &[&str] = &["Op", "ProgramOp"];
 
 /// Wildcard arms beside arms that name ops, outside tests.
@@ -48,7 +48,7 @@ impl<'ast> Visit<'ast> for Names<'_> {
     }
 }
 
-/// Whether a pattern takes whatever is left.
+/// Whether a pattern matches everything left.
 fn takes_all(pattern: &Pat) -> bool {
     match pattern {
         Pat::Wild(_) => true,
