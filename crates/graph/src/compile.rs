@@ -273,6 +273,6 @@ pub fn compile(
         splits: marks.splits,
         values,
     };
-    debug_assert_eq!(plan.check(), vec![], "the placement pass broke its own promise");
+    debug_assert_eq!(plan.check(), vec![], "the placement pass made an invalid plan");
     Ok(plan)
 }

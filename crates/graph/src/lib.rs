@@ -1,7 +1,7 @@
 //! Device graphs from models: a [`program::Program`] says what a model computes, [`compile()`] turns
 //! it into a [`Plan`] per [`ShapeKey`], and a runner records and replays plans through one of four
 //! backends. Program and plan are plain data, so that explaining, diffing, checking and accounting are
-//! ordinary functions, and everything can be proved on a CPU.
+//! ordinary functions, and everything can be tested on a CPU.
 //!
 //! This crate knows shapes and phases. It knows no requests, no models and no addresses.
 

@@ -128,7 +128,7 @@ impl StepOutput {
         (0..self.ends.len()).map(|index| self.row(index))
     }
 
-    /// The same, with tokens to take away.
+    /// The same, mutable, so that tokens can be moved out.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [TokenOutput]> {
         let (mut rest, mut start) = (&mut self.tokens[..], 0);
         self.ends.iter().map(move |&end| {
@@ -147,7 +147,7 @@ struct Pending {
     top: usize,
 }
 
-/// A launch that may run further steps by itself.
+/// A launch that may run further steps without the host.
 #[derive(Clone, Copy, Debug)]
 struct Repeating {
     /// Its first step.
@@ -222,8 +222,8 @@ impl Mailbox {
     }
 
     /// Writes what changed for the next launch, which will run `key`, and returns its number. Refused
-    /// while two launches are under way: both banks are theirs. Until [`Mailbox::sent`] the number is
-    /// not used up.
+    /// while two launches are under way, because they use both banks. The number is taken only by
+    /// [`Mailbox::sent`].
     pub fn post(&mut self, input: &StepInput, key: &ShapeKey) -> Result<u64, MailError> {
         if let Some(Repeating { first: launch, .. }) = self.repeating {
             return Err(MailError::Repeating { launch });
@@ -264,7 +264,7 @@ impl Mailbox {
         Ok(number)
     }
 
-    /// The launch posted last is on its way.
+    /// The launch posted last was started.
     pub fn sent(&mut self) {
         self.launched += 1;
         if self.key.as_ref().is_some_and(|key| key.form == Form::Repeated) {

@@ -1,4 +1,4 @@
-//! Where the bytes go, exactly. Everything but the graphs themselves is laid out before there is any
+//! An exact account of memory. Everything but the graphs themselves is laid out before there is any
 //! memory; graphs are measured when they are recorded.
 
 use crate::plan::bytes;
@@ -15,7 +15,7 @@ pub struct Line {
     pub bytes: u64,
 }
 
-/// What a model takes.
+/// The memory of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Account {
     /// Regions, then graphs per phase.

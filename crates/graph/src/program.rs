@@ -1,8 +1,8 @@
 //! A model as plain data: ops over named values with symbolic shapes. It holds no address, no device
 //! and no batch size, so it can be printed, stored as JSON, checked and compiled anywhere.
 //!
-//! A program is *unfused*: norm, linear, add, gate·mul, rope and attention stand apart, as in the
-//! paper. What runs together is decided by [`mod@crate::compile`].
+//! A program is *unfused*: norm, linear, add, gate·mul, rope and attention are separate ops.
+//! [`mod@crate::compile`] decides which of them to fuse.
 
 mod builder;
 mod check;
@@ -17,7 +17,7 @@ use device::DType;
 use device::operand::{Operands, Plain, Unset};
 use serde::{Deserialize, Serialize};
 
-/// A length that is known only per bucket, or always.
+/// A length: constant, or set by the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dim {
@@ -207,7 +207,7 @@ pub struct Step {
     pub mark: Option<Mark>,
 }
 
-/// The numbers of a model that shapes follow from.
+/// The numbers of a model that determine its shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelShape {
     /// Width of the residual stream.

@@ -100,7 +100,7 @@ pub(crate) fn within_budget(
     let (mut kept, mut q) = (Vec::new(), most);
     loop {
         kept.push(candidates[j].0);
-        let (_, previous) = best[j][q].expect("the way back goes where the way there went");
+        let (_, previous) = best[j][q].expect("every state on the best path was reached");
         q -= candidates[j].1.div_ceil(unit) as usize;
         if previous == usize::MAX {
             kept.reverse();

@@ -1,4 +1,4 @@
-//! Programs whose layers keep different things of their tokens.
+//! Programs whose layers have different KV caches.
 
 mod world;
 

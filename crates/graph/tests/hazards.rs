@@ -267,7 +267,7 @@ const PLANTS: &[Plant] = &[
         let sealed: device::Result<Arena> = world.device.seal(OpenArena::new());
         sealed.expect_err("the planted bug was not found").to_string()
     }),
-    ("a step that no graph covers runs slowly and nobody knows", "SGLang 33900", || {
+    ("a step that no graph covers runs slowly and is not reported", "SGLang 33900", || {
         let target = CompileTarget::cpu();
         let world = World::new(&Sample::tiny().build("tiny"), &target);
         let config = |buckets| RunnerConfig {
@@ -285,7 +285,7 @@ const PLANTS: &[Plant] = &[
         let world = World::new(&Sample::tiny().build("tiny"), &target);
         let mut runners = world.runners(&target, BackendKind::Full, ("2", "16"));
         let mut traffic = Traffic::new(world.limits, PAGES, 3);
-        // What coverage promises replays; a scheduler that believes the limits instead does not.
+        // Every step within the coverage replays; a scheduler that uses the limits instead forms steps that do not.
         for (admitted, planted) in
             [(runners.coverage().decode_rows, false), (world.limits.rows, true)]
         {
@@ -303,7 +303,7 @@ const PLANTS: &[Plant] = &[
     ("lazy recording grows without end", "llama.cpp 28652", || {
         let target = CompileTarget::cpu();
         let world = World::new(&Sample::tiny().build("tiny"), &target);
-        // Held to its budget, a lazy runner keeps what fits; with the budget lost, it keeps all.
+        // With its budget a lazy runner keeps the graphs that fit; without it, it keeps all.
         let kept = |budget: Option<u64>| {
             let lazy = |buckets| RunnerConfig {
                 capture: Capture::Lazy,
@@ -354,7 +354,7 @@ fn every_planted_bug_is_found() {
     }
 }
 
-/// One replay of many goes wrong, in what the step is there to write or in what another seat has seen.
+/// One replay of many goes wrong, in what the step writes or in another seat's seen tokens.
 #[test]
 fn a_replay_that_goes_wrong_once_is_found() {
     let verify = |wrong: u32, others: bool| {

@@ -45,8 +45,8 @@ fn nor_in_launches_of_several_steps() {
     run_clean_and_dirty(BackendKind::Full, REPLAYS / 4, 1, 1);
 }
 
-/// The long run: pages come and go, what is dead is poisoned now and then, and replay never leaves
-/// what running op by op gives.
+/// The long run: pages come and go, dead memory is poisoned now and then, and replay always equals
+/// running op by op.
 #[test]
 fn replay_does_not_drift_from_eager() {
     let lives = soak_lives();
@@ -58,8 +58,8 @@ fn replay_does_not_drift_from_eager() {
     });
 }
 
-/// As long, for loops on one stream, which is what an engine has: beside single steps by graph, which are not
-/// slow as those op by op are.
+/// As long, for loops on one stream, as an engine has. Compared with single steps by graph, which are faster than
+/// op by op.
 #[test]
 fn loops_do_not_drift_from_single_steps() {
     run_clean_and_dirty(BackendKind::Full, soak_steps(5_000), 97, 1);

@@ -86,7 +86,7 @@ fn replay_is_eager_whoever_prepares() {
 
 #[test]
 fn a_wrong_mirror_shows() {
-    // The blocks are what the device reads: spoil one and the tokens are others.
+    // The device reads the blocks: changing one changes the tokens.
     let program = Sample::tiny().build("tiny");
     let target = CompileTarget::cpu();
     let run = |spoil: bool| {

@@ -1,4 +1,4 @@
-//! Replay is eager, bit for bit: every backend, every bucket, grown, shrunk, padded and alternated.
+//! Replay equals eager execution bit for bit: every backend, every bucket, grown, shrunk, padded and alternated.
 
 mod world;
 

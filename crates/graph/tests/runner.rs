@@ -147,7 +147,7 @@ fn lazy_capture_records_what_is_wanted_and_stays_bounded() {
         assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "earned");
         let mut recordings = 0;
         let mut before: Vec<ShapeKey> = Vec::new();
-        // Traffic that swings between four sizes must not record at every swing.
+        // Traffic that alternates between four sizes must not record at every change.
         for round in 0..40 {
             decode(&mut runners, &mut traffic, [1, 2, 4, 8][round % 4]).unwrap();
             let now: Vec<ShapeKey> =

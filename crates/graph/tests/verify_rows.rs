@@ -1,4 +1,4 @@
-//! Steps whose rows have several tokens each: what verifies drafts.
+//! Steps whose rows have several tokens each, as used to verify drafts.
 
 mod world;
 

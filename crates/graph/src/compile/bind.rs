@@ -163,8 +163,8 @@ impl Binder<Symbolic> for Places<'_> {
         !self.key.single() && only_gathered(self.steps, value)
     }
 
-    /// All but the last member's results stay inside: a linear's as the f32 sums they are, others as they are
-    /// declared. One that is made in place stays where it was.
+    /// Results of all members but the last stay inside the fused op: a linear's as f32 sums, others in their declared
+    /// type. A value made in place keeps its span.
     fn members(&self, members: &[ProgramOp]) -> Result<Vec<Op>, CompileError> {
         let mut places = self.clone();
         let mut inside = Inside::new(self.bindings.workspace.arena);

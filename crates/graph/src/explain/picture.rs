@@ -1,6 +1,6 @@
 //! A plan as a picture: nodes from left to right, below them the workspace, every buffer a box as wide
-//! as its life. Layers that are alike are drawn once. Heights are logarithmic: next to the logits
-//! nothing else would be seen.
+//! as its life. Layers that are alike are drawn once. Heights are logarithmic: otherwise only
+//! the logits would be visible.
 
 use crate::plan::{PlacedValue, Plan, bytes};
 use std::fmt::Write;
@@ -15,7 +15,7 @@ const HEIGHT: f64 = 250.0;
 const OPS: [&str; 8] =
     ["prologue", "embed", "linear", "attention", "rms_norm", "rope_kv", "gather", "sample"];
 
-/// What stands in a column.
+/// The contents of a column.
 enum Column {
     Node(usize),
     /// Layers that look like the one before them.
@@ -150,8 +150,8 @@ impl Plan {
         }
     }
 
-    /// Buffers that are seen: values in the same place for the same time are one, and what lives and
-    /// dies among the layers that are not drawn is not drawn.
+    /// The buffers to draw: values in the same place for the same time are one buffer, and buffers that
+    /// live only within layers that are not drawn are left out.
     fn buffers(&self, columns: &Columns) -> Vec<Buffer<'_>> {
         let mut seen: Vec<Buffer<'_>> = Vec::new();
         for value in &self.values {

@@ -46,7 +46,7 @@ pub struct RunnerConfig {
 }
 
 impl RunnerConfig {
-    /// A backend and buckets, everything else as by default.
+    /// This backend and these buckets; everything else has its default.
     pub fn new(backend: BackendKind, buckets: Buckets) -> RunnerConfig {
         RunnerConfig {
             backend,
@@ -80,7 +80,7 @@ impl RunnerConfig {
     }
 }
 
-/// Where recording stands.
+/// The progress of recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Graphs done.
@@ -248,7 +248,7 @@ impl<P: PhaseRule> Runner<P> {
         self.record_buckets(progress)
     }
 
-    /// [`Runner::record_all`] for one whose nodes are prepared.
+    /// [`Runner::record_all`] after its nodes were prepared.
     pub(super) fn record_buckets(
         &mut self,
         progress: &mut dyn FnMut(Progress),
@@ -274,7 +274,7 @@ impl<P: PhaseRule> Runner<P> {
         self.config.backend != BackendKind::Disabled && self.config.capture == Capture::Startup
     }
 
-    /// How long the last [`Runner::record_all`] recorded, kernels being compiled before.
+    /// How long the last [`Runner::record_all`] took to record, without compiling kernels.
     pub fn recording_time(&self) -> Duration {
         self.recording
     }

@@ -1,4 +1,4 @@
-//! A small model on a device, with everything a test wants to look at.
+//! A small model on a device, with everything that tests inspect.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod random;
@@ -40,7 +40,7 @@ impl Place {
         Place { target: CompileTarget::cpu(), device }
     }
 
-    /// The CPU, and a GPU when there is one; says so when there is none. `DACAPO_TEST_DEVICE=cuda` leaves the
+    /// The CPU, and a GPU when there is one; prints a message when there is none. `DACAPO_TEST_DEVICE=cuda` leaves the
     /// CPU out.
     pub fn all() -> Vec<Place> {
         let only_gpu = std::env::var("DACAPO_TEST_DEVICE").is_ok_and(|only| only == "cuda");
@@ -166,8 +166,8 @@ impl World {
         Span { arena: self.arena.id(), region, offset: 0, len: self.arena.size(region) }
     }
 
-    /// Everything that outlives a step and has a meaning: what kernels keep for themselves is left
-    /// out, and the scratch page, on which pad rows write in no order.
+    /// All state that outlives a step and must be reproducible. Left out: kernels' own scratch, and the
+    /// scratch page, which pad rows write in no fixed order.
     pub fn memory(&self) -> [Vec<u8>; 2] {
         let mut state = self.read(self.region(Region::State));
         let mut kv = self.read(self.region(Region::Kv));
