@@ -113,7 +113,7 @@ fn check_code(path: &str, lines: &[Line], problems: &mut Vec<Problem>) {
                 let name = word.trim_end_matches('!');
                 if text::has_word(&line.code, name) && line.code.contains(word) {
                     complain(format!(
-                        "`{word}` panics where nobody reads: use `output` or `notice`"
+                        "`{word}` panics when its output is closed: use `output` or `notice`"
                     ));
                 }
             }

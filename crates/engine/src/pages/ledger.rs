@@ -74,7 +74,7 @@ impl Ledger {
 
     /// One more holder of a page that is held or published; returns how many there are.
     pub(crate) fn share(&mut self, page: Page) -> u32 {
-        assert_ne!(page, SCRATCH_PAGE, "nobody holds the scratch page");
+        assert_ne!(page, SCRATCH_PAGE, "the scratch page has no holders");
         let held = &mut self.pages[page.0 as usize];
         held.refs += 1;
         if held.refs == 1 {
