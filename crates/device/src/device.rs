@@ -259,7 +259,7 @@ fn check_items(arena: &Arena, items: &[Item]) -> Result<()> {
         match item {
             Item::Node(node) => check_node(arena, node)?,
             Item::If { cond, body } | Item::While { cond, body } => {
-                require_word(*cond, "condition", "what is tested")?;
+                require_word(*cond, "condition", "the tested word")?;
                 arena.inner.check("condition", *cond)?;
                 check_items(arena, body)?;
             }
