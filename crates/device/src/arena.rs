@@ -7,7 +7,7 @@ use crate::{ALIGN, ArenaId, Error, Region, Result, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Unused bytes behind every span: poisoned under AddressSanitizer, otherwise none.
+/// Unused bytes after every span: poisoned under AddressSanitizer, otherwise none.
 const RED_ZONE: u64 = if cfg!(dacapo_asan) { ALIGN } else { 0 };
 
 /// An arena that is still being laid out.

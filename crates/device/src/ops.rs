@@ -2,8 +2,8 @@
 //! [`Bound`] operands it is what a plan runs; over a program's names it is what a model is written in.
 //!
 //! One file per op: its contract, the checks of shapes, what it reads and writes, the exact scalar reference, the
-//! fast CPU version and the CUDA lowering. Long parts are in a folder of the same name; the kernel is `kernels/<same
-//! name>.cu`. An op is declared here, by `mod` and one line of the list.
+//! fast CPU version and the CUDA lowering. Long parts are in a folder of the same name; the kernel is
+//! `kernels/<same name>.cu`. An op is declared here, by `mod` and one line of the list.
 
 #[macro_use]
 mod list;

@@ -112,7 +112,7 @@ impl fmt::Display for Variant {
 #[error("`{0}` names no kernel variant")]
 pub struct UnknownVariant(pub String);
 
-/// `key=value` pairs behind a variant's name.
+/// `key=value` pairs after a variant's name.
 pub(crate) struct Options<'a> {
     text: &'a str,
     pairs: Vec<(&'a str, u32)>,

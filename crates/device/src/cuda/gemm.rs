@@ -22,7 +22,7 @@ struct Shape {
     workspace: u64,
 }
 
-/// The library, opened for one context.
+/// cuBLASLt, opened for one context.
 #[derive(Debug)]
 pub(crate) struct Products {
     context: Arc<Context>,

@@ -371,7 +371,7 @@ fn check_varlen(case: &Case) {
     };
     against_reference(&build, &|device, want, got| {
         let what = format!("seed {}, heads of {}, on {device}", case.seed, case.dim);
-        // Weights are rounded to 16 bits before the product with v.
+        // Weights are rounded to 16 bits before they are multiplied with v.
         assert_close(&what, case.x, 4.0, &want[0], &got[0]);
         let pads = want[0].len();
         assert!(want[1][pads..] == got[1][pads..], "{what}: a pad token was written");

@@ -278,12 +278,13 @@ fn a_product_prepares_the_input_of_the_next() {
 
 /// `y` against norm and linear of `mid` in f64, with the roundings that a device may make.
 ///
-/// Each of the n normalised inputs of a sum is rounded to bf16 once, by at most U = 2⁻⁸ of itself either way, before it
-/// meets its weight: the term aᵢwᵢ is wrong by at most U·|aᵢwᵢ|. The roundings are independent, so (Hoeffding) their sum
-/// exceeds 7·U·√Σ(aᵢwᵢ)² with a probability below 2·exp(−7²/2) = 5e-11; there are 20,000 sums. Adding up in f32 is
-/// wrong by less than n·2⁻²⁴·Σ|aᵢwᵢ|, the scale by a few 2⁻²⁴ of itself. So far e, for a plain product. Of g with eₘ and u with
-/// eᵤ, SiLU(g)·u is wrong by at most 1.1·eₘ·|u| + |SiLU(g)|·eᵤ + 1.1·eₘ·eᵤ, because |SiLU′| < 1.1; its exponential and quotient
-/// are good to 2⁻²⁰. The result is rounded to bf16 once more.
+/// Each of the n normalised inputs of a sum is rounded to bf16 once, by at most U = 2⁻⁸ of itself either way, before
+/// it is multiplied by its weight: the term aᵢwᵢ is wrong by at most U·|aᵢwᵢ|. The roundings are independent, so
+/// (Hoeffding) their sum exceeds 7·U·√Σ(aᵢwᵢ)² with a probability below 2·exp(−7²/2) = 5e-11; there are 20,000 sums.
+/// Adding up in f32 is wrong by less than n·2⁻²⁴·Σ|aᵢwᵢ|, the scale by a few 2⁻²⁴ of itself. These add up to the
+/// error e of a plain linear. For a gate g with error eₘ and an up u with error eᵤ, SiLU(g)·u is wrong by at most
+/// 1.1·eₘ·|u| + |SiLU(g)|·eᵤ + 1.1·eₘ·eᵤ, because |SiLU′| < 1.1; its exponential and quotient are accurate to 2⁻²⁰.
+/// The result is rounded to bf16 once more.
 #[track_caller]
 fn assert_normed_product(
     what: &str,

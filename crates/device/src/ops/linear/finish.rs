@@ -116,7 +116,7 @@ impl Finish {
         let mut other = [0.0f32; MOST];
         if let Some(bias) = &self.bias {
             let bias_part = &mut other[..products.len()];
-            // SAFETY: the bias has one element per product.
+            // SAFETY: the bias has one element per sum.
             unsafe { load_floats(bias.dtype, bias.at(0, n), bias_part) };
             products.iter_mut().zip(bias_part).for_each(|(product, bias)| *product += *bias);
         }

@@ -257,7 +257,7 @@ levels! {
 }
 
 levels! {
-    /// The product of a row of weights with a row of activations that was stored.
+    /// The dot product of a row of weights with a row of activations that was stored.
     fn multiply(dtype: DType, order: Order, acts: &Acts, row: usize, weights: &[Unpacked]) -> f32 = multiply_body;
 }
 
