@@ -110,7 +110,7 @@ fn pick<V: FromStr<Err = UnknownVariant>>(variable: &str) -> Pick<V> {
     }
 }
 
-/// What layers share.
+/// The values that all layers share.
 struct Values {
     x: Tensor,
     qkv: Tensor,
@@ -270,7 +270,7 @@ fn merge_layers(step: &mut Step) {
 
 fn print(mut step: Step, state: &StepState, shape: &Shape, limits: &StepLimits) {
     let target = Target::h200();
-    // HAND=0: every norm is a launch of its own.
+    // HAND=0: every norm is a separate launch.
     if std::env::var("HAND").as_deref() != Ok("0") {
         hand_on(&mut step.nodes, &target);
     }

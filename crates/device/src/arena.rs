@@ -7,7 +7,7 @@ use crate::{ALIGN, ArenaId, Error, Region, Result, Span};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Unused bytes behind every span: poisoned under AddressSanitizer, otherwise none.
+/// Unused bytes after every span: poisoned under AddressSanitizer, otherwise none.
 const RED_ZONE: u64 = if cfg!(dacapo_asan) { ALIGN } else { 0 };
 
 /// An arena that is still being laid out.
@@ -84,7 +84,7 @@ impl OpenArena {
     pub fn alloc(&mut self, region: Region, name: &str, bytes: u64) -> Span {
         let size = &mut self.sizes[region as usize];
         let offset = *size;
-        // More than there can be stays that: sealing then says how much is missing.
+        // On overflow sizes saturate, so that sealing reports how much memory is missing.
         let taken = bytes.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX);
         let taken = taken.saturating_add(RED_ZONE);
         *size = size.saturating_add(taken);
@@ -201,8 +201,8 @@ impl Arena {
         self.inner.sizes[region as usize]
     }
 
-    /// Ends the arena: graphs recorded over it refuse to replay. Its memory goes when the last graph
-    /// that points into it does.
+    /// Ends the arena: graphs recorded over it refuse to replay. Its memory is freed with the last graph that points
+    /// into it.
     pub fn close(self) -> ClosedArena {
         self.inner.closed.store(true, Ordering::Release);
         ClosedArena { report: self.inner.report.clone() }

@@ -66,7 +66,7 @@ impl CaptureState {
         })
     }
 
-    /// Refuses to add to a recording that is broken off.
+    /// Refuses to add an item outside a segment.
     pub(crate) fn in_segment(&self) -> Result<()> {
         self.with(|capture| match capture {
             Capture::Recording(_) => Ok(()),
@@ -96,7 +96,7 @@ impl CaptureState {
         })
     }
 
-    /// Recording or broken → idle; also how a dropped recording is abandoned.
+    /// Recording or broken → idle. A dropped recording is abandoned this way, too.
     pub(crate) fn end(&self) {
         self.with(|capture| *capture = Capture::Idle);
     }

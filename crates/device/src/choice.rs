@@ -1,11 +1,11 @@
-//! Which device to use, asked for in one word and answered with the reason.
+//! Which device to use: what the user asks for, and the device that is opened, with the reason.
 
 use crate::cuda::{compile::Compiler, driver::Cuda, library};
 use crate::device::Device;
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// What `--device` may say.
+/// The values of `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// A GPU if everything it needs is there, else the CPU.
@@ -72,7 +72,7 @@ fn cpu() -> Result<Device> {
 }
 
 fn cuda(ordinal: u32) -> Result<Device> {
-    // Each is looked for before anything is opened, so that the first thing missing is what is named.
+    // Look for each library before anything is opened, so that the error names the first one that is missing.
     library::driver()?;
     Compiler::find()?;
     library::cublas_lt()?;

@@ -32,7 +32,7 @@ pub fn open(threads: Option<usize>, reference: bool) -> Result<Device> {
     open_limited(threads, reference, Limit::None)
 }
 
-/// The most that fast paths may use, for comparing them on a processor that has everything.
+/// An upper limit on the instruction sets of fast paths, so that all of them can be compared on one processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Limit {
     /// All the processor has.
@@ -46,7 +46,7 @@ pub enum Limit {
     Portable,
 }
 
-/// As [`open`], with fast paths held to `limit`.
+/// As [`open`], with fast paths limited to `limit`.
 pub(crate) fn open_limited(
     threads: Option<usize>,
     reference: bool,
@@ -57,15 +57,15 @@ pub(crate) fn open_limited(
     Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, None)) })
 }
 
-/// As [`open`], with fast paths that round where `numerics` says and use no more than `limit`.
+/// As [`open`], with fast paths that round as `numerics` says and use no more than `limit`.
 pub fn open_rounding(threads: Option<usize>, numerics: Numerics, limit: Limit) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
     let how = Some(Lowering::new(features, numerics));
     Ok(Device { driver: Arc::new(driver::CpuDriver::new(threads, how, None)) })
 }
 
-/// As [`open_rounding`], with the scratch of every step poisoned and fenced: a step that writes outside of what it
-/// asked for panics. What tests compare fast paths on; steps take longer, and eager runs and replays allocate.
+/// As [`open_rounding`], with the scratch of every step poisoned and fenced: a step that writes outside the scratch
+/// it asked for panics. For tests that compare fast paths; steps take longer, and eager runs and replays allocate.
 pub fn open_guarded(threads: Option<usize>, numerics: Numerics, limit: Limit) -> Result<Device> {
     let features = features::Features::detect().limited(limit);
     let how = Some(Lowering::new(features, numerics));

@@ -1,4 +1,4 @@
-//! A device: what runs, records and replays ops. Chosen at run time; the CPU is always there.
+//! A device runs, records and replays ops. It is chosen at run time; the CPU is always available.
 
 use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
@@ -12,12 +12,12 @@ use crate::target::CpuTarget;
 use crate::{Arena, OpenArena, Region, Result, Span};
 use std::sync::Arc;
 
-/// Gets the bytes of spans piece by piece, in any order, each with its place among them all. It may not use the
-/// device, which waits until all was seen.
+/// Receives the bytes of spans piece by piece, in any order, each with its offset among all of them. It must not use
+/// the device, which waits until the last piece was received.
 pub type Look<'a> = &'a mut dyn FnMut(usize, &[u8]);
 
-/// What a device must be able to do; one implementation per kind of device. Checks of state, spans
-/// and contracts happen before a driver is called, so drivers hold no policy.
+/// The operations of a device; one implementation per kind of device. State, spans and contracts are checked before a
+/// driver is called, so drivers contain no policy.
 pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     /// The device's capture state.
     fn capture(&self) -> &CaptureState;
@@ -41,20 +41,20 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn memory_free(&self) -> Result<u64>;
     /// One allocation per region, zeroed.
     fn allocate(&self, sizes: [u64; 5]) -> Result<Box<dyn Memory>>;
-    /// Host → device, done when it returns. `bytes` are those of the spans, one behind the other.
+    /// Host → device, done when it returns. `bytes` are those of the spans, in order and without gaps.
     fn write(&self, arena: &ArenaInner, to: &[Span], bytes: &[u8]) -> Result<()>;
     /// Device → host, after everything launched so far.
     fn read(&self, arena: &ArenaInner, from: &[Span], look: Look<'_>) -> Result<()>;
-    /// A copy in order with everything launched before, or `beside` it: then only what is launched
-    /// from now on waits for it.
+    /// A copy in order with everything launched before, or, with `beside`, at the same time: then only what is
+    /// launched from now on waits for it.
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
-    /// Points of the work launched that can be timed.
+    /// Marks in the launched work, between which time can be measured.
     fn marks(&self, count: usize) -> Result<Box<dyn Marks>>;
-    /// Gets everything ready that the items need (compiles kernels); so that running allocates nothing.
+    /// Prepares everything that the items need (compiles kernels), so that running allocates nothing.
     fn prepare(&self, items: &[Item], options: RecordOptions) -> Result<()>;
     /// Runs one op now, in order with everything launched before.
     fn run(&self, arena: &Arena, node: &Node, options: RecordOptions) -> Result<()>;
-    /// Makes a replayable thing.
+    /// Records items for replay.
     fn record(
         &self,
         arena: &Arena,
@@ -64,7 +64,7 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     ) -> Result<Box<dyn Recorded>>;
     /// Waits until everything launched is done.
     fn sync(&self) -> Result<()>;
-    /// As [`Device::alive`]; a driver that runs things before it returns has nothing to add.
+    /// As [`Device::alive`]; the default is for drivers whose launches are done when they return.
     fn alive(&self) -> Result<()> {
         Ok(())
     }
@@ -96,12 +96,12 @@ impl Device {
         self.driver.kind()
     }
 
-    /// Where it rounds, if it is the CPU; a GPU has one way only.
+    /// How it rounds, if it is the CPU; a GPU has one way only.
     pub fn numerics(&self) -> Numerics {
         self.driver.numerics()
     }
 
-    /// What plans for it are made for.
+    /// The target that plans for it are made for.
     pub fn target(&self) -> Arc<dyn crate::Target> {
         match self.gpu() {
             Some(gpu) => Arc::new(gpu),
@@ -109,7 +109,7 @@ impl Device {
         }
     }
 
-    /// What lowering needs to know of the GPU; `None` for the CPU.
+    /// What lowering needs to know about the GPU; `None` for the CPU.
     pub fn gpu(&self) -> Option<Target> {
         self.driver.target()
     }
@@ -119,7 +119,7 @@ impl Device {
         self.driver.memory_free()
     }
 
-    /// Turns a layout into memory, all zero. Nothing can be added afterwards: the layout is gone.
+    /// Turns a layout into memory, all zero. Nothing can be added afterwards: the layout is consumed.
     pub fn seal(&self, open: OpenArena) -> Result<Arena> {
         self.driver.capture().allow(Forbidden::Allocation)?;
         let memory = self.driver.allocate(Region::ALL.map(|region| open.size(region)))?;
@@ -131,8 +131,8 @@ impl Device {
         self.write_all(arena, &[to], bytes)
     }
 
-    /// Writes host bytes into spans, one behind the other: thousands of small ones take hardly longer
-    /// than one as long.
+    /// Writes consecutive host bytes into spans. Thousands of small spans take hardly longer than one of the same
+    /// total length.
     pub fn write_all(&self, arena: &Arena, to: &[Span], bytes: &[u8]) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostWrite)?;
         self.own(arena, "write")?;
@@ -147,9 +147,9 @@ impl Device {
         self.read_all(arena, &[from])
     }
 
-    /// Reads spans, one behind the other.
+    /// Reads spans into consecutive bytes.
     pub fn read_all(&self, arena: &Arena, from: &[Span]) -> Result<Vec<u8>> {
-        // Before there is room for what a span claims to hold.
+        // Checked before bytes are allocated for what a span claims to hold.
         from.iter().try_for_each(|&span| arena.inner.check("read", span))?;
         let mut bytes = vec![0; from.iter().map(|span| span.len as usize).sum()];
         self.look_at(arena, from, &mut |at, piece| {
@@ -158,7 +158,7 @@ impl Device {
         Ok(bytes)
     }
 
-    /// Shows the bytes of spans to those who need not keep them.
+    /// Passes the bytes of spans to `look`, for callers that need not keep them.
     pub fn look_at(&self, arena: &Arena, from: &[Span], look: Look<'_>) -> Result<()> {
         self.driver.capture().allow(Forbidden::HostRead)?;
         self.own(arena, "read")?;
@@ -166,14 +166,14 @@ impl Device {
         self.driver.read(&arena.inner, from, look)
     }
 
-    /// Copies a span to another of the same length, in order with everything launched so far. Nothing
-    /// is waited for: a host-mapped source must stay as it is until the copy is known to be done.
+    /// Copies a span to another of the same length, in order with everything launched so far. It does not wait: a
+    /// host-mapped source must not change until the copy is known to be done.
     pub fn copy(&self, arena: &Arena, from: Span, to: Span) -> Result<()> {
         self.checked_copy(arena, from, to, false)
     }
 
-    /// As [`Device::copy`], but on a second stream: it starts at once, beside what is running, and only
-    /// what is launched from now on waits for it. Nothing under way may use the target.
+    /// As [`Device::copy`], but on a second stream: the copy starts immediately, beside what is running, and only
+    /// what is launched from now on waits for it. Nothing that is running may use the target.
     pub fn copy_beside(&self, arena: &Arena, from: Span, to: Span) -> Result<()> {
         self.checked_copy(arena, from, to, true)
     }
@@ -202,7 +202,7 @@ impl Device {
         self.driver.sync()
     }
 
-    /// An error if something that was launched failed: its results will not come. Never waits.
+    /// An error if something that was launched failed, so that its results will never arrive. Never waits.
     pub fn alive(&self) -> Result<()> {
         self.driver.alive()
     }
@@ -259,7 +259,7 @@ fn check_items(arena: &Arena, items: &[Item]) -> Result<()> {
         match item {
             Item::Node(node) => check_node(arena, node)?,
             Item::If { cond, body } | Item::While { cond, body } => {
-                require_word(*cond, "condition", "what is tested")?;
+                require_word(*cond, "condition", "the tested word")?;
                 arena.inner.check("condition", *cond)?;
                 check_items(arena, body)?;
             }

@@ -1,4 +1,4 @@
-//! What this machine has, what will be used, and what to do about whatever is missing.
+//! What this machine has, what will be used, and how to fix what is missing.
 
 use crate::cuda::{Gpu, cache::Cache, compile::Compiler, gpus, library};
 use crate::{Device, DeviceChoice, Error};
@@ -58,7 +58,7 @@ pub struct Report {
     pub fixes: Vec<String>,
 }
 
-/// Looks at the machine. Opens the device it would use, so that what it says was tried.
+/// Examines the machine. Opens the device it would use, so that the report is about a device that was tried.
 pub fn report() -> Report {
     let mut fixes = Vec::new();
     let libraries = vec![
@@ -66,7 +66,7 @@ pub fn report() -> Report {
         line("NVRTC", Compiler::find().map(|compiler| compiler.found()), &mut fixes),
         line("cuBLASLt", library::cublas_lt().map(|found| &found.found), &mut fixes),
     ];
-    // Without a driver there is no GPU to use, and the other libraries are not missed.
+    // Without a driver no GPU can be used, so the other libraries are not needed.
     if libraries[0].found.is_none() {
         fixes.truncate(1);
     }

@@ -1,4 +1,4 @@
-//! What can go wrong on a device. Refusals are typed, so that tests can ask for exactly one.
+//! Errors of a device. They are typed, so that tests can check for a particular one.
 
 use crate::{ArenaId, Region};
 
@@ -8,7 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A refusal or a failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Something that a recording cannot hold was asked for while one was open.
+    /// An operation that cannot be recorded was called during a recording.
     #[error("{what} while recording `{graph}`: finish the recording first")]
     WhileRecording {
         /// What was asked for.
@@ -16,12 +16,12 @@ pub enum Error {
         /// The open recording.
         graph: String,
     },
-    /// Break, resume or finish out of turn.
+    /// Break, resume or finish at the wrong time.
     #[error("recording `{graph}`: {problem}")]
     RecordingState {
         /// The recording.
         graph: String,
-        /// What is out of turn.
+        /// What was called at the wrong time.
         problem: &'static str,
     },
     /// A span that does not lie inside its region.
@@ -89,7 +89,7 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// A dependent-launch edge into a kernel without the device half.
+    /// A kernel that is launched dependently but does not wait for its predecessor.
     #[error("kernel `{kernel}` is launched dependently but never waits for its predecessor")]
     EdgeWithoutWait {
         /// The kernel.
@@ -113,7 +113,7 @@ pub enum Error {
         /// What was given.
         asked: u32,
     },
-    /// The ring went round before its entry was read.
+    /// The ring wrapped around before its entry was read.
     #[error("ring: launch {expected} was overwritten by launch {found} before it was read")]
     RingOverrun {
         /// The launch to be read.
@@ -144,10 +144,10 @@ pub enum Error {
     Compile {
         /// The kernel.
         kernel: String,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
-    /// The driver said no.
+    /// A driver call failed.
     #[error("{call}: {code}")]
     Driver {
         /// The call.
@@ -165,7 +165,7 @@ pub enum Error {
     },
 }
 
-/// What no recording can hold.
+/// Operations that cannot be recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forbidden {
     /// Laying out or sealing an arena.

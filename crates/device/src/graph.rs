@@ -1,4 +1,4 @@
-//! A recorded list of nodes, and what a node is.
+//! A recorded list of nodes, and the definition of a node.
 
 use crate::{Arena, Op, Result, Span, device::Driver, error::Forbidden};
 use serde::{Deserialize, Serialize};
@@ -51,9 +51,9 @@ impl Default for RecordOptions {
     }
 }
 
-/// What a device made of a recording; devices implement it. It keeps the arena alive.
+/// A recording as a device stores it; devices implement it. It keeps the arena alive.
 pub(crate) trait Recorded: Send + Sync + std::fmt::Debug {
-    /// Starts it; returns when it is on its way (CPU: when it is done).
+    /// Starts it; returns once it is launched (CPU: when it is done).
     fn replay(&self) -> Result<()>;
     /// Bytes the device spends on it.
     fn bytes(&self) -> u64;
@@ -61,7 +61,7 @@ pub(crate) trait Recorded: Send + Sync + std::fmt::Debug {
     fn device_nodes(&self) -> usize;
 }
 
-/// A recorded program: replay it any number of times. It holds on to all it points to.
+/// A recorded program, to be replayed any number of times. It keeps alive everything it points to.
 #[derive(Debug)]
 pub struct Graph {
     pub(crate) name: String,
@@ -92,7 +92,7 @@ impl Graph {
         self.recorded.device_nodes()
     }
 
-    /// Plays it from the top. Refused while recording and after the arena was closed.
+    /// Replays it from the start. Refused while recording and after the arena was closed.
     pub fn replay(&self) -> Result<()> {
         self.driver.capture().allow(Forbidden::Replay)?;
         self.arena.inner.check_open(&self.name)?;

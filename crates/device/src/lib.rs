@@ -1,5 +1,5 @@
-//! The ground everything stands on: an arena of static memory, ops as plain data, and two devices
-//! that run, record and replay them with the same refusals.
+//! The base of all other crates: an arena of static memory, ops as plain data, and two devices that run, record and
+//! replay them and refuse the same calls.
 pub mod arena;
 mod capture;
 mod choice;

@@ -1,6 +1,6 @@
-//! The host's half of the two ways across: mail for the next launch goes out through two banks, what
-//! a launch produced comes back through a ring. Both lie in memory that host and device address; no
-//! copy is launched and no event is waited for.
+//! The host's half of the communication with the device: mail for the next launch goes out through two banks, what a
+//! launch produced comes back through a ring. Both lie in memory that host and device address; no copy is launched
+//! and no event is waited for.
 //!
 //! A bank is written only when its last launch is confirmed, so the device never reads a bank that is
 //! being written. A ring entry carries its launch number, written last and checked before and after
@@ -22,7 +22,7 @@ pub trait Words {
     fn get(&self, index: u32, order: Ordering) -> u32;
     /// Writes a word.
     fn set(&self, index: u32, value: u32, order: Ordering);
-    /// Orders what was read before against what is read after.
+    /// A memory fence between earlier and later reads.
     fn fence(&self, order: Ordering);
 }
 
@@ -38,8 +38,8 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    /// The words of a span of [`Region::HostMapped`]; no device keeps anything else there than words that it reads and
-    /// writes atomically.
+    /// The words of a span of [`Region::HostMapped`]. Devices store nothing there but words that they read and write
+    /// atomically.
     pub fn new(arena: &Arena, span: Span) -> Result<Mapped> {
         arena.inner.check("mail", span)?;
         arena.inner.check_open("mail")?;
@@ -60,8 +60,8 @@ impl Mapped {
         Ok(Mapped { base: base.cast_const(), words, _arena: arena.inner.clone() })
     }
 
-    /// Writes words one after the other. Each is written whole, whoever else writes or reads it meanwhile; a launch
-    /// under way that reads them may find any mixture of old and new ones.
+    /// Writes consecutive words. Each word is written atomically, also if others read or write it at the same time; a
+    /// running launch may read any mixture of old and new words.
     ///
     /// # Panics
     /// If they do not all lie inside the span.
@@ -96,7 +96,7 @@ impl Words for Mapped {
     }
 }
 
-/// The writer of mail.
+/// Writes mail.
 #[derive(Debug)]
 pub struct MailBank<W = Mapped> {
     limits: StepLimits,
@@ -114,7 +114,7 @@ impl MailBank<Mapped> {
 }
 
 impl<W: Words> MailBank<W> {
-    /// Banks over any shared words.
+    /// Banks in any shared words.
     ///
     /// # Panics
     /// For limits that [`StepLimits::check`] refuses.
@@ -162,7 +162,7 @@ pub struct MailRow {
     pub flags: u32,
 }
 
-/// Mail being written. Nothing of it counts until [`Letter::send`].
+/// Mail being written. It takes effect with [`Letter::send`].
 #[derive(Debug)]
 pub struct Letter<'a, W = Mapped> {
     bank: &'a W,
@@ -206,7 +206,7 @@ impl<W: Words> Letter<'_, W> {
         Ok(())
     }
 
-    /// Adds prompt tokens: those of the `PROMPT` rows one after the other, in row order.
+    /// Adds prompt tokens: the tokens of all `PROMPT` rows, in row order.
     pub fn tokens(&mut self, tokens: &[u32]) -> Result<()> {
         let held = self.counts.tokens;
         let count = fits("tokens", held as usize + tokens.len(), self.limits.tokens)?;
@@ -270,7 +270,7 @@ impl<W: Words> Letter<'_, W> {
         fits("mask words", bits.len(), self.layout.mask_words)?;
         let at = self.layout.masks + row * self.layout.mask_words;
         self.put(at, bits);
-        // A shorter mask forbids what it does not mention.
+        // Tokens past the end of a shorter mask are forbidden.
         for word in bits.len() as u32..self.layout.mask_words {
             self.count(at + word, 0);
         }
@@ -278,19 +278,19 @@ impl<W: Words> Letter<'_, W> {
         Ok(())
     }
 
-    /// Sets how many steps a launch that repeats may run, from this one on.
+    /// Sets how many steps a launch that repeats may run, this one included.
     pub fn steps(&mut self, steps: u32) {
         self.count(header::STEPS, steps);
     }
 
-    /// Publishes it. The launch number is the last thing written, and ordered behind the rest.
+    /// Publishes it. The launch number is written last, with release order.
     pub fn send(self) {
         self.bank.set(header::LAUNCH_HI, (self.launch >> 32) as u32, Ordering::Relaxed);
         self.bank.set(header::LAUNCH_LO, self.launch as u32, Ordering::Release);
     }
 }
 
-/// The reader of the ring.
+/// Reads the ring.
 #[derive(Debug)]
 pub struct RingReader<W = Mapped> {
     entry_words: u32,
@@ -359,7 +359,7 @@ impl RingReader<Mapped> {
 }
 
 impl<W: Words> RingReader<W> {
-    /// A ring over any shared words.
+    /// A ring in any shared words.
     ///
     /// # Panics
     /// For limits that [`StepLimits::check`] refuses.
@@ -374,7 +374,7 @@ impl<W: Words> RingReader<W> {
         self.confirmed
     }
 
-    /// The next launch's entry, if it is there.
+    /// The next launch's entry, if it was published.
     pub fn poll(&mut self) -> Result<Option<Entry<'_>>> {
         let launch = self.confirmed + 1;
         let at = (launch % u64::from(ring::ENTRIES)) as u32 * self.entry_words;
@@ -403,7 +403,7 @@ impl<W: Words> RingReader<W> {
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// Copies the places of a row up to the first that is empty.
+    /// Copies the places of a row up to the first empty one.
     fn copy_row(&mut self, from: u32, row: u32) {
         let first = row * self.limits.ring_row_words();
         let place = |index: u32| first + index * ring::PLACE_WORDS;
@@ -414,7 +414,7 @@ impl<W: Words> RingReader<W> {
         }
     }
 
-    /// Copies what a place says and returns its flags.
+    /// Copies a place and returns its flags.
     fn copy_place(&mut self, from: u32, at: u32) -> u32 {
         let mut copy = |word: u32| {
             let value = self.ring.get(from + at + word, Ordering::Relaxed);

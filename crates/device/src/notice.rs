@@ -1,5 +1,5 @@
-//! Notices that a device gives without being asked: a cache that cannot be used, a failure while something is
-//! released. Never a reason to fail, and never to wait, if the program says where it goes.
+//! Notices of a device that are not errors: a cache that cannot be used, a failure while something is released.
+//! Giving one never fails, and never waits if the program sets a sink that does not.
 
 use std::fmt;
 use std::io::Write;
@@ -7,14 +7,14 @@ use std::sync::OnceLock;
 
 static SINK: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Sends notices, one line each without its end, to `sink` from now on; the first call counts. Without
-/// one they go to standard error, as far as that can be written.
+/// Sends notices to `sink` from now on, one line each without a line break; only the first call has an effect.
+/// Without a sink they go to standard error, if that can be written.
 pub fn send_to(sink: fn(&str)) {
-    // A second caller has nothing to add: the program has one place for them.
+    // A second call has no effect, because the program has one place for notices.
     let _ = SINK.set(sink);
 }
 
-/// Says one line.
+/// Gives a notice of one line.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
     let line = format!("dacapo: {line}");
     match SINK.get() {

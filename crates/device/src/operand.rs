@@ -1,5 +1,5 @@
-//! The operands of ops. In a program they are names of values and weights, in a plan they are tensors. The op types are the
-//! same: a program becomes a plan by binding each operand to memory.
+//! The operands of ops. In a program they are names of values and weights, in a plan they are tensors. The op types
+//! are the same: a program becomes a plan by binding each operand to memory.
 
 use crate::op::{KvLayer, Op};
 use crate::ops::Access;
@@ -29,7 +29,7 @@ pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
     type Input: Plain + Copy;
     /// Bytes of any kind.
     type Bytes: Plain + Copy;
-    /// A field that is known only once the step's size and memory are.
+    /// A field that is known only once the step's size and memory are known.
     type Late<T: Plain>: Plain;
 }
 
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for Unset {
                 Ok(Unset)
             }
         }
-        // As an option: a field that is absent is none.
+        // As an option, so that an absent field is accepted.
         from.deserialize_option(Nothing)
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn unset<T: 'static>(_: &T) -> bool {
 /// An operand of an op, as a visitor gets it.
 #[derive(Debug)]
 pub(crate) enum Operand<'a, O: Operands> {
-    /// A value and what happens to it.
+    /// A value, and whether it is read or written.
     Value(&'a mut O::Value, Access),
     /// A weight, which is read.
     Weight(&'a mut O::Weight),
@@ -97,7 +97,7 @@ pub(crate) enum Operand<'a, O: Operands> {
     Cache(&'a mut O::Cache),
 }
 
-/// Gets every operand of an op.
+/// Called with every operand of an op.
 pub(crate) type OperandVisitor<'a, O> = &'a mut dyn FnMut(Operand<'_, O>);
 
 /// Finds the memory of each operand.

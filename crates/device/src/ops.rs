@@ -1,8 +1,8 @@
 //! Ops as plain data. An op names operands and shapes; it holds no pointer, no closure and no device. Over
 //! [`Bound`] operands it is what a plan runs; over a program's names it is what a model is written in.
 //!
-//! One file per op: its contract in words, the checks of shapes, what it reads and writes, the exact scalar reference,
-//! the fast CPU version and the CUDA lowering. Where these are long they are in a folder of the same name; the kernel is
+//! One file per op: its contract, the checks of shapes, what it reads and writes, the exact scalar reference, the
+//! fast CPU version and the CUDA lowering. Long parts are in a folder of the same name; the kernel is
 //! `kernels/<same name>.cu`. An op is declared here, by `mod` and one line of the list.
 
 #[macro_use]
@@ -86,7 +86,7 @@ pub enum Access {
     Update,
 }
 
-/// Memory an op goes through once, without KV pages.
+/// Bytes that an op reads and writes once, without KV pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes of weights read.
@@ -95,7 +95,7 @@ pub struct Traffic {
     pub values: u64,
 }
 
-/// The sizes of a step that an op is made for, as far as it depends on them.
+/// The sizes of the step that an op is made for, if it depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSize {
     /// Rows of the bucket.
@@ -108,13 +108,13 @@ impl StepSize {
     /// Any step.
     pub(crate) const ANY: StepSize = StepSize { rows: None, tokens: None };
 
-    /// A step of so many rows.
+    /// A step of `rows` rows.
     pub(crate) const fn rows(rows: u32) -> StepSize {
         StepSize { rows: Some(rows), tokens: None }
     }
 }
 
-/// Gets every span an op touches.
+/// Called with every span that an op touches.
 pub type SpanVisitor<'a> = &'a mut dyn FnMut(Span, Access);
 
 /// An op's name in errors and listings.
@@ -123,18 +123,19 @@ pub trait Named {
     const NAME: &'static str;
 }
 
-/// An output that takes the place of an input.
+/// An output that is stored in the place of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reuse<V> {
     /// The input.
     pub from: V,
     /// The output.
     pub to: V,
-    /// Whether it must be so; else it may.
+    /// Whether it has to be; else it may be.
     pub must: bool,
 }
 
-/// Whether what an op reads must stay until the end of the step: results are computed from it afterwards.
+/// Whether the inputs of an op must be kept until the end of the step, because results are computed from them
+/// afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep<V> {
     /// It need not.
@@ -145,7 +146,7 @@ pub enum Keep<V> {
     IfOnlyGathered(V),
 }
 
-/// What every op's file provides for any operands.
+/// What every op's file implements for any operands.
 pub(crate) trait Bindable: Named + Sized {
     /// Its operands.
     type O: Operands;
@@ -153,18 +154,17 @@ pub(crate) trait Bindable: Named + Sized {
     type Bound;
     /// Names every operand.
     fn operands(&mut self, visit: OperandVisitor<'_, Self::O>);
-    /// The op with each operand in its place.
+    /// The op with each operand bound to memory.
     fn bind<B: Binder<Self::O>>(&self, to: &B) -> Result<Self::Bound, B::Error>;
-    /// The input that its output may or must take the place of.
+    /// The input whose place its output may or must take.
     fn reuse(&self) -> Option<Reuse<<Self::O as Operands>::Value>> {
         None
     }
-    /// Inputs that a linear may make in one kernel with this op behind it, best first, and the op as that kernel
-    /// expects it.
+    /// Inputs whose linear can be fused with this op in one kernel, best first, and the op as that kernel expects it.
     fn epilogues(&self) -> Vec<(<Self::O as Operands>::Value, Self)> {
         Vec::new()
     }
-    /// Whether what it reads must stay until the end of the step.
+    /// Whether its inputs must be kept until the end of the step.
     fn keeps(&self) -> Keep<<Self::O as Operands>::Value> {
         Keep::No
     }
@@ -174,7 +174,7 @@ pub(crate) trait Bindable: Named + Sized {
     }
 }
 
-/// What every op's file provides for plans.
+/// What every op's file implements for plans.
 pub(crate) trait Contract: Named {
     /// Refuses shapes, dtypes and strides outside the contract.
     fn check(&self) -> Result<()>;
@@ -186,7 +186,7 @@ pub(crate) trait Contract: Named {
     fn traffic(&self) -> Traffic;
     /// The sizes of the step it is made for.
     fn step_size(&self) -> StepSize;
-    /// Where its scratch is noted, if it can have some.
+    /// Where its scratch is stored, if it can have some.
     fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
         None
     }
@@ -198,12 +198,12 @@ pub(crate) trait Contract: Named {
     fn set_pick(&mut self, _pick: Pick<Variant>) -> bool {
         false
     }
-    /// What it reads and writes in one place, if it does: the only two matrices that may share bytes, and only all
-    /// of them.
+    /// The input and output of an in-place op. They are the only two matrices that may share bytes, and they must
+    /// share all of them.
     fn in_place(&self) -> Option<(Tensor, Tensor)> {
         None
     }
-    /// Whether what it writes must be apart from everything else it touches.
+    /// Whether its outputs must not overlap anything else it touches.
     fn is_one_op(&self) -> bool {
         true
     }
@@ -211,15 +211,15 @@ pub(crate) trait Contract: Named {
     fn scratch_bytes(&self, _target: &Target) -> u64 {
         0
     }
-    /// What decides how long it takes, in words, if it has several kernels.
+    /// A text of everything that decides how long it takes, if it has several kernels.
     fn shape(&self) -> Option<String> {
         None
     }
-    /// Variants worth measuring; the rule's own choice is not among them.
+    /// Variants worth measuring, without the rule's choice.
     fn candidates(&self, _target: &Target) -> Vec<Variant> {
         Vec::new()
     }
-    /// Makes it stand alone: over all rows, prepared by no other op and for none.
+    /// Makes it independent of other ops: it computes all rows, and neither consumes nor produces a prepared input.
     fn detach(&mut self) {}
 }
 
@@ -234,30 +234,29 @@ impl<O: Operands> Op<O> {
         for_each_op!(self, op => op.operands(visit));
     }
 
-    /// The op with each operand in its place.
+    /// The op with each operand bound to memory.
     pub fn bind<B: Binder<O>>(&self, to: &B) -> Result<Op, B::Error> {
         Ok(for_each_op!(self, op => op.bind(to)?, again))
     }
 
-    /// The input that its output may or must take the place of.
+    /// The input whose place its output may or must take.
     pub fn reuse(&self) -> Option<Reuse<O::Value>> {
         for_each_op!(self, op => op.reuse())
     }
 
-    /// Inputs that a linear may make in one kernel with this op behind it, best first, and the op as that kernel
-    /// expects it.
+    /// Inputs whose linear can be fused with this op in one kernel, best first, and the op as that kernel expects it.
     pub fn epilogues(&self) -> Vec<(O::Value, Op<O>)> {
         for_each_op!(self, op => {
             op.epilogues().into_iter().map(|(value, op)| (value, op.into())).collect()
         })
     }
 
-    /// Whether what it reads must stay until the end of the step.
+    /// Whether its inputs must be kept until the end of the step.
     pub fn keeps(&self) -> Keep<O::Value> {
         for_each_op!(self, op => op.keeps())
     }
 
-    /// The values it reads that it does not make itself.
+    /// The values it reads that it does not compute itself.
     pub fn reads(&self) -> Vec<O::Value> {
         let (mut reads, mut made) = (Vec::new(), Vec::new());
         self.clone().operands(&mut |operand| match operand {
@@ -268,7 +267,7 @@ impl<O: Operands> Op<O> {
         reads
     }
 
-    /// The value it makes: the last one, if it has members.
+    /// The value it computes: the last one, if it has members.
     pub fn made(&self) -> Option<O::Value> {
         let mut made = None;
         self.clone().operands(&mut |operand| {
@@ -306,7 +305,7 @@ impl<O: Operands> Op<O> {
         }
     }
 
-    /// The same, to change them.
+    /// The same, mutable.
     pub fn members_mut(&mut self) -> &mut [Op<O>] {
         match self {
             Op::Fused(fused) => &mut fused.members,
@@ -356,8 +355,8 @@ impl Op {
         op.scratch_slot().and_then(|slot| *slot)
     }
 
-    /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables shorter than what
-    /// the op looks up in them, matrices that kernels cannot load, and results that overlap what is read.
+    /// Refuses shapes, dtypes, strides and places outside the op's contract: among others tables that are too short
+    /// for the op's lookups, matrices that kernels cannot load, and results that overlap inputs.
     pub fn check(&self) -> Result<()> {
         fn check<C: Contract>(op: &C) -> Result<()> {
             op.check()?;
@@ -371,12 +370,12 @@ impl Op {
         for_each_op!(self, op => op.visit_spans(visit));
     }
 
-    /// Makes it stand alone: over all rows, prepared by no other op and for none.
+    /// Makes it independent of other ops: it computes all rows, and neither consumes nor produces a prepared input.
     pub fn detach(&mut self) {
         for_each_op!(self, op => op.detach());
     }
 
-    /// What it becomes on a GPU, in order.
+    /// What it is lowered to on a GPU, in order.
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         for_each_op!(self, op => op.lower(target))
     }
@@ -386,7 +385,7 @@ impl Op {
         for_each_op!(self, op => op.scratch_bytes(target))
     }
 
-    /// What decides how long it takes, in words; `None` for ops with one kernel.
+    /// A text of everything that decides how long it takes; `None` for ops with one kernel.
     pub(crate) fn shape(&self) -> Option<String> {
         for_each_op!(self, op => op.shape())
     }
@@ -396,7 +395,7 @@ impl Op {
         for_each_op!(self, op => op.candidates(target))
     }
 
-    /// Runs the exact scalar reference. The op was checked, its spans too.
+    /// Runs the exact scalar reference. The op and its spans were checked.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         for_each_op!(self, op => op.reference(memory));
     }

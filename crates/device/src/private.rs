@@ -1,5 +1,5 @@
-//! Folders whose content is believed: this user's (or root's) own, and not for others to write. What is
-//! compiled once and loaded again by its name must not be what somebody else put there.
+//! Private folders, whose content is trusted: owned by this user (or root) and not writable by others. A compiled
+//! kernel that is loaded again by name must not come from another user.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Metadata};
@@ -7,22 +7,22 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Write access of anybody but the owner.
+/// Write access for anyone but the owner.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Why a folder or a file is not believed.
+/// Why a folder or a file is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPrivate {
-    /// No variable says where this user keeps caches. A folder for everybody's temporary files is not
-    /// the place: anybody can put something there first.
+    /// No variable says where this user keeps caches. A shared temporary folder is not an alternative: other users
+    /// could create the files first.
     #[error("neither DACAPO_CACHE nor XDG_CACHE_HOME nor HOME says where to keep files")]
     Nowhere,
-    /// It cannot be looked at, made or read.
+    /// It cannot be examined, created or read.
     #[error("{path}: {problem}")]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error message.
         problem: String,
     },
     /// It belongs to another user.
@@ -53,8 +53,8 @@ pub(crate) fn cache_root() -> Result<PathBuf, NotPrivate> {
     cache_root_in(&|name| std::env::var_os(name))
 }
 
-/// The same for any environment. Values that are empty count as not set, and so do relative paths of
-/// the variables that are not ours: they would lead into whatever folder the program was started in.
+/// The same for any environment. Empty values count as not set, and so do relative paths in variables that are not
+/// ours: they would depend on the folder the program was started in.
 pub fn cache_root_in(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, NotPrivate> {
     let path = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let whole = |name: &str| path(name).filter(|path| path.is_absolute());
@@ -62,16 +62,16 @@ pub fn cache_root_in(var: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, 
     path("DACAPO_CACHE").or_else(|| Some(caches()?.join("dacapo"))).ok_or(NotPrivate::Nowhere)
 }
 
-/// Makes a folder, and those above it, for this user only; one that is there must be private already.
+/// Creates a folder, and its parents, for this user only; an existing one must already be private.
 pub fn make(folder: &Path) -> Result<(), NotPrivate> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|problem| of_io(folder, problem))?;
     check(folder)
 }
 
-/// Whether a folder is private; one that is not there is.
+/// Whether a folder is private; a missing one is.
 pub fn check(folder: &Path) -> Result<(), NotPrivate> {
-    // The link, if it is one, and what it leads to: either could have been put there by others.
+    // Both the link, if it is one, and its target: others could have created either.
     for found in [folder.symlink_metadata(), folder.metadata()] {
         match found {
             Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -88,7 +88,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, NotPrivate> {
         check(folder)?;
     }
     let failed = |problem| of_io(path, problem);
-    // The file that was opened is the one that is looked at, whatever its name means by now.
+    // Check the opened file, not its name, which may refer to another file by now.
     let mut file = File::open(path).map_err(failed)?;
     check_file(path, &file)?;
     let mut bytes = Vec::new();
@@ -107,7 +107,7 @@ fn check_found(path: &Path, found: &Metadata) -> Result<(), NotPrivate> {
     if owner != user && owner != 0 {
         return Err(NotPrivate::Owner { path, owner, user });
     }
-    // Permissions of a link mean nothing.
+    // Permissions of a link have no effect.
     if mode & OTHERS_WRITE != 0 && !found.is_symlink() {
         return Err(NotPrivate::Writable { path, mode });
     }
@@ -183,7 +183,7 @@ mod tests {
         make(&folder).unwrap();
         let file = folder.join("file");
         fs::write(&file, "text").unwrap();
-        // Only root can give files away.
+        // Only root can change a file's owner.
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
             assert!(matches!(read(&file), Err(NotPrivate::Owner { owner: 12345, user: 0, .. })));

@@ -1,5 +1,5 @@
-//! Work below the ops, for measurements of the hardware: the kernels `bench_*.cu`, copies and fills,
-//! launched one by one or recorded as a graph. GPUs only; what it measures is decided elsewhere.
+//! Work below the level of ops, for measurements of the hardware: the kernels `bench_*.cu`, copies and fills,
+//! launched one by one or recorded as a graph. GPUs only; callers decide what is measured.
 
 use crate::cuda::driver::Cuda;
 use crate::cuda::launch::{Arg, KernelKey, Launch, Lowered};
@@ -9,17 +9,17 @@ use crate::ops::require;
 use crate::{Arena, Device, Error, Result, Span};
 use std::time::Duration;
 
-/// Bytes from the word of a chain's block to the next: a cache line each.
+/// Bytes between the words of a chain's blocks: a cache line each.
 pub const LINE: u64 = 128;
 
 /// How a link of a chain starts and what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// After the link before it has ended; reads its word and writes it.
+    /// After the previous link has ended; reads its word and writes it.
     Plain,
     /// By dependent launch; reads its word and writes it.
     Dependent,
-    /// After the link before it has ended; adds in memory and reads nothing.
+    /// After the previous link has ended; adds in memory and reads nothing.
     AddPlain,
     /// By dependent launch; adds in memory and reads nothing.
     AddDependent,
@@ -34,7 +34,7 @@ pub enum Work {
         from: Span,
         /// Loads in flight per thread.
         unroll: u32,
-        /// At least a word; written if the sum has one value in 2^32, so that no load can be left out.
+        /// At least a word; written if the sum has one value in 2^32, so that no load can be optimised away.
         out: Span,
     },
     /// Copies a span to one of the same length with a kernel.
@@ -90,7 +90,7 @@ pub struct Probe<'a> {
 pub struct ProbeGraph(CudaGraph);
 
 impl ProbeGraph {
-    /// Launches it; returns when it is on its way.
+    /// Launches it; does not wait for its end.
     pub fn replay(&self) -> Result<()> {
         self.0.replay()
     }

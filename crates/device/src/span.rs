@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 pub enum Region {
     /// Model weights and tables; written once, at load.
     Weights,
-    /// What outlives a step: lengths, last tokens, page tables, sampling parameters.
+    /// State that outlives a step: lengths, last tokens, page tables, sampling parameters.
     State,
     /// Values that live within a step; shared between buckets.
     Workspace,
-    /// KV pages; takes what is left after everything else is known.
+    /// KV pages; gets the memory that is left when everything else is known.
     Kv,
     /// Host memory the device can address: mailbox and ring.
     HostMapped,
-    /// What members of a fused op pass on; no arena has such a region.
+    /// Values between the members of a fused op; no arena has such a region.
     Inside,
 }
 
@@ -48,9 +48,9 @@ pub const ALIGN: u64 = 256;
 /// Bytes `offset..offset + len` of a region of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Span {
-    /// Whose.
+    /// The arena.
     pub arena: ArenaId,
-    /// Where.
+    /// The region.
     pub region: Region,
     /// First byte.
     pub offset: u64,
@@ -62,7 +62,7 @@ impl Span {
     /// The part `offset..offset + len` of this span.
     ///
     /// # Panics
-    /// If the part is not inside: a span is made by layout code, so this is a bug there.
+    /// If the part is not inside the span: spans are made by layout code, so this is a bug there.
     #[track_caller]
     pub fn part(self, offset: u64, len: u64) -> Span {
         let end = offset.checked_add(len).expect("span part overflows");

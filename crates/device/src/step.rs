@@ -1,5 +1,5 @@
-//! The state of generation on the device, and the two ways it crosses to the host: the mail bank the
-//! host fills before a launch, and the ring entry the sampler publishes after it.
+//! The state of generation on the device, and its two connections to the host: the mail bank that the host fills
+//! before a launch, and the ring entry that the sampler publishes after it.
 //!
 //! Everything a step needs lives here. In steady decode the host sends nothing: the prologue takes
 //! tokens, positions and page tables from the seats, and the sampler writes the next token back.
@@ -53,8 +53,8 @@ pub const MAX_BIASES: u32 = 320;
 /// Alternatives a log-probability report can hold.
 pub const MAX_TOP: u32 = 20;
 
-/// Word offsets in the header of a mail bank. A bank belongs to launch `n` when its `LAUNCH` words
-/// equal `n`; otherwise there is no mail and everything stays as it was.
+/// Word offsets in the header of a mail bank. A bank belongs to launch `n` when its `LAUNCH` words equal `n`;
+/// otherwise there is no mail and nothing changes.
 pub mod mail {
     /// Low word of the launch number this bank is for.
     pub const LAUNCH_LO: u32 = 0;
@@ -76,7 +76,7 @@ pub mod mail {
     pub const SEEN: u32 = 8;
     /// Non-zero when the mask area of this bank is used; the row flag says by which rows.
     pub const MASKS: u32 = 9;
-    /// Most steps of a launch that repeats ([`super::repeat`]); 0 leaves it as it was.
+    /// Most steps of a launch that repeats ([`super::repeat`]); 0 leaves it unchanged.
     pub const STEPS: u32 = 10;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
@@ -92,8 +92,8 @@ pub mod row {
     pub const MASKED: u32 = 4;
 }
 
-/// A prompt token of this and a number stands for the row of that number of the input that the embedding reads
-/// ([`crate::op::Embed`]), instead of a row of its table.
+/// A prompt token of `GIVEN_ROW` + r selects row r of the input rows that the embedding reads ([`crate::op::Embed`]),
+/// instead of a row of its table.
 pub const GIVEN_ROW: u32 = 1 << 31;
 
 /// Words of a join record: seat, len, last token, 0, then the parameters.
@@ -115,7 +115,7 @@ pub mod count {
     pub const SPLIT: u32 = 5;
     /// Steps a repeating launch may still run after this one; 0 in any other launch.
     pub const LEFT: u32 = 6;
-    /// Most steps of a repeating launch, as the last mail that spoke of it said.
+    /// Most steps of a repeating launch, from the last mail that set it.
     pub const STEPS: u32 = 7;
     /// Whether another step follows in this launch: see [`super::repeat`].
     pub const AGAIN: u32 = 8;
@@ -125,21 +125,21 @@ pub mod count {
     pub const WORDS: u32 = 16;
 }
 
-/// What `counts.AGAIN` says. A launch that repeats is recorded as: set it to `FIRST`; while it is not
-/// zero, run a step. The sampler sets it to `NEXT` when another step is to follow: some are left, no
-/// row stopped, every row has a page for its next token, and the host has not asked to leave.
+/// Values of `counts.AGAIN`. A launch that repeats is recorded as: set it to `FIRST`; while it is not zero, run a
+/// step. The sampler sets it to `NEXT` if another step follows: some are left, no row stopped, every row has a page
+/// for its next token, and the host has not asked to stop.
 pub mod repeat {
     /// A launch without repetition, or the end of one with it.
     pub(crate) const DONE: u32 = 0;
-    /// A step of the same launch comes before this one.
+    /// Another step of the same launch precedes this one.
     pub(crate) const NEXT: u32 = 1;
     /// The first step of a launch that repeats.
     pub const FIRST: u32 = 2;
 }
 
-/// The block of inputs that the host may prepare for a decode step: a header, then areas whose places
-/// [`StepLimits::input_layout`] says. Everything in it could be derived on the device; it is how
-/// engines without state on the device feed their graphs, and what `--graph-prep` compares.
+/// The block of inputs that the host may prepare for a decode step: a header, then areas at the offsets of
+/// [`StepLimits::input_layout`]. Everything in it could be derived on the device; engines without state on the device
+/// feed their graphs this way, and `--graph-prep` compares the two.
 pub mod input {
     /// Live rows.
     pub const ROWS: u32 = 0;
@@ -149,14 +149,14 @@ pub mod input {
     pub const HEADER_WORDS: u32 = 16;
     /// Words of a row: seat, [`super::row`] flags, slot.
     pub const ROW_WORDS: u32 = 3;
-    /// A token that a step under way is still computing: the device has it, the host does not.
+    /// A token that a running step is still computing: the device has it, the host does not.
     pub const FROM_SEAT: u32 = u32::MAX;
 }
 
 /// Word offsets of the areas of an input block, for a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputLayout {
-    /// Per row: its token. Directly behind the header.
+    /// Per row: its token. Directly after the header.
     pub tokens: u32,
     /// Per row: its position.
     pub positions: u32,
@@ -166,7 +166,7 @@ pub struct InputLayout {
     pub rows: u32,
     /// Per row: [`PARAM_WORDS`].
     pub params: u32,
-    /// Per row: `WIDTH` page-table entries, one row directly behind the other.
+    /// Per row: `WIDTH` page-table entries; rows are consecutive.
     pub pages: u32,
     /// Words in all, when every row gives its whole table.
     pub words: u32,
@@ -183,7 +183,7 @@ pub struct HostInputs {
 }
 
 /// Offsets in a ring entry, in words: a header, then for every row [`StepLimits::tokens_per_row`] places of a token
-/// each. A row's tokens are those of its places up to the first without [`ring::SAMPLED`].
+/// each. A row's tokens are in its places up to the first without [`ring::SAMPLED`].
 pub mod ring {
     /// Entries of the ring.
     pub const ENTRIES: u32 = 32;
@@ -207,7 +207,7 @@ pub mod ring {
     pub const LOGPROBS: u32 = 4;
 }
 
-/// The sizes everything here follows from; one place, so that no two slots can disagree.
+/// The sizes that all layouts follow from; in one place, so that none can disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StepLimits {
     /// Seats for requests; one more exists for pad rows (index `seats`), whose pages are scratch.
@@ -283,10 +283,9 @@ pub struct StepState {
     pub mail: [Span; 2],
     /// [`ring::ENTRIES`] entries, host-mapped.
     pub ring: Span,
-    /// One word, host-mapped: a launch that repeats leaves after the step that finds its own
-    /// `counts.BASE` here.
+    /// One word, host-mapped: a launch that repeats stops after the step that finds its own `counts.BASE` here.
     pub leave: Span,
-    /// Whether launches may repeat: without it GPU kernels leave out what only those need.
+    /// Whether launches may repeat; without it GPU kernels omit the code for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
 }
@@ -321,7 +320,7 @@ pub struct MailLayout {
 }
 
 impl StepState {
-    /// Lays the state out; `alloc` gives a span of a region for a name and a length in bytes. Limits that
+    /// Lays out the state; `alloc` returns a span of a region for a name and a length in bytes. Limits that
     /// [`StepLimits::check`] refuses are refused.
     pub fn lay_out(
         limits: StepLimits,
@@ -386,8 +385,8 @@ impl StepState {
 }
 
 impl HostInputs {
-    /// Lays two blocks and their staging out for steps of up to `limits.rows` rows. Limits that
-    /// [`StepLimits::check`] refuses are refused.
+    /// Lays out two blocks and their staging for steps of up to `limits.rows` rows. Limits that [`StepLimits::check`]
+    /// refuses are refused.
     pub fn lay_out(
         limits: &StepLimits,
         mut alloc: impl FnMut(Region, &'static str, u64) -> Span,

@@ -1,8 +1,8 @@
-//! Time on the device's own clock: marks between launches, and how far apart they were reached.
+//! Time on the device's clock: marks between launches, and the time between them.
 
 use crate::Result;
 
-/// What a device makes of marks.
+/// Marks as a device implements them.
 pub(crate) trait Marks: Send + std::fmt::Debug {
     /// Marks the end of everything launched so far.
     fn mark(&mut self, index: usize) -> Result<()>;
@@ -10,8 +10,8 @@ pub(crate) trait Marks: Send + std::fmt::Debug {
     fn micros(&self, from: usize, to: usize) -> Result<f64>;
 }
 
-/// Marks in the order of launches. They cost the device next to nothing and the host about as much as
-/// a small launch, so what must be measured without that is measured without a stopwatch.
+/// Marks in the order of launches. A mark costs the device almost nothing and the host about as much as a small
+/// launch; measurements that must not include that do not use a stopwatch.
 #[derive(Debug)]
 pub struct Stopwatch {
     pub(crate) marks: Box<dyn Marks>,

@@ -1,5 +1,5 @@
-//! What plans are made for: everything that compiling needs to know of a device, without one. Each kind of
-//! device has one implementation; code above this crate never asks which it is.
+//! The target of a plan: everything that compiling needs to know about a device, without opening one. Each kind of
+//! device has one implementation; code above this crate never asks which kind it is.
 
 use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
@@ -24,16 +24,16 @@ pub struct KernelUse {
     pub defines: Vec<(String, String)>,
 }
 
-/// What plans are made for.
+/// The device that plans are made for.
 pub trait Target: fmt::Debug + Send + Sync {
-    /// In one word, for listings.
+    /// A short name, for listings.
     fn name(&self) -> String;
 
-    /// What an op becomes; an error if the target has no kernel for it as it was picked. Empty where ops are not
-    /// launched one by one.
+    /// What an op is lowered to; an error if the target does not have the kernel that was picked. Empty for targets
+    /// that do not launch ops one by one.
     fn kernels(&self, op: &Op) -> Result<Vec<KernelUse>>;
 
-    /// Which variant an op runs as and why, where the target has a choice.
+    /// Which variant an op runs as and why, if the target has a choice.
     fn choice(&self, op: &Op) -> Option<String>;
 
     /// Bytes of scratch an op needs.
@@ -45,13 +45,13 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// Whether layers were measured to be faster as one node.
     fn prefers_one_node(&self, layers: &Op) -> bool;
 
-    /// Lets ops prepare their results for the norm of the op right behind them, where both have kernels for it.
+    /// Lets ops prepare their results for the norm of the next op, where both have kernels for it.
     fn hand_on(&self, nodes: &mut [Node]);
 
-    /// Whether a linear and the rotation right behind it can be one node.
+    /// Whether a linear and the rotation after it can be one node.
     fn can_rotate(&self, linear: &Node, rope: &Node) -> bool;
 
-    /// Whether fused kernels round where their members do, so that fixed kernels may be fused too.
+    /// Whether fused kernels round as their members do, so that fixed kernels may be fused, too.
     fn fuses_exactly(&self) -> bool;
 
     /// Bytes a recorded node may take on the device.
@@ -137,7 +137,8 @@ impl Target for CpuTarget {
         match used {
             WeightUse::Vector => DType::F32,
             WeightUse::Table => parts[0],
-            // A type without a packing is multiplied as it is stored; several have no common one.
+            // A type without a packing is multiplied as it is stored. Several types without a common packing become
+            // f32.
             WeightUse::Matrix => {
                 let unpacked = if same { parts[0] } else { DType::F32 };
                 packed_parts(parts, rows, cols).unwrap_or(unpacked)
@@ -150,7 +151,7 @@ impl Target for CpuTarget {
     }
 }
 
-/// Bytes a driver is expected to keep for a recorded node; an H200 took less in every graph seen.
+/// Bytes a driver is expected to use for a recorded node; an H200 used less in every graph measured.
 const RECORDED_NODE: u64 = 16 << 10;
 
 impl Target for launch::Target {
@@ -208,8 +209,8 @@ impl Target for launch::Target {
         DType::BF16
     }
 
-    /// A norm's weights that are bf16 stay so: kernels that keep them in registers need them small. Others are not
-    /// rounded: there are few of them, and every value passes through them.
+    /// A norm's bf16 weights stay bf16: kernels that keep them in registers need them small. Others are not rounded:
+    /// there are few of them, and they affect every value.
     fn stored(&self, used: WeightUse, parts: &[DType], _rows: usize, _cols: usize) -> DType {
         let halves = parts.iter().all(|part| *part == DType::BF16);
         match used {

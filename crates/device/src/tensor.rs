@@ -1,4 +1,4 @@
-//! A matrix in a span: what ops read and write.
+//! A matrix in a span, the operand of ops.
 
 use crate::{DType, Span};
 use serde::{Deserialize, Serialize};

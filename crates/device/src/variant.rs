@@ -1,5 +1,5 @@
 //! Which kernel runs an op: picked by a rule, by a measurement, or by name. A variant is a type; its text
-//! (`wgmma,wide=64,split=2`) is for tables and people.
+//! (`wgmma,wide=64,split=2`) is for tables and for people.
 
 pub use crate::ops::attention::variant::{AttentionKernel, AttentionVariant};
 pub use crate::ops::linear::variant::{LinearVariant, WgmmaShape};
@@ -18,7 +18,7 @@ pub enum Pick<V> {
     Rule,
     /// The kernel whose order of summation does not depend on the number of rows.
     Fixed,
-    /// This one; an error where it cannot run.
+    /// This kernel; an error if it cannot run.
     Named(V),
 }
 
@@ -50,7 +50,7 @@ impl<V> Pick<V> {
 }
 
 impl<V: fmt::Display> Pick<V> {
-    /// What it adds to an op's description; nothing unless something was asked for.
+    /// What it adds to an op's description; empty for [`Pick::Best`].
     pub(crate) fn suffix(&self) -> String {
         if self.is_best() { String::new() } else { format!(" [{self}]") }
     }
@@ -112,7 +112,7 @@ impl fmt::Display for Variant {
 #[error("`{0}` names no kernel variant")]
 pub struct UnknownVariant(pub String);
 
-/// `key=value` pairs behind a variant's name.
+/// `key=value` pairs after a variant's name.
 pub(crate) struct Options<'a> {
     text: &'a str,
     pairs: Vec<(&'a str, u32)>,

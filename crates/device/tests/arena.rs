@@ -1,4 +1,4 @@
-//! Layout, exact sizes, zeroed memory, and bytes in and out.
+//! Layout, exact sizes, zeroed memory, and copies in and out.
 
 mod devices;
 
@@ -44,7 +44,7 @@ fn a_layout_of_seventy_gigabytes_takes_no_memory() {
 fn sealed_memory_is_zero_and_holds_what_is_written() {
     for device in devices::all() {
         let mut open = OpenArena::new();
-        // Larger than the chunks bytes travel in, and not a multiple of them.
+        // Larger than the chunks that bytes are copied in, and not a multiple of them.
         let sizes = [(20 << 20) + 1234, 4096, 999, 70_000, 5000];
         let spans: Vec<_> = Region::ALL
             .iter()
@@ -76,7 +76,7 @@ fn sealed_memory_is_zero_and_holds_what_is_written() {
 fn many_spans_travel_together() {
     for device in devices::all() {
         let mut open = OpenArena::new();
-        // Together larger than the chunks bytes travel in; ends of spans and of chunks fall anywhere.
+        // Together larger than the chunks that bytes are copied in; spans and chunks end at different places.
         let mut spans: Vec<_> = (0..600)
             .map(|i| open.alloc(Region::ALL[i % 5], "bytes", (i as u64 * 7919) % 80_021 + 1))
             .collect();
@@ -110,7 +110,7 @@ fn more_than_there_is_is_refused_with_the_numbers() {
             }
             other => panic!("{}: {other:?}", device.describe()),
         }
-        // Nothing of the refused arena is left behind. (Other programs move the CPU's figure.)
+        // The refused arena leaves nothing allocated. (Other programs change the CPU's figure.)
         let after = device.memory_free().expect("it knows");
         let other_programs = device.kind() == DeviceKind::Cpu;
         assert!(other_programs || after + (1 << 30) > free, "{after} of {free} left");

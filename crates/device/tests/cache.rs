@@ -106,7 +106,7 @@ fn a_cache_that_cannot_be_written_still_compiles() {
 
 const SHARED: &str = "DACAPO_TEST_SHARED_CACHE";
 
-/// What each of the two processes of the next test does; alone it does nothing.
+/// The work of each of the two processes of the next test; does nothing when run alone.
 #[test]
 fn one_of_two_processes() {
     let (Some(folder), Some(compiler)) = (std::env::var_os(SHARED), compiler::find()) else {
@@ -119,7 +119,7 @@ fn one_of_two_processes() {
         for (key, (found, _)) in keys.iter().zip(&compiled) {
             assert_eq!(*found, compiler.compile(key, "sm_90a").expect("it compiles"));
         }
-        // Damage what the other process may be reading.
+        // Damage a file that the other process may be reading.
         let path = cache.path(&compiler, &keys[0], "sm_90a").expect("a known source");
         if let Ok(bytes) = std::fs::read(&path) {
             std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("writable");

@@ -1,4 +1,4 @@
-//! Recording, replaying, and everything that is refused: one list, the same on every device.
+//! Recording, replaying, and every refusal: one list, the same on every device.
 
 mod devices;
 
@@ -67,7 +67,7 @@ fn while_recording(what: Forbidden) -> impl Fn(&Error) -> bool {
 type Attempt = fn(&Fixture) -> Result<()>;
 type Expected = Box<dyn Fn(&Error) -> bool>;
 
-/// What must be refused, how it is tried, and with which error.
+/// What must be refused, how it is tried, and the expected error.
 fn refusals() -> Vec<(&'static str, Attempt, Expected)> {
     vec![
         (
@@ -258,7 +258,7 @@ fn the_same_mistakes_are_refused_on_every_device() {
             let fixture = Fixture::new(&device);
             let error = attempt(&fixture).expect_err(what);
             assert!(expected(&error), "{what} on {}: {error}", device.describe());
-            // A refusal leaves the device as it was: it can record again.
+            // A refusal does not change the device: it can record again.
             assert!(fixture.device.sync().is_ok(), "{what} left a recording open");
         }
     }
@@ -282,7 +282,7 @@ fn a_graph_replays_any_number_of_times_and_keeps_what_it_points_to() {
             let expected: Vec<u32> = (0..10).map(|i| if i <= rounds { 7 } else { 0 }).collect();
             assert_eq!(f.get(10), expected);
         }
-        // The arena handle goes; the graph still holds the memory.
+        // The arena handle is dropped; the graph still holds the memory.
         let Fixture { device, arena, .. } = f;
         drop(arena);
         graph.replay().expect("the graph holds its arena");

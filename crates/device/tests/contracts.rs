@@ -1,5 +1,5 @@
-//! What safe calls refuse: ops whose spans are too short, misplaced or in each other's way, conditions that are not
-//! words, mail outside of shared memory, limits that no table can have. And what the prologue clamps.
+//! What safe calls refuse: ops whose spans are too short, misplaced or overlapping, conditions that are not words,
+//! mail outside of shared memory, limits that no table can have. And what the prologue clamps.
 
 mod devices;
 mod shapes;
@@ -45,10 +45,10 @@ fn tampered(op: &Value, place: &str, change: impl FnOnce(&mut Span)) -> Op {
 fn small_ops() -> Vec<Op> {
     let mut ops = shapes::ops(&shapes::MODELS[0], 4, 4, true);
     ops.extend(shapes::ops(&shapes::MODELS[0], 4, 128, false));
-    // One with capped scores.
+    // One of them with a soft cap.
     let capped = shapes::ops(&shapes::MODELS[6], 4, 4, true).into_iter();
     ops.extend(capped.filter(|op| op.name() == "attention").take(1));
-    // Members of layers are ops that are here too.
+    // Members of layers are already in this list as separate ops.
     ops.retain(|op| op.name() != "layers");
     ops
 }
@@ -64,7 +64,7 @@ fn what_kernels_are_made_for_is_allowed() {
     }
 }
 
-/// Every span of every op: no shorter than what the op reads or writes of it, and where kernels can load it.
+/// Every span of every op: no shorter than what the op accesses of it, and aligned for kernels.
 #[test]
 fn spans_that_are_short_or_misaligned_are_refused() {
     let mut tried = 0;
@@ -89,7 +89,7 @@ fn spans_that_are_short_or_misaligned_are_refused() {
     assert!(tried > 300, "{tried} spans");
 }
 
-/// Nothing an op writes may reach into anything else that it touches.
+/// No output of an op may overlap anything else that it touches.
 #[test]
 fn overlaps_are_refused() {
     let mut tried = 0;
@@ -106,12 +106,12 @@ fn overlaps_are_refused() {
         places(&value, String::new(), &mut found);
         for place in found {
             let own: Span = serde_json::from_value(value.pointer(&place).unwrap().clone()).unwrap();
-            // Not every op touches every table of the state.
+            // Not every op uses every table of the state.
             let others = written.iter().filter(|target| !target.overlaps(own));
             for &target in others.filter(|_| touched.contains(&own)) {
                 let over = tampered(&value, &place, |span| {
                     span.region = target.region;
-                    // In the middle of what is written, where kernels could load it.
+                    // In the middle of the output, aligned for kernels.
                     span.offset = target.offset + target.len / 512 * 256;
                 });
                 assert!(over.check().is_err(), "{} with {place} inside {target:?}", op.name());
@@ -181,14 +181,14 @@ fn only_shared_memory_is_mapped() {
         }
         let shared = spans[Region::HostMapped as usize];
         assert!(matches!(Mapped::new(&arena, shared.part(2, 8)), Err(Error::Contract { .. })));
-        // No matrix lies where the host may write at any time.
+        // No matrix may lie where the host may write at any time.
         let to = Tensor::dense(shared, device::DType::F32, 1, 16);
         let noise = device::op::Noise { to, seed: 1, mean: 0.0, scale: 1.0 };
         assert!(matches!(Op::Noise(noise).check(), Err(Error::Contract { .. })));
     }
 }
 
-/// Two writers of one span, a reader and a device that copies it: words are whole, whoever wins.
+/// Two writers of one span, a reader and a device that copies it: words are never torn.
 #[test]
 fn writers_of_the_same_words_do_not_tear_them() {
     let device = device::cpu::open(Some(1), false).expect("a CPU");
@@ -253,7 +253,7 @@ fn limits_that_no_table_can_have_are_refused() {
             StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes));
         assert!(state.is_err_and(|problem| refused(&problem)), "{limits:?}");
     }
-    // What a large server asks for: 1,024 rows, a context of a million tokens, 256 thousand words.
+    // The limits of a large server: 1,024 rows, a context of a million tokens, a vocabulary of 256 thousand.
     let large = StepLimits {
         seats: 1024,
         rows: 1024,
@@ -289,8 +289,8 @@ fn words(bytes: Vec<u8>) -> Vec<u32> {
     bytes.chunks_exact(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Mail may say what it likes about lengths, pages and seats: the tables that other ops trust stay inside what there
-/// is. Both as a decode step and as one with a prompt.
+/// Whatever lengths, pages and seats mail contains, the tables that other ops trust stay in range. Both as a decode
+/// step and as one with a prompt.
 #[test]
 fn the_prologue_clamps_what_mail_says() {
     for device in devices::all() {
@@ -349,7 +349,7 @@ fn many_heads(rows: u32, heads: u32) -> Op {
     Op::Attention(op)
 }
 
-/// Pieces of a row are counted in a fixed room: where rows and heads are more, rows are not cut.
+/// Pieces of a row are counted in fixed memory: with more rows and heads, rows are not split.
 #[test]
 fn attention_is_not_cut_where_its_pieces_could_not_be_counted() {
     let target = Target::h200();

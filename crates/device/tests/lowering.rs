@@ -1,5 +1,5 @@
-//! What ops become on a GPU, without one: arguments fit the kernels' parameters, launches fit the
-//! machine, and each batch size gets the kernel that was measured to be best for it.
+//! What ops are lowered to on a GPU, without one: arguments match the kernels' parameters, launches fit the GPU, and
+//! each batch size gets the kernel that was measured to be best for it.
 
 mod shapes;
 
@@ -127,7 +127,7 @@ fn a_product_gets_the_kernel_of_its_batch() {
     "#]].assert_eq(&table);
 }
 
-/// The order in which a kernel sums must not follow from the bucket.
+/// The order in which a kernel sums must not depend on the bucket.
 #[test]
 fn fixed_kernels_are_the_same_for_every_batch() {
     for model in shapes::MODELS {

@@ -1,5 +1,5 @@
-//! Every kernel that lowering can ask for compiles for every architecture we name, waits where it
-//! says it waits, and does not spill. Needs no GPU.
+//! Every kernel that lowering can request compiles for every architecture we name, waits if lowering says so, and
+//! does not spill. Needs no GPU.
 
 mod compiler;
 mod shapes;
@@ -28,13 +28,13 @@ fn targets() -> Vec<Target> {
         .to_vec()
 }
 
-/// Whether every model and bucket is compiled for every architecture: minutes, where a few of each
-/// take seconds. The few cover every source, every dtype and both phases.
+/// Whether every model and bucket is compiled for every architecture, which takes minutes; a few of each take
+/// seconds. The few cover every source, every dtype and both phases.
 fn everything() -> bool {
     std::env::var_os("DACAPO_ALL_KERNELS").is_some()
 }
 
-/// Every launch of the models and buckets, by kernel: the one that asks for most shared memory.
+/// Every launch of the models and buckets, by kernel: the one with the most shared memory.
 fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     let hopper = target.capability == (9, 0);
     let mut all = BTreeMap::new();

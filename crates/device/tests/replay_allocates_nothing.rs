@@ -98,7 +98,7 @@ fn a_decode_step() {
     recording.push(Item::If { cond, body }).expect("valid items");
     let graph = recording.finish().expect("a recording").remove(0);
     device.write(&arena, cond, &1u32.to_le_bytes()).expect("a write");
-    // Launch 1 seats three rows; later launches go on without mail.
+    // Launch 1 seats three rows; later launches continue without mail.
     let areas = limits.mail_layout();
     let mut bank = vec![0u32; areas.words as usize];
     bank[mail::LAUNCH_LO as usize] = 1;
@@ -111,8 +111,8 @@ fn a_decode_step() {
     let bytes: Vec<u8> = bank.iter().flat_map(|word| word.to_le_bytes()).collect();
     device.write(&arena, state.mail[1], &bytes).expect("a write");
     graph.replay().expect("a replay");
-    // The whole process is counted, and on a busy machine the test's own harness may still be putting its
-    // lists in order; what a replay allocated would be in every round.
+    // Allocations of the whole process are counted, and on a busy machine the test harness may still allocate; an
+    // allocation of a replay would be in every round.
     let round = |_| {
         let before = allocations();
         (0..10).for_each(|_| graph.replay().expect("a replay"));

@@ -1,5 +1,5 @@
-//! The table of measured choices: what the tuner makes of a clock, what lowering makes of the table, and what
-//! becomes of a torn file. No GPU: the clock is made up.
+//! The table of measured choices: what the tuner chooses with a given clock, how lowering uses the table, and that a
+//! damaged file is ignored. No GPU: the clock is simulated.
 
 mod shapes;
 
@@ -13,7 +13,7 @@ use device::variant::{AttentionVariant, LinearVariant, Pick, Variant, WgmmaShape
 use device::{Node, Op, Result};
 use std::time::Duration;
 
-/// Takes what a function of the variant says; remembers what it was asked.
+/// A clock whose times are a function of the variant; it counts its calls.
 struct Clock<F> {
     nanos: F,
     prepared: usize,
@@ -66,7 +66,7 @@ fn the_fastest_variant_wins_and_noise_does_not() {
     let time = |op: &Op, variant: Option<Variant>| match (op, variant) {
         (op, Some(GEMM)) if op.name() == "linear" => 8_100,
         (op, _) if op.name() == "linear" => 9_000,
-        // One per cent is not a reason.
+        // A gain of one per cent is not enough.
         (_, Some(Variant::Attention(AttentionVariant { stages: Some(2), warps: None, .. }))) => {
             8_910
         }
@@ -79,7 +79,7 @@ fn the_fastest_variant_wins_and_noise_does_not() {
     assert_eq!(seen, tuned.iter().count());
     assert!(clock.prepared > 0 && clock.timed >= 2 * clock.prepared, "prepared once, timed each");
     for (shape, choice) in tuned.iter() {
-        // What is prepared for the next product must be prepared by a kernel of ours.
+        // Only our kernels can prepare the input of the next linear.
         let library = shape.contains("linear") && !shape.contains("prepare");
         let best = if library { (Some(GEMM), 8_100) } else { (None, 9_000) };
         assert_eq!((choice.variant, choice.nanos, choice.rule_nanos), (best.0, best.1, 9_000));
@@ -108,7 +108,8 @@ fn lowering_follows_the_table_and_an_op_that_asks_follows_itself() {
     }
 }
 
-/// What tuning compares with must be able to run, whatever the table made of the op's scratch.
+/// Tuning compares with the rule's choice, so that must be able to run with the op's scratch, whatever the table
+/// chose.
 #[test]
 fn there_is_room_for_the_choice_of_the_rule() {
     let rule = Target { tuned: Tuned::default(), ..Target::h200() };
@@ -196,7 +197,7 @@ fn shipped_tables_are_whole_and_sorted() {
     }
 }
 
-/// Takes so long for one node, and so long for several.
+/// Takes the first time for one node, the second for several.
 struct Counts(u64, u64);
 
 impl Timer for Counts {
@@ -225,7 +226,7 @@ fn layers_are_one_node_only_where_that_is_faster() {
     assert_eq!(faster, Choice { variant: Some(Variant::OneNode), nanos: 300, rule_nanos: 400 });
     let (_, noise) = choice(395, 400).expect("there is a kernel");
     assert_eq!(noise, Choice { variant: None, nanos: 400, rule_nanos: 400 });
-    // No kernel, or no room for what its blocks exchange: nothing to measure.
+    // No kernel, or no memory for its exchange: nothing to measure.
     let kernel = FusedKernel::Layers { exchange: None };
     let roomless = Op::Fused(Fused { members: small.members().to_vec(), kernel });
     for layers in [layers("qwen3-8b", 1), roomless] {
@@ -248,7 +249,7 @@ fn a_table_that_names_an_unknown_variant_counts_as_none() {
     }
 }
 
-/// Nothing is replaced in silence: an op as it was asked for, or an error that says why not.
+/// Nothing is substituted silently: the requested kernel runs, or there is an error that says why not.
 #[test]
 fn a_variant_that_cannot_run_is_refused() {
     let target = Target { tuned: Tuned::default(), ..Target::h200() };

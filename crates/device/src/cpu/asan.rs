@@ -1,5 +1,5 @@
-//! What AddressSanitizer is told about memory that this crate cuts up itself. Only in programs built by
-//! `testing/sanitize`; nothing in all others.
+//! Tells AddressSanitizer about memory that this crate divides itself. Only in programs built by `testing/sanitize`;
+//! does nothing in all others.
 
 #[cfg(dacapo_asan)]
 mod runtime {
@@ -11,7 +11,7 @@ mod runtime {
     }
 }
 
-/// From now on nobody may touch these bytes.
+/// Poisons these bytes: from now on an access to them is an error.
 ///
 /// # Safety
 /// They are mapped and belong to no span.
@@ -24,7 +24,7 @@ pub(crate) unsafe fn fence(at: *mut u8, bytes: usize) {
     let _ = (at, bytes);
 }
 
-/// From now on these bytes may be touched again.
+/// Unpoisons these bytes: from now on they may be accessed again.
 ///
 /// # Safety
 /// They are mapped.

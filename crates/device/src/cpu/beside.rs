@@ -1,4 +1,4 @@
-//! The CPU's second stream: one thread that copies while the pool may be doing something else.
+//! The CPU's second stream: one thread that copies while the pool may be running something else.
 
 use super::memory::copy_bytes;
 use crate::arena::ArenaInner;
@@ -30,7 +30,7 @@ struct State {
     ends: bool,
 }
 
-/// The copying thread. Dropping it waits for what it was given.
+/// The copying thread. Dropping it waits for the copies it was given.
 #[derive(Debug)]
 pub(super) struct Beside {
     shared: Arc<Shared>,
@@ -54,14 +54,14 @@ impl Beside {
         Ok(Beside { shared, thread: Some(thread) })
     }
 
-    /// Hands a copy over; waits for the one before.
+    /// Gives the thread a copy; waits for the previous one first.
     pub(super) fn start(&self, job: Job) {
         let mut state = self.idle();
         state.job = Some(job);
         self.shared.changed.notify_all();
     }
 
-    /// Waits for everything handed over: the edge from this stream to the other.
+    /// Waits for every copy given to the thread: the edge from this stream to the other.
     pub(super) fn wait(&self) {
         drop(self.idle());
     }
@@ -81,8 +81,8 @@ fn run(shared: &Shared) {
         if let Some(job) = state.job.take() {
             state.busy = true;
             drop(state);
-            // SAFETY: whoever made the job checked both ranges against the arena it holds; the device
-            // reads or writes neither until it has waited for this copy.
+            // SAFETY: the caller checked both ranges against the arena that the job holds; the device reads or writes
+            // neither until it has waited for this copy.
             unsafe {
                 copy_bytes(job.from as *const u8, job.to as *mut u8, job.bytes, job.shared);
             }
@@ -103,7 +103,7 @@ impl Drop for Beside {
         lock(&self.shared).ends = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It ends by itself; a panic there has been reported already.
+            // The thread ends because of `ends`; a panic in it has been reported already.
             drop(thread.join());
         }
     }

@@ -25,13 +25,13 @@ pub(super) struct CpuDriver {
     executor: Arc<Mutex<Executor>>,
 }
 
-/// What runs steps. One caller at a time.
+/// Runs steps, for one caller at a time.
 struct Executor {
     pool: Pool,
     scratch: Mapping,
     size: Scratch,
     guard: Option<Guard>,
-    /// The second stream, once somebody wanted one.
+    /// The second stream, started when it is first needed.
     beside: Option<Beside>,
 }
 
@@ -59,7 +59,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Waits for copies beside the pool.
+    /// Waits for the copies of the second stream.
     fn meet(&self) {
         if let Some(beside) = &self.beside {
             beside.wait();
@@ -100,7 +100,7 @@ impl Executor {
     }
 }
 
-/// A recording, lowered.
+/// A lowered item of a recording.
 enum Instruction {
     /// A step and the scratch it asked for.
     Step(Box<dyn Step>, Scratch),
@@ -108,7 +108,7 @@ enum Instruction {
     While(Cond, Vec<Instruction>),
 }
 
-/// A word in the arena.
+/// The address of a condition, a word in the arena.
 struct Cond(*mut u32);
 
 // SAFETY: an address in an arena the recording keeps; only the replaying thread reads it.
@@ -124,8 +124,8 @@ impl Cond {
 }
 
 impl CpuDriver {
-    /// Ops are lowered as said, or run their scalar references on the calling thread.
-    /// With `guard` every step's scratch is watched.
+    /// Lowers ops with `lowering`; with `None` they run their scalar references on the calling thread. With `guard`
+    /// every step's scratch is checked.
     pub(super) fn new(
         threads: Option<usize>,
         lowering: Option<Lowering>,
@@ -173,13 +173,13 @@ impl CpuDriver {
     }
 }
 
-/// Whether the host may use it at any time.
+/// Whether the host may access the span at any time.
 fn shared(span: Span) -> bool {
     span.region == Region::HostMapped
 }
 
 fn lock(executor: &Mutex<Executor>) -> MutexGuard<'_, Executor> {
-    // A replay that panicked leaves no half-changed executor behind: it only reads it.
+    // A replay only reads the executor, so a replay that panicked leaves it consistent.
     executor.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -273,13 +273,13 @@ impl Driver for CpuDriver {
         for &span in from {
             let (source, len) = (arena.address(span) as *const u8, span.len as usize);
             if shared(span) {
-                // Another thread may write it while it is looked at: that one looks at a copy.
+                // Another thread may write these bytes at the same time, so `look` gets a copy.
                 let mut copy = vec![0u8; len];
                 // SAFETY: as for `write`.
                 unsafe { copy_bytes(source, copy.as_mut_ptr(), len, true) };
                 look(at, &copy);
             } else {
-                // SAFETY: as for `write`; the lock is held while the bytes are looked at.
+                // SAFETY: as for `write`; the lock is held while `look` runs.
                 look(at, unsafe { std::slice::from_raw_parts(source, len) });
             }
             at += len;
@@ -320,7 +320,7 @@ impl Driver for CpuDriver {
     }
 }
 
-/// Launches are done when they return: marks are moments.
+/// A launch is done when it returns, so a mark is a point in time.
 #[derive(Debug)]
 struct Instants(Vec<Option<Instant>>);
 
@@ -336,7 +336,7 @@ impl Marks for Instants {
     }
 }
 
-/// Prepared steps, and what they point into.
+/// Prepared steps, and the memory they point into.
 struct CpuRecording {
     name: String,
     program: Vec<Instruction>,

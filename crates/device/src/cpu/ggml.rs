@@ -1,27 +1,27 @@
-//! The arithmetic of ggml as llama.cpp has it when built for AVX-512: what its results are made of, operation
-//! by operation, so that ours have the same bits. Found in llama.cpp's sources and its compiled form (the one
-//! in llama-cpp-python 0.3.36); `tools/ggml_goldens.py` makes the values that tests hold this against.
+//! The arithmetic of ggml as llama.cpp has it when built for AVX-512, repeated operation by operation, so that our
+//! results have the same bits. Found in llama.cpp's sources and its compiled form (the one in llama-cpp-python
+//! 0.3.36); `tools/ggml_goldens.py` makes the values that tests compare with.
 //!
 //! Where it differs from the fast paths:
 //!
 //! * **norm**: squares are rounded to f32 and added one after the other in f64;
-//! * **products of quantised weights**: `linear/ggml.rs`, `linear/k_blocks.rs`;
+//! * **linears with quantised weights**: `linear/ggml.rs`, `linear/k_blocks.rs`;
 //! * **attention**: `attention/ggml.rs`;
 //! * **e^x**: another polynomial;
 //! * **soft caps**: three rounded operations;
 //! * **GELU**: a table of f16 results for each f16 input.
 //!
-//! A fused multiply-add is one here on every processor: where there is no instruction for it, it is a
+//! A multiply-add that ggml fuses is fused here on every processor. Without an instruction for it, it is a library
 //! call, and slow.
 
 use super::simd::levels;
 use half::f16;
 use std::sync::LazyLock;
 
-/// e^x, to 2 ulp; 0 for what is far below.
+/// e^x, to 2 ulp; 0 for very negative x.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Adding 1.5·2²³ rounds to an integer, which then stands in the low bits.
+    // Adding 1.5·2²³ rounds to an integer, which is then in the low bits.
     const MAGIC: f32 = 12_582_912.0;
     let float = f32::from_bits;
     let z = x.mul_add(float(0x3fb8_aa3b), MAGIC);
@@ -33,8 +33,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     let q = float(0x3e2a_af33).mul_add(b, float(0x3eff_fedb));
     let one = float(0x3f7f_fff6).mul_add(b, 1.0);
     let j = p.mul_add(u, q).mul_add(u, one);
-    // 2ⁿ in two steps, each a normal number: only the last product is rounded, and only when the
-    // result is smaller than normal numbers are.
+    // 2ⁿ in two steps, each a normal number: only the last multiplication rounds, and only if the result is
+    // subnormal.
     let n_int = (z.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
     let first = n_int >> 1;
     let power = |n: i32| float((n.wrapping_add(127) as u32) << 23);
@@ -73,7 +73,7 @@ pub(crate) fn gelu_table() -> &'static GeluTable {
     &TABLE
 }
 
-/// out[i] = gelu(pairs[2i]) · pairs[2i + 1]; the table ends at ±10.
+/// out[i] = gelu(pairs[2i]) · pairs[2i + 1]; the table is used between −10 and 10 only.
 pub(crate) fn gelu_mul(table: &GeluTable, pairs: &[f32], out: &mut [f32]) {
     for (out, pair) in out.iter_mut().zip(pairs.chunks_exact(2)) {
         let (gate, up) = (pair[0], pair[1]);
@@ -87,7 +87,7 @@ pub(crate) fn gelu_mul(table: &GeluTable, pairs: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Limits values as three ops do: divided, by the C library's tanh, multiplied.
+/// Soft cap in three rounded operations: division by the cap, the C library's tanh, multiplication.
 pub(crate) fn soft_cap(values: &mut [f32], cap: f32) {
     values.iter_mut().for_each(|v| *v = (*v * (1.0 / cap)).tanh() * cap);
 }

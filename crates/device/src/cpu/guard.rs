@@ -1,23 +1,23 @@
-//! Scratch that is watched: poisoned before a step, fenced around what the step asked for. A step that writes
-//! outside of that panics with its place; one that reads what it did not write computes with NaN.
+//! Checked scratch: poisoned before a step, with fences around what the step asked for. A step that writes outside of
+//! that panics with the offset; one that reads what it did not write computes with NaN.
 
 use super::asan;
 use super::step::{Step, Team};
 
-/// Bytes of fence behind every part, at least.
+/// Bytes of the fence after every part, at least.
 pub(super) const FENCE: usize = 4096;
 
-/// What a fence holds.
+/// The bytes of a fence.
 const POST: u8 = 0xA5;
-/// What scratch holds before a step: NaN in every float format.
+/// The bytes of scratch before a step: NaN in every float format.
 const POISON: u8 = 0xFF;
 
-/// Watches the scratch of every step.
+/// Checks the scratch of every step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guard;
 
 impl Guard {
-    /// Runs a step between two looks at the fences.
+    /// Runs a step; fills the fences before it and checks them after it.
     ///
     /// # Panics
     /// If a fence was written to.

@@ -17,8 +17,8 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory owned by this value; who may touch which bytes when is decided
-// by the device, which runs one replay at a time.
+// SAFETY: the mapping is plain memory owned by this value; the device, which runs one replay at a time, decides which
+// bytes are accessed when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared `Mapping` only gives out its address.
 unsafe impl Sync for Mapping {}
@@ -111,24 +111,23 @@ impl Memory for Regions {
     }
 }
 
-/// The addresses of a CPU arena's regions; what ops resolve their spans with. Whoever holds one also
-/// holds the arena.
+/// The addresses of a CPU arena's regions, with which ops resolve their spans. Its owner also holds the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuMemory {
     bases: [u64; 5],
-    /// Of what members of a fused op pass on; 0 outside of one.
+    /// Of the values between the members of a fused op; 0 outside of one.
     inside: u64,
 }
 
-/// What members of a fused op pass on.
+/// Memory for the values between the members of a fused op.
 #[derive(Debug)]
 pub(crate) struct InsideMemory(Mapping);
 
 impl InsideMemory {
-    /// So many zeroed bytes.
+    /// `bytes` zeroed bytes.
     ///
     /// # Panics
-    /// If the system has no room.
+    /// If the system has no memory left.
     pub(crate) fn new(bytes: u64) -> InsideMemory {
         let mapped = usize::try_from(bytes).ok().and_then(Mapping::new);
         InsideMemory(mapped.unwrap_or_else(|| panic!("no {bytes} bytes inside a fused op")))
@@ -141,7 +140,7 @@ impl CpuMemory {
         CpuMemory { bases: Region::ALL.map(|region| arena.memory.base(region)), inside: 0 }
     }
 
-    /// The same inside a fused op.
+    /// The same addresses inside a fused op.
     pub(crate) fn with_inside(&self, inside: &InsideMemory) -> CpuMemory {
         CpuMemory { inside: inside.0.start() as u64, ..*self }
     }
@@ -157,8 +156,8 @@ impl CpuMemory {
     }
 }
 
-/// Copies bytes. `shared`: one of the two places is host-mapped memory, which a [`crate::mail::Mapped`] of another thread
-/// may be using; then word by word, so that a word is seen whole and nothing worse than an old one happens.
+/// Copies bytes. `shared`: one of the two places is host-mapped memory, which a [`crate::mail::Mapped`] of another
+/// thread may be using. The copy is then word by word, so that a word may be old but is never torn.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `bytes`, and the two do not overlap.

@@ -3,16 +3,15 @@
 use super::features::Features;
 use super::simd::Level;
 
-/// What the CPU's fast paths are held to.
+/// How the CPU's fast paths round and sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numerics {
-    /// Whatever is fastest on this processor; sums are in an order of its own.
+    /// Whatever is fastest on this processor; sums are in its own order.
     #[default]
     Fast,
-    /// As llama.cpp built for AVX-512 computes, to the bit, on any processor with AVX2 and FMA: packed
-    /// weights (but Q4_0, which it keeps in another form), Q4_K, Q5_K and Q6_K, F16 pages, attention without its
-    /// flash kernel.
-    /// Other weights are multiplied as by [`Numerics::Fast`]. Slower; see `cpu/ggml.rs`.
+    /// Computes as llama.cpp built for AVX-512, to the bit, on any processor with AVX2 and FMA: packed weights
+    /// (except Q4_0, which llama.cpp stores in another form), Q4_K, Q5_K and Q6_K, F16 pages, attention without its
+    /// flash kernel. Other weights are multiplied as by [`Numerics::Fast`]. Slower; see `cpu/ggml.rs`.
     Ggml,
 }
 
@@ -21,9 +20,9 @@ pub enum Numerics {
 pub(crate) struct Lowering {
     /// What the processor has.
     pub(crate) features: Features,
-    /// The best level of that.
+    /// The best level of these.
     pub(crate) level: Level,
-    /// Where to round.
+    /// How to round.
     pub(crate) numerics: Numerics,
 }
 
@@ -33,7 +32,7 @@ impl Lowering {
         Lowering { features, level: Level::of(&features), numerics }
     }
 
-    /// Whether every bit is to be as ggml has it.
+    /// Whether every bit must be the same as ggml's.
     pub(crate) fn ggml(&self) -> bool {
         self.numerics == Numerics::Ggml
     }

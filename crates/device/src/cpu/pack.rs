@@ -1,7 +1,7 @@
-//! Weights as the CPU's instructions want them: 16 rows interleaved, 32 columns at a time.
+//! Weights in the layout of the CPU's instructions: 16 rows interleaved, 32 columns at a time.
 //!
-//! A packed matrix is `[rows / 16][cols / 32]` blocks; rows are padded by nobody, so they must be a
-//! multiple of 16. A block holds, for its 16 rows,
+//! A packed matrix is `[rows / 16][cols / 32]` blocks. Rows are not padded, so their number must be a multiple of 16.
+//! A block holds, for its 16 rows,
 //!
 //! * 16 scales `d` and 16 minima `m`, f16 (64 bytes),
 //! * `P4`: 4 × 64 bytes; byte `4·r + b` of line `g` holds column `4·g + b` of row `r` in the low nibble
@@ -23,8 +23,8 @@ pub(crate) const COLS: usize = 32;
 /// Bytes of scales and minima at the front of a block.
 pub(crate) const SCALES: usize = 4 * ROWS;
 
-/// What a matrix of `src` is packed to, if it can be: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 with rows a
-/// multiple of [`ROWS`] and columns a multiple of `COLS`.
+/// The dtype that a matrix of `src` is packed to, if it can be: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 with rows a multiple
+/// of [`ROWS`] and columns a multiple of `COLS`.
 pub fn packed_dtype(src: DType, rows: usize, cols: usize) -> Option<DType> {
     match src {
         _ if !whole(rows, cols) => None,
@@ -34,7 +34,8 @@ pub fn packed_dtype(src: DType, rows: usize, cols: usize) -> Option<DType> {
     }
 }
 
-/// The same for a matrix whose rows come from parts of several types: the 8-bit packing holds each of them as it is.
+/// The same for a matrix whose rows come from parts of several types: the 8-bit packing holds all of them without
+/// loss.
 pub(crate) fn packed_parts(parts: &[DType], rows: usize, cols: usize) -> Option<DType> {
     let packed: Option<Vec<DType>> =
         parts.iter().map(|part| packed_dtype(*part, rows, cols)).collect();
@@ -45,7 +46,7 @@ pub(crate) fn packed_parts(parts: &[DType], rows: usize, cols: usize) -> Option<
     }
 }
 
-/// Whether a shape is whole blocks.
+/// Whether a shape consists of whole blocks.
 pub(crate) fn whole(rows: usize, cols: usize) -> bool {
     rows.is_multiple_of(ROWS) && cols.is_multiple_of(COLS)
 }
@@ -59,7 +60,7 @@ pub(crate) const fn block_bytes(dtype: DType) -> usize {
 /// in parts of a multiple of [`ROWS`] rows.
 ///
 /// # Panics
-/// If [`packed_dtype`] has no answer for this, or lengths do not match.
+/// If [`packed_dtype`] is `None` for this, or lengths do not match.
 pub fn pack_rows(src: DType, bytes: &[u8], rows: usize, cols: usize, out: &mut [u8]) {
     let dtype = packed_dtype(src, rows, cols).expect("rows that can be packed");
     assert_eq!(bytes.len(), rows * src.bytes(cols), "source length");
@@ -67,7 +68,7 @@ pub fn pack_rows(src: DType, bytes: &[u8], rows: usize, cols: usize, out: &mut [
     pack_parts(dtype, &rows, cols, out);
 }
 
-/// Packs rows that may be of several types into `out`, as `packed_parts` says.
+/// Packs rows that may be of several types into `out`, as the dtype that `packed_parts` returned.
 ///
 /// # Panics
 /// If lengths do not match.
@@ -106,7 +107,7 @@ impl Source {
             std::array::from_fn(|i| (low[i] | ((bits >> i & 1) << 4) as i8) - offset)
         };
         match src {
-            // m = −8·d is exact: a change of exponent.
+            // m = −8·d is exact: only the exponent changes.
             DType::Q4_0 => Source { d, m: f16::from_f32(-8.0 * d.to_f32()), q: nibbles(2) },
             DType::Q4_1 => Source { d, m: half(2), q: nibbles(4) },
             DType::Q5_0 => Source { d, m: zero, q: fives(2, 16) },
@@ -169,12 +170,12 @@ pub(crate) fn read_row(dtype: DType, packed: &[u8], cols: usize, row: usize, out
     }
 }
 
-/// A row of activations in blocks of 32, as packed weights are multiplied with: x ≈ d·q.
+/// 32 activations, quantised for multiplication with packed weights: x ≈ d·q.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ActBlock {
     /// Scale: amax / 127, rounded to f16.
     pub(crate) d: f32,
-    /// Unrounded scale times the sum of the values: what a weight's minimum is multiplied with.
+    /// Unrounded scale times the sum of the values; it is multiplied with a weight's minimum.
     pub(crate) s: f32,
     /// Values, rounded to nearest even.
     pub(crate) q: [i8; COLS],

@@ -1,4 +1,4 @@
-//! The most 8-bit multiply-adds the processor does: what products of packed weights are compared with.
+//! The processor's highest rate of 8-bit multiply-adds, to compare linears of packed weights with.
 
 use super::Limit;
 use super::features::Features;
@@ -51,7 +51,7 @@ fn kernel(_features: &Features) -> Option<(Round, f64, &'static str)> {
     None
 }
 
-/// 256 rounds of four products of whole tiles.
+/// 256 rounds of four multiplications of whole tiles.
 #[cfg(target_arch = "x86_64")]
 unsafe fn tiles() {
     #[repr(align(64))]

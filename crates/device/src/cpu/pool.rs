@@ -1,8 +1,7 @@
 //! The threads that run a replay: one per core this process may use, the caller among them.
 //!
-//! Work is cut into chunks that threads take from one counter, so a thread that the system holds up
-//! delays no more than the chunk it is in. Workers spin between the ops of a replay and for a moment
-//! after it, then park.
+//! Work is divided into chunks that threads take from one counter, so a thread that the system delays delays no more
+//! than its current chunk. Workers spin between the ops of a replay and for a moment after it, then park.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,20 +9,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// Looks at the counter before parking: about half a millisecond.
+/// Polls of the counter before parking: about half a millisecond.
 const SPINS: u32 = 10_000;
-/// Looks at the counter before yielding to whoever else wants the core.
+/// Polls of the counter before yielding the core to other threads.
 const PATIENCE: u32 = 2_000;
 
-/// The work of the moment: chunk and worker numbers go in.
+/// The current work; its arguments are the numbers of chunk and worker.
 type Work = *const (dyn Fn(usize, usize) + Sync);
 
 #[repr(align(128))]
 struct Line<T>(T);
 
 struct Shared {
-    /// Chunks in the high half, the next chunk in the low half. A chunk belongs to whoever took its
-    /// number; while one is out, `work` does not change.
+    /// Chunks in the high half, the next chunk in the low half. A chunk belongs to the thread that took its number;
+    /// while a chunk is being run, `work` does not change.
     ticket: Line<AtomicU64>,
     done: Line<AtomicU32>,
     work: UnsafeCell<Option<Work>>,
@@ -36,8 +35,8 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `work` is written only by the thread that runs the pool, and only while no chunk is out; it
-// is read only by a thread that holds a chunk, taken with acquire order after the write.
+// SAFETY: `work` is written only by the thread that runs the pool, and only while no chunk is being run; it is read
+// only by a thread that holds a chunk, taken with acquire order after the write.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer in `work` is never used outside `Pool::run`.
 unsafe impl Send for Shared {}
@@ -143,9 +142,9 @@ impl Pool {
             });
             thread.ok()
         };
-        // A thread that cannot be started leaves fewer; the work is done all the same.
+        // If a thread cannot be started, fewer threads do all the work.
         let workers: Vec<_> = (1..threads).map_while(spawn).collect();
-        // What starting a thread costs is paid here, not in the first replay.
+        // Wait until the threads have started, so that the first replay does not.
         while (shared.started.load(Ordering::Acquire) as usize) < workers.len() {
             std::thread::yield_now();
         }
@@ -157,7 +156,7 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Wakes the workers for a run of calls to [`Pool::run`]; they stay awake until it is dropped.
+    /// Wakes the workers for several calls to [`Pool::run`]; they stay awake until the result is dropped.
     pub(crate) fn awake(&self) -> Awake<'_> {
         self.shared.active.store(true, Ordering::SeqCst);
         self.shared.wake_all();
@@ -175,7 +174,7 @@ impl Pool {
         }
         let shared = &*self.shared;
         let chunks = u32::try_from(chunks).expect("fewer than 2^32 chunks");
-        // SAFETY: no chunk is out (the last `run` waited for all of them), so nobody reads `work`; the
+        // SAFETY: no chunk is being run (the last `run` waited for all of them), so no thread reads `work`; the
         // lifetime is erased, and this function does not return before every chunk is done.
         unsafe {
             let erased: Work =
@@ -257,7 +256,7 @@ fn first_sibling(core: usize) -> Option<usize> {
     list.trim().split([',', '-']).next()?.parse().ok()
 }
 
-/// Whole cores of the control group's quota.
+/// Whole cores of the control group's CPU quota.
 fn quota() -> Option<usize> {
     let limit = std::fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?;
     let mut words = limit.split_whitespace().map(|word| word.parse::<usize>().ok());
@@ -265,7 +264,7 @@ fn quota() -> Option<usize> {
     Some(quota / period.max(1))
 }
 
-/// Keeps the calling thread on a core; without permission it stays where the system wants it.
+/// Pins the calling thread to a core; without permission, the system schedules it freely.
 fn pin(core: usize) {
     // SAFETY: a zeroed CPU set is an empty one, and `core` came from such a set.
     unsafe {

@@ -78,7 +78,7 @@ fn q5(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(f32, u8) -> f32) 
     }
 }
 
-/// Sixteen consecutive bytes, as wide as the floats they become: vectors have no shifts of bytes.
+/// Sixteen consecutive bytes, widened to the size of the floats they become, because vectors of bytes have no shifts.
 #[inline(always)]
 fn sixteen(bytes: &[u8], at: usize) -> [i32; 16] {
     let bytes: [u8; 16] = bytes[at..at + 16].try_into().expect("sixteen bytes");
@@ -94,9 +94,9 @@ fn put(out: &mut [f32], at: usize, scale: f32, min: f32, q: impl Fn(usize) -> i3
     }
 }
 
-/// Where the two-bit values of a group of sixteen lie in a block of 256: the first of their bytes among
-/// 64, and how far they are shifted. (Not a function that takes a closure: one that is not inlined
-/// would be compiled for the baseline.)
+/// Where the two-bit values of a group of sixteen lie in a block of 256: the first of their bytes among 64, and their
+/// shift. (Not a function that takes a closure: if that were not inlined, it would be compiled for the baseline
+/// instruction set.)
 #[inline(always)]
 fn two_bits(group: usize) -> (usize, usize) {
     (32 * (group / 8) + 16 * (group % 2), group % 8 / 2 * 2)
@@ -127,7 +127,7 @@ fn q3k(block: &[u8], out: &mut [f32]) {
     for group in 0..16 {
         let (at, shift) = two_bits(group);
         let (q, high, bit) = (sixteen(qs, at), sixteen(high, group % 2 * 16), group / 2);
-        // The high bit is the one that is not taken off: a missing one makes the value 4 less.
+        // A clear high bit lowers the value by 4; a set one adds the 4 that is subtracted.
         let value = |i: usize| (q[i] >> shift & 3) + ((high[i] >> bit & 1) << 2) - 4;
         put(out, 16 * group, d * scale(group), 0.0, value);
     }

@@ -21,8 +21,8 @@ impl Level {
     }
 }
 
-/// Declares `unsafe fn name(level, args…)` that runs `body::<FMA>(args…)` compiled for the level. The
-/// body must be `#[inline(always)]`, or it would be compiled for the baseline only.
+/// Declares `unsafe fn name(level, args…)` that runs `body::<FMA>(args…)` compiled for the level. The body must be
+/// `#[inline(always)]`, or it would be compiled for the baseline instruction set only.
 macro_rules! levels {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident;) => {
         $(#[$meta])*
@@ -104,7 +104,7 @@ fn tanh<const FMA: bool>(x: f32) -> f32 {
     if size < 0.625 { near } else { far.copysign(x) }
 }
 
-/// Lanes the reductions keep apart: one AVX-512 register.
+/// Lanes that reductions sum separately: one AVX-512 register.
 pub(crate) const LANES: usize = 16;
 
 /// The sum of lanes, pairwise.

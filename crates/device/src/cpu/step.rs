@@ -1,16 +1,16 @@
-//! An op lowered for this processor, and what it runs with.
+//! An op lowered for this processor, and the threads and scratch it runs with.
 
 use super::memory::CpuMemory;
 use super::pool::Pool;
 
-/// An op with everything decided: addresses, kernel, how work is cut. Running it allocates nothing.
+/// An op with everything decided: addresses, kernel, chunks of work. Running it allocates nothing.
 pub(crate) trait Step: Send + Sync {
     /// Scratch it needs.
     fn scratch(&self) -> Scratch {
         Scratch::default()
     }
 
-    /// Runs on the calling thread, and on the pool where it asks for it.
+    /// Runs on the calling thread, and on the pool where the step uses it.
     fn run(&self, team: &Team<'_>);
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Enough for either.
+    /// Enough for either of the two.
     pub(crate) fn max(self, other: Scratch) -> Scratch {
         Scratch { shared: self.shared.max(other.shared), own: self.own.max(other.own) }
     }
@@ -39,7 +39,7 @@ impl Scratch {
 pub(crate) struct Team<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) scratch: *mut u8,
-    /// How the scratch is cut: enough for every step.
+    /// How the scratch is divided: enough for every step.
     pub(crate) size: Scratch,
     /// What this step asked for.
     pub(crate) asked: Scratch,
@@ -101,17 +101,17 @@ impl Own {
     /// If the step did not ask for as many.
     ///
     /// # Safety
-    /// It is the calling worker's, who uses it through nothing else meanwhile.
+    /// It belongs to the calling worker, which does not use it in any other way meanwhile.
     #[track_caller]
     pub(crate) unsafe fn floats<'a>(self, floats: usize) -> &'a mut [f32] {
         let start = self.bytes(floats * size_of::<f32>()).cast();
-        // SAFETY: as much was asked for, and zeroed when it was mapped; the caller's promise.
+        // SAFETY: at least as much was asked for, and it was zeroed when mapped; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(start, floats) }
     }
 }
 
-/// Lays parts out one behind the other, each from a cache line on. What a step asks for and where it finds
-/// the parts then follow from the same lines of code.
+/// Lays out parts one after the other, each starting at a cache line. A step uses the same code to compute how much
+/// scratch it needs and to find the parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parts {
     floats: usize,
@@ -142,7 +142,7 @@ impl Part {
     }
 }
 
-/// An op that runs as its reference does, on the calling thread: too small to cut.
+/// An op that runs its reference on the calling thread, because it is too small to divide.
 pub(crate) struct Serial<O> {
     op: O,
     memory: CpuMemory,
@@ -162,13 +162,13 @@ impl<O: Send + Sync> Step for Serial<O> {
     }
 }
 
-/// How many chunks to cut `items` into: a few per thread, so that a slow thread does less.
+/// How many chunks to divide `items` into: a few per thread, so that a slow thread gets fewer.
 pub(crate) fn chunks(items: usize, threads: usize) -> usize {
     if threads == 1 { 1.min(items) } else { items.min(4 * threads) }
 }
 
-/// How many chunks of falling size `items` are cut into: large ones first, so that a thread works on
-/// neighbours for long, and single ones last, so that all end together.
+/// How many chunks of decreasing size `items` are divided into: large ones first, so that a thread works on
+/// neighbouring items for long, and single items last, so that all threads end together.
 pub(crate) fn falling(items: usize, threads: usize) -> usize {
     let mut left = items;
     let sizes = std::iter::from_fn(|| {
@@ -179,7 +179,7 @@ pub(crate) fn falling(items: usize, threads: usize) -> usize {
     sizes.count()
 }
 
-/// The items of a chunk of falling size.
+/// The items of a chunk of decreasing size.
 pub(crate) fn falling_part(items: usize, threads: usize, chunk: usize) -> std::ops::Range<usize> {
     let from = (0..chunk).fold(0, |from, _| from + fall(items - from, threads));
     from..from + fall(items - from, threads)

@@ -59,13 +59,13 @@ impl Tables {
         }
     }
 
-    /// The number of the launch under way.
+    /// The number of the current launch.
     pub(crate) fn launch(&self) -> u64 {
         let half = |word: u32| u64::from(self.counts.get(word as usize));
         half(count::LAUNCH_LO) | half(count::LAUNCH_HI) << 32
     }
 
-    /// The bank of launch `n`, if it carries mail for it.
+    /// The bank of launch `n`, if it holds mail for it.
     pub(crate) fn mail_for(&self, launch: u64) -> Option<Words> {
         let bank = self.mail[(launch % 2) as usize];
         (bank.load_u64(0) == launch).then_some(bank)
@@ -78,8 +78,8 @@ impl Tables {
         if index < per_seat { self.page_table.get(seat * per_seat + index) as usize } else { 0 }
     }
 
-    /// Tokens in a row's pages before the `q_len` of this step; nothing for a pad row, and for one whose
-    /// length is not that of a sequence in its pages.
+    /// Tokens in a row's pages before the `q_len` of this step; `None` for a pad row, and for a row whose length is
+    /// less than `q_len` or more than its page table can hold.
     pub(crate) fn kept(&self, row: usize, q_len: usize) -> Option<usize> {
         let kv_len = self.kv_len.get(row) as usize;
         let held = kv_len > 0 && kv_len <= self.limits.context() as usize;

@@ -149,8 +149,8 @@ pub(crate) fn round_to(dtype: DType, value: f32) -> f32 {
     }
 }
 
-/// A table of u32 words. Indices are checked, and every access is atomic without an order: the host may write its mail,
-/// and rows that share a seat may be worked on side by side, without more harm than an old or a new word.
+/// A table of u32 words. Indices are checked. Every access is a relaxed atomic: the host may write its mail, and rows
+/// that share a seat may run at the same time; a reader then sees an old or a new word, never a torn one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     ptr: *mut u32,
@@ -173,7 +173,7 @@ impl Words {
         Words { ptr: memory.address(span).cast(), len: span.len as usize / 4 }
     }
 
-    /// Words there are.
+    /// Number of words.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -202,20 +202,20 @@ impl Words {
     #[track_caller]
     fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.len, "word {index} of {}", self.len);
-        // SAFETY: inside the span; the op's check refused spans that are not aligned; words are used atomically
-        // by everybody.
+        // SAFETY: inside the span; the op's check refused spans that are not aligned; every access to words is
+        // atomic.
         unsafe { AtomicU32::from_ptr(self.ptr.add(index)) }
     }
 
-    /// Two words as the one 64-bit number that host and device exchange: the low one, which is written last, with
-    /// acquire order.
+    /// Two words as the one 64-bit number that host and device exchange. The low word, which is written last, is read
+    /// with acquire order.
     #[track_caller]
     pub(crate) fn load_u64(&self, index: usize) -> u64 {
         let low = self.word(index).load(Ordering::Acquire);
         u64::from(self.word(index + 1).load(Ordering::Relaxed)) << 32 | u64::from(low)
     }
 
-    /// Publishes a 64-bit number: whoever reads it sees everything written before.
+    /// Publishes a 64-bit number: a thread that reads it sees everything written before.
     #[track_caller]
     pub(crate) fn publish_u64(&self, index: usize, value: u64) {
         self.word(index + 1).store((value >> 32) as u32, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! The functions used of the driver, of NVRTC and of cuBLASLt, loaded by name. A missing library or
-//! symbol is an error here, never a panic; types are cudarc's, codes stay numbers so that a code
-//! newer than the bindings is still a value.
+//! The functions of the driver, of NVRTC and of cuBLASLt that are used, loaded by name. A missing library or symbol
+//! is an error here, never a panic. Types are cudarc's; error codes stay numbers, so that a code newer than the
+//! bindings is still valid.
 
 use crate::{Error, Result};
 use cudarc::cublaslt::sys as lt;
@@ -30,7 +30,7 @@ macro_rules! api {
             }
 
             $(
-                /// The call of this name, its code turned into a result.
+                /// The call of this name; its error code becomes a result.
                 pub(crate) unsafe fn $f(&self, $($arg: $ty),*) -> Result<()> {
                     // SAFETY: the caller keeps the vendor's contract for this call.
                     match unsafe { (self.$f)($($arg),*) } {
@@ -160,14 +160,14 @@ api! {
     );
 }
 
-/// What `cuStreamQuery` says of a stream that works.
+/// The code of `cuStreamQuery` for a stream that still has work.
 const NOT_READY: c_uint = 600;
 
 impl DriverApi {
-    /// Whether all that a stream was given is done; an error if some of it failed. Never waits.
+    /// Whether all work of a stream is done; an error if some of it failed. Never waits.
     ///
     /// # Safety
-    /// The stream is one of the current context, and lives.
+    /// The stream belongs to the current context and exists.
     pub(crate) unsafe fn stream_is_done(&self, stream: sys::CUstream) -> Result<bool> {
         // SAFETY: the caller keeps the contract of the call.
         match unsafe { (self.cuStreamQuery)(stream) } {
@@ -230,7 +230,7 @@ fn nvrtc_failed(_: &NvrtcApi, call: &'static str, code: c_uint) -> Error {
 }
 
 api! {
-    /// The matrix product library's calls.
+    /// cuBLASLt's calls.
     LtApi, lt_failed;
     fn cublasLtCreate(handle: *mut lt::cublasLtHandle_t);
     fn cublasLtDestroy(handle: lt::cublasLtHandle_t);

@@ -1,7 +1,7 @@
-//! Cubins on disk, under a hash of everything that decides them: sources, options, compiler and
-//! architecture. An entry carries a checksum and appears whole (written aside, then renamed), so
-//! processes may share the folder, and an entry that is not whole is compiled again. So is one that
-//! somebody else could have written: kernels are code.
+//! Cubins on disk, under a hash of everything that decides them: sources, options, compiler and architecture. An
+//! entry has a checksum and is written to a temporary file that is then renamed, so processes may share the folder.
+//! An entry that is incomplete is compiled again; so is one that another user could have written, because kernels are
+//! code.
 
 use super::compile::{Compiled, Compiler};
 use super::launch::KernelKey;
@@ -15,13 +15,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const MAGIC: &[u8; 8] = b"dacapok1";
-/// Magic, checksum of all that follows, flags.
+/// Magic, checksum of everything after it, flags.
 const HEAD: usize = 8 + 32 + 1;
 
 /// A folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// Or why there is none.
+    /// Or why there is no folder.
     folder: Result<PathBuf, NotPrivate>,
 }
 
@@ -35,13 +35,13 @@ pub enum Origin {
 }
 
 impl Cache {
-    /// A cache in this folder, which is made when the first entry is written.
+    /// A cache in this folder, which is created with the first entry.
     pub fn new(folder: impl Into<PathBuf>) -> Cache {
         Cache { folder: Ok(folder.into()) }
     }
 
-    /// The user's cache, `kernels` in `private::cache_root`. Where there is no such folder, or where
-    /// others could have written to it, every kernel is compiled.
+    /// The user's cache, `kernels` in `private::cache_root`. If there is no such folder, or others could have written
+    /// to it, every kernel is compiled.
     pub fn of_user() -> Cache {
         let folder = private::cache_root().and_then(|root| {
             private::check(&root)?;
@@ -90,8 +90,8 @@ impl Cache {
         Ok(format!("{}-{}.cubin", key.source, hash.finalize().to_hex()))
     }
 
-    /// A kernel from disk, or compiled and stored. A cache that cannot be written is not an error: the
-    /// kernel is there, only the next start compiles again.
+    /// A kernel from disk, or compiled and stored. A cache that cannot be written is not an error: only the next
+    /// start has to compile again.
     pub fn get(
         &self,
         compiler: &Compiler,
@@ -121,7 +121,7 @@ impl Cache {
         arch: &str,
     ) -> Result<Vec<(Compiled, Origin)>> {
         let bar = ProgressBar::new(keys.len() as u64).with_message("kernels");
-        // Reading a warm cache takes milliseconds: a bar would only flicker.
+        // Reading a warm cache takes milliseconds; a progress bar would only flicker.
         if keys.len() < 2 || !std::io::stderr().is_terminal() {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
@@ -165,7 +165,7 @@ impl Cache {
             std::fs::rename(&aside, path)
         })();
         written.map_err(|problem| {
-            // The half-written file is of no use to anyone; its own removal may fail the same way.
+            // A half-written file is useless; its removal may fail for the same reason.
             let _ = std::fs::remove_file(&aside);
             failed(path)(problem)
         })
@@ -181,7 +181,7 @@ fn encode(compiled: &Compiled) -> Vec<u8> {
     bytes
 }
 
-/// A whole entry that nobody else could have written, or nothing.
+/// A complete entry that no other user could have written, or nothing.
 fn read(path: &Path) -> Option<Compiled> {
     let bytes = private::read(path).ok()?;
     let (head, cubin) = bytes.split_at_checked(HEAD)?;

@@ -1,4 +1,4 @@
-//! From a kernel's key to a cubin, by NVRTC: no file on disk, no toolkit, no headers but our own.
+//! Compiles a kernel's key to a cubin with NVRTC: no file on disk, no toolkit, no headers but our own.
 
 use super::api::{NvrtcApi, Program};
 use super::launch::KernelKey;
@@ -8,7 +8,7 @@ use crate::{Error, Result, notice};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 
-/// What a compilation gave.
+/// The result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// Machine code for exactly one architecture.
@@ -39,7 +39,7 @@ impl Compiler {
         &self.nvrtc.found
     }
 
-    /// The options a key is compiled with; with the sources and the version they decide the cubin.
+    /// The options a key is compiled with; together with the sources and the version they decide the cubin.
     pub fn options(key: &KernelKey, arch: &str) -> Vec<String> {
         let mut options = vec![
             format!("--gpu-architecture={arch}"),

@@ -76,8 +76,8 @@ pub(crate) struct Context {
     pub(crate) gpu: Gpu,
     pub(crate) raw: sys::CUcontext,
     pub(crate) stream: Stream,
-    /// For copies that need not wait for what `stream` is doing, and the mark that `stream` then waits
-    /// for; made when first wanted.
+    /// A stream for copies that need not wait for `stream`, and the event that `stream` then waits for; created on
+    /// first use.
     beside: OnceLock<(Stream, Event)>,
 }
 
@@ -114,13 +114,13 @@ impl Context {
         Ok(self.api)
     }
 
-    /// Copies beside the stream: at once, while the stream works; what the stream is given from now on
-    /// waits for the copy.
+    /// Copies on the second stream, while `stream` may be running. Work launched on `stream` from now on waits for
+    /// the copy.
     pub(crate) fn copy_beside(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         let api = self.bind()?;
         if self.beside.get().is_none() {
             let made = (Stream::new(api)?, Event::new(api)?);
-            // Another thread may have been faster: then this pair goes.
+            // If another thread was faster, this pair is dropped.
             drop(self.beside.set(made));
         }
         let (stream, done) = self.beside.get().expect("set above");
@@ -137,13 +137,13 @@ impl Context {
         unsafe { self.bind()?.cuStreamSynchronize(self.stream.raw) }
     }
 
-    /// An error if something that was launched failed; never waits.
+    /// An error if something that was launched has failed; never waits.
     pub(crate) fn alive(&self) -> Result<()> {
         // SAFETY: `bind` made the context current; the stream lives as long as it.
         unsafe { self.bind()?.stream_is_done(self.stream.raw) }.map(|_| ())
     }
 
-    /// Waits for everything that any stream of the process was given.
+    /// Waits for all work of all streams of the process.
     pub(crate) fn sync_all(&self) -> Result<()> {
         // SAFETY: `bind` made the context current.
         unsafe { self.bind()?.cuCtxSynchronize() }
@@ -214,13 +214,13 @@ impl Event {
         Ok(Event { api, raw })
     }
 
-    /// Marks everything in the stream so far.
+    /// Marks the end of everything in the stream so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both belong to the current context.
         unsafe { self.api.cuEventRecord(self.raw, stream.raw) }
     }
 
-    /// Waits for what was marked.
+    /// Waits for everything before the mark.
     pub(crate) fn wait(&self) -> Result<()> {
         // SAFETY: the event lives.
         unsafe { self.api.cuEventSynchronize(self.raw) }
@@ -242,8 +242,8 @@ impl Drop for Event {
     }
 }
 
-/// Calls that may wait for the whole GPU (allocating, freeing, loading and unloading code) would break
-/// a capture that another thread has open: they take this lock to read, a capture takes it to write.
+/// Calls that may wait for the whole GPU (allocating, freeing, loading and unloading code) would break a capture that
+/// another thread has open. They take this lock for reading; a capture takes it for writing.
 static WHOLE_GPU: RwLock<()> = RwLock::new(());
 
 /// Held around a call that may wait for the whole GPU.
@@ -256,12 +256,13 @@ pub(crate) fn capturing() -> RwLockWriteGuard<'static, ()> {
     WHOLE_GPU.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What a drop can do with a failure: say it. Once, for a GPU that failed fails all that is released after.
+/// Reports a failure in a drop, which cannot return it. Only the first one: on a GPU that failed, every later release
+/// fails, too.
 pub(crate) fn report(outcome: Result<()>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if let Err(problem) = outcome
         && !SAID.swap(true, Ordering::Relaxed)
     {
-        notice::say(format_args!("while releasing: {problem} (what follows from it is not said)"));
+        notice::say(format_args!("while releasing: {problem} (later failures are not shown)"));
     }
 }

@@ -1,4 +1,4 @@
-//! The CUDA device: ops are lowered to launches, and launches go to one stream, at once or recorded.
+//! The CUDA device: ops are lowered to launches, and launches go to one stream, immediately or recorded.
 
 use super::cache::Cache;
 use super::compile::Compiler;
@@ -17,7 +17,7 @@ use crate::stopwatch::Marks;
 use crate::{Arena, Error, Look, Result, Span};
 use std::sync::Arc;
 
-/// What launches anything: kernels, products, copies.
+/// Launches kernels, GEMMs and copies.
 #[derive(Debug)]
 pub(crate) struct Executor {
     context: Arc<Context>,
@@ -34,7 +34,7 @@ impl Executor {
         &self.kernels
     }
 
-    /// Gets everything the steps launch ready.
+    /// Prepares everything that the steps launch.
     pub(crate) fn prepare(&self, steps: &[Step]) -> Result<()> {
         let mut launches: Vec<&Launch> = Vec::new();
         let mut gemms = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal`; driver, NVRTC and cuBLASLt must be there.
+    /// Opens GPU `ordinal`; driver, NVRTC and cuBLASLt must be installed.
     pub(crate) fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         if context.gpu.target.capability < (8, 0) {
@@ -234,7 +234,7 @@ impl Driver for Cuda {
         let mut outcome = Ok(());
         Step::visit(&steps, &mut |lowered| {
             if outcome.is_ok() {
-                // Eager runs are the plain reference: every launch waits for the one before.
+                // Eager runs are the plain reference: every launch waits for the previous one.
                 let stream = &self.context().stream;
                 outcome = self.executor.launch(stream, &arena.inner, lowered, false);
             }

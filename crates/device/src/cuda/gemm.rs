@@ -1,6 +1,5 @@
-//! Matrix products through cuBLASLt. The algorithm for a shape is chosen once and kept, so that the
-//! same shape runs the same code in every graph; the workspace is the plan's, so that nothing is
-//! allocated.
+//! GEMMs through cuBLASLt. The algorithm for a shape is chosen once and kept, so that the same shape runs the same
+//! code in every graph. The workspace belongs to the plan, so that nothing is allocated.
 
 use super::api::LtApi;
 use super::context::{Context, Stream, may_wait, report};
@@ -23,7 +22,7 @@ struct Shape {
     workspace: u64,
 }
 
-/// The library, opened for one context.
+/// cuBLASLt, opened for one context.
 #[derive(Debug)]
 pub(crate) struct Products {
     context: Arc<Context>,
@@ -48,7 +47,7 @@ impl Products {
         Ok(Products { context: context.clone(), api, handle, chosen: Mutex::default() })
     }
 
-    /// Chooses the algorithm, so that running finds it.
+    /// Chooses the algorithm before the launch.
     pub(crate) fn prepare(&self, gemm: &Gemm) -> Result<()> {
         self.context.bind()?;
         let shape = shape(gemm);
@@ -105,7 +104,7 @@ impl Products {
         Ok(result.algo)
     }
 
-    /// Runs or records a product that was prepared.
+    /// Runs or records a GEMM that was prepared.
     pub(crate) fn launch(&self, stream: &Stream, arena: &ArenaInner, gemm: &Gemm) -> Result<()> {
         self.context.bind()?;
         let algo = {
@@ -206,8 +205,8 @@ impl<T: Copy> Drop for Owned<'_, T> {
     }
 }
 
-/// The product as cuBLASLt sees it. It thinks in columns, so row-major `y = x·wᵀ` is its
-/// `yᵀ = w·xᵀ`: `w` transposed is its first operand, and rows are its columns.
+/// The GEMM as cuBLASLt sees it. It is column-major, so row-major `y = x·wᵀ` is its `yᵀ = w·xᵀ`: `w` transposed is
+/// its first operand, and rows are its columns.
 struct Layouts<'a> {
     desc: Owned<'a, lt::cublasLtMatmulDescOpaque_t>,
     w: Owned<'a, lt::cublasLtMatrixLayoutOpaque_t>,
@@ -224,7 +223,7 @@ impl<'a> Layouts<'a> {
             // SAFETY: writes one handle.
             unsafe { api.cublasLtMatmulDescCreate(handle, compute, scale) }
         })?;
-        let transposed: u32 = 1; // CUBLAS_OP_T, which the bindings of this library leave out.
+        let transposed: u32 = 1; // CUBLAS_OP_T, which the bindings lack.
         let which = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let value = std::ptr::from_ref(&transposed).cast();
         // SAFETY: the attribute is a 32-bit enum.

@@ -1,4 +1,4 @@
-//! Kernels that are loaded, and one launch of one of them.
+//! Loaded kernels, and the launch of one of them.
 
 use super::api::DriverApi;
 use super::cache::Cache;
@@ -46,7 +46,7 @@ impl Kernel {
         unsafe { api.cuModuleGetFunction(&mut kernel.function, kernel.module, name.as_ptr()) }?;
         let mut registers = 0;
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-        // Asking for an attribute makes a lazy driver load the code now, not inside a recording.
+        // Asking for an attribute makes a lazy driver load the code now, not during a recording.
         // SAFETY: writes one int.
         unsafe { api.cuFuncGetAttribute(&mut registers, which, kernel.function) }?;
         Ok(kernel)
@@ -65,8 +65,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Launches into a stream (or into the graph that stream records). With `dependent`, it may start
-    /// before the kernel ahead of it has ended.
+    /// Launches into a stream (or into the graph that the stream records). With `dependent`, the kernel may start
+    /// before the previous one has ended.
     pub(crate) fn launch(
         &self,
         stream: &Stream,
@@ -106,8 +106,8 @@ impl Kernel {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        // SAFETY: arguments and attributes outlive the call, which copies them; their number and sizes
-        // are the lowering's promise about this entry, tested for every op.
+        // SAFETY: arguments and attributes outlive the call, which copies them; lowering guarantees that their number
+        // and sizes match this entry, which is tested for every op.
         unsafe {
             api.cuLaunchKernelEx(&config, self.function, args.as_mut_ptr(), std::ptr::null_mut())
         }
@@ -165,7 +165,7 @@ fn slot(api: &DriverApi, arena: &ArenaInner, arg: &Arg) -> Result<Slot> {
         arena.check("argument", *span)?;
         Ok(arena.address(*span))
     };
-    // Little endian: a 32-bit argument is the front half of the word.
+    // Little endian: a 32-bit argument is the lower half of the word.
     Ok(match arg {
         Arg::Address(span) => word(address(span)?),
         Arg::Addresses(spans) => {
@@ -225,7 +225,7 @@ fn encode(api: &DriverApi, arena: &ArenaInner, map: &TensorMap) -> Result<Slot> 
     Ok(slot)
 }
 
-/// The kernels a device has loaded. They stay: a graph may use one at any time.
+/// The kernels a device has loaded. They stay loaded: a graph may use one at any time.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     context: Arc<Context>,
@@ -239,7 +239,8 @@ impl Kernels {
         Kernels { context: context.clone(), compiler, cache, loaded: Mutex::default() }
     }
 
-    /// Gets every launch ready: compiled, loaded, allowed its shared memory, its wait checked.
+    /// Prepares every launch: compiles and loads its kernel, allows its shared memory and checks that the kernel
+    /// waits.
     pub(crate) fn prepare<'a>(&self, launches: impl Iterator<Item = &'a Launch>) -> Result<()> {
         let launches: Vec<&Launch> = launches.collect();
         let mut loaded = self.loaded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -274,7 +275,7 @@ impl Kernels {
     }
 }
 
-/// A launch that claims to wait must be of a kernel that does.
+/// Refuses a launch with `waits` whose kernel does not wait for its predecessor.
 pub(crate) fn check_edge(launch: &Launch, waits: bool) -> Result<()> {
     if launch.waits && !waits {
         let kernel = format!("{}::{}", launch.kernel.source, launch.kernel.entry);

@@ -1,4 +1,4 @@
-//! What an op becomes on a GPU: plain data that names a kernel, its shape constants and arguments.
+//! What an op is lowered to on a GPU: plain data that names a kernel, its shape constants and arguments.
 
 use super::tuned::Tuned;
 use crate::{DType, Span};
@@ -67,12 +67,12 @@ pub struct Launch {
     pub shared: u32,
     /// Arguments in order.
     pub args: Vec<Arg>,
-    /// The kernel executes `griddepcontrol.wait` before it touches anything a predecessor wrote, so
-    /// it may start early. Checked against the source: an edge without the device half is an error.
+    /// The kernel executes `griddepcontrol.wait` before it touches anything that a predecessor wrote, so it may start
+    /// early. Checked when kernels are prepared: a kernel without that instruction is an error.
     pub waits: bool,
 }
 
-/// A matrix product through cuBLASLt: `y[rows × n] = x[rows × k] · w[n × k]ᵀ + beta · c`.
+/// A GEMM through cuBLASLt: `y[rows × n] = x[rows × k] · w[n × k]ᵀ + beta · c`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gemm {
     /// rows × k.
@@ -93,7 +93,7 @@ pub struct Gemm {
 pub enum Lowered {
     /// A kernel.
     Launch(Launch),
-    /// A library product.
+    /// A GEMM of cuBLASLt.
     Gemm(Gemm),
     /// A device-to-device copy node.
     Copy {
@@ -111,7 +111,7 @@ pub enum Lowered {
     },
 }
 
-/// What lowering needs to know of a GPU; plain data, so that plans for a GPU can be made without one.
+/// What lowering needs to know about a GPU; plain data, so that plans for a GPU can be made without one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
     /// Compute capability, for example (9, 0).

@@ -1,5 +1,5 @@
-//! Where the CUDA libraries are. Nothing is linked: the driver, NVRTC and cuBLASLt are found at run
-//! time, each is loaded once and stays loaded, and what is missing is said with every place searched.
+//! Finds the CUDA libraries. Nothing is linked: the driver, NVRTC and cuBLASLt are searched for at run time, and each
+//! is loaded once and stays loaded. The error for a missing one lists every place searched.
 
 use super::api::{DriverApi, LtApi, NvrtcApi};
 use crate::{Error, Result};
@@ -41,7 +41,7 @@ pub(crate) fn nvrtc() -> Result<&'static Loaded<NvrtcApi>> {
     ONCE.get_or_init(|| nvrtc_in(&toolkit_places())).as_ref().map_err(Clone::clone)
 }
 
-/// The matrix product library.
+/// cuBLASLt.
 pub(crate) fn cublas_lt() -> Result<&'static Loaded<LtApi>> {
     static ONCE: OnceLock<Result<Loaded<LtApi>>> = OnceLock::new();
     ONCE.get_or_init(load_lt).as_ref().map_err(Clone::clone)
@@ -63,7 +63,7 @@ fn load_driver() -> Result<Loaded<DriverApi>> {
         fix: format!("It lacks {symbol}: update the driver to 545 or newer."),
     })?;
     std::mem::forget(library);
-    // SAFETY: the first call of the driver, as it asks for.
+    // SAFETY: the first call of the driver, as it requires.
     unsafe { api.cuInit(0) }?;
     let mut version = 0;
     // SAFETY: writes one int.
@@ -113,7 +113,7 @@ fn load_lt() -> Result<Loaded<LtApi>> {
         library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0").map(|f| f())
     };
     std::mem::forget(library);
-    // 12.x and later count 10 000 for the major, 100 for the minor.
+    // Versions 12.x and later are major · 10 000 + minor · 100.
     let version = version.map_or((0, 0), |v| ((v / 10_000) as u32, (v % 10_000 / 100) as u32));
     Ok(Loaded { api, found: Found { library: "cublasLt", path, version } })
 }
@@ -139,7 +139,7 @@ fn search(
     fix: &str,
 ) -> Result<(PathBuf, Library)> {
     let mut refused = Vec::new();
-    // A relative place would be in whatever folder the program was started in.
+    // A relative place would depend on the folder the program was started in.
     let places: Vec<&PathBuf> = places.iter().filter(|place| place.is_absolute()).collect();
     for name in names {
         for place in &places {
@@ -171,8 +171,8 @@ fn open(name: &std::ffi::OsStr) -> std::result::Result<Library, String> {
         .map_err(|problem| format!("{} ({problem})", Path::new(name).display()))
 }
 
-/// NVRTC opens its builtins by bare name, which only works for folders the loader knows, unless they
-/// are in memory already.
+/// NVRTC opens its builtins library by name only. That works for folders the loader knows, or if the library is
+/// already loaded.
 fn load_builtins(place: &Path) {
     let Ok(entries) = std::fs::read_dir(place) else { return };
     for entry in entries.flatten() {
@@ -185,7 +185,7 @@ fn load_builtins(place: &Path) {
     }
 }
 
-/// The file behind a name the loader found by itself.
+/// The file of a library that the loader found itself.
 fn loaded_path(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let stem = format!("{}.so", name.split(".so").next().unwrap_or(name));
@@ -202,8 +202,8 @@ fn system_places() -> Vec<PathBuf> {
         .to_vec()
 }
 
-/// Folders a toolkit may lie in, most deliberate first: what the user set, the installed toolkits,
-/// then the pip packages of the pythons on the PATH.
+/// Folders a toolkit may be in, in this order: what the user set, the installed toolkits, the pip packages of the
+/// pythons on the PATH.
 pub(crate) fn toolkit_places() -> Vec<PathBuf> {
     let mut places = Vec::new();
     for home in ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os) {
@@ -222,7 +222,7 @@ fn pip_places() -> Vec<PathBuf> {
     let mut roots = Vec::new();
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // An empty or relative entry is the folder that the program was started in.
+    // An empty or relative entry means the folder the program was started in.
     for folder in std::env::split_paths(&path).filter(|folder| folder.is_absolute()) {
         let python = folder.join("python3");
         if python.exists() {
@@ -279,9 +279,9 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        // It was opened, and is not a library.
+        // The file was opened, and is not a library.
         assert!(looked(folder.path().to_owned()).contains(name));
-        // The same folder, from here.
+        // The same folder, relative to the working directory.
         let up = "../".repeat(std::env::current_dir().unwrap().components().count());
         let relative = PathBuf::from(up + &folder.path().display().to_string()[1..]);
         assert!(relative.join(name).exists() && relative.is_relative());

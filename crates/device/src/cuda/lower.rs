@@ -2,9 +2,9 @@
 //!
 //! Scratch: the caller reserves **one span in [`crate::Region::State`]**, as long as the largest
 //! [`scratch_bytes`] of all ops of all its graphs, zero at the start, and gives it to every op as
-//! `scratch`. Nothing in it outlives an op, except what a linear prepares for the very next one
-//! ([`hand_on`]), but its first [`SEMAPHORE_BYTES`] count arrivals of blocks
-//! and are zero again when an op ends; that is why it must not share memory with other values.
+//! `scratch`. Its contents do not outlive an op, except for the input that a linear prepares for the next op
+//! ([`hand_on`]). Its first [`SEMAPHORE_BYTES`] count arrivals of blocks and are zero again when an op ends, so the
+//! span must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
 use crate::op::{Fused, FusedKernel, LinearChain, NormHandoff};
@@ -15,13 +15,13 @@ use crate::{DType, Error, Node, Op, Result, Span, Tensor};
 /// Bytes at the front of a scratch span that are zero between ops.
 pub const SEMAPHORE_BYTES: u64 = 64 << 10;
 
-/// What an op becomes on `target`, in order.
+/// What an op is lowered to on `target`, in order.
 pub fn lower(op: &Op, target: &Target) -> Result<Vec<Lowered>> {
     op.lower(target)
 }
 
-/// Bytes of scratch the op needs on `target`; 0 for most. Where a table chose its kernel there is room for the rule's
-/// own choice too, which tuning compares with it.
+/// Bytes of scratch the op needs on `target`; 0 for most. If the table of tuned variants chose the kernel, there is
+/// room for the rule's choice, too, because tuning compares the two.
 pub fn scratch_bytes(op: &Op, target: &Target) -> u64 {
     let mut rule = op.clone();
     if op.pick() != Some(Pick::Best) || !rule.set_pick(Pick::Rule) {
@@ -38,8 +38,8 @@ fn layers(op: &Op) -> Option<Layers<'_>> {
     Some(Layers { members, exchange: *exchange })
 }
 
-/// Bytes that the blocks of a run of layers exchange on `target`; 0 for every other op, and where its members stay
-/// kernels of their own.
+/// Bytes that the blocks of a run of layers exchange on `target`; 0 for every other op, and where the members run as
+/// separate kernels.
 pub fn exchange_bytes(op: &Op, target: &Target) -> u64 {
     layers(op).map_or(0, |layers| layers.exchange_bytes(target))
 }
@@ -49,8 +49,8 @@ pub fn unfit_layers(op: &Op, target: &Target) -> Option<&'static str> {
     layers(op)?.unfit(target)
 }
 
-/// Lets linears prepare their results for the norm of the linear right behind them, where both have kernels for
-/// it. For nodes that run in this order with nothing between and share their scratch.
+/// Lets linears prepare their results for the norm of the next linear, where both have kernels for it. For nodes that
+/// run in this order with nothing between them and share their scratch.
 pub fn hand_on(nodes: &mut [Node], target: &Target) {
     for at in 1..nodes.len() {
         let chains = [at - 1, at].map(|at| LinearChain::of(&nodes[at].op));
@@ -66,17 +66,18 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
     }
 }
 
-/// Whether `node` and the one right behind it can be one: a linear that also does what `rope_kv` does to its result.
+/// Whether `node` and the next one can be fused: a linear that also rotates its result and writes k and v
+/// (`rope_kv`).
 pub fn can_rotate(node: &Node, next: &Node, target: &Target) -> bool {
     let Op::RopeKv(rope) = &next.op else { return false };
     LinearChain::of(&node.op).is_some_and(|linear| linear.can_rotate(rope, target))
 }
 
-/// A launch in the making: what varies is given, the rest has the usual value.
+/// Builds a launch: what varies is set by methods, the rest has the usual value.
 pub(crate) struct Kernel(Launch);
 
 impl Kernel {
-    /// A kernel of `kernels/<source>.cu`; it waits for its predecessor where the GPU can.
+    /// A kernel of `kernels/<source>.cu`; it waits for its predecessor if the GPU supports that.
     pub(crate) fn new(target: &Target, source: &str, entry: &str) -> Kernel {
         let kernel = KernelKey { source: source.into(), entry: entry.into(), defines: Vec::new() };
         Kernel(Launch {
@@ -159,13 +160,13 @@ impl Kernel {
         self
     }
 
-    /// Done.
+    /// The finished launch.
     pub(crate) fn lowered(self) -> Lowered {
         Lowered::Launch(self.0)
     }
 }
 
-/// The number a kernel knows a format by (`prelude.cuh`).
+/// The number of a format in kernels (`prelude.cuh`).
 pub(crate) fn code(dtype: DType, op: &str) -> Result<u32> {
     Ok(match dtype {
         DType::F32 => 0,

@@ -1,4 +1,4 @@
-//! An arena's memory on a GPU, and the way bytes get in and out.
+//! An arena's memory on a GPU, and copies between it and the host.
 
 use super::context::{Context, Event, may_wait, report};
 use crate::arena::{ArenaInner, Memory};
@@ -61,7 +61,7 @@ impl Memory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        // Work that still uses the memory must end first: the host half is freed without waiting.
+        // Wait for work that still uses the memory: the host-mapped part is freed without waiting.
         report(self.context.sync());
         let _turn = may_wait();
         for region in Region::ALL {
@@ -82,7 +82,7 @@ struct Pinned {
     device: u64,
 }
 
-// SAFETY: plain memory; who may touch it when is the owner's business.
+// SAFETY: plain memory; its owner decides which bytes are accessed when.
 unsafe impl Send for Pinned {}
 // SAFETY: as above; access goes through raw pointers with their own discipline.
 unsafe impl Sync for Pinned {}
@@ -94,7 +94,7 @@ impl Pinned {
         if bytes == 0 {
             return Ok(pinned);
         }
-        // After `pinned`, so that a failure lets go of it before `pinned` is dropped.
+        // Declared after `pinned`, so that on failure this lock is released before `pinned` is dropped.
         let _turn = may_wait();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         let mut host = std::ptr::null_mut();
@@ -122,14 +122,14 @@ impl Drop for Pinned {
 
 const CHUNK: usize = 8 << 20;
 
-/// Two pinned chunks: one is filled while the other is on its way.
+/// Two pinned chunks: one is filled while the other is being copied.
 #[derive(Debug)]
 pub(crate) struct Staging {
     chunks: Mutex<Option<[(Pinned, Event); 2]>>,
 }
 
 impl Staging {
-    /// Takes no memory before it is used.
+    /// Allocates nothing before it is used.
     pub(crate) fn new() -> Staging {
         Staging { chunks: Mutex::new(None) }
     }
@@ -214,7 +214,7 @@ impl Staging {
                 let (pinned, done) = &chunks[index % 2];
                 for part in &loads[index] {
                     let (staged, stream) = (part.within(pinned), context.stream.raw);
-                    // SAFETY: the span was checked; what was in the chunk before has been taken out.
+                    // SAFETY: the span was checked; the previous contents of the chunk have been read.
                     unsafe {
                         api.cuMemcpyDtoHAsync_v2(staged.cast(), part.address, part.len, stream)
                     }?;
@@ -239,7 +239,7 @@ impl Staging {
     }
 }
 
-/// A piece of a span on its way: its address on the device, its places in a chunk and among the host's bytes.
+/// A piece of a span to be copied: its address on the device, its places in a chunk and among the host's bytes.
 struct Part {
     address: u64,
     staged: usize,
@@ -248,18 +248,18 @@ struct Part {
 }
 
 impl Part {
-    /// Its place in the chunk it travels in.
+    /// Its address in the chunk.
     fn within(&self, chunk: &Pinned) -> *mut u8 {
         // SAFETY: a load fits into its chunk.
         unsafe { chunk.host.add(self.staged) }
     }
 }
 
-/// Spans whose bytes lie one behind the other on the host.
+/// Spans whose bytes are consecutive on the host.
 struct Packed {
-    /// Those in mapped memory: address, place among the bytes, length.
+    /// Spans in mapped memory: address, place among the bytes, length.
     mapped: Vec<(*mut u8, usize, usize)>,
-    /// The pieces of the others, a chunk's worth at a time.
+    /// The pieces of the other spans, grouped by chunk.
     loads: Vec<Vec<Part>>,
 }
 
@@ -268,7 +268,7 @@ fn pack(arena: &ArenaInner, spans: &[Span]) -> Packed {
     let (mut at, mut staged) = (0, CHUNK);
     for &span in spans {
         if span.len == 0 {
-            // A region without bytes has no address, and nothing can be a slice there.
+            // An empty region has no address, so no slice can be made there, not even an empty one.
             continue;
         }
         let end = at + span.len as usize;

@@ -1,5 +1,5 @@
-//! Recording: launches are captured from a stream of their own into a graph, so what is recorded is
-//! exactly what an eager run would launch, and other threads' work is never caught by accident.
+//! Recording: launches are captured from a separate stream into a graph, so that exactly what an eager run would
+//! launch is recorded, and work of other threads is never captured by accident.
 
 use super::context::{Context, Stream, capturing, may_wait, report};
 use super::driver::Executor;
@@ -53,13 +53,13 @@ pub(crate) fn condition(handle: u64, cond: Span) -> Launch {
         cluster: [1, 1, 1],
         shared: 0,
         args: vec![Arg::U64(handle), Arg::Address(cond)],
-        // Never started early: with that, loops on several streams lost the context within a minute
+        // Never started early: with an early start, loops on several streams lost the context within a minute
         // (CUDA_ERROR_LAUNCH_FAILED, driver 580).
         waits: false,
     }
 }
 
-/// A graph the GPU can launch. It holds the arena and every kernel it launches.
+/// A graph the GPU can launch. It keeps the arena and every kernel it launches alive.
 #[derive(Debug)]
 pub(crate) struct CudaGraph {
     context: Arc<Context>,
@@ -78,7 +78,7 @@ unsafe impl Send for CudaGraph {}
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
-    /// Records steps whose kernels were prepared, and puts the result on the GPU.
+    /// Records steps whose kernels were prepared, and uploads the result to the GPU.
     pub(crate) fn new(
         executor: &Executor,
         arena: &Arena,
@@ -149,9 +149,9 @@ impl Recorded for CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        // Its last launch must have ended: the kernels and the arena may go with it. And nothing of other
-        // threads runs meanwhile: a driver once lost the context with loops beside, and whether destroying
-        // had to do with it is not known.
+        // Wait for the last launch, because kernels and arena may be freed with the graph. Also keep other threads
+        // from launching meanwhile: a driver once lost the context while loops were running, and it is not known
+        // whether destroying a graph was the cause.
         let _turn = capturing();
         report(self.context.sync_all());
         if !self.exec.is_null() {
@@ -212,7 +212,7 @@ impl Recorder<'_> {
         steps: &[Step],
         again: Option<(u64, Span)>,
     ) -> Result<()> {
-        // Only a kernel can be started early, and only behind a kernel.
+        // Only a kernel can be started early, and only if a kernel precedes it.
         let mut behind_kernel = false;
         for step in steps {
             match step {
@@ -236,7 +236,7 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Captures one launch; says whether the next may be dependent on it.
+    /// Captures one launch; returns whether the next may depend on it programmatically.
     fn launch(&mut self, stream: &Stream, lowered: &Lowered, behind_kernel: bool) -> Result<bool> {
         let mut dependent = false;
         if let Lowered::Launch(launch) = lowered {
@@ -260,7 +260,7 @@ impl Recorder<'_> {
         Ok(handle)
     }
 
-    /// Adds a conditional node behind what the stream has captured; returns its body.
+    /// Adds a conditional node after what the stream has captured; returns its body.
     fn conditional(&self, stream: &Stream, handle: u64, repeat: bool) -> Result<sys::CUgraph> {
         let context = self.executor.context();
         let api = context.api;

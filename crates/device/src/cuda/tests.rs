@@ -1,5 +1,5 @@
-//! What only the GPU's own layers can show: dependent launches in order, the edge check, products of
-//! the library against sums by hand, and what a graph costs. Skipped without a GPU.
+//! Tests of the CUDA layers alone: order of dependent launches, the edge check, cuBLASLt GEMMs against sums on the
+//! host, and the memory of a graph. Skipped without a GPU.
 
 use super::driver::Cuda;
 use super::kernel::check_edge;
@@ -72,7 +72,7 @@ fn dependent_launches_lose_no_step() {
     let (open, span) = words();
     let arena = device.seal(open).expect("a few bytes");
     let link = Lowered::Launch(link("chain_dependent", true, span));
-    // Copies and fills between kernels are full barriers, and conditions have bodies of their own.
+    // Copies and fills between kernels are full barriers, and conditional nodes have separate bodies.
     let elsewhere = span.part(127 * 4, 4);
     let mut chain = vec![link.clone(); 200];
     chain.insert(100, Lowered::Fill { to: elsewhere, word: 0 });

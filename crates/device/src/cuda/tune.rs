@@ -9,22 +9,22 @@ use crate::{Arena, Device, Item, Node, Op, RecordOptions, Result};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A variant must save this share of what the rule's own choice takes, and of the step: less is noise.
+/// A variant must save this share of the time of the rule's choice, and `OF_STEP` of the step's: less is noise.
 const GAIN: f64 = 0.02;
 const OF_STEP: f64 = 0.002;
 
-/// Says how long nodes take together.
+/// Measures how long nodes take together.
 pub trait Timer {
-    /// Gets all of these ready, so that timing one does not wait for a compiler.
+    /// Prepares all of these, so that timing one does not include a compilation.
     fn prepare(&mut self, nodes: &[Node]) -> Result<()>;
-    /// The time of the nodes one after the other.
+    /// The time of the nodes, run in order.
     fn time(&mut self, nodes: &[Node]) -> Result<Duration>;
 }
 
 /// Times by replaying a graph of the nodes.
 #[derive(Debug)]
 pub struct Replays<'a> {
-    /// Where.
+    /// The device to run on.
     pub device: &'a Device,
     /// The memory the nodes point into.
     pub arena: &'a Arena,
@@ -50,7 +50,7 @@ impl Timer for Replays<'_> {
             let start = Instant::now();
             graph.replay()?;
             self.device.sync()?;
-            // The first warms instructions and translations.
+            // The first replay warms up instruction caches and address translation.
             if round > 0 {
                 best = best.min(start.elapsed());
             }
@@ -59,9 +59,9 @@ impl Timer for Replays<'_> {
     }
 }
 
-/// The best variant for each shape among the nodes of a step. A variant is timed in the middle of all the others: one
-/// that is faster alone may leave no room for its neighbours to start beside it, and a step is what counts. What won
-/// stays while the next shapes are tried.
+/// The best variant for each shape among the nodes of a step. A variant is timed within the whole step, because the
+/// step's time counts: a variant that is faster alone may leave no room for its neighbours to start beside it. The
+/// best variant stays set while the next shapes are tried.
 pub fn tune(
     nodes: &[Node],
     target: &Target,
@@ -82,7 +82,7 @@ pub fn tune(
             set_variant(&mut trial, group, Some(variant));
             (variant, trial)
         });
-        // A variant that wants more scratch than there is cannot run.
+        // A variant that needs more scratch than there is cannot run.
         all.filter(|(_, trial)| fits(&trial[group[0]].op, target)).collect()
     };
     let first = |group: &Vec<usize>| {
@@ -96,7 +96,7 @@ pub fn tune(
         let rule = timer.time(&alone)?.as_nanos() as f64;
         let mut best = (None, 0.0);
         for (variant, trial) in trials(&step, group) {
-            // In turns, so that a clock that drifts favours neither.
+            // In turns, so that a drifting clock favours neither.
             let whole = timer.time(&step)?.as_nanos() as f64;
             let saved = whole - timer.time(&trial)?.as_nanos() as f64;
             if saved > best.1 && saved > rule * GAIN && saved > whole * OF_STEP {
@@ -113,13 +113,13 @@ pub fn tune(
     Ok(tuned)
 }
 
-/// Layers as one node are measured against their members, below.
+/// Layers as one node are measured against their members by `tune_layers`.
 fn has_variants(op: &Op) -> bool {
     let layers = matches!(op, Op::Fused(Fused { kernel: FusedKernel::Layers { .. }, .. }));
     shape(op).is_some() && !layers
 }
 
-/// Whether all layers of a step are faster as one node: `layers`, as one node or as its members. `None` if
+/// Whether all layers of a step are faster as one node: times `layers` as one node and as its members. `None` if
 /// `target` has no kernel for them.
 pub fn tune_layers(
     layers: &Op,
@@ -143,7 +143,7 @@ pub fn tune_layers(
     Ok(Some((shape, choice)))
 }
 
-/// Asks for a variant of some nodes, or for what the rule says.
+/// Sets the variant of some nodes, or leaves it to the rule.
 fn set_variant(nodes: &mut [Node], group: &[usize], variant: Option<Variant>) {
     for &at in group {
         let set = nodes[at].op.set_pick(variant.map_or(Pick::Rule, Pick::Named));

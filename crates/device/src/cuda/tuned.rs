@@ -1,10 +1,10 @@
-//! Which variant of a kernel was measured fastest for an op of a shape. Lowering follows the table where the op
-//! itself asks for nothing; where the table is silent too, it follows its rule.
+//! The variant of a kernel that was measured to be fastest for an op of a shape. Lowering follows the table if the op
+//! asks for no kernel itself; if the table has no entry either, it follows its rule.
 //!
-//! A table for some GPUs ships with the sources (`tuned/*.tsv`: shape, variant, nanoseconds, nanoseconds by the rule).
-//! `dacapo bench tune` measures on the machine at hand and keeps its table beside the compiled kernels, under a hash of
-//! everything that decides it: GPU and kernel sources. It is read whole or not at all, so a torn file costs a tuning,
-//! not a start.
+//! A table for some GPUs ships with the sources (`tuned/*.tsv`: shape, variant, nanoseconds, nanoseconds by the
+//! rule). `dacapo bench tune` measures on this machine and stores its table beside the compiled kernels, under a hash
+//! of everything that decides it: GPU and kernel sources. It is read whole or ignored, so with a damaged file the
+//! program starts, but tuning has to be repeated.
 
 use super::cache::Cache;
 use super::launch::Target;
@@ -19,15 +19,15 @@ use std::path::{Path, PathBuf};
 /// Tables that were measured by the project: architecture, multiprocessors, contents.
 const SHIPPED: [(&str, u32, &str); 1] = [("sm_90a", 132, include_str!("tuned/sm_90a-132.tsv"))];
 
-/// What was found for one shape.
+/// The result for one shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choice {
-    /// The fastest; `None` where nothing beat the rule's own choice.
+    /// The fastest variant; `None` if none was faster than the rule's choice.
     pub variant: Option<Variant>,
-    /// Nanoseconds per op with it.
+    /// Nanoseconds per op with this variant.
     pub nanos: u32,
-    /// Nanoseconds per op with the rule's own choice.
+    /// Nanoseconds per op with the rule's choice.
     pub rule_nanos: u32,
 }
 
@@ -57,7 +57,7 @@ impl Tuned {
         self.0.get(shape)?.variant.as_ref()
     }
 
-    /// Takes note of a choice, in place of an older one for the same shape.
+    /// Stores a choice, in place of an older one for the same shape.
     pub fn insert(&mut self, shape: String, choice: Choice) {
         self.0.insert(shape, choice);
     }
@@ -67,12 +67,12 @@ impl Tuned {
         self.0.iter().map(|(shape, choice)| (shape.as_str(), choice))
     }
 
-    /// Takes all choices of another table, which win over those here.
+    /// Adds all choices of another table, which replace those here.
     pub fn merge(&mut self, newer: Tuned) {
         self.0.extend(newer.0);
     }
 
-    /// A table from its lines; `None` if one of them is not whole.
+    /// A table from its lines; `None` if one of them is incomplete.
     pub fn parse(text: &str) -> Option<Tuned> {
         let line = |line: &str| {
             let mut cells = line.split('\t');
@@ -90,11 +90,11 @@ impl Tuned {
     /// The table that ships for an architecture and a number of multiprocessors; empty if there is none.
     pub fn shipped(arch: &str, sms: u32) -> Tuned {
         let found = SHIPPED.iter().find(|(a, s, _)| (*a, *s) == (arch, sms));
-        // A test reads them all.
+        // A test parses all shipped tables.
         found.and_then(|(.., text)| Tuned::parse(text)).unwrap_or_default()
     }
 
-    /// What is known for a GPU: the shipped table, and over it what was measured on this machine.
+    /// The tables for a GPU: the shipped one, overridden by what was measured on this machine.
     pub fn of_machine(cache: &Cache, arch: &str, sms: u32) -> Tuned {
         let mut tuned = Tuned::shipped(arch, sms);
         let measured = cache.folder().ok().and_then(|at| Tuned::read(&file(at, arch, sms)));
@@ -102,7 +102,7 @@ impl Tuned {
         tuned
     }
 
-    /// A table from a file; `None` unless it is there, whole, and nobody else could have written it.
+    /// A table from a file; `None` unless it exists, is complete, and no other user could have written it.
     pub fn read(path: &Path) -> Option<Tuned> {
         let text = String::from_utf8(private::read(path).ok()?).ok()?;
         let (sum, body) = text.split_once('\n')?;
@@ -110,7 +110,8 @@ impl Tuned {
         Tuned::parse(body)
     }
 
-    /// Writes the table, aside and then renamed: a reader sees all of it or the one before.
+    /// Writes the table to a temporary file and renames it, so that a concurrent read gets the new or the old table
+    /// whole.
     pub fn write(&self, path: &Path) -> Result<()> {
         let failed = |problem: std::io::Error| Error::Io {
             path: path.display().to_string(),
@@ -138,7 +139,7 @@ impl fmt::Display for Tuned {
     }
 }
 
-/// The file of a GPU's table: another GPU or another kernel has another.
+/// The file of a GPU's table; its name depends on the GPU and the kernel sources.
 pub fn file(folder: &Path, arch: &str, sms: u32) -> PathBuf {
     let mut hash = blake3::Hasher::new();
     for (name, text) in SOURCES {
@@ -148,17 +149,17 @@ pub fn file(folder: &Path, arch: &str, sms: u32) -> PathBuf {
     folder.join(format!("tuned-{arch}-{sms}-{}.tsv", &hash.finalize().to_hex()[..32]))
 }
 
-/// What decides how long an op takes, in words; `None` for ops without variants.
+/// A text of everything that decides how long an op takes; `None` for ops without variants.
 pub fn shape(op: &Op) -> Option<String> {
     op.shape()
 }
 
-/// Variants worth measuring for an op on a target; the rule's own choice is not among them.
+/// Variants worth measuring for an op on a target, without the rule's choice.
 pub fn candidates(op: &Op, target: &Target) -> Vec<Variant> {
     op.candidates(target)
 }
 
-/// The variant a text names for an op of this shape.
+/// The variant that a text names for an op of this shape.
 fn variant_of(shape: &str, text: &str) -> Option<Variant> {
     match shape.split(' ').next()? {
         "attention" => text.parse().ok().map(Variant::Attention),

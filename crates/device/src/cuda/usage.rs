@@ -1,7 +1,7 @@
-//! What a kernel takes, read from its cubin: an ELF file whose `.nv.info` section lists, per function,
-//! registers and the bytes of its stack frame.
+//! Registers and local memory of a kernel, read from its cubin: an ELF file whose `.nv.info` section lists, per
+//! function, registers and the bytes of its stack frame.
 
-/// What one thread of a kernel takes.
+/// Resources that one thread of a kernel needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Registers.
@@ -12,7 +12,7 @@ pub struct Usage {
 
 const REGISTERS: u8 = 0x2f;
 const FRAME: u8 = 0x11;
-/// An attribute whose value follows it, rather than lying in its header.
+/// Marks an attribute whose value follows it instead of being in its header.
 const SIZED: u8 = 0x04;
 
 struct Section {

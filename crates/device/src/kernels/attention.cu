@@ -1,22 +1,23 @@
-// Paged attention with tensor cores. A warp takes 16 tokens (a page) at a time: scoresᵀ = K · qᵀ with the
-// tokens as the 16-row operand and up to 8·TILES packed (token, query head) columns, then outᵀ += Vᵀ · p.
-// Warps of a block share the KV range round robin, each with its own ring, and merge at the end; blocks of
-// a row share it by splits and the last to arrive merges them, always in the same order.
+// Paged attention with tensor cores. A warp takes 16 tokens (a page) at a time: scoresᵀ = K · qᵀ with the tokens as
+// the 16-row operand and up to 8·TILES packed (token, query head) columns, then outᵀ += Vᵀ · p. Warps of a block take
+// pages of the KV range round robin, each with its own ring, and merge at the end. Blocks of a row share its KV range
+// by splits; the last one to arrive merges them, always in the same order.
 //
-// Decode (SINGLE): a row is cut into pieces by the prologue's plan, so that all pieces of all rows are about
-// equal. SPLIT 0: not at all, grid (HKV, rows). SPLIT 1: grid (HKV, items); together the pieces are at most
-// the rows and the plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows:
-// grid (HKV, most pieces of a row, rows). Blocks past the pieces leave at once. With ROPE the block prepares q itself, and the block that
-// holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the
-// wait, since nothing in flight can write them. With ONES, SPLIT 0, rows may have any number of tokens, and those
-// that have one are taken: the decode rows of a step that feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS tokens of
-// a row, found on the device from q_start.
+// Decode (SINGLE): the prologue's plan splits rows into pieces, so that all pieces of all rows are about equal. SPLIT
+// 0: no splitting, grid (HKV, rows). SPLIT 1: grid (HKV, items); there are at most as many pieces as rows plus the
+// plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows: grid (HKV, most pieces of a
+// row, rows). Blocks without a piece return immediately. With ROPE the block prepares q itself, and the block that
+// holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the wait, since no
+// running kernel can write them. With ONES (SPLIT 0) rows may have any number of tokens, and only rows with one token
+// are computed: the decode rows of a step that also feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS
+// tokens of a row, found on the device from q_start.
 //
-// CLUSTER > 1: so many blocks share a piece by a second cut, and the first of them merges what all leave in its
-// shared memory, which takes a third of the time of a merge through L2.
+// CLUSTER > 1: this many blocks divide a piece once more. The first of them merges the partial results that all of
+// them write to its shared memory, which takes a third of the time of a merge through L2.
 //
-// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW; TYPE (of q and pages),
-// YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES; SOFTCAP if scores are capped. With FIXED a page's warp follows from the page alone.
+// D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW;
+// TYPE (of q and pages), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES; SOFTCAP if scores are capped. With FIXED a
+// page's warp depends on the page alone.
 #include "prelude.cuh"
 
 #define G (HQ / HKV)
@@ -26,14 +27,15 @@
 #define STAGE_BYTES (2 * 16 * PITCH)
 #define STEPS (D / 16)
 #define PER ((D / 2 + 31) / 32)
-// Words of a block's part: maximum and total of each column, padded to four words, then the sums.
+// Words of a block's partial result: maximum and total of each column, padded to four words, then the sums.
 #define PART_WORDS (COLUMNS * (D + 4))
 #define RING_BYTES (WARPS * STAGES * STAGE_BYTES)
-// Scores are two sums in turn, so that a product does not wait for the one before it; FIXED wants one order.
+// Scores are summed alternately in two accumulators, so that an MMA does not wait for the previous one. FIXED needs
+// one order.
 #define IN_TURN (TILES == 1 && !FIXED)
-// The rings are also where warps are merged; what other blocks leave lies behind.
+// The memory of the rings is reused to merge the warps; the partial results of a cluster's blocks lie after it.
 #define PARTS_AT (RING_BYTES > WARPS * PART_WORDS * 4 ? RING_BYTES : WARPS * PART_WORDS * 4)
-// Parts that are loaded at once when splits are merged: a journey to L2 per round.
+// Partial results that are loaded at once when splits are merged: one round trip to L2 each time.
 #define MERGED 17
 
 struct Row {
@@ -56,8 +58,8 @@ DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
     }
 }
 
-// What a lane needs to normalise and rotate: factors of elements i = lane + 32c and i + D/2. None of it
-// depends on the predecessor, so it is loaded before the wait.
+// What a lane needs to normalise and rotate: factors of elements i = lane + 32c and i + D/2. They do not depend on
+// the predecessor, so they are loaded before the wait.
 struct Turn {
     float cosine[PER], sine[PER], low[PER], high[PER];
 };
@@ -77,7 +79,7 @@ template <int NORM, int T_> DEVICE Turn turn(const void* weight, const float* ta
     }
     return t;
 }
-// How many pieces the pages of a row of `length` tokens are cut into.
+// The number of pieces that the pages of a row of `length` tokens are split into.
 DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
     const u32 begin = WINDOW && length > WINDOW ? length - WINDOW : 0;
     const u32 pages = length ? (length - 1) / PAGE + 1 - begin / PAGE : 0, splits = min((pages + share / 2) / share, most);
@@ -86,7 +88,7 @@ DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
     return (pages + each - 1) / each;
 }
 
-// Pages of an equal piece; a cluster's piece is that of all its blocks.
+// Pages of an equal piece; a cluster's piece is shared by all its blocks.
 DEVICE u32 share_of(const u32* counts) {
     return CLUSTER * max((__ldcg(counts + COUNT_SPLIT) * HKV + 8 * PAGE - 1) / (8 * PAGE), (u32)LEAST_PAGES);
 }
@@ -94,8 +96,8 @@ DEVICE u32 share_of(const u32* counts) {
 struct Item {
     u32 row, seat, length, split, splits;
 };
-// The row and piece of an item, by a sum over the rows before it; every warp finds it for itself. All loads
-// are on their way at once.
+// The row and piece of an item, by a sum over the rows before it; every warp computes it. All loads are in flight at
+// once.
 DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, const u32* counts) {
     const u32 lane = threadIdx.x % 32;
     u32 lengths[ROWS32], seats[ROWS32], before = 0;
@@ -191,7 +193,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         if (q_start[r + 1] - first_token != 1) return;
     }
     Row row;
-    // Read before the wait with ROPE: from L2, where the prologue left them.
+    // With ROPE this is before the wait: read from L2, where the prologue wrote them.
     if (SINGLE && SPLIT == 1) {
         const Item item = find(cut, rows, kv_len, row_seat, counts);
         if (item.row >= rows) return;
@@ -208,7 +210,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     row.kv = kv + (u64)head * (PAGE * D * 2);
     if (row.length == 0) {
-        // With ONES the row is not in its pages, and its token is not `r`.
+        // With ONES the row's length does not fit its pages, and its token is not `r`.
         if (SINGLE && !ONES) {
             wait_for_predecessor();
             for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
@@ -228,7 +230,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         last_page = min(page + share - 1, last_page);
     }
     if (CLUSTER > 1) {
-        // All blocks of the cluster have come this far when the barrier is waited for below.
+        // The matching wait below ensures that all blocks of the cluster have started.
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
         const u32 share = (last_page + CLUSTER - page) / CLUSTER;
         page += rank * share;
@@ -252,7 +254,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     } else
         let_successor_start();
 
-    // Queries to shared memory, columns past the live ones as zeros.
+    // Queries to shared memory; columns past the live ones are zero.
     if (ROPE) {
         const u64 base = (u64)r * q_stride;
         for (u32 c = warp; c < G; c += WARPS) prepare<QN>(qkv, base + (head * G + c) * D, q_eps, q_turn, queries[c]);
@@ -392,7 +394,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 live = tokens * G, quads = live * (D / 4), words = PART_WORDS;
     float* mine = partial + ((u64)piece * HKV + head) * words;
     const bool alone = !SPLIT || splits == 1;
-    // What is known of quad i of the sums: final, or a part for the merge of splits.
+    // Stores quad i of the sums: the final result, or a partial one for the merge of splits.
     auto leave = [&](u32 i, float top, float weight, float4 sum) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         if (alone) {
@@ -465,7 +467,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     }
     __syncthreads();
     if (shared_word != splits - 1) return;
-    // The last one adds the parts up, many independent loads at a time.
+    // The last block adds up the partial results, with many independent loads at a time.
     const float* all = partial + ((u64)(piece - split) * HKV + head) * words;
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;

@@ -1,8 +1,7 @@
-// Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query
-// heads of a KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share. Wide
-// heads (D > 128) leave no registers for q, which then stays in shared memory, and tiles are of 32.
-// Items are found on the device from q_start, so the grid depends on the bucket alone; blocks past the
-// live items leave at once.
+// Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query heads of a
+// KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share. Wide heads (D >
+// 128) leave no registers for q, which then stays in shared memory, and tiles have 32 tokens. Items are found on the
+// device from q_start, so the grid depends on the bucket alone; blocks past the live items return immediately.
 //
 // D ≤ 256, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), YT; SOFTCAP if scores are
 // capped.
@@ -44,7 +43,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     __shared__ u32 found;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, head = blockIdx.x;
     const u32 ring = shared_address(memory);
-    // Late items have the most to do: they go first.
+    // Late items have the most work, so they start first.
     const u32 item = gridDim.y - 1 - blockIdx.y;
     if (threadIdx.x == 0) found = rows;
     __syncthreads();
@@ -60,7 +59,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     const u32 start = q_start[r], q_len = q_start[r + 1] - start;
     const u32 block = (item - (start / Q_TOKENS + r)) * Q_TOKENS;
     const u32 length = kv_len[r];
-    // A row that is not in its pages sees nothing.
+    // A row whose length does not fit its pages attends to nothing.
     if (block >= q_len || length < q_len) return;
     const u32 first_token = start + block, tokens = min(q_len - block, (u32)Q_TOKENS);
     const u32 position = length - q_len + block;
@@ -74,7 +73,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     // This warp's 16 rows of q: rows g and g + 8 of this lane.
     const u32 row0 = warp * 16 + g, row1 = row0 + 8;
     u32 q[WIDE ? 1 : STEPS][4];
-    // Wide heads: behind the ring, rows of PITCH bytes, where only this warp writes and reads them.
+    // Wide heads: after the ring, rows of PITCH bytes, which only this warp writes and reads.
     const u32 queries = ring + 4 * HALF_BYTES + warp * (16 * PITCH);
     if (WIDE) {
         u8* to = memory + 4 * HALF_BYTES + warp * (16 * PITCH);

@@ -1,17 +1,17 @@
 // Paged causal attention for rows of many tokens on Hopper. One block per multiprocessor works through a list of
-// items (a row's next Q_TOKENS tokens with all G query heads of one KV head: up to 128 packed rows), longest
-// first. The list is made by every block from the step's tables, in the same order, so the grid never
-// depends on the rows. One warp copies q and pages (KV tokens a tile, last tile first); of two warpgroups of
-// 64 packed rows one multiplies while the other computes its weights, by themselves or in turns. Weights stay
-// in registers as the left operand of the product with v.
+// items (a row's next Q_TOKENS tokens with all G query heads of one KV head: up to 128 packed rows), longest first.
+// Every block computes the same list from the step's tables, so the grid never depends on the rows. One warp copies q
+// and pages (KV tokens per tile, last tile first). Of two warpgroups of 64 packed rows one runs MMA while the other
+// computes its weights, independently or in turns (TURNS). Weights stay in registers as the left operand of the MMA
+// with v.
 //
-// A row's first maximum serves as its reference for all tiles: weights are powers relative to it, and only
-// their sums tell (MOST) that it has become too small. Such a tile, hardly ever met, is multiplied again,
-// and the sums so far are scaled.
+// A row's first maximum is its reference for all tiles: weights are powers of two relative to it, and only a sum of
+// weights above MOST shows that the reference has become too small. The scores of such a tile, which is very rare,
+// are computed again, and the sums so far are rescaled.
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
-// (room in the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), ONES (0: rows of one token are
-// another kernel's), TYPE (of q and pages), YT.
+// (capacity of the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), ONES (0: rows of one token
+// belong to another kernel), TYPE (of q and pages), YT.
 #include "wgmma_held.cuh"
 
 #define G (HQ / HKV)
@@ -23,7 +23,7 @@
 #define Q_FILLED (Q_TOKENS * G * D * 2)
 #define BINS 128
 #define DEAD 0xffffffffu
-// A lane's weights in a tile may add up to this: far from the end of the numbers.
+// The limit for the sum of a lane's weights in a tile, far below overflow.
 #define MOST (TYPE == F16 ? 16384.0f : 4294967296.0f)
 
 struct alignas(64) Map {
@@ -57,16 +57,16 @@ DEVICE float exp2_fast(float v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
     return r;
 }
-// The assembler would move a wait for products ahead of arithmetic that is meant to run beside them. This
-// branch, never taken (a sum of weights is not negative), cannot be passed before the sum is known.
+// The assembler would move a wait for MMA ahead of arithmetic that is meant to overlap with it. This branch is never
+// taken (a sum of weights is not negative), but nothing can move before it until the sum is known.
 DEVICE void hold(float sum, u32 unused) {
     asm volatile("{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n@never st.shared.f32 [%1], %0;\n}" ::"f"(sum), "r"(unused) : "memory");
 }
 DEVICE void named_sync(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// A descriptor from its lower word; the upper one is the same for every tile here, and a constant is cheaper
-// to hand to the matrix unit than a register.
+// A descriptor from its lower word; the upper one is the same for every tile here, and the matrix unit takes a
+// constant more cheaply than a register.
 DEVICE u64 descriptor(u32 low) {
     u64 d;
     asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "n"(0x40000040));
@@ -97,7 +97,7 @@ DEVICE void tiles_of(u32 position, u32 tokens, u32& begin, u32& end) {
     end = (position + tokens + KV - 1) / KV;
 }
 
-// Every block makes the same list: blocks of tokens sorted by their tiles, most first, equal ones in order.
+// Every block computes the same list: blocks of tokens sorted by their tiles, most first, equal ones in order.
 DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) s.count = 0, s.longest = 1;
@@ -113,7 +113,7 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
         const u32 mine = min(chunk + lane, rows - 1);
         const u32 my_start = t.q_start[mine], q_tokens = chunk + lane < rows ? t.q_start[mine + 1] - my_start : 0;
         const u32 my_length = t.kv_len[mine];
-        // A row that is not in its pages sees nothing.
+        // A row whose length does not fit its pages attends to nothing.
         const u32 my_tokens = (ONES || q_tokens > 1) && my_length >= q_tokens ? q_tokens : 0;
         for (u32 i = 0; i < 32 && chunk + i < rows; i++) {
             const u32 start = __shfl_sync(FULL, my_start, i), q_len = __shfl_sync(FULL, my_tokens, i);
@@ -131,7 +131,7 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
     }
     __syncthreads();
     if (warp != 0) return;
-    // From counts to first places; then each slot in order takes the next place of its bin.
+    // Turn counts into first places; then each slot in order takes the next place of its bin.
     u32 sum = 0, counts[BINS / 32];
 #pragma unroll
     for (int i = 0; i < BINS / 32; i++) sum += counts[i] = s.bins[lane * (BINS / 32) + i];
@@ -148,7 +148,7 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
     __syncwarp();
 }
 
-// The places: `from` holds what make_list found in order of slots, `to` is sorted.
+// Sorts the list: s.list is in order of slots, `to` is sorted by bins.
 DEVICE void sort_list(Shared& s, u32* to, u32 slots) {
     const u32 lane = threadIdx.x % 32;
     for (u32 chunk = 0; chunk < slots; chunk += 32) {
@@ -166,7 +166,8 @@ DEVICE void sort_list(Shared& s, u32* to, u32 slots) {
     }
 }
 
-// Item `index` of this block's share; snaking keeps shares of a sorted list equal.
+// The item of this block in a round. The direction alternates between rounds, which keeps the blocks' shares of a
+// sorted list equal.
 DEVICE bool find_item(Item& item, const Shared& s, const u32* list, const Rows& t, u32 round) {
     const u32 place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const u32 index = round * gridDim.x + place;
@@ -237,7 +238,7 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
     }
 }
 
-// Scores become weights, powers of two relative to the reference; `sum` is what this lane's add up to.
+// Turns scores into weights, powers of two relative to the reference; `sum` is the sum of this lane's weights.
 DEVICE void raise(float (&s)[KV / 2], const float (&shift)[2], float (&sum)[2], float factor) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -254,8 +255,8 @@ DEVICE void raise(float (&s)[KV / 2], const float (&shift)[2], float (&sum)[2], 
     }
 }
 
-// The same for a tile in which rows begin or end, or whose maxima must be known: references grow to them.
-// `scale` is what earlier sums must be multiplied by.
+// The same for a tile that must be masked or whose maxima must be known: references grow to the maxima. Earlier sums
+// must be multiplied by `scale`.
 DEVICE void weigh(float (&s)[KV / 2], float (&top)[2], float (&shift)[2], float (&total)[2], float (&scale)[2], bool masked,
                   const int (&limit)[2], u32 tile, float factor) {
     if (masked) {
@@ -303,7 +304,7 @@ DEVICE void load_matrices(u32 (&r)[4], u32 address) {
 // Sixteen bytes of a swizzled row of 128.
 DEVICE u32 swizzled(u32 tile, u32 row, u32 chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
 
-// The scores of this warp's 16 rows once more, by itself: `rows` are its q, `keys` the tile.
+// Computes the scores of this warp's 16 rows again, by this warp alone: `rows` are its q, `keys` the tile.
 DEVICE void score_again(float (&s)[KV / 2], u32 rows, u32 keys) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -322,7 +323,8 @@ DEVICE void score_again(float (&s)[KV / 2], u32 rows, u32 keys) {
     }
 }
 
-// Rows g and g + 8 of this warp, each lane a pair of columns of every eight, to 16 bytes a lane.
+// Stores rows g and g + 8 of this warp; each lane has a pair of columns of every eight, and stores 16 bytes at a
+// time.
 DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, float inverse, bool live) {
     const u32 j = threadIdx.x % 4;
 #pragma unroll
@@ -345,7 +347,7 @@ DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, floa
 }
 
 DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor) {
-    // The same in all lanes, and the compiler is to know: descriptors then need no detour.
+    // The same in all lanes; the shuffle tells the compiler so, which makes descriptors cheaper.
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0);
     const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
     const bool leader = threadIdx.x % 128 == 0, first = lane == 0;
@@ -378,7 +380,8 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
         const u32 q_at = base + q_stage * Q_BYTES + group * 8192, q = (u32)swizzled_tile(q_at);
         const int limit[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
         const u32 first_limit = item.position + group * 64 / G, last_limit = item.position + (group * 64 + 63) / G;
-        // Behind the first row's end every row has a reference, and none ends.
+        // Tiles that end before the first row's limit need no mask (unless the window starts there), and by then
+        // every row has a reference.
         auto careful = [&](u32 tile) { return tile * KV + KV > first_limit || (WINDOW && tile * KV + WINDOW <= last_limit); };
         float scores[KV / 2], sums[D / 2], top[2] = {-INFINITY, -INFINITY}, shift[2], total[2] = {0.0f, 0.0f}, scale[2];
         u32 weights[KV / 4];
@@ -398,7 +401,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
 #pragma unroll
         for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
         if (item.end * KV > item.length) {
-            // Weights past the row's end are zero, but what lies there may not be a number.
+            // Weights past the row's end are zero, but the values there may be NaN, so they are set to zero.
             barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
             const u32 past = item.length - tile * KV, bytes = v_base + v.stage * TILE_BYTES;
             for (u32 i = past * 8 + threadIdx.x % 128; i < KV * 8; i += 128)
@@ -489,7 +492,7 @@ attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map k
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     let_successor_start();
-    // The tables are the prologue's, which every kernel may read before its predecessor has ended.
+    // The prologue wrote the tables, so every kernel may read them before its predecessor has ended.
     make_list(s, tables, rows, slots);
     if (threadIdx.x < 32) sort_list(s, sorted, slots);
     __syncthreads();

@@ -1,11 +1,11 @@
-// A link of a chain of dependent small kernels: every block adds one to its own word, in a line of its own so
-// that the blocks do not queue at one slice of the cache. The host checks
-// the words at the end. The links of `chain` read what the link before wrote, so that one that runs
-// too early loses a step; those of `add` leave the adding to the memory and read nothing.
+// A link of a chain of dependent small kernels: every block adds one to its own word, in a separate cache line so
+// that blocks do not queue at one slice of the cache. The host checks the words at the end. The links of `chain` read
+// what the previous link wrote, so one that runs too early loses an increment; those of `add` use atomic additions in
+// memory and read nothing.
 #include "prelude.cuh"
 
-// Past the first-level cache, which a link cannot know to be fresh, and no stronger than a link needs: the
-// boundary between the kernels is what orders them.
+// Bypasses the first-level cache, which may be stale. No stronger ordering is needed: the boundary between the
+// kernels orders the links.
 DEVICE void chain(u32* word) {
     u32 value;
     asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -15,7 +15,8 @@ DEVICE void add(u32* word) { asm volatile("red.global.add.u32 [%0], 1;" ::"l"(wo
 
 DEVICE u32* own_word(u32* words) { return words + blockIdx.x * (LINE / 4); }
 
-// Before the wait a link does what every kernel should: works out its address and has it translated.
+// Before the wait a link does what every kernel should do: it computes its address and prefetches it, which also
+// loads the translation.
 DEVICE u32* expected_word(u32* words) {
     u32* word = own_word(words);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(word));

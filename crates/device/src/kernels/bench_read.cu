@@ -1,5 +1,5 @@
-// Reads memory once, 16 bytes a load, UNROLL loads in flight per thread. The sum is only stored if it
-// has one value in 2^32, so that no load can be left out and nothing is written.
+// Reads memory once, 16 bytes a load, UNROLL loads in flight per thread. The sum is only stored if it has one value
+// in 2^32, so that no load can be optimised away and nothing is written.
 #include "prelude.cuh"
 
 DEVICE uint4 load_once(const uint4* p) {

@@ -1,5 +1,5 @@
-// The node in front of a conditional one: copies a word of the arena into the condition.
-// The driver itself provides the function; it is resolved when the code is loaded.
+// The node before a conditional node: copies a word of the arena into the condition. The driver provides the
+// function; it is resolved when the code is loaded.
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned value);
 
 extern "C" __global__ void set_condition(unsigned long long handle, const unsigned* word) {

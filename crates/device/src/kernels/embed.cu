@@ -10,7 +10,7 @@ embed(const u32* ids, const void* table, void* out, const void* given, u32 vocab
     const u32 t = blockIdx.x;
     u32 id = ids[t];
 #ifdef GIVEN_ROW
-    // A row of the host, of out's type.
+    // A row that the host gave, of out's type.
     if (id - GIVEN_ROW < given_rows) {
         const u64 from = (u64)(id - GIVEN_ROW) * given_stride, at = (u64)t * out_stride;
         for (u32 i = threadIdx.x; i < width; i += 256) store1<YT>(out, at + i, load1<YT>(given, from + i));

@@ -20,7 +20,7 @@ layer_norm(const void* x, const void* weight, const void* bias, void* y, u32 k, 
     let_successor_start();
     wait_for_predecessor();
     const u64 from = (u64)blockIdx.x * x_stride, to = (u64)blockIdx.x * y_stride;
-    // Squares are of differences from the mean: a difference of two sums would lose digits.
+    // The variance is summed from differences from the mean: subtracting two sums would lose digits.
     float mean = 0.0f, squares = 0.0f;
 #if ALIGNED
     float v[8], w[8], b[8];

@@ -1,13 +1,12 @@
-// y = epilogue(norm(x) · wᵀ + bias) for up to eight rows: weights are streamed once, 16 output columns at
-// a time, by warps that each own every WARPS-th 64-wide chunk of K and a ring of STAGES chunks in shared
-// memory. Tensor cores do the sums (weights are the 16-row operand, tokens the 8-column one), so the
-// kernel is nothing but a read. When a warp has few chunks (HELD), it keeps its part of x in registers:
-// nothing is exchanged before the products, and the norm's scale, which needs all of x, is applied to the
-// sums. The rings are filled before the wait for the predecessor: weights are
-// in flight across the kernel boundary, which is where the speed at small batches comes from.
+// y = epilogue(norm(x) · wᵀ + bias) for up to eight rows: weights are streamed once, 16 output columns at a time, by
+// warps that each own every WARPS-th 64-wide chunk of K and a ring of STAGES chunks in shared memory. Tensor cores
+// compute the sums (weights are the 16-row operand, tokens the 8-column one), so the kernel is limited only by
+// reading the weights. When a warp has few chunks (HELD), it keeps its part of x in registers: nothing is exchanged
+// before the MMA, and the norm's scale, which needs all of x, is applied to the sums. The rings are filled before the
+// wait for the predecessor: weights are in flight across the kernel boundary, which is what makes small batches fast.
 //
-// K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS, EPILOGUE (0 store,
-// 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64.
+// K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS,
+// EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64.
 #include "prelude.cuh"
 
 #define CHUNK 64
@@ -15,14 +14,14 @@
 #define STAGE_BYTES (16 * CHUNK * 2)
 #define X_PITCH (K * 2 + 64)
 #define TILES ((N + 15) / 16)
-// Chunks of the busiest warp. F16 cannot hold x times the norm's weight safely, bf16 can.
+// Chunks of the busiest warp. HELD multiplies x by the norm's weight before scaling: F16 may overflow, bf16 does not.
 #define PER_WARP ((CHUNKS + WARPS - 1) / WARPS)
 #define HELD (PER_WARP <= 4 && (!NORM || (TYPE == BF16 && NT == BF16)))
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
 #define OUT (GATED ? 8 : 16)
 // Tiles between two exchanges of the warps.
 #define BATCH (ROUNDS <= 4 ? ROUNDS : 4)
-// Warps that prepare one row of x, and 8-element vectors per thread of them.
+// Warps that prepare one row of x, and 8-element vectors per thread of these warps.
 #define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : 8)
 #define WARPS_PER_ROW (WARPS / GROUPS)
 #define VECTORS ((K / 8 + WARPS_PER_ROW * 32 - 1) / (WARPS_PER_ROW * 32))
@@ -103,7 +102,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         commit_copies();
     }
     const u32 row = warp / WARPS_PER_ROW, first = (warp % WARPS_PER_ROW) * 32 + lane;
-    // The norm's weights wait for nobody either.
+    // The norm's weights do not depend on the predecessor either.
     float early[8];
     if (NORM && !HELD && VECTORS == 1 && first < K / 8) load8<NT>(norm, first * 8, early);
     if (NORM && !HELD && VECTORS > 1)
@@ -184,8 +183,8 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     const u8* mine = memory + warp * STAGES * STAGE_BYTES;
     const u8* x_mine = xs + (g < ROWS ? g : 0) * X_PITCH + j * 16;
     u32 stage = 0, buffer = 0, count = 0;
-    // Tiles are finished BATCH at a time (BATCH · OUT · ROWS ≤ threads). The thread's share of that: tile `item`
-    // of the batch, which is `own`, column `out` of it and row `out_row`.
+    // Tiles are finished BATCH at a time (BATCH · OUT · ROWS ≤ threads). This thread finishes column `out` and row
+    // `out_row` of tile `own`, which is number `item` of the batch.
     const u32 item = threadIdx.x / (OUT * ROWS), rest = threadIdx.x - item * (OUT * ROWS);
     const u32 out = rest % OUT, out_row = rest / OUT;
     u32 own = blockIdx.x + item * gridDim.x;

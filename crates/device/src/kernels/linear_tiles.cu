@@ -1,17 +1,18 @@
-// y = epilogue(x · wᵀ) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster
-// take neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two
-// warpgroups of 64 tokens multiply, sums go from registers to memory. Blocks stay and take tile after tile, in
-// bands of BAND pairs of token tiles so that a band's tokens stay in L2. As few of them as need the same number of rounds
-// take part: a last round that is not full would keep the clock of a full one. Tiles past the live tokens are
-// not computed: padding costs nothing but the launch. What an epilogue reads is asked for before the tile's last
-// products, and arrives while they run.
+// y = epilogue(x · wᵀ) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster take
+// neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two warpgroups of
+// 64 tokens run MMA, sums go from registers to memory. Blocks are persistent and take tile after tile, in bands of
+// BAND pairs of token tiles so that a band's tokens stay in L2. Only as many blocks take part as the number of rounds
+// needs: more busy multiprocessors would lower the clock without saving a round. Tiles past the live tokens are not
+// computed, so padding costs only the launch. The inputs of an epilogue are loaded before the tile's last MMAs, and
+// arrive while these run.
 //
-// A norm between two products needs no pass of its own: the first (GIVES) also stores y times the norm's weights, and
-// the squares of y summed over each 256 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
-// EPILOGUE 3 does what `rope_kv.cu` does, to the sums: a thread has both halves of its rows' heads.
+// A norm between two linears needs no separate pass: the first (GIVES) also stores y times the norm's weights, and
+// the squares of y summed over each 256 columns; the second (TAKES) reads those and applies the rows' scales to its
+// sums. EPILOGUE 3 applies the rotation and KV write of `rope_kv.cu` to the sums: a thread has both halves of its
+// rows' heads.
 //
-// K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual,
-// 2 silu·mul, 3 rotate, 4 gelu·mul), GIVES, TAKES. N is a multiple of 8, of 16 for gates, of 256 with GIVES; K of 256 with TAKES.
+// K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 3
+// rotate, 4 gelu·mul), GIVES, TAKES. N is a multiple of 8, of 16 for gates, of 256 with GIVES; K of 256 with TAKES.
 // To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages), QNT, KNT (norm weights).
 #include "wgmma.cuh"
 
@@ -22,7 +23,7 @@
 #define STAGE_BYTES (X_BYTES + 2 * HALF_BYTES)
 #define CHUNKS (K / 64)
 #define TILES_N ((N + WIDE - 1) / WIDE)
-// Chunks of a tile that are multiplied after its epilogue's reads, if it has any, were asked for.
+// Chunks of a tile that are multiplied after the loads of its epilogue's inputs were issued, if it has any.
 #define LAST ((EPILOGUE == 1 || EPILOGUE == 3 || TAKES) && CHUNKS >= 8 ? 4 : 0)
 
 struct alignas(64) Map {
@@ -37,7 +38,7 @@ DEVICE u32 rank_in_cluster() {
 DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// To the same place in both blocks of the cluster.
+// Copies to the same place in both blocks of the cluster.
 DEVICE void copy_to_both(u32 to, const void* map, u32 x, u32 y, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -50,7 +51,7 @@ DEVICE void arrive_at(u32 barrier, u32 block) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
         ::"r"(barrier), "r"(block) : "memory");
 }
-// This cluster's tiles: from `at`, every `stride`th of those that the pairs of token tiles make.
+// This cluster's tiles: every `stride`th tile from `at` on.
 struct Share {
     u32 pairs, at, stride;
     DEVICE Share(u32 rows) : pairs((rows + 2 * TOKENS - 1) / (2 * TOKENS)) {
@@ -73,17 +74,17 @@ DEVICE float gate_mul_of(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate_exponent<EPILOGUE>(gate))) * up;
 }
 
-// What the epilogues read and write.
+// The inputs and outputs of the epilogues.
 struct Memory {
     const void* residual;
     void* y;
     u32 r_stride, y_stride;
-    // Between two products with a norm between them.
+    // For the handoff between two linears with a norm between them.
     float* squares;
     const void* next_norm;
     void* prepared;
     float eps;
-    // What rotation needs.
+    // For rotation.
     const void *q_norm, *k_norm;
     const float* rope;
     const u32 *position, *kv_slot;
@@ -100,7 +101,7 @@ struct Memory {
 #define TURNS 1
 #endif
 
-// What a thread's two rows read from memory. Nothing waits for it before the tile's products are done.
+// Inputs of a thread's two rows. Nothing waits for them before the tile's MMAs are done.
 struct Early {
     uint4 residual[2][EPILOGUE == 1 ? WIDE / 32 : 1];
     float squares[2][TAKES ? PARTS : 1];
@@ -144,7 +145,7 @@ DEVICE float quad_sum(float v) {
     return v + __shfl_xor_sync(FULL, v, 2);
 }
 
-// The norm's scales of this thread's rows, applied to their sums.
+// Applies the norm's scales to the sums of this thread's rows.
 DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -157,7 +158,7 @@ DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
     }
 }
 
-// Below: this warp's rows g (`half` 0) and g + 8 (1); sums of columns 8i + 2j and + 1 from `column`.
+// In the functions below: this warp's rows g (`half` 0) and g + 8 (1); sums of columns 8i + 2j and + 1 from `column`.
 
 DEVICE void store_gate_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows) {
     const u32 j = threadIdx.x % 4;
@@ -183,7 +184,7 @@ DEVICE void store_gate_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0
     }
 }
 
-// y times the next norm's weights; returns the squares of y.
+// Stores y times the next norm's weights; returns the squares of y.
 DEVICE float prepare(const u32 (&v)[4], const Memory& m, u64 to, uint4 weights) {
     const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
     float sum = 0.0f;
@@ -209,7 +210,7 @@ DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u
 #pragma unroll
         for (int n = 0; n < WIDE / 32; n++) {
             const u32 to = column + 8 * (4 * n + j);
-            // Loads do not pass stores: each time those for the time after.
+            // Loads are not moved ahead of stores, so each round loads the weights of the next one.
             const uint4 these = next;
             if (GIVES && n + 1 < WIDE / 32) next = weights[4 * (n + 1)];
             u32 v[4];
@@ -243,7 +244,7 @@ template <int T> DEVICE float2 weights_at(const void* p, u32 i) {
     return make_float2(low_half<T>(v), high_half<T>(v));
 }
 
-// A head of one row, of which this thread has columns 8i + 2j and + 1: normalised and rotated.
+// Normalises and rotates a head of one row, of which this thread has columns 8i + 2j and + 1.
 DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[TURNS], const Memory& m, bool query) {
     const u32 j = threadIdx.x % 4;
     const bool normed = query ? QN : KN;
@@ -271,7 +272,7 @@ DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[T
     }
 }
 
-// q to y, k and v to the token's place in its page.
+// Stores q to y, k and v to the token's slot in its page.
 DEVICE void store_rotated(float (&c)[WIDE / 2], const Early& e, const Memory& m, u32 row0, u32 column, u32 rows, const Place& here) {
     const u32 j = threadIdx.x % 4;
 #pragma unroll
@@ -310,7 +311,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
-    // A shuffle is not worked out again in every round of a loop, as addresses are.
+    // The result of a shuffle is not recomputed in every round of a loop, as an address would be.
     const u32 base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
     const u32 full = __shfl_sync(FULL, shared_address(barriers), 0), empty = full + 8 * STAGES;
     const u32 rank = rank_in_cluster();
@@ -369,7 +370,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #pragma unroll
                 for (int k = 0; k < 4; k++) Product<TYPE, WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
                 product_commit();
-                // The product before this one is done: its stage can be filled again, by both blocks.
+                // The previous MMA is done: both blocks can refill its stage.
                 product_wait<1>();
                 if (chunk > 0 && within < 2) arrive_at(empty + 8 * previous, within);
                 previous = stage;
@@ -392,7 +393,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #endif
         }
     }
-    // Nobody leaves while the other block still writes or arrives here.
+    // A block must not exit while the other one still writes or arrives here.
     cluster_sync();
 #endif
 }

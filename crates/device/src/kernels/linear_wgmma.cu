@@ -1,26 +1,25 @@
-// y = epilogue(x · wᵀ + bias) for a batch on Hopper. Weights are the 64-row operand of the warpgroup
-// product and tokens the columns, so that a small batch wastes nothing. One thread copies tiles (WIDE
-// weight rows × 64, and COLUMNS tokens × 64) into a ring, its first weights before the wait for the
-// predecessor; WIDE/64 warpgroups multiply. Tiles of 48 rows are products of 64 whose last 16 rows nobody
-// looks at. When there are fewer tiles than multiprocessors, SPLIT blocks
-// of a cluster share a tile's K: each leaves its sums in its own shared memory and all of them add up and
-// store a part, always in the same order.
+// y = epilogue(x · wᵀ + bias) for a batch on Hopper. Weights are the 64-row operand of the warpgroup MMA and tokens
+// the columns, so that a small batch wastes nothing. One thread copies tiles (WIDE weight rows × 64, and COLUMNS
+// tokens × 64) into a ring, its first weights before the wait for the predecessor; WIDE/64 warpgroups run MMA. Tiles
+// of 48 rows use an MMA of 64 rows and ignore the last 16. When there are fewer tiles than multiprocessors, SPLIT
+// blocks of a cluster share a tile's K: each writes its sums to its own shared memory, and each of them adds up and
+// stores a part of the result, always in the same order.
 //
-// A norm between two products costs no launch: the first (GIVES) also stores y times the norm's weights, and the
+// A norm between two linears needs no launch: the first (GIVES) also stores y times the norm's weights, and the
 // squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
 //
-// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of x,
-// w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), PAIRS (residuals can be loaded by twos), GIVES,
-// TAKES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES: EPILOGUE 1, bf16, N a
-// multiple of 256, whole warpgroups; TAKES: K a multiple of 256, one tile of tokens.
+// K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of
+// x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), PAIRS (residuals can be
+// loaded by twos), GIVES, TAKES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES:
+// EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; TAKES: K a multiple of 256, one tile of tokens.
 #include "wgmma.cuh"
 
 #define GROUPS ((WIDE + 63) / 64)
 #define WORKERS (GROUPS * 128)
-// Three warpgroups with more than 160 tokens each need registers of the one that copies.
+// Three warpgroups with more than 160 tokens each need registers from the one that copies.
 #define MOVED (GROUPS == 3 && COLUMNS > 160)
 #define THREADS (MOVED ? WORKERS + 128 : WORKERS + 32)
-// Nor is there one product of so many for as few registers as a thread of four warpgroups starts with: two halves.
+// One MMA of that many columns needs more registers than a thread of four warpgroups has at launch: use two halves.
 #define EACH (MOVED ? COLUMNS / 2 : COLUMNS)
 #define WEIGHT_BYTES (WIDE * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + COLUMNS * 128)
@@ -32,12 +31,12 @@
 #define ALL_PIECES (OWNERS * (COLUMNS / 8))
 #define PIECES (SPLIT == 1 ? COLUMNS / 8 : (ALL_PIECES + SPLIT * GROUPS * 4 - 1) / (SPLIT * GROUPS * 4))
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
-// Residuals are on their way while the products run.
+// Residuals are loaded while the MMAs run.
 #define EARLY (EPILOGUE == 1 && PAIRS && YT != F32 && PIECES <= 16)
 // Threads that add up the squares of a row.
 #define ADDERS (WORKERS >= 32 * COLUMNS ? 32 : WORKERS >= 16 * COLUMNS ? 16 : WORKERS >= 8 * COLUMNS ? 8 : \
                 WORKERS >= 4 * COLUMNS ? 4 : WORKERS >= 2 * COLUMNS ? 2 : 1)
-// Loads of four sums that each of them has.
+// Loads of four sums per thread.
 #define FOURS ((K + 256 * ADDERS - 1) / (256 * ADDERS))
 
 struct alignas(64) Map {
@@ -52,8 +51,8 @@ struct Output {
     u32 r_stride, y_stride, rows;
 };
 
-// What a lane of a piece needs from elsewhere: pairs of residuals and of the next norm's weights, for rows of the
-// tile 2j, 2j + 1 and those + 8.
+// What a lane of a piece needs from memory: pairs of residuals and of the next norm's weights, for rows of the tile
+// 2j, 2j + 1 and those + 8.
 struct Pairs {
     u32 low, high;
 };
@@ -67,10 +66,9 @@ DEVICE Pairs pairs_at(const void* from, u64 row, u32 column) {
 
 DEVICE float activated(float v) { return __fdividef(v, 1.0f + __expf(-gate_exponent<EPILOGUE>(v))); }
 
-// The 16 weight rows from `top` and 8 tokens from `token`: v holds rows g, g, g+8, g+8 of tokens 2j, 2j+1.
-// Rows of a tile are columns of y, so pieces are transposed to make stores wide; a sum travels as two
-// halves, which keeps more than the one rounding at the end does. Returns the lane's part of the squares of y in
-// row `token` + g.
+// Finishes the 16 weight rows from `top` and 8 tokens from `token`: v holds rows g, g, g+8, g+8 of tokens 2j, 2j+1.
+// Rows of a tile are columns of y, so pieces are transposed to make stores wide. A sum is exchanged as two halves,
+// which is more precise than the rounding at the end. Returns the lane's part of the squares of y in row `token` + g.
 DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 scale, Pairs before, Pairs next) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
     float squares = 0.0f;
@@ -81,8 +79,9 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
         v[0] += b0, v[1] += b0, v[2] += b1, v[3] += b1;
     }
     if (GATED && YT != F32) {
-        // Lane g even has gates, g odd the ups that belong to them: the even one makes output g / 2, the odd one
-        // output (g - 1) / 2 + 4. Transposed, a lane has outputs j and j + 4 of token g, and gets j's neighbours.
+        // Lanes with even g have gates, those with odd g the ups that belong to them: the even lane computes output g
+        // / 2, the odd one output (g - 1) / 2 + 4. Transposed, a lane has outputs j and j + 4 of token g, and gets
+        // j's neighbours.
         const bool odd = g % 2;
         const float got0 = __shfl_xor_sync(FULL, odd ? v[0] : v[2], 4), got1 = __shfl_xor_sync(FULL, odd ? v[1] : v[3], 4);
         const float gate0 = odd ? got0 : v[0], gate1 = odd ? got1 : v[1], up0 = odd ? v[2] : got0, up1 = odd ? v[3] : got1;
@@ -92,7 +91,7 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
         if (row < o.rows && column < N / 2)
             *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = __byte_perm(a, b, j < 2 ? 0x5410 : 0x7632);
     } else if (GATED) {
-        // Lane g even has the gate, g odd the up of the same output.
+        // Lanes with even g have the gate, those with odd g the up of the same output.
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float up = __shfl_down_sync(FULL, v[e], 4);
@@ -201,7 +200,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     const u32 group = warp / 4, g = lane / 4, j = lane % 4;
     const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS};
     if (TAKES) {
-        // Squares arrive while the first tokens do.
+        // Squares are loaded while the first tokens are copied.
         const u32 row = threadIdx.x / ADDERS;
         float sum = 0.0f;
         float4 four[FOURS];
@@ -245,7 +244,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #pragma unroll
                 for (int h = 0; h < COLUMNS / EACH; h++) Product<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
             product_commit();
-            // The product before this one is done: its stage can be filled again.
+            // The previous MMA is done: its stage can be filled again.
             product_wait<1>();
             if (chunk > 0 && threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
             previous = stage;
@@ -253,7 +252,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         }
         product_wait<0>();
         if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
-        // Scales are there, squares of the tile before are stored, and all products of this block are done.
+        // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
         if (SPLIT > 1 || TAKES || GIVES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
         float2 scale[TAKES ? PIECES : 1];
 #pragma unroll
@@ -282,7 +281,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                              : "memory");
             }
             asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-            // Pieces are dealt to the warps of all blocks of the cluster.
+            // Pieces are distributed over the warps of all blocks of the cluster.
 #pragma unroll
             for (int p = 0; p < PIECES; p++) {
                 if (number(p) >= ALL_PIECES) continue;
@@ -310,7 +309,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
         if (GIVES) {
-            // Squares of 64 columns: those of four warps, for the tokens that this block finished.
+            // Squares of 64 columns: the sum of four warps, for the tokens that this block finished.
             asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
             for (u32 i = threadIdx.x; i < GROUPS * COLUMNS; i += WORKERS) {
                 const u32 token = i % COLUMNS, four = i / COLUMNS, column = rows + four * 64;
@@ -319,7 +318,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 squares[(u64)(tokens + token) * (N / 64) + column / 64] = sum;
             }
         }
-        // Nobody leaves while others read its memory.
+        // A block must not exit while others read its memory.
         __syncwarp();
         if (SPLIT > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }

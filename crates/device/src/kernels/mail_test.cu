@@ -1,5 +1,5 @@
-// The device's half of the mail and ring protocol, alone: for each launch number, waits for its mail,
-// answers every row, publishes. A row of another launch gives another answer, which the host notices.
+// The device's half of the mail and ring protocol, alone: for each launch number, waits for its mail, answers every
+// row, publishes. The answer to a row of another launch would be different, which the host notices.
 
 __device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
     unsigned v;
@@ -20,8 +20,8 @@ extern "C" __global__ void mail_test(
     unsigned lane = threadIdx.x;
     for (unsigned launch = 1; launch <= count; ++launch) {
         const unsigned* bank = launch & 1 ? odd : even;
-        // Every lane acquires for itself: what it reads next is ordered behind its own load.
-        // A host that has gone away must not leave a GPU that spins for ever.
+        // Every lane acquires for itself, so that its next reads are ordered after its own load. If the host process
+        // is gone, trap instead of spinning forever.
         for (unsigned spins = 0; load_acquire(bank) != launch; ++spins) {
             if (spins > 20000000u) return;
         }

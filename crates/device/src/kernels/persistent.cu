@@ -1,23 +1,23 @@
-// A run of decoder layers as one kernel: the persistent path of small models, whose layers are a few
-// microseconds of bytes, less than the gaps between kernels.
+// A run of decoder layers as one kernel: the persistent path of small models, in which reading a layer takes only a
+// few microseconds, less than the gaps between kernels.
 //
-// BLOCKS blocks, one per multiprocessor, all resident: eight warps that compute and one that fetches. What a block will
-// ever read (8 rows of each weight matrix at a time, and its pages of keys and values) is one line of stages, known
-// beforehand. The fetching warp keeps a ring of STAGES of them full by bulk copies, across phases and layers: the
-// memory does not idle while a phase waits for another.
+// BLOCKS blocks, one per multiprocessor, all resident: eight warps that compute and one that fetches. Everything that
+// a block will read (8 rows of each weight matrix at a time, and its pages of keys and values) is one sequence of
+// stages, known in advance. The fetching warp keeps a ring of STAGES of them full by bulk copies, across phases and
+// layers, so that memory is busy while a phase waits for another.
 //
-// Activations go from block to block through `exchange`: 64-bit words of two bf16 and a tag. A reader polls the words
-// themselves until all carry the tag of this step and layer, so handing over costs one store and one load: no fence, no
-// flag, no barrier of all blocks. Tags grow with every layer of every step, so nothing is reset. A word is written
-// again one layer later; by then every block has sent gate/up outputs that needed all it had read before, and
-// whoever writes has read those, or sums of them. What every block reads is written COPIES times: readers of one
-// line wait for each other.
+// Activations go from block to block through `exchange`: 64-bit words of two bf16 and a tag. A receiver polls the
+// words themselves until all carry the tag of this step and layer, so a handover costs one store and one load: no
+// fence, no flag, no barrier of all blocks. Tags grow with every layer of every step, so nothing is reset. A word is
+// overwritten one layer later. By then every block has sent gate/up outputs that depend on everything it had read
+// before, and the writing block has received those, or sums of them. Words that every block reads are written COPIES
+// times, because readers of one cache line wait for each other.
 //
-// Phases of a layer: qkv (norm · product), attention (by units of a row, a KV head and a share of the pages; each unit
-// normalises and rotates its heads, the unit with the newest token writes k and v), output product (its readers
-// weigh the units of a row), gate/up, down. A warp owns 128 columns of every 1024 of a product's inner dimension: it polls
-// for those alone, and holds that part of the residual stream, in every block alike. Both halves of a
-// layer run through the same code: a layer runs once through all of it, and what counts is that it is short.
+// Phases of a layer: qkv (norm · linear), attention (by units of a row, a KV head and a share of the pages; each unit
+// normalises and rotates its heads, the unit with the newest token writes k and v), output linear (its receivers
+// combine the units of a row), gate/up, down. A warp owns 128 columns of every 1024 of a linear's inner dimension: it
+// polls only for those, and holds that part of the residual stream, which is the same in every block. Both halves of
+// a layer run through the same code, to keep the code short: each layer runs through all of it once.
 //
 // H, I, D, HQ, HKV, LAYERS, ROWS (≤ 8), BLOCKS, STAGES, COPIES, QN, KN, NT (of the norms: BF16 or F32). All else is bf16.
 #include "prelude.cuh"
@@ -30,11 +30,11 @@
 #define A (HQ * D)
 // Slots of units per KV head.
 #define SLOTS (BLOCKS / HKV)
-// Stages on their way at once. More of them do not make the memory faster, and whatever polls waits behind them.
+// Stages in flight at once. More do not make memory faster, and polling loads would wait behind them.
 #define FLYING 2
-// Few blocks may have pages, many of them.
+// Attention may land on few blocks; allow them more pages in flight.
 #define PAGES_FLYING (2 * FLYING)
-// Whether a reader polls a part of the words before it reads all.
+// Whether a receiver polls a part of the words before it reads all.
 #define GATED (ROWS > 1)
 #define max_of(a, b) ((a) > (b) ? (a) : (b))
 
@@ -50,7 +50,7 @@
 #define WIDE ((max_of(TILES(QKV), TILES(2 * I)) * 8 + 15) / 16 * 16 + 4)
 #define PARTIAL max_of(WARPS * ROWS * WIDE, WARPS * G * (D + 4))
 
-// The exchange, in words: generation and arrivals, then what each phase sends.
+// The exchange, in words: generation and arrivals, then the outputs of each phase.
 #define AT_QKV 32
 #define AT_ATT (AT_QKV + ROWS * QKV / 2)
 #define ATT_WORDS (SLOTS * (A / 2))
@@ -59,7 +59,7 @@
 #define AT_O (AT_LSE + COPIES * LSE_WORDS)
 #define AT_ACT (AT_O + COPIES * (ROWS * H / 2))
 #define AT_DOWN (AT_ACT + COPIES * (ROWS * I / 2))
-// Generations until the tags start again; the last block then wipes the exchange.
+// Generations until tags restart from 0; the last block then clears the exchange.
 #define GENERATIONS (0xffffffffu / LAYERS - 1)
 
 #define NORM_BYTES (NT == F32 ? 4 : 2)
@@ -79,7 +79,7 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-// A block's share of attention: pages first … last of a row and a KV head; none if first > last.
+// A block's share of attention: pages first … last of a row and a KV head; empty if first > last.
 struct Unit {
     const u32* pages; // of the row
     u32 row, head, first, last, length;
@@ -99,7 +99,7 @@ struct Shared {
     u32 word;
 };
 
-// Everything that the computing warps share of a thread's place.
+// A thread's warp, lane, and row and column group in MMA fragments.
 struct Me {
     u32 warp, lane, g, j;
 };
@@ -123,7 +123,7 @@ DEVICE void peek2(const u64* from, u64& a, u64& b) {
 }
 DEVICE bool fresh(u64 word, u32 tag) { return (u32)(word >> 32) == tag; }
 
-// A block that never comes must not leave a GPU that spins for ever.
+// Traps if another block never arrives, so that the GPU does not spin forever.
 struct Patience {
     u32 spins = 0;
     DEVICE void lose() {
@@ -131,7 +131,8 @@ struct Patience {
     }
 };
 
-// The lane's four values of its warp's slices of every row. All loads are in flight before the first is looked at.
+// Receives the lane's four values of its warp's slices of every row. All loads are in flight before the first is
+// checked.
 template <int WIDTH_, int MOST_>
 DEVICE void receive(const u64* from, u32 tag, const Me& me, uint2 (&out)[MOST_][ROWS]) {
     Patience patience;
@@ -139,7 +140,7 @@ DEVICE void receive(const u64* from, u32 tag, const Me& me, uint2 (&out)[MOST_][
     for (;;) {
         u64 w[CHUNKS(WIDTH_)][ROWS][2];
         bool all = true;
-        // With many rows, all blocks asking for all words again and again would be what everybody waits for.
+        // With many rows, repeated reads of all words by all blocks would be the bottleneck.
         if (GATED) {
             u64 a, b;
             do {
@@ -171,7 +172,7 @@ DEVICE void receive(const u64* from, u32 tag, const Me& me, uint2 (&out)[MOST_][
     }
 }
 
-// ---- the line of stages -----------------------------------------------------------------------
+// ---- the ring of stages -----------------------------------------------------------------------
 
 DEVICE void wait_for(u32 barrier, u32 parity) {
     asm volatile("{ .reg .pred p;\nagain: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again; }" ::"r"(barrier),
@@ -184,8 +185,8 @@ DEVICE void wait_for_both(u32 a, u32 a_parity, u32 b, u32 b_parity) {
                  "r"(a_parity), "r"(b), "r"(b_parity)
                  : "memory");
 }
-// Every lane that has read arrives for itself. One lane for its warp, behind a `__syncwarp`, would be as good, but racecheck
-// does not follow it.
+// Every lane that has read arrives itself. One lane for its warp, after a `__syncwarp`, would be enough, but
+// racecheck does not understand it.
 DEVICE void arrive(u32 barrier, u32 warps = 1) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(warps) : "memory");
 }
@@ -204,7 +205,7 @@ DEVICE void copy_tile(u32 to, const Map* map, u32 x, u32 y, u32 barrier) {
 }
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// A place in the ring; both sides walk it alike.
+// A place in the ring; the fetching and the computing warps advance it in the same way.
 struct Place {
     u32 slot, parity;
     DEVICE void next() {
@@ -217,7 +218,8 @@ struct Place {
     }
 };
 
-// Rows of eight are dealt out in order, to all blocks about the same number: of qkv (phase 0), of gate and up (2).
+// Groups of eight rows are distributed in order, about the same number to each block: of qkv (phase 0), of gate and
+// up (2).
 DEVICE u32 first_tile(u32 phase, u32 block) { return block * ((phase ? 2 * I : QKV) / 8) / BLOCKS; }
 
 struct Fetcher {
@@ -245,7 +247,7 @@ struct Fetcher {
         if (lane < 8) copy_bulk(stage() + lane * PITCH, w + (u64)(tile * 8 + lane) * width + chunk * CHUNK, bytes, full());
         at.next();
     }
-    // Pages `first` and the next of the unit's `span`, in tiles of 64 columns whose 16-byte pieces are swizzled.
+    // Page `first` and the next one of the unit's `span`, in tiles of 64 columns whose 16-byte pieces are swizzled.
     DEVICE void pages(u32 line, u32 first, u32 span) {
         const u32 count = min(span - first, 2u);
         begin(count * PAGE_BYTES, PAGES_FLYING);
@@ -265,7 +267,7 @@ DEVICE void fetch_all(Shared& s, const Map* map, u32 ring, u32 lane) {
 #pragma unroll 1
     for (u32 layer = 0; layer < LAYERS; layer++) {
         const Layer& here = s.layers[layer];
-        // One block has the next layer's norms brought closer for all.
+        // One block prefetches the next layer's norms for all blocks.
         if (block == layer && layer + 1 < LAYERS) {
             const Layer& next = s.layers[layer + 1];
             for (u32 k = lane * 128; k < H * NORM_BYTES; k += 32 * 128) prefetch(next.norm1 + k), prefetch(next.norm2 + k);
@@ -289,14 +291,14 @@ DEVICE void fetch_all(Shared& s, const Map* map, u32 ring, u32 lane) {
     }
 }
 
-// ---- products ---------------------------------------------------------------------------------
+// ---- linears ----------------------------------------------------------------------------------
 
 DEVICE void join() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); }
 
-// The matrix instruction takes 16 rows and 8 columns. Here the second eight rows are the same weights further on, so
-// that the 16 bytes of a lane are its operand as they come: pairs 0 and 2 of a lane's eight belong to row g, pairs 1
-// and 3 to row g + 8. What x they meet differs too: up to four rows of x are two columns each, one for either; more
-// take two instructions.
+// The matrix instruction takes 16 rows and 8 columns. Here the second eight rows are later columns of the same eight
+// weight rows, so that the 16 bytes a lane loads are its operand without rearrangement: pairs 0 and 2 of a lane's
+// eight belong to row g, pairs 1 and 3 to row g + 8. The two need different parts of x: up to four rows of x take two
+// columns each, one for either part; more rows take two instructions.
 #define SPLIT (ROWS <= 4)
 struct Piece {
     u32 x[SPLIT ? 2 : 4];
@@ -305,7 +307,7 @@ struct Tile {
     float c[2][4];
 };
 
-// The lane's four values of each row, to where `piece` finds them: of eight, pairs 0, 2, 1, 3.
+// Writes the lane's four values of each row to where `piece` reads them: of eight, pairs 0, 2, 1, 3.
 DEVICE void lay_down(u8* slice, const uint2 (&x)[ROWS], const Me& me) {
     __syncwarp();
     u32* to = (u32*)(slice + me.lane / 2 * 16 + me.lane % 2 * 4);
@@ -313,7 +315,7 @@ DEVICE void lay_down(u8* slice, const uint2 (&x)[ROWS], const Me& me) {
     for (int r = 0; r < ROWS; r++) to[r * (X_PITCH / 4)] = x[r].x, to[r * (X_PITCH / 4) + 2] = x[r].y;
     __syncwarp();
 }
-// Columns h · 32 … of the slice, as the matrix instructions take them.
+// Columns h · 32 … of the slice, in the layout of the matrix instructions.
 DEVICE Piece piece(const u8* slice, u32 h, const Me& me) {
     Piece p;
     if (SPLIT) {
@@ -334,7 +336,7 @@ DEVICE void multiply(Tile& tile, const uint4& w, const Piece& p, int h) {
     if (!SPLIT) mma_16x8x16<BF16>(tile.c[1], w.x, w.y, w.z, w.w, p.x[SPLIT ? 0 : 2], p.x[SPLIT ? 0 : 3]);
 }
 
-// A warp's sums of eight columns to partial[warp][row][column].
+// Writes a warp's sums of eight columns to partial[warp][row][column].
 DEVICE void put(float* partial, u32 column, const Tile& tile, const Me& me) {
     const float(&a)[4] = tile.c[0], (&b)[4] = tile.c[1];
     if (SPLIT) {
@@ -352,7 +354,7 @@ DEVICE float total(const float* partial, u32 row, u32 column) {
     return sum;
 }
 
-// A warp's sums of squares of every row. Many rows are added up together, each step leaving half of them to a lane.
+// A warp's sums of squares of every row. Many rows are added up together; each step halves the rows of a lane.
 DEVICE void add_squares(float (&squares)[8][WARPS], const float (&sums)[ROWS], const Me& me) {
 #if ROWS <= 2
 #pragma unroll
@@ -395,7 +397,7 @@ DEVICE Pair load_pair(const u8* norm, u32 i) {
     return p;
 }
 
-// Four values of the residual stream: f32 where there are registers for it, else bf16, as nodes would leave it.
+// Four values of the residual stream: f32 if there are registers for it, else bf16, as separate nodes would store it.
 struct Stream {
     u32 words[ROWS <= 4 ? 4 : 2];
 
@@ -422,7 +424,7 @@ DEVICE float row_scale(const float (&squares)[8][WARPS], u32 row, float eps) {
     return rsqrtf((a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w) * (1.0f / H) + eps);
 }
 
-// Far below zero the exponential is infinite and the quotient zero, as it should be.
+// For very negative v the exponential is infinite and the quotient zero, as it should be.
 DEVICE float silu(float v) { return v * __fdividef(1.0f, 1.0f + __expf(-v)); }
 
 #include "persistent_attention.cuh"
@@ -437,7 +439,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
     extern __shared__ u8 unaligned[];
     __shared__ Shared s;
     u8* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-    // Two of them take turns, so that a phase can write while the one before still reads.
+    // Two buffers take turns, so that a phase can write while the previous one is still read.
     float* partials = (float*)(memory + STAGES * STAGE_BYTES);
     const Me me = {__shfl_sync(FULL, threadIdx.x / 32, 0), threadIdx.x % 32, threadIdx.x % 32 / 4, threadIdx.x % 4};
 
@@ -498,7 +500,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
         const bool second = half % 2;
         const Layer& here = s.layers[half / 2];
         if (half && !second) tag++;
-        // What the norms multiply by is on its way while the phase waits.
+        // The norms' weights are loaded while the phase waits.
         const Pair n = load_pair(second ? here.norm2 : here.norm1, has_slice ? column : 0);
         const Pair m = load_pair(second ? here.norm2 : here.norm1, has_slice ? column + 2 : 0);
         Pair low = {NT == F32 ? 0x3f800000u : 0x3f803f80u, 0x3f800000u}, high = low; // ones
@@ -506,7 +508,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             low = load_pair(me.warp < G ? here.q_norm : here.k_norm, 2 * me.lane);
             high = load_pair(me.warp < G ? here.q_norm : here.k_norm, 2 * me.lane + D / 2);
         }
-        // qkv, or gate and up: norm · product
+        // qkv, or gate and up: norm · linear
         {
             uint2 in[1][ROWS];
             if (half) {
@@ -550,7 +552,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             }
             add_squares(s.squares[second], sums, me);
             join();
-            // A thread adds up a column; two of them, or two of gate and two of up, make a word.
+            // A thread adds up a column; two columns, or two of gate and two of up, make a word.
             const u32 columns = (second ? TILES(2 * I) : TILES(QKV)) * 8;
 #pragma unroll 1
             for (u32 i = threadIdx.x; i - me.lane < ROWS * columns; i += WARPS * 32) {
@@ -573,11 +575,12 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             join();
             Sums sums;
             clear(sums);
-            // A warp takes a stage, which is two pages, and frees it for all: the others have nothing to read in it.
+            // A warp takes a stage, which is two pages, and frees it for all warps, because the others do not read
+            // it.
             const u32 stages = (span + 1) / 2;
 #pragma unroll 1
             for (u32 i = me.warp; i < stages + me.warp; i += WARPS) {
-                // What a barrier says of a stage is sure only when the stages before it have been there.
+                // The parity of a stage's barrier is unambiguous only once the stages before it have been filled.
                 if (i >= WARPS) join();
                 if (i >= stages) continue;
                 const Place own = at.after(i);
@@ -589,7 +592,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             merge(s, partials + turn * PARTIAL, sums, exchange, tag, me);
             turn ^= 1;
         }
-        // output product, or down: product added to the residual stream
+        // output linear, or down: added to the residual stream
         if (has_tile) {
             uint2 in[MOST_CHUNKS][ROWS];
             if (second) receive<I>(exchange + AT_ACT + copy * (ROWS * I / 2), tag, me, in);
@@ -621,7 +624,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             turn ^= 1;
         }
     }
-    // A block per row collects what the last layer sent.
+    // One block per row collects the output of the last layer.
     if (blockIdx.x < ROWS) {
         uint2 in[1][ROWS];
         receive<H>(exchange + AT_DOWN + copy * (ROWS * H / 2), tag, me, in);
@@ -638,7 +641,7 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
     if (threadIdx.x == 0) s.word = add_acquire_release((u32*)(exchange + 16), 1);
     join();
     if (s.word != BLOCKS - 1) return;
-    // The last one: nobody reads any more.
+    // The last block to arrive: all reads are done.
     const bool again = generation + 1 >= GENERATIONS;
     if (again)
         for (u32 i = AT_QKV + threadIdx.x; i < words_in_all; i += WARPS * 32) exchange[i] = 0;

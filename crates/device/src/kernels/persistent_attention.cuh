@@ -1,8 +1,9 @@
-// Attention inside `persistent.cu`: a unit prepares its heads, attends to its pages, merges what its warps have, and sends
-// it; the readers of a row weigh its units. Included after the shapes, the exchange and the ring, which it uses.
+// Attention inside `persistent.cu`: a unit prepares its heads, attends to its pages, merges the results of its warps,
+// and sends the result; the receivers of a row combine its units. Included after the shapes, the exchange and the
+// ring, which it uses.
 #pragma once
 
-// What two pages of a warp cost, and a unit of a row for those who gather it, in clocks.
+// Clocks that two pages cost a warp, and clocks that a unit of a row costs its receivers.
 #define PAGE_COST 1100
 #define UNIT_COST 250
 
@@ -15,8 +16,8 @@ DEVICE float power(float v) {
 DEVICE u32 pages_of(u32 length) { return (length + PAGE - 1) / PAGE; }
 
 // Which pages this block attends to, and which slots the units of each row have: the cheapest number of stages per
-// warp for which all units have slots. The tables are the prologue's, which lets its successors start last: they can be
-// read before the wait.
+// warp for which all units have slots. The tables are written by the prologue, which lets its successors start only
+// at its end, so they can be read before the wait.
 DEVICE Unit plan(Shared& s, const u32* kv_len) {
     u32 lengths[ROWS], share = 0, cost = FULL;
 #pragma unroll
@@ -90,7 +91,7 @@ DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair&
     }
 }
 
-// What a warp has seen so far: lane 4·g + j holds columns (query heads) 2j and 2j + 1.
+// A warp's sums so far: lane 4·g + j holds columns (query heads) 2j and 2j + 1.
 struct Sums {
     float out[STEPS][4], maximum[2], total[2];
 };
@@ -100,7 +101,7 @@ DEVICE void clear(Sums& sums) {
     for (int k = 0; k < STEPS; k++) sums.out[k][0] = sums.out[k][1] = sums.out[k][2] = sums.out[k][3] = 0.0f;
 }
 
-// Where piece `i` of a token lies in the tiles of 64 columns that a tensor copy swizzles.
+// The place of piece `i` of a token in the tiles of 64 columns that a tensor copy swizzles.
 DEVICE u32 swizzled(u32 token, u32 i) { return i / 8 * 2048 + token * 128 + ((i % 8 ^ token % 8) << 4); }
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
@@ -110,11 +111,11 @@ DEVICE void load_matrices(u32 (&r)[4], u32 address) {
                  : "memory");
 }
 
-// Two pages of the unit, from `first` on: each has 16 keys and 16 values at `here`, one behind the other.
+// Attends to two pages of the unit, from `first` on: each has 16 keys, then 16 values, at `here`.
 DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, const Me& me) {
     const u32 newest = s.unit.length - 1, end = min((s.unit.last + 1) * PAGE, s.unit.length), lane = me.lane;
     if (newest / PAGE - first < 2) {
-        // The newest token comes from the exchange, and what follows it must be numbers.
+        // The newest token comes from the exchange, and the values after it must be finite.
         const u32 t = newest % PAGE;
         u8* page = here + (newest / PAGE - first) * PAGE_BYTES;
         for (u32 i = lane; i < 2 * (D / 8); i += 32)
@@ -124,7 +125,7 @@ DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, con
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
     }
-    // Where there is no second page, the first stands in for it, and weighs nothing.
+    // If there is no second page, the first is used again with zero weight.
     const u32 base = shared_address(here), other = first < s.unit.last ? PAGE_BYTES : 0;
     const u32 queries = shared_address(&s.queries[lane % 8][lane / 8 * 8]);
     u32 q[4];
@@ -180,8 +181,8 @@ DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, con
         }
 }
 
-// All warps' sums of the unit together, to the exchange. `merged` is [warp][column][D]. A warp without pages has a
-// maximum of minus infinity and sums of zero.
+// Merges all warps' sums of the unit and sends the result to the exchange. `merged` is [warp][column][D]. A warp
+// without pages has a maximum of minus infinity and sums of zero.
 DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32 tag, const Me& me) {
 #pragma unroll
     for (int c = 0; c < 2; c++) {
@@ -209,20 +210,21 @@ DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32
             sum += merged[(w * G + column) * (D + 4) + e] * part;
         }
         const float v = __fdividef(sum, weight), n = __shfl_down_sync(FULL, v, 1);
-        // Blocks of a slot are heads in order.
+        // The blocks of a slot are the KV heads in order.
         if (e % 2 == 0) send_copies<ATT_WORDS>(exchange + AT_ATT + blockIdx.x * (G * D / 2) + i / 2, pack_bf16(v, n), tag);
         if (e == 0) send_copies<LSE_WORDS>(exchange + AT_LSE + blockIdx.x * G + column, __float_as_uint(top + __log2f(weight)), tag);
     }
 }
 
-// The attention of every row, as its units sent it: the lane's four values of each of the warp's slices. Loads are in
-// flight before the first is looked at: of all rows where no row has more than one unit, else of a row and a few units.
+// Receives the attention of every row from its units: the lane's four values of each of the warp's slices. Loads are
+// in flight before the first is checked: of all rows if no row has more than one unit, else of one row and a few
+// units.
 #define UNITS_AT_ONCE (ROWS <= 2 ? 4 : 2)
 DEVICE void gather(const Shared& s, const u64* parts, const u64* lses, u32 tag, const Me& me, uint2 (&out)[MOST_CHUNKS][ROWS]) {
     const u32 column = me.warp * 128 + me.lane * 4;
     parts += AT_ATT + column / 2, lses += AT_LSE + column / D;
     if (s.most <= 1) {
-        // Nothing to weigh.
+        // One unit per row: nothing to combine.
         Patience patience;
         for (;;) {
             u64 w[CHUNKS(A)][ROWS][2];
@@ -307,7 +309,7 @@ DEVICE void gather(const Shared& s, const u64* parts, const u64* lses, u32 tag, 
         }
 #pragma unroll
         for (int c = 0; c < CHUNKS(A); c++) {
-            // A row that is not there has no units, and is zero.
+            // A pad row has no units, and is zero.
             const float by = __fdividef(1.0f, fmaxf(weight[c], 1e-30f));
             const uint2 v = make_uint2(pack_bf16(sums[c][0] * by, sums[c][1] * by), pack_bf16(sums[c][2] * by, sums[c][3] * by));
 #pragma unroll

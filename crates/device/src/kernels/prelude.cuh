@@ -1,5 +1,5 @@
-// What every kernel here stands on: number formats by bit operations, dependent launch, reductions,
-// asynchronous copies and matrix instructions. No CUDA header is needed.
+// The base of every kernel: number formats by bit operations, dependent launch, reductions, asynchronous copies and
+// matrix instructions. No CUDA header is needed.
 #pragma once
 
 typedef unsigned char u8;
@@ -27,11 +27,11 @@ typedef unsigned long long u64;
 #define INFINITY __int_as_float(0x7f800000)
 
 // ---- dependent launch -------------------------------------------------------------------------
-// Nothing that an earlier kernel wrote may be read before `wait_for_predecessor`, in any thread; the
-// clobber keeps the compiler from hoisting loads. No activation pointer is `__restrict__` for the same
-// reason. `let_successor_start` gives no visibility and comes as early as possible: a successor may be
-// resident while several kernels before it still run, so before its wait it may read only weights and what
-// the prologue wrote (the prologue lets its successor start last, when its tables are written).
+// Nothing that an earlier kernel wrote may be read before `wait_for_predecessor`, in any thread; the clobber keeps
+// the compiler from hoisting loads. No activation pointer is `__restrict__` for the same reason.
+// `let_successor_start` gives no visibility and comes as early as possible. A successor may be resident while several
+// kernels before it still run, so before its wait it may read only weights and what the prologue wrote (the prologue
+// lets its successor start only at its end, when its tables are written).
 
 DEVICE void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
@@ -95,7 +95,7 @@ template <int T> DEVICE void store1(void* p, u64 i, float v) {
     else if (T == F16) ((u16*)p)[i] = float_to_f16(v);
     else ((u16*)p)[i] = float_to_bf16(v);
 }
-// What a value becomes when it is stored and read again.
+// A value after it was stored and loaded again.
 template <int T> DEVICE float rounded(float v) {
     if (T == F32) return v;
     if (T == F16) return f16_to_float(float_to_f16(v));

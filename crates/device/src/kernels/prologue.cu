@@ -3,12 +3,12 @@
 #include "prelude.cuh"
 
 #define THREADS 1024
-// A step that takes nothing but mail: the way a decode step usually goes.
+// A step without input blocks: the usual case.
 #define PLAIN (!GIVEN)
 // The longest a sequence can be.
 #define CONTEXT (PAGES_PER_SEAT * PAGE)
 
-// A row's KV length after `q_len` more tokens; 0 if its page table does not reach as far.
+// A row's KV length after `q_len` more tokens; 0 if its page table is too short.
 DEVICE u32 held(u32 length, u32 q_len) { return length <= CONTEXT && q_len <= CONTEXT - length ? length + q_len : 0; }
 
 // Exclusive sum of one value per thread; the total in `total`.
@@ -93,7 +93,7 @@ DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token,
 }
 
 #if GIVEN
-// Takes the rows, and what their seats should hold, from the block that the host prepared.
+// Copies the rows, and the state of their seats, from the block that the host prepared.
 DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* counts,
                   u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket, u32 page_count) {
     const u32 tid = threadIdx.x, rows = min(given[INPUT_ROWS], bucket), width = min(given[INPUT_WIDTH], PAGES_PER_SEAT);
@@ -120,13 +120,13 @@ DEVICE void adopt(const u32* given, u32* seat_len, u32* seat_token, u32* page_ta
 }
 #endif
 
-// What a row brings into a step.
+// The inputs of a row.
 struct Entry {
     u32 q_len, flags, seat, length, token, page, next_page;
 };
 
-// Loads of a row that depend on nothing but the tables; `page` is the one its next token goes to, `next_page`
-// the one for the token after it, in launches that repeat.
+// Loads of a row that depend only on the tables; `page` is where its next token goes, `next_page` where the token
+// after it goes, in launches that repeat.
 DEVICE Entry entry_of(u32 r, u32 rows, const u32* row_seat, const u32* row_flags, const u32* row_q_len,
                       const u32* seat_len, const u32* seat_token, const u32* page_table) {
     Entry e = {0, 0, SEATS, 0, 0, 0, 0};
@@ -157,8 +157,8 @@ DEVICE void write_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pag
     counts[COUNT_ROWS] = rows;
     counts[COUNT_TOKENS] = tokens;
     counts[COUNT_MAX_KV] = longest;
-    // An equal share, in tokens, for each of `ways` blocks per KV head, were there eight; kernels scale it by
-    // theirs. Rounded up: `ways` shares hold all pages.
+    // An equal share, in tokens, for each of `ways` blocks per KV head if there were eight KV heads; kernels scale it
+    // by their number of heads. Rounded up, so that `ways` shares hold all pages.
     counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
 }
 
@@ -171,17 +171,17 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
 #if REPEATS
-    // Why this step runs, how many more may follow, whether the host asked to leave; rows without a page for
-    // the step after this one.
+    // Whether this is the first or a later step of a repeating launch, how many more steps may follow, whether the
+    // host asked it to stop; rows without a page for the next step.
     __shared__ u32 repeat, steps_left, asked, pageless;
 #endif
-    // Rows as they stand in this step: first token, KV length before it, seat, place in the mail's tokens.
+    // The rows of this step: first token, KV length before it, seat, place in the mail's tokens.
     __shared__ u32 starts[ROWS_LIMIT + 1], lengths[ROWS_LIMIT], seats[ROWS_LIMIT], prompts[ROWS_LIMIT];
     const u32 tid = threadIdx.x;
     wait_for_predecessor();
-    // The way to host memory and back is the longest of this kernel. All that lies there is asked at once, and
-    // meanwhile every thread loads its row as it stands: a step without mail then has all it needs. (The
-    // last warp asks: it seldom has a row to wait for.)
+    // The round trip to host memory takes longest in this kernel. Everything there is requested at once, and
+    // meanwhile every thread loads its row from the current tables: a step without mail then has everything it needs.
+    // (The last warp makes the requests: it seldom has a row to wait for.)
     if (tid == THREADS - 32) {
         const u64 first = load_relaxed_system((const u64*)mail0), second = load_relaxed_system((const u64*)mail1);
 #if REPEATS
@@ -224,13 +224,13 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     rows = min(counts[COUNT_ROWS], bucket_rows);
 #endif
 #if REPEATS
-    // Steps this launch may run after this one. What the mail says of it counts for a launch's first.
+    // Steps this launch may run after this one. The mail's number counts only for the first step of a launch.
     u32 left = mailed && repeat == REPEAT_FIRST ? counts[COUNT_STEPS] : steps_left;
     left = left && !asked ? left - 1 : 0;
 #endif
 
 #if PLAIN
-    // Decode: one token per row, so that token and row are the same and nothing has to be searched.
+    // Decode: one token per row, so token and row are the same and no search is needed.
     const bool plain = tid >= rows || (own.q_len == 1 && !(own.flags & ROW_PROMPT));
     if (__syncthreads_and(plain && bucket_rows <= THREADS && rows <= bucket_tokens)) {
         const bool live = tid < rows;
@@ -249,7 +249,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         }
         u32 longest = live ? held(own.length, 1) : 0, pages = (longest + PAGE - 1) / PAGE;
 #if REPEATS
-        // Every row may say so; it is the same word, and `block_totals` waits for all of them.
+        // Several rows may store the same value here; `block_totals` waits for all of them.
         if (live && !own.next_page) pageless = 1;
 #endif
         block_totals(longest, pages, shared, sums);
@@ -289,7 +289,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
                 const u32 total_length = held(length, q_len);
 #if REPEATS
                 if (left) {
-                    // Every row may say so; it is the same word.
+                    // Several rows may store the same value here.
                     const u32 next = total_length ? total_length / PAGE : PAGES_PER_SEAT;
                     if (next >= PAGES_PER_SEAT || !page_table[(u64)seat * PAGES_PER_SEAT + next]) pageless = 1;
                 }
@@ -348,7 +348,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
 #endif
         token_row[t] = low;
     }
-    // Late on purpose: attention kernels read these tables before they wait.
+    // Only now: attention kernels read these tables before they wait.
     __threadfence();
     __syncthreads();
     let_successor_start();

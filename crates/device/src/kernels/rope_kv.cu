@@ -1,7 +1,6 @@
-// Per token: normalise and rotate q and k, store q in place, write k and v to the token's page slot.
-// LANES lanes per head, each with groups of V neighbours from either half of it; a thread has ROUNDS heads and
-// asks for all of them first. D, HQ, HKV, PAGE, V (4, 1), ROUNDS, QN, KN (norms present); types XT, KT
-// (pages), QNT, KNT (norm weights).
+// Per token: normalise and rotate q and k, store q in place, write k and v to the token's page slot. LANES lanes per
+// head, each with groups of V neighbours from both halves of it; a thread has ROUNDS heads and loads all of them
+// first. D, HQ, HKV, PAGE, V (4, 1), ROUNDS, QN, KN (norms present); types XT, KT (pages), QNT, KNT (norm weights).
 #include "prelude.cuh"
 
 #define HEADS (HQ + 2 * HKV)

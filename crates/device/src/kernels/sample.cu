@@ -1,7 +1,7 @@
-// Ends a step: chooses a token per row, advances the seats, publishes the ring entry. PARTS blocks share
-// a row; the last to arrive finishes it, and the last of all rows publishes. Greedy rows need one pass
-// over the logits; others are finished by one block with radix selection over integer keys and masses, so
-// that the same logits always give the same token. Record layouts come as macros; XT: logits' type.
+// Ends a step: chooses a token per row, advances the seats, publishes the ring entry. PARTS blocks share a row; the
+// last to arrive finishes it, and the last of all rows publishes. Greedy rows need one pass over the logits; other
+// rows are finished by one block with radix selection over integer keys and masses, so that the same logits always
+// give the same token. Record layouts are given as macros; XT: logits' type.
 #include "prelude.cuh"
 
 #define THREADS 512
@@ -69,7 +69,7 @@ DEVICE float adjusted(const Row& row, u32 i) {
     return l;
 }
 
-// Orders like the float.
+// A key that sorts like the float.
 DEVICE u32 key_of(float v) {
     const u32 b = __float_as_uint(v);
     return b & 0x80000000u ? ~b : b | 0x80000000u;
@@ -92,7 +92,7 @@ DEVICE u32 philox(u32 c0, u32 k0, u32 k1) {
 }
 
 #define BINS 1024
-// A warp takes 256 tokens at a time; a chunk is as many of these as leave at most BINS chunks.
+// A warp takes 256 tokens at a time; a chunk is a multiple of that, such that there are at most BINS chunks.
 #define CHUNK (256 * ((VOCAB + 256 * BINS - 1) / (256 * BINS)))
 #define CHUNKS ((VOCAB + CHUNK - 1) / CHUNK)
 
@@ -119,7 +119,7 @@ DEVICE u64 mass_of(float scaled, float maximum, bool counting) {
     return counting ? 1 : (u64)(expf(scaled - maximum) * 68719476736.0f);
 }
 
-// Scaled logits of all tokens, in no order.
+// Calls `take` with the scaled logits of all tokens, in no particular order.
 template <class F> DEVICE void every(const Row& row, float inverse, F take) {
     u32 rest = 0;
     if (ALIGNED && row.plain) {
@@ -136,7 +136,7 @@ template <class F> DEVICE void every(const Row& row, float inverse, F take) {
     for (u32 i = rest + threadIdx.x; i < VOCAB; i += THREADS) take(adjusted(row, i) * inverse);
 }
 
-// Of all threads before this one, and of all.
+// The sum over all threads before this one; `total` is the sum over all.
 DEVICE u64 block_prefix(u64 v, u64& total, Select& s) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u64 sum = v;
@@ -157,14 +157,14 @@ DEVICE u64 block_prefix(u64 v, u64& total, Select& s) {
     return before;
 }
 
-// Distances from the maximum, from `low` to less than `high`, in bins.
+// A window of distances from the maximum, from `low` to less than `high`, divided into bins.
 struct Window {
     float low, high, scale;
     DEVICE bool holds(float distance) const { return distance >= low && distance < high; }
     DEVICE u32 bin(float distance) const { return (u32)fminf((distance - low) * scale, (float)(BINS - 1)); }
 };
 
-// What is asked of a row's tokens: those the cut keeps, by number or by mass.
+// Which of a row's tokens count (those the cut keeps), and whether by number or by mass.
 struct Asked {
     float inverse, maximum;
     Cut cut;
@@ -173,8 +173,8 @@ struct Asked {
     DEVICE u64 tie_mass() const { return cut.ties ? cut.ties * mass(value_of(cut.key)) : 0; }
 };
 
-// The key at which the mass of larger ones reaches the target, byte by byte, among those of a bin: for bins
-// with more members than there is room for. Leaves it in `found`, and in `target` what its ties have to give.
+// Finds, byte by byte, the key at which the mass of larger keys reaches the target, among the keys of a bin: for bins
+// with more members than fit. Leaves it in `found`, and the mass that its ties must contribute in `target`.
 DEVICE void select_bytes(const Row& row, Asked asked, Window window, u32 bin, bool tied, u64 target, Select& s) {
     u32 prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -202,7 +202,7 @@ DEVICE void select_bytes(const Row& row, Asked asked, Window window, u32 bin, bo
     }
 }
 
-// The same, for members that fit: each is compared with all.
+// The same for members that fit: each is compared with all.
 DEVICE void select_members(const Asked& asked, u32 members, bool tied, u64 target, Select& s) {
     if (tied && threadIdx.x == 0) {
         s.keys[members] = asked.cut.key;
@@ -228,12 +228,13 @@ DEVICE void select_members(const Asked& asked, u32 members, bool tied, u64 targe
     }
 }
 
-// The smallest set of largest keys, among those `cut` keeps, that has `count` members or, if that is 0, the
-// share `part` of their mass. The likeliest tokens are few in most rows: windows of growing distance from the
-// maximum are cut into bins until one holds the end of the set, and its members are put in order.
+// The smallest set of largest keys, among those that `cut` keeps, that has `count` members or, if that is 0, the
+// share `part` of their mass. In most rows the likeliest tokens are few: windows of growing distance from the maximum
+// are divided into bins until one bin holds the end of the set, and its members are ordered.
 DEVICE Cut select_top(const Row& row, float inverse, float maximum, Cut cut, u32 count, float part, Select& s) {
     const Asked asked = {inverse, maximum, cut, count > 0};
-    // Ties at an earlier cut are kept in index order; equal keys have equal mass, so a product stands for them.
+    // Ties at an earlier cut are kept in index order; equal keys have equal mass, so one multiplication gives their
+    // mass.
     const float tie_distance = maximum - value_of(cut.key);
     const u64 tie_mass = asked.tie_mass();
     Window window = {0.0f, 1.0f, (float)BINS};
@@ -275,7 +276,7 @@ DEVICE Cut select_top(const Row& row, float inverse, float maximum, Cut cut, u32
             }
             break;
         }
-        // The third window has no end: all that is further falls into its last bin.
+        // The third window has no end: everything further away falls into its last bin.
         window.low = window.high;
         window.high = number == 0 ? 4.0f : INFINITY;
         window.scale = number == 0 ? BINS / 3.0f : BINS / 28.0f;
@@ -308,14 +309,14 @@ DEVICE Cut select_top(const Row& row, float inverse, float maximum, Cut cut, u32
     return next;
 }
 
-// Draws from what the filters keep; all threads get the token.
+// Draws from the tokens that the filters keep; all threads get the token.
 DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
     const float inverse = 1.0f / as_float(row.params[PARAM_TEMPERATURE]);
     const float maximum = best.value * inverse;
     const u32 top_k = row.params[PARAM_TOP_K];
     const float top_p = as_float(row.params[PARAM_TOP_P]), min_p = as_float(row.params[PARAM_MIN_P]);
     Cut cut = {key_of(-INFINITY), 0};
-    // One copy of the code for both.
+    // Not unrolled: one copy of the code for both filters.
 #pragma unroll 1
     for (int filter = 0; filter < 2; filter++) {
         const bool asked = filter == 0 ? top_k > 0 && top_k < VOCAB : top_p < 1.0f;
@@ -324,7 +325,7 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
     const float floor = min_p > 0.0f ? maximum + logf(min_p) : -INFINITY;
     const u64 tie_mass = value_of(cut.key) >= floor ? mass_of(value_of(cut.key), maximum, false) : 0;
     const u32 lane = threadIdx.x % 32;
-    // What lies above the cut, by chunks of consecutive tokens; how many tie with it in the top bits.
+    // Mass above the cut, by chunks of consecutive tokens; the number of ties with the cut is in the top bits.
     const u64 one_tie = 1ull << 52, mass_bits = one_tie - 1;
     const auto packed = [&](float l) {
         const u32 key = key_of(l);
@@ -445,10 +446,10 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
        const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride) {
     __shared__ Select s;
     __shared__ u32 order;
-    __shared__ Row held; // what is left of a row's registers belongs to its sums
+    __shared__ Row held; // in shared memory, which leaves registers for the sums
     extern __shared__ u32 marked[];
     const u32 r = blockIdx.y, part = blockIdx.x;
-    // All of this is the prologue's or older, so it is loaded before the wait for the logits.
+    // All of this was written by the prologue or earlier, so it is loaded before the wait for the logits.
     const u32 rows = __ldcg(counts + COUNT_ROWS);
     const u64 launch = (u64)__ldcg(counts + COUNT_LAUNCH_HI) << 32 | __ldcg(counts + COUNT_LAUNCH_LO);
     u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;
@@ -560,7 +561,7 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
             for (u32 i = 0; i < held.stop_count; i++)
                 if (held.params[PARAM_STOP + i] == token) bits |= RING_STOPPED;
 #if REPEATS
-            // A launch that repeats goes no further; every row that stops writes the same.
+            // A repeating launch stops here; every row that stops writes the same value.
             if (bits & RING_STOPPED) counts[COUNT_LEFT] = 0;
 #endif
             if (wanted) bits |= RING_LOGPROBS;
@@ -570,8 +571,8 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
 #ifdef RING_PLACE_WORDS
         if (sampled) ring_row[RING_PLACE_WORDS + 1] = 0; // the row's list ends here
 #endif
-        // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases
-        // all of them to the host: one journey there, whatever the number of rows.
+        // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases all of
+        // them to the host: one round trip, whatever the number of rows.
         if (rows == 1 || add_acquire_release(&semaphores[0], 1) == rows - 1) {
             if (rows > 1) semaphores[0] = 0;
             entry[RING_ROWS] = rows;

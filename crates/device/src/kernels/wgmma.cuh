@@ -1,7 +1,6 @@
-// Hopper's asynchronous pieces: barriers in shared memory, tensor copies, warpgroup matrix products.
-// c[64×N] += a[64×16] · b[N×16]ᵀ, both operands in shared memory, K-major, 128-byte swizzle; the fourth
-// argument 0 starts a new sum. Lane 4·g + j of warp w holds rows 16w + g (c[4i], c[4i+1]) and + 8 of
-// columns 8i + 2j and + 1.
+// Hopper's asynchronous features: barriers in shared memory, tensor copies, warpgroup MMA. c[64×N] += a[64×16] ·
+// b[N×16]ᵀ, both operands in shared memory, K-major, 128-byte swizzle; the fourth argument 0 starts a new sum. Lane
+// 4·g + j of warp w holds rows 16w + g (c[4i], c[4i+1]) and + 8 of columns 8i + 2j and + 1.
 #pragma once
 #include "prelude.cuh"
 
@@ -21,7 +20,7 @@ DEVICE void barrier_wait(u32 barrier, u32 phase) {
         "@done bra ready;\nbra again;\nready:\n}"
         ::"r"(barrier), "r"(phase) : "memory");
 }
-// How long a line is worth keeping in L2: weights pass once, activations are read by every block.
+// L2 policies: weights are read once, activations are read by every block.
 DEVICE u64 keep_policy() {
     u64 p;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
@@ -47,7 +46,7 @@ template <int LEFT> DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// The sums of N columns are N / 2 registers of a thread: their names, and the registers.
+// The sums of N columns are N / 2 registers of a thread: their operand names, and the registers.
 #define NAMES_8 "%0,%1,%2,%3"
 #define NAMES_16 NAMES_8 ",%4,%5,%6,%7"
 #define NAMES_24 NAMES_16 ",%8,%9,%10,%11"
@@ -126,7 +125,7 @@ template <int T, int N_> struct Product;
                          : "l"(a), "l"(b), "r"(keep));                                                         \
         }                                                                                                      \
     };
-// N, and the numbers of the operands that come after its sums.
+// N, and the operand numbers after its sums.
 #define PRODUCT(N_, A, B, KEEP) PRODUCT_OF(BF16, "bf16", N_, A, B, KEEP) PRODUCT_OF(F16, "f16", N_, A, B, KEEP)
 PRODUCT(8, 4, 5, 6)
 PRODUCT(16, 8, 9, 10)
@@ -161,7 +160,7 @@ PRODUCT(240, 120, 121, 122)
 PRODUCT(248, 124, 125, 126)
 PRODUCT(256, 128, 129, 130)
 
-// A 4 × 4 exchange in the quad; its own inverse.
+// A 4 × 4 transposition in the quad; its own inverse.
 DEVICE void exchange(u32 (&v)[4]) {
     const u32 j = threadIdx.x % 4;
 #pragma unroll

@@ -1,9 +1,9 @@
-// Warpgroup products whose left operand is held in registers: c[64×N] += a[64×16] · b[16×N], b in shared
-// memory, N-major (rows of b are what a copy of [token][dim] leaves there), 128-byte swizzle.
+// Warpgroup MMA with the left operand in registers: c[64×N] += a[64×16] · b[16×N], b in shared memory, N-major (a
+// copy of [token][dim] has rows of b in this order), 128-byte swizzle.
 #pragma once
 #include "wgmma.cuh"
 
-// 64 columns of b lie side by side in a swizzled row; `apart` bytes on lie the next 64.
+// 64 columns of b lie side by side in a swizzled row; the next 64 are `apart` bytes further.
 DEVICE u64 swizzled_rows(u32 address, u32 apart) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(apart >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }

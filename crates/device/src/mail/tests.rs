@@ -1,4 +1,5 @@
-//! The host half against every interleaving of a small device, and against real devices at length.
+//! The host's half against every interleaving with a small model of a device, and against real devices for many
+//! launches.
 
 use super::*;
 use crate::cuda::launch::{Arg, KernelKey, Launch, Lowered};
@@ -19,13 +20,13 @@ fn limits(rows: u32) -> StepLimits {
     }
 }
 
-/// What row `index` of the mail for launch `n` holds, so that a word of another launch is noticed.
+/// Row `index` of the mail for launch `n`; different for every launch, so that a word of another launch is noticed.
 fn payload(n: u64, index: u32) -> MailRow {
     let seat = (n as u32).wrapping_mul(2_654_435_761).wrapping_add(index);
     MailRow { seat, q_len: seat ^ 0x5555_5555, flags: seat.rotate_left(7) }
 }
 
-/// What the device answers for a row it read.
+/// The device's answer to a row.
 fn answer(row: MailRow) -> u32 {
     row.seat.wrapping_add(row.q_len.rotate_left(11)) ^ row.flags
 }
@@ -57,7 +58,7 @@ fn verify(limits: &StepLimits, entry: Entry<'_>, rows: u32) {
     }
 }
 
-/// The device's half over shared words, as a kernel would do it.
+/// The device's half on shared words, as a kernel would do it.
 fn device_step<W: Words>(limits: &StepLimits, banks: &[W; 2], out: &W, launch: u64, idle: fn()) {
     let bank = &banks[(launch % 2) as usize];
     while bank.get(header::LAUNCH_LO, Ordering::Acquire) != launch as u32 {
@@ -85,8 +86,8 @@ fn device_step<W: Words>(limits: &StepLimits, banks: &[W; 2], out: &W, launch: u
     out.set(at + ring::LAUNCH_LO, launch as u32, Ordering::Release);
 }
 
-/// Words of a model checker, which knows every order in which they could be seen. Only the words the
-/// protocol touches exist.
+/// Words of a model checker, which tries every order in which they could be seen. Only the words that the protocol
+/// touches exist.
 struct Modelled(Arc<std::collections::BTreeMap<u32, loom::sync::atomic::AtomicU32>>);
 
 impl Clone for Modelled {
@@ -209,7 +210,7 @@ fn a_ring_that_went_round_is_an_error() {
     assert_eq!(reader.poll().map(|_| ()), Err(overrun));
 }
 
-/// Ordinary memory.
+/// Words in ordinary memory.
 struct Plain(Arc<Vec<AtomicU32>>);
 
 impl Plain {
@@ -258,7 +259,7 @@ fn twenty_thousand_launches_between_two_threads() {
     between_two_threads(limits(3), 20_000);
 }
 
-/// Places of an earlier launch never show, and a row's tokens come in order.
+/// Places of an earlier launch are never returned, and a row's tokens come in order.
 #[test]
 fn rows_return_as_many_tokens_as_were_written() {
     between_two_threads(StepLimits { tokens_per_row: 5, ..limits(3) }, 2_000);

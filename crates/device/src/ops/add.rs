@@ -15,13 +15,13 @@ use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Adds two matrices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Add<O: Operands = Bound> {
-    /// One.
+    /// The first operand.
     pub a: O::Value,
-    /// The other.
+    /// The second operand.
     pub b: O::Value,
     /// Their sum; may be `a` or `b`.
     pub y: O::Value,
@@ -49,7 +49,7 @@ impl<O: Operands> Bindable for Add<O> {
         Some(Reuse { from: self.a, to: self.y, must: false })
     }
 
-    /// `b` first: by habit the residual is written on the left.
+    /// `b` first: models usually have the residual on the left.
     fn epilogues(&self) -> Vec<(O::Value, Add<O>)> {
         let swapped = Add { a: self.b, b: self.a, ..self.clone() };
         vec![(self.b, self.clone()), (self.a, swapped)]
@@ -103,7 +103,7 @@ impl Add {
         Serial::boxed(self.clone(), memory, Add::reference)
     }
 
-    /// Both the reference and what the CPU runs: linears add on their own.
+    /// Both the reference and the CPU version: on the CPU, linears do most additions themselves.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| Matrix::new(memory, tensor));
         for row in 0..live_rows(memory, self.live, y.rows) {

@@ -4,12 +4,11 @@
 //! becomes `cap · tanh(s / cap)` before the softmax.
 //! Query head h reads KV head h / (q_heads / kv_heads).
 //!
-//! Rows and lengths come from the step's tables on the device, so the launch never depends on them.
-//! With `single` every live row has exactly one token and row r's token index is r. Pad rows have
-//! kv_len 0: their output is zeros in the decode form; pad tokens of the varlen form are not written. A row whose
-//! kv_len is less than its tokens, or more than its page table holds, sees nothing either: devices write zeros for
-//! it, or leave its tokens.
-//! With `last_only` tokens that are not the last of their row may be left out.
+//! Rows and lengths come from the step's tables on the device, so the launch never depends on them. With `single`
+//! every live row has exactly one token and row r's token index is r. Pad rows have kv_len 0: their output is zeros
+//! in the decode form; pad tokens of the varlen form are not written. A row whose kv_len is less than its tokens, or
+//! more than its page table holds, attends to nothing: devices write zeros for it, or do not write its tokens. With
+//! `last_only` tokens that are not the last of their row may be left out.
 //! With [`Pick::Fixed`] the order of every sum follows from the token's position alone, whatever step it is part of.
 
 mod cuda;
@@ -37,7 +36,7 @@ mod ggml;
 mod portable;
 pub(crate) mod variant;
 
-/// See the top of this file.
+/// Causal attention over KV pages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Attention<O: Operands = Bound> {
@@ -54,7 +53,7 @@ pub struct Attention<O: Operands = Bound> {
     pub out: O::Value,
     /// Multiplies q·k; usually head_dim^-0.5.
     pub scale: f32,
-    /// What scores stay below, if they are limited.
+    /// The soft cap of scores, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
     /// A token sees at most this many tokens back, itself included.
@@ -65,7 +64,7 @@ pub struct Attention<O: Operands = Bound> {
     /// Every row has exactly one token (decode); lets kernels use a fixed grid of rows.
     #[serde(skip_serializing_if = "unset")]
     pub single: O::Late<bool>,
-    /// Only the last token of each row is worth computing; a device may leave the others' rows of `out` as they are.
+    /// Only the last token of each row is needed; a device may leave the others' rows of `out` unchanged.
     #[serde(skip_serializing_if = "unset")]
     pub last_only: O::Late<bool>,
     /// Partial results of splits; devices say how much they need.
@@ -105,7 +104,7 @@ impl<O: Operands> Bindable for Attention<O> {
         })
     }
 
-    /// Tokens that are not the last of their row are then left out, and computed when they are asked for.
+    /// With `last_only`, other tokens are left out; they are computed later if a request needs them.
     fn keeps(&self) -> Keep<O::Value> {
         Keep::IfOnlyGathered(self.out)
     }

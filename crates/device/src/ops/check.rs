@@ -1,4 +1,4 @@
-//! What every op's checks are made of.
+//! The checks that ops are composed of.
 
 use super::{Access, Contract};
 use crate::op::{KvLayer, Norm};
@@ -19,8 +19,8 @@ fn require_aligned(span: Span, align: u64, op: &str, what: &str) -> Result<()> {
     })
 }
 
-/// That a span is not in memory that the host may write at any time: such memory is read word by word, and no
-/// matrix is.
+/// That a span is not in memory that the host may write at any time: such memory must be read word by word, which
+/// matrices are not.
 fn require_on_device(span: Span, op: &str, what: &str) -> Result<()> {
     require(span.region != Region::HostMapped, op, || {
         format!("{what} lies in host-mapped memory, which holds words only")
@@ -55,11 +55,11 @@ fn require_float_type(dtype: DType, op: &str, what: &str) -> Result<()> {
     })
 }
 
-/// That a tensor is a matrix of weights: floats or blocks of them, packed ones whole and dense.
+/// That a tensor is a weight matrix: floats or quantised blocks; packed ones complete and dense.
 pub(crate) fn require_weights(tensor: &Tensor, op: &str, what: &str) -> Result<()> {
     require_fit(tensor, op, what)?;
     match tensor.dtype {
-        DType::U32 | DType::U8 => require(false, op, || format!("{what} is not made of numbers")),
+        DType::U32 | DType::U8 => require(false, op, || format!("{what} does not hold numbers")),
         DType::P4 | DType::P8 => {
             let (rows, cols) = (tensor.rows, tensor.cols);
             let whole = crate::cpu::pack::whole(rows as usize, cols as usize);
@@ -109,7 +109,7 @@ pub(crate) fn require_scratch(scratch: Option<Span>, op: &str) -> Result<()> {
     require_aligned(span, ALIGN, op, "scratch")
 }
 
-/// That a layer's pages hold floats and fit its span, and that the step's tables can name all of them.
+/// That a layer's pages hold floats and fit its span, and that the step's tables can address all of them.
 pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
     let KvLayer { span, dtype, pages, heads, head_dim, .. } = *kv;
     require_float_type(dtype, op, "a KV page")?;
@@ -129,7 +129,7 @@ pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()
     require_aligned(span, MATRIX_ALIGN, op, "the first KV page")
 }
 
-/// That what an op writes shares no byte with anything else it touches, but for what it does in place.
+/// That the outputs of an op share no byte with anything else it touches, except for an in-place output.
 pub(super) fn require_apart<C: Contract>(op: &C) -> Result<()> {
     if !op.is_one_op() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0: a wrong
-//! token must not become a wild read. With `given`, an id of [`GIVEN_ROW`] + r reads row r of it instead.
+//! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0, so that a wrong token
+//! never reads out of bounds. With `given`, an id of [`GIVEN_ROW`] + r reads row r of it instead.
 
 mod cuda;
 
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 mod fast;
 
-/// See the top of this file.
+/// Gathers rows of an embedding table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Embed<O: Operands = Bound> {
@@ -25,7 +25,7 @@ pub struct Embed<O: Operands = Bound> {
     pub ids: O::Late<Tensor>,
     /// vocab × width; any dtype.
     pub table: O::Weight,
-    /// Rows of the host that take the place of the table's; n × width.
+    /// Rows that the host provides instead of rows of the table; n × width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<O::Input>,
     /// tokens × width.
@@ -106,7 +106,7 @@ impl Embed {
     }
 }
 
-/// The row that an id stands for.
+/// The row that an id selects.
 fn read_row(table: &Matrix, given: Option<&Matrix>, id: u32, values: &mut [f32]) {
     let row = id.wrapping_sub(GIVEN_ROW) as usize;
     match given {

@@ -5,9 +5,9 @@
 //! `kernel` says which kernel runs all members:
 //! - a linear's (`linear/chain.rs`),
 //! - attention's (`attention/chain.rs`),
-//! - that of a run of decoder layers (`fused/layers.rs`): of the workspace only what the last member writes is defined
-//!   afterwards; a device may keep the residual stream in f32 from layer to layer, and round parts of attention to the
-//!   members' dtype before it merges them.
+//! - that of a run of decoder layers (`fused/layers.rs`): afterwards only the output of the last member is defined in
+//!   the workspace. A device may keep the residual stream in f32 from layer to layer, and round parts of attention to
+//!   the members' dtype before it merges them.
 
 pub(crate) mod layers;
 
@@ -31,7 +31,7 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// For an op that works on an arena.
+    /// For an op of this arena.
     pub fn new(arena: ArenaId) -> Inside {
         Inside { arena, bytes: 0 }
     }
@@ -45,11 +45,11 @@ impl Inside {
     }
 }
 
-/// See the top of this file.
+/// Several ops that one kernel runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Fused<O: Operands = Bound> {
-    /// What it does, in order. What one member writes in [`crate::Region::Inside`] exists for the others only.
+    /// The ops, in order. Values in [`crate::Region::Inside`] exist for the members only.
     pub members: Vec<Op<O>>,
     /// Which kernel runs them.
     pub kernel: FusedKernel<O>,
@@ -59,9 +59,9 @@ pub struct Fused<O: Operands = Bound> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", bound = "")]
 pub enum FusedKernel<O: Operands = Bound> {
-    /// The linear's: a norm before it, and an addition, an activation or a rotation behind it.
+    /// The linear's: a norm before it, and an addition, an activation or a rotation after it.
     Linear {
-        /// Whether it prepares the next op's norm, or its own was prepared.
+        /// Whether it prepares the next op's norm, or has its own norm prepared.
         #[serde(skip_serializing_if = "unset")]
         handoff: O::Late<NormHandoff>,
     },
@@ -69,8 +69,8 @@ pub enum FusedKernel<O: Operands = Bound> {
     Attention,
     /// A run of decoder layers.
     Layers {
-        /// Where blocks of a GPU exchange activations: in [`crate::Region::State`], zero at the start and used by
-        /// ops of this kind alone; the target says how much.
+        /// Where blocks of a GPU exchange activations: in [`crate::Region::State`], zero at the start and used only
+        /// by ops of this kind; the target says how many bytes.
         #[serde(skip_serializing_if = "unset")]
         exchange: O::Late<Option<Span>>,
     },
@@ -93,7 +93,7 @@ impl<O: Operands> Bindable for Fused<O> {
         Ok(Fused { members: to.members(&self.members)?, kernel })
     }
 
-    /// The last member's, unless another one reads that input too.
+    /// The last member's, unless another member reads that input, too.
     fn reuse(&self) -> Option<Reuse<O::Value>> {
         let (last, others) = self.members.split_last()?;
         let reuse = last.reuse()?;
@@ -122,7 +122,7 @@ impl<O: Operands> FusedKernel<O> {
     }
 }
 
-/// Members as the kernel that runs them sees them.
+/// The members in the form that their kernel needs.
 #[expect(clippy::large_enum_variant, reason = "it lives on the stack for one call")]
 enum View<'a> {
     Linear(LinearChain),
@@ -130,7 +130,7 @@ enum View<'a> {
     Layers(Layers<'a>),
 }
 
-/// Does the same for whichever view it is; `None` if the kernel cannot run the members.
+/// Evaluates the same expression for any view; `None` if the kernel cannot run the members.
 macro_rules! with_view {
     ($fused:expr, $view:ident => $body:expr) => {
         $fused.view().map(|view| match view {
@@ -154,13 +154,13 @@ impl Fused {
         })
     }
 
-    /// The member whose kernel runs all; none in a run of layers.
+    /// The member whose kernel runs all members; `None` for a run of layers.
     fn main(&mut self) -> Option<&mut Op> {
         let name = self.kernel.name();
         self.members.iter_mut().find(|member| member.name() == name)
     }
 
-    /// Bytes of what members pass on.
+    /// Bytes of the values between members.
     fn inside_bytes(&self) -> u64 {
         let mut bytes = 0;
         for member in &self.members {
@@ -223,7 +223,7 @@ impl Contract for Fused {
         }
         require(unwritten.is_none(), name, || {
             let reader = unwritten.unwrap_or_default();
-            format!("{reader} reads what no member before it has written")
+            format!("{reader} reads a value that no earlier member has written")
         })?;
         with_view!(self, view => view.check()).ok_or_else(|| self.unfit())?
     }
@@ -309,7 +309,7 @@ impl Contract for Fused {
 }
 
 impl Op {
-    /// This op and the next one as one op of a kernel.
+    /// This op and the next one as one op that `kernel` runs.
     pub fn join(self, next: Op, kernel: FusedKernel) -> Op {
         let members = [self, next].into_iter().flat_map(|op| match op {
             Op::Fused(fused) => fused.members,
@@ -319,10 +319,10 @@ impl Op {
     }
 }
 
-/// Members, one after the other.
+/// Runs the members in order.
 struct MembersStep {
     steps: Vec<Box<dyn Step>>,
-    /// What they pass on.
+    /// Memory for the values between them.
     _inside: InsideMemory,
 }
 

@@ -18,7 +18,7 @@ use std::f64::consts::FRAC_2_PI;
 
 pub(crate) use fast::Gate;
 
-/// What happens to a gate before it multiplies.
+/// The function applied to a gate before it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -57,13 +57,13 @@ impl Activation {
     }
 }
 
-/// See the top of this file.
+/// Multiplies by an activated gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct GateMul<O: Operands = Bound> {
     /// rows × 2n: columns alternate gate and up.
     pub x: O::Value,
-    /// What happens to the gate.
+    /// Applied to the gate.
     pub act: Activation,
     /// rows × n.
     pub y: O::Value,

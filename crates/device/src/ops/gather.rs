@@ -1,5 +1,5 @@
-//! `y[i] = x[index[i]]`: the last token of each row before the head. Equal dtypes; an index past `x`
-//! reads row 0.
+//! `y[i] = x[index[i]]`: selects the last token of each row before the head. Equal dtypes; an index past `x` reads
+//! row 0.
 
 mod cuda;
 
@@ -15,7 +15,7 @@ use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Gathers rows by index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Gather<O: Operands = Bound> {
@@ -42,7 +42,7 @@ impl<O: Operands> Bindable for Gather<O> {
         Ok(Gather { index: to.state().last_index, x, y })
     }
 
-    /// Hidden states and log-probabilities of the rows that are left out are computed later.
+    /// Hidden states and log-probabilities of rows that are not gathered are computed later.
     fn keeps(&self) -> Keep<O::Value> {
         Keep::Always
     }

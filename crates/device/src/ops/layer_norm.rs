@@ -16,7 +16,7 @@ use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Normalises rows by mean and variance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct LayerNorm<O: Operands = Bound> {
@@ -148,7 +148,7 @@ impl LayerNorm {
     }
 }
 
-/// Rows, cut among the threads.
+/// Rows, divided among the threads.
 struct LayerNormStep {
     x: Matrix,
     weight: Matrix,
@@ -188,7 +188,7 @@ impl Step for LayerNormStep {
     }
 }
 
-/// The sum of what `of` makes of each value, in lanes.
+/// The sum of `of(value)` over all values, in lanes.
 #[inline(always)]
 fn total(values: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];

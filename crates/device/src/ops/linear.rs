@@ -2,10 +2,10 @@
 //!
 //! Sums are in f32 and rounded once, when storing. Packed weights (`P4`, `P8`) are multiplied with x quantised to 8 bits
 //! per 32 columns, as `cpu::pack::quantise` does; sums within a block are then exact integers.
-//! With [`crate::variant::Pick::Fixed`] a row's sums are in the same order whatever the number of rows; CPU kernels
-//! are so anyway.
+//! With [`crate::variant::Pick::Fixed`] a row's sums are in the same order for any number of rows; on the CPU that is
+//! always so.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
-//! What its kernels can do before and after it is in `linear/chain.rs`.
+//! What its kernels can do before and after the linear is in `linear/chain.rs`.
 
 mod cuda;
 
@@ -41,7 +41,7 @@ pub(crate) mod variant;
 mod vnni;
 mod wgmma;
 
-/// See the top of this file.
+/// Multiplies by a weight matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Linear<O: Operands = Bound> {

@@ -1,12 +1,12 @@
 //! Turns the list of ops in `ops.rs` into the enum of ops and everything that goes over all of them.
 
-/// Makes the enum of ops, their names, the module `types`, and `for_each_op!`, which does the same for whichever op it
-/// is. A line of the list is `module::Type = "name" with Part, …;` where the parts are other types that belong to the
-/// op.
+/// Declares the enum of ops, their names, the module `types`, and `for_each_op!`, which evaluates the same expression
+/// for any op. A line of the list is `module::Type = "name" with Part, …;` where the parts are other types that
+/// belong to the op.
 macro_rules! ops {
     (($d:tt) $($(#[$doc:meta])* $module:ident::$Op:ident = $name:literal
         $(with $($part:ident),+)?;)*) => {
-        /// The types of all ops and of their parts. The crate has them as [`crate::op`].
+        /// The types of all ops and of their parts, re-exported as [`crate::op`].
         pub mod types {
             pub use super::Op;
             pub use crate::kv::KvLayer;
@@ -16,7 +16,7 @@ macro_rules! ops {
 
         use types::{$($Op),*};
 
-        /// One operation. Each variant's contract stands in the file of the same name under `ops/`.
+        /// One operation. Each variant's contract is in the file of the same name under `ops/`.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "op", rename_all = "snake_case", bound = "")]
         pub enum Op<O: Operands = Bound> {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 mod fast;
 
-/// See the top of this file.
+/// Fills a matrix with numbers drawn from a seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Noise<O: Operands = Bound> {

@@ -6,13 +6,13 @@
 //!    is zeroed if penalised), page entries, biases, seen tokens (u32: count in the answer in the low
 //!    half, bit 31 set), then the row list if it changed (row_seat, row_q_len, row_flags, counts.ROWS;
 //!    rows past it up to the bucket become pad rows: seat = `seats`, q_len 0, flags 0).
-//!    Without mail everything stays: the row list of the last step is this step's.
-//!    If the mail says how many steps a repeating launch may have, that is `counts.STEPS`.
+//!    Without mail nothing changes: the row list of the last step is this step's.
+//!    If the mail sets the number of steps of a repeating launch, it becomes `counts.STEPS`.
 //! 3. If input blocks are given, block n mod 2 replaces the row list, and for its rows the seats' length,
 //!    token (unless it is FROM_SEAT), parameters and the first `WIDTH` page-table entries.
 //! 4. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
 //!    counts.TOKENS, per row kv_len = seat_len + q_len (0 if that is past the seat's page table: such a row sees nothing,
-//!    and what of it is past the table goes to the scratch page), last_index = q_start + q_len − 1, per token
+//!    and its tokens past the table go to the scratch page), last_index = q_start + q_len − 1, per token
 //!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
 //!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
@@ -20,14 +20,14 @@
 //!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
 //!    With a block, position and slot are the block's.
-//! 5. counts.LEFT: how many steps this launch may still run ([`crate::step::repeat`]): STEPS − 1 in its
-//!    first, one less in each, 0 outside of repetition, when a row has no page for the token after
-//!    this step's, or when the host asked this launch to leave.
+//! 5. counts.LEFT: how many steps this launch may still run ([`crate::step::repeat`]): STEPS − 1 in its first step,
+//!    one less in each following one; 0 in a launch that does not repeat, if a row has no page for the token after this
+//!    step's, or if the host asked this launch to stop.
 //!
-//! Rows past the live ones are made pad rows in every step, so a bucket never sees a stale row.
-//! Row lists never exceed the bucket and q_len never exceeds the tokens of the bucket: the runner
-//! guarantees it; the op clamps rather than writing outside its tables. Likewise a page that does not exist becomes
-//! the scratch page, whoever names it, and a slot in one becomes a pad token's.
+//! Rows past the live ones are made pad rows in every step, so a bucket never sees a stale row. Row lists never
+//! exceed the bucket and q_len never exceeds the tokens of the bucket: the runner guarantees it; the op clamps rather
+//! than writing outside its tables. Likewise a page number out of range becomes the scratch page, whatever its
+//! source, and a slot in such a page becomes a pad token's slot.
 
 pub(crate) mod cuda;
 
@@ -45,7 +45,7 @@ use crate::step::{
 use crate::{Result, StepState};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Starts a step: applies the mail and derives the step's tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Prologue<O: Operands = Bound> {
@@ -143,7 +143,7 @@ impl Contract for Prologue {
     }
 }
 
-/// The host's inputs for the step under way.
+/// The host's inputs for the current step.
 struct Block {
     words: Words,
     layout: InputLayout,
@@ -154,7 +154,7 @@ impl Prologue {
         Serial::boxed(self.clone(), memory, Prologue::reference)
     }
 
-    /// Both the reference and what the CPU runs: a few words per row and token.
+    /// Both the reference and the CPU version: it is only a few words per row and token.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let tables = Tables::new(memory, &self.state);
         let launch = tables.launch() + 1;
@@ -175,7 +175,7 @@ impl Prologue {
         self.count_steps(&tables, launch as u32);
     }
 
-    /// Takes the rows, and what their seats should hold, from the host's block.
+    /// Copies the rows, and the state of their seats, from the host's block.
     fn adopt(&self, tables: &Tables, Block { words, layout }: &Block) {
         let rows = (words.get(input::ROWS as usize) as usize).min(self.rows as usize);
         let per_seat = tables.limits.pages_per_seat as usize;
@@ -227,12 +227,12 @@ impl Prologue {
         tables.counts.set(count::LEFT as usize, left);
     }
 
-    /// A page that there is.
+    /// The page, or the scratch page if it does not exist.
     fn page(&self, page: u32) -> u32 {
         if page < self.pages { page } else { 0 }
     }
 
-    /// A slot of a page that there is; a pad token's for any other.
+    /// The slot, or a pad token's slot if its page does not exist.
     fn slot(&self, slot: u32, token: usize) -> u32 {
         let size = self.state.limits.page_size;
         if slot / size < self.pages { slot } else { token as u32 % size }
@@ -361,7 +361,7 @@ impl Prologue {
         }
         tables.counts.set(count::TOKENS as usize, start as u32);
         tables.counts.set(count::MAX_KV as usize, max_kv as u32);
-        // The CPU cuts attention by head and row: one split takes all.
+        // The CPU divides attention by head and row only, so one split covers the whole context.
         let split = max_kv.next_multiple_of(size).max(size);
         tables.counts.set(count::SPLIT as usize, split as u32);
     }

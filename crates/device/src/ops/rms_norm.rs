@@ -26,7 +26,7 @@ pub struct Norm<O: Operands = Bound> {
     pub eps: f32,
 }
 
-/// See the top of this file.
+/// Normalises rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct RmsNorm<O: Operands = Bound> {

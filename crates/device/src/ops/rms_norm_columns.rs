@@ -1,6 +1,7 @@
-//! RMS normalisation of a range of columns, in place: columns `from .. from + n` of each row, where n is the length of
-//! the norm's weight, become what [`RmsNorm`] makes of them as a row by themselves. The other columns stay as they are.
-//! For models that normalise all heads of q together, and all heads of k, inside the joined matrix of q, k and v.
+//! RMS normalisation of a range of columns, in place: columns `from .. from + n` of each row, where n is the length
+//! of the norm's weight, are normalised as [`RmsNorm`] would normalise them as a separate row. The other columns do
+//! not change. For models that normalise all heads of q together, and all heads of k, inside the joined matrix of q,
+//! k and v.
 //!
 //! It has no kernel of its own: it is [`RmsNorm`] over a view of the columns.
 
@@ -17,7 +18,7 @@ use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Normalises a range of columns in place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct RmsNormColumns<O: Operands = Bound> {
@@ -27,7 +28,7 @@ pub struct RmsNormColumns<O: Operands = Bound> {
     pub from: u32,
     /// Weight and epsilon; the weight's length is the number of columns.
     pub norm: Norm<O>,
-    /// The very bytes of `x`.
+    /// The same bytes as `x`.
     pub y: O::Value,
 }
 

@@ -1,7 +1,7 @@
 //! For each token: normalise its q and k heads (if norms are given), rotate them by its position,
 //! store q in place, and write k and v to the page slot of the token.
 //!
-//! Rotation turns the two elements of each of `pairs`:
+//! Rotation maps the two elements of each of `pairs`:
 //! `(a, b) → (a·cos − b·sin, b·cos + a·sin)` with the cosines and sines of the token's position.
 //! All in f32, rounded once when storing. A pad token's slot lies in the scratch page (page 0), so it
 //! may be written like any other; it never touches a live page.
@@ -26,7 +26,7 @@ mod fast;
 
 pub(crate) use fast::RopeKvStep;
 
-/// Which elements of a head a rotation turns together.
+/// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairs {
@@ -38,7 +38,7 @@ pub enum Pairs {
 }
 
 impl Pairs {
-    /// Whether this is what every device has.
+    /// Whether every device supports it.
     pub fn is_halves(&self) -> bool {
         *self == Pairs::Halves
     }
@@ -58,7 +58,7 @@ impl Pairs {
 pub struct RopeKv<O: Operands = Bound> {
     /// tokens × (q_heads + 2·kv_heads)·head_dim, heads in the order q, k, v. q is rewritten in place.
     pub qkv: O::Value,
-    /// The same matrix with q rotated: the very bytes of `qkv`.
+    /// The same matrix with q rotated: the same bytes as `qkv`.
     pub out: O::Value,
     /// Query heads.
     pub q_heads: u32,
@@ -68,7 +68,7 @@ pub struct RopeKv<O: Operands = Bound> {
     pub k_norm: Option<Norm<O>>,
     /// max_position × head_dim, f32: cosines of the head_dim/2 frequencies, then their sines.
     pub rope: O::Table,
-    /// What is rotated with what.
+    /// Which elements are rotated together.
     #[serde(default, skip_serializing_if = "Pairs::is_halves")]
     pub pairs: Pairs,
     /// Per-token tables and pages.
@@ -173,7 +173,7 @@ impl RopeKv {
         norm_bytes(&self.q_norm) + norm_bytes(&self.k_norm)
     }
 
-    /// Live tokens only: what a pad token would write, nobody reads.
+    /// Live tokens only: the k and v of a pad token are never read.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let tables = Tables::new(memory, &self.state);
         let tokens = tables.counts.get(count::TOKENS as usize) as usize;

@@ -39,13 +39,13 @@ mod row;
 
 use row::{Choice, SampledRow, StepEnd};
 
-/// See the top of this file.
+/// Ends a step: chooses tokens, advances the seats, publishes to the ring.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Sample<O: Operands = Bound> {
     /// rows × vocab, f32 or bf16; may be overwritten.
     pub logits: O::Value,
-    /// Parameters, flags, and what is advanced.
+    /// Parameters, flags, and the state that is advanced.
     #[serde(skip_serializing_if = "unset")]
     pub state: O::Late<StepState>,
     /// Scratch for partial results; devices say how much they need.
@@ -147,7 +147,7 @@ impl Sample {
     }
 }
 
-/// Steps 3 and 4 by full sorts: obviously right, and slow.
+/// Steps 3 and 4 by full sorts: simple, and slow.
 fn choose(row: &SampledRow<'_>, logits: &[f32]) -> Choice {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -190,6 +190,6 @@ fn draw(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> usize {
         sum += weight(**token);
         sum > f64::from(row.uniform) * total
     });
-    // Rounding may leave the last sum a hair below the total.
+    // Rounding may leave the last sum slightly below the total.
     *chosen.or(kept.last()).unwrap_or(&order[0])
 }

@@ -18,15 +18,15 @@ use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// See the top of this file.
+/// Multiplies by a number, with an optional soft cap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Scale<O: Operands = Bound> {
     /// Input.
     pub x: O::Value,
-    /// Multiplies it.
+    /// The multiplier.
     pub factor: f32,
-    /// What the result stays below, if it is limited.
+    /// The soft cap, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<f32>,
     /// Output; may be `x`.
@@ -144,23 +144,23 @@ impl Scale {
     }
 }
 
-/// What is done to each element.
+/// The operation on each element.
 #[derive(Clone, Copy)]
 enum Apply {
     Factor(f32),
-    /// The factor is divided by the cap already.
+    /// The factor has been divided by the cap.
     Cap {
         factor: f32,
         cap: f32,
     },
-    /// As ggml caps.
+    /// Soft cap with ggml's arithmetic.
     Ggml {
         factor: f32,
         cap: f32,
     },
 }
 
-/// Blocks of columns of all rows, cut among the threads.
+/// Blocks of columns of all rows, divided among the threads.
 struct ScaleStep {
     x: Matrix,
     y: Matrix,

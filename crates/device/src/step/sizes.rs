@@ -1,5 +1,5 @@
-//! What follows from the limits of a step: how long every table is and where things lie in a bank. Sizes are
-//! counted in 64 bits; limits whose tables 32 bits could not count are refused before anything is laid out.
+//! Sizes that follow from the limits of a step: the length of every table and the offsets in a bank. Sizes are
+//! computed in 64 bits; limits whose tables do not fit 32 bits are refused before anything is laid out.
 
 use super::{
     HostInputs, InputLayout, JOIN_WORDS, MAX_BIASES, MailLayout, PARAM_WORDS, StepLimits,
@@ -12,7 +12,7 @@ const MOST: u64 = i32::MAX as u64;
 /// Most words of the `seen` table, which kernels count in 64 bits.
 const MOST_SEEN: u64 = 1 << 40;
 
-/// Lays areas out one behind the other, in words.
+/// Lays out consecutive areas, in words.
 struct Areas(u64);
 
 impl Areas {
@@ -23,13 +23,13 @@ impl Areas {
     }
 }
 
-/// A number of words of limits that were checked.
+/// A number of words; the limits were checked.
 #[track_caller]
 fn narrow(words: u64) -> u32 {
     u32::try_from(words).expect("limits that StepLimits::check refuses")
 }
 
-/// A mail bank's areas, as [`MailLayout`] but of any limits.
+/// A mail bank's areas, as [`MailLayout`] but for any limits.
 struct WideMail {
     /// Where rows, tokens, joins, pages, biases, seen and masks begin.
     starts: [u64; 7],
@@ -82,11 +82,11 @@ impl StepLimits {
 
     fn wide_mail(&self) -> WideMail {
         let [rows, tokens, per_seat] = [self.rows, self.tokens, self.pages_per_seat].map(u64::from);
-        // Every row may join with a whole table found in the prefix tree.
+        // Every row may join with a whole page table found in the prefix tree.
         let pages_cap = rows * per_seat;
         let biases_cap = rows * u64::from(MAX_BIASES);
         let context = per_seat * u64::from(self.page_size);
-        // All rows at once, as long as that is a few megabytes; one row always.
+        // All rows at once, if that is a few megabytes; always enough for one row.
         let seen = rows.saturating_mul(context).min(1 << 20).max(context);
         let seen_cap = if self.penalties { seen } else { 0 };
         let mut areas = Areas(u64::from(mail::HEADER_WORDS));
@@ -108,7 +108,7 @@ impl StepLimits {
         }
     }
 
-    /// Where things lie in a mail bank.
+    /// The offsets of areas in a mail bank.
     ///
     /// # Panics
     /// For limits that [`StepLimits::check`] refuses.
@@ -146,7 +146,7 @@ impl StepLimits {
         ]
     }
 
-    /// Where things lie in an input block for a bucket of `rows`.
+    /// The offsets of areas in an input block for a bucket of `rows`.
     ///
     /// # Panics
     /// For limits that [`StepLimits::check`] refuses, and more rows than they have.

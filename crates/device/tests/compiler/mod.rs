@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 
-/// A compiler, or `None` with the reason said, which skips a test.
+/// A compiler, or `None`, which skips a test; the reason is printed.
 pub(crate) fn find() -> Option<Compiler> {
     static ONCE: OnceLock<Option<Compiler>> = OnceLock::new();
     *ONCE.get_or_init(|| {
@@ -21,7 +21,7 @@ pub(crate) fn find() -> Option<Compiler> {
     })
 }
 
-/// The build folder; what is fetched or compiled there is there for the next run.
+/// The build folder; what is fetched or compiled there is kept for the next run.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target/tmp has a parent").join("nvrtc")
 }
@@ -52,7 +52,7 @@ fn fetch() -> Result<PathBuf, String> {
             .find(|name| name.ends_with(".whl"))
             .ok_or("pip left no wheel")?;
         python(&["-m", "zipfile", "-e", &wheel, "out"])?;
-        // Another process may have been faster; either result will do.
+        // Another process may have been faster; either result is fine.
         match std::fs::rename(aside.join("out"), &done) {
             Err(problem) if !lib.is_dir() => Err(problem.to_string()),
             _ => Ok(()),

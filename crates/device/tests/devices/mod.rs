@@ -2,7 +2,7 @@
 
 use device::{Device, DeviceChoice};
 
-/// Every device there is. Says so when there is no GPU.
+/// Every device of this machine. Prints a line if there is no GPU.
 pub(crate) fn all() -> Vec<Device> {
     let (cpu, _) = Device::open(DeviceChoice::Cpu).expect("the CPU is always there");
     let mut devices = vec![cpu];

@@ -1,5 +1,5 @@
-//! rope_kv and attention over random page tables and ragged rows. Every slot that no live token owns
-//! holds NaN, so a read past a row's length or into another's page shows.
+//! rope_kv and attention over random page tables and ragged rows. Every slot that no live token owns holds NaN, so a
+//! read past a row's length or into another's page is noticed.
 
 use crate::support::*;
 use device::op::{Attention, AttentionChain, KvLayer, LinearChain, Norm, Pairs, RopeKv};
@@ -76,7 +76,7 @@ pub(crate) struct Laid {
     pub(crate) attention: Attention,
 }
 
-/// `filled` puts k and v of this step's tokens into the pages already, as rope_kv would have.
+/// With `filled`, k and v of this step's tokens are already in the pages, as rope_kv would have written them.
 pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let rng = &mut Rng::new(case.seed ^ 0xA77E);
     let size = case.page_size;
@@ -214,7 +214,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     Laid { rope, attention }
 }
 
-/// The rows of live tokens; pad rows too where they are defined.
+/// The rows of live tokens, and pad rows if they are defined.
 fn live_rows(tensor: &Tensor, tokens: usize) -> Span {
     tensor.span.part(0, tensor.dtype.bytes(tokens * tensor.stride as usize) as u64)
 }
@@ -225,7 +225,7 @@ fn rope_kv() {
         let case = Case::random(seed, seed % 2 == 0);
         let build = |layout: &mut Layout| {
             let rope = lay_out(&case, layout, false).rope;
-            // Page 0 is where pad tokens may be written.
+            // Pad tokens may be written to page 0.
             let page = rope.kv.page_bytes();
             let live_pages = rope.kv.span.part(page, rope.kv.span.len - page);
             let outs = vec![live_rows(&rope.qkv, case.live()), live_pages];
@@ -239,9 +239,10 @@ fn rope_kv() {
     }
 }
 
-/// The product that makes qkv also rotates it (on a GPU that can; elsewhere one comes after the other): heads of both
-/// sizes, with norms and without, edges of tiles, other formats in the pages, pad rows that are not numbers. Heads that
-/// no tile has whole, and pages that are not halves, have no such kernel: plans keep the two ops apart.
+/// The linear that computes qkv also rotates it (on a GPU that can; elsewhere the two run in order): heads of both
+/// sizes, with norms and without, edges of tiles, other formats in the pages, pad rows of NaN. There is no such
+/// kernel for heads that do not fit whole into a tile, or for pages that are not halves: plans keep the two ops
+/// apart.
 #[test]
 fn a_product_rotates_its_heads() {
     let cases = [
@@ -293,12 +294,12 @@ fn a_product_rotates_its_heads() {
             };
             against_reference(&build, &|device, want, got| {
                 let what = format!("case {seed}, norms {norms} on {device}");
-                // Of a row only q is worth reading afterwards.
+                // Only q of a row is defined afterwards.
                 let (row, q) = (x.bytes(cols), x.bytes(kv_heads * group * dim));
                 for (want, got) in want[0].chunks(row).zip(got[0].chunks(row)) {
                     assert_close(&what, x, 4.0, &want[..q], &got[..q]);
                 }
-                // The reference has rounded what it rotates to the format of the product.
+                // The reference has rounded the input of the rotation to the format of the linear.
                 let scale = 4.0 * (tolerance(x) / tolerance(kv)).max(1.0);
                 assert_close(&what, kv, scale, &want[1], &got[1]);
             });
@@ -336,8 +337,8 @@ fn attention_varlen() {
     }
 }
 
-/// What a step of several prompts, of chunks in the middle of a context and of decoding rows looks like:
-/// lengths around tiles and pages, every head size, halves and pages of 16 as the fast kernels want them.
+/// A step of several prompts, of chunks in the middle of a context and of decode rows: lengths around tiles and
+/// pages, every head size, halves and pages of 16 as the fast kernels need them.
 fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
     let rng = &mut Rng::new(seed);
     let live: usize = rows.iter().map(|row| row.q_len).sum();
@@ -364,20 +365,20 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
 fn check_varlen(case: &Case) {
     let build = |layout: &mut Layout| {
         let attention = lay_out(case, layout, true).attention;
-        // Pad tokens too: they stay as they were.
+        // Pad tokens, too: they must not change.
         let outs = vec![live_rows(&attention.out, case.live()), attention.out.span];
         (vec![Op::from(attention)], outs)
     };
     against_reference(&build, &|device, want, got| {
         let what = format!("seed {}, heads of {}, on {device}", case.seed, case.dim);
-        // Weights are rounded to 16 bits before the product with v.
+        // Weights are rounded to 16 bits before they are multiplied with v.
         assert_close(&what, case.x, 4.0, &want[0], &got[0]);
         let pads = want[0].len();
         assert!(want[1][pads..] == got[1][pads..], "{what}: a pad token was written");
     });
 }
 
-/// Where only the last token of each row is asked for, that one is right.
+/// If only the last token of each row is requested, that one is right.
 fn check_last(case: &Case) {
     let build = |layout: &mut Layout| {
         let mut attention = lay_out(case, layout, true).attention;
@@ -416,7 +417,7 @@ fn attention_of_mixed_steps() {
     }
 }
 
-/// One row for every offset within a page, ends and beginnings of chunks alike.
+/// One row for every offset within a page, for ends and beginnings of chunks alike.
 #[test]
 fn attention_at_every_offset_of_a_page() {
     for (index, dim) in [64, 128, 256].into_iter().enumerate() {
@@ -449,7 +450,7 @@ fn attention_of_heads_of_256() {
                 };
                 against_reference(&build, &|device, want, got| {
                     let what = format!("{softcap:?}, {window:?}, rope {rotates} on {device}");
-                    // A rounding of k in 16 bits may fall the other way.
+                    // k may be rounded to the neighbouring 16-bit value.
                     assert_close(&what, case.x, 8.0, &want[0], &got[0]);
                 });
             }
@@ -461,8 +462,8 @@ fn attention_of_heads_of_256() {
     }
 }
 
-/// Heads as wide as no model of today has them: decode, short prompts and long ones, several times over, since two
-/// threads that write into each other's scratch do so differently each time.
+/// Heads wider than those of any current model: decode, short prompts and long ones, several times, because threads
+/// that write into each other's scratch do so differently each time.
 #[test]
 fn attention_of_wide_heads() {
     for (index, dim) in [432, 512, 1024].into_iter().enumerate() {
@@ -491,8 +492,8 @@ fn attention_of_wide_heads() {
     }
 }
 
-/// A row whose length is past its page table, or less than what it feeds, sees nothing: no device reads past the
-/// table, or writes past what it has asked for.
+/// A row whose length is past its page table, or less than what it feeds, attends to nothing: no device reads past
+/// the table, or writes past its scratch.
 #[test]
 fn attention_of_rows_that_are_not_in_their_pages() {
     for (single, kv_len) in [(true, 1 << 20), (true, u32::MAX), (false, 3), (false, 1 << 20)] {
@@ -508,7 +509,7 @@ fn attention_of_rows_that_are_not_in_their_pages() {
         };
         let row = case.x.bytes(case.kv_heads * case.group * case.dim);
         let want = run(&device::cpu::open(None, true).expect("a CPU"), &build);
-        // A GPU trusts the prologue, which clamps; the tables here are not the prologue's.
+        // A GPU relies on the prologue, which clamps; the tables here do not come from the prologue.
         for (name, device) in devices().iter().filter(|(_, it)| it.kind() == DeviceKind::Cpu) {
             let what = format!("single {single}, length {kv_len}, on {name}");
             let got = run(device, &build);
@@ -519,7 +520,7 @@ fn attention_of_rows_that_are_not_in_their_pages() {
     }
 }
 
-/// Rotation fused into attention gives what the two ops give one after the other.
+/// Rotation fused into attention gives the same result as the two ops run in order.
 #[test]
 fn attention_with_rope() {
     for seed in 300..312 {
@@ -531,13 +532,13 @@ fn attention_with_rope() {
             (vec![Op::from(AttentionChain { attention, rope })], outs)
         };
         against_reference(&build, &|device, want, got| {
-            // A rounding of k in 16 bits may fall the other way.
+            // k may be rounded to the neighbouring 16-bit value.
             assert_close(&format!("seed {seed} on {device}"), case.x, 8.0, &want[0], &got[0]);
         });
     }
 }
 
-/// By hand: one key gives its value back; two equal keys the mean of their values.
+/// Computed by hand: one key returns its value; two equal keys the mean of their values.
 #[test]
 fn attention_by_hand() {
     let reference = device::cpu::open(None, true).expect("a CPU");

@@ -1,5 +1,5 @@
-//! [`Pick::Fixed`]: what a row gets does not depend on the rows beside it, to the bit. And the
-//! inverse: where a device has several kernels to choose from, what it chooses by itself may differ.
+//! [`Pick::Fixed`]: the result of a row does not depend on the other rows, to the bit. And the inverse: if a device
+//! has several kernels to choose from, the results of its own choice may differ.
 
 use crate::support::*;
 use device::cpu::pack;
@@ -82,7 +82,7 @@ struct Feed {
     group: usize,
     window: Option<u32>,
     half: DType,
-    /// Another row in front, of the same sequence's first tokens.
+    /// Another row before it, of the same sequence's first tokens.
     company: usize,
 }
 
@@ -173,7 +173,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     (vec![Op::from(attention)], vec![mine])
 }
 
-/// Whether tokens get the same whatever they are fed with.
+/// Whether tokens get the same results whatever else is in the step.
 fn same_everywhere(device: &device::Device, base: Feed) -> bool {
     let of = |feed: Feed| run(device, &|layout| attend(&feed, layout)).remove(0);
     let all = of(Feed { from: 0, to: LENGTH, ..base });
@@ -212,7 +212,7 @@ fn attention_does_not_depend_on_the_tokens_beside_it() {
                 }
             }
         }
-        // One token at a time is all that the other processors' kernels do.
+        // The kernels of other processors process one token at a time.
         let several = device.kind() == DeviceKind::Cuda || device.describe().contains("avx512");
         assert_eq!(differs > 0, several, "{name}: {differs} of 12 cases differ by default");
     }

@@ -1,4 +1,4 @@
-//! Numerics of ggml: what llama.cpp computed (`tools/ggml_goldens.py`), to the bit, with every instruction set.
+//! ggml numerics: the same bits as llama.cpp (`tools/ggml_goldens.py`), with every instruction set.
 
 use crate::support::*;
 use device::cpu::{Limit, Numerics, open_guarded, pack};
@@ -9,7 +9,7 @@ use device::step::count;
 use device::{DType, Device, Op, Region, StepLimits, StepState, Tensor};
 use half::f16;
 
-/// The parts of the golden file, one after the other.
+/// The parts of the golden file, in order.
 struct Golden(&'static [u8]);
 
 impl Golden {
@@ -90,7 +90,7 @@ fn products() {
     }
 }
 
-/// Sums are in another order for a row alone, for few rows and for many.
+/// Sums are in another order for a single row, for few rows and for many.
 #[test]
 fn products_of_blocks_of_256() {
     let golden = &mut Golden::open();
@@ -165,7 +165,7 @@ fn gelu_is_a_table_of_halves() {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             let want = f16::from_f64(0.5 * x * (1.0 + inner.tanh()));
             let half = f16::from_f32(got);
-            // 1 + tanh in f32 is good to 6e-8, which x/2 multiplies.
+            // 1 + tanh in f32 is accurate to 6e-8, which x/2 multiplies.
             let near = half.to_bits().abs_diff(want.to_bits()) <= 1
                 || (f64::from(half) - f64::from(want)).abs() < 4e-7;
             assert!(near && half.to_f32() == got, "{limit:?}: gelu({gate}) = {got}, not {want}");

@@ -1,5 +1,5 @@
-//! Layers as one node against its members one after the other: ragged rows, pad rows, NaN wherever no live
-//! token is. On a GPU that has the kernel for it, this is the persistent kernel.
+//! Layers as one node against their members run in order: ragged rows, pad rows, NaN wherever no live token is. On a
+//! GPU that has the kernel for it, this is the persistent kernel.
 
 use crate::attention::{Case, Laid, Row, lay_out};
 use crate::support::*;
@@ -23,7 +23,7 @@ fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tenso
     Op::from(LinearChain { norm, epilogue, ..LinearChain::new(x, w, y) })
 }
 
-/// Two layers of the smallest shape that the kernel takes.
+/// Two layers of the smallest shape that the kernel supports.
 fn layers(case: &Case, layout: &mut Layout) -> (Vec<Op>, Tensor) {
     let rng = &mut Rng::new(case.seed ^ 0x1A7E);
     let Laid { rope, attention } = lay_out(case, layout, false);
@@ -93,7 +93,7 @@ fn layers_as_one_node() {
                 let members = members.clone();
                 Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } })
             };
-            // Room for any GPU; it is zero at the start.
+            // Enough for any GPU; it is zero at the start.
             let gpu = device::cuda::launch::Target::h200();
             let bytes = exchange_bytes(&one(None), &gpu);
             assert!(bytes > 0, "seed {seed}: {:?}", unfit_layers(&one(None), &gpu));

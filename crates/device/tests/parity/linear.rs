@@ -82,8 +82,8 @@ fn check(seed: u64, shape: &Shape) {
         // Sums of k products of about 0.05 each; a gate squares them.
         let mut scale = (*k as f32).sqrt();
         if shape.x != DType::F32 {
-            // A norm's rounding to x's dtype may fall the other way where the mean differs in its last
-            // bit: one such flip per few hundred elements.
+            // A norm may be rounded to the neighbouring value of x's dtype if the mean differs in its last bit: one
+            // such flip per few hundred elements.
             scale *= 4.0;
         }
         assert_close(&what, shape.y, scale, &want[0], &got[0]);
@@ -124,7 +124,7 @@ fn packed_weights() {
     }
 }
 
-/// Rows past the live count are left alone or computed, and live rows never depend on them.
+/// Rows past the live count are unchanged or computed, and live rows never depend on them.
 #[test]
 fn rows_past_the_live_count_do_not_matter() {
     for (rows, live) in [(8usize, 3u32), (40, 17), (5, 0), (4, 9)] {
@@ -148,8 +148,8 @@ fn rows_past_the_live_count_do_not_matter() {
     }
 }
 
-/// Many rows by tiles (on a GPU that has them; elsewhere whatever there is): every epilogue, edges of tiles in both
-/// directions, pad rows that are not numbers.
+/// Many rows by tiles (on a GPU that has them; elsewhere by whatever kernel there is): every epilogue, edges of tiles
+/// in both directions, pad rows of NaN.
 #[test]
 fn many_rows_by_tiles() {
     for shape in [(300, 272, 128, 300), (520, 256, 64, 257), (256, 528, 192, 1)] {
@@ -157,8 +157,8 @@ fn many_rows_by_tiles() {
     }
 }
 
-/// The same by weight rows as the tall operand, for up to 256 rows: registers that move to the
-/// warpgroups that multiply; K shared by blocks with one or two tiles of tokens each.
+/// The same with weight rows as the tall operand, for up to 256 rows: registers that move to the warpgroups that run
+/// MMA; K split over blocks with one or two tiles of tokens each.
 #[test]
 fn up_to_256_rows_by_tall_tiles() {
     many_rows((256, 400, 640, 256), "wgmma,wide=192");
@@ -180,7 +180,7 @@ fn tiles_of_any_width() {
     }
 }
 
-/// Rows, columns, inner dimension and live rows of a product by a variant, with every epilogue.
+/// Rows, columns, inner dimension and live rows of a linear by a variant, with every epilogue.
 fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
     let bf16 = [0, 1, 2, 3].map(|which| (which, DType::BF16));
     for (which, half) in bf16.into_iter().chain([(2, DType::F16), (3, DType::F16)]) {
@@ -212,9 +212,8 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
     }
 }
 
-/// A product prepares its result for the norm of the next one (on a GPU that can; elsewhere the norm is applied as
-/// ever): every batch from one tile of tokens to several, K shared or not, every epilogue behind it, pad rows that are
-/// not numbers.
+/// A linear prepares its result for the norm of the next one (on a GPU that can; elsewhere the norm is applied as
+/// usual): every batch from one tile of tokens to several, K split or not, every epilogue after it, pad rows of NaN.
 #[test]
 fn a_product_prepares_the_input_of_the_next() {
     let shapes = [
@@ -277,14 +276,15 @@ fn a_product_prepares_the_input_of_the_next() {
     }
 }
 
-/// `y` against norm and product of `mid` in f64, given the roundings that a device may make.
+/// `y` against norm and linear of `mid` in f64, with the roundings that a device may make.
 ///
-/// Each of the n normalised inputs of a sum is rounded to bf16 once, by at most U = 2⁻⁸ of itself either way, before it
-/// meets its weight: the term aᵢwᵢ is wrong by at most U·|aᵢwᵢ|. The roundings are independent, so (Hoeffding) their sum
-/// exceeds 7·U·√Σ(aᵢwᵢ)² with a probability below 2·exp(−7²/2) = 5e-11; there are 20,000 sums. Adding up in f32 is
-/// wrong by less than n·2⁻²⁴·Σ|aᵢwᵢ|, the scale by a few 2⁻²⁴ of itself. So far e, for a plain product. Of g with eₘ and u with
-/// eᵤ, SiLU(g)·u is wrong by at most 1.1·eₘ·|u| + |SiLU(g)|·eᵤ + 1.1·eₘ·eᵤ, because |SiLU′| < 1.1; its exponential and quotient
-/// are good to 2⁻²⁰. The result is rounded to bf16 once more.
+/// Each of the n normalised inputs of a sum is rounded to bf16 once, by at most U = 2⁻⁸ of itself either way, before
+/// it is multiplied by its weight: the term aᵢwᵢ is wrong by at most U·|aᵢwᵢ|. The roundings are independent, so
+/// (Hoeffding) their sum exceeds 7·U·√Σ(aᵢwᵢ)² with a probability below 2·exp(−7²/2) = 5e-11; there are 20,000 sums.
+/// Adding up in f32 is wrong by less than n·2⁻²⁴·Σ|aᵢwᵢ|, the scale by a few 2⁻²⁴ of itself. These add up to the
+/// error e of a plain linear. For a gate g with error eₘ and an up u with error eᵤ, SiLU(g)·u is wrong by at most
+/// 1.1·eₘ·|u| + |SiLU(g)|·eᵤ + 1.1·eₘ·eᵤ, because |SiLU′| < 1.1; its exponential and quotient are accurate to 2⁻²⁰.
+/// The result is rounded to bf16 once more.
 #[track_caller]
 fn assert_normed_product(
     what: &str,
@@ -332,8 +332,8 @@ fn assert_normed_product(
     }
 }
 
-/// The product of packed weights is close to the exact product: quantising activations costs less than
-/// 1/127 of the largest activation per term, and the errors are independent.
+/// A linear of packed weights is close to the exact one: quantising activations costs less than 1/127 of the largest
+/// activation per term, and the errors are independent.
 #[test]
 fn packing_stays_close_to_exact() {
     let (rows, n, k) = (4, 32, 256);

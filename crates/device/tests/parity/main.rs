@@ -1,5 +1,5 @@
-//! Every op on every device against its scalar reference: random shapes, strides, page tables and
-//! ragged lengths, outputs poisoned before. A GPU is one more device where there is one.
+//! Every op on every device against its scalar reference: random shapes, strides, page tables and ragged lengths;
+//! outputs are poisoned before each run. A GPU is one more device if there is one.
 
 mod attention;
 mod fixed;

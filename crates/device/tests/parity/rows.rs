@@ -41,7 +41,7 @@ fn layer_norm() {
         let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
         let [from, to, w, b] = [(); 4].map(|()| rng.pick(&FLOATS));
         let (in_place, with_bias) = (seed % 3 == 0, seed % 4 < 2);
-        // A mean that is large beside the deviation, where its square would lose digits.
+        // A mean that is large relative to the deviation, where computing with its square would lose digits.
         let mean = if from == DType::F32 { 30.0 } else { 1.0 };
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(seed);
@@ -60,7 +60,7 @@ fn layer_norm() {
     }
 }
 
-/// Each part is normalised as a matrix by itself would be, and the columns beside it keep their bits.
+/// Each part is normalised like a separate matrix, and the columns beside it keep their bits.
 #[test]
 fn rms_norm_columns() {
     let reference = device::cpu::open(None, true).expect("a CPU");
@@ -105,7 +105,7 @@ fn rms_norm_columns() {
     }
 }
 
-/// Any types, ragged widths, in place or not; rows past the live ones stay as they are.
+/// Any types, ragged widths, in place or not; rows past the live ones do not change.
 #[test]
 fn add_and_gate_mul() {
     let rng = &mut Rng::new(11);
@@ -195,7 +195,7 @@ fn embed() {
             let table = Tensor::dense(table, dtype, vocab as u32, cols as u32);
             let mut ids: Vec<u32> = (0..tokens).map(|_| rng.below(vocab) as u32).collect();
             ids[3] = 9999;
-            // Rows of the input, and one that it does not have.
+            // Rows of the input, and one past its end.
             (ids[5], ids[6], ids[8]) = (GIVEN_ROW + 3, GIVEN_ROW, GIVEN_ROW + 4);
             let ids = layout.words(&ids);
             let out = layout.poison(rng.pick(&FLOATS), tokens, cols, 0);
@@ -210,7 +210,7 @@ fn embed() {
     }
 }
 
-/// Packing keeps every weight: a packed table gives the rows of its source.
+/// Packing loses nothing: a packed table gives the rows of its source.
 #[test]
 fn packing_keeps_every_weight() {
     let reference = device::cpu::open(None, true).expect("a CPU");
@@ -267,7 +267,7 @@ fn gather_copy_fill_noise() {
     }
 }
 
-/// The first numbers of the generator, worked out by hand from its definition.
+/// The first numbers of the generator, computed by hand from its definition.
 #[test]
 fn noise_is_the_documented_sequence() {
     let reference = device::cpu::open(None, true).expect("a CPU");

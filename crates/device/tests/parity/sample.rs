@@ -21,7 +21,7 @@ fn limits(vocab: usize, tokens_per_row: u32) -> StepLimits {
     }
 }
 
-/// What a row asks for; word offsets and values of its parameter record.
+/// A row's parameters: word offsets and values of its parameter record.
 type Params = Vec<(u32, u32)>;
 
 struct Case {
@@ -145,7 +145,7 @@ fn float(value: f32) -> u32 {
     value.to_bits()
 }
 
-/// Off: keeps all.
+/// All filters off.
 fn neutral(seed: u32) -> Params {
     vec![
         (param::TOP_P, float(1.0)),
@@ -221,8 +221,8 @@ fn draws_agree_with_the_reference() {
     }
 }
 
-/// Large vocabularies: filters that end near the likeliest token, far from it, and among more equal logits
-/// than any list of candidates holds.
+/// Large vocabularies: filters that end near the likeliest token, far from it, and among more equal logits than any
+/// list of candidates holds.
 #[test]
 fn draws_agree_over_large_vocabularies() {
     for (seed, vocab) in (0..18).zip([9000, 33_000, 5003].into_iter().cycle()) {

@@ -1,5 +1,5 @@
-//! Random launches of prologue and sampler against a model of the state written as plainly as possible:
-//! mail applied or absent, launches counted, rows padded, slots derived, the ring published.
+//! Random launches of prologue and sampler against a simple model of the state: mail applied or absent, launches
+//! counted, rows padded, slots derived, the ring published.
 
 use crate::support::*;
 use device::op::{Prologue, Sample};
@@ -9,7 +9,7 @@ use device::{
     StepLimits, StepState, Tensor,
 };
 
-/// Pages there are; mail names some that there are not.
+/// Number of pages; mail also names pages past the end.
 const PAGES: u32 = 151;
 
 const LIMITS: StepLimits = StepLimits {
@@ -41,14 +41,14 @@ struct Row {
     flags: u32,
 }
 
-/// What the device should hold.
+/// The expected state of the device.
 struct Model {
     launch: u64,
     seats: Vec<Seat>,
     rows: Vec<Row>,
 }
 
-/// What is sent with a launch.
+/// The mail of a launch.
 #[derive(Default)]
 struct Mail {
     joins: Vec<(usize, Seat)>,
@@ -104,7 +104,7 @@ impl Mail {
     }
 }
 
-/// Everything a launch leaves that the model predicts.
+/// Everything that the model predicts after a launch.
 #[derive(Debug, PartialEq)]
 struct Expected {
     token: Vec<u32>,
@@ -326,7 +326,7 @@ impl Machine {
     }
 }
 
-/// Random mail that keeps the model's promises: rows of different seats, tokens that fit.
+/// Random mail that keeps the contract of the model: rows of different seats, tokens that fit.
 fn random_mail(rng: &mut Rng, model: &Model) -> (Mail, usize) {
     let bucket = rng.below(BUCKETS.len());
     let (rows, tokens) = BUCKETS[bucket];
@@ -386,7 +386,7 @@ fn play(device: Device, seed: u64, launches: usize) {
                 (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap_or(0) as u32
             })
             .collect();
-        // Without mail the rows of the last step go on, one token each, while they have room.
+        // Without mail the rows of the last step continue, one token each, while they have room.
         let steady = !model.rows.is_empty()
             && model.rows.iter().all(|row| {
                 let room = LIMITS.pages_per_seat * LIMITS.page_size;

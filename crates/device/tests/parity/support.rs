@@ -1,4 +1,4 @@
-//! Lays a case out the same way on every device, runs it, and compares what it wrote.
+//! Lays out a case in the same way on every device, runs it, and compares the outputs.
 
 use device::cpu::{self, Limit, Numerics};
 use device::ops::Access;
@@ -43,7 +43,8 @@ impl Rng {
     }
 }
 
-/// An arena being laid out, with what its spans hold at first. Between any two spans lie bytes that belong to no span.
+/// An arena being laid out, with the initial contents of its spans. Between any two spans there are bytes that belong
+/// to no span.
 pub(crate) struct Layout {
     open: OpenArena,
     spans: Vec<Span>,
@@ -52,7 +53,7 @@ pub(crate) struct Layout {
 
 /// Bytes between two spans, at least.
 const RED_ZONE: u64 = 256;
-/// What they hold: NaN in every float format, and no index of anything.
+/// Their value: NaN in every float format, and an index past the end of anything.
 const RED: u8 = 0xFF;
 
 impl Layout {
@@ -78,7 +79,7 @@ impl Layout {
         span
     }
 
-    /// What a span holds when the ops start.
+    /// Sets the contents of a span before the ops run.
     pub(crate) fn set(&mut self, span: Span, bytes: Vec<u8>) {
         assert_eq!(span.len as usize, bytes.len());
         self.init.push((span, bytes));
@@ -164,14 +165,14 @@ pub(crate) fn random_blocks(rng: &mut Rng, dtype: DType, elems: usize) -> Vec<u8
     bytes
 }
 
-/// Lays a case out: its ops, and the spans to look at afterwards.
+/// Lays out a case: its ops, and the spans to compare afterwards.
 pub(crate) type Build<'a> = &'a dyn Fn(&mut Layout) -> (Vec<Op>, Vec<Span>);
 
-/// Gets a device's name, what the reference wrote and what the device wrote.
+/// Called with a device's name, the reference's output and the device's output.
 pub(crate) type Compare<'a> = &'a dyn Fn(&str, &[Vec<u8>], &[Vec<u8>]);
 
-/// Every fast device there is, by name. `DACAPO_TEST_DEVICE=cuda` leaves the CPU's out, for tools that watch
-/// the GPU and slow everything down.
+/// Every fast device of this machine, by name. `DACAPO_TEST_DEVICE=cuda` leaves out the CPU, for tools that check the
+/// GPU and slow everything down.
 pub(crate) fn devices() -> Vec<(String, Device)> {
     if std::env::var("DACAPO_TEST_DEVICE").is_ok_and(|only| only == "cuda") {
         return vec![("cuda".to_owned(), gpu().expect("DACAPO_TEST_DEVICE asks for a GPU"))];
@@ -182,7 +183,7 @@ pub(crate) fn devices() -> Vec<(String, Device)> {
     cpus.chain(gpu().map(|gpu| ("cuda".to_owned(), gpu))).collect()
 }
 
-/// The GPU, if there is one; says so when there is none. Each test has its own, so that one may record while
+/// The GPU, if there is one; prints a line if there is none. Each test has its own, so that one may record while
 /// another replays.
 fn gpu() -> Option<Device> {
     let open = || match Device::open(DeviceChoice::Cuda(0)) {
@@ -198,7 +199,7 @@ fn gpu() -> Option<Device> {
     GPU.with(|gpu| gpu.get_or_init(open).clone())
 }
 
-/// Whether a device has what an op uses: packed formats and rotated neighbours are the CPU's own.
+/// Whether a device supports an op: packed formats and rotated neighbours are only on the CPU.
 fn knows(device: &Device, op: &Op) -> bool {
     let unpacked = |dtype: DType| !matches!(dtype, DType::P4 | DType::P8);
     let known = |op: &Op| match op {
@@ -210,7 +211,7 @@ fn knows(device: &Device, op: &Op) -> bool {
     device.kind() == DeviceKind::Cpu || op.members().iter().all(known)
 }
 
-/// Gives ops the scratch that the device asks for.
+/// Gives ops the scratch that the device needs.
 pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]) -> Option<Span> {
     let target = device.target();
     let need = ops.iter().map(|op| target.scratch_bytes(op)).max().unwrap_or(0);
@@ -221,13 +222,13 @@ pub(crate) fn give_scratch(device: &Device, open: &mut OpenArena, ops: &mut [Op]
     span
 }
 
-/// A whole arena before ops ran. What no op may write must be the same afterwards, to the byte.
+/// The contents of an arena before ops ran. What no op may write must be the same afterwards, to the byte.
 struct Before {
     regions: Vec<(Span, Vec<u8>)>,
 }
 
 impl Before {
-    /// Fills the bytes that belong to no span, and checks all of them.
+    /// Fills the bytes that belong to no span; spans must not overlap.
     fn new(device: &Device, arena: &Arena, spans: &[Span]) -> Before {
         let look = |region: Region| {
             let whole = Span { arena: arena.id(), region, offset: 0, len: arena.size(region) };
@@ -245,7 +246,7 @@ impl Before {
             device.write_all(arena, &gaps, &vec![RED; bytes as usize]).expect("a write");
             (whole, device.read(arena, whole).expect("a read"))
         };
-        // AddressSanitizer watches the same bytes, and would find these reads of them.
+        // AddressSanitizer checks the same bytes, and would report these reads of them.
         let regions = if cfg!(dacapo_asan) { Vec::new() } else { Region::ALL.to_vec() };
         Before { regions: regions.into_iter().map(look).collect() }
     }
@@ -295,7 +296,7 @@ pub(crate) fn run(device: &Device, build: Build<'_>) -> Vec<Vec<u8>> {
     outs.into_iter().map(|span| device.read(&arena, span).expect("a read")).collect()
 }
 
-/// Runs a case on every device; `compare(device, reference, got)` sees the bytes of each.
+/// Runs a case on every device; `compare(device, reference, got)` gets the bytes of each.
 pub(crate) fn against_reference(build: Build<'_>, compare: Compare<'_>) {
     let reference = cpu::open(None, true).expect("a CPU");
     let want = run(&reference, build);

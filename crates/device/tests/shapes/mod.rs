@@ -125,7 +125,7 @@ pub(crate) const MODELS: [Model; 7] = [
     },
 ];
 
-/// Scratch every op is given; more than this would be a mistake.
+/// Scratch that every op is given; an op that needs more would be a mistake.
 pub(crate) const SCRATCH: u64 = 1 << 30;
 
 /// Rows and tokens of a bucket, and whether every row has one token.
@@ -151,7 +151,7 @@ pub(crate) const BUCKETS: [(u32, u32, bool); 19] = [
     (32, 2048, false),
 ];
 
-/// Every op of one layer, the head and the ends, for a bucket.
+/// Every op of one layer, the head, prologue and sampler, for a bucket.
 pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op> {
     let mut open = OpenArena::new();
     let limits = StepLimits {
@@ -292,7 +292,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Sample(Sample { logits, state: several, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
-    // Products that prepare the input of the next one, and those that find it prepared.
+    // Linears that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
     ops.push(product(
@@ -307,7 +307,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     ops.push(product(mid, w_down, None, None, Epilogue::Residual(x), x, gives3));
     ops.push(product(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv, NormHandoff::Consume));
     if !single {
-        // And one that rotates what it makes.
+        // And one that rotates its result.
         let last = ops.last().cloned();
         if let Some(taker) = last.as_ref().and_then(LinearChain::of) {
             let rope = Some(Box::new(rope_kv.clone()));
@@ -320,7 +320,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         }
     }
     if single {
-        // The ends of a step in a launch that repeats.
+        // Prologue and sampler of a launch that repeats.
         let state = StepState { repeats: true, ..state };
         ops.push(Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }));
         ops.push(Op::Sample(Sample { logits, state, scratch, rows }));
@@ -340,7 +340,8 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     ops
 }
 
-/// The same with kernels that are fixed, without what is never fused into them.
+/// The linears and attention with fixed kernels; those with a norm, handoff or rotation are left out: fixed kernels
+/// never have them.
 #[allow(dead_code, reason = "not every test that shares the shapes wants them")]
 pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| {
@@ -355,7 +356,7 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     ops
 }
 
-/// What an op becomes; `None` where it is fused in a way that the target has no kernel for.
+/// What an op is lowered to; `None` if it is fused in a way that the target has no kernel for.
 #[allow(dead_code, reason = "not every test that shares the shapes lowers them")]
 pub(crate) fn lowered(op: &Op, target: &Target) -> Option<Vec<Lowered>> {
     let fused = LinearChain::of(op)

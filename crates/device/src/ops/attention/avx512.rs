@@ -1,6 +1,6 @@
-//! AVX-512 attention. Keys and values are turned to f32 a tile at a time; many queries of a KV head lie
-//! side by side in lanes, so that scores, softmax and sums need no reduction across a register. Few
-//! queries (decode) use plain dot products instead.
+//! AVX-512 attention. Keys and values are converted to f32 a tile at a time; many queries of a KV head lie side by
+//! side in lanes, so that scores, softmax and sums need no reduction across a register. Few queries (decode) use
+//! plain dot products instead.
 #![cfg(target_arch = "x86_64")]
 
 use super::fast::Heads;
@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 const TILE: usize = 32;
 /// Most queries side by side.
 pub(super) const LANES: usize = 48;
-/// Stands for a score that is not allowed.
+/// The score of a position that must not be seen.
 const NEVER: f32 = -1e30;
 
 /// Bytes of scratch for either kernel: no token sees more than `context` positions, no block has more than
@@ -29,7 +29,7 @@ struct FewParts {
     outs: Part,
     tile: Part,
     scores: Part,
-    /// Scores of a query: whole registers.
+    /// Scores of a query, padded to whole registers.
     padded: usize,
     bytes: usize,
 }
@@ -57,7 +57,7 @@ struct BlockParts {
     weights: Part,
     lasts: Part,
     firsts: Part,
-    /// A query on its way in, an output on its way out.
+    /// One query while it is loaded, one output while it is stored.
     row: Part,
     bytes: usize,
 }
@@ -78,7 +78,7 @@ impl BlockParts {
     }
 }
 
-/// e^x; 0 far below.
+/// e^x; 0 for very negative x.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn exp(x: __m512) -> __m512 {
@@ -113,7 +113,7 @@ unsafe fn convert(dtype: DType, from: *const u8, to: *mut f32, count: usize) {
     }
 }
 
-/// Asks for k (0) or v (1) of the page that holds `position`.
+/// Prefetches k (0) or v (1) of the page that holds `position`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn fetch(heads: &Heads<'_>, part: usize, position: usize) {
@@ -141,7 +141,7 @@ unsafe fn load_tile(
         let position = first + at;
         // Tokens of a page are consecutive.
         let run = (size - position % size).min(count - at);
-        // The pages of the next tile: asked for now, needed a tile later.
+        // Prefetch the pages of the next tile now; they are needed a tile later.
         if at + run == count {
             (position + run..end.min(position + run + TILE)).step_by(size).for_each(|next| {
                 fetch(heads, part, next);
@@ -159,7 +159,7 @@ unsafe fn load_tile(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn sums(v: &[__m512; 16]) -> __m512 {
-    // Four registers to one, each quarter of it holding partial sums of one: then across quarters.
+    // Four registers to one, each quarter of which holds partial sums of one of them; then sum the quarters.
     let four = |a: __m512, b: __m512, c: __m512, d: __m512| {
         let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
         let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -183,10 +183,10 @@ fn sums(v: &[__m512; 16]) -> __m512 {
     _mm512_add_ps(low, high)
 }
 
-/// Limits scores, where attention does.
+/// Applies the soft cap to scores, if there is one.
 ///
 /// # Safety
-/// The processor has AVX-512; there are so many scores.
+/// The processor has AVX-512; there are `count` scores.
 unsafe fn cap(heads: &Heads<'_>, scores: *mut f32, count: usize) {
     let Some(cap) = heads.softcap() else { return };
     // SAFETY: the caller's promise.
@@ -413,7 +413,7 @@ unsafe fn block_of<const N: usize>(
     }
 }
 
-/// Forbids the key at `position` to the lanes that do not see it, and keeps the largest score of each lane.
+/// Masks the key at `position` in the lanes that do not see it, and updates the largest score of each lane.
 ///
 /// # Safety
 /// `lasts` and `firsts` have a position for each lane, `scores` a score.
@@ -428,7 +428,7 @@ unsafe fn mask<const N: usize>(
 ) {
     let here = _mm512_set1_epi32(position as i32);
     for (n, max) in max.iter_mut().enumerate() {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's promise.
         unsafe {
             let at = scores.add(16 * n);
             let last = _mm512_loadu_si512(lasts.add(16 * n).cast());
@@ -519,7 +519,7 @@ impl Heads<'_> {
     /// Writes the outputs of query heads `from..` of the KV head.
     ///
     /// # Safety
-    /// Nobody else writes them now.
+    /// No other thread writes them now.
     unsafe fn store(&self, token: usize, from: usize, values: &[f32]) {
         let out = &self.step.out;
         let col = (self.kv_head * self.group() + from) * self.dim();

@@ -1,16 +1,16 @@
-//! Attention with the rotation before it: a [`Fused`] op of attention's kernel.
+//! Attention with the rotation before it: a [`Fused`] op that attention's kernel runs.
 
 use crate::op::{Attention, Fused, FusedKernel, RopeKv};
 use crate::ops::{Access, Contract, Named, SpanVisitor, Traffic, require, visit_step_tables};
 use crate::variant::Pick;
 use crate::{Op, Result};
 
-/// See the top of this file.
+/// Attention and, optionally, the rotation before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionChain {
     /// Attention. With `rope` all of qkv is read, and this step's k and v are not in their pages yet.
     pub attention: Attention,
-    /// Done to qkv first. Only with [`Attention::single`].
+    /// Applied to qkv first. Only with [`Attention::single`].
     pub rope: Option<Box<RopeKv>>,
 }
 
@@ -42,14 +42,14 @@ impl AttentionChain {
         AttentionChain::of_members(members)
     }
 
-    /// Members that a kernel of attention can run.
+    /// Members that attention's kernel can run.
     pub(crate) fn of_members(members: &[Op]) -> Option<AttentionChain> {
         let [Op::RopeKv(rope), Op::Attention(attention)] = members else { return None };
         let rope = Some(Box::new(rope.clone()));
         Some(AttentionChain { attention: attention.clone(), rope })
     }
 
-    /// What members do not check themselves.
+    /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
         require(self.rope.is_none() || self.attention.single, Self::NAME, || {
             "fused rope needs single".into()
@@ -59,11 +59,11 @@ impl AttentionChain {
         require(
             same && rope.kv == self.attention.kv && rope.state == self.attention.state,
             Self::NAME,
-            || "what is rotated is not what is attended to".into(),
+            || "rope and attention differ in qkv, pages or tables".into(),
         )
     }
 
-    /// What a token gets may depend on nothing but its own position and pages.
+    /// Whether a token's result must depend on nothing but its own position and pages.
     pub(crate) fn fixed(&self) -> bool {
         self.attention.pick == Pick::Fixed
     }
@@ -109,7 +109,7 @@ impl AttentionChain {
         visit(self.attention.out.span, Access::Write);
     }
 
-    /// What decides how long it takes, in words; `None` unless it is a decode step's.
+    /// A text of everything that decides how long it takes; `None` unless it belongs to a decode step.
     pub(crate) fn shape_text(&self) -> Option<String> {
         self.attention.single.then(|| self.decode_shape())
     }

@@ -1,10 +1,10 @@
-//! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode; for rows of many
-//! tokens `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (where rows can be
-//! many, those of one token by the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
+//! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode. Rows of many tokens:
+//! `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (if there can be many
+//! rows, those of one token run in the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
 //! Everything else: `kernels/attention_ref.cu`.
 //!
-//! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was asked for by
-//! name and cannot run is an error.
+//! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was requested by name
+//! and cannot run is an error.
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
@@ -19,9 +19,9 @@ use crate::{DType, Span};
 const WARPS: u32 = 4;
 /// Blocks of tokens that the Hopper kernel's list has room for.
 const MOST_SLOTS: u32 = 3072;
-/// Rows from which a step may have so many of one token that these are worth a launch of their own.
+/// From this many rows on, a step may have enough rows of one token to be worth a separate launch.
 const MANY_ROWS: u32 = 32;
-/// Tokens of a sequence up to which wide tiles of the Hopper kernel would mostly be cut off.
+/// Up to this many tokens of a sequence, most of a wide tile of the Hopper kernel would be masked.
 const SHORT: u32 = 1024;
 
 impl AttentionChain {
@@ -88,7 +88,7 @@ impl AttentionChain {
         all.filter(worth).map(Variant::Attention).collect()
     }
 
-    /// What was asked for, else what was measured to be best, else nothing.
+    /// The requested variant, else the one measured to be best, else the default.
     fn asked(&self, target: &Target) -> AttentionVariant {
         let measured = || target.tuned.variant(&self.shape_text()?).copied();
         match self.attention.pick {
@@ -101,7 +101,7 @@ impl AttentionChain {
         }
     }
 
-    /// Refuses settings that the kernel which would run does not have.
+    /// Refuses settings that the selected kernel does not support.
     fn check_variant(&self, target: &Target) -> Result<()> {
         let asked = self.asked(target);
         let AttentionVariant { kernel, warps, stages, least, cluster, kv, turns } = asked;
@@ -169,9 +169,9 @@ impl AttentionChain {
             && target.capability.0 >= 8
     }
 
-    /// How rows are cut into pieces (SPLIT in the kernel), and blocks per KV head in two dimensions. A few rows
-    /// have pieces of their own; more rows share a list of them, so that blocks without work stay few; many rows
-    /// fill the GPU without.
+    /// How rows are split into pieces (SPLIT in the kernel), and blocks per KV head in two dimensions. With a few
+    /// rows each row has its own pieces. With more rows all rows share a list of pieces, so that few blocks are
+    /// without work. Many rows fill the GPU without splitting.
     fn pieces(&self, target: &Target) -> (u32, u32, u32) {
         let ways = (ways(self.attention.rows, target) * 8).div_ceil(self.attention.kv.heads);
         // A word for each row and KV head counts the pieces that are done.
@@ -199,12 +199,13 @@ impl AttentionChain {
         let asked = self.asked(target).cluster;
         let suited = match self.attention.rows {
             _ if !self.attention.single || self.fixed() || target.capability.0 < 9 => return 1,
-            // Eight to a cluster leave some multiprocessors out: not for contexts that need them all.
+            // Clusters of eight leave some multiprocessors unused, so they are only for contexts that do not need all
+            // of them.
             1 | 2 if self.attention.state.limits.pages_per_seat <= 512 => 8,
             5..=16 => 2,
             _ => 1,
         };
-        // What a cluster leaves in its first block must fit beside the rings.
+        // The partial results of a cluster's blocks must fit beside the rings of its first block.
         let rings = 2 * self.warps(target) * self.stage_bytes() + self.static_bytes(1, WARPS);
         let fits = |cluster: &u32| cluster * self.part_bytes() + rings <= target.shared_per_block;
         let fitting = [8, 4, 2].into_iter().find(|cluster| *cluster <= suited && fits(cluster));
@@ -216,7 +217,7 @@ impl AttentionChain {
         self.attention.q_heads / self.attention.kv.heads * (self.attention.kv.head_dim + 4) * 4
     }
 
-    /// Warps that share the pages of a piece: fewer where two stages of each do not fit.
+    /// Warps that share the pages of a piece: fewer if two stages of each do not fit.
     fn warps(&self, target: &Target) -> u32 {
         let fits = |warps: &u32| {
             2 * warps * self.stage_bytes() + self.static_bytes(1, *warps) <= target.shared_per_block
@@ -230,8 +231,8 @@ impl AttentionChain {
         2 * 16 * (2 * self.attention.kv.head_dim + 16)
     }
 
-    /// Shared memory that the decode kernel has by itself, for so many tokens and warps: queries, the newest token,
-    /// maxima and totals.
+    /// Static shared memory of the decode kernel for this many tokens and warps: queries, the newest token, maxima
+    /// and totals.
     fn static_bytes(&self, tokens: u32, warps: u32) -> u32 {
         let (dim, group) =
             (self.attention.kv.head_dim, self.attention.q_heads / self.attention.kv.heads);
@@ -249,7 +250,7 @@ impl AttentionChain {
         let warps = self.warps(target);
         let cluster = self.cluster(target);
         let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
-        // Two blocks to a multiprocessor; three with shallower rings where rounds of them are as full.
+        // Two blocks per multiprocessor; three with shallower rings if the last round of blocks is then as full.
         let room = (108u32 << 10).saturating_sub(left);
         let deep = (room / (warps * stage)).clamp(2, 4);
         let filled = |stages: u32| {
@@ -268,7 +269,7 @@ impl AttentionChain {
         (tokens, stages, shared)
     }
 
-    /// The rows of one token, whatever the others have.
+    /// The rows of one token, among rows of any length.
     fn ones(&self, target: &Target) -> Result<Lowered> {
         let (single, scratch, pick) = (true, None, Pick::Best);
         let attention = Attention { single, scratch, pick, ..self.attention.clone() };
@@ -277,7 +278,7 @@ impl AttentionChain {
 
     fn fast(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.attention.kv, &self.attention.state);
-        // Rows of one token among many others are not cut into pieces: there are blocks enough.
+        // Rows of one token among many others are not split: there are enough blocks.
         let (split, y, z) = if ones { (0, self.attention.rows, 1) } else { self.pieces(target) };
         let scratch = self.attention.scratch.filter(|_| split > 0);
         let cluster = if split == 0 { 1 } else { self.cluster(target) };
@@ -356,7 +357,7 @@ impl AttentionChain {
         Ok(kernel.lowered())
     }
 
-    /// Tokens a block of the Hopper kernel takes, and the most such blocks of a step.
+    /// Tokens that a block of the Hopper kernel takes, and the highest number of such blocks in a step.
     fn packed(&self) -> (u32, u32) {
         let tokens = 128 / (self.attention.q_heads / self.attention.kv.heads);
         (tokens, self.attention.out.rows / tokens + self.attention.rows)
@@ -369,7 +370,7 @@ impl AttentionChain {
 
     fn warpgroups(&self, target: &Target) -> bool {
         let (_, slots) = self.packed();
-        // The list of blocks is in shared memory, a row and a block in a word.
+        // The list of blocks is in shared memory; a word holds a row and a block.
         let listed = slots <= MOST_SLOTS && self.attention.rows <= u32::from(u16::MAX);
         let wide = self.attention.out.stride.is_multiple_of(8)
             && self.attention.qkv.span.offset.is_multiple_of(16);
@@ -378,7 +379,7 @@ impl AttentionChain {
         let kv = &self.attention.kv;
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
         let mapped = lines <= i32::MAX as u64;
-        // The kernel multiplies scores and takes them to the power in one instruction: no room for a cap.
+        // The kernel scales and exponentiates scores in one instruction, so it cannot apply a cap.
         let plain = self.attention.softcap.is_none();
         target.capability == (9, 0) && listed && wide && asked && mapped && plain
     }
@@ -388,9 +389,9 @@ impl AttentionChain {
         let group = self.attention.q_heads / kv.heads;
         let (tokens, slots) = self.packed();
         let stages = self.asked(target).stages.unwrap_or(2);
-        // Few sizes, so that the buckets of a model share a kernel.
+        // Few sizes, so that buckets of a model share a kernel.
         let room = slots.max(512).next_power_of_two().min(MOST_SLOTS);
-        // Wide tiles leave room for q once only, and their warpgroups need no turns.
+        // Wide tiles leave room for only one q, and their warpgroups do not take turns.
         let shared = |tile: u32| {
             let q = if tile > 128 { 128 } else { 256 };
             2 * kv.head_dim * (q + 2 * stages * tile) + 1024
@@ -446,7 +447,7 @@ impl AttentionChain {
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.attention.kv, &self.attention.state);
-        // Keys and values of two tiles; of wide heads smaller ones, and queries.
+        // Keys and values of two tiles; for wide heads smaller tiles, and the queries.
         let wide = kv.head_dim > 128;
         let shared = |warps: u32| {
             let rows = if wide { 2 * 2 * 32 + 16 * warps } else { 2 * 2 * 64 };
@@ -528,7 +529,7 @@ impl AttentionChain {
 }
 
 impl Kernel {
-    /// The cap of scores as a constant; without one the macro stays undefined.
+    /// The soft cap as a constant; without one the macro stays undefined.
     fn softcap(self, cap: Option<f32>) -> Kernel {
         match cap {
             None => self,

@@ -1,4 +1,4 @@
-//! Work is cut by row, KV head and block of tokens; the query heads that share a KV head go together.
+//! Work is divided by row, KV head and block of tokens; the query heads that share a KV head are processed together.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
@@ -31,9 +31,9 @@ pub(super) struct AttentionStep {
     pub(super) level: Level,
     /// The AVX-512 kernels fit the shape.
     wide: bool,
-    /// Every sum as ggml has it.
+    /// Every sum in ggml's order.
     ggml: bool,
-    /// Every token alone, however many there are.
+    /// Every token separately, however many there are.
     fixed: bool,
 }
 
@@ -99,7 +99,7 @@ impl Heads<'_> {
         self.step.scale
     }
 
-    /// What scores stay below, if they are limited.
+    /// The soft cap of scores, if there is one.
     pub(super) fn softcap(&self) -> Option<f32> {
         self.step.softcap
     }
@@ -140,14 +140,14 @@ impl Heads<'_> {
     }
 }
 
-/// What one chunk does: consecutive tokens of a row for a KV head.
+/// The work of one chunk: consecutive tokens of a row for a KV head.
 #[derive(Clone, Copy)]
 struct Block {
     row: usize,
     kv_head: usize,
     token: usize,
     tokens: usize,
-    /// Of the first token; `None`: the row sees nothing.
+    /// Of the first token; `None`: the row attends to nothing.
     position: Option<usize>,
 }
 
@@ -184,7 +184,7 @@ impl AttentionStep {
         blocks * self.kv.heads as usize
     }
 
-    /// Block `index`; a row's last blocks, which see most, come first.
+    /// Block `index`; a row's last blocks, which attend to the most tokens, come first.
     fn block(&self, index: usize) -> Block {
         let (size, heads) = (self.block_tokens(), self.kv.heads as usize);
         let (mut left, kv_head) = (index / heads, index % heads);
@@ -210,7 +210,7 @@ impl AttentionStep {
     fn run_block(&self, block: Block, own: Own) {
         let Block { row, kv_head, token, tokens, position } = block;
         let Some(position) = position else {
-            // A pad row of a decode step, or a row that is not in its pages.
+            // A pad row of a decode step, or a row whose length does not fit its pages.
             let cols = self.group() * self.kv.head_dim as usize;
             for token in token..token + tokens {
                 let at = self.out.at(token, kv_head * cols);
@@ -258,7 +258,7 @@ impl Step for AttentionStep {
         if let Some(rope) = &self.rope {
             rope.run(team);
         }
-        // The heads of a row lie side by side in its pages: one thread takes them all where rows are many.
+        // The heads of a row lie side by side in its pages: with many rows, one thread takes them all.
         let (blocks, heads) = (self.blocks(), self.kv.heads as usize);
         let together = if blocks >= 4 * heads * team.threads() { heads } else { 1 };
         team.parallel(blocks / together, &|chunk, worker| {

@@ -1,12 +1,11 @@
-//! Attention as ggml computes it without its flash kernel: two products with a softmax between them.
+//! Attention as ggml computes it without its flash kernel: two matrix multiplications with a softmax between them.
 //!
 //! * Queries are rounded to f16; so are the weights that come out of the softmax.
-//! * A token that is alone in its step gets dot products of four times sixteen lanes; tokens that come
-//!   together (a prompt) get sixteen lanes. Lane i of either sums every sixteenth element, or position, from
-//!   i on, by fused multiply-adds; four registers take turns. At the end they are added by halves.
-//! * The softmax adds sixteen positions by halves in f32, and these sums in f64.
+//! * A token that is alone in its step gets dot products of four times sixteen lanes; several tokens (a prompt) get
+//!   sixteen lanes. In both, lane i sums every sixteenth element, or position, from i on, by fused multiply-adds; with
+//!   four times sixteen lanes, four registers take turns. At the end they are added by halves.
 //!
-//! Positions count from the start of the sequence, as ggml's cells do for one that is alone in its cache.
+//! Positions count from the start of the sequence, as ggml's cells do for a sequence that is alone in its cache.
 
 use super::fast::Heads;
 use crate::DType;
@@ -32,7 +31,7 @@ fn floats(dim: usize, group: usize, scores: usize) -> usize {
 pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: bool) {
     let (dim, group, level) = (heads.dim(), heads.group(), heads.step.level);
     let first = heads.first(position);
-    // Scores stand from the vector that holds the first position on.
+    // Scores start at the vector that holds the first position.
     let start = first / LANES * LANES;
     let count = (position + 1 - start).next_multiple_of(LANES);
     // SAFETY: this worker's own scratch.
@@ -152,7 +151,7 @@ fn add_body<const FMA: bool>(lane: &mut [f32], v: &[f32], weight: f32) {
     }
 }
 
-/// Turns first, the first with the third, then lanes; the sum stands in the first `dim` floats.
+/// Adds the turns (first and third first), then the lanes; the sum is then in the first `dim` floats.
 #[inline(always)]
 fn add_halves_body<const FMA: bool>(lanes: &mut [f32], dim: usize) {
     let mut half = lanes.len() / 2;

@@ -1,11 +1,11 @@
-//! The kernels attention may be computed by, as they are asked for.
+//! The kernels and settings of attention that can be requested.
 
 use crate::variant::{Options, UnknownVariant};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kernel of attention and its settings; what is not given is left to the rule.
+/// A kernel of attention and its settings; what is `None` is left to the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AttentionVariant {
     /// Which kernel.
@@ -24,7 +24,7 @@ pub struct AttentionVariant {
     pub turns: Option<u32>,
 }
 
-/// The kernels that can be asked for by name.
+/// The kernels that can be requested by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKernel {

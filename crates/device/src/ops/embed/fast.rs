@@ -1,4 +1,4 @@
-//! Tokens cut among the threads.
+//! Tokens are divided among the threads.
 
 use super::read_row;
 use crate::cpu::memory::CpuMemory;

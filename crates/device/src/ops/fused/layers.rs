@@ -1,8 +1,8 @@
-//! `kernels/persistent.cu`: one kernel for all layers, where they are small and alike. Other layers have none.
+//! `kernels/persistent.cu`: one kernel for all layers, if they are small and alike. Other layers have no such kernel.
 //!
-//! Its blocks wait for each other, so all of them must be resident: there are at most as many as
-//! multiprocessors, and each takes the larger part of one. What ran before ends without them, and what comes
-//! after cannot start before all of them have.
+//! Its blocks wait for each other, so all of them must be resident at the same time: there are at most as many as
+//! multiprocessors, and each takes more than half of one. Earlier kernels do not need these blocks to end, and later
+//! kernels cannot start before all of these blocks have started.
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, aligned};
@@ -16,7 +16,7 @@ const WARPS: u32 = 8;
 const STAGE: u32 = 17 << 10;
 /// Bytes of a row of a warp's slice of x.
 const SLICE: u32 = 256 + 64;
-/// What a table of arguments can hold: 4 KiB of parameters, nine addresses a layer.
+/// The limit of the argument table: 4 KiB of parameters, nine addresses per layer.
 const MOST_LAYERS: usize = 48;
 
 /// The name in errors.
@@ -31,7 +31,7 @@ pub(crate) struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// What members do not check themselves.
+    /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
         for member in self.members {
             let allowed = LinearChain::of(member).is_some() || AttentionChain::of(member).is_some();
@@ -43,7 +43,7 @@ impl Layers<'_> {
         for member in self.members {
             member.visit_spans(&mut |span, _| apart &= !span.overlaps(exchange));
         }
-        require(apart, NAME, || "a member touches what blocks exchange".into())
+        require(apart, NAME, || "a member touches the exchange buffer".into())
     }
 
     pub(crate) fn describe(&self) -> String {
@@ -57,7 +57,7 @@ impl Layers<'_> {
         })
     }
 
-    /// What comes from outside is read; what members pass on is only written.
+    /// Values from outside are read; values between members are only written.
     pub(crate) fn visit_spans(&self, visit: SpanVisitor<'_>) {
         let mut written: Vec<Span> = Vec::new();
         for member in self.members {
@@ -76,7 +76,7 @@ impl Layers<'_> {
         }
     }
 
-    /// What decides how long it takes, in words; `None` unless it is layers of a decode step.
+    /// A text of everything that decides how long it takes; `None` unless it is the layers of a decode step.
     pub(crate) fn shape_text(&self) -> Option<String> {
         let Layer { qkv, attention, up, .. } = Layer::of(self.members.get(..5)?)?;
         let (kv, count) = (&attention.kv, self.members.len() / 5);
@@ -92,7 +92,7 @@ impl Layers<'_> {
         ))
     }
 
-    /// Why the one kernel cannot run these members on `target`; `None` if it can.
+    /// Why the persistent kernel cannot run these members on `target`; `None` if it can.
     pub(crate) fn unfit(&self, target: &Target) -> Option<&'static str> {
         self.plan(target).err()
     }
@@ -146,7 +146,7 @@ impl Layer {
         Some(Layer { qkv, norm1, attention, rope, o, up, norm2, down })
     }
 
-    /// That each member works on what the one before it made, in place and in bf16.
+    /// Whether each member works on the output of the previous one, in place and in bf16.
     fn chained(&self) -> bool {
         let Layer { qkv, attention, rope, o, up, down, .. } = self;
         let adds = |linear: &LinearChain, x: Tensor| {
@@ -209,7 +209,7 @@ impl Layer {
     }
 
     fn addresses(&self) -> [Span; 9] {
-        // A model without head norms never reads theirs; any address will do.
+        // A model without head norms never reads their weights, so any address will do.
         let weight = |norm: Option<Norm>| norm.unwrap_or(self.norm1).weight.span;
         [
             self.qkv.w.span,
@@ -247,7 +247,7 @@ impl Form {
         (self.q_heads + 2 * self.kv_heads) * self.dim
     }
 
-    /// (columns, inner dimension) of the four products.
+    /// (columns, inner dimension) of the four linears.
     fn products(&self) -> [(u32, u32); 4] {
         let attended = self.q_heads * self.dim;
         [
@@ -258,8 +258,8 @@ impl Form {
         ]
     }
 
-    /// Fewest bytes for the busiest block, then fewest blocks that poll. Every block has a tile of gate
-    /// and up: that is what orders the exchange.
+    /// The number of blocks with the fewest bytes for the busiest block; of these, the fewest blocks, because all of
+    /// them poll. Every block has a tile of gate and up, which the order of the exchange relies on.
     fn blocks(&self, sms: u32) -> u32 {
         let most = sms.min(self.inner / 4);
         let busiest = |blocks: u32| self.products().map(|(n, k)| tiles(n, blocks) * k).iter().sum();
@@ -275,23 +275,24 @@ impl Form {
         WARPS * sums.max(group * (self.dim + 4)) * 4
     }
 
-    /// Dynamic shared memory beside the ring: two of the above take turns; x; what aligns the ring.
+    /// Dynamic shared memory beside the ring: two buffers of partial results that take turns, x, and the ring's
+    /// alignment.
     fn beside(&self, blocks: u32) -> u32 {
         2 * self.partial(blocks) + WARPS * self.rows * SLICE + 1024
     }
 
-    /// At least what the kernel's own arrays take.
+    /// An upper bound of the kernel's static arrays.
     fn fixed(&self, layers: u32) -> u32 {
         layers * 72 + 8 * (self.dim + 8) * 2 + self.dim * 8 + 3072
     }
 
-    /// How often is written what every block reads.
+    /// Replicas of each broadcast buffer.
     fn copies(&self) -> u32 {
         if self.rows <= 4 { 4 } else { 2 }
     }
 }
 
-/// Tiles of eight columns of the busiest block.
+/// Tiles of eight columns that the busiest block has.
 fn tiles(n: u32, blocks: u32) -> u32 {
     (n / 8).div_ceil(blocks)
 }
@@ -304,7 +305,7 @@ fn plain(tensor: &Tensor) -> bool {
     bf16(tensor) && tensor.stride == tensor.cols
 }
 
-/// The pages of all layers as one span, from those of the first on, in whole lines of a head.
+/// The pages of all layers as one span that starts at the first layer's, in whole lines of a head.
 fn pages(layers: &[Layer]) -> Option<Span> {
     let spans = || layers.iter().map(|layer| layer.attention.kv.span);
     let (first, end) = (spans().next()?, spans().map(|span| span.offset + span.len).max()?);
@@ -330,7 +331,7 @@ impl Plan {
     fn new(layers: Vec<Layer>, target: &Target) -> std::result::Result<Plan, &'static str> {
         let form = layers.first().ok_or("there are no layers")?.form();
         if layers.len() > MOST_LAYERS {
-            return Err("more layers than a table of arguments holds");
+            return Err("more layers than the argument table holds");
         }
         if !layers.iter().all(|layer| layer.chained() && layer.form() == form) {
             return Err("the layers are not alike, or not plain bf16");
@@ -343,7 +344,7 @@ impl Plan {
             return Err("heads are not of 64 or 128, or rows not multiples of 64");
         }
         if form.hidden > 1024 || form.inner > 3072 || form.q_heads * form.dim > 2048 {
-            return Err("the layers are not small");
+            return Err("the layers are too large");
         }
         if !form.q_heads.is_multiple_of(form.kv_heads) || form.q_heads / form.kv_heads > 6 {
             return Err("more than 6 query heads per KV head");
@@ -354,11 +355,11 @@ impl Plan {
         }
         let taken = form.beside(blocks) + form.fixed(layers.len() as u32);
         let stages = target.shared_per_block.saturating_sub(taken) / STAGE;
-        // A round of attention is a stage for each warp.
+        // A round of attention takes one stage for each warp.
         if stages < WARPS {
             return Err("too little shared memory for a ring");
         }
-        let pages = pages(&layers).ok_or("the pages of the layers are not in one line")?;
+        let pages = pages(&layers).ok_or("the layers' pages are not one span of whole lines")?;
         Ok(Plan { layers, form, blocks, stages, pages })
     }
 

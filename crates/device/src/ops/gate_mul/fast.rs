@@ -1,4 +1,4 @@
-//! Gates on the CPU: the op by itself, and what the kernels of linears do to their sums.
+//! Gates on the CPU: the op itself, and the epilogue of linears.
 
 use super::{Activation, GateMul};
 use crate::Span;
@@ -12,7 +12,7 @@ use crate::ops::live_rows;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// An activation and what it is computed with.
+/// An activation and the instructions it is computed with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
     kind: Kind,
@@ -40,7 +40,7 @@ impl Gate {
         Gate { kind, level: lowering.level }
     }
 
-    /// Gate and up to one value.
+    /// Combines gate and up to one value.
     #[inline]
     pub(crate) fn row(&self, pairs: &[f32], out: &mut [f32]) {
         // SAFETY: the level was detected.
@@ -83,7 +83,7 @@ impl Gate {
 /// Columns of `y` that are computed at a time.
 const COLUMNS: usize = 2048;
 
-/// Blocks of columns of all rows, cut among the threads.
+/// Blocks of columns of all rows, divided among the threads.
 struct GateMulStep {
     x: Matrix,
     y: Matrix,
@@ -155,14 +155,14 @@ fn gelu_mul_body<const FMA: bool>(pairs: &[f32], out: &mut [f32]) {
     }
 }
 
-/// As [`silu_mul`], to the same bits: gates are the even lanes; what the odd ones compute is dropped.
+/// As [`silu_mul`], with the same bits: gates are the even lanes; the results of odd lanes are dropped.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn silu_mul_avx512(gate: __m512) -> __m256 {
     let set = |x: f32| _mm512_set1_ps(x);
     let up = _mm512_movehdup_ps(gate);
-    // The steps of `simd::exp`, of −gate.
+    // The steps of `simd::exp`, for −gate.
     let x = _mm512_sub_ps(_mm512_setzero_ps(), gate);
     let x = _mm512_min_ps(_mm512_max_ps(x, set(-87.0)), set(88.0));
     let magic = set(12_582_912.0);
@@ -184,16 +184,16 @@ fn silu_mul_avx512(gate: __m512) -> __m256 {
 }
 
 levels! {
-    /// Gate and up to one value, eight at a time.
+    /// Combines gate and up to one value, eight at a time.
     fn silu_mul16(pairs: &[f32; 16], out: &mut [f32; 8]) = silu_mul16_body;
 }
 
 levels! {
-    /// Gate and up to one value.
+    /// Combines gate and up to one value.
     fn silu_mul(pairs: &[f32], out: &mut [f32]) = silu_mul_body;
 }
 
 levels! {
-    /// Gate and up to one value.
+    /// Combines gate and up to one value.
     fn gelu_mul(pairs: &[f32], out: &mut [f32]) = gelu_mul_body;
 }

@@ -1,15 +1,15 @@
-//! Activations quantised to 8 bits per 32 columns, as packed weights are multiplied with.
+//! Activations quantised to 8 bits per 32 columns, the form that packed weights are multiplied with.
 
 use crate::cpu::pack::{self, COLS};
 use crate::cpu::simd::{Level, levels};
 use half::f16;
 
-/// Rows whose scales lie side by side: those of a tile.
+/// Rows whose scales lie side by side: the rows of a tile.
 const TILE: usize = 16;
 
-/// Rows of quantised activations in scratch: values, and per block of 32 columns the scale, the scaled
-/// sum, and −128 times the integer sum (what makes unsigned weights signed). Scales and sums of the same
-/// block of 16 rows follow each other, and so do the values: see [`Acts::index`].
+/// Rows of quantised activations in scratch: values, and per block of 32 columns the scale, the scaled sum, and −128
+/// times the integer sum (the correction for weights stored as unsigned bytes). Scales and sums of the same block of
+/// 16 rows are consecutive, and so are the values: see [`Acts::index`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acts {
     pub(super) q: *mut i8,
@@ -74,11 +74,11 @@ impl Acts {
         }
     }
 
-    /// Quantises a row. Any values will do: rows that pad a step hold whatever lay there before, not a
-    /// number and infinities included, and their sums may wrap; their results are never read.
+    /// Quantises a row. Any values are allowed: pad rows hold arbitrary old bytes, NaN and infinities included, and
+    /// their sums may wrap; their results are never read.
     ///
     /// # Safety
-    /// `row` is one of the rows laid out, and nobody else touches it now.
+    /// `row` is one of the rows laid out, and no other thread touches it now.
     pub(super) unsafe fn store(&self, level: Level, row: usize, values: &[f32]) {
         let at = self.index(row, 0);
         // SAFETY: the caller's promise; the level was detected.
@@ -94,7 +94,7 @@ impl Acts {
     }
 }
 
-/// As [`pack::quantise`]; blocks are [`TILE`] places apart.
+/// As [`pack::quantise`]; blocks are [`TILE`] entries apart.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, z: *mut i32) {
@@ -121,7 +121,7 @@ unsafe fn quantise_avx512(values: &[f32], q: *mut i8, d: *mut f32, s: *mut f32, 
     }
 }
 
-/// As [`pack::quantise`], in a form that becomes vectors.
+/// As [`pack::quantise`], in a form that compilers vectorise.
 #[inline(always)]
 unsafe fn quantise_body<const FMA: bool>(
     values: &[f32],

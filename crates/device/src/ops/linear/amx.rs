@@ -1,6 +1,6 @@
-//! AMX: eight lines of a packed block are one tile of weights, 16 rows of activations × 32 columns one
-//! tile of the other operand; their product is 16 × 16 exact integers, which AVX-512 scales and adds.
-//! Weights are unpacked once per group and used for every row of activations.
+//! AMX: eight lines of a packed block are one tile of weights, 16 rows of activations × 32 columns one tile of the
+//! other operand. Multiplying them gives 16 × 16 exact integers, which AVX-512 scales and adds. Weights are unpacked
+//! once per group and used for every row of activations.
 #![cfg(target_arch = "x86_64")]
 
 use super::packed::{AHEAD, Task};
@@ -23,7 +23,7 @@ pub(super) fn own_bytes(cols: usize) -> usize {
     blocks * (BLOCK + 2 * 64) + DOTS + 64
 }
 
-/// How the tile registers are shaped: results 0 and 3, activations 1 and 4, weights 2 and 5.
+/// The shapes of the tile registers: results 0 and 3, activations 1 and 4, weights 2 and 5.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -53,14 +53,14 @@ struct Group {
     step: usize,
     d: *mut f32,
     m: *mut f32,
-    /// The next group's blocks, of so many bytes each, if this worker multiplies it too.
+    /// The next group's blocks, of `packed` bytes each, if this worker multiplies it, too.
     next: Option<*const u8>,
     packed: usize,
 }
 
 impl Group {
-    /// Asks for a part of the next group while two blocks of this one are multiplied with the tile at
-    /// `row` of `rows`: memory is busy evenly then. The first two tiles share the work.
+    /// Prefetches a part of the next group while two blocks of this one are multiplied with the tile at `row` of
+    /// `rows`, which spreads the memory traffic evenly. The first two tiles share the prefetches.
     #[inline(always)]
     fn fetch(&self, rows: usize, row: usize, at: usize) {
         let Some(next) = self.next.filter(|_| row < 2 * TILE) else { return };
@@ -189,7 +189,7 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
                 });
             };
         }
-        // A macro for the same reason. Two blocks, to one of two pairs of result tiles.
+        // A macro for the same reason. Multiplies two blocks, into one of two pairs of result tiles.
         macro_rules! multiply {
             ($at:expr) => {
                 let at: usize = $at;
@@ -217,8 +217,8 @@ unsafe fn tile<const P8: bool>(task: &Task<'_>, weights: &Group, group: usize, r
                 );
             };
         }
-        // The next pair is multiplied before this one is added: what waits for a tile fills the
-        // processor's window, and nothing behind it would start.
+        // Multiply the next pair before adding this one: instructions that wait for a tile fill the processor's
+        // reorder window, and nothing after them would start.
         let pairs = blocks / 2;
         if pairs > 0 {
             multiply!(0);

@@ -27,8 +27,8 @@ pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
     }
 }
 
-/// Eight sums of four products. Unsigned times signed bytes add up in pairs to 16 bits: values of P4
-/// are at most 15, and those of P8 become magnitude times signed activation, so neither overflows.
+/// Eight sums of four products each. Products of unsigned and signed bytes are added in pairs to 16 bits: values of
+/// P4 are at most 15, and those of P8 become magnitude times signed activation, so neither overflows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dot<const P8: bool>(sum: __m256i, w: __m256i, four: __m256i) -> __m256i {

@@ -1,5 +1,6 @@
-//! A linear with what its kernels do around it: a norm of its input; an addition, an activation or a rotation of its
-//! sums; a norm of the next op prepared. A [`Fused`] op of the linear's kernel, field by field.
+//! A linear with what its kernels compute around it: a norm of its input; an addition, an activation or a rotation of
+//! its sums; preparation of the next op's norm. It has the content of a [`Fused`] op that a linear's kernel runs,
+//! field by field.
 //!
 //! The norm is applied to each row of `x` in f32 and rounded to `x`'s dtype. (A device may round `x · weight` instead and
 //! apply the row's scale to the f32 sum: the same relative rounding, one exchange fewer.) What follows works on the f32
@@ -14,7 +15,7 @@ use crate::variant::{LinearVariant, Pick};
 use crate::{DType, Op, Region, Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// What happens to the sums of a linear before they are stored.
+/// What is computed from the sums of a linear before they are stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Epilogue {
     /// y = sum
@@ -25,17 +26,17 @@ pub enum Epilogue {
     GateMul(Activation),
 }
 
-/// What two linears with a norm between them do for each other, where kernels can: it saves the norm a launch.
-/// The result is the same either way.
+/// How two linears with a norm between them cooperate, where kernels can: it saves the launch of the norm. The result
+/// is the same either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormHandoff {
     /// Nothing.
     #[default]
     Nothing,
-    /// The very next op applies this norm to `y`: it finds `y` prepared in its scratch.
+    /// The next op applies this norm to `y` and finds `y` prepared in its scratch.
     Produce(Norm),
-    /// The op before has prepared `x` for `norm` in this op's scratch.
+    /// The previous op has prepared `x` for `norm` in this op's scratch.
     Consume,
 }
 
@@ -46,7 +47,7 @@ impl NormHandoff {
     }
 }
 
-/// See the top of this file.
+/// A linear and the ops fused with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearChain {
     /// rows × k activations.
@@ -59,13 +60,14 @@ pub struct LinearChain {
     pub norm: Option<Norm>,
     /// Applied last.
     pub epilogue: Epilogue,
-    /// Done to `y` afterwards, whose columns of k and v then need not be stored. Only with [`Epilogue::Store`].
+    /// Applied to `y` afterwards; the columns of k and v of `y` then need not be stored. Only with
+    /// [`Epilogue::Store`].
     pub rope: Option<Box<RopeKv>>,
     /// rows × n, or rows × n/2 for [`Epilogue::GateMul`].
     pub y: Tensor,
     /// Rows past this device-side count need not be computed.
     pub live: Option<Span>,
-    /// What it does for the next op, or the one before did for it.
+    /// What it prepares for the next op, or the previous op prepared for it.
     pub handoff: NormHandoff,
     /// Room for partial sums and prepared inputs.
     pub scratch: Option<Span>,
@@ -187,7 +189,7 @@ impl LinearChain {
         (rope.qkv == linear.y).then_some(chain)
     }
 
-    /// What members do not check themselves.
+    /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.handoff {
             NormHandoff::Nothing => Ok(()),
@@ -258,7 +260,7 @@ impl LinearChain {
         }
         visit(self.y.span, Access::Write);
         if let Some(rope) = &self.rope {
-            // What it rewrites, this op has just written.
+            // Rotation rewrites only what this op has just written.
             rope.visit_spans(&mut |span, access| {
                 if span != self.y.span {
                     visit(span, access);
@@ -267,7 +269,7 @@ impl LinearChain {
         }
     }
 
-    /// The residual and what takes its place.
+    /// The residual, and the output that takes its place.
     pub(crate) fn in_place(&self) -> Option<(Tensor, Tensor)> {
         match &self.epilogue {
             Epilogue::Residual(residual) => Some((*residual, self.y)),
@@ -275,7 +277,7 @@ impl LinearChain {
         }
     }
 
-    /// What decides how long it takes, in words.
+    /// A text of everything that decides how long it takes.
     pub(crate) fn shape_text(&self) -> Option<String> {
         let norm = if self.norm.is_some() { "norm+" } else { "" };
         let norm = if self.handoff == NormHandoff::Consume { "prepared+" } else { norm };

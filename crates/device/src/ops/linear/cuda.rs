@@ -1,16 +1,16 @@
-//! Which kernel a product gets, by rows and shape:
+//! Which kernel a linear gets, by rows and shape:
 //!
 //! - `stream`, up to eight rows: weights streamed once, in flight before the predecessor is done;
-//! - `wgmma`, from there to 128 rows on Hopper: warpgroup products with the weights as the tall operand, and tiles as
-//!   wide as there are rows. One that adds a residual also prepares its result for the norm of the next one, so that the
-//!   norm has no launch. To 256 rows where its tiles fill the GPU;
-//! - `tiles`, beyond on Hopper, where its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and what the next norm
-//!   needs in the product, nothing computed past the live rows;
-//! - `gemm`, the rest: the library, with norm and gate·mul as launches around it;
+//! - `wgmma`, from there to 128 rows on Hopper: warpgroup MMA with the weights as the tall operand, and tiles as wide
+//!   as there are rows. One that adds a residual also prepares its result for the norm of the next linear, so that the
+//!   norm needs no launch. Up to 256 rows if its tiles fill the GPU;
+//! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
+//!   the next norm are in the kernel, and nothing is computed past the live rows;
+//! - `gemm`, the rest: cuBLASLt, with norm and gate·mul as separate launches;
 //! - `ref`: every other format and shape.
 //!
-//! [`Pick::Fixed`] takes `wgmma` without sharing K for any number of rows, else `ref`; both sum a row in the same
-//! order whatever is beside it. A kernel that was asked for by name and cannot run is an error.
+//! [`Pick::Fixed`] takes `wgmma` without splitting K for any number of rows, else `ref`; both sum a row in the same
+//! order whatever the other rows are. A kernel that was requested by name and cannot run is an error.
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
@@ -19,10 +19,10 @@ use crate::ops::require;
 use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
 use crate::{DType, Result, Tensor};
 
-/// Room the library may use.
+/// Workspace for cuBLASLt.
 const GEMM_WORKSPACE: u64 = 32 << 20;
 
-/// A kernel and what it is compiled for.
+/// A kernel and the settings it is compiled with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plan {
     Stream { stages: u32 },
@@ -32,11 +32,11 @@ pub(super) enum Plan {
     Reference,
 }
 
-/// Weight rows of the narrow tiles of `wgmma`: a matrix that 64 at a time would leave multiprocessors without any.
+/// Weight rows of the narrow tiles of `wgmma`, for matrices whose tiles of 64 rows would leave multiprocessors idle.
 pub(super) const NARROW: u32 = 48;
 
 impl Plan {
-    /// Whether it has the tiles that were asked for.
+    /// Whether it has the requested tiles.
     fn has(self, asked: &WgmmaShape) -> bool {
         let Plan::Wgmma { wide, columns, split, .. } = self else { return false };
         let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
@@ -56,7 +56,7 @@ impl Plan {
 }
 
 impl LinearChain {
-    /// Bytes of scratch its kernel needs; none where there is no kernel.
+    /// Bytes of scratch its kernel needs; 0 if there is no kernel.
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
         self.plan(target).map_or(0, |plan| self.needs(plan))
     }
@@ -85,7 +85,7 @@ impl LinearChain {
         target.tuned.variant(&self.shape_text()?).copied()
     }
 
-    /// What was asked for, else what was measured to be best, else what the rule says.
+    /// The requested kernel, else the one measured to be best, else the rule's.
     fn plan(&self, target: &Target) -> Result<Plan> {
         let plan = match self.pick {
             Pick::Best => match self.tuned(target) {
@@ -104,12 +104,13 @@ impl LinearChain {
         };
         let hands = matches!(plan, Plan::Wgmma { .. } | Plan::Tiles);
         require(hands || self.handoff.is_nothing(), Self::NAME, || {
-            format!("the kernel `{}` hands nothing on to the next norm", plan.name())
+            format!("the kernel `{}` cannot prepare the next norm", plan.name())
         })?;
         Ok(plan)
     }
 
-    /// Whether this op and the one after it, `next`, have kernels that hand the input of its norm over.
+    /// Whether this op and `next`, the op after it, have kernels that produce and consume the prepared input of its
+    /// norm.
     pub(crate) fn can_hand_on(&self, next: &LinearChain, target: &Target) -> bool {
         let Some(norm) = next.norm else { return false };
         let halves = [self.y.dtype, norm.weight.dtype, next.w.dtype] == [DType::BF16; 3];
@@ -119,7 +120,7 @@ impl LinearChain {
         let taker = LinearChain { handoff: NormHandoff::Consume, ..next.clone() };
         let kernels = match (giver.plan(target), taker.plan(target)) {
             (Ok(Plan::Wgmma { wide, .. }), Ok(Plan::Wgmma { columns, .. })) => {
-                // Beyond this, storing two more bytes per element takes what the norm's launch did.
+                // For larger results, storing two more bytes per element takes as long as the norm's launch would.
                 let few = self.y.rows * self.y.cols <= 128 << 10;
                 few && wide != NARROW && columns >= next.x.rows
             }
@@ -130,7 +131,7 @@ impl LinearChain {
         ready && halves && dense && adds && kernels
     }
 
-    /// Whether this product has a kernel that also does `rope`, the op after it.
+    /// Whether this linear has a kernel that also does `rope`, the op after it.
     pub(crate) fn can_rotate(&self, rope: &RopeKv, target: &Target) -> bool {
         let fused = LinearChain { rope: Some(Box::new(rope.clone())), ..self.clone() };
         let plain = self.rope.is_none() && self.epilogue == Epilogue::Store && rope.qkv == self.y;
@@ -155,7 +156,7 @@ impl LinearChain {
         let tiles = tiles.map(LinearVariant::Wgmma);
         let own = stream.filter(|_| rows <= 8).chain(tiles.filter(|_| rows > 4 && rows <= 256));
         let others = [LinearVariant::Tiles, LinearVariant::Gemm].into_iter();
-        // The next op reads what this one prepares for it.
+        // The next op reads what this kernel prepares, so it cannot be replaced.
         let others = others.filter(|_| self.handoff.is_nothing());
         let mut seen = vec![self.rule(target), Plan::Reference];
         let worth = |variant: &LinearVariant| {
@@ -167,7 +168,7 @@ impl LinearChain {
         own.chain(others).filter(worth).map(Variant::Linear).collect()
     }
 
-    /// Whether formats and rows are those that tensor cores multiply.
+    /// Whether tensor cores support these formats and rows.
     fn tensor_cores(&self, target: &Target) -> bool {
         let half = matches!(self.x.dtype, DType::F16 | DType::BF16);
         let same = half && self.w.dtype == self.x.dtype;
@@ -189,13 +190,14 @@ impl LinearChain {
         self.bias.is_none() && stored && self.x.rows > 8
     }
 
-    /// The kernel that is best as far as is known without measuring this shape.
+    /// The kernel that is best according to measurements of other shapes.
     fn rule(&self, target: &Target) -> Plan {
         if !self.tensor_cores(target) {
             return Plan::Reference;
         }
         let (rows, hopper) = (self.x.rows, self.hopper(target));
-        // A head has so many tiles that their exchanges show, unless each has much to read for few rows.
+        // The head has so many tiles that `stream`'s exchanges between warps cost time, unless a tile reads much for
+        // few rows.
         let many = hopper && self.rounds(target) > 32 && (rows > 4 || self.x.cols <= 1024);
         if let (Some(stages), false) = (self.stream_stages(target, None), many) {
             return Plan::Stream { stages };
@@ -214,7 +216,7 @@ impl LinearChain {
         if self.suits_gemm() { Plan::Gemm } else { Plan::Reference }
     }
 
-    /// The kernel that sums a row in the same order whatever is beside it.
+    /// The kernel that sums a row in the same order whatever the other rows are.
     fn fixed(&self, target: &Target) -> Plan {
         if self.tensor_cores(target) && self.hopper(target) && self.stores_pairs() {
             let alone = WgmmaShape { split: Some(1), ..WgmmaShape::default() };
@@ -223,7 +225,7 @@ impl LinearChain {
         Plan::Reference
     }
 
-    /// The kernel that was asked for, or why it cannot run.
+    /// The requested kernel, or why it cannot run.
     fn named(&self, target: &Target, variant: LinearVariant) -> Result<Plan> {
         if variant == LinearVariant::Reference {
             return Ok(Plan::Reference);
@@ -250,9 +252,10 @@ impl LinearChain {
         Ok(plan.unwrap_or(Plan::Reference))
     }
 
-    /// The tiles with which `wgmma` beats the library for more than 128 rows, if some do: all tokens and as many
-    /// weight rows as there are registers for, where such tiles fill the GPU (to 192 rows: once); else two tiles of half
-    /// the tokens each, where one round takes them all; beyond 224 rows those only for a long inner dimension, shared.
+    /// The tiles with which `wgmma` is faster than cuBLASLt for more than 128 rows, if there are any. First choice:
+    /// all tokens and as many weight rows as there are registers for, if such tiles fill the GPU (up to 192 rows: in
+    /// one round). Else two tiles with half the tokens each, if they fit in one round; beyond 224 rows only if the
+    /// inner dimension is long, which is then split.
     fn tall(&self, target: &Target) -> Option<WgmmaShape> {
         let (rows, n, k) = (self.x.rows, self.w.rows, self.x.cols);
         let fills = |blocks: u32| blocks * 10 > blocks.next_multiple_of(target.sms) * 9;
@@ -283,7 +286,7 @@ impl LinearChain {
         let most = target.shared_per_block;
         match asked {
             Some(stages) => fits(stages, most).then_some(stages),
-            // Bytes in flight decide: as deep as fits, and too shallow is worse than another kernel.
+            // Bytes in flight decide the speed: as many stages as fit. With too few, another kernel is faster.
             None => {
                 let depth = self.stream_depth(target);
                 (depth.min(3)..=depth).rev().find(|stages| fits(*stages, most))
@@ -291,19 +294,20 @@ impl LinearChain {
         }
     }
 
-    /// More stages than a warp has chunks to read would only keep the next kernel out.
+    /// The depth of the ring. More stages than a warp has chunks to read would only delay the start of the next
+    /// kernel.
     fn stream_depth(&self, target: &Target) -> u32 {
         (self.rounds(target) * (self.x.cols / 64).div_ceil(16)).clamp(3, 6)
     }
 
-    /// Tiles of 16 columns the busiest block has.
+    /// Tiles of 16 columns that the busiest block has.
     fn rounds(&self, target: &Target) -> u32 {
         self.w.rows.div_ceil(16).div_ceil(target.sms)
     }
 
     fn stream_shared(&self, target: &Target, stages: u32) -> u32 {
         let (rows, k) = (self.x.rows, self.x.cols);
-        // Few tiles are all kept until the end; of many, two batches of four.
+        // Up to four tiles are all kept until the end; of more, two batches of four.
         let buffers = if self.rounds(target) <= 4 { self.rounds(target).max(1) } else { 8 };
         // A warp with few chunks keeps x in registers (HELD in the kernel).
         let held = k.div_ceil(64).div_ceil(16) <= 4
@@ -312,7 +316,7 @@ impl LinearChain {
         16 * stages * 2048 + x + buffers * 16 * 16 * rows * 4
     }
 
-    /// Scratch after the semaphores: the normalised input, then sums or products.
+    /// Bytes of scratch: the semaphores, the normalised input, then sums or results.
     fn needs(&self, plan: Plan) -> u64 {
         let normed = self.normed_bytes();
         match plan {
@@ -370,7 +374,7 @@ impl LinearChain {
         Ok(kernel.lowered())
     }
 
-    /// Macros every product kernel has for bias, residual, output and epilogue.
+    /// Macros that every kernel of linears has for bias, residual, output and epilogue.
     pub(super) fn types(
         &self,
         residual: Option<Tensor>,

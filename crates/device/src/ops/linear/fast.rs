@@ -1,5 +1,5 @@
-//! The product in two phases: rows of x are normalised (and quantised, for packed weights) into
-//! scratch, then the rows of w are cut among the threads; each chunk reads its weights once.
+//! The linear in two phases: rows of x are normalised (and quantised, for packed weights) into scratch, then the rows
+//! of w are divided among the threads; each chunk reads its weights once.
 
 use super::acts::Acts;
 use super::finish::Finish;
@@ -29,7 +29,7 @@ struct LinearStep {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kernel {
-    /// Rows of w as f32 (converted as they come), dot products in f32.
+    /// Rows of w as f32 (converted when read), dot products in f32.
     Plain,
     /// Packed weights, integer dot products.
     Packed(packed::Kind),
@@ -61,7 +61,7 @@ impl LinearChain {
     }
 }
 
-/// A product whose rows are rotated next.
+/// A linear followed by the rotation of its rows.
 struct RotatedStep {
     product: LinearStep,
     rope: Box<dyn Step>,
@@ -79,7 +79,7 @@ impl Step for RotatedStep {
 }
 
 impl LinearStep {
-    /// Row `row` of x as the product takes it.
+    /// Row `row` of x, normalised.
     fn input(&self, row: usize, values: &mut [f32], scratch: &mut [f32]) {
         // SAFETY: a row of x.
         unsafe { load_floats(self.x.dtype, self.x.at(row, 0), values) };
@@ -167,7 +167,7 @@ impl LinearStep {
         });
         let units = self.w.rows / pack::ROWS;
         let bytes = self.w.dtype.bytes(pack::ROWS * self.x.cols);
-        // With many rows the next group's weights are asked for while this one is multiplied.
+        // With many rows the next group's weights are prefetched while this one is multiplied.
         let (many, threads) = (rows >= packed::MANY, team.threads());
         let chunks = if many { falling(units, threads) } else { cut(units, bytes, rows, threads) };
         team.parallel(chunks, &|chunk, worker| {
@@ -189,7 +189,7 @@ impl LinearStep {
     }
 }
 
-/// How many chunks: bytes decide for few rows (bandwidth), work for many.
+/// The number of chunks: bytes decide for few rows (bandwidth), work for many.
 fn cut(units: usize, unit_bytes: usize, rows: usize, threads: usize) -> usize {
     if threads == 1 {
         return 1.min(units);
@@ -200,7 +200,7 @@ fn cut(units: usize, unit_bytes: usize, rows: usize, threads: usize) -> usize {
     by_bytes.clamp(threads, 64 * threads).min(units).max(1)
 }
 
-/// The shared inputs of a plain product.
+/// The shared inputs of a linear with plain weights.
 struct SharedInputs(*mut f32);
 
 // SAFETY: chunks write different rows, and all are written before any is read.

@@ -1,4 +1,4 @@
-//! What happens to products before they are stored.
+//! Bias and epilogue, applied to a linear's sums before they are stored.
 
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
@@ -9,7 +9,7 @@ use crate::ops::gate_mul::Gate;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Products finished at a time, at most.
+/// The highest number of sums finished at a time.
 pub(super) const MOST: usize = 16;
 
 /// Bias and epilogue with their addresses resolved.
@@ -77,7 +77,7 @@ impl Finish {
         }
     }
 
-    /// Products `n..n + 16` of a row: as [`Finish::row`], with everything in f32 kept in registers.
+    /// Sums `n..n + 16` of a row: as [`Finish::row`], kept in registers if everything is f32.
     #[inline]
     pub(super) fn row16(&self, row: usize, n: usize, products: &mut [f32; MOST]) {
         if self.bias.is_some() || self.y.dtype != DType::F32 {
@@ -109,14 +109,14 @@ impl Finish {
         unsafe { self.y.at(row, col).cast::<[f32; N]>().write_unaligned(*values) };
     }
 
-    /// Products `n..n + products.len()` of a row; `n` and the length are even for `GateMul`.
+    /// Sums `n..n + products.len()` of a row; `n` and the length are even for `GateMul`.
     #[inline]
     pub(super) fn row(&self, row: usize, n: usize, products: &mut [f32]) {
         debug_assert!(products.len() <= MOST);
         let mut other = [0.0f32; MOST];
         if let Some(bias) = &self.bias {
             let bias_part = &mut other[..products.len()];
-            // SAFETY: the bias has one element per product.
+            // SAFETY: the bias has one element per sum.
             unsafe { load_floats(bias.dtype, bias.at(0, n), bias_part) };
             products.iter_mut().zip(bias_part).for_each(|(product, bias)| *product += *bias);
         }

@@ -1,10 +1,10 @@
-//! Packed weights as ggml multiplies them. A block's 32 products are added four by four, exactly, as
-//! integers; each of the eight sums goes into a float lane of its own, scaled by both blocks' scales and
-//! fused with the addition. At the end of the row the lanes are added by halves, and minima, which were
-//! summed apart against the activations' sums rounded to f16, are added last.
+//! Packed weights as ggml multiplies them. A block's 32 products are added four by four, exactly, as integers. Each
+//! of the eight sums goes to its own float lane by a fused multiply-add with both blocks' scales. At the end of the
+//! row the lanes are added by halves. Minima are summed separately, against the activations' sums rounded to f16, and
+//! added last.
 //!
-//! A line of our packed blocks holds just such four columns of 16 rows, so the lanes of 16 rows are
-//! eight registers, and the sums are the same whatever the number of rows.
+//! A line of our packed blocks holds exactly four such columns of 16 rows, so the lanes of 16 rows are eight
+//! registers, and the sums are the same for any number of rows.
 
 use super::packed::Task;
 use crate::DType;
@@ -12,7 +12,7 @@ use crate::cpu::pack::{self, COLS, ROWS, SCALES};
 use crate::cpu::quant::half_at;
 use crate::cpu::simd::{Level, levels};
 
-/// Sums a block has: one for each line.
+/// Integer sums of a block: one for each line.
 const LANES: usize = 8;
 
 /// Groups of 16 weight rows for every row of activations.
@@ -84,7 +84,7 @@ unsafe fn products(task: &Task<'_>, weights: &[u8], row: usize) -> [f32; ROWS] {
     })
 }
 
-/// The four products of columns 4·g.. of each row, added.
+/// The sum of the four products of columns 4·g.. of each row.
 #[inline(always)]
 fn sums(dtype: DType, lines: &[u8], g: usize, four: &[i8; 4]) -> [i32; ROWS] {
     let (line, shift) = match dtype {
@@ -159,7 +159,7 @@ mod vnni {
                         let four = _mm512_set1_epi32(q.add(g).read_unaligned());
                         let mut sums = _mm512_dpbusd_epi32(zero, lines[g], four);
                         if P8 {
-                            // Bytes are 128 more than the values.
+                            // The stored bytes are 128 more than the values.
                             let more = _mm512_dpbusd_epi32(zero, offset, four);
                             sums = _mm512_sub_epi32(sums, more);
                         }

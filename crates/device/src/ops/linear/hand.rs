@@ -1,28 +1,29 @@
-//! What the Hopper kernels of a product read as x and hand on: a norm between two products may have no launch of its own.
+//! The input of the Hopper kernels, and the norm handoff between two linears, which saves the launch of the norm
+//! between them.
 
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES};
 use crate::op::{LinearChain, Norm, NormHandoff, RmsNorm};
 use crate::{Result, Span, Tensor};
 
-/// Who prepares the input of a product, and for whom it prepares.
+/// How the input of a linear is prepared, and what it prepares for the next one.
 pub(super) struct Handing {
-    /// What the product reads.
+    /// The input that the kernel reads.
     pub(super) x: Tensor,
-    /// What makes it, if it is not there yet.
+    /// The launches that compute it, if it is not prepared yet.
     pub(super) launches: Vec<Lowered>,
-    /// Whether x was prepared by the product before, and its rows' scales are for this one to apply.
+    /// Whether the previous linear prepared x, so that this one applies its rows' scales.
     pub(super) takes: bool,
-    /// Sums of squares, given or taken.
+    /// Sums of squares, produced or consumed.
     pub(super) squares: Option<Span>,
-    /// The norm that this product prepares for.
+    /// The norm that this linear prepares its result for.
     pub(super) next: Option<Norm>,
-    /// Where to.
+    /// Where the prepared result is stored.
     pub(super) prepared: Option<Span>,
 }
 
 impl Handing {
-    /// Tells a kernel: two macros, and three arguments after the live rows.
+    /// Adds this to a kernel: two macros, and three arguments after the live rows.
     pub(super) fn tell(&self, kernel: Kernel) -> Kernel {
         kernel
             .defines(&[("GIVES", u32::from(self.next.is_some())), ("TAKES", u32::from(self.takes))])
@@ -32,7 +33,7 @@ impl Handing {
     }
 }
 
-/// A tensor that a kernel copies by blocks of 64 columns and so many rows.
+/// A tensor map with boxes of 64 columns and `rows` rows.
 pub(super) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
     Arg::TensorMap(TensorMap {
         span: tensor.span,
@@ -45,7 +46,7 @@ pub(super) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
 }
 
 impl LinearChain {
-    /// Without scratch nothing can be handed on, and nothing prepared.
+    /// Without scratch there is neither a handoff nor a norm.
     pub(super) fn handing(&self, target: &Target) -> Result<Handing> {
         let plain = |(x, launches)| Handing {
             x,
@@ -72,7 +73,7 @@ impl LinearChain {
         })
     }
 
-    /// The input as the product reads it, and the launch that makes it if there is a norm.
+    /// The input as the kernel reads it, and the launch that computes it if there is a norm.
     pub(super) fn normed(&self, target: &Target, scratch: Span) -> Result<(Tensor, Vec<Lowered>)> {
         let Some(norm) = self.norm else { return Ok((self.x, Vec::new())) };
         let span = scratch.part(SEMAPHORE_BYTES, self.normed_bytes());
@@ -80,8 +81,8 @@ impl LinearChain {
         Ok((y, RmsNorm { x: self.x, norm, y }.lower(target)?))
     }
 
-    /// What is handed over through scratch: one side's y and the other's x, times the norm's weights, and sums of
-    /// squares: of each 64 columns of a row, by `tiles` of each 256.
+    /// The parts of the handoff in scratch: the producer's y, which is the consumer's x, times the norm's weights;
+    /// and sums of squares of each 64 columns of a row (in `tiles` of each 256).
     fn handed(&self, scratch: Span) -> (Tensor, Span) {
         let (like, prepared, squares) = self.handed_bytes();
         let span = scratch.part(SEMAPHORE_BYTES, prepared);

@@ -1,9 +1,9 @@
 //! Weights in blocks of 256 (Q4_K, Q5_K, Q6_K) as ggml multiplies them. Activations are rounded to 8 bits per 256
-//! columns; products within a block are integers, and exact. What differs is how many of them are added as integers
-//! before floats take over, which depends on the type and on the rows that come together: see [`Order`].
+//! columns; products within a block are integers, and exact. How many of them are added as integers before they
+//! become floats depends on the type and on the number of rows: see [`Order`].
 //!
-//! A row of weights is unpacked once, to 16 bits with the scales of its parts multiplied in, and meets every row of
-//! activations.
+//! A row of weights is unpacked once, to 16 bits with the scales of its parts multiplied in, and used for every row
+//! of activations.
 
 use super::finish::Finish;
 use super::plain::ROWS;
@@ -24,23 +24,23 @@ pub(super) fn takes(dtype: DType) -> bool {
     matches!(dtype, DType::Q4K | DType::Q5K | DType::Q6K)
 }
 
-/// How a block's products become floats.
+/// How a block's products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Lane i of eight sums columns 4·i.. of every 32, one fused multiply-add for each block; lanes are added by
+    /// Lane i of eight sums columns 4·i.. of every 32, with one fused multiply-add for each block; lanes are added by
     /// halves at the end. For few rows.
     Lanes,
     /// The whole block is one integer, scaled by the weights' and then by the activations' scale. For many rows.
     Tile,
-    /// The whole block is one integer, scaled by both at once; minima are summed apart. For Q4_K and a row that is
-    /// left when rows are taken by fours.
+    /// The whole block is one integer, scaled by both at once; minima are summed separately. For Q4_K, and the rows
+    /// that remain when rows are processed in groups of four.
     Whole,
-    /// As `Whole`, by 64 columns. For Q4_K and rows taken by fours.
+    /// As `Whole`, by 64 columns. For Q4_K and rows in groups of four.
     Quarters,
 }
 
 impl Order {
-    /// For row `row` of `rows` that come together. ggml keeps Q4_K with rows in eights in a form of its own.
+    /// For row `row` of `rows`. ggml stores Q4_K in a special layout if the number of weight rows is a multiple of 8.
     fn of(dtype: DType, weight_rows: usize, row: usize, rows: usize) -> Order {
         match dtype {
             DType::Q4K if weight_rows.is_multiple_of(8) => {
@@ -81,8 +81,9 @@ impl Acts {
         Acts { q: at.cast(), d: d.cast(), sums: d.wrapping_add(4 * blocks).cast(), cols }
     }
 
-    /// Rounds row `row` of `rows` that meet `w`: to the scale that makes the largest value −127, or 127 where ggml takes another
-    /// of several largest values for it. Any values will do: rows that pad a step hold whatever lay there before.
+    /// Quantises row `row` of `rows` for `w`, with the scale that maps the value of the largest magnitude to −127. Of
+    /// several such values the first is used; in groups of four rows a positive one, if there is one, as in ggml. Any
+    /// values are allowed: pad rows hold arbitrary old bytes.
     ///
     /// # Safety
     /// The row lies in the scratch, and this worker alone writes it.
@@ -93,7 +94,7 @@ impl Acts {
             let mut largest = 0.0f32;
             for value in x {
                 let more = value.abs() > largest.abs();
-                // Rows by fours: a positive one, if there is one.
+                // In groups of four rows: a positive value, if there is one.
                 let positive = fours && value.abs() == largest.abs() && *value > 0.0;
                 largest = if more || positive { *value } else { largest };
             }
@@ -130,7 +131,7 @@ impl Acts {
     }
 }
 
-/// A block of weights unpacked: its values times the scales of their parts, what is to be taken off for each unit of a
+/// An unpacked block of weights: its values times the scales of their parts, what is subtracted for each unit of a
 /// part's sum of activations, and the two scales.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -170,7 +171,7 @@ fn unpack(dtype: DType, block: &[u8], to: &mut Unpacked) {
     }
 }
 
-/// Values stand for 32 less, which makes a minimum of 32 times the scale.
+/// Values are stored plus 32, which is the same as a minimum of 32 times the scale.
 #[inline(always)]
 fn unpack_q6k(block: &[u8], to: &mut Unpacked) {
     let part = COLS / PARTS;
@@ -188,7 +189,7 @@ fn unpack_q6k(block: &[u8], to: &mut Unpacked) {
     }
 }
 
-/// The second phase of a product.
+/// The second phase of a linear.
 pub(super) struct Task<'a> {
     pub(super) w: &'a Matrix,
     pub(super) acts: &'a Acts,
@@ -256,7 +257,7 @@ levels! {
 }
 
 levels! {
-    /// The product of a row of weights with a row of activations that was stored.
+    /// The dot product of a row of weights with a row of activations that was stored.
     fn multiply(dtype: DType, order: Order, acts: &Acts, row: usize, weights: &[Unpacked]) -> f32 = multiply_body;
 }
 
@@ -265,7 +266,7 @@ fn dot(x: &[i16], y: &[i16]) -> i32 {
     x.iter().zip(y).map(|(x, y)| i32::from(*x) * i32::from(*y)).sum()
 }
 
-/// What is taken off for parts `from..to`, before the scale.
+/// What is subtracted for parts `from..to`, before the scale.
 #[inline(always)]
 fn taken_off(mins: &[i16; PARTS], sums: &[i32; PARTS], parts: std::ops::Range<usize>) -> i32 {
     parts.map(|part| i32::from(mins[part]) * sums[part]).sum()
@@ -330,7 +331,7 @@ unsafe fn by_tile(dtype: DType, acts: &Acts, row: usize, weights: &[Unpacked]) -
     sum
 }
 
-/// In `N` pieces for each block, minima apart from the rest.
+/// Sums in `N` pieces for each block, minima separately.
 #[inline(always)]
 unsafe fn apart<const N: usize>(acts: &Acts, row: usize, weights: &[Unpacked]) -> f32 {
     let (mut sum, mut minima) = (0.0f32, 0.0f32);

@@ -12,7 +12,7 @@ use crate::cpu::pack::{self, COLS, ROWS};
 use crate::cpu::quant::half_at;
 use crate::cpu::simd::Level;
 
-/// Which instructions do the work.
+/// Which instructions are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Matrix tiles for many rows, AVX-512 for few.
@@ -21,7 +21,7 @@ pub(super) enum Kind {
     Vnni,
     /// AVX2.
     Avx2,
-    /// Whatever the compiler makes of plain loops.
+    /// Plain loops, vectorised by the compiler.
     Portable,
     /// Sums in ggml's order, by AVX-512 dot products of bytes if `vnni`.
     Ggml { level: Level, vnni: bool },
@@ -54,14 +54,14 @@ pub(super) fn own_bytes(_cols: usize) -> usize {
     0
 }
 
-/// Bytes ahead of the current block that are asked for.
+/// How many bytes ahead of the current block are prefetched.
 #[cfg(target_arch = "x86_64")]
 pub(super) const AHEAD: usize = 2560;
 
-/// Rows of activations from which tiles are worth unpacking weights for.
+/// From this many rows of activations on, unpacking weights for tiles is worth it.
 pub(super) const MANY: usize = 12;
 
-/// A product's second phase.
+/// The second phase of a linear.
 pub(super) struct Task<'a> {
     pub(super) dtype: DType,
     pub(super) w: *const u8,
@@ -81,8 +81,8 @@ impl Task<'_> {
     /// Groups of 16 rows of w for every row of activations.
     ///
     /// # Safety
-    /// The groups lie in w, the activations are prepared, the processor has `kind`, and nobody else
-    /// computes these groups.
+    /// The groups lie in w, the activations are prepared, the processor has `kind`, and no other thread computes
+    /// these groups.
     pub(super) unsafe fn run(&self, kind: Kind, groups: std::ops::Range<usize>) {
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,11 +1,11 @@
-//! Weights that are not packed: rows converted to f32 as they come, dot products in f32.
+//! Weights that are not packed: rows converted to f32 when read, dot products in f32.
 
 use super::finish::Finish;
 use crate::DType;
 use crate::cpu::simd::{LANES, Level, fma, levels, sum};
 use crate::cpu::view::{Matrix, load_floats};
 
-/// Rows of w taken together; even, so that gate and up stay together.
+/// Rows of w processed together; even, so that gate and up stay together.
 pub(super) const ROWS: usize = 4;
 
 /// Bytes of scratch a worker needs for weights of `cols` columns.
@@ -13,7 +13,7 @@ pub(super) fn own_bytes(cols: usize) -> usize {
     ROWS * cols * size_of::<f32>()
 }
 
-/// A product's second phase.
+/// The second phase of a linear.
 pub(super) struct Task<'a> {
     pub(super) w: &'a Matrix,
     /// rows × cols floats.
@@ -27,7 +27,7 @@ impl Task<'_> {
     /// Rows `n..n + ROWS` of w (fewer at the end) for every input row.
     ///
     /// # Safety
-    /// `scratch` has [`own_bytes`]; nobody else computes these rows.
+    /// `scratch` has [`own_bytes`]; no other thread computes these rows.
     pub(super) unsafe fn run(&self, n: usize, scratch: *mut f32) {
         let cols = self.w.cols;
         let count = ROWS.min(self.w.rows - n);

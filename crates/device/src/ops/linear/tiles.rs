@@ -1,4 +1,4 @@
-//! Products of many rows on Hopper: when `kernels/linear_tiles.cu` makes them, and its launch.
+//! Linears of many rows on Hopper: when `kernels/linear_tiles.cu` is used, and its launch.
 
 use super::cuda::type_of;
 use super::hand::tiled;
@@ -10,12 +10,12 @@ use crate::{DType, Result, Tensor};
 /// Tokens and weight rows that a cluster of two blocks takes at a time.
 const CLUSTER_TILE: (u32, u32) = (256, 256);
 
-/// Chunks of 64 columns on their way.
+/// Chunks of 64 columns in flight.
 const STAGES: u32 = 4;
 
 impl LinearChain {
-    /// Whether `tiles` can make this product, and (unless `asked` for) faster than the library: its waves
-    /// are well filled, and it saves a pass over the product or at least loses nothing.
+    /// Whether `tiles` can run this linear, and (unless `asked` for) faster than cuBLASLt: its waves are well filled,
+    /// and it saves a pass over the result or at least loses nothing.
     pub(super) fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
         let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
         let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
@@ -28,21 +28,22 @@ impl LinearChain {
         let faster = match self.epilogue {
             Epilogue::GateMul(_) => rows > 128 && filled > 0.8,
             Epilogue::Store => rows > 512 && filled > 0.9,
-            // Steps as long as the budget are full, and powers of two. Other buckets are mostly padded: there what is
-            // not computed, and a norm's pass less, make up for it.
+            // Steps that use the whole token budget are full, and powers of two. Other buckets are mostly padded:
+            // there `tiles` gains by not computing the padding and by saving the norm's pass.
             Epilogue::Residual(_)
                 if matches!(self.handoff, NormHandoff::Produce(_)) && !rows.is_power_of_two() =>
             {
                 rows > 512 && filled > 0.9
             }
-            // Loading the residual shows where a tile's product is short.
+            // Loading the residual costs time if a tile's inner dimension is short.
             Epilogue::Residual(_) => rows > 512 && filled > 0.9 && self.x.cols >= 8192,
         };
         halves && wide && columns && (asked || faster)
     }
 
-    /// Tiles of all rows, by what as many rounds could do as the live rows take: the library multiplies padding
-    /// too. Buckets are such that four fifths to all of their rows are live.
+    /// The tiles of all rows, relative to the tiles that could run in as many rounds as the live rows take. All rows
+    /// are counted because cuBLASLt multiplies the padding, too. Four fifths to all rows of a bucket are assumed to
+    /// be live.
     fn filled(&self, target: &Target) -> f64 {
         let clusters = target.sms / 2;
         let tiles =
@@ -56,7 +57,7 @@ impl LinearChain {
         f64::from(tiles(rows)) / (all * f64::from(clusters))
     }
 
-    /// Whether the kernel can do this rotation to its sums.
+    /// Whether the kernel can apply this rotation to its sums.
     pub(super) fn rotates(&self, rope: &RopeKv) -> bool {
         let kv = &rope.kv;
         let half = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16);
@@ -117,7 +118,7 @@ impl LinearChain {
         Ok(handing.launches)
     }
 
-    /// What the kernel must know to rotate.
+    /// The constants that the kernel needs to rotate.
     fn rotation(&self) -> Result<Vec<(&'static str, u32)>> {
         let Some(rope) = &self.rope else { return Ok(Vec::new()) };
         let kv = &rope.kv;

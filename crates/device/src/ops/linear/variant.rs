@@ -1,11 +1,11 @@
-//! The kernels a linear may be computed by, as they are asked for.
+//! The kernels of a linear that can be requested.
 
 use crate::variant::{Options, UnknownVariant};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kernel of a linear; what is not given is left to the kernel's rule.
+/// A kernel of a linear; what is `None` is left to the kernel's rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinearVariant {
@@ -14,11 +14,11 @@ pub enum LinearVariant {
         /// Depth of the ring.
         stages: Option<u32>,
     },
-    /// Warpgroup products on Hopper, weights as the tall operand.
+    /// Warpgroup MMA on Hopper, weights as the tall operand.
     Wgmma(WgmmaShape),
-    /// Warpgroup products on Hopper for many rows, in tiles of 256 by 256.
+    /// Warpgroup MMA on Hopper for many rows, in tiles of 256 by 256.
     Tiles,
-    /// The library.
+    /// cuBLASLt.
     Gemm,
     /// The kernel for every format and shape.
     Reference,
@@ -31,7 +31,7 @@ pub struct WgmmaShape {
     pub wide: Option<u32>,
     /// Tokens of a tile.
     pub columns: Option<u32>,
-    /// Blocks that share K.
+    /// Blocks that split K.
     pub split: Option<u32>,
     /// Depth of the ring.
     pub stages: Option<u32>,

@@ -15,7 +15,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Reads the block at `from` and asks for those ahead of it.
+    /// Reads the block at `from` and prefetches those ahead of it.
     ///
     /// # Safety
     /// A block of P8 or P4 lies there; the processor has AVX-512.

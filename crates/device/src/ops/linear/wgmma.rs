@@ -1,4 +1,4 @@
-//! Products of up to 256 rows on Hopper: in which tiles `kernels/linear_wgmma.cu` makes them, and its launch.
+//! Linears of up to 256 rows on Hopper: the tiles of `kernels/linear_wgmma.cu`, and its launch.
 
 use super::cuda::{NARROW, Plan};
 use super::hand::tiled;
@@ -15,14 +15,15 @@ impl LinearChain {
         let given = asked.columns.filter(|columns| (8..=256).contains(columns));
         let columns = whole(given.unwrap_or(rows.min(256)));
         let gives = matches!(self.handoff, NormHandoff::Produce(_));
-        // Microseconds that the busiest block reads, and what sharing K takes.
+        // Microseconds for what the busiest block reads, and for splitting K.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
             // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
             let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
             let room = wide + columns <= if asked.wide == Some(wide) { 448 } else { 320 };
             let fits = k.is_multiple_of(64 * split) && alone && room;
-            // A narrow tile's product reads 16 rows past it, and has no whole 64 columns to give.
+            // The MMA of a narrow tile reads 16 rows past it, and the tile has no whole 64 columns for the norm
+            // handoff.
             let fits = fits && (wide != NARROW || (columns >= 16 && split == 1 && !gives));
             let rounds = (tiles * split).div_ceil(target.sms);
             let reads = f64::from(rounds * wide) * f64::from(k / split) * 2.0 / 34e3;
@@ -41,19 +42,19 @@ impl LinearChain {
         };
         let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
         let wanted = |w: u32, s: u32| asked.wide.unwrap_or(w) == w && asked.split.unwrap_or(s) == s;
-        // What was asked for if it can be, else the cheapest that can.
+        // The requested tiles if they can run, else the cheapest that can.
         let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
         let (wide, split) =
             shapes.min_by(|a, b| price(*a).total_cmp(&price(*b))).unwrap_or((64, 1));
         let stage = (wide + columns) * 128;
         let chunks = k / 64 / split * if split > 1 { 1 } else { 2 };
-        // Deep enough that two blocks of a kernel never share a multiprocessor.
+        // As deep as fits, so that two blocks of a kernel never share a multiprocessor.
         let beside = 2048 + 4 * columns + if gives { wide / 4 * columns } else { 0 };
         let most = ((target.shared_per_block - beside) / stage).min(20);
-        // The sums of a shared tile take the place of the ring.
+        // With K split, the sums of a tile take the place of the ring.
         let least = (wide * columns * 4).div_ceil(stage).max(3);
-        // Half a multiprocessor's memory and a little: attention's blocks fit beside it, so that each may start
-        // while the other runs, and still no two of one product.
+        // A little more than half of a multiprocessor's memory: blocks of attention fit beside it, so that each
+        // kernel may start while the other runs, but no two blocks of the same linear fit.
         let half = target.shared_per_sm / 2 - 1024;
         let halved = asked.half.map_or(wide <= 64 && columns <= 64, |half| half == 1);
         let deep = if halved { (half + 3072).saturating_sub(beside) / stage } else { most };
@@ -76,7 +77,7 @@ impl LinearChain {
             whole && matches!(residual.dtype, DType::F16 | DType::BF16)
         });
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
-        // Warpgroups of 64 weight rows, and a warp that copies: a whole warpgroup where registers move from it.
+        // Warpgroups of 64 weight rows, and a warp that copies; that is a whole warpgroup if it gives up registers.
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])

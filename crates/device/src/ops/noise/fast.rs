@@ -1,4 +1,4 @@
-//! Rows of noise, cut among the threads.
+//! Rows of noise, divided among the threads.
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -6,7 +6,7 @@ use crate::cpu::step::{Step, Team, part};
 use crate::cpu::view::Matrix;
 use crate::op::Noise;
 
-/// Elements per chunk: large enough to hide the handing out.
+/// Elements per chunk: enough to hide the cost of distributing them.
 const CHUNK: usize = 1 << 16;
 
 struct NoiseStep {

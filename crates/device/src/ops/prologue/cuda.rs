@@ -85,9 +85,10 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
     ]
 }
 
-/// Blocks among which attention shares the pages of one of eight KV heads. With a few rows all are resident at
-/// once: two on each multiprocessor hide each other's ends, one has half as many pieces to merge. More rows fill
-/// the GPU by themselves; the ways serve a row that is much longer than the others.
+/// Into how many blocks attention divides the pages of one of eight KV heads. Up to four rows: as many as are
+/// resident at once, two per multiprocessor, so that one block runs while the other ends. Up to 16 rows: one per
+/// multiprocessor, with half as many pieces to merge. More rows fill the GPU by themselves; splitting then only helps
+/// a row that is much longer than the others.
 pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
     let resident = 2 * target.sms / 8;
     match rows {
@@ -99,7 +100,7 @@ pub(crate) fn ways(rows: u32, target: &Target) -> u32 {
 }
 
 impl Prologue {
-    /// Where things lie in an input block; all 0 without one.
+    /// The word offsets in an input block; all 0 without one.
     fn input_layout(&self) -> Vec<(&'static str, u32)> {
         let at = self.given.map(|_| self.state.limits.input_layout(self.rows));
         let area = |area: fn(&InputLayout) -> u32| at.as_ref().map_or(0, area);

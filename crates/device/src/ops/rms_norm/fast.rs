@@ -1,4 +1,4 @@
-//! Rows cut among the threads.
+//! Rows are divided among the threads.
 
 use crate::cpu::ggml;
 use crate::cpu::memory::CpuMemory;

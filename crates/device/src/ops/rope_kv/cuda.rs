@@ -1,4 +1,4 @@
-//! `kernels/rope_kv.cu`: several lanes per head, a block per token (of few tokens: several).
+//! `kernels/rope_kv.cu`: several lanes per head, a block per token (with few tokens, several blocks per token).
 
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target};

@@ -1,4 +1,4 @@
-//! Tokens cut among the threads; heads of a token in f32 scratch.
+//! Tokens are divided among the threads; heads of a token are in f32 scratch.
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -24,8 +24,8 @@ pub(crate) struct RopeKvStep {
     level: Level,
 }
 
-// SAFETY: addresses in an arena that the recording keeps; tokens are cut so that no two chunks touch
-// the same row or slot.
+// SAFETY: addresses in an arena that the recording keeps; tokens are divided so that no two chunks touch the same row
+// or slot.
 unsafe impl Send for RopeKvStep {}
 // SAFETY: as above.
 unsafe impl Sync for RopeKvStep {}
@@ -52,7 +52,7 @@ impl RopeKv {
     }
 }
 
-/// Which product is fused is ggml's choice too: it costs nothing to have its bits.
+/// Fuses the same multiplication as ggml, for the same bits; that costs nothing.
 #[inline(always)]
 fn rotate_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
     let (low, high) = head.split_at_mut(table.len() / 2);
@@ -75,7 +75,7 @@ fn rotate_neighbours_body<const FMA: bool>(head: &mut [f32], table: &[f32]) {
 }
 
 levels! {
-    /// As [`rotate`], of pairs that stand side by side.
+    /// As [`rotate`], for pairs of neighbouring elements.
     fn rotate_neighbours(head: &mut [f32], table: &[f32]) = rotate_neighbours_body;
 }
 
@@ -85,7 +85,7 @@ levels! {
 }
 
 impl RopeKvStep {
-    /// Does one token's heads; `own` is the worker's scratch.
+    /// Processes one token's heads; `own` is the worker's scratch.
     fn token(&self, token: usize, own: Own) {
         let dim = self.kv.head_dim as usize;
         // SAFETY: this worker's own scratch.

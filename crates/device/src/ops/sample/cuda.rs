@@ -25,9 +25,9 @@ impl Sample {
             let problem = format!("needs {} bytes of scratch", self.partial_bytes(target));
             return Err(Error::Contract { op: "sample".into(), problem });
         };
-        // A word for each row, and one for all of them, counts blocks that are done.
+        // A word for each row, and one for all rows, counts finished blocks.
         let counted = (u64::from(self.rows) + 1) * 4 <= SEMAPHORE_BYTES;
-        require(counted, Self::NAME, || format!("{} rows; the kernel counts fewer", self.rows))?;
+        require(counted, Self::NAME, || format!("{} rows are too many to count", self.rows))?;
         let parts = self.parts(target);
         let places: &[_] = match s.limits.tokens_per_row {
             1 => &[],

@@ -1,4 +1,4 @@
-//! Rows cut among the threads.
+//! Rows are divided among the threads.
 
 use super::row::{Choice, SampledRow, StepEnd};
 use crate::StepState;
@@ -111,8 +111,8 @@ fn best(logits: &[f32], top: &mut [(u32, f32)]) {
     }
 }
 
-/// Tokens this far below the likeliest (after temperature) are looked at only if they must be: each has
-/// less than 2·10⁻⁹ of its probability.
+/// Tokens this far below the likeliest (after temperature) are considered only if necessary: each has less than
+/// 2·10⁻⁹ of its probability.
 const REACH: f32 = 20.0;
 
 fn draw(
@@ -191,7 +191,7 @@ fn gather(logits: &[f32], temperature: f32, least: f32, candidates: &mut [u32]) 
     count
 }
 
-/// A draw from the whole distribution: block sums first, then within the block.
+/// Draws from the whole distribution: finds the block by block sums, then the token within it.
 fn walk(level: Level, row: &SampledRow<'_>, logits: &[f32], max: f32) -> u32 {
     const BLOCK: usize = 1024;
     // SAFETY: the level was detected.
@@ -236,7 +236,7 @@ fn largest_body<const FMA: bool>(logits: &[f32]) -> f32 {
 #[inline(always)]
 fn sum_exp_body<const FMA: bool>(logits: &[f32], temperature: f32, max: f32) -> f64 {
     let top = max / temperature;
-    // Below this, `exp` no longer falls: those tokens count as nothing, as they would in f64 sums.
+    // Below this, `exp` does not decrease further: those tokens count as 0, as they would in f64 sums.
     let weight = |l: f32| {
         let x = l / temperature - top;
         if x > -87.0 { exp::<FMA>(x) } else { 0.0 }

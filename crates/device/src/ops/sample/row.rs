@@ -1,4 +1,4 @@
-//! What both samplers share: a row's parameters and adjusted logits, and how a step ends.
+//! Code that both samplers share: a row's parameters and adjusted logits, and the end of a step.
 
 use crate::StepState;
 use crate::cpu::memory::CpuMemory;
@@ -6,7 +6,7 @@ use crate::cpu::tables::Tables;
 use crate::cpu::view::Words;
 use crate::step::{self, MAX_BIASES, MAX_STOPS, MAX_TOP, PARAM_WORDS, count, mail, param, ring};
 
-/// The end of a step: where its results go.
+/// The end of a step: where its results are written.
 pub(super) struct StepEnd {
     tables: Tables,
     launch: u64,
@@ -42,7 +42,7 @@ pub(super) struct SampledRow<'a> {
 }
 
 impl StepEnd {
-    /// Of the launch under way, for a bucket of `rows`.
+    /// For the current launch and a bucket of `rows`.
     pub(super) fn new(memory: &CpuMemory, state: &StepState, rows: u32) -> StepEnd {
         let tables = Tables::new(memory, state);
         let launch = tables.launch();
@@ -90,7 +90,7 @@ impl StepEnd {
         (0..stops).any(|i| self.param(seat, param::STOP + i) == token)
     }
 
-    /// Where place `index` of a row begins in the ring.
+    /// Where place `index` of a row starts in the ring.
     fn place(&self, r: usize, index: u32) -> usize {
         let row = r * self.tables.limits.ring_row_words() as usize;
         self.entry + (ring::HEADER_WORDS + index * ring::PLACE_WORDS) as usize + row
