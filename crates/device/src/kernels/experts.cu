@@ -1,0 +1,256 @@
+// Both products of a layer of experts, in one launch: act = silu(x · gateᵀ) · (x · upᵀ) for each assignment of a token
+// to an expert, then parts = weight · (act · downᵀ). Weights are the 64-row operand of the warpgroup product and an
+// expert's tokens the columns, so that few tokens waste nothing. Tokens are read where they are, a row at a time.
+//
+// A unit is WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay, and each has its list
+// of units, first of gate/up, then of down. One warp copies weights, another tokens: a down unit's weights are on
+// their way while its tokens are still being made. The last gate/up unit of a task is known by a count in `ready`; a block's
+// gate/up units all come before its first down unit and all blocks are resident, so somebody always gets on.
+//
+// Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
+//
+// H, I (multiples of 64), TOP, WIDE (64, 128, 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
+// PASS (weights are read once: do not keep them in L2).
+#include "wgmma.cuh"
+
+#define GROUPS (WIDE / 64)
+#define WORKERS (GROUPS * 128)
+#define THREADS (WORKERS + 128)
+#define WEIGHT_BYTES (WIDE * 128)
+#define STAGE_BYTES (WEIGHT_BYTES + TILE * 128)
+// Units of a task.
+#define UP_UNITS (2 * I / WIDE)
+#define DOWTILEUNITS (H / WIDE)
+// A copy's rows of act.
+#define ACT_ROWS (TILE < 64 ? TILE : 64)
+// Down units in the time of one of gate/up.
+#define RATIO ((H + I / 2) / I)
+#define MOVED (TILE > 128)
+
+struct alignas(64) Map {
+    u64 words[16];
+};
+struct alignas(16) Task {
+    int expert;
+    u32 first, count, tiles;
+};
+
+// A block's units in order. Blocks with a gate/up unit less than others get RATIO down units more.
+struct Units {
+    u32 up, down, turn, at;
+    bool is_down;
+    DEVICE Units(u32 tasks) : up(PHASES & 1 ? tasks * UP_UNITS : 0), down(PHASES & 2 ? tasks * DOWTILEUNITS : 0), turn(0), at(0), is_down(false) {}
+    DEVICE bool next() {
+        const u32 blocks = gridDim.x, b = blockIdx.x;
+        if (!is_down) {
+            at = b + turn++ * blocks;
+            if (at < up) return true;
+            is_down = true, turn = 0;
+        }
+        const u32 rest = up % blocks, free = rest ? blocks - rest : 0;
+        if (rest && b >= rest && turn < RATIO) {
+            at = b - rest + turn++ * free;
+            if (at < down) return true;
+        }
+        at = free * RATIO + b + (turn - (rest && b >= rest ? RATIO : 0)) * blocks;
+        turn++;
+        return at < down;
+    }
+    DEVICE u32 task() const { return at / (is_down ? DOWTILEUNITS : UP_UNITS); }
+    DEVICE u32 tile() const { return at % (is_down ? DOWTILEUNITS : UP_UNITS); }
+    DEVICE u32 chunks() const { return is_down ? I / 64 : H / 64; }
+};
+
+struct Ring {
+    u32 base, full, empty, stage, phase;
+    DEVICE void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+    DEVICE u32 at() const { return base + stage * STAGE_BYTES; }
+};
+
+DEVICE void copy_weights(Ring ring, Units units, const Task* tasks, const Map* up, const Map* down) {
+    const u64 policy = PASS ? pass_policy() : keep_policy();
+    while (units.next()) {
+        const u32 expert = (u32)tasks[units.task()].expert;
+        const Map* map = units.is_down ? down : up;
+        const u32 row = expert * (units.is_down ? H : 2 * I) + units.tile() * WIDE;
+        for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
+            barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
+            barrier_expect(ring.full + 8 * ring.stage, WEIGHT_BYTES);
+            tensor_copy(ring.at(), map, chunk * 64, row, ring.full + 8 * ring.stage, policy);
+            ring.advance();
+        }
+    }
+}
+
+DEVICE void copy_tokens(Ring ring, Units units, const Task* tasks, const u32* rows, const u32* ready, const Map* x, const Map* act) {
+    const u32 lane = threadIdx.x % 32;
+    const u64 keep = keep_policy();
+    while (units.next()) {
+        const Task task = tasks[units.task()];
+        u32 token[(TILE + 31) / 32];
+        if (units.is_down) {
+            if (PHASES == 3 && lane == 0) {
+                u32 seen;
+                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.task()) : "memory");
+                while (seen < UP_UNITS * GROUPS);
+                asm volatile("fence.proxy.async;" ::: "memory");
+            }
+        } else
+#pragma unroll
+            for (int i = 0; i < (TILE + 31) / 32; i++)
+                token[i] = i * 32 + lane < task.count ? rows[task.first + i * 32 + lane] / TOP : 0;
+        const u32 boxes = (task.count + ACT_ROWS - 1) / ACT_ROWS;
+        const u32 bytes = units.is_down ? boxes * ACT_ROWS * 128 : task.count * 128;
+        for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
+            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_BYTES;
+            barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
+            if (lane == 0) barrier_expect(barrier, bytes);
+            __syncwarp();
+            if (units.is_down) {
+                if (lane < boxes) tensor_copy(to + lane * ACT_ROWS * 128, act, chunk * 64, task.first + lane * ACT_ROWS, barrier, keep);
+            } else
+#pragma unroll
+                for (int i = 0; i < (TILE + 31) / 32; i++)
+                    if (i * 32 + lane < task.count) tensor_copy(to + (i * 32 + lane) * 128, x, chunk * 64, token[i], barrier, keep);
+            __syncwarp();
+            ring.advance();
+        }
+    }
+}
+
+DEVICE float silu_mul_of(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+
+// What a warpgroup knows of its tokens.
+struct Tokens {
+    float weight[TILE];
+    u32 slot[TILE];
+};
+
+// A product of few columns waits for the one before it: several sums take turns.
+#define SETS (TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
+
+// 64 of the inner dimension, for the first M_ columns.
+template <int M_> DEVICE void multiply(float* c, u64 a, u64 b, u32 chunk) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + 2 * k, b + 2 * k, chunk > 0 || k >= SETS);
+}
+
+// The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
+DEVICE void unit(Ring& ring, const Units& units, const Task& task, Tokens& tokens, const u32* rows, const float* weights,
+                                   u16* act, u16* parts) {
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128, warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
+    if (units.is_down) {
+        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        for (u32 i = within; i < task.count; i += 128) {
+            const u32 slot = rows[task.first + i];
+            tokens.slot[i] = slot;
+            tokens.weight[i] = weights[slot];
+        }
+    }
+    float c[SETS * TILE / 2];
+    u32 previous = ring.stage;
+    const u32 chunks = units.chunks();
+#pragma unroll 1
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
+        barrier_wait(ring.full + 8 * ring.stage, ring.phase);
+        const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
+        product_begin();
+        if (TILE > 128 && task.count <= 64) multiply<64>(c, a, b, chunk);
+        else if (TILE > 128 && task.count <= 128) multiply<128>(c, a, b, chunk);
+        else if (TILE > 192 && task.count <= 192) multiply<192>(c, a, b, chunk);
+        else multiply<TILE>(c, a, b, chunk);
+        product_commit();
+        // The product before this one is done: its stage can be filled again.
+        product_wait<1>();
+        if (chunk > 0 && within == 0) barrier_arrive(ring.empty + 8 * previous);
+        previous = ring.stage;
+        ring.advance();
+    }
+    product_wait<0>();
+    if (within == 0) barrier_arrive(ring.empty + 8 * previous);
+#pragma unroll
+    for (int s = 1; s < SETS; s++)
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i++) c[i] += c[s * (TILE / 2) + i];
+    if (!units.is_down) {
+        u16* to = act + (u64)task.first * I + units.tile() * (WIDE / 2) + group * 32 + warp * 8 + 2 * j;
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) {
+            const float* v = c + 4 * n;
+            const u32 pair = transpose_8x8(pack_bf16(silu_mul_of(v[0], v[2]), silu_mul_of(v[1], v[3])));
+            if (n * 8 + g < task.count) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
+        }
+        // Another block's tensor copies read this.
+        if (PHASES == 3) {
+            asm volatile("fence.proxy.async;" ::: "memory");
+            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+        }
+        return;
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+    u16* to = parts + units.tile() * WIDE + group * 64 + warp * 16 + 4 * j;
+#pragma unroll
+    for (int n = 0; n < TILE / 8; n++) {
+        if (n * 8 >= task.count) break;
+        const float* v = c + 4 * n;
+        const float2 w = *(const float2*)(tokens.weight + n * 8 + 2 * j);
+        const u32 low = transpose_8x8(pack_bf16(v[0] * w.x, v[1] * w.y)), high = transpose_8x8(pack_bf16(v[2] * w.x, v[3] * w.y));
+        // A lane has columns 2j, 2j + 1 and those + 8 of token g, and gets 4j to 4j + 3.
+        const u32 from = (lane & ~3u) | (2 * j & 3);
+        const u32 a = __shfl_sync(FULL, low, from), b = __shfl_sync(FULL, low, from + 1);
+        const u32 d = __shfl_sync(FULL, high, from), e = __shfl_sync(FULL, high, from + 1);
+        if (n * 8 + g < task.count) *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
+        const __grid_constant__ Map act_map, const Task* tasks, const u32* head, const u32* rows, const float* weights,
+        u32* ready, u16* act, u16* parts) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ u8 memory[];
+    __shared__ __align__(8) u64 barriers[2 * STAGES];
+    __shared__ __align__(8) Tokens tokens[GROUPS];
+    Ring ring;
+    ring.base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
+    ring.full = __shfl_sync(FULL, shared_address(barriers), 0), ring.empty = ring.full + 8 * STAGES;
+    ring.stage = 0;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(ring.full + 8 * s, 2);
+            barrier_init(ring.empty + 8 * s, GROUPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    let_successor_start();
+    wait_for_predecessor();
+    const u32 count = __ldcg(head);
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0);
+    if (group == GROUPS) {
+        if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        ring.phase = 1;
+        const u32 warp = __shfl_sync(FULL, threadIdx.x / 32, 0) - GROUPS * 4;
+        if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(count), tasks, &up_map, &down_map);
+        if (warp == 1) {
+            asm volatile("fence.proxy.async;" ::: "memory");
+            copy_tokens(ring, Units(count), tasks, rows, ready, &x_map, &act_map);
+        }
+    } else {
+        if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        ring.phase = 0;
+        Units units(count);
+        while (units.next()) {
+            const Task task = tasks[units.task()];
+            unit(ring, units, task, tokens[group], rows, weights, act, parts);
+            if (PHASES == 3 && !units.is_down && threadIdx.x % 128 == 0) {
+                __threadfence();
+                asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.task()) : "memory");
+            }
+        }
+    }
+#endif
+}

@@ -1,0 +1,156 @@
+// Which TOP of E experts a token goes to, and with what weight. Logits are products of bf16 with sums in f32.
+// A cluster of SHARES blocks takes TOKENS tokens; each block has E / SHARES experts, a warp sixteen of the tokens and
+// a share of H, and a token's logits meet in the shared memory of the block that chooses for it. Fragments come
+// straight from memory: 16 bytes of a row are the same eight of H in both operands, whatever their order in the
+// product. Where they fit into registers, the router's weights are read before the wait for the predecessor.
+//
+// SCORE 0: softmax; 1: sigmoid, chosen by score + bias, weighed without it. GROUPS > 1: experts lie in groups, of which
+// the KEPT best remain, by the sum of their GROUP_TOP (1, 2) best. Equal scores go to the lower index.
+// RENORM: weights of a token sum up to `scale`.
+//
+// H, E (a multiple of 32), TOP (≤ 32), TOKENS (16, 32, 64), SHARES, WARPS, SCORE, GROUPS, KEPT, GROUP_TOP, RENORM.
+#include "prelude.cuh"
+
+#define EACH (E / SHARES)
+#define OWN (TOKENS / SHARES)
+#define TILES_T (TOKENS / 16)
+#define PARTS (WARPS / TILES_T)
+#define STEPS (H / PARTS / 32)
+#define EARLY (STEPS * (EACH / 8) <= 16)
+#define LIMIT (EARLY ? STEPS : 2)
+
+// Larger floats have larger keys; 0 is below all of them.
+DEVICE u32 key_of(float v) {
+    const u32 b = __float_as_uint(v);
+    return b ^ (b >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+DEVICE float score_of(float logit, const float* bias, u32 e) {
+    return SCORE == 1 ? 1.0f / (1.0f + expf(-logit)) + bias[e] : logit;
+}
+
+// A bit for each group that remains.
+DEVICE u32 groups_of(const float* logits, const float* bias) {
+    const u32 lane = threadIdx.x % 32, size = E / GROUPS;
+    float best = -INFINITY, second = -INFINITY;
+    if (lane < GROUPS)
+        for (u32 i = 0; i < size; i++) {
+            const float s = score_of(logits[lane * size + i], bias, lane * size + i);
+            if (s > best) second = best, best = s;
+            else if (s > second) second = s;
+        }
+    const float mine = GROUP_TOP == 2 ? best + second : best;
+    u32 above = 0;
+    for (u32 g = 0; g < GROUPS; g++) {
+        const float other = __shfl_sync(FULL, mine, g);
+        above += other > mine || (other == mine && g < lane);
+    }
+    return __ballot_sync(FULL, lane < GROUPS && above < KEPT);
+}
+
+// One warp chooses for one token.
+DEVICE void choose(const float* logits, const float* bias, float scale, u32* ids, float* weights) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 kept = GROUPS > 1 ? groups_of(logits, bias) : FULL;
+    u32 keys[E / 32];
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < E / 32; i++) {
+        const u32 e = i * 32 + lane;
+        const float logit = logits[e];
+        most = fmaxf(most, logit);
+        keys[i] = GROUPS == 1 || kept >> e / (E / GROUPS) & 1 ? key_of(score_of(logit, bias, e)) : 0;
+    }
+    u32 mine = 0;
+#pragma unroll
+    for (int p = 0; p < TOP; p++) {
+        u32 best = keys[0];
+#pragma unroll
+        for (int i = 1; i < E / 32; i++) best = max(best, keys[i]);
+        best = __reduce_max_sync(FULL, best);
+        u32 at = E - 1;
+#pragma unroll
+        for (int i = E / 32 - 1; i >= 0; i--)
+            if (keys[i] == best) at = i * 32 + lane;
+        at = __reduce_min_sync(FULL, at);
+#pragma unroll
+        for (int i = 0; i < E / 32; i++)
+            if (at == i * 32 + lane) keys[i] = 0;
+        if (lane == p) mine = at;
+    }
+    float weight = 0.0f, sum = 0.0f;
+    if (SCORE == 0) {
+        most = warp_max(most);
+        if (!RENORM)
+#pragma unroll
+            for (int i = 0; i < E / 32; i++) sum += expf(logits[i * 32 + lane] - most);
+        if (lane < TOP) weight = expf(logits[mine] - most);
+    } else if (lane < TOP)
+        weight = 1.0f / (1.0f + expf(-logits[mine]));
+    if (RENORM) sum = SCORE == 0 ? weight : weight + (lane == 0 ? 1e-20f : 0.0f);
+    sum = warp_sum(sum);
+    if (lane < TOP) {
+        ids[lane] = mine;
+        weights[lane] = (SCORE == 0 || RENORM ? weight / sum : weight) * scale;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* weights, const u32* live, u32 most,
+              u32 x_stride, float scale) {
+    __shared__ float parts[PARTS][TOKENS][EACH + 1];
+    __shared__ float logits[OWN][E];
+    u32 rank = 0;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+    const u32 top = blockIdx.x / SHARES * TOKENS, group = warp % TILES_T, part = warp / TILES_T;
+    const u16* from = w + (u64)(rank * EACH + g) * H + part * (H / PARTS) + j * 8;
+    uint4 held[EARLY ? STEPS : 1][EARLY ? EACH / 8 : 1];
+    if (EARLY)
+#pragma unroll
+        for (int s = 0; s < (EARLY ? STEPS : 0); s++)
+#pragma unroll
+            for (int n = 0; n < EACH / 8; n++) held[s][EARLY ? n : 0] = *(const uint4*)(from + n * 8 * H + s * 32);
+    let_successor_start();
+    wait_for_predecessor();
+
+    const u32 rows = live ? min(*live, most) : most;
+    // Rows beyond the live ones repeat the last: nobody looks at what they give.
+    const u16* low = x + (u64)min(top + group * 16 + g, most - 1) * x_stride + part * (H / PARTS) + j * 8;
+    const u16* high = x + (u64)min(top + group * 16 + g + 8, most - 1) * x_stride + part * (H / PARTS) + j * 8;
+    float c[EACH / 8][4] = {};
+#pragma unroll LIMIT
+    for (int s = 0; s < STEPS; s++) {
+        const uint4 a = *(const uint4*)(low + s * 32), b = *(const uint4*)(high + s * 32);
+        uint4 v[EACH / 8];
+#pragma unroll
+        for (int n = 0; n < EACH / 8; n++) v[n] = EARLY ? held[EARLY ? s : 0][EARLY ? n : 0] : *(const uint4*)(from + n * 8 * H + s * 32);
+#pragma unroll
+        for (int n = 0; n < EACH / 8; n++) {
+            mma_16x8x16<BF16>(c[n], a.x, b.x, a.y, b.y, v[n].x, v[n].y);
+            mma_16x8x16<BF16>(c[n], a.z, b.z, a.w, b.w, v[n].z, v[n].w);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < EACH / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) parts[part][group * 16 + g + i / 2 * 8][n * 8 + 2 * j + i % 2] = c[n][i];
+    __syncthreads();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    for (u32 i = threadIdx.x; i < TOKENS * EACH; i += WARPS * 32) {
+        const u32 token = i / EACH, e = i % EACH;
+        float sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) sum += parts[p][token][e];
+        const u32 to = shared_address(&logits[token / SHARES][rank * EACH + e]);
+        asm volatile(
+            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.f32 [there], %2;\n}"
+            ::"r"(to), "r"(token % SHARES), "f"(sum) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    for (u32 i = warp; i < OWN; i += WARPS) {
+        const u32 token = top + i * SHARES + rank;
+        if (token < rows) choose(logits[i], bias, scale, ids + (u64)token * TOP, weights + (u64)token * TOP);
+    }
+}

@@ -1,0 +1,351 @@
+"""A layer of experts (router, plan, products, sum): checked against PyTorch in fp32, then timed as graph replays.
+
+experts.py check [TOKENS,...]                 routing, plan and outputs; imbalance; poisoned buffers; repetition
+experts.py time  [TOKENS,...] [TILE=8,WIDE=64 ...]   microseconds of a layer and of its kernels, for each variant
+experts.py keys  FILE                         the kernels that both need, for compile.py
+
+Qwen3-30B-A3B's shape, bf16, random weights. Layers take turns on eight sets of weights, 9.7 GB: L2 does not help.
+"""
+import ctypes, json, random, sys
+
+H, I, E, TOP, LAYERS, SMS = 2048, 768, 128, 8, 8, 132
+BANDWIDTH, PEAK = 4.54e12, 690e12
+P, U64, U32, F32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_float
+SOFTMAX = dict(SCORE=0, GROUPS=1, KEPT=1, GROUP_TOP=1, RENORM=1)
+ROUTINGS = [SOFTMAX, dict(SOFTMAX, RENORM=0), dict(SOFTMAX, GROUPS=8, KEPT=3), dict(SCORE=1, GROUPS=8, KEPT=4, GROUP_TOP=2, RENORM=1),
+            dict(SCORE=1, GROUPS=1, KEPT=1, GROUP_TOP=1, RENORM=0)]
+
+
+def chosen(tokens):
+    """The variant for so many tokens."""
+    if tokens <= 8:
+        return dict(TILE=8, WIDE=64, PASS=1)
+    if tokens <= 96:
+        return dict(TILE=16, WIDE=128, PASS=1)
+    if tokens <= 256:
+        return dict(TILE=32, WIDE=128, PASS=1)
+    if tokens <= 1024:
+        return dict(TILE=64 if tokens <= 512 else 128, WIDE=128, PASS=1)
+    return dict(TILE=256, WIDE=128, PASS=0)
+
+
+def completed(variant):
+    v = dict(PHASES=3, PASS=1)
+    v.update(variant)
+    each = (v["WIDE"] + v["TILE"]) * 128
+    static = 16 * 40 + v["WIDE"] // 64 * v["TILE"] * 8
+    v.setdefault("STAGES", min(40, (232448 - 1024 - static) // each))
+    return v
+
+
+def key(source, entry=None, **defines):
+    return dict(source=source, entry=entry or source, defines=[[a, str(b)] for a, b in sorted(defines.items())])
+
+
+def route_key(tokens, routing):
+    shape = dict(TOKENS=16, SHARES=8) if tokens <= 512 else dict(TOKENS=64, SHARES=4)
+    return shape, key("experts_route", H=H, E=E, TOP=TOP, WARPS=8, **shape, **routing)
+
+
+def product_key(variant):
+    return key("experts", H=H, I=I, TOP=TOP, **{k: v for k, v in variant.items()})
+
+
+CHECKED = [1, 2, 3, 8, 16, 33, 64, 200, 256, 512, 1000, 8192]
+TIMED = [1, 8, 64, 256, 512, 8192]
+
+
+def keys(tokens, variants):
+    out = []
+    for t in tokens:
+        for v in variants or [chosen(t)]:
+            v = completed(v)
+            out += [product_key(dict(v, PHASES=p)) for p in (1, 2, 3)] + [key("experts_plan", E=E, TOP=TOP, TILE=v["TILE"])]
+        out += [route_key(t, r)[1] for r in ROUTINGS]
+    return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1)]
+
+
+if __name__ == "__main__" and sys.argv[1] == "keys":
+    json.dump(keys(sorted(set(CHECKED + TIMED)), []), open(sys.argv[2], "w"))
+    sys.exit()
+
+import torch
+from step import Attribute, Config, Kernels, cuda, ok, rel
+
+KERNELS = Kernels()
+
+
+class Launch:
+    def __init__(self, k, args, grid, threads, shared=0, cluster=1):
+        self.function, self.args, self.shared, self.cluster = KERNELS.get(k, shared), args, shared, cluster
+        self.pointers = (P * len(args))(*[ctypes.addressof(a) for a in args])
+        self.dims = (ctypes.c_uint * 6)(grid, 1, 1, threads, 1, 1)
+
+    def go(self, dependent=True):
+        attrs, count = (Attribute * 2)(), 0
+        if dependent:
+            attrs[count].id, attrs[count].value[0] = 6, 1
+            count += 1
+        if self.cluster > 1:
+            attrs[count].id = 4
+            attrs[count].value[:3] = [self.cluster, 1, 1]
+            count += 1
+        config = Config(self.dims, self.shared, torch.cuda.current_stream().cuda_stream, ctypes.addressof(attrs), count)
+        ok(cuda.cuLaunchKernelEx(ctypes.byref(config), self.function, self.pointers, None))
+
+
+def tensor_map(t, rows):
+    raw = ctypes.create_string_buffer(192)
+    at = (ctypes.addressof(raw) + 63) & ~63
+    two = lambda kind, *v: (kind * len(v))(*v)
+    ok(cuda.cuTensorMapEncodeTiled(P(at), 9, 2, P(t.data_ptr()), two(U64, t.shape[1], t.shape[0]), two(U64, t.stride(0) * 2),
+                                   two(U32, 64, rows), two(U32, 1, 1), 0, 3, 2, 0))
+    keep = (ctypes.c_char * 128).from_address(at)
+    keep._raw = raw
+    return keep
+
+
+class Weights:
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        new = lambda *shape: torch.empty(*shape, device="cuda", dtype=torch.bfloat16).normal_(0, 0.02)
+        self.up, self.down, self.router = new(E * 2 * I, H), new(E * H, I), new(E, H)
+        self.bias = torch.randn(E, device="cuda") * 0.05
+
+    def expert(self, e):
+        pair = self.up[e * 2 * I:(e + 1) * 2 * I].view(I // 8, 2, 8, H).float()
+        return pair[:, 0].reshape(I, H), pair[:, 1].reshape(I, H), self.down[e * H:(e + 1) * H].float()
+
+
+class Layer:
+    """The buffers and launches of one layer."""
+
+    def __init__(self, weights, tokens, variant, routing=SOFTMAX, scale=1.0, live=None, shared=None):
+        self.w, self.tokens, self.v, self.scale = weights, tokens, completed(variant), scale
+        self.live = tokens if live is None else live
+        n, tile, wide = tokens * TOP, self.v["TILE"], self.v["WIDE"]
+        self.most = min(n, n // tile + E)
+        ints = lambda *s: torch.zeros(*s, dtype=torch.int32, device="cuda")
+        half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
+        self.x, self.residual = half(tokens, H).normal_(), half(tokens, H).normal_()
+        self.ids, self.gains = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda")
+        self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(self.most, 4), ints(self.most), ints(1)
+        # Layers may share what is large and only passes between kernels.
+        self.act, self.parts, self.y = shared or (half(n, I), half(n, H), half(tokens, H))
+        self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
+        p = lambda t: U64(t.data_ptr())
+        shape, route = route_key(tokens, routing)
+        clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
+        self.route = Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale)],
+                            clusters * shape["SHARES"], 256, 0, shape["SHARES"])
+        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile),
+                           [p(self.ids), p(self.count), U32(tokens), p(self.counts), p(self.offsets), p(self.rows), p(self.tasks), p(self.ready), p(self.head), U32(self.most)], 1, 1024)
+        maps = [tensor_map(weights.up, wide), tensor_map(weights.down, wide), tensor_map(self.x, 1), tensor_map(self.act, min(tile, 64))]
+        args = maps + [p(self.tasks), p(self.head), p(self.rows), p(self.gains), p(self.ready), p(self.act), p(self.parts)]
+        bytes_ = self.v["STAGES"] * (wide + tile) * 128 + 1024
+        self.products = [Launch(product_key(dict(self.v, PHASES=phases)), args, SMS, wide * 2 + 128, bytes_) for phases in (3, 1, 2)]
+        self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
+                          (tokens * H // 8 + 255) // 256, 256)
+
+    def poison(self, ids=True):
+        for t in (self.act, self.parts, self.y) + ((self.gains,) if ids else ()):
+            t.fill_(float("nan"))
+        for t in (self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
+            t.fill_(0x7fffffff)
+
+    def chain(self, kinds="rpes", dependent=True):
+        for k in kinds:
+            {"r": self.route, "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "s": self.sum}[k].go(dependent)
+
+
+def routed(layer, routing):
+    """ids and weights by PyTorch in fp64, and where two candidates are too near to tell."""
+    logits = layer.x[:layer.live].double() @ layer.w.router.double().t()
+    plain = logits.sigmoid() if routing["SCORE"] else logits.softmax(-1)
+    score = plain + layer.w.bias.double() if routing["SCORE"] else logits
+    near = torch.zeros(logits.shape[0], dtype=torch.bool, device="cuda")
+    gap = lambda sorted_, k: (sorted_[:, k - 1] - sorted_[:, k]).abs() < 1e-5 * sorted_.abs().amax(-1)
+    if routing["GROUPS"] > 1:
+        groups = score.view(-1, routing["GROUPS"], E // routing["GROUPS"])
+        strength = groups.topk(routing["GROUP_TOP"], -1)[0].sum(-1)
+        order = strength.sort(-1, descending=True, stable=True)
+        near |= gap(order[0], routing["KEPT"])
+        kept = torch.zeros_like(strength).scatter_(1, order[1][:, :routing["KEPT"]], 1).bool()
+        score = groups.masked_fill(~kept[..., None], -1e9).reshape(-1, E)
+    order = score.sort(-1, descending=True, stable=True)
+    top = order[0][:, :TOP + 1]
+    near |= ((top[:, :-1] - top[:, 1:]) < 1e-5 * top.abs().amax(-1, keepdim=True)).any(-1)
+    ids = order[1][:, :TOP]
+    gains = plain.gather(1, ids)
+    if routing["RENORM"]:
+        gains = gains / gains.sum(-1, keepdim=True)
+    return ids, gains * layer.scale, near
+
+
+def expected(layer):
+    """The layer's output in fp32, from the ids and weights that it has."""
+    x, out = layer.x[:layer.live].float(), layer.residual[:layer.live].float().clone()
+    for e in layer.ids[:layer.live].unique().tolist():
+        token, slot = (layer.ids[:layer.live] == e).nonzero(as_tuple=True)
+        gate, up, down = layer.w.expert(e)
+        act = torch.nn.functional.silu(x[token] @ gate.t()) * (x[token] @ up.t())
+        out.index_add_(0, token, (act @ down.t()) * layer.gains[token, slot][:, None])
+    return out
+
+
+def plan_errors(layer):
+    """How many things of the plan differ from what a stable sort gives."""
+    ids, bad = layer.ids[:layer.live].flatten().long(), 0
+    order = ids.argsort(stable=True)
+    counts = torch.bincount(ids, minlength=E)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    bad += int((layer.rows[:ids.numel()] != order).sum()) + int((layer.counts != counts).sum()) + int((layer.offsets != offsets).sum())
+    tasks, used = layer.tasks.tolist(), layer.head.item()
+    at = 0
+    for e, first, count, _ in tasks[:used]:
+        bad += not (0 <= e < E and first == at and 0 < count <= layer.v["TILE"] and offsets[e] <= first and first + count <= offsets[e + 1])
+        at += count
+    bad += at != ids.numel() or any(t[0] != -1 for t in tasks[used:])
+    return bad
+
+
+PATTERNS = ("one", "spread", "few", "skewed")
+
+
+def assign(layer, pattern):
+    n = layer.live
+    if pattern == "one":        # every token's first expert is 5; the others are 120 to 126
+        ids = torch.tensor([5, 120, 121, 122, 123, 124, 125, 126]).repeat(n, 1)
+    elif pattern == "spread":   # neighbours share no expert
+        ids = (torch.arange(n)[:, None] * TOP + torch.arange(TOP)) % E
+    elif pattern == "few":      # ten experts have everything
+        ids = torch.stack([torch.randperm(10)[:TOP] for _ in range(n)]) * 12 + 3
+    else:
+        weights = 1.0 / torch.arange(1, E + 1).float()
+        ids = torch.multinomial(weights.expand(n, E), TOP)
+    layer.ids[:n] = ids.int().cuda()
+    layer.gains[:n] = torch.rand(n, TOP, device="cuda")
+
+
+def check(tokens, weights):
+    bad = 0
+    for t in tokens:
+        line = []
+        for number, routing in enumerate(ROUTINGS):
+            layer = Layer(weights, t, chosen(t), routing, scale=1.0 if number == 0 else 2.5)
+            layer.poison()
+            layer.chain("r")
+            torch.cuda.synchronize()
+            ids, gains, near = routed(layer, routing)
+            wrong = ((layer.ids != ids).any(-1) & ~near).sum().item()
+            same = (layer.ids == ids).all(-1)
+            error = ((layer.gains - gains).abs() / gains.abs().clamp_min(1e-6))[same].max().item()
+            bad += wrong > 0 or not error < 1e-4
+            line.append("%d/%d/%.0e" % (wrong, near.sum().item(), error))
+        print("tokens %5d routing wrong/near/weights:" % t, " ".join(line), flush=True)
+        for live in sorted({t, max(1, t - 5)}):
+            layer = Layer(weights, t, chosen(t), live=live)
+            for pattern in ("router",) + PATTERNS:
+                if pattern == "router":
+                    layer.poison()
+                    layer.chain("rpes")
+                else:
+                    assign(layer, pattern)
+                    layer.poison(ids=False)
+                    layer.chain("pes")
+                torch.cuda.synchronize()
+                plan, error = plan_errors(layer), rel(layer.y[:live], expected(layer))
+                untouched = bool(torch.isnan(layer.y[live:]).all())
+                wrong = plan or not error < 5e-3 or not untouched
+                # The two products as two launches give the same bits; so do repetitions of the whole.
+                first, differ = layer.y.clone(), 0
+                for turn in range(2 if t > 1000 else 12):
+                    layer.poison(ids=False)
+                    layer.chain("puds" if turn == 0 else "pes")
+                    torch.cuda.synchronize()
+                    differ += not torch.equal(layer.y[:live], first[:live])
+                bad += bool(wrong or differ)
+                print("tokens %5d live %5d %-7s tasks %4d plan %d output %.1e%s%s" % (
+                    t, live, pattern, layer.head.item(), plan, error, " BAD" if wrong else "", " DIFFERS %d" % differ if differ else ""), flush=True)
+    # Equal scores: the lower index comes first.
+    layer = Layer(weights, 64, chosen(64))
+    saved = weights.router.clone()
+    weights.router.copy_(weights.router[:8].repeat(E // 8, 1))
+    layer.chain("r")
+    torch.cuda.synchronize()
+    same_rows = (layer.ids % 8 == layer.ids[:, :1] % 8).all() and (layer.ids == (layer.ids[:, :1] + 8 * torch.arange(TOP, device="cuda"))).all()
+    weights.router.copy_(saved)
+    bad += not same_rows
+    print("ties", "ok" if same_rows else "BAD %s" % layer.ids[:2].tolist(), "| failures %d" % bad, flush=True)
+    return bad
+
+
+def timed(graphs, seconds=0.04):
+    """Median microseconds of each graph, in turns."""
+    times = [[] for _ in graphs]
+    for turn in range(5):
+        for at, graph in enumerate(graphs):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph.replay()
+            a.record()
+            graph.replay()
+            b.record()
+            b.synchronize()
+            reps = max(1, int(seconds / 5 / (a.elapsed_time(b) * 1e-3)))
+            a.record()
+            for _ in range(reps):
+                graph.replay()
+            b.record()
+            b.synchronize()
+            times[at].append(a.elapsed_time(b) / reps * 1e3)
+    return [sorted(t)[len(t) // 2] for t in times]
+
+
+def recorded(layers, kinds):
+    for l in layers:
+        l.chain(kinds)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for l in layers:
+            l.chain(kinds)
+    return graph
+
+
+def measure(tokens, variants, weights):
+    table = []
+    for t in tokens:
+        for v in variants or [chosen(t)]:
+            n = t * TOP
+            half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
+            shared = (half(n, I), half(n, H), half(t, H))
+            torch.manual_seed(t)
+            layers = [Layer(w, t, v, shared=shared) for w in weights]
+            kinds = ["rpes", "e", "u", "d", "r", "p", "s"]
+            graphs = [recorded(layers, k) for k in kinds]
+            us = [x / len(layers) for x in timed(graphs)]
+            experts = sum(l.ids.unique().numel() for l in layers) / len(layers)
+            floor = experts * 3 * H * I * 2 / BANDWIDTH * 1e6
+            sums = 6.0 * n * H * I / PEAK * 1e6
+            table.append((t, " ".join("%s=%s" % i for i in layers[0].v.items() if i[0] != "PHASES"), experts, max(floor, sums), us))
+            print(table[-1], flush=True)
+            del layers, graphs
+    print("tokens experts floor_us | layer_us share x48_ms | products gate_up+down | route plan sum | variant")
+    for t, v, experts, floor, us in table:
+        print("%6d %7.1f %8.1f | %8.1f %4.0f%% %7.2f | %7.1f (%3.0f%%) %7.1f+%.1f | %.2f %.2f %.2f | %s" % (
+            t, experts, floor, us[0], 100 * floor / us[0], us[0] * 48e-3, us[1], 100 * floor / us[1], us[2], us[3], us[4], us[5], us[6], v))
+
+
+def main():
+    mode, rest = sys.argv[1], sys.argv[2:]
+    variants = [{k: int(v) for k, v in (p.split("=") for p in a.split(","))} for a in rest if "=" in a]
+    tokens = [int(x) for a in rest if "=" not in a for x in a.split(",")]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    random.seed(1)
+    if mode == "check":
+        sys.exit(check(tokens or CHECKED, Weights(1)) > 0)
+    measure(tokens or TIMED, variants, [Weights(s) for s in range(LAYERS)])
+
+
+if __name__ == "__main__":
+    main()
