@@ -128,7 +128,7 @@ class Layer:
         ints = lambda *s: torch.zeros(*s, dtype=torch.int32, device="cuda")
         half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
         self.x, self.residual = half(tokens, H).normal_(), half(tokens, H).normal_()
-        self.ids, self.gains = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda")
+        self.ids, self.gains, self.sorted = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda"), torch.zeros(n, device="cuda")
         self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(self.most, 4), ints(self.most), ints(1)
         # Layers may share what is large and only passes between kernels.
         self.act, self.parts, self.y = shared or (half(n, I), half(n, H), half(tokens, H))
@@ -139,16 +139,16 @@ class Layer:
         self.route = Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale)],
                             clusters * shape["SHARES"], 256, 0, shape["SHARES"])
         self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile),
-                           [p(self.ids), p(self.count), U32(tokens), p(self.counts), p(self.offsets), p(self.rows), p(self.tasks), p(self.ready), p(self.head), U32(self.most)], 1, 1024)
+                           [p(self.ids), p(self.gains), p(self.count), U32(tokens), p(self.counts), p(self.offsets), p(self.rows), p(self.sorted), p(self.tasks), p(self.ready), p(self.head), U32(self.most)], 1, 1024)
         maps = [tensor_map(weights.up, wide), tensor_map(weights.down, wide), tensor_map(self.x, 1), tensor_map(self.act, min(tile, 64))]
-        args = maps + [p(self.tasks), p(self.head), p(self.rows), p(self.gains), p(self.ready), p(self.act), p(self.parts)]
+        args = maps + [p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts)]
         bytes_ = self.v["STAGES"] * (wide + tile) * 128 + 1024
         self.products = [Launch(product_key(dict(self.v, PHASES=phases)), args, SMS, wide * 2 + 128, bytes_) for phases in (3, 1, 2)]
         self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
                           (tokens * H // 8 + 255) // 256, 256)
 
     def poison(self, ids=True):
-        for t in (self.act, self.parts, self.y) + ((self.gains,) if ids else ()):
+        for t in (self.act, self.parts, self.y, self.sorted) + ((self.gains,) if ids else ()):
             t.fill_(float("nan"))
         for t in (self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
             t.fill_(0x7fffffff)

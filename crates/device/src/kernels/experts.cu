@@ -1,5 +1,5 @@
 // Both products of a layer of experts, in one launch: act = silu(x · gateᵀ) · (x · upᵀ) for each assignment of a token
-// to an expert, then parts = weight · (act · downᵀ). Weights are the 64-row operand of the warpgroup product and an
+// to an expert, then parts = gain · (act · downᵀ). Weights are the 64-row operand of the warpgroup product and an
 // expert's tokens the columns, so that few tokens waste nothing. Tokens are read where they are, a row at a time.
 //
 // A unit is WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay, and each has its list
@@ -20,12 +20,14 @@
 #define STAGE_BYTES (WEIGHT_BYTES + TILE * 128)
 // Units of a task.
 #define UP_UNITS (2 * I / WIDE)
-#define DOWTILEUNITS (H / WIDE)
+#define DOWN_UNITS (H / WIDE)
 // A copy's rows of act.
 #define ACT_ROWS (TILE < 64 ? TILE : 64)
 // Down units in the time of one of gate/up.
 #define RATIO ((H + I / 2) / I)
 #define MOVED (TILE > 128)
+// Tokens that a thread of a warpgroup knows.
+#define EACH ((TILE + 127) / 128)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -35,29 +37,41 @@ struct alignas(16) Task {
     u32 first, count, tiles;
 };
 
-// A block's units in order. Blocks with a gate/up unit less than others get RATIO down units more.
+// A block's units in order. Blocks with a gate/up unit less than others get RATIO down units more. The next unit's
+// task is read while this one is worked on.
 struct Units {
-    u32 up, down, turn, at;
-    bool is_down;
-    DEVICE Units(u32 tasks) : up(PHASES & 1 ? tasks * UP_UNITS : 0), down(PHASES & 2 ? tasks * DOWTILEUNITS : 0), turn(0), at(0), is_down(false) {}
-    DEVICE bool next() {
-        const u32 blocks = gridDim.x, b = blockIdx.x;
-        if (!is_down) {
-            at = b + turn++ * blocks;
-            if (at < up) return true;
-            is_down = true, turn = 0;
-        }
-        const u32 rest = up % blocks, free = rest ? blocks - rest : 0;
-        if (rest && b >= rest && turn < RATIO) {
-            at = b - rest + turn++ * free;
-            if (at < down) return true;
-        }
-        at = free * RATIO + b + (turn - (rest && b >= rest ? RATIO : 0)) * blocks;
-        turn++;
-        return at < down;
+    const Task* tasks;
+    u32 up, down, turn, at, next_at;
+    bool is_down, next_is_down;
+    Task task, next_task;
+    DEVICE Units(const Task* tasks, u32 count)
+        : tasks(tasks), up(PHASES & 1 ? count * UP_UNITS : 0), down(PHASES & 2 ? count * DOWN_UNITS : 0), turn(0), next_is_down(false) {
+        look_ahead();
     }
-    DEVICE u32 task() const { return at / (is_down ? DOWTILEUNITS : UP_UNITS); }
-    DEVICE u32 tile() const { return at % (is_down ? DOWTILEUNITS : UP_UNITS); }
+    DEVICE void look_ahead() {
+        next_at = find();
+        if (next_at != FULL) next_task = tasks[next_at / (next_is_down ? DOWN_UNITS : UP_UNITS)];
+    }
+    DEVICE u32 find() {
+        const u32 blocks = gridDim.x, b = blockIdx.x;
+        if (!next_is_down) {
+            const u32 i = b + turn++ * blocks;
+            if (i < up) return i;
+            next_is_down = true, turn = 0;
+        }
+        const u32 rest = up % blocks, spare = rest ? blocks - rest : 0, more = rest && b >= rest ? RATIO : 0;
+        const u32 i = turn < more ? b - rest + turn * spare : spare * RATIO + b + (turn - more) * blocks;
+        turn++;
+        return i < down ? i : FULL;
+    }
+    DEVICE bool next() {
+        at = next_at, is_down = next_is_down, task = next_task;
+        if (at == FULL) return false;
+        look_ahead();
+        return true;
+    }
+    DEVICE u32 number() const { return at / (is_down ? DOWN_UNITS : UP_UNITS); }
+    DEVICE u32 tile() const { return at % (is_down ? DOWN_UNITS : UP_UNITS); }
     DEVICE u32 chunks() const { return is_down ? I / 64 : H / 64; }
 };
 
@@ -69,10 +83,10 @@ struct Ring {
     DEVICE u32 at() const { return base + stage * STAGE_BYTES; }
 };
 
-DEVICE void copy_weights(Ring ring, Units units, const Task* tasks, const Map* up, const Map* down) {
+DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down) {
     const u64 policy = PASS ? pass_policy() : keep_policy();
     while (units.next()) {
-        const u32 expert = (u32)tasks[units.task()].expert;
+        const u32 expert = (u32)units.task.expert;
         const Map* map = units.is_down ? down : up;
         const u32 row = expert * (units.is_down ? H : 2 * I) + units.tile() * WIDE;
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
@@ -84,16 +98,16 @@ DEVICE void copy_weights(Ring ring, Units units, const Task* tasks, const Map* u
     }
 }
 
-DEVICE void copy_tokens(Ring ring, Units units, const Task* tasks, const u32* rows, const u32* ready, const Map* x, const Map* act) {
+DEVICE void copy_tokens(Ring ring, Units units, const u32* rows, const u32* ready, const Map* x, const Map* act) {
     const u32 lane = threadIdx.x % 32;
     const u64 keep = keep_policy();
     while (units.next()) {
-        const Task task = tasks[units.task()];
+        const Task task = units.task;
         u32 token[(TILE + 31) / 32];
         if (units.is_down) {
             if (PHASES == 3 && lane == 0) {
                 u32 seen;
-                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.task()) : "memory");
+                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.number()) : "memory");
                 while (seen < UP_UNITS * GROUPS);
                 asm volatile("fence.proxy.async;" ::: "memory");
             }
@@ -124,53 +138,55 @@ DEVICE float silu_mul_of(float gate, float up) { return __fdividef(gate, 1.0f + 
 
 // What a warpgroup knows of its tokens.
 struct Tokens {
-    float weight[TILE];
+    float gain[TILE];
     u32 slot[TILE];
 };
 
 // A product of few columns waits for the one before it: several sums take turns.
 #define SETS (TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
 
-// 64 of the inner dimension, for the first M_ columns.
-template <int M_> DEVICE void multiply(float* c, u64 a, u64 b, u32 chunk) {
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + 2 * k, b + 2 * k, chunk > 0 || k >= SETS);
-}
-
-// The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
-DEVICE void unit(Ring& ring, const Units& units, const Task& task, Tokens& tokens, const u32* rows, const float* weights,
-                                   u16* act, u16* parts) {
-    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128, warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
-    if (units.is_down) {
-        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-        for (u32 i = within; i < task.count; i += 128) {
-            const u32 slot = rows[task.first + i];
-            tokens.slot[i] = slot;
-            tokens.weight[i] = weights[slot];
-        }
-    }
-    float c[SETS * TILE / 2];
+// The sums over the inner dimension, for the first M_ columns.
+template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0);
     u32 previous = ring.stage;
-    const u32 chunks = units.chunks();
 #pragma unroll 1
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         barrier_wait(ring.full + 8 * ring.stage, ring.phase);
         const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
         product_begin();
-        if (TILE > 128 && task.count <= 64) multiply<64>(c, a, b, chunk);
-        else if (TILE > 128 && task.count <= 128) multiply<128>(c, a, b, chunk);
-        else if (TILE > 192 && task.count <= 192) multiply<192>(c, a, b, chunk);
-        else multiply<TILE>(c, a, b, chunk);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + 2 * k, b + 2 * k, chunk > 0 || k >= SETS);
         product_commit();
         // The product before this one is done: its stage can be filled again.
         product_wait<1>();
-        if (chunk > 0 && within == 0) barrier_arrive(ring.empty + 8 * previous);
+        if (chunk > 0 && threadIdx.x % 128 == 0) barrier_arrive(ring.empty + 8 * previous);
         previous = ring.stage;
         ring.advance();
     }
     product_wait<0>();
-    if (within == 0) barrier_arrive(ring.empty + 8 * previous);
+    if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty + 8 * previous);
+}
+
+// The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
+DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts) {
+    const Task& task = units.task;
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128, warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
+    // On their way while the products run.
+    u32 slots[EACH];
+    float mine[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (units.is_down && i * 128 + within < task.count) {
+            slots[i] = rows[task.first + i * 128 + within];
+            mine[i] = gains[task.first + i * 128 + within];
+        }
+    float c[SETS * TILE / 2];
+    const u32 chunks = __shfl_sync(FULL, units.chunks(), 0), columns = __shfl_sync(FULL, task.count, 0);
+    if (TILE > 128 && columns <= 64) multiply<64>(c, ring, chunks);
+    else if (TILE > 128 && columns <= 128) multiply<128>(c, ring, chunks);
+    else if (TILE > 192 && columns <= 192) multiply<192>(c, ring, chunks);
+    else multiply<TILE>(c, ring, chunks);
 #pragma unroll
     for (int s = 1; s < SETS; s++)
 #pragma unroll
@@ -190,13 +206,16 @@ DEVICE void unit(Ring& ring, const Units& units, const Task& task, Tokens& token
         }
         return;
     }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (i * 128 + within < task.count) tokens.slot[i * 128 + within] = slots[i], tokens.gain[i * 128 + within] = mine[i];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
     u16* to = parts + units.tile() * WIDE + group * 64 + warp * 16 + 4 * j;
 #pragma unroll
     for (int n = 0; n < TILE / 8; n++) {
         if (n * 8 >= task.count) break;
         const float* v = c + 4 * n;
-        const float2 w = *(const float2*)(tokens.weight + n * 8 + 2 * j);
+        const float2 w = *(const float2*)(tokens.gain + n * 8 + 2 * j);
         const u32 low = transpose_8x8(pack_bf16(v[0] * w.x, v[1] * w.y)), high = transpose_8x8(pack_bf16(v[2] * w.x, v[3] * w.y));
         // A lane has columns 2j, 2j + 1 and those + 8 of token g, and gets 4j to 4j + 3.
         const u32 from = (lane & ~3u) | (2 * j & 3);
@@ -204,11 +223,12 @@ DEVICE void unit(Ring& ring, const Units& units, const Task& task, Tokens& token
         const u32 d = __shfl_sync(FULL, high, from), e = __shfl_sync(FULL, high, from + 1);
         if (n * 8 + g < task.count) *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
     }
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
-        const __grid_constant__ Map act_map, const Task* tasks, const u32* head, const u32* rows, const float* weights,
+        const __grid_constant__ Map act_map, const Task* tasks, const u32* head, const u32* rows, const float* gains,
         u32* ready, u16* act, u16* parts) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
@@ -234,21 +254,20 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
         if (MOVED) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         ring.phase = 1;
         const u32 warp = __shfl_sync(FULL, threadIdx.x / 32, 0) - GROUPS * 4;
-        if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(count), tasks, &up_map, &down_map);
+        if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(tasks, count), &up_map, &down_map);
         if (warp == 1) {
             asm volatile("fence.proxy.async;" ::: "memory");
-            copy_tokens(ring, Units(count), tasks, rows, ready, &x_map, &act_map);
+            copy_tokens(ring, Units(tasks, count), rows, ready, &x_map, &act_map);
         }
     } else {
         if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         ring.phase = 0;
-        Units units(count);
+        Units units(tasks, count);
         while (units.next()) {
-            const Task task = tasks[units.task()];
-            unit(ring, units, task, tokens[group], rows, weights, act, parts);
+            unit(ring, units, tokens[group], rows, gains, act, parts);
             if (PHASES == 3 && !units.is_down && threadIdx.x % 128 == 0) {
                 __threadfence();
-                asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.task()) : "memory");
+                asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.number()) : "memory");
             }
         }
     }

@@ -1,5 +1,5 @@
 // From the experts of each token to what the products need, in one block: how many tokens an expert has and where they
-// begin, its assignments (token · TOP + slot) in the order of tokens, and tasks: an expert and up to TILE of its
+// begin, its assignments (token · TOP + slot) in the order of tokens with their weights, and tasks: an expert and up to TILE of its
 // assignments. Warps take neighbouring stretches of assignments, count them, and place them behind those of the
 // warps before: the order never depends on timing, and no expert has a limit. The task list has a fixed length;
 // entries that are not used have expert −1.
@@ -28,18 +28,14 @@ DEVICE u32 sum_before(u32 v, u32* room, u32& total) {
     __syncthreads();
     if (lane == 31) room[warp] = sum;
     __syncthreads();
-    u32 before = 0;
-    total = 0;
-    for (u32 i = 0; i < WARPS; i++) {
-        if (i < warp) before += room[i];
-        total += room[i];
-    }
-    return before + sum - v;
+    const u32 of_warp = room[lane];
+    total = __reduce_add_sync(FULL, of_warp);
+    return __reduce_add_sync(FULL, lane < warp ? of_warp : 0) + sum - v;
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-experts_plan(const u32* ids, const u32* live, u32 most, u32* counts, u32* offsets, u32* rows, Task* tasks, u32* ready,
-             u32* head, u32 most_tasks) {
+experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, u32* counts, u32* offsets, u32* rows, float* gains, Task* tasks,
+             u32* ready, u32* head, u32 most_tasks) {
     __shared__ u32 seen[WARPS][E];
     __shared__ u32 room[WARPS];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -54,8 +50,9 @@ experts_plan(const u32* ids, const u32* live, u32 most, u32* counts, u32* offset
     auto walk = [&](bool place) {
         for (u32 at = begin; at < end; at += 32 * BATCH) {
             u32 id[BATCH];
+            float weight[BATCH];
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) id[b] = at + b * 32 + lane < end ? ids[at + b * 32 + lane] : E;
+            for (int b = 0; b < BATCH; b++) id[b] = at + b * 32 + lane < end ? ids[at + b * 32 + lane] : E, weight[b] = place && id[b] < E ? weights[at + b * 32 + lane] : 0.0f;
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 if (at + b * 32 >= end) break;
@@ -65,7 +62,7 @@ experts_plan(const u32* ids, const u32* live, u32 most, u32* counts, u32* offset
                 __syncwarp();
                 if (id[b] < E) {
                     if (before == 0) seen[warp][id[b]] = first + __popc(same);
-                    if (place) rows[first + before] = at + b * 32 + lane;
+                    if (place) rows[first + before] = at + b * 32 + lane, gains[first + before] = weight[b];
                 }
                 __syncwarp();
             }
