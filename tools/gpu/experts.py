@@ -1,7 +1,7 @@
 """A layer of experts (router, plan, products, sum): checked against PyTorch in fp32, then timed as graph replays.
 
 experts.py check [TOKENS,...]                 routing, plan and outputs; imbalance; poisoned buffers; repetition
-experts.py time  [TOKENS,...] [TILE=8,WIDE=64 ...]   microseconds of a layer and of its kernels, for each variant
+experts.py time  [TOKENS,...] [TILE=8,UP=64,DOWN=64 ...]   microseconds of a layer and of its kernels, for each variant
 experts.py keys  FILE                         the kernels that both need, for compile.py
 
 Qwen3-30B-A3B's shape, bf16, random weights. Layers take turns on eight sets of weights, 9.7 GB: L2 does not help.
@@ -18,23 +18,28 @@ ROUTINGS = [SOFTMAX, dict(SOFTMAX, RENORM=0), dict(SOFTMAX, GROUPS=8, KEPT=3), d
 
 def chosen(tokens):
     """The variant for so many tokens."""
+    if tokens <= 1:
+        return dict(TILE=8, UP=48, DOWN=64)
     if tokens <= 8:
-        return dict(TILE=8, WIDE=64, PASS=1)
+        return dict(TILE=8, UP=128, DOWN=128)
     if tokens <= 96:
-        return dict(TILE=16, WIDE=128, PASS=1)
+        return dict(TILE=16, UP=128, DOWN=128)
     if tokens <= 256:
-        return dict(TILE=32, WIDE=128, PASS=1)
+        return dict(TILE=32, UP=128, DOWN=128)
     if tokens <= 1024:
-        return dict(TILE=64 if tokens <= 512 else 128, WIDE=128, PASS=1)
-    return dict(TILE=256, WIDE=128, PASS=0)
+        return dict(TILE=64 if tokens <= 512 else 128, UP=128, DOWN=128)
+    return dict(TILE=256, UP=128, DOWN=128, PASS=0)
+
+
+def wide(v):
+    return (max(v["UP"], v["DOWN"]) + 63) // 64 * 64
 
 
 def completed(variant):
-    v = dict(PHASES=3, PASS=1)
+    v = dict(PASS=1)
     v.update(variant)
-    each = (v["WIDE"] + v["TILE"]) * 128
-    static = 16 * 40 + v["WIDE"] // 64 * v["TILE"] * 8
-    v.setdefault("STAGES", min(40, (232448 - 1024 - static) // each))
+    static = 16 * 40 + wide(v) // 64 * v["TILE"] * 8 + v["TILE"] * 4
+    v.setdefault("STAGES", min(40, (232448 - 1024 - static) // ((wide(v) + v["TILE"]) * 128)))
     return v
 
 
@@ -42,13 +47,13 @@ def key(source, entry=None, **defines):
     return dict(source=source, entry=entry or source, defines=[[a, str(b)] for a, b in sorted(defines.items())])
 
 
-def route_key(tokens, routing):
+def route_key(tokens, routing, plans):
     shape = dict(TOKENS=16, SHARES=8) if tokens <= 512 else dict(TOKENS=64, SHARES=4)
-    return shape, key("experts_route", H=H, E=E, TOP=TOP, WARPS=8, **shape, **routing)
+    return shape, key("experts_route", H=H, E=E, TOP=TOP, WARPS=8, PLANS=int(plans), **shape, **routing)
 
 
-def product_key(variant):
-    return key("experts", H=H, I=I, TOP=TOP, **{k: v for k, v in variant.items()})
+def product_key(v, phases):
+    return key("experts", H=H, I=I, TOP=TOP, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PASS=v["PASS"], PHASES=phases)
 
 
 CHECKED = [1, 2, 3, 8, 16, 33, 64, 200, 256, 512, 1000, 8192]
@@ -60,8 +65,9 @@ def keys(tokens, variants):
     for t in tokens:
         for v in variants or [chosen(t)]:
             v = completed(v)
-            out += [product_key(dict(v, PHASES=p)) for p in (1, 2, 3)] + [key("experts_plan", E=E, TOP=TOP, TILE=v["TILE"])]
-        out += [route_key(t, r)[1] for r in ROUTINGS]
+            out += [product_key(v, p) for p in (1, 2, 3)] + [key("experts_plan", E=E, TOP=TOP, TILE=v["TILE"])]
+            out += [route_key(t, SOFTMAX, True)[1]] * (t <= min(16, v["TILE"]))
+        out += [route_key(t, r, False)[1] for r in ROUTINGS]
     return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1)]
 
 
@@ -105,6 +111,10 @@ def tensor_map(t, rows):
     return keep
 
 
+class Plan(ctypes.Structure):
+    _fields_ = [(n, P) for n in ("counts", "offsets", "rows", "gains", "tasks", "ready", "head")] + [("most_tasks", U32)]
+
+
 class Weights:
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -123,8 +133,8 @@ class Layer:
     def __init__(self, weights, tokens, variant, routing=SOFTMAX, scale=1.0, live=None, shared=None):
         self.w, self.tokens, self.v, self.scale = weights, tokens, completed(variant), scale
         self.live = tokens if live is None else live
-        n, tile, wide = tokens * TOP, self.v["TILE"], self.v["WIDE"]
-        self.most = min(n, n // tile + E)
+        n, tile, rows = tokens * TOP, self.v["TILE"], wide(self.v)
+        self.most = max(16, min(n, n // tile + E))
         ints = lambda *s: torch.zeros(*s, dtype=torch.int32, device="cuda")
         half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
         self.x, self.residual = half(tokens, H).normal_(), half(tokens, H).normal_()
@@ -134,16 +144,21 @@ class Layer:
         self.act, self.parts, self.y = shared or (half(n, I), half(n, H), half(tokens, H))
         self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
         p = lambda t: U64(t.data_ptr())
-        shape, route = route_key(tokens, routing)
-        clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
-        self.route = Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale)],
-                            clusters * shape["SHARES"], 256, 0, shape["SHARES"])
-        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile),
-                           [p(self.ids), p(self.gains), p(self.count), U32(tokens), p(self.counts), p(self.offsets), p(self.rows), p(self.sorted), p(self.tasks), p(self.ready), p(self.head), U32(self.most)], 1, 1024)
-        maps = [tensor_map(weights.up, wide), tensor_map(weights.down, wide), tensor_map(self.x, 1), tensor_map(self.act, min(tile, 64))]
-        args = maps + [p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts)]
-        bytes_ = self.v["STAGES"] * (wide + tile) * 128 + 1024
-        self.products = [Launch(product_key(dict(self.v, PHASES=phases)), args, SMS, wide * 2 + 128, bytes_) for phases in (3, 1, 2)]
+        plan = Plan(*[t.data_ptr() for t in (self.counts, self.offsets, self.rows, self.sorted, self.tasks, self.ready, self.head)], self.most)
+        # With few tokens the router plans too.
+        self.plans = tokens <= min(16, tile)
+        self.route = []
+        for plans in (False,) + (True,) * self.plans:
+            shape, route = route_key(tokens, routing if not plans else SOFTMAX, plans)
+            clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
+            self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale), plan],
+                                     clusters * shape["SHARES"], 256, 0, shape["SHARES"]))
+        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile), [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], 1, 1024,
+                           E * (65 * 4 + 66 * 2))
+        maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.act, min(tile, 64))]
+        args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
+        bytes_ = self.v["STAGES"] * (rows + tile) * 128 + 1024
+        self.products = [Launch(product_key(self.v, phases), args, SMS, rows * 2 + 128, bytes_) for phases in (3, 1, 2)]
         self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
                           (tokens * H // 8 + 255) // 256, 256)
 
@@ -153,9 +168,10 @@ class Layer:
         for t in (self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
             t.fill_(0x7fffffff)
 
-    def chain(self, kinds="rpes", dependent=True):
+    def chain(self, kinds, dependent=True):
+        """Router, plan, experts (or up, down), sum; R: the router that plans too."""
         for k in kinds:
-            {"r": self.route, "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "s": self.sum}[k].go(dependent)
+            {"r": self.route[0], "R": self.route[-1], "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "s": self.sum}[k].go(dependent)
 
 
 def routed(layer, routing):
@@ -168,11 +184,11 @@ def routed(layer, routing):
     if routing["GROUPS"] > 1:
         groups = score.view(-1, routing["GROUPS"], E // routing["GROUPS"])
         strength = groups.topk(routing["GROUP_TOP"], -1)[0].sum(-1)
-        order = strength.sort(-1, descending=True, stable=True)
+        order = strength.sort(dim=-1, descending=True, stable=True)
         near |= gap(order[0], routing["KEPT"])
         kept = torch.zeros_like(strength).scatter_(1, order[1][:, :routing["KEPT"]], 1).bool()
         score = groups.masked_fill(~kept[..., None], -1e9).reshape(-1, E)
-    order = score.sort(-1, descending=True, stable=True)
+    order = score.sort(dim=-1, descending=True, stable=True)
     top = order[0][:, :TOP + 1]
     near |= ((top[:, :-1] - top[:, 1:]) < 1e-5 * top.abs().amax(-1, keepdim=True)).any(-1)
     ids = order[1][:, :TOP]
@@ -245,10 +261,10 @@ def check(tokens, weights):
         print("tokens %5d routing wrong/near/weights:" % t, " ".join(line), flush=True)
         for live in sorted({t, max(1, t - 5)}):
             layer = Layer(weights, t, chosen(t), live=live)
-            for pattern in ("router",) + PATTERNS:
-                if pattern == "router":
+            for pattern in ("router",) + ("plans",) * layer.plans + PATTERNS:
+                if pattern in ("router", "plans"):
                     layer.poison()
-                    layer.chain("rpes")
+                    layer.chain("rpes" if pattern == "router" else "Res")
                 else:
                     assign(layer, pattern)
                     layer.poison(ids=False)
@@ -321,13 +337,13 @@ def measure(tokens, variants, weights):
             shared = (half(n, I), half(n, H), half(t, H))
             torch.manual_seed(t)
             layers = [Layer(w, t, v, shared=shared) for w in weights]
-            kinds = ["rpes", "e", "u", "d", "r", "p", "s"]
+            kinds = ["Res" if layers[0].plans else "rpes", "e", "u", "d", "R" if layers[0].plans else "r", "p", "s"]
             graphs = [recorded(layers, k) for k in kinds]
             us = [x / len(layers) for x in timed(graphs)]
             experts = sum(l.ids.unique().numel() for l in layers) / len(layers)
             floor = experts * 3 * H * I * 2 / BANDWIDTH * 1e6
             sums = 6.0 * n * H * I / PEAK * 1e6
-            table.append((t, " ".join("%s=%s" % i for i in layers[0].v.items() if i[0] != "PHASES"), experts, max(floor, sums), us))
+            table.append((t, " ".join("%s=%s" % i for i in layers[0].v.items() ), experts, max(floor, sums), us))
             print(table[-1], flush=True)
             del layers, graphs
     print("tokens experts floor_us | layer_us share x48_ms | products gate_up+down | route plan sum | variant")

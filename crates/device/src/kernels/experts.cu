@@ -1,30 +1,33 @@
 // Both products of a layer of experts, in one launch: act = silu(x · gateᵀ) · (x · upᵀ) for each assignment of a token
 // to an expert, then parts = gain · (act · downᵀ). Weights are the 64-row operand of the warpgroup product and an
-// expert's tokens the columns, so that few tokens waste nothing. Tokens are read where they are, a row at a time.
+// expert's tokens the columns, so that few tokens waste nothing. Tokens are read where they are.
 //
-// A unit is WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay, and each has its list
-// of units, first of gate/up, then of down. One warp copies weights, another tokens: a down unit's weights are on
+// A unit is UP_WIDE or DOWN_WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay, and each has its list
+// of units, first of gate/up, then of down. One thread copies weights, three warps copy tokens: a down unit's weights are on
 // their way while its tokens are still being made. The last gate/up unit of a task is known by a count in `ready`; a block's
 // gate/up units all come before its first down unit and all blocks are resident, so somebody always gets on.
 //
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
-// H, I (multiples of 64), TOP, WIDE (64, 128, 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
+// H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
 // PASS (weights are read once: do not keep them in L2).
+#include "experts_plan.cuh"
 #include "wgmma.cuh"
 
+#define WIDE (((UP_WIDE > DOWN_WIDE ? UP_WIDE : DOWN_WIDE) + 63) / 64 * 64)
 #define GROUPS (WIDE / 64)
 #define WORKERS (GROUPS * 128)
 #define THREADS (WORKERS + 128)
 #define WEIGHT_BYTES (WIDE * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + TILE * 128)
 // Units of a task.
-#define UP_UNITS (2 * I / WIDE)
-#define DOWN_UNITS (H / WIDE)
+#define UP_UNITS (2 * I / UP_WIDE)
+#define DOWN_UNITS (H / DOWN_WIDE)
 // A copy's rows of act.
 #define ACT_ROWS (TILE < 64 ? TILE : 64)
 // Down units in the time of one of gate/up.
-#define RATIO ((H + I / 2) / I)
+#define RATIO ((H * UP_WIDE + I * DOWN_WIDE / 2) / (I * DOWN_WIDE))
+#define COPIERS 96
 #define MOVED (TILE > 128)
 // Tokens that a thread of a warpgroup knows.
 #define EACH ((TILE + 127) / 128)
@@ -32,11 +35,6 @@
 struct alignas(64) Map {
     u64 words[16];
 };
-struct alignas(16) Task {
-    int expert;
-    u32 first, count, tiles;
-};
-
 // A block's units in order. Blocks with a gate/up unit less than others get RATIO down units more. The next unit's
 // task is read while this one is worked on.
 struct Units {
@@ -46,11 +44,16 @@ struct Units {
     Task task, next_task;
     DEVICE Units(const Task* tasks, u32 count)
         : tasks(tasks), up(PHASES & 1 ? count * UP_UNITS : 0), down(PHASES & 2 ? count * DOWN_UNITS : 0), turn(0), next_is_down(false) {
-        look_ahead();
+        next_task = tasks[first_task()];
+        next_at = find();
+        if (next_at != FULL && next_at / (next_is_down ? DOWN_UNITS : UP_UNITS) != first_task()) read();
     }
+    // The first unit's task, if it is one of gate/up: read without waiting for the count. The list is long enough.
+    DEVICE u32 first_task() const { return PHASES & 1 ? blockIdx.x / UP_UNITS : 0; }
+    DEVICE void read() { next_task = tasks[next_at / (next_is_down ? DOWN_UNITS : UP_UNITS)]; }
     DEVICE void look_ahead() {
         next_at = find();
-        if (next_at != FULL) next_task = tasks[next_at / (next_is_down ? DOWN_UNITS : UP_UNITS)];
+        if (next_at != FULL) read();
     }
     DEVICE u32 find() {
         const u32 blocks = gridDim.x, b = blockIdx.x;
@@ -88,47 +91,63 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
     while (units.next()) {
         const u32 expert = (u32)units.task.expert;
         const Map* map = units.is_down ? down : up;
-        const u32 row = expert * (units.is_down ? H : 2 * I) + units.tile() * WIDE;
+        const u32 row = expert * (units.is_down ? H : 2 * I) + units.tile() * (units.is_down ? DOWN_WIDE : UP_WIDE);
+        const u32 bytes = (units.is_down ? DOWN_WIDE : UP_WIDE) * 128;
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            barrier_expect(ring.full + 8 * ring.stage, WEIGHT_BYTES);
+            barrier_expect(ring.full + 8 * ring.stage, bytes);
             tensor_copy(ring.at(), map, chunk * 64, row, ring.full + 8 * ring.stage, policy);
             ring.advance();
         }
     }
 }
 
-DEVICE void copy_tokens(Ring ring, Units units, const u32* rows, const u32* ready, const Map* x, const Map* act) {
-    const u32 lane = threadIdx.x % 32;
+// By COPIERS threads. Tokens of gate/up lie apart: pieces of 16 bytes, in the order that a tensor copy would leave.
+DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x, u32 x_stride, const u32* rows, const u32* ready, const Map* act) {
+    const u32 id = threadIdx.x - WORKERS - 32, piece = id % 8;
     const u64 keep = keep_policy();
+    u32 ahead[(TILE + COPIERS - 1) / COPIERS];
+    auto look_ahead = [&]() {
+#pragma unroll
+        for (int i = 0; i < (TILE + COPIERS - 1) / COPIERS; i++)
+            if (units.next_at != FULL && !units.next_is_down && i * COPIERS + id < units.next_task.count)
+                ahead[i] = rows[units.next_task.first + i * COPIERS + id];
+    };
+    look_ahead();
     while (units.next()) {
         const Task task = units.task;
-        u32 token[(TILE + 31) / 32];
+        const u32 boxes = (task.count + ACT_ROWS - 1) / ACT_ROWS;
         if (units.is_down) {
-            if (PHASES == 3 && lane == 0) {
+            if (PHASES == 3 && id == 0) {
                 u32 seen;
                 do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.number()) : "memory");
                 while (seen < UP_UNITS * GROUPS);
                 asm volatile("fence.proxy.async;" ::: "memory");
             }
-        } else
+        } else {
+            asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
 #pragma unroll
-            for (int i = 0; i < (TILE + 31) / 32; i++)
-                token[i] = i * 32 + lane < task.count ? rows[task.first + i * 32 + lane] / TOP : 0;
-        const u32 boxes = (task.count + ACT_ROWS - 1) / ACT_ROWS;
-        const u32 bytes = units.is_down ? boxes * ACT_ROWS * 128 : task.count * 128;
+            for (int i = 0; i < (TILE + COPIERS - 1) / COPIERS; i++)
+                if (i * COPIERS + id < task.count) from[i * COPIERS + id] = ahead[i] / TOP * x_stride;
+            asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
+        }
+        look_ahead();
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_BYTES;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            if (lane == 0) barrier_expect(barrier, bytes);
-            __syncwarp();
             if (units.is_down) {
-                if (lane < boxes) tensor_copy(to + lane * ACT_ROWS * 128, act, chunk * 64, task.first + lane * ACT_ROWS, barrier, keep);
-            } else
-#pragma unroll
-                for (int i = 0; i < (TILE + 31) / 32; i++)
-                    if (i * 32 + lane < task.count) tensor_copy(to + (i * 32 + lane) * 128, x, chunk * 64, token[i], barrier, keep);
-            __syncwarp();
+                if (id == 0) {
+                    barrier_expect(barrier, boxes * ACT_ROWS * 128);
+                    for (u32 i = 0; i < boxes; i++)
+                        tensor_copy(to + i * ACT_ROWS * 128, act, chunk * 64, task.first + i * ACT_ROWS, barrier, keep);
+                } else
+                    barrier_arrive(barrier);
+            } else {
+#pragma unroll 4
+                for (u32 row = id / 8; row < task.count; row += COPIERS / 8)
+                    copy16_async(to + row * 128 + ((piece ^ row % 8) << 4), x + (u64)from[row] + chunk * 64 + piece * 8);
+                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+            }
             ring.advance();
         }
     }
@@ -152,6 +171,8 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 #pragma unroll 1
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         barrier_wait(ring.full + 8 * ring.stage, ring.phase);
+        // Tokens may have come by plain copies.
+        asm volatile("fence.proxy.async;" ::: "memory");
         const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
         product_begin();
 #pragma unroll
@@ -192,12 +213,12 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
 #pragma unroll
         for (int i = 0; i < TILE / 2; i++) c[i] += c[s * (TILE / 2) + i];
     if (!units.is_down) {
-        u16* to = act + (u64)task.first * I + units.tile() * (WIDE / 2) + group * 32 + warp * 8 + 2 * j;
+        u16* to = act + (u64)task.first * I + units.tile() * (UP_WIDE / 2) + group * 32 + warp * 8 + 2 * j;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
             const float* v = c + 4 * n;
             const u32 pair = transpose_8x8(pack_bf16(silu_mul_of(v[0], v[2]), silu_mul_of(v[1], v[3])));
-            if (n * 8 + g < task.count) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
+            if (n * 8 + g < task.count && group * 64 + warp * 16 < UP_WIDE) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
         }
         // Another block's tensor copies read this.
         if (PHASES == 3) {
@@ -210,7 +231,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
     for (int i = 0; i < EACH; i++)
         if (i * 128 + within < task.count) tokens.slot[i * 128 + within] = slots[i], tokens.gain[i * 128 + within] = mine[i];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-    u16* to = parts + units.tile() * WIDE + group * 64 + warp * 16 + 4 * j;
+    u16* to = parts + units.tile() * DOWN_WIDE + group * 64 + warp * 16 + 4 * j;
 #pragma unroll
     for (int n = 0; n < TILE / 8; n++) {
         if (n * 8 >= task.count) break;
@@ -221,26 +242,27 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
         const u32 from = (lane & ~3u) | (2 * j & 3);
         const u32 a = __shfl_sync(FULL, low, from), b = __shfl_sync(FULL, low, from + 1);
         const u32 d = __shfl_sync(FULL, high, from), e = __shfl_sync(FULL, high, from + 1);
-        if (n * 8 + g < task.count) *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
+        if (n * 8 + g < task.count && group * 64 + warp * 16 < DOWN_WIDE) *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
     }
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
-        const __grid_constant__ Map act_map, const Task* tasks, const u32* head, const u32* rows, const float* gains,
-        u32* ready, u16* act, u16* parts) {
+experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map,
+        const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows, const float* gains,
+        u32* ready, u16* act, u16* parts, u32 x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     __shared__ __align__(8) Tokens tokens[GROUPS];
+    __shared__ u32 from[TILE];
     Ring ring;
     ring.base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
     ring.full = __shfl_sync(FULL, shared_address(barriers), 0), ring.empty = ring.full + 8 * STAGES;
     ring.stage = 0;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(ring.full + 8 * s, 2);
+            barrier_init(ring.full + 8 * s, 1 + COPIERS);
             barrier_init(ring.empty + 8 * s, GROUPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -255,10 +277,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
         ring.phase = 1;
         const u32 warp = __shfl_sync(FULL, threadIdx.x / 32, 0) - GROUPS * 4;
         if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(tasks, count), &up_map, &down_map);
-        if (warp == 1) {
-            asm volatile("fence.proxy.async;" ::: "memory");
-            copy_tokens(ring, Units(tasks, count), rows, ready, &x_map, &act_map);
-        }
+        if (warp > 0) copy_tokens(ring, Units(tasks, count), from, x, x_stride, rows, ready, &act_map);
     } else {
         if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         ring.phase = 0;

@@ -1,20 +1,18 @@
 // From the experts of each token to what the products need, in one block: how many tokens an expert has and where they
-// begin, its assignments (token · TOP + slot) in the order of tokens with their weights, and tasks: an expert and up to TILE of its
-// assignments. Warps take neighbouring stretches of assignments, count them, and place them behind those of the
-// warps before: the order never depends on timing, and no expert has a limit. The task list has a fixed length;
-// entries that are not used have expert −1.
+// begin, its assignments (token · TOP + slot) in the order of tokens with their weights, and tasks: an expert and up to
+// TILE of its assignments. A bit for each token and expert gives the order: an assignment comes after the bits before
+// its own. Counts and bits are integers, so nothing depends on timing, and no expert has a limit. The task list has a
+// fixed length; entries that are not used have expert −1.
 //
 // E (≤ 1024), TOP, TILE.
-#include "prelude.cuh"
+#include "experts_plan.cuh"
 
-#define WARPS 32
-// Assignments that a lane has on their way at once.
+#define THREADS 1024
+// Tokens whose bits are in shared memory at once.
+#define CHUNK 2048
+#define WORDS (CHUNK / 32)
+// Assignments that a thread has on their way at once.
 #define BATCH 4
-
-struct alignas(16) Task {
-    int expert;
-    u32 first, count, tiles;
-};
 
 // The sum of `v` over the threads before this one; all threads of the block take part.
 DEVICE u32 sum_before(u32 v, u32* room, u32& total) {
@@ -33,72 +31,81 @@ DEVICE u32 sum_before(u32 v, u32* room, u32& total) {
     return __reduce_add_sync(FULL, lane < warp ? of_warp : 0) + sum - v;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, u32* counts, u32* offsets, u32* rows, float* gains, Task* tasks,
-             u32* ready, u32* head, u32 most_tasks) {
-    __shared__ u32 seen[WARPS][E];
-    __shared__ u32 room[WARPS];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (u32 i = threadIdx.x; i < WARPS * E; i += WARPS * 32) (&seen[0][0])[i] = 0;
+extern "C" __global__ void __launch_bounds__(THREADS)
+experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Plan plan) {
+    extern __shared__ u32 memory[];
+    // [expert][word]: bits, and how many there are before the word. An odd pitch keeps experts in different banks.
+    u32* bits = memory;
+    u16* before = (u16*)(bits + E * (WORDS + 1));
+    __shared__ u32 counts[E], base[E];
+    __shared__ u32 room[32];
+    const u32 id = threadIdx.x, warp = id / 32, lane = id % 32;
+    for (u32 i = id; i < E; i += THREADS) counts[i] = 0;
     let_successor_start();
     wait_for_predecessor();
     __syncthreads();
-    const u32 all = (live ? min(*live, most) : most) * TOP;
-    const u32 stretch = (all + WARPS * 32 - 1) / (WARPS * 32) * 32, begin = min(warp * stretch, all), end = min(begin + stretch, all);
-
-    // `pass` 0 counts, 1 places; E stands for no assignment.
-    auto walk = [&](bool place) {
-        for (u32 at = begin; at < end; at += 32 * BATCH) {
-            u32 id[BATCH];
-            float weight[BATCH];
+    const u32 tokens = live ? min(*live, most) : most, all = tokens * TOP;
+    for (u32 at = id; at < all; at += THREADS * BATCH) {
+        u32 e[BATCH];
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) id[b] = at + b * 32 + lane < end ? ids[at + b * 32 + lane] : E, weight[b] = place && id[b] < E ? weights[at + b * 32 + lane] : 0.0f;
+        for (int b = 0; b < BATCH; b++) e[b] = at + b * THREADS < all ? ids[at + b * THREADS] : E;
 #pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                if (at + b * 32 >= end) break;
-                const u32 same = __match_any_sync(FULL, id[b]), before = __popc(same & ((1u << lane) - 1));
-                u32 first = 0;
-                if (id[b] < E) first = seen[warp][id[b]];
-                __syncwarp();
-                if (id[b] < E) {
-                    if (before == 0) seen[warp][id[b]] = first + __popc(same);
-                    if (place) rows[first + before] = at + b * 32 + lane, gains[first + before] = weight[b];
-                }
-                __syncwarp();
-            }
-        }
-    };
-    walk(false);
+        for (int b = 0; b < BATCH; b++)
+            if (e[b] < E) atomicAdd(counts + e[b], 1);
+    }
     __syncthreads();
-    u32 count = 0;
-    if (threadIdx.x < E)
-#pragma unroll 8
-        for (u32 w = 0; w < WARPS; w++) {
-            const u32 here = seen[w][threadIdx.x];
-            seen[w][threadIdx.x] = count;
-            count += here;
-        }
-    u32 total;
+    const u32 count = id < E ? counts[id] : 0;
+    u32 total, used;
     const u32 first = sum_before(count, room, total);
     // An expert's assignments are dealt evenly to as few tasks as hold them.
     const u32 tiles = (count + TILE - 1) / TILE, wide = tiles ? ((count + tiles - 1) / tiles + 7) / 8 * 8 : 0;
-    u32 used;
     const u32 task = sum_before(tiles, room, used);
-    if (threadIdx.x < E) {
-#pragma unroll 8
-        for (u32 w = 0; w < WARPS; w++) seen[w][threadIdx.x] += first;
-        counts[threadIdx.x] = count;
-        offsets[threadIdx.x] = first;
-        for (u32 t = 0; t < tiles; t++) {
-            const u32 left = count - min(count, t * wide);
-            tasks[task + t] = {(int)threadIdx.x, first + t * wide, min(left, wide), tiles};
+    if (id < E) {
+        base[id] = first;
+        plan.counts[id] = count;
+        plan.offsets[id] = first;
+        for (u32 t = 0; t < tiles; t++) plan.tasks[task + t] = {(int)id, first + t * wide, min(count - t * wide, wide), tiles};
+    }
+    for (u32 i = id; i < plan.most_tasks; i += THREADS) {
+        plan.ready[i] = 0;
+        if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
+    }
+    if (id == 0) plan.offsets[E] = total, plan.head[0] = used;
+
+    for (u32 top = 0; top < tokens; top += CHUNK) {
+        const u32 here = min(tokens - top, (u32)CHUNK) * TOP, words = (here / TOP + 31) / 32;
+        __syncthreads();
+        for (u32 i = id; i < E * words; i += THREADS) bits[i / words * (WORDS + 1) + i % words] = 0;
+        __syncthreads();
+        for (u32 at = id; at < here; at += THREADS) {
+            const u32 e = ids[top * TOP + at], token = at / TOP;
+            atomicOr(bits + e * (WORDS + 1) + token / 32, 1u << token % 32);
         }
+        __syncthreads();
+        for (u32 e = warp; e < E; e += THREADS / 32) {
+            u32 sum = base[e];
+            __syncwarp();
+            for (u32 w = 0; w < words; w += 32) {
+                const u32 own = w + lane < words ? __popc(bits[e * (WORDS + 1) + w + lane]) : 0;
+                u32 up_to = own;
+#pragma unroll
+                for (int o = 1; o < 32; o *= 2) {
+                    const u32 got = __shfl_up_sync(FULL, up_to, o);
+                    if (lane >= o) up_to += got;
+                }
+                if (w + lane < words) before[e * (WORDS + 2) + w + lane] = (u16)(sum - base[e] + up_to - own);
+                sum += __shfl_sync(FULL, up_to, 31);
+            }
+            if (lane == 0) counts[e] = sum;
+        }
+        __syncthreads();
+        for (u32 at = id; at < here; at += THREADS) {
+            const u32 e = ids[top * TOP + at], token = at / TOP, word = token / 32;
+            const u32 to = base[e] + before[e * (WORDS + 2) + word] + __popc(bits[e * (WORDS + 1) + word] & ((1u << token % 32) - 1));
+            plan.rows[to] = top * TOP + at;
+            plan.gains[to] = weights[top * TOP + at];
+        }
+        __syncthreads();
+        for (u32 i = id; i < E; i += THREADS) base[i] = counts[i];
     }
-    for (u32 i = threadIdx.x; i < most_tasks; i += WARPS * 32) {
-        ready[i] = 0;
-        if (i >= used) tasks[i] = {-1, 0, 0, 0};
-    }
-    if (threadIdx.x == 0) offsets[E] = total, head[0] = used;
-    __syncthreads();
-    walk(true);
 }

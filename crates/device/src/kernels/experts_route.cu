@@ -8,8 +8,11 @@
 // the KEPT best remain, by the sum of their GROUP_TOP (1, 2) best. Equal scores go to the lower index.
 // RENORM: weights of a token sum up to `scale`.
 //
-// H, E (a multiple of 32), TOP (≤ 32), TOKENS (16, 32, 64), SHARES, WARPS, SCORE, GROUPS, KEPT, GROUP_TOP, RENORM.
-#include "prelude.cuh"
+// PLANS: there is one cluster of at most 16 tokens, and no expert has more than a task holds; the first block then makes
+// the plan (experts_plan.cu) as well.
+//
+// H, E (a multiple of 32), TOP (≤ 32), TOKENS (16, 32, 64), SHARES, WARPS, SCORE, GROUPS, KEPT, GROUP_TOP, RENORM, PLANS.
+#include "experts_plan.cuh"
 
 #define EACH (E / SHARES)
 #define OWN (TOKENS / SHARES)
@@ -48,8 +51,8 @@ DEVICE u32 groups_of(const float* logits, const float* bias) {
     return __ballot_sync(FULL, lane < GROUPS && above < KEPT);
 }
 
-// One warp chooses for one token.
-DEVICE void choose(const float* logits, const float* bias, float scale, u32* ids, float* weights) {
+// One warp chooses for one token: lane p has the p-th expert and its weight.
+DEVICE void choose(const float* logits, const float* bias, float scale, u32& mine, float& weight) {
     const u32 lane = threadIdx.x % 32;
     const u32 kept = GROUPS > 1 ? groups_of(logits, bias) : FULL;
     u32 keys[E / 32];
@@ -61,7 +64,7 @@ DEVICE void choose(const float* logits, const float* bias, float scale, u32* ids
         most = fmaxf(most, logit);
         keys[i] = GROUPS == 1 || kept >> e / (E / GROUPS) & 1 ? key_of(score_of(logit, bias, e)) : 0;
     }
-    u32 mine = 0;
+    mine = 0;
 #pragma unroll
     for (int p = 0; p < TOP; p++) {
         u32 best = keys[0];
@@ -78,7 +81,8 @@ DEVICE void choose(const float* logits, const float* bias, float scale, u32* ids
             if (at == i * 32 + lane) keys[i] = 0;
         if (lane == p) mine = at;
     }
-    float weight = 0.0f, sum = 0.0f;
+    float sum = 0.0f;
+    weight = 0.0f;
     if (SCORE == 0) {
         most = warp_max(most);
         if (!RENORM)
@@ -89,17 +93,59 @@ DEVICE void choose(const float* logits, const float* bias, float scale, u32* ids
         weight = 1.0f / (1.0f + expf(-logits[mine]));
     if (RENORM) sum = SCORE == 0 ? weight : weight + (lane == 0 ? 1e-20f : 0.0f);
     sum = warp_sum(sum);
-    if (lane < TOP) {
-        ids[lane] = mine;
-        weights[lane] = (SCORE == 0 || RENORM ? weight / sum : weight) * scale;
-    }
+    weight = (SCORE == 0 || RENORM ? weight / sum : weight) * scale;
 }
+
+#if PLANS
+// Each of the first E threads has an expert, each of those behind them an assignment; E and what is before the
+// expert or assignment are counted by looking at all.
+DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan& plan) {
+    __shared__ u32 present[E / 32];
+    const u32 id = threadIdx.x;
+    const bool expert = id < E;
+    const u32 own = expert ? id : id - E < all ? ids[id - E] : E;
+    u32 below = 0, same = 0;
+#pragma unroll 8
+    for (u32 i = 0; i < all; i++) {
+        const u32 e = ids[i];
+        below += e < own;
+        same += e == own && (expert || i < id - E);
+    }
+    const u32 some = __ballot_sync(FULL, expert && same > 0);
+    if (expert && id % 32 == 0) present[id / 32] = some;
+    __syncthreads();
+    u32 used = 0, before = 0;
+#pragma unroll
+    for (int w = 0; w < E / 32; w++) {
+        if (w < id / 32) before += __popc(present[w]);
+        used += __popc(present[w]);
+    }
+    if (expert) {
+        before += __popc(some & ((1u << id % 32) - 1));
+        plan.counts[id] = same;
+        plan.offsets[id] = below;
+        if (same) plan.tasks[before] = {(int)id, below, same, 1};
+    } else if (own < E) {
+        plan.rows[below + same] = id - E;
+        plan.gains[below + same] = weights[id - E];
+    }
+    for (u32 i = id; i < plan.most_tasks; i += WARPS * 32) {
+        plan.ready[i] = 0;
+        if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
+    }
+    if (id == 0) plan.offsets[E] = all, plan.head[0] = used;
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* weights, const u32* live, u32 most,
-              u32 x_stride, float scale) {
+              u32 x_stride, float scale, Plan plan) {
     __shared__ float parts[PARTS][TOKENS][EACH + 1];
     __shared__ float logits[OWN][E];
+#if PLANS
+    __shared__ u32 all_ids[TOKENS * TOP];
+    __shared__ float all_weights[TOKENS * TOP];
+#endif
     u32 rank = 0;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -151,6 +197,25 @@ experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* we
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
     for (u32 i = warp; i < OWN; i += WARPS) {
         const u32 token = top + i * SHARES + rank;
-        if (token < rows) choose(logits[i], bias, scale, ids + (u64)token * TOP, weights + (u64)token * TOP);
+        if (token >= rows) continue;
+        u32 expert;
+        float weight;
+        choose(logits[i], bias, scale, expert, weight);
+        if (lane >= TOP) continue;
+        ids[(u64)token * TOP + lane] = expert;
+        weights[(u64)token * TOP + lane] = weight;
+#if PLANS
+        asm volatile(
+            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, 0;\nst.shared::cluster.u32 [there], %2;\n"
+            "mapa.shared::cluster.u32 there, %1, 0;\nst.shared::cluster.f32 [there], %3;\n}"
+            ::"r"(shared_address(all_ids + token * TOP + lane)), "r"(shared_address(all_weights + token * TOP + lane)),
+            "r"(expert), "f"(weight)
+            : "memory");
+#endif
     }
+#if PLANS
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (rank == 0) make_plan(all_ids, all_weights, rows * TOP, plan);
+#endif
 }
