@@ -154,7 +154,7 @@ class Layer:
             self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale), plan],
                                      clusters * shape["SHARES"], 256, 0, shape["SHARES"]))
         self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile), [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], 1, 1024,
-                           E * (65 * 4 + 66 * 2))
+                           E * 65 * 6)
         maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.act, min(tile, 64))]
         args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
         bytes_ = self.v["STAGES"] * (rows + tile) * 128 + 1024

@@ -28,6 +28,8 @@
 // Down units in the time of one of gate/up.
 #define RATIO ((H * UP_WIDE + I * DOWN_WIDE / 2) / (I * DOWN_WIDE))
 #define COPIERS 96
+// Stages of tokens that a warp has on their way at once; STAGES is at least two more.
+#define LAG (STAGES >= 8 ? 3 : 1)
 #define MOVED (TILE > 128)
 // Tokens that a thread of a warpgroup knows.
 #define EACH ((TILE + 127) / 128)
@@ -102,6 +104,16 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
     }
 }
 
+// Copies of a warp's tokens have come, but for the last `left` stages: says so, to the products too.
+DEVICE void land(u32& oldest, u32& flying, u32 left, u32 full) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncwarp();
+    for (; flying > left; flying--) {
+        if (threadIdx.x % 32 == 0) barrier_arrive(full + 8 * oldest);
+        if (++oldest == STAGES) oldest = 0;
+    }
+}
+
 // By COPIERS threads. Tokens of gate/up lie apart: pieces of 16 bytes, in the order that a tensor copy would leave.
 DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x, u32 x_stride, const u32* rows, const u32* ready, const Map* act) {
     const u32 id = threadIdx.x - WORKERS - 32, piece = id % 8;
@@ -114,6 +126,8 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
                 ahead[i] = rows[units.next_task.first + i * COPIERS + id];
     };
     look_ahead();
+    // Stages whose copies are on their way.
+    u32 oldest = 0, flying = 0;
     while (units.next()) {
         const Task task = units.task;
         const u32 boxes = (task.count + ACT_ROWS - 1) / ACT_ROWS;
@@ -135,20 +149,26 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_BYTES;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            if (units.is_down) {
-                if (id == 0) {
-                    barrier_expect(barrier, boxes * ACT_ROWS * 128);
-                    for (u32 i = 0; i < boxes; i++)
-                        tensor_copy(to + i * ACT_ROWS * 128, act, chunk * 64, task.first + i * ACT_ROWS, barrier, keep);
-                } else
-                    barrier_arrive(barrier);
-            } else {
+            if (!units.is_down) {
 #pragma unroll 4
                 for (u32 row = id / 8; row < task.count; row += COPIERS / 8)
                     copy16_async(to + row * 128 + ((piece ^ row % 8) << 4), x + (u64)from[row] + chunk * 64 + piece * 8);
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-            }
+                commit_copies();
+                if (++flying > LAG) {
+                    wait_copies<LAG>();
+                    land(oldest, flying, LAG, ring.full);
+                }
+            } else if (id == 0) {
+                barrier_expect(barrier, boxes * ACT_ROWS * 128);
+                for (u32 i = 0; i < boxes; i++)
+                    tensor_copy(to + i * ACT_ROWS * 128, act, chunk * 64, task.first + i * ACT_ROWS, barrier, keep);
+            } else if (id % 32 == 0)
+                barrier_arrive(barrier);
             ring.advance();
+        }
+        if (flying && (units.next_at == FULL || units.next_is_down)) {
+            wait_copies<0>();
+            land(oldest, flying, 0, ring.full);
         }
     }
 }
@@ -171,8 +191,6 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 #pragma unroll 1
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         barrier_wait(ring.full + 8 * ring.stage, ring.phase);
-        // Tokens may have come by plain copies.
-        asm volatile("fence.proxy.async;" ::: "memory");
         const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
         product_begin();
 #pragma unroll
@@ -262,7 +280,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
     ring.stage = 0;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(ring.full + 8 * s, 1 + COPIERS);
+            barrier_init(ring.full + 8 * s, 1 + COPIERS / 32);
             barrier_init(ring.empty + 8 * s, GROUPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -4,62 +4,102 @@
 // its own. Counts and bits are integers, so nothing depends on timing, and no expert has a limit. The task list has a
 // fixed length; entries that are not used have expert −1.
 //
-// E (≤ 1024), TOP, TILE.
+// E (a power of two from 32 to 512), TOP, TILE.
 #include "experts_plan.cuh"
 
 #define THREADS 1024
-// Tokens whose bits are in shared memory at once.
+// Tokens whose bits are in shared memory at once, and assignments of a thread among theirs.
 #define CHUNK 2048
 #define WORDS (CHUNK / 32)
-// Assignments that a thread has on their way at once.
-#define BATCH 4
+#define OWN (CHUNK * TOP / THREADS)
+// Threads that count an expert's bits, and words of each. An odd pitch keeps experts in different banks.
+#define LANES (THREADS / E)
+#define EACH (WORDS / LANES)
+#define PITCH (WORDS + 1)
 
-// The sum of `v` over the threads before this one; all threads of the block take part.
-DEVICE u32 sum_before(u32 v, u32* room, u32& total) {
+// The sums of `a` and `b` over the threads before this one, and over all; every thread of the block takes part.
+DEVICE void sums_before(u32& a, u32& b, uint2* room, u32& all_a, u32& all_b) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 sum = v;
+    u32 x = a, y = b;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
-        const u32 got = __shfl_up_sync(FULL, sum, o);
-        if (lane >= o) sum += got;
+        const u32 p = __shfl_up_sync(FULL, x, o), q = __shfl_up_sync(FULL, y, o);
+        if (lane >= o) x += p, y += q;
     }
+    if (lane == 31) room[warp] = make_uint2(x, y);
     __syncthreads();
-    if (lane == 31) room[warp] = sum;
-    __syncthreads();
-    const u32 of_warp = room[lane];
-    total = __reduce_add_sync(FULL, of_warp);
-    return __reduce_add_sync(FULL, lane < warp ? of_warp : 0) + sum - v;
+    const uint2 of_warp = room[lane];
+    all_a = __reduce_add_sync(FULL, of_warp.x);
+    all_b = __reduce_add_sync(FULL, of_warp.y);
+    a = __reduce_add_sync(FULL, lane < warp ? of_warp.x : 0) + x - a;
+    b = __reduce_add_sync(FULL, lane < warp ? of_warp.y : 0) + y - b;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Plan plan) {
     extern __shared__ u32 memory[];
-    // [expert][word]: bits, and how many there are before the word. An odd pitch keeps experts in different banks.
+    // [expert][word]: bits, and how many there are before the word.
     u32* bits = memory;
-    u16* before = (u16*)(bits + E * (WORDS + 1));
+    u16* before = (u16*)(bits + E * PITCH);
     __shared__ u32 counts[E], base[E];
-    __shared__ u32 room[32];
-    const u32 id = threadIdx.x, warp = id / 32, lane = id % 32;
+    __shared__ uint2 room[THREADS / 32];
+    const u32 id = threadIdx.x;
     for (u32 i = id; i < E; i += THREADS) counts[i] = 0;
+    for (u32 i = id; i < E * PITCH; i += THREADS) bits[i] = 0;
     let_successor_start();
     wait_for_predecessor();
     __syncthreads();
-    const u32 tokens = live ? min(*live, most) : most, all = tokens * TOP;
-    for (u32 at = id; at < all; at += THREADS * BATCH) {
-        u32 e[BATCH];
+    const u32 tokens = live ? min(*live, most) : most;
+    u32 e[OWN];
+    auto load = [&](u32 top) {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) e[b] = at + b * THREADS < all ? ids[at + b * THREADS] : E;
+        for (int i = 0; i < OWN; i++) {
+            const u32 at = top * TOP + i * THREADS + id;
+            e[i] = at < tokens * TOP ? ids[at] : E;
+        }
+    };
+    // Reads the bits of the tokens in e[], and leaves counts of each expert's bits before each word in `before`.
+    auto mark = [&]() {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            if (e[b] < E) atomicAdd(counts + e[b], 1);
+        for (int i = 0; i < OWN; i++) {
+            const u32 token = (i * THREADS + id) / TOP;
+            if (e[i] < E) atomicOr(bits + e[i] * PITCH + token / 32, 1u << token % 32);
+        }
+        __syncthreads();
+        const u32 expert = id / LANES, first = id % LANES * EACH;
+        u32 up_to[EACH], sum = 0;
+#pragma unroll
+        for (int w = 0; w < EACH; w++) up_to[w] = sum, sum += __popc(bits[expert * PITCH + first + w]);
+        u32 scan = sum;
+#pragma unroll
+        for (int o = 1; o < LANES; o *= 2) {
+            const u32 got = __shfl_up_sync(FULL, scan, o, LANES);
+            if (id % LANES >= o) scan += got;
+        }
+#pragma unroll
+        for (int w = 0; w < EACH; w++) before[expert * PITCH + first + w] = (u16)(scan - sum + up_to[w]);
+        if (id % LANES == LANES - 1) counts[expert] = scan;
+        __syncthreads();
+    };
+
+    // Counts first: from the bits if one chunk holds all.
+    if (tokens <= CHUNK) {
+        load(0);
+        mark();
+    } else {
+        for (u32 top = 0; top < tokens; top += CHUNK) {
+            load(top);
+#pragma unroll
+            for (int i = 0; i < OWN; i++)
+                if (e[i] < E) atomicAdd(counts + e[i], 1);
+        }
+        __syncthreads();
     }
-    __syncthreads();
     const u32 count = id < E ? counts[id] : 0;
-    u32 total, used;
-    const u32 first = sum_before(count, room, total);
     // An expert's assignments are dealt evenly to as few tasks as hold them.
     const u32 tiles = (count + TILE - 1) / TILE, wide = tiles ? ((count + tiles - 1) / tiles + 7) / 8 * 8 : 0;
-    const u32 task = sum_before(tiles, room, used);
+    u32 first = count, task = tiles, total, used;
+    sums_before(first, task, room, total, used);
     if (id < E) {
         base[id] = first;
         plan.counts[id] = count;
@@ -71,41 +111,28 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
         if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
     }
     if (id == 0) plan.offsets[E] = total, plan.head[0] = used;
-
+    __syncthreads();
     for (u32 top = 0; top < tokens; top += CHUNK) {
-        const u32 here = min(tokens - top, (u32)CHUNK) * TOP, words = (here / TOP + 31) / 32;
-        __syncthreads();
-        for (u32 i = id; i < E * words; i += THREADS) bits[i / words * (WORDS + 1) + i % words] = 0;
-        __syncthreads();
-        for (u32 at = id; at < here; at += THREADS) {
-            const u32 e = ids[top * TOP + at], token = at / TOP;
-            atomicOr(bits + e * (WORDS + 1) + token / 32, 1u << token % 32);
+        if (tokens > CHUNK) {
+            load(top);
+            mark();
         }
-        __syncthreads();
-        for (u32 e = warp; e < E; e += THREADS / 32) {
-            u32 sum = base[e];
-            __syncwarp();
-            for (u32 w = 0; w < words; w += 32) {
-                const u32 own = w + lane < words ? __popc(bits[e * (WORDS + 1) + w + lane]) : 0;
-                u32 up_to = own;
+        float weight[OWN];
 #pragma unroll
-                for (int o = 1; o < 32; o *= 2) {
-                    const u32 got = __shfl_up_sync(FULL, up_to, o);
-                    if (lane >= o) up_to += got;
-                }
-                if (w + lane < words) before[e * (WORDS + 2) + w + lane] = (u16)(sum - base[e] + up_to - own);
-                sum += __shfl_sync(FULL, up_to, 31);
-            }
-            if (lane == 0) counts[e] = sum;
+        for (int i = 0; i < OWN; i++)
+            if (e[i] < E) weight[i] = weights[top * TOP + i * THREADS + id];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            if (e[i] >= E) continue;
+            const u32 token = (i * THREADS + id) / TOP, word = e[i] * PITCH + token / 32;
+            const u32 to = base[e[i]] + before[word] + __popc(bits[word] & ((1u << token % 32) - 1));
+            plan.rows[to] = top * TOP + i * THREADS + id;
+            plan.gains[to] = weight[i];
         }
+        if (tokens <= CHUNK) break;
         __syncthreads();
-        for (u32 at = id; at < here; at += THREADS) {
-            const u32 e = ids[top * TOP + at], token = at / TOP, word = token / 32;
-            const u32 to = base[e] + before[e * (WORDS + 2) + word] + __popc(bits[e * (WORDS + 1) + word] & ((1u << token % 32) - 1));
-            plan.rows[to] = top * TOP + at;
-            plan.gains[to] = weights[top * TOP + at];
-        }
+        for (u32 i = id; i < E; i += THREADS) base[i] += counts[i];
+        for (u32 i = id; i < E * PITCH; i += THREADS) bits[i] = 0;
         __syncthreads();
-        for (u32 i = id; i < E; i += THREADS) base[i] = counts[i];
     }
 }
