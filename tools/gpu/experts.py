@@ -1,6 +1,6 @@
 """A layer of experts (router, plan, products, sum): checked against PyTorch in fp32, then timed as graph replays.
 
-experts.py check [TOKENS,...]                 routing, plan and outputs; imbalance; poisoned buffers; repetition
+experts.py check [TOKENS,...] [VARIANT]       routing, plan and outputs; imbalance; poisoned buffers; repetition
 experts.py time  [TOKENS,...] [TILE=8,UP=64,DOWN=64 ...]   microseconds of a layer and of its kernels, for each variant
 experts.py keys  FILE                         the kernels that both need, for compile.py
 
@@ -28,7 +28,7 @@ def chosen(tokens):
         return dict(TILE=32, UP=128, DOWN=128)
     if tokens <= 1024:
         return dict(TILE=64 if tokens <= 512 else 128, UP=128, DOWN=128)
-    return dict(TILE=256, UP=128, DOWN=128, PASS=0)
+    return dict(TILE=256, UP=128, DOWN=128, PASS=0, GATHERED=1, CLUSTER=2)
 
 
 def wide(v):
@@ -36,8 +36,9 @@ def wide(v):
 
 
 def completed(variant):
-    v = dict(PASS=1)
+    v = dict(PASS=1, GATHERED=0, CLUSTER=1)
     v.update(variant)
+    v.setdefault("COPIERS", 8 if v["GATHERED"] else 16 if v["TILE"] <= 8 else 32 if v["TILE"] <= 64 else 64)
     static = 16 * 40 + wide(v) // 64 * v["TILE"] * 8 + v["TILE"] * 4
     v.setdefault("STAGES", min(40, (232448 - 1024 - static) // ((wide(v) + v["TILE"]) * 128)))
     return v
@@ -53,7 +54,8 @@ def route_key(tokens, routing, plans):
 
 
 def product_key(v, phases):
-    return key("experts", H=H, I=I, TOP=TOP, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PASS=v["PASS"], PHASES=phases)
+    return key("experts", H=H, I=I, TOP=TOP, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PHASES=phases,
+               **{k: v[k] for k in ("PASS", "GATHERED", "CLUSTER", "COPIERS")})
 
 
 CHECKED = [1, 2, 3, 8, 16, 33, 64, 200, 256, 512, 1000, 8192]
@@ -68,7 +70,7 @@ def keys(tokens, variants):
             out += [product_key(v, p) for p in (1, 2, 3)] + [key("experts_plan", E=E, TOP=TOP, TILE=v["TILE"])]
             out += [route_key(t, SOFTMAX, True)[1]] * (t <= min(16, v["TILE"]))
         out += [route_key(t, r, False)[1] for r in ROUTINGS]
-    return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1)]
+    return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), key("experts_gather", H=H, TOP=TOP, PER=4)]
 
 
 if __name__ == "__main__" and sys.argv[1] == "keys":
@@ -141,7 +143,7 @@ class Layer:
         self.ids, self.gains, self.sorted = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda"), torch.zeros(n, device="cuda")
         self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(self.most, 4), ints(self.most), ints(1)
         # Layers may share what is large and only passes between kernels.
-        self.act, self.parts, self.y = shared or (half(n, I), half(n, H), half(tokens, H))
+        self.act, self.parts, self.y, self.near = shared or (half(n, I), half(n, H), half(tokens, H), half(n, H))
         self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
         p = lambda t: U64(t.data_ptr())
         plan = Plan(*[t.data_ptr() for t in (self.counts, self.offsets, self.rows, self.sorted, self.tasks, self.ready, self.head)], self.most)
@@ -153,25 +155,28 @@ class Layer:
             clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
             self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale), plan],
                                      clusters * shape["SHARES"], 256, 0, shape["SHARES"]))
-        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile), [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], 1, 1024,
+        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile), [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan],
+                           min(16, (tokens + 63) // 64), 1024,
                            E * 65 * 6)
-        maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.act, min(tile, 64))]
+        maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.near, min(tile, 64)), tensor_map(self.act, min(tile, 64))]
         args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
         bytes_ = self.v["STAGES"] * (rows + tile) * 128 + 1024
-        self.products = [Launch(product_key(self.v, phases), args, SMS, rows * 2 + 128, bytes_) for phases in (3, 1, 2)]
+        self.products = [Launch(product_key(self.v, phases), args, SMS, rows * 2 + 128, bytes_, self.v["CLUSTER"]) for phases in (3, 1, 2)]
+        self.gather = Launch(key("experts_gather", H=H, TOP=TOP, PER=4), [p(self.x), p(self.rows), p(self.near), p(self.count), U32(tokens), U32(H)], (n + 3) // 4, 256)
+        self.whole = ("R" if self.plans else "rp") + "g" * self.v["GATHERED"] + "es"
         self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
                           (tokens * H // 8 + 255) // 256, 256)
 
     def poison(self, ids=True):
-        for t in (self.act, self.parts, self.y, self.sorted) + ((self.gains,) if ids else ()):
+        for t in (self.act, self.parts, self.y, self.near, self.sorted) + ((self.gains,) if ids else ()):
             t.fill_(float("nan"))
         for t in (self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
             t.fill_(0x7fffffff)
 
     def chain(self, kinds, dependent=True):
-        """Router, plan, experts (or up, down), sum; R: the router that plans too."""
+        """Router, plan, gather, experts (or up, down), sum; R: the router that plans too."""
         for k in kinds:
-            {"r": self.route[0], "R": self.route[-1], "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "s": self.sum}[k].go(dependent)
+            {"r": self.route[0], "R": self.route[-1], "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "g": self.gather, "s": self.sum}[k].go(dependent)
 
 
 def routed(layer, routing):
@@ -243,7 +248,7 @@ def assign(layer, pattern):
     layer.gains[:n] = torch.rand(n, TOP, device="cuda")
 
 
-def check(tokens, weights):
+def check(tokens, weights, variant=None):
     bad = 0
     for t in tokens:
         line = []
@@ -260,15 +265,16 @@ def check(tokens, weights):
             line.append("%d/%d/%.0e" % (wrong, near.sum().item(), error))
         print("tokens %5d routing wrong/near/weights:" % t, " ".join(line), flush=True)
         for live in sorted({t, max(1, t - 5)}):
-            layer = Layer(weights, t, chosen(t), live=live)
+            layer = Layer(weights, t, variant or chosen(t), live=live)
+            later = layer.whole[2 if layer.whole[0] == "r" else 1:]
             for pattern in ("router",) + ("plans",) * layer.plans + PATTERNS:
                 if pattern in ("router", "plans"):
                     layer.poison()
-                    layer.chain("rpes" if pattern == "router" else "Res")
+                    layer.chain("rp" + later if pattern == "router" else "R" + later)
                 else:
                     assign(layer, pattern)
                     layer.poison(ids=False)
-                    layer.chain("pes")
+                    layer.chain("p" + later)
                 torch.cuda.synchronize()
                 plan, error = plan_errors(layer), rel(layer.y[:live], expected(layer))
                 untouched = bool(torch.isnan(layer.y[live:]).all())
@@ -277,7 +283,7 @@ def check(tokens, weights):
                 first, differ = layer.y.clone(), 0
                 for turn in range(2 if t > 1000 else 12):
                     layer.poison(ids=False)
-                    layer.chain("puds" if turn == 0 else "pes")
+                    layer.chain("p" + (later.replace("e", "ud") if turn == 0 else later))
                     torch.cuda.synchronize()
                     differ += not torch.equal(layer.y[:live], first[:live])
                 bad += bool(wrong or differ)
@@ -334,10 +340,10 @@ def measure(tokens, variants, weights):
         for v in variants or [chosen(t)]:
             n = t * TOP
             half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
-            shared = (half(n, I), half(n, H), half(t, H))
+            shared = (half(n, I), half(n, H), half(t, H), half(n, H))
             torch.manual_seed(t)
             layers = [Layer(w, t, v, shared=shared) for w in weights]
-            kinds = ["Res" if layers[0].plans else "rpes", "e", "u", "d", "R" if layers[0].plans else "r", "p", "s"]
+            kinds = [layers[0].whole, "e", "u", "d", layers[0].whole[0], "p", "g", "s"]
             graphs = [recorded(layers, k) for k in kinds]
             us = [x / len(layers) for x in timed(graphs)]
             experts = sum(l.ids.unique().numel() for l in layers) / len(layers)
@@ -346,10 +352,10 @@ def measure(tokens, variants, weights):
             table.append((t, " ".join("%s=%s" % i for i in layers[0].v.items() ), experts, max(floor, sums), us))
             print(table[-1], flush=True)
             del layers, graphs
-    print("tokens experts floor_us | layer_us share x48_ms | products gate_up+down | route plan sum | variant")
+    print("tokens experts floor_us | layer_us share x48_ms | products gate_up+down | route plan gather sum | variant")
     for t, v, experts, floor, us in table:
-        print("%6d %7.1f %8.1f | %8.1f %4.0f%% %7.2f | %7.1f (%3.0f%%) %7.1f+%.1f | %.2f %.2f %.2f | %s" % (
-            t, experts, floor, us[0], 100 * floor / us[0], us[0] * 48e-3, us[1], 100 * floor / us[1], us[2], us[3], us[4], us[5], us[6], v))
+        print("%6d %7.1f %8.1f | %8.1f %4.0f%% %7.2f | %7.1f (%3.0f%%) %7.1f+%.1f | %.2f %.2f %.2f %.2f | %s" % (
+            t, experts, floor, us[0], 100 * floor / us[0], us[0] * 48e-3, us[1], 100 * floor / us[1], us[2], us[3], us[4], us[5], us[6], us[7], v))
 
 
 def main():
@@ -359,7 +365,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     random.seed(1)
     if mode == "check":
-        sys.exit(check(tokens or CHECKED, Weights(1)) > 0)
+        sys.exit(check(tokens or CHECKED, Weights(1), variants[0] if variants else None) > 0)
     measure(tokens or TIMED, variants, [Weights(s) for s in range(LAYERS)])
 
 

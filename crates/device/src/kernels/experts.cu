@@ -10,7 +10,8 @@
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
 // H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
-// PASS (weights are read once: do not keep them in L2).
+// PASS (weights are read once: do not keep them in L2), COPIERS (8, 16, 32, 64, 96), GATHERED (tokens of gate/up lie in the order of the
+// plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other).
 #include "experts_plan.cuh"
 #include "wgmma.cuh"
 
@@ -23,13 +24,12 @@
 // Units of a task.
 #define UP_UNITS (2 * I / UP_WIDE)
 #define DOWN_UNITS (H / DOWN_WIDE)
-// A copy's rows of act.
-#define ACT_ROWS (TILE < 64 ? TILE : 64)
+// Tokens of a tensor copy.
+#define BOX (TILE < 64 ? TILE : 64)
 // Down units in the time of one of gate/up.
 #define RATIO ((H * UP_WIDE + I * DOWN_WIDE / 2) / (I * DOWN_WIDE))
-#define COPIERS 96
-// Stages of tokens that a warp has on their way at once; STAGES is at least two more.
-#define LAG (STAGES >= 8 ? 3 : 1)
+// Tokens that a copying thread knows.
+#define OWN ((TILE + COPIERS - 1) / COPIERS)
 #define MOVED (TILE > 128)
 // Tokens that a thread of a warpgroup knows.
 #define EACH ((TILE + 127) / 128)
@@ -37,6 +37,37 @@
 struct alignas(64) Map {
     u64 words[16];
 };
+DEVICE u32 rank_in_cluster() {
+    u32 r = 0;
+    if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+// To the same place in both blocks of the cluster.
+DEVICE void copy_to_both(u32 to, const void* map, u32 x, u32 y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((u16)3) : "memory");
+}
+DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+DEVICE void copiers_meet() {
+    if (COPIERS > 32) asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
+    else __syncwarp(COPIERS < 32 ? (1u << COPIERS % 32) - 1 : FULL);
+}
+// A stage is free in this block; a cluster's blocks copy for each other, and all have to know.
+DEVICE void release(u32 empty) {
+    const u32 within = threadIdx.x % 128;
+    if (CLUSTER == 1) {
+        if (within == 0) barrier_arrive(empty);
+    } else if (within < CLUSTER)
+        asm volatile(
+            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+            "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+            ::"r"(empty), "r"(within) : "memory");
+}
+
 // A block's units in order. Blocks with a gate/up unit less than others get RATIO down units more. The next unit's
 // task is read while this one is worked on.
 struct Units {
@@ -45,20 +76,20 @@ struct Units {
     bool is_down, next_is_down;
     Task task, next_task;
     DEVICE Units(const Task* tasks, u32 count)
-        : tasks(tasks), up(PHASES & 1 ? count * UP_UNITS : 0), down(PHASES & 2 ? count * DOWN_UNITS : 0), turn(0), next_is_down(false) {
+        : tasks(tasks), up(PHASES & 1 ? count * (UP_UNITS / CLUSTER) : 0), down(PHASES & 2 ? count * (DOWN_UNITS / CLUSTER) : 0), turn(0), next_is_down(false) {
         next_task = tasks[first_task()];
         next_at = find();
-        if (next_at != FULL && next_at / (next_is_down ? DOWN_UNITS : UP_UNITS) != first_task()) read();
+        if (next_at != FULL && next_at / per_task(next_is_down) != first_task()) read();
     }
     // The first unit's task, if it is one of gate/up: read without waiting for the count. The list is long enough.
-    DEVICE u32 first_task() const { return PHASES & 1 ? blockIdx.x / UP_UNITS : 0; }
-    DEVICE void read() { next_task = tasks[next_at / (next_is_down ? DOWN_UNITS : UP_UNITS)]; }
+    DEVICE u32 first_task() const { return PHASES & 1 ? blockIdx.x / CLUSTER / per_task(false) : 0; }
+    DEVICE void read() { next_task = tasks[next_at / per_task(next_is_down)]; }
     DEVICE void look_ahead() {
         next_at = find();
         if (next_at != FULL) read();
     }
     DEVICE u32 find() {
-        const u32 blocks = gridDim.x, b = blockIdx.x;
+        const u32 blocks = gridDim.x / CLUSTER, b = blockIdx.x / CLUSTER;
         if (!next_is_down) {
             const u32 i = b + turn++ * blocks;
             if (i < up) return i;
@@ -75,8 +106,10 @@ struct Units {
         look_ahead();
         return true;
     }
-    DEVICE u32 number() const { return at / (is_down ? DOWN_UNITS : UP_UNITS); }
-    DEVICE u32 tile() const { return at % (is_down ? DOWN_UNITS : UP_UNITS); }
+    // A cluster's blocks have neighbouring weight rows.
+    static DEVICE u32 per_task(bool down) { return (down ? DOWN_UNITS : UP_UNITS) / CLUSTER; }
+    DEVICE u32 number() const { return at / per_task(is_down); }
+    DEVICE u32 tile() const { return at % per_task(is_down) * CLUSTER + rank_in_cluster(); }
     DEVICE u32 chunks() const { return is_down ? I / 64 : H / 64; }
 };
 
@@ -104,71 +137,58 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
     }
 }
 
-// Copies of a warp's tokens have come, but for the last `left` stages: says so, to the products too.
-DEVICE void land(u32& oldest, u32& flying, u32 left, u32 full) {
-    asm volatile("fence.proxy.async;" ::: "memory");
-    __syncwarp();
-    for (; flying > left; flying--) {
-        if (threadIdx.x % 32 == 0) barrier_arrive(full + 8 * oldest);
-        if (++oldest == STAGES) oldest = 0;
-    }
-}
-
-// By COPIERS threads. Tokens of gate/up lie apart: pieces of 16 bytes, in the order that a tensor copy would leave.
-DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x, u32 x_stride, const u32* rows, const u32* ready, const Map* act) {
+// By COPIERS threads. Tokens of gate/up lie apart (unless GATHERED): pieces of 16 bytes, in the order that a tensor copy
+// would leave. Each thread's arrival costs eight clocks of the barrier, hence few threads.
+DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x, u32 x_stride, const u32* rows, const u32* ready,
+                        const Map* gathered, const Map* act) {
     const u32 id = threadIdx.x - WORKERS - 32, piece = id % 8;
     const u64 keep = keep_policy();
-    u32 ahead[(TILE + COPIERS - 1) / COPIERS];
+    u32 ahead[OWN];
     auto look_ahead = [&]() {
 #pragma unroll
-        for (int i = 0; i < (TILE + COPIERS - 1) / COPIERS; i++)
-            if (units.next_at != FULL && !units.next_is_down && i * COPIERS + id < units.next_task.count)
+        for (int i = 0; i < OWN; i++)
+            if (!GATHERED && units.next_at != FULL && !units.next_is_down && i * COPIERS + id < units.next_task.count)
                 ahead[i] = rows[units.next_task.first + i * COPIERS + id];
     };
     look_ahead();
-    // Stages whose copies are on their way.
-    u32 oldest = 0, flying = 0;
     while (units.next()) {
         const Task task = units.task;
-        const u32 boxes = (task.count + ACT_ROWS - 1) / ACT_ROWS;
-        if (units.is_down) {
-            if (PHASES == 3 && id == 0) {
-                u32 seen;
-                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.number()) : "memory");
-                while (seen < UP_UNITS * GROUPS);
-                asm volatile("fence.proxy.async;" ::: "memory");
-            }
-        } else {
-            asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
+        const u32 boxes = (task.count + BOX - 1) / BOX;
+        const bool whole = GATHERED || units.is_down;
+        if (units.is_down && PHASES == 3 && id == 0) {
+            u32 seen;
+            do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ready + units.number()) : "memory");
+            while (seen < UP_UNITS * GROUPS);
+            asm volatile("fence.proxy.async;" ::: "memory");
+        }
+        if (!whole) {
+            copiers_meet();
 #pragma unroll
-            for (int i = 0; i < (TILE + COPIERS - 1) / COPIERS; i++)
+            for (int i = 0; i < OWN; i++)
                 if (i * COPIERS + id < task.count) from[i * COPIERS + id] = ahead[i] / TOP * x_stride;
-            asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
+            copiers_meet();
         }
         look_ahead();
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_BYTES;
+            if (whole && id) break;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            if (!units.is_down) {
+            if (whole) {
+                if (COPIERS > 1) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(COPIERS > 1 ? COPIERS - 1 : 1) : "memory");
+                barrier_expect(barrier, boxes * BOX * 128);
+                // Blocks of a cluster copy every CLUSTER-th box, for all of them.
+                for (u32 i = rank_in_cluster(); i < boxes; i += CLUSTER) {
+                    const Map* map = units.is_down ? act : gathered;
+                    if (CLUSTER == 1) tensor_copy(to + i * BOX * 128, map, chunk * 64, task.first + i * BOX, barrier, keep);
+                    else copy_to_both(to + i * BOX * 128, map, chunk * 64, task.first + i * BOX, barrier);
+                }
+            } else {
 #pragma unroll 4
                 for (u32 row = id / 8; row < task.count; row += COPIERS / 8)
                     copy16_async(to + row * 128 + ((piece ^ row % 8) << 4), x + (u64)from[row] + chunk * 64 + piece * 8);
-                commit_copies();
-                if (++flying > LAG) {
-                    wait_copies<LAG>();
-                    land(oldest, flying, LAG, ring.full);
-                }
-            } else if (id == 0) {
-                barrier_expect(barrier, boxes * ACT_ROWS * 128);
-                for (u32 i = 0; i < boxes; i++)
-                    tensor_copy(to + i * ACT_ROWS * 128, act, chunk * 64, task.first + i * ACT_ROWS, barrier, keep);
-            } else if (id % 32 == 0)
-                barrier_arrive(barrier);
+                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+            }
             ring.advance();
-        }
-        if (flying && (units.next_at == FULL || units.next_is_down)) {
-            wait_copies<0>();
-            land(oldest, flying, 0, ring.full);
         }
     }
 }
@@ -191,6 +211,8 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 #pragma unroll 1
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         barrier_wait(ring.full + 8 * ring.stage, ring.phase);
+        // Tokens may have come by plain copies.
+        if (!GATHERED) asm volatile("fence.proxy.async;" ::: "memory");
         const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
         product_begin();
 #pragma unroll
@@ -199,12 +221,12 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
         product_commit();
         // The product before this one is done: its stage can be filled again.
         product_wait<1>();
-        if (chunk > 0 && threadIdx.x % 128 == 0) barrier_arrive(ring.empty + 8 * previous);
+        if (chunk > 0) release(ring.empty + 8 * previous);
         previous = ring.stage;
         ring.advance();
     }
     product_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty + 8 * previous);
+    release(ring.empty + 8 * previous);
 }
 
 // The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
@@ -267,7 +289,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map,
-        const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows, const float* gains,
+        const __grid_constant__ Map x_map, const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows, const float* gains,
         u32* ready, u16* act, u16* parts, u32 x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
@@ -280,12 +302,13 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
     ring.stage = 0;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(ring.full + 8 * s, 1 + COPIERS / 32);
-            barrier_init(ring.empty + 8 * s, GROUPS);
+            barrier_init(ring.full + 8 * s, 1 + COPIERS);
+            barrier_init(ring.empty + 8 * s, GROUPS * CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+    else __syncthreads();
     let_successor_start();
     wait_for_predecessor();
     const u32 count = __ldcg(head);
@@ -295,7 +318,10 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
         ring.phase = 1;
         const u32 warp = __shfl_sync(FULL, threadIdx.x / 32, 0) - GROUPS * 4;
         if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(tasks, count), &up_map, &down_map);
-        if (warp > 0) copy_tokens(ring, Units(tasks, count), from, x, x_stride, rows, ready, &act_map);
+        if (threadIdx.x - WORKERS - 32 < COPIERS) {
+            asm volatile("fence.proxy.async;" ::: "memory");
+            copy_tokens(ring, Units(tasks, count), from, x, x_stride, rows, ready, &x_map, &act_map);
+        }
     } else {
         if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         ring.phase = 0;
@@ -307,6 +333,11 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.number()) : "memory");
             }
         }
+    }
+    // Nobody leaves while the other block still writes or arrives here.
+    if (CLUSTER > 1) {
+        __syncwarp();
+        cluster_sync();
     }
 #endif
 }

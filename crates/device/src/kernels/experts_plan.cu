@@ -1,8 +1,9 @@
-// From the experts of each token to what the products need, in one block: how many tokens an expert has and where they
+// From the experts of each token to what the products need, in one launch: how many tokens an expert has and where they
 // begin, its assignments (token · TOP + slot) in the order of tokens with their weights, and tasks: an expert and up to
 // TILE of its assignments. A bit for each token and expert gives the order: an assignment comes after the bits before
 // its own. Counts and bits are integers, so nothing depends on timing, and no expert has a limit. The task list has a
-// fixed length; entries that are not used have expert −1.
+// fixed length; entries that are not used have expert −1. Every block counts everything; the first writes the tasks, and each
+// places the assignments of its share of the experts, because scattered stores are what takes the time.
 //
 // E (a power of two from 32 to 512), TOP, TILE.
 #include "experts_plan.cuh"
@@ -100,17 +101,17 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
     const u32 tiles = (count + TILE - 1) / TILE, wide = tiles ? ((count + tiles - 1) / tiles + 7) / 8 * 8 : 0;
     u32 first = count, task = tiles, total, used;
     sums_before(first, task, room, total, used);
-    if (id < E) {
-        base[id] = first;
+    if (id < E) base[id] = first;
+    if (id < E && blockIdx.x == 0) {
         plan.counts[id] = count;
         plan.offsets[id] = first;
         for (u32 t = 0; t < tiles; t++) plan.tasks[task + t] = {(int)id, first + t * wide, min(count - t * wide, wide), tiles};
     }
-    for (u32 i = id; i < plan.most_tasks; i += THREADS) {
+    for (u32 i = id; blockIdx.x == 0 && i < plan.most_tasks; i += THREADS) {
         plan.ready[i] = 0;
         if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
     }
-    if (id == 0) plan.offsets[E] = total, plan.head[0] = used;
+    if (id == 0 && blockIdx.x == 0) plan.offsets[E] = total, plan.head[0] = used;
     __syncthreads();
     for (u32 top = 0; top < tokens; top += CHUNK) {
         if (tokens > CHUNK) {
@@ -120,10 +121,10 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
         float weight[OWN];
 #pragma unroll
         for (int i = 0; i < OWN; i++)
-            if (e[i] < E) weight[i] = weights[top * TOP + i * THREADS + id];
+            if (e[i] < E && e[i] % gridDim.x == blockIdx.x) weight[i] = weights[top * TOP + i * THREADS + id];
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            if (e[i] >= E) continue;
+            if (e[i] >= E || e[i] % gridDim.x != blockIdx.x) continue;
             const u32 token = (i * THREADS + id) / TOP, word = e[i] * PITCH + token / 32;
             const u32 to = base[e[i]] + before[word] + __popc(bits[word] & ((1u << token % 32) - 1));
             plan.rows[to] = top * TOP + i * THREADS + id;
