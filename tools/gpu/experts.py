@@ -2,7 +2,7 @@
 
 experts.py check [TOKENS,...] [VARIANT]       routing, plan and outputs; imbalance; poisoned buffers; repetition
 experts.py time  [TOKENS,...] [TILE=8,UP=64,DOWN=64 ...]   microseconds of a layer and of its kernels, for each variant
-experts.py keys  FILE                         the kernels that both need, for compile.py
+experts.py keys  FILE [TOKENS,...] [VARIANT ...]     the kernels that these need, for compile.py
 
 Qwen3-30B-A3B's shape, bf16, random weights. Layers take turns on eight sets of weights, 9.7 GB: L2 does not help.
 """
@@ -49,8 +49,13 @@ def key(source, entry=None, **defines):
 
 
 def route_key(tokens, routing, plans):
-    shape = dict(TOKENS=16, SHARES=8) if tokens <= 512 else dict(TOKENS=64, SHARES=4)
-    return shape, key("experts_route", H=H, E=E, TOP=TOP, WARPS=8, PLANS=int(plans), **shape, **routing)
+    shape = dict(TOKENS=16, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=4)
+    return shape, key("experts_route", H=H, E=E, TOP=TOP, PLANS=int(plans), **shape, **routing)
+
+
+def plan_key(tokens, tile, alone=False):
+    shares = 1 if alone or tokens <= 128 else 2 if tokens <= 256 else 4 if tokens <= 512 else 8
+    return shares, key("experts_plan", E=E, TOP=TOP, TILE=tile, SHARES=shares)
 
 
 def product_key(v, phases):
@@ -67,14 +72,21 @@ def keys(tokens, variants):
     for t in tokens:
         for v in variants or [chosen(t)]:
             v = completed(v)
-            out += [product_key(v, p) for p in (1, 2, 3)] + [key("experts_plan", E=E, TOP=TOP, TILE=v["TILE"])]
+            out += [product_key(v, p) for p in (1, 2, 3)] + [plan_key(t, v["TILE"])[1], plan_key(t, v["TILE"], True)[1]]
             out += [route_key(t, SOFTMAX, True)[1]] * (t <= min(16, v["TILE"]))
         out += [route_key(t, r, False)[1] for r in ROUTINGS]
-    return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), key("experts_gather", H=H, TOP=TOP, PER=4)]
+    return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), key("experts_gather", H=H, TOP=TOP)]
+
+
+def arguments(rest):
+    """Numbers of tokens, and variants."""
+    variants = [{k: int(v) for k, v in (p.split("=") for p in a.split(","))} for a in rest if "=" in a]
+    return [int(x) for a in rest if "=" not in a for x in a.split(",")], variants
 
 
 if __name__ == "__main__" and sys.argv[1] == "keys":
-    json.dump(keys(sorted(set(CHECKED + TIMED)), []), open(sys.argv[2], "w"))
+    tokens, variants = arguments(sys.argv[3:])
+    json.dump(keys(tokens or sorted(set(CHECKED + TIMED)), variants), open(sys.argv[2], "w"))
     sys.exit()
 
 import torch
@@ -114,7 +126,7 @@ def tensor_map(t, rows):
 
 
 class Plan(ctypes.Structure):
-    _fields_ = [(n, P) for n in ("counts", "offsets", "rows", "gains", "tasks", "ready", "head")] + [("most_tasks", U32)]
+    _fields_ = [(n, P) for n in ("counts", "offsets", "rows", "place", "gains", "tasks", "ready", "head")] + [("most_tasks", U32)]
 
 
 class Weights:
@@ -141,12 +153,12 @@ class Layer:
         half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
         self.x, self.residual = half(tokens, H).normal_(), half(tokens, H).normal_()
         self.ids, self.gains, self.sorted = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda"), torch.zeros(n, device="cuda")
-        self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(self.most, 4), ints(self.most), ints(1)
+        self.counts, self.offsets, self.rows, self.place, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(n), ints(self.most, 4), ints(self.most), ints(1)
         # Layers may share what is large and only passes between kernels.
         self.act, self.parts, self.y, self.near = shared or (half(n, I), half(n, H), half(tokens, H), half(n, H))
         self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
         p = lambda t: U64(t.data_ptr())
-        plan = Plan(*[t.data_ptr() for t in (self.counts, self.offsets, self.rows, self.sorted, self.tasks, self.ready, self.head)], self.most)
+        plan = Plan(*[t.data_ptr() for t in (self.counts, self.offsets, self.rows, self.place, self.sorted, self.tasks, self.ready, self.head)], self.most)
         # With few tokens the router plans too.
         self.plans = tokens <= min(16, tile)
         self.route = []
@@ -154,15 +166,16 @@ class Layer:
             shape, route = route_key(tokens, routing if not plans else SOFTMAX, plans)
             clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
             self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale), plan],
-                                     clusters * shape["SHARES"], 256, 0, shape["SHARES"]))
-        self.plan = Launch(key("experts_plan", E=E, TOP=TOP, TILE=tile), [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan],
-                           min(16, (tokens + 63) // 64), 1024,
-                           E * 65 * 6)
+                                     clusters * shape["SHARES"], shape["WARPS"] * 32, 0, shape["SHARES"]))
+        self.plan = []
+        for alone in (False, True):
+            shares, k = plan_key(tokens, tile, alone)
+            self.plan.append(Launch(k, [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], shares, 1024, E * 65 * 6, shares))
         maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.near, min(tile, 64)), tensor_map(self.act, min(tile, 64))]
         args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
         bytes_ = self.v["STAGES"] * (rows + tile) * 128 + 1024
         self.products = [Launch(product_key(self.v, phases), args, SMS, rows * 2 + 128, bytes_, self.v["CLUSTER"]) for phases in (3, 1, 2)]
-        self.gather = Launch(key("experts_gather", H=H, TOP=TOP, PER=4), [p(self.x), p(self.rows), p(self.near), p(self.count), U32(tokens), U32(H)], (n + 3) // 4, 256)
+        self.gather = Launch(key("experts_gather", H=H, TOP=TOP), [p(self.x), p(self.place), p(self.near), p(self.count), U32(tokens), U32(H)], tokens, H // 8)
         self.whole = ("R" if self.plans else "rp") + "g" * self.v["GATHERED"] + "es"
         self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
                           (tokens * H // 8 + 255) // 256, 256)
@@ -170,13 +183,13 @@ class Layer:
     def poison(self, ids=True):
         for t in (self.act, self.parts, self.y, self.near, self.sorted) + ((self.gains,) if ids else ()):
             t.fill_(float("nan"))
-        for t in (self.counts, self.offsets, self.rows, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
+        for t in (self.counts, self.offsets, self.rows, self.place, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
             t.fill_(0x7fffffff)
 
     def chain(self, kinds, dependent=True):
-        """Router, plan, gather, experts (or up, down), sum; R: the router that plans too."""
+        """Router, plan, gather, experts (or up, down), sum; R: the router that plans too, P: a plan by one block."""
         for k in kinds:
-            {"r": self.route[0], "R": self.route[-1], "p": self.plan, "e": self.products[0], "u": self.products[1], "d": self.products[2], "g": self.gather, "s": self.sum}[k].go(dependent)
+            {"r": self.route[0], "R": self.route[-1], "p": self.plan[0], "P": self.plan[1], "e": self.products[0], "u": self.products[1], "d": self.products[2], "g": self.gather, "s": self.sum}[k].go(dependent)
 
 
 def routed(layer, routing):
@@ -220,7 +233,7 @@ def plan_errors(layer):
     order = ids.argsort(stable=True)
     counts = torch.bincount(ids, minlength=E)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    bad += int((layer.rows[:ids.numel()] != order).sum()) + int((layer.counts != counts).sum()) + int((layer.offsets != offsets).sum())
+    bad += int((layer.rows[:ids.numel()] != order).sum()) + int((layer.place[order].long() != torch.arange(ids.numel(), device="cuda")).sum()) + int((layer.counts != counts).sum()) + int((layer.offsets != offsets).sum())
     tasks, used = layer.tasks.tolist(), layer.head.item()
     at = 0
     for e, first, count, _ in tasks[:used]:
@@ -279,11 +292,11 @@ def check(tokens, weights, variant=None):
                 plan, error = plan_errors(layer), rel(layer.y[:live], expected(layer))
                 untouched = bool(torch.isnan(layer.y[live:]).all())
                 wrong = plan or not error < 5e-3 or not untouched
-                # The two products as two launches give the same bits; so do repetitions of the whole.
+                # A plan by one block and the products as two launches give the same bits; so do repetitions of the whole.
                 first, differ = layer.y.clone(), 0
                 for turn in range(2 if t > 1000 else 12):
                     layer.poison(ids=False)
-                    layer.chain("p" + (later.replace("e", "ud") if turn == 0 else later))
+                    layer.chain("P" + later.replace("e", "ud") if turn == 0 else "p" + later)
                     torch.cuda.synchronize()
                     differ += not torch.equal(layer.y[:live], first[:live])
                 bad += bool(wrong or differ)
@@ -360,8 +373,7 @@ def measure(tokens, variants, weights):
 
 def main():
     mode, rest = sys.argv[1], sys.argv[2:]
-    variants = [{k: int(v) for k, v in (p.split("=") for p in a.split(","))} for a in rest if "=" in a]
-    tokens = [int(x) for a in rest if "=" not in a for x in a.split(",")]
+    tokens, variants = arguments(rest)
     torch.backends.cuda.matmul.allow_tf32 = False
     random.seed(1)
     if mode == "check":

@@ -1,13 +1,16 @@
-// Tokens in the order of the plan's rows: y[i] = x[rows[i] / TOP]; a block copies PER rows of H. H (a multiple of 8), TOP, PER.
+// Tokens in the order of the plan's rows: token t goes to its TOP places. A block has one token and H / 8 threads.
+// H (a multiple of 8, to 8192), TOP.
 #include "prelude.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
-experts_gather(const u16* x, const u32* rows, u16* y, const u32* live, u32 most, u32 x_stride) {
+extern "C" __global__ void __launch_bounds__(H / 8)
+experts_gather(const u16* x, const u32* place, u16* y, const u32* live, u32 most, u32 x_stride) {
     let_successor_start();
     wait_for_predecessor();
-    const u32 all = (live ? min(*live, most) : most) * TOP, first = blockIdx.x * PER;
-    for (u32 i = threadIdx.x; i < PER * (H / 8); i += 256) {
-        const u32 row = first + i / (H / 8), column = i % (H / 8) * 8;
-        if (row < all) *(uint4*)(y + (u64)row * H + column) = *(const uint4*)(x + (u64)(rows[row] / TOP) * x_stride + column);
-    }
+    if (blockIdx.x >= (live ? min(*live, most) : most)) return;
+    const uint4 v = *(const uint4*)(x + (u64)blockIdx.x * x_stride + threadIdx.x * 8);
+    u32 to[TOP];
+#pragma unroll
+    for (int k = 0; k < TOP; k++) to[k] = place[blockIdx.x * TOP + k];
+#pragma unroll
+    for (int k = 0; k < TOP; k++) *(uint4*)(y + (u64)to[k] * H + threadIdx.x * 8) = v;
 }

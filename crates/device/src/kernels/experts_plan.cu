@@ -2,10 +2,10 @@
 // begin, its assignments (token · TOP + slot) in the order of tokens with their weights, and tasks: an expert and up to
 // TILE of its assignments. A bit for each token and expert gives the order: an assignment comes after the bits before
 // its own. Counts and bits are integers, so nothing depends on timing, and no expert has a limit. The task list has a
-// fixed length; entries that are not used have expert −1. Every block counts everything; the first writes the tasks, and each
-// places the assignments of its share of the experts, because scattered stores are what takes the time.
+// fixed length; entries that are not used have expert −1. A cluster of SHARES blocks shares the tokens, each a stretch of them,
+// and reads the others' counts: one block's scattered stores alone would take 110 µs for 8,192 tokens.
 //
-// E (a power of two from 32 to 512), TOP, TILE.
+// E (a power of two from 32 to 512), TOP, TILE, SHARES (1, 2, 4, 8).
 #include "experts_plan.cuh"
 
 #define THREADS 1024
@@ -42,7 +42,9 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
     // [expert][word]: bits, and how many there are before the word.
     u32* bits = memory;
     u16* before = (u16*)(bits + E * PITCH);
-    __shared__ u32 counts[E], base[E];
+    __shared__ u32 counts[E], base[E], own_counts[E];
+    u32 rank = 0;
+    if (SHARES > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     __shared__ uint2 room[THREADS / 32];
     const u32 id = threadIdx.x;
     for (u32 i = id; i < E; i += THREADS) counts[i] = 0;
@@ -51,12 +53,14 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
     wait_for_predecessor();
     __syncthreads();
     const u32 tokens = live ? min(*live, most) : most;
+    // This block's tokens.
+    const u32 stretch = (tokens + SHARES - 1) / SHARES, begin = min(rank * stretch, tokens), end = min(begin + stretch, tokens);
     u32 e[OWN];
     auto load = [&](u32 top) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const u32 at = top * TOP + i * THREADS + id;
-            e[i] = at < tokens * TOP ? ids[at] : E;
+            e[i] = at < end * TOP ? ids[at] : E;
         }
     };
     // Reads the bits of the tokens in e[], and leaves counts of each expert's bits before each word in `before`.
@@ -84,11 +88,12 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
     };
 
     // Counts first: from the bits if one chunk holds all.
-    if (tokens <= CHUNK) {
-        load(0);
+    const bool once = stretch <= CHUNK;
+    if (once) {
+        load(begin);
         mark();
     } else {
-        for (u32 top = 0; top < tokens; top += CHUNK) {
+        for (u32 top = begin; top < end; top += CHUNK) {
             load(top);
 #pragma unroll
             for (int i = 0; i < OWN; i++)
@@ -96,44 +101,62 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
         }
         __syncthreads();
     }
-    const u32 count = id < E ? counts[id] : 0;
+    u32 count = id < E ? counts[id] : 0, earlier = 0;
+    if (SHARES > 1) {
+        // Counts of later chunks go to `counts`: the others read a copy.
+        if (id < E) own_counts[id] = count;
+        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        count = 0;
+#pragma unroll
+        for (u32 r = 0; r < SHARES; r++) {
+            u32 got = 0;
+            if (id < E)
+                asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.u32 %0, [there];\n}"
+                             : "=r"(got) : "r"(shared_address(own_counts + id)), "r"(r) : "memory");
+            count += got;
+            if (r < rank) earlier += got;
+        }
+    }
     // An expert's assignments are dealt evenly to as few tasks as hold them.
     const u32 tiles = (count + TILE - 1) / TILE, wide = tiles ? ((count + tiles - 1) / tiles + 7) / 8 * 8 : 0;
     u32 first = count, task = tiles, total, used;
     sums_before(first, task, room, total, used);
-    if (id < E) base[id] = first;
-    if (id < E && blockIdx.x == 0) {
+    if (id < E) base[id] = first + earlier;
+    if (id < E && rank == 0) {
         plan.counts[id] = count;
         plan.offsets[id] = first;
         for (u32 t = 0; t < tiles; t++) plan.tasks[task + t] = {(int)id, first + t * wide, min(count - t * wide, wide), tiles};
     }
-    for (u32 i = id; blockIdx.x == 0 && i < plan.most_tasks; i += THREADS) {
+    for (u32 i = id; rank == 0 && i < plan.most_tasks; i += THREADS) {
         plan.ready[i] = 0;
         if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
     }
-    if (id == 0 && blockIdx.x == 0) plan.offsets[E] = total, plan.head[0] = used;
+    if (id == 0 && rank == 0) plan.offsets[E] = total, plan.head[0] = used;
     __syncthreads();
-    for (u32 top = 0; top < tokens; top += CHUNK) {
-        if (tokens > CHUNK) {
+    for (u32 top = begin; top < end; top += CHUNK) {
+        if (!once) {
             load(top);
             mark();
         }
         float weight[OWN];
 #pragma unroll
         for (int i = 0; i < OWN; i++)
-            if (e[i] < E && e[i] % gridDim.x == blockIdx.x) weight[i] = weights[top * TOP + i * THREADS + id];
+            if (e[i] < E) weight[i] = weights[top * TOP + i * THREADS + id];
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            if (e[i] >= E || e[i] % gridDim.x != blockIdx.x) continue;
+            if (e[i] >= E) continue;
             const u32 token = (i * THREADS + id) / TOP, word = e[i] * PITCH + token / 32;
             const u32 to = base[e[i]] + before[word] + __popc(bits[word] & ((1u << token % 32) - 1));
             plan.rows[to] = top * TOP + i * THREADS + id;
             plan.gains[to] = weight[i];
+            plan.place[top * TOP + i * THREADS + id] = to;
         }
-        if (tokens <= CHUNK) break;
+        if (once) break;
         __syncthreads();
         for (u32 i = id; i < E; i += THREADS) base[i] += counts[i];
         for (u32 i = id; i < E * PITCH; i += THREADS) bits[i] = 0;
         __syncthreads();
     }
+    // Nobody leaves while others read its counts.
+    if (SHARES > 1) asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -10,7 +10,8 @@ struct alignas(16) Task {
 
 // What a plan consists of.
 struct Plan {
-    u32 *counts, *offsets, *rows;
+    // place[rows[i]] is i.
+    u32 *counts, *offsets, *rows, *place;
     float* gains;
     Task* tasks;
     u32 *ready, *head;

@@ -20,7 +20,7 @@
 #define PARTS (WARPS / TILES_T)
 #define STEPS (H / PARTS / 32)
 #define EARLY (STEPS * (EACH / 8) <= 16)
-#define LIMIT (EARLY ? STEPS : 2)
+#define LIMIT (EARLY ? STEPS : 4)
 
 // Larger floats have larger keys; 0 is below all of them.
 DEVICE u32 key_of(float v) {
@@ -127,6 +127,7 @@ DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan&
         if (same) plan.tasks[before] = {(int)id, below, same, 1};
     } else if (own < E) {
         plan.rows[below + same] = id - E;
+        plan.place[id - E] = below + same;
         plan.gains[below + same] = weights[id - E];
     }
     for (u32 i = id; i < plan.most_tasks; i += WARPS * 32) {
