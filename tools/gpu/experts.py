@@ -19,15 +19,17 @@ ROUTINGS = [SOFTMAX, dict(SOFTMAX, RENORM=0), dict(SOFTMAX, GROUPS=8, KEPT=3), d
 def chosen(tokens):
     """The variant for so many tokens."""
     if tokens <= 1:
-        return dict(TILE=8, UP=48, DOWN=64)
+        return dict(TILE=8, UP=96, DOWN=128)
     if tokens <= 8:
         return dict(TILE=8, UP=128, DOWN=128)
     if tokens <= 96:
         return dict(TILE=16, UP=128, DOWN=128)
     if tokens <= 256:
         return dict(TILE=32, UP=128, DOWN=128)
+    if tokens <= 512:
+        return dict(TILE=64, UP=128, DOWN=128)
     if tokens <= 1024:
-        return dict(TILE=64 if tokens <= 512 else 128, UP=128, DOWN=128)
+        return dict(TILE=128, UP=256, DOWN=256)
     return dict(TILE=256, UP=128, DOWN=128, PASS=0, GATHERED=1, CLUSTER=2)
 
 
@@ -36,11 +38,11 @@ def wide(v):
 
 
 def completed(variant):
-    v = dict(PASS=1, GATHERED=0, CLUSTER=1)
+    v = dict(PASS=1, GATHERED=0, CLUSTER=1, DEPTH=1)
     v.update(variant)
-    v.setdefault("COPIERS", 8 if v["GATHERED"] else 16 if v["TILE"] <= 8 else 32 if v["TILE"] <= 64 else 64)
+    v.setdefault("COPIERS", 8 if v["GATHERED"] else 16 if v["TILE"] <= 8 else 32 if v["TILE"] <= 32 else 64)
     static = 16 * 40 + wide(v) // 64 * v["TILE"] * 8 + v["TILE"] * 4
-    v.setdefault("STAGES", min(40, (232448 - 1024 - static) // ((wide(v) + v["TILE"]) * 128)))
+    v.setdefault("STAGES", min(40, (232448 - 1024 - static) // ((wide(v) + v["TILE"]) * 128 * v["DEPTH"])))
     return v
 
 
@@ -49,18 +51,19 @@ def key(source, entry=None, **defines):
 
 
 def route_key(tokens, routing, plans):
-    shape = dict(TOKENS=16, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=4)
+    shape = dict(TOKENS=16, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=8)
     return shape, key("experts_route", H=H, E=E, TOP=TOP, PLANS=int(plans), **shape, **routing)
 
 
 def plan_key(tokens, tile, alone=False):
     shares = 1 if alone or tokens <= 128 else 2 if tokens <= 256 else 4 if tokens <= 512 else 8
-    return shares, key("experts_plan", E=E, TOP=TOP, TILE=tile, SHARES=shares)
+    chunk = 256 if tokens <= 256 * shares else 2048
+    return shares, chunk, key("experts_plan", E=E, TOP=TOP, TILE=tile, SHARES=shares, CHUNK=chunk)
 
 
 def product_key(v, phases):
     return key("experts", H=H, I=I, TOP=TOP, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PHASES=phases,
-               **{k: v[k] for k in ("PASS", "GATHERED", "CLUSTER", "COPIERS")})
+               **{k: v[k] for k in ("PASS", "GATHERED", "CLUSTER", "COPIERS", "DEPTH")})
 
 
 CHECKED = [1, 2, 3, 8, 16, 33, 64, 200, 256, 512, 1000, 8192]
@@ -72,7 +75,7 @@ def keys(tokens, variants):
     for t in tokens:
         for v in variants or [chosen(t)]:
             v = completed(v)
-            out += [product_key(v, p) for p in (1, 2, 3)] + [plan_key(t, v["TILE"])[1], plan_key(t, v["TILE"], True)[1]]
+            out += [product_key(v, p) for p in (1, 2, 3)] + [plan_key(t, v["TILE"], alone)[2] for alone in (False, True)]
             out += [route_key(t, SOFTMAX, True)[1]] * (t <= min(16, v["TILE"]))
         out += [route_key(t, r, False)[1] for r in ROUTINGS]
     return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), key("experts_gather", H=H, TOP=TOP)]
@@ -169,11 +172,11 @@ class Layer:
                                      clusters * shape["SHARES"], shape["WARPS"] * 32, 0, shape["SHARES"]))
         self.plan = []
         for alone in (False, True):
-            shares, k = plan_key(tokens, tile, alone)
-            self.plan.append(Launch(k, [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], shares, 1024, E * 65 * 6, shares))
+            shares, chunk, k = plan_key(tokens, tile, alone)
+            self.plan.append(Launch(k, [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], shares, 1024, E * (chunk // 32 + 1) * 6, shares))
         maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.near, min(tile, 64)), tensor_map(self.act, min(tile, 64))]
         args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
-        bytes_ = self.v["STAGES"] * (rows + tile) * 128 + 1024
+        bytes_ = self.v["STAGES"] * self.v["DEPTH"] * (rows + tile) * 128 + 1024
         self.products = [Launch(product_key(self.v, phases), args, SMS, rows * 2 + 128, bytes_, self.v["CLUSTER"]) for phases in (3, 1, 2)]
         self.gather = Launch(key("experts_gather", H=H, TOP=TOP), [p(self.x), p(self.place), p(self.near), p(self.count), U32(tokens), U32(H)], tokens, H // 8)
         self.whole = ("R" if self.plans else "rp") + "g" * self.v["GATHERED"] + "es"

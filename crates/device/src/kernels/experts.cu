@@ -11,7 +11,7 @@
 //
 // H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
 // PASS (weights are read once: do not keep them in L2), COPIERS (8, 16, 32, 64, 96), GATHERED (tokens of gate/up lie in the order of the
-// plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other).
+// plan's rows), DEPTH (divides I / 64 and H / 64), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other).
 #include "experts_plan.cuh"
 #include "wgmma.cuh"
 
@@ -20,7 +20,9 @@
 #define WORKERS (GROUPS * 128)
 #define THREADS (WORKERS + 128)
 #define WEIGHT_BYTES (WIDE * 128)
-#define STAGE_BYTES (WEIGHT_BYTES + TILE * 128)
+#define TOKEN_BYTES (TILE * 128)
+// A stage has DEPTH times 64 of the inner dimension: weights of each, then tokens of each.
+#define STAGE_BYTES (DEPTH * (WEIGHT_BYTES + TOKEN_BYTES))
 // Units of a task.
 #define UP_UNITS (2 * I / UP_WIDE)
 #define DOWN_UNITS (H / DOWN_WIDE)
@@ -110,7 +112,8 @@ struct Units {
     static DEVICE u32 per_task(bool down) { return (down ? DOWN_UNITS : UP_UNITS) / CLUSTER; }
     DEVICE u32 number() const { return at / per_task(is_down); }
     DEVICE u32 tile() const { return at % per_task(is_down) * CLUSTER + rank_in_cluster(); }
-    DEVICE u32 chunks() const { return is_down ? I / 64 : H / 64; }
+    // Stages of a unit.
+    DEVICE u32 chunks() const { return (is_down ? I : H) / (64 * DEPTH); }
 };
 
 struct Ring {
@@ -130,8 +133,10 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
         const u32 bytes = (units.is_down ? DOWN_WIDE : UP_WIDE) * 128;
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            barrier_expect(ring.full + 8 * ring.stage, bytes);
-            tensor_copy(ring.at(), map, chunk * 64, row, ring.full + 8 * ring.stage, policy);
+            barrier_expect(ring.full + 8 * ring.stage, DEPTH * bytes);
+#pragma unroll
+            for (int d = 0; d < DEPTH; d++)
+                tensor_copy(ring.at() + d * WEIGHT_BYTES, map, (chunk * DEPTH + d) * 64, row, ring.full + 8 * ring.stage, policy);
             ring.advance();
         }
     }
@@ -170,22 +175,28 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
         }
         look_ahead();
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
-            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_BYTES;
+            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + DEPTH * WEIGHT_BYTES;
             if (whole && id) break;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
             if (whole) {
                 if (COPIERS > 1) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(COPIERS > 1 ? COPIERS - 1 : 1) : "memory");
-                barrier_expect(barrier, boxes * BOX * 128);
+                barrier_expect(barrier, DEPTH * boxes * BOX * 128);
                 // Blocks of a cluster copy every CLUSTER-th box, for all of them.
                 for (u32 i = rank_in_cluster(); i < boxes; i += CLUSTER) {
                     const Map* map = units.is_down ? act : gathered;
-                    if (CLUSTER == 1) tensor_copy(to + i * BOX * 128, map, chunk * 64, task.first + i * BOX, barrier, keep);
-                    else copy_to_both(to + i * BOX * 128, map, chunk * 64, task.first + i * BOX, barrier);
+#pragma unroll
+                    for (int d = 0; d < DEPTH; d++) {
+                        const u32 at = to + d * TOKEN_BYTES + i * BOX * 128, column = (chunk * DEPTH + d) * 64;
+                        if (CLUSTER == 1) tensor_copy(at, map, column, task.first + i * BOX, barrier, keep);
+                        else copy_to_both(at, map, column, task.first + i * BOX, barrier);
+                    }
                 }
             } else {
 #pragma unroll 4
                 for (u32 row = id / 8; row < task.count; row += COPIERS / 8)
-                    copy16_async(to + row * 128 + ((piece ^ row % 8) << 4), x + (u64)from[row] + chunk * 64 + piece * 8);
+#pragma unroll
+                    for (int d = 0; d < DEPTH; d++)
+                        copy16_async(to + d * TOKEN_BYTES + row * 128 + ((piece ^ row % 8) << 4), x + (u64)from[row] + (chunk * DEPTH + d) * 64 + piece * 8);
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
             }
             ring.advance();
@@ -213,11 +224,12 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
         barrier_wait(ring.full + 8 * ring.stage, ring.phase);
         // Tokens may have come by plain copies. A fence for all memory would wait for that as well: 400 ns.
         if (!GATHERED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + WEIGHT_BYTES);
+        const u64 a = swizzled_tile(ring.at() + group * 8192), b = swizzled_tile(ring.at() + DEPTH * WEIGHT_BYTES);
         product_begin();
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + 2 * k, b + 2 * k, chunk > 0 || k >= SETS);
+        for (int k = 0; k < 4 * DEPTH; k++)
+            Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + k / 4 * (WEIGHT_BYTES / 16) + k % 4 * 2,
+                                   b + k / 4 * (TOKEN_BYTES / 16) + k % 4 * 2, chunk > 0 || k >= SETS);
         product_commit();
         // The product before this one is done: its stage can be filled again.
         product_wait<1>();

@@ -5,14 +5,13 @@
 // fixed length; entries that are not used have expert −1. A cluster of SHARES blocks shares the tokens, each a stretch of them,
 // and reads the others' counts: one block's scattered stores alone would take 110 µs for 8,192 tokens.
 //
-// E (a power of two from 32 to 512), TOP, TILE, SHARES (1, 2, 4, 8).
+// E (a power of two from 32 to 512), TOP, TILE, SHARES (1, 2, 4, 8), CHUNK (256, 2048).
 #include "experts_plan.cuh"
 
 #define THREADS 1024
-// Tokens whose bits are in shared memory at once, and assignments of a thread among theirs.
-#define CHUNK 2048
-#define WORDS (CHUNK / 32)
+// CHUNK tokens have their bits in shared memory at once: so many assignments of a thread.
 #define OWN (CHUNK * TOP / THREADS)
+#define WORDS (CHUNK / 32)
 // Threads that count an expert's bits, and words of each. An odd pitch keeps experts in different banks.
 #define LANES (THREADS / E)
 #define EACH (WORDS / LANES)

@@ -141,7 +141,8 @@ DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan&
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* weights, const u32* live, u32 most,
               u32 x_stride, float scale, Plan plan) {
-    __shared__ float parts[PARTS][TOKENS][EACH + 1];
+    // Padded as far as 48 KB allow.
+    __shared__ float parts[PARTS][TOKENS][EACH + (EACH < 64)];
     __shared__ float logits[OWN][E];
 #if PLANS
     __shared__ u32 all_ids[TOKENS * TOP];
