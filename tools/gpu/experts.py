@@ -19,13 +19,13 @@ ROUTINGS = [SOFTMAX, dict(SOFTMAX, RENORM=0), dict(SOFTMAX, GROUPS=8, KEPT=3), d
 def chosen(tokens):
     """The variant for so many tokens."""
     if tokens <= 1:
-        return dict(TILE=8, UP=96, DOWN=128)
+        return dict(TILE=8, UP=64, DOWN=64, DEPTH=2)
     if tokens <= 8:
-        return dict(TILE=8, UP=128, DOWN=128)
+        return dict(TILE=8, UP=96, DOWN=128, DEPTH=2)
     if tokens <= 96:
-        return dict(TILE=16, UP=128, DOWN=128)
+        return dict(TILE=16, UP=128, DOWN=128, DEPTH=2)
     if tokens <= 256:
-        return dict(TILE=32, UP=128, DOWN=128)
+        return dict(TILE=32, UP=128, DOWN=128, COPIERS=64)
     if tokens <= 512:
         return dict(TILE=64, UP=128, DOWN=128)
     if tokens <= 1024:
@@ -51,7 +51,7 @@ def key(source, entry=None, **defines):
 
 
 def route_key(tokens, routing, plans):
-    shape = dict(TOKENS=16, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=8)
+    shape = dict(TOKENS=16 if tokens <= 256 else 32, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=8)
     return shape, key("experts_route", H=H, E=E, TOP=TOP, PLANS=int(plans), **shape, **routing)
 
 

@@ -15,7 +15,10 @@
 #include "experts_plan.cuh"
 
 #define EACH (E / SHARES)
-#define OWN (TOKENS / SHARES)
+// The block that chooses for a token, and which of its tokens that is. To plan, one block must know all of them.
+#define OWNER(token) (PLANS ? 0 : (token) % SHARES)
+#define PLACE(token) (PLANS ? (token) : (token) / SHARES)
+#define OWN (PLANS ? TOKENS : TOKENS / SHARES)
 #define TILES_T (TOKENS / 16)
 #define PARTS (WARPS / TILES_T)
 #define STEPS (H / PARTS / 32)
@@ -191,14 +194,15 @@ experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* we
         float sum = 0.0f;
 #pragma unroll
         for (int p = 0; p < PARTS; p++) sum += parts[p][token][e];
-        const u32 to = shared_address(&logits[token / SHARES][rank * EACH + e]);
+        const u32 to = shared_address(&logits[PLACE(token)][rank * EACH + e]);
         asm volatile(
             "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.f32 [there], %2;\n}"
-            ::"r"(to), "r"(token % SHARES), "f"(sum) : "memory");
+            ::"r"(to), "r"(OWNER(token)), "f"(sum) : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (PLANS && rank > 0) return;
     for (u32 i = warp; i < OWN; i += WARPS) {
-        const u32 token = top + i * SHARES + rank;
+        const u32 token = PLANS ? i : top + i * SHARES + rank;
         if (token >= rows) continue;
         u32 expert;
         float weight;
@@ -207,17 +211,12 @@ experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* we
         ids[(u64)token * TOP + lane] = expert;
         weights[(u64)token * TOP + lane] = weight;
 #if PLANS
-        asm volatile(
-            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, 0;\nst.shared::cluster.u32 [there], %2;\n"
-            "mapa.shared::cluster.u32 there, %1, 0;\nst.shared::cluster.f32 [there], %3;\n}"
-            ::"r"(shared_address(all_ids + token * TOP + lane)), "r"(shared_address(all_weights + token * TOP + lane)),
-            "r"(expert), "f"(weight)
-            : "memory");
+        all_ids[token * TOP + lane] = expert;
+        all_weights[token * TOP + lane] = weight;
 #endif
     }
 #if PLANS
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    if (rank == 0) make_plan(all_ids, all_weights, rows * TOP, plan);
+    __syncthreads();
+    make_plan(all_ids, all_weights, rows * TOP, plan);
 #endif
 }
