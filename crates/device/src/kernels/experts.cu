@@ -2,16 +2,18 @@
 // to an expert, then parts = gain · (act · downᵀ). Weights are the 64-row operand of the warpgroup product and an
 // expert's tokens the columns, so that few tokens waste nothing. Tokens are read where they are.
 //
-// A unit is UP_WIDE or DOWN_WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay, and each has its list
-// of units, first of gate/up, then of down. One thread copies weights, three warps copy tokens: a down unit's weights are on
-// their way while its tokens are still being made. The last gate/up unit of a task is known by a count in `ready`; a block's
-// gate/up units all come before its first down unit and all blocks are resident, so somebody always gets on.
+// A unit is UP_WIDE or DOWN_WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay,
+// and each has its list of units, first of gate/up, then of down. One thread copies weights, COPIERS others copy
+// tokens: a down unit's weights are on their way while its tokens are still being made. The last gate/up unit of a task
+// is known by a count in `ready`. A block's gate/up units all come before its first down unit, so somebody always gets
+// on, provided that all blocks are resident: the grid must not be larger than what the GPU holds at once.
 //
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
-// H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256), TILE (most tokens of a task), STAGES, PHASES (1 gate/up, 2 down, 3 both),
-// PASS (weights are read once: do not keep them in L2), COPIERS (8, 16, 32, 64, 96), GATHERED (tokens of gate/up lie in the order of the
-// plan's rows), DEPTH (divides I / 64 and H / 64), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other).
+// H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256, that divide 2 · I and H), TILE (most tokens of
+// a task), STAGES, DEPTH (divides I / 64 and H / 64), PHASES (1 gate/up, 2 down, 3 both), PASS (weights are read once: do not
+// keep them in L2), COPIERS (8, 16, 32, 64, 96: as few as keep up), GATHERED (tokens of gate/up lie in the order of the
+// plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other). The task list has 16 entries or more.
 #include "experts_plan.cuh"
 #include "wgmma.cuh"
 
@@ -78,7 +80,8 @@ struct Units {
     bool is_down, next_is_down;
     Task task, next_task;
     DEVICE Units(const Task* tasks, u32 count)
-        : tasks(tasks), up(PHASES & 1 ? count * (UP_UNITS / CLUSTER) : 0), down(PHASES & 2 ? count * (DOWN_UNITS / CLUSTER) : 0), turn(0), next_is_down(false) {
+        : tasks(tasks), up(PHASES & 1 ? count * (UP_UNITS / CLUSTER) : 0), down(PHASES & 2 ? count * (DOWN_UNITS / CLUSTER) : 0),
+          turn(0), next_is_down(false) {
         next_task = tasks[first_task()];
         next_at = find();
         if (next_at != FULL && next_at / per_task(next_is_down) != first_task()) read();
@@ -143,7 +146,7 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
 }
 
 // By COPIERS threads. Tokens of gate/up lie apart (unless GATHERED): pieces of 16 bytes, in the order that a tensor copy
-// would leave. Each thread's arrival costs eight clocks of the barrier, hence few threads.
+// would leave.
 DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x, u32 x_stride, const u32* rows, const u32* ready,
                         const Map* gathered, const Map* act) {
     const u32 id = threadIdx.x - WORKERS - 32, piece = id % 8;
@@ -179,7 +182,8 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
             if (whole && id) break;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
             if (whole) {
-                if (COPIERS > 1) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(COPIERS > 1 ? COPIERS - 1 : 1) : "memory");
+                // For the other copiers.
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(COPIERS - 1) : "memory");
                 barrier_expect(barrier, DEPTH * boxes * BOX * 128);
                 // Blocks of a cluster copy every CLUSTER-th box, for all of them.
                 for (u32 i = rank_in_cluster(); i < boxes; i += CLUSTER) {
@@ -244,7 +248,8 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 // The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
 DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts) {
     const Task& task = units.task;
-    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128, warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
+    const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128;
+    const u32 warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
     // On their way while the products run.
     u32 slots[EACH];
     float mine[EACH];
@@ -294,15 +299,16 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
         const u32 from = (lane & ~3u) | (2 * j & 3);
         const u32 a = __shfl_sync(FULL, low, from), b = __shfl_sync(FULL, low, from + 1);
         const u32 d = __shfl_sync(FULL, high, from), e = __shfl_sync(FULL, high, from + 1);
-        if (n * 8 + g < task.count && group * 64 + warp * 16 < DOWN_WIDE) *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
+        if (n * 8 + g < task.count && group * 64 + warp * 16 < DOWN_WIDE)
+            *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
     }
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map,
-        const __grid_constant__ Map x_map, const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows, const float* gains,
-        u32* ready, u16* act, u16* parts, u32 x_stride) {
+experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
+        const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows,
+        const float* gains, u32* ready, u16* act, u16* parts, u32 x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];

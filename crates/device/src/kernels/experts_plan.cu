@@ -62,7 +62,7 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
             e[i] = at < end * TOP ? ids[at] : E;
         }
     };
-    // Reads the bits of the tokens in e[], and leaves counts of each expert's bits before each word in `before`.
+    // Sets the bits of the tokens in e[], and leaves how many each expert has before each word in `before`.
     auto mark = [&]() {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {

@@ -100,8 +100,8 @@ DEVICE void choose(const float* logits, const float* bias, float scale, u32& min
 }
 
 #if PLANS
-// Each of the first E threads has an expert, each of those behind them an assignment; E and what is before the
-// expert or assignment are counted by looking at all.
+// Each of the first E threads has an expert, each of those behind them an assignment. What comes before it is counted by
+// looking at all assignments: there are at most 128.
 DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan& plan) {
     __shared__ u32 present[E / 32];
     const u32 id = threadIdx.x;
