@@ -12,6 +12,7 @@ pub(crate) mod attention;
 mod check;
 pub(crate) mod copy;
 pub(crate) mod embed;
+pub(crate) mod experts;
 pub(crate) mod fill;
 pub mod fused;
 pub(crate) mod gate_mul;
@@ -23,6 +24,7 @@ pub(crate) mod prologue;
 pub(crate) mod rms_norm;
 pub(crate) mod rms_norm_columns;
 pub(crate) mod rope_kv;
+pub(crate) mod route;
 pub(crate) mod sample;
 pub(crate) mod scale;
 
@@ -61,6 +63,10 @@ ops! { ($)
     rope_kv::RopeKv = "rope_kv" with Pairs;
     /// Attends over pages.
     attention::Attention = "attention" with AttentionChain;
+    /// Chooses experts.
+    route::Route = "route" with Routing, Score;
+    /// Runs the chosen experts.
+    experts::Experts = "experts";
     /// Gathers rows by index.
     gather::Gather = "gather";
     /// Chooses tokens, advances the seats, publishes to the ring.

@@ -2,7 +2,9 @@
 //! (`wgmma,wide=64,split=2`) is for tables and for people.
 
 pub use crate::ops::attention::variant::{AttentionKernel, AttentionVariant};
+pub use crate::ops::experts::variant::ExpertsVariant;
 pub use crate::ops::linear::variant::{LinearVariant, WgmmaShape};
+pub use crate::ops::route::variant::RouteVariant;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -75,26 +77,34 @@ pub enum Variant {
     Linear(LinearVariant),
     /// Of attention.
     Attention(AttentionVariant),
+    /// Of the router of experts.
+    Route(RouteVariant),
+    /// Of experts.
+    Experts(ExpertsVariant),
     /// Of layers: all of them as one kernel.
     OneNode,
 }
 
-impl Variant {
-    /// A linear's.
-    pub(crate) fn linear(self) -> Option<LinearVariant> {
-        match self {
-            Variant::Linear(variant) => Some(variant),
-            Variant::Attention(_) | Variant::OneNode => None,
+/// The variant as one op's, if it is that.
+macro_rules! own {
+    ($($(#[$doc:meta])* $name:ident: $Of:ident($Own:ident);)*) => {
+        impl Variant {
+            $($(#[$doc])* pub(crate) fn $name(self) -> Option<$Own> {
+                if let Variant::$Of(variant) = self { Some(variant) } else { None }
+            })*
         }
-    }
+    };
+}
 
+own! {
+    /// A linear's.
+    linear: Linear(LinearVariant);
     /// Attention's.
-    pub(crate) fn attention(self) -> Option<AttentionVariant> {
-        match self {
-            Variant::Attention(variant) => Some(variant),
-            Variant::Linear(_) | Variant::OneNode => None,
-        }
-    }
+    attention: Attention(AttentionVariant);
+    /// The router's.
+    route: Route(RouteVariant);
+    /// That of experts.
+    experts: Experts(ExpertsVariant);
 }
 
 impl fmt::Display for Variant {
@@ -102,6 +112,8 @@ impl fmt::Display for Variant {
         match self {
             Variant::Linear(variant) => variant.fmt(f),
             Variant::Attention(variant) => variant.fmt(f),
+            Variant::Route(variant) => variant.fmt(f),
+            Variant::Experts(variant) => variant.fmt(f),
             Variant::OneNode => f.write_str("one"),
         }
     }
@@ -177,6 +189,16 @@ mod tests {
         }
         for text in ["ref", "mma", "mma,stages=3", "warps=8,stages=2", "least=4", "cluster=8"] {
             assert_eq!(text.parse::<AttentionVariant>().unwrap().to_string(), text);
+        }
+        for text in ["ref", "tile=16", "tile=32,up=128,down=64,depth=2,copiers=64"] {
+            assert_eq!(text.parse::<ExpertsVariant>().unwrap().to_string(), text);
+        }
+        for text in ["ref", "tokens=16,shares=8"] {
+            assert_eq!(text.parse::<RouteVariant>().unwrap().to_string(), text);
+        }
+        for text in ["", "tile", "ref,tile=8", "rows=3"] {
+            assert!(text.parse::<ExpertsVariant>().is_err(), "{text}");
+            assert!(text.parse::<RouteVariant>().is_err(), "{text}");
         }
         for text in ["wgmma,wide", "wgmma,tall=3", "wgmma,wide=64,wide=64", "tiles,x=1", "mma", ""]
         {

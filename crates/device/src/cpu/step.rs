@@ -95,6 +95,20 @@ impl Own {
         self.start
     }
 
+    /// The first words of it.
+    ///
+    /// # Panics
+    /// If the step did not ask for as many.
+    ///
+    /// # Safety
+    /// As for [`Own::floats`].
+    #[track_caller]
+    pub(crate) unsafe fn words<'a>(self, words: usize) -> &'a mut [u32] {
+        let start = self.bytes(words * size_of::<u32>()).cast();
+        // SAFETY: as for floats.
+        unsafe { std::slice::from_raw_parts_mut(start, words) }
+    }
+
     /// The first floats of it.
     ///
     /// # Panics

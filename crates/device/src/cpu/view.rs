@@ -35,6 +35,19 @@ impl Matrix {
         }
     }
 
+    /// A dense matrix of floats at an address.
+    pub(crate) fn floats(ptr: *mut f32, rows: usize, cols: usize) -> Matrix {
+        Matrix { ptr: ptr.cast(), dtype: DType::F32, rows, cols, stride: cols }
+    }
+
+    /// Some rows of a dense matrix; of a packed one whole groups of rows.
+    #[track_caller]
+    pub(crate) fn part(&self, rows: std::ops::Range<usize>) -> Matrix {
+        assert!(rows.end <= self.rows && self.stride == self.cols, "{rows:?} of {self:?}");
+        let ptr = self.ptr.wrapping_add(self.dtype.bytes(rows.start * self.cols));
+        Matrix { ptr, rows: rows.len(), ..*self }
+    }
+
     /// The address of an element of a plain dtype.
     #[inline]
     #[track_caller]

@@ -163,6 +163,8 @@ pub fn candidates(op: &Op, target: &Target) -> Vec<Variant> {
 fn variant_of(shape: &str, text: &str) -> Option<Variant> {
     match shape.split(' ').next()? {
         "attention" => text.parse().ok().map(Variant::Attention),
+        "route" => text.parse().ok().map(Variant::Route),
+        "experts" => text.parse().ok().map(Variant::Experts),
         "layers" => (text == Variant::OneNode.to_string()).then_some(Variant::OneNode),
         _ => text.parse().ok().map(Variant::Linear),
     }

@@ -10,7 +10,7 @@
 //
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
-// H, I (multiples of 64), TOP, UP_WIDE, DOWN_WIDE (multiples of 16, to 256, that divide 2 · I and H), TILE (most tokens of
+// H, I (multiples of 64), TOP, ACT (2 silu·mul, 4 gelu·mul), UP_WIDE, DOWN_WIDE (multiples of 16, to 256, that divide 2 · I and H), TILE (most tokens of
 // a task), STAGES, DEPTH (divides I / 64 and H / 64), PHASES (1 gate/up, 2 down, 3 both), PASS (weights are read once: do not
 // keep them in L2), COPIERS (8, 16, 32, 64, 96: as few as keep up), GATHERED (tokens of gate/up lie in the order of the
 // plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other). The task list has 16 entries or more.
@@ -208,7 +208,7 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
     }
 }
 
-DEVICE float silu_mul_of(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+DEVICE float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate_exponent<ACT>(gate))) * up; }
 
 // What a warpgroup knows of its tokens.
 struct Tokens {
@@ -232,7 +232,7 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
         product_begin();
 #pragma unroll
         for (int k = 0; k < 4 * DEPTH; k++)
-            Product<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + k / 4 * (WEIGHT_BYTES / 16) + k % 4 * 2,
+            Wgmma<BF16, M_>::add(*(float(*)[M_ / 2])(c + k % SETS * (M_ / 2)), a + k / 4 * (WEIGHT_BYTES / 16) + k % 4 * 2,
                                    b + k / 4 * (TOKEN_BYTES / 16) + k % 4 * 2, chunk > 0 || k >= SETS);
         product_commit();
         // The product before this one is done: its stage can be filled again.
@@ -274,7 +274,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
             const float* v = c + 4 * n;
-            const u32 pair = transpose_8x8(pack_bf16(silu_mul_of(v[0], v[2]), silu_mul_of(v[1], v[3])));
+            const u32 pair = transpose_8x8(pack_bf16(gated(v[0], v[2]), gated(v[1], v[3])));
             if (n * 8 + g < task.count && group * 64 + warp * 16 < UP_WIDE) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
         }
         // Another block's tensor copies read this.

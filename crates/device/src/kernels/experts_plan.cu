@@ -5,15 +5,15 @@
 // fixed length; entries that are not used have expert −1. A cluster of SHARES blocks shares the tokens, each a stretch of them,
 // and reads the others' counts: one block's scattered stores alone would take 110 µs for 8,192 tokens.
 //
-// E (a power of two from 32 to 512), TOP, TILE, SHARES (1, 2, 4, 8), CHUNK (256, 2048).
+// E (to 512), SPREAD (the next power of two, 32 or more), TOP, TILE, SHARES (1, 2, 4, 8), CHUNK (256, 2048).
 #include "experts_plan.cuh"
 
 #define THREADS 1024
 // CHUNK tokens have their bits in shared memory at once: so many assignments of a thread.
-#define OWN (CHUNK * TOP / THREADS)
+#define OWN ((CHUNK * TOP + THREADS - 1) / THREADS)
 #define WORDS (CHUNK / 32)
 // Threads that count an expert's bits, and words of each. An odd pitch keeps experts in different banks.
-#define LANES (THREADS / E)
+#define LANES (THREADS / SPREAD < WORDS ? THREADS / SPREAD : WORDS)
 #define EACH (WORDS / LANES)
 #define PITCH (WORDS + 1)
 
@@ -36,7 +36,8 @@ DEVICE void sums_before(u32& a, u32& b, uint2* room, u32& all_a, u32& all_b) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Plan plan) {
+experts_plan(const u32* choice, const u32* live, u32 most, PLAN_ARGUMENTS) {
+    const Plan plan = PLAN;
     extern __shared__ u32 memory[];
     // [expert][word]: bits, and how many there are before the word.
     u32* bits = memory;
@@ -58,8 +59,9 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
     auto load = [&](u32 top) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            const u32 at = top * TOP + i * THREADS + id;
-            e[i] = at < end * TOP ? ids[at] : E;
+            const u32 within = i * THREADS + id, at = top * TOP + within;
+            const bool own = (CHUNK * TOP % THREADS == 0 || within < CHUNK * TOP) && at < end * TOP;
+            e[i] = own ? choice[at / TOP * 2 * TOP + at % TOP] : E;
         }
     };
     // Sets the bits of the tokens in e[], and leaves how many each expert has before each word in `before`.
@@ -73,7 +75,7 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
         const u32 expert = id / LANES, first = id % LANES * EACH;
         u32 up_to[EACH], sum = 0;
 #pragma unroll
-        for (int w = 0; w < EACH; w++) up_to[w] = sum, sum += __popc(bits[expert * PITCH + first + w]);
+        for (int w = 0; w < EACH; w++) up_to[w] = sum, sum += expert < E ? __popc(bits[expert * PITCH + first + w]) : 0;
         u32 scan = sum;
 #pragma unroll
         for (int o = 1; o < LANES; o *= 2) {
@@ -81,8 +83,8 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
             if (id % LANES >= o) scan += got;
         }
 #pragma unroll
-        for (int w = 0; w < EACH; w++) before[expert * PITCH + first + w] = (u16)(scan - sum + up_to[w]);
-        if (id % LANES == LANES - 1) counts[expert] = scan;
+        for (int w = 0; w < EACH && expert < E; w++) before[expert * PITCH + first + w] = (u16)(scan - sum + up_to[w]);
+        if (id % LANES == LANES - 1 && expert < E) counts[expert] = scan;
         __syncthreads();
     };
 
@@ -140,7 +142,10 @@ experts_plan(const u32* ids, const float* weights, const u32* live, u32 most, Pl
         float weight[OWN];
 #pragma unroll
         for (int i = 0; i < OWN; i++)
-            if (e[i] < E) weight[i] = weights[top * TOP + i * THREADS + id];
+            if (e[i] < E) {
+                const u32 at = top * TOP + i * THREADS + id;
+                weight[i] = __uint_as_float(choice[at / TOP * 2 * TOP + TOP + at % TOP]);
+            }
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             if (e[i] >= E) continue;

@@ -17,3 +17,7 @@ struct Plan {
     u32 *ready, *head;
     u32 most_tasks;
 };
+#define PLAN_ARGUMENTS                                                                                            \
+    u32 *counts_, u32 *offsets_, u32 *rows_, u32 *place_, float *gains_, Task *tasks_, u32 *ready_, u32 *head_, \
+        u32 most_tasks_
+#define PLAN (Plan{counts_, offsets_, rows_, place_, gains_, tasks_, ready_, head_, most_tasks_})

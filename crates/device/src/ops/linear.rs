@@ -24,18 +24,19 @@ use crate::variant::{LinearVariant, Pick, Variant};
 use crate::{DType, Result, Span, Tensor};
 pub use chain::{Epilogue, LinearChain, NormHandoff};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
-mod acts;
+pub(super) mod acts;
 mod amx;
 mod avx2;
 pub(crate) mod chain;
 mod fast;
-mod finish;
+pub(super) mod finish;
 mod ggml;
-mod hand;
+pub(super) mod hand;
 mod k_blocks;
-mod packed;
-mod plain;
+pub(super) mod packed;
+pub(super) mod plain;
 mod tiles;
 pub(crate) mod variant;
 mod vnni;
@@ -195,10 +196,8 @@ impl Linear {
         };
         let inputs: Vec<Vec<f32>> = (0..live_rows(memory, self.live, x.rows)).map(input).collect();
         let mut sums = vec![vec![0.0f32; self.w.rows as usize]; inputs.len()];
-        match self.w.dtype {
-            DType::P4 | DType::P8 => self.reference_packed(memory, &inputs, &mut sums),
-            _ => self.reference_plain(memory, &inputs, &mut sums),
-        }
+        let w = Matrix::new(memory, &self.w);
+        reference_sums(&w, 0..w.rows, &inputs, &mut sums);
         for (row, sums) in sums.iter_mut().enumerate() {
             if let Some(bias) = &self.bias {
                 let bias = Matrix::new(memory, bias);
@@ -207,36 +206,48 @@ impl Linear {
             sums.iter().enumerate().for_each(|(col, sum)| y.set(row, col, *sum));
         }
     }
+}
 
-    fn reference_plain(&self, memory: &CpuMemory, inputs: &[Vec<f32>], products: &mut [Vec<f32>]) {
-        let w = Matrix::new(memory, &self.w);
-        let mut weights = vec![0.0; w.cols];
-        for n in 0..w.rows {
-            w.read_row(n, &mut weights);
-            for (x, products) in inputs.iter().zip(&mut *products) {
-                let terms = x.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
-                products[n] = terms.sum::<f64>() as f32;
-            }
+/// The reference's sums: `inputs` times some rows of `w`.
+pub(crate) fn reference_sums(
+    w: &Matrix,
+    rows: Range<usize>,
+    inputs: &[Vec<f32>],
+    sums: &mut [Vec<f32>],
+) {
+    match w.dtype {
+        DType::P4 | DType::P8 => packed_sums(w, rows, inputs, sums),
+        _ => plain_sums(w, rows, inputs, sums),
+    }
+}
+
+fn plain_sums(w: &Matrix, rows: Range<usize>, inputs: &[Vec<f32>], sums: &mut [Vec<f32>]) {
+    let mut weights = vec![0.0; w.cols];
+    for (at, n) in rows.enumerate() {
+        w.read_row(n, &mut weights);
+        for (x, sums) in inputs.iter().zip(&mut *sums) {
+            let terms = x.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
+            sums[at] = terms.sum::<f64>() as f32;
         }
     }
+}
 
-    fn reference_packed(&self, memory: &CpuMemory, inputs: &[Vec<f32>], products: &mut [Vec<f32>]) {
-        let (w, dtype) = (Matrix::new(memory, &self.w), self.w.dtype);
-        // SAFETY: a packed matrix is dense, so it takes exactly these bytes of its span.
-        let packed = unsafe { std::slice::from_raw_parts(w.start(), dtype.bytes(w.rows * w.cols)) };
-        for (x, products) in inputs.iter().zip(products) {
-            let x: Vec<_> = x.chunks_exact(pack::COLS).map(pack::quantise).collect();
-            for (n, product) in products.iter_mut().enumerate() {
-                let terms = x.iter().enumerate().map(|(at, x)| {
-                    let block = pack::block(dtype, packed, w.cols, n, at);
-                    let values =
-                        (0..pack::COLS).map(|c| pack::element(dtype, block, n % pack::ROWS, c));
-                    let dot: i32 = values.zip(x.q).map(|((_, _, w), x)| w * i32::from(x)).sum();
-                    let (d, m, _) = pack::element(dtype, block, n % pack::ROWS, 0);
-                    f64::from(d) * f64::from(x.d) * f64::from(dot) + f64::from(m) * f64::from(x.s)
-                });
-                *product = terms.sum::<f64>() as f32;
-            }
+fn packed_sums(w: &Matrix, rows: Range<usize>, inputs: &[Vec<f32>], sums: &mut [Vec<f32>]) {
+    let dtype = w.dtype;
+    // SAFETY: a packed matrix is dense, so it takes exactly these bytes of its span.
+    let packed = unsafe { std::slice::from_raw_parts(w.start(), dtype.bytes(w.rows * w.cols)) };
+    for (x, sums) in inputs.iter().zip(sums) {
+        let x: Vec<_> = x.chunks_exact(pack::COLS).map(pack::quantise).collect();
+        for (n, sum) in rows.clone().zip(sums) {
+            let terms = x.iter().enumerate().map(|(at, x)| {
+                let block = pack::block(dtype, packed, w.cols, n, at);
+                let values =
+                    (0..pack::COLS).map(|c| pack::element(dtype, block, n % pack::ROWS, c));
+                let dot: i32 = values.zip(x.q).map(|((_, _, w), x)| w * i32::from(x)).sum();
+                let (d, m, _) = pack::element(dtype, block, n % pack::ROWS, 0);
+                f64::from(d) * f64::from(x.d) * f64::from(dot) + f64::from(m) * f64::from(x.s)
+            });
+            *sum = terms.sum::<f64>() as f32;
         }
     }
 }

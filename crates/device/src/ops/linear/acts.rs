@@ -11,12 +11,12 @@ const TILE: usize = 16;
 /// times the integer sum (the correction for weights stored as unsigned bytes). Scales and sums of the same block of
 /// 16 rows are consecutive, and so are the values: see [`Acts::index`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Acts {
-    pub(super) q: *mut i8,
-    pub(super) d: *mut f32,
-    pub(super) s: *mut f32,
-    pub(super) z: *mut i32,
-    pub(super) cols: usize,
+pub(in crate::ops) struct Acts {
+    pub(in crate::ops) q: *mut i8,
+    pub(in crate::ops) d: *mut f32,
+    pub(in crate::ops) s: *mut f32,
+    pub(in crate::ops) z: *mut i32,
+    pub(in crate::ops) cols: usize,
 }
 
 // SAFETY: chunks write different rows, and all are written before any is read.
@@ -24,7 +24,7 @@ unsafe impl Sync for Acts {}
 
 impl Acts {
     /// Bytes for `rows` rows.
-    pub(super) fn bytes(rows: usize, cols: usize) -> usize {
+    pub(in crate::ops) fn bytes(rows: usize, cols: usize) -> usize {
         Self::values(rows, cols) + 3 * Self::scales(rows, cols)
     }
 
@@ -38,7 +38,7 @@ impl Acts {
     }
 
     /// Lays the arrays out at `at`, which has [`Acts::bytes`].
-    pub(super) fn new(at: *mut u8, rows: usize, cols: usize) -> Acts {
+    pub(in crate::ops) fn new(at: *mut u8, rows: usize, cols: usize) -> Acts {
         let (values, scales) = (Self::values(rows, cols), Self::scales(rows, cols));
         Acts {
             q: at.cast(),
@@ -50,13 +50,13 @@ impl Acts {
     }
 
     /// Blocks per row.
-    pub(super) fn blocks(&self) -> usize {
+    pub(in crate::ops) fn blocks(&self) -> usize {
         self.cols / COLS
     }
 
     /// Where the scale and the sums of a row's block lie; its values are at 32 times that.
     #[inline(always)]
-    pub(super) fn index(&self, row: usize, block: usize) -> usize {
+    pub(in crate::ops) fn index(&self, row: usize, block: usize) -> usize {
         (row / TILE * self.blocks() + block) * TILE + row % TILE
     }
 
@@ -64,7 +64,7 @@ impl Acts {
     ///
     /// # Safety
     /// As for [`Acts::store`], which came before.
-    pub(super) unsafe fn round_sums(&self, row: usize) {
+    pub(in crate::ops) unsafe fn round_sums(&self, row: usize) {
         for block in 0..self.blocks() {
             // SAFETY: the caller's promise.
             unsafe {
@@ -79,7 +79,7 @@ impl Acts {
     ///
     /// # Safety
     /// `row` is one of the rows laid out, and no other thread touches it now.
-    pub(super) unsafe fn store(&self, level: Level, row: usize, values: &[f32]) {
+    pub(in crate::ops) unsafe fn store(&self, level: Level, row: usize, values: &[f32]) {
         let at = self.index(row, 0);
         // SAFETY: the caller's promise; the level was detected.
         unsafe {

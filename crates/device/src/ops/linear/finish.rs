@@ -10,10 +10,10 @@ use crate::ops::gate_mul::Gate;
 use std::arch::x86_64::*;
 
 /// The highest number of sums finished at a time.
-pub(super) const MOST: usize = 16;
+pub(in crate::ops) const MOST: usize = 16;
 
 /// Bias and epilogue with their addresses resolved.
-pub(super) struct Finish {
+pub(in crate::ops) struct Finish {
     bias: Option<Matrix>,
     kind: Kind,
     y: Matrix,
@@ -28,7 +28,7 @@ enum Kind {
 }
 
 impl Finish {
-    pub(super) fn new(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> Finish {
+    pub(in crate::ops) fn new(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> Finish {
         let kind = match &op.epilogue {
             Epilogue::Store => Kind::Store,
             Epilogue::Residual(residual) => Kind::Residual(Matrix::new(memory, residual)),
@@ -44,6 +44,11 @@ impl Finish {
         Finish { bias, kind, y, plain }
     }
 
+    /// Sums are stored as they are.
+    pub(in crate::ops) fn store_to(y: Matrix) -> Finish {
+        Finish { bias: None, kind: Kind::Store, y, plain: y.dtype == DType::F32 }
+    }
+
     /// As [`Finish::row16`], from a register.
     ///
     /// # Safety
@@ -51,7 +56,7 @@ impl Finish {
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub(super) unsafe fn lanes16(&self, row: usize, n: usize, products: __m512) {
+    pub(in crate::ops) unsafe fn lanes16(&self, row: usize, n: usize, products: __m512) {
         // SAFETY: 16 (or 8) floats inside the row, as asserted; the residual has y's shape.
         unsafe {
             match &self.kind {
@@ -79,7 +84,7 @@ impl Finish {
 
     /// Sums `n..n + 16` of a row: as [`Finish::row`], kept in registers if everything is f32.
     #[inline]
-    pub(super) fn row16(&self, row: usize, n: usize, products: &mut [f32; MOST]) {
+    pub(in crate::ops) fn row16(&self, row: usize, n: usize, products: &mut [f32; MOST]) {
         if self.bias.is_some() || self.y.dtype != DType::F32 {
             return self.row(row, n, products);
         }
@@ -111,7 +116,7 @@ impl Finish {
 
     /// Sums `n..n + products.len()` of a row; `n` and the length are even for `GateMul`.
     #[inline]
-    pub(super) fn row(&self, row: usize, n: usize, products: &mut [f32]) {
+    pub(in crate::ops) fn row(&self, row: usize, n: usize, products: &mut [f32]) {
         debug_assert!(products.len() <= MOST);
         let mut other = [0.0f32; MOST];
         if let Some(bias) = &self.bias {

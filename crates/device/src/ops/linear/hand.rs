@@ -34,7 +34,7 @@ impl Handing {
 }
 
 /// A tensor map with boxes of 64 columns and `rows` rows.
-pub(super) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
+pub(in crate::ops) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
     Arg::TensorMap(TensorMap {
         span: tensor.span,
         dtype: tensor.dtype,

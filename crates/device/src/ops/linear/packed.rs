@@ -14,7 +14,7 @@ use crate::cpu::simd::Level;
 
 /// Which instructions are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::ops) enum Kind {
     /// Matrix tiles for many rows, AVX-512 for few.
     Amx,
     /// AVX-512 dot products of bytes.
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The best the processor has.
-    pub(super) fn of(lowering: &Lowering) -> Kind {
+    pub(in crate::ops) fn of(lowering: &Lowering) -> Kind {
         if lowering.ggml() {
             return Kind::Ggml { level: lowering.level, vnni: lowering.features.vnni };
         }
@@ -44,37 +44,37 @@ impl Kind {
 
 /// Bytes of scratch a worker needs.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn own_bytes(cols: usize) -> usize {
+pub(in crate::ops) fn own_bytes(cols: usize) -> usize {
     amx::own_bytes(cols)
 }
 
 /// Bytes of scratch a worker needs.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn own_bytes(_cols: usize) -> usize {
+pub(in crate::ops) fn own_bytes(_cols: usize) -> usize {
     0
 }
 
 /// How many bytes ahead of the current block are prefetched.
 #[cfg(target_arch = "x86_64")]
-pub(super) const AHEAD: usize = 2560;
+pub(in crate::ops) const AHEAD: usize = 2560;
 
 /// From this many rows of activations on, unpacking weights for tiles is worth it.
-pub(super) const MANY: usize = 12;
+pub(in crate::ops) const MANY: usize = 12;
 
 /// The second phase of a linear.
-pub(super) struct Task<'a> {
-    pub(super) dtype: DType,
-    pub(super) w: *const u8,
-    pub(super) acts: &'a Acts,
-    pub(super) rows: usize,
-    pub(super) finish: &'a Finish,
+pub(in crate::ops) struct Task<'a> {
+    pub(in crate::ops) dtype: DType,
+    pub(in crate::ops) w: *const u8,
+    pub(in crate::ops) acts: &'a Acts,
+    pub(in crate::ops) rows: usize,
+    pub(in crate::ops) finish: &'a Finish,
     /// The worker's scratch of [`own_bytes`].
-    pub(super) own: *mut u8,
+    pub(in crate::ops) own: *mut u8,
 }
 
 impl Task<'_> {
     /// Bytes of 16 rows of w.
-    pub(super) fn group_bytes(&self) -> usize {
+    pub(in crate::ops) fn group_bytes(&self) -> usize {
         self.acts.blocks() * pack::block_bytes(self.dtype)
     }
 
@@ -83,7 +83,7 @@ impl Task<'_> {
     /// # Safety
     /// The groups lie in w, the activations are prepared, the processor has `kind`, and no other thread computes
     /// these groups.
-    pub(super) unsafe fn run(&self, kind: Kind, groups: std::ops::Range<usize>) {
+    pub(in crate::ops) unsafe fn run(&self, kind: Kind, groups: std::ops::Range<usize>) {
         // SAFETY: the caller's promise.
         unsafe {
             match kind {

@@ -6,21 +6,21 @@ use crate::cpu::simd::{LANES, Level, fma, levels, sum};
 use crate::cpu::view::{Matrix, load_floats};
 
 /// Rows of w processed together; even, so that gate and up stay together.
-pub(super) const ROWS: usize = 4;
+pub(in crate::ops) const ROWS: usize = 4;
 
 /// Bytes of scratch a worker needs for weights of `cols` columns.
-pub(super) fn own_bytes(cols: usize) -> usize {
+pub(in crate::ops) fn own_bytes(cols: usize) -> usize {
     ROWS * cols * size_of::<f32>()
 }
 
 /// The second phase of a linear.
-pub(super) struct Task<'a> {
-    pub(super) w: &'a Matrix,
+pub(in crate::ops) struct Task<'a> {
+    pub(in crate::ops) w: &'a Matrix,
     /// rows × cols floats.
-    pub(super) inputs: *const f32,
-    pub(super) rows: usize,
-    pub(super) finish: &'a Finish,
-    pub(super) level: Level,
+    pub(in crate::ops) inputs: *const f32,
+    pub(in crate::ops) rows: usize,
+    pub(in crate::ops) finish: &'a Finish,
+    pub(in crate::ops) level: Level,
 }
 
 impl Task<'_> {
@@ -28,7 +28,7 @@ impl Task<'_> {
     ///
     /// # Safety
     /// `scratch` has [`own_bytes`]; no other thread computes these rows.
-    pub(super) unsafe fn run(&self, n: usize, scratch: *mut f32) {
+    pub(in crate::ops) unsafe fn run(&self, n: usize, scratch: *mut f32) {
         let cols = self.w.cols;
         let count = ROWS.min(self.w.rows - n);
         let mut weights = [std::ptr::null::<f32>(); ROWS];

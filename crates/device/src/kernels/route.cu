@@ -4,15 +4,12 @@
 // straight from memory: 16 bytes of a row are the same eight of H in both operands, whatever their order in the
 // product. Where they fit into registers, the router's weights are read before the wait for the predecessor.
 //
-// SCORE 0: softmax; 1: sigmoid, chosen by score + bias, weighed without it. GROUPS > 1: experts lie in groups, of which
-// the KEPT best remain, by the sum of their GROUP_TOP (1, 2) best. Equal scores go to the lower index.
-// RENORM: weights of a token sum up to `scale`.
-//
 // PLANS: there is one cluster of at most 16 tokens, and no expert has more than a task holds; the first block then makes
 // the plan (experts_plan.cu) as well.
 //
-// H, E (a multiple of 32), TOP (≤ 32), TOKENS (16, 32, 64), SHARES, WARPS, SCORE, GROUPS, KEPT, GROUP_TOP, RENORM, PLANS.
+// H, E (a multiple of 32), TOKENS (16, 32, 64), SHARES, WARPS, PLANS, and what route_choose.cuh wants.
 #include "experts_plan.cuh"
+#include "route_choose.cuh"
 
 #define EACH (E / SHARES)
 // The block that chooses for a token, and which of its tokens that is. To plan, one block must know all of them.
@@ -24,80 +21,6 @@
 #define STEPS (H / PARTS / 32)
 #define EARLY (STEPS * (EACH / 8) <= 16)
 #define LIMIT (EARLY ? STEPS : 4)
-
-// Larger floats have larger keys; 0 is below all of them.
-DEVICE u32 key_of(float v) {
-    const u32 b = __float_as_uint(v);
-    return b ^ (b >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-DEVICE float score_of(float logit, const float* bias, u32 e) {
-    return SCORE == 1 ? 1.0f / (1.0f + expf(-logit)) + bias[e] : logit;
-}
-
-// A bit for each group that remains.
-DEVICE u32 groups_of(const float* logits, const float* bias) {
-    const u32 lane = threadIdx.x % 32, size = E / GROUPS;
-    float best = -INFINITY, second = -INFINITY;
-    if (lane < GROUPS)
-        for (u32 i = 0; i < size; i++) {
-            const float s = score_of(logits[lane * size + i], bias, lane * size + i);
-            if (s > best) second = best, best = s;
-            else if (s > second) second = s;
-        }
-    const float mine = GROUP_TOP == 2 ? best + second : best;
-    u32 above = 0;
-    for (u32 g = 0; g < GROUPS; g++) {
-        const float other = __shfl_sync(FULL, mine, g);
-        above += other > mine || (other == mine && g < lane);
-    }
-    return __ballot_sync(FULL, lane < GROUPS && above < KEPT);
-}
-
-// One warp chooses for one token: lane p has the p-th expert and its weight.
-DEVICE void choose(const float* logits, const float* bias, float scale, u32& mine, float& weight) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 kept = GROUPS > 1 ? groups_of(logits, bias) : FULL;
-    u32 keys[E / 32];
-    float most = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < E / 32; i++) {
-        const u32 e = i * 32 + lane;
-        const float logit = logits[e];
-        most = fmaxf(most, logit);
-        keys[i] = GROUPS == 1 || kept >> e / (E / GROUPS) & 1 ? key_of(score_of(logit, bias, e)) : 0;
-    }
-    mine = 0;
-#pragma unroll
-    for (int p = 0; p < TOP; p++) {
-        u32 best = keys[0];
-#pragma unroll
-        for (int i = 1; i < E / 32; i++) best = max(best, keys[i]);
-        best = __reduce_max_sync(FULL, best);
-        u32 at = E - 1;
-#pragma unroll
-        for (int i = E / 32 - 1; i >= 0; i--)
-            if (keys[i] == best) at = i * 32 + lane;
-        at = __reduce_min_sync(FULL, at);
-#pragma unroll
-        for (int i = 0; i < E / 32; i++)
-            if (at == i * 32 + lane) keys[i] = 0;
-        if (lane == p) mine = at;
-    }
-    float sum = 0.0f;
-    weight = 0.0f;
-    if (SCORE == 0) {
-        most = warp_max(most);
-        if (!RENORM)
-#pragma unroll
-            for (int i = 0; i < E / 32; i++) sum += expf(logits[i * 32 + lane] - most);
-        if (lane < TOP) weight = expf(logits[mine] - most);
-    } else if (lane < TOP)
-        weight = 1.0f / (1.0f + expf(-logits[mine]));
-    if (RENORM) sum = SCORE == 0 ? weight : weight + (lane == 0 ? 1e-20f : 0.0f);
-    sum = warp_sum(sum);
-    weight = (SCORE == 0 || RENORM ? weight / sum : weight) * scale;
-}
 
 #if PLANS
 // Each of the first E threads has an expert, each of those behind them an assignment. What comes before it is counted by
@@ -142,8 +65,11 @@ DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan&
 #endif
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* weights, const u32* live, u32 most,
-              u32 x_stride, float scale, Plan plan) {
+route(const u16* x, const u16* w, const void* bias, u32* choice, const u32* live, u32 most, u32 x_stride, float scale
+#if PLANS
+      , PLAN_ARGUMENTS
+#endif
+) {
     // Padded as far as 48 KB allow.
     __shared__ float parts[PARTS][TOKENS][EACH + (EACH < 64)];
     __shared__ float logits[OWN][E];
@@ -208,8 +134,8 @@ experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* we
         float weight;
         choose(logits[i], bias, scale, expert, weight);
         if (lane >= TOP) continue;
-        ids[(u64)token * TOP + lane] = expert;
-        weights[(u64)token * TOP + lane] = weight;
+        choice[(u64)token * 2 * TOP + lane] = expert;
+        choice[(u64)token * 2 * TOP + TOP + lane] = __float_as_uint(weight);
 #if PLANS
         all_ids[token * TOP + lane] = expert;
         all_weights[token * TOP + lane] = weight;
@@ -217,6 +143,6 @@ experts_route(const u16* x, const u16* w, const float* bias, u32* ids, float* we
     }
 #if PLANS
     __syncthreads();
-    make_plan(all_ids, all_weights, rows * TOP, plan);
+    make_plan(all_ids, all_weights, rows * TOP, PLAN);
 #endif
 }

@@ -1,0 +1,260 @@
+//! A layer of experts: `y = residual + Σ weight · down_e(act(gate_e(x)) · up_e(x))` over the experts e that [`Route`] chose
+//! for a token, in the order of its choice. act(…)·up is rounded to `x`'s dtype; a device may round an expert's output to it,
+//! too, before the sum, which is in f32 and rounded once, when storing. No token is dropped, however many one expert
+//! gets. Rows past the `live` count may be left as they are.
+//!
+//! The weights of all experts are one matrix each. Within an expert's part of `gate_up`, rows of gate and up take turns of
+//! eight: gate 0 to 7, up 0 to 7, gate 8 to 15, …
+//!
+//! [`Route`]: super::route::Route
+
+mod cuda;
+mod fast;
+pub(crate) mod variant;
+
+use super::linear::reference_sums;
+use super::{
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
+    require_fit, require_float, require_scratch, require_weights, require_word,
+};
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::pack;
+use crate::cpu::view::{Matrix, Words, round_to};
+use crate::op::Activation;
+use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
+use crate::variant::{ExpertsVariant, Pick, Variant};
+use crate::{DType, Result, Span, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// Rows of gate, then as many of up.
+pub const TURN: usize = 8;
+
+/// Runs the chosen experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Experts<O: Operands = Bound> {
+    /// rows × k activations.
+    pub x: O::Value,
+    /// rows × 2·top words: what [`crate::op::Route`] made.
+    pub choice: O::Value,
+    /// How many experts there are.
+    pub experts: u32,
+    /// (experts · 2n) × k weights.
+    pub gate_up: O::Weight,
+    /// (experts · k) × n weights.
+    pub down: O::Weight,
+    /// Applied to the gate.
+    pub act: Activation,
+    /// rows × k, added to the sum.
+    pub residual: Option<O::Value>,
+    /// rows × k.
+    pub y: O::Value,
+    /// Rows past this device-side count need not be computed.
+    #[serde(skip_serializing_if = "unset")]
+    pub live: O::Late<Option<Span>>,
+    /// Room for the plan of a step and for what lies between the two GEMMs; the target says how much.
+    #[serde(skip_serializing_if = "unset")]
+    pub scratch: O::Late<Option<Span>>,
+    /// Which kernel.
+    #[serde(skip_serializing_if = "unset")]
+    pub pick: O::Late<Pick<ExpertsVariant>>,
+}
+
+impl<O: Operands> Bindable for Experts<O> {
+    type O = O;
+    type Bound = Experts;
+
+    fn operands(&mut self, visit: OperandVisitor<'_, O>) {
+        visit(Operand::Value(&mut self.x, Access::Read));
+        visit(Operand::Value(&mut self.choice, Access::Read));
+        visit(Operand::Weight(&mut self.gate_up));
+        visit(Operand::Weight(&mut self.down));
+        if let Some(residual) = &mut self.residual {
+            visit(Operand::Value(residual, Access::Read));
+        }
+        visit(Operand::Value(&mut self.y, Access::Write));
+    }
+
+    fn bind<B: Binder<O>>(&self, to: &B) -> Result<Experts, B::Error> {
+        Ok(Experts {
+            x: to.value(self.x)?,
+            choice: to.value(self.choice)?,
+            experts: self.experts,
+            gate_up: to.weight(self.gate_up)?,
+            down: to.weight(self.down)?,
+            act: self.act,
+            residual: self.residual.map(|residual| to.value(residual)).transpose()?,
+            y: to.value(self.y)?,
+            live: to.live(self.x),
+            scratch: None,
+            pick: Pick::Best,
+        })
+    }
+
+    fn reuse(&self) -> Option<Reuse<O::Value>> {
+        let residual = self.residual.filter(|residual| *residual != self.x)?;
+        Some(Reuse { from: residual, to: self.y, must: false })
+    }
+}
+
+impl Experts {
+    /// Experts of a token.
+    pub fn top(&self) -> u32 {
+        self.choice.cols / 2
+    }
+
+    /// Outputs of an expert's gate.
+    fn inner(&self) -> u32 {
+        self.down.cols
+    }
+
+    /// The weights of all experts that a step of all rows can choose: some if there are few tokens.
+    fn chosen_weights(&self) -> u64 {
+        let all = self.gate_up.bytes() + self.down.bytes();
+        let most = (u64::from(self.x.rows) * u64::from(self.top())).min(self.experts.into());
+        all / u64::from(self.experts) * most
+    }
+}
+
+impl Contract for Experts {
+    fn check(&self) -> Result<()> {
+        let (rows, wide) = (self.x.rows, self.x.cols);
+        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")]
+            .into_iter()
+            .chain(self.residual.as_ref().map(|residual| (residual, "residual")))
+        {
+            require_fit(tensor, Self::NAME, what)?;
+            require_float(tensor, Self::NAME, what)?;
+            require((tensor.rows, tensor.cols) == (rows, wide), Self::NAME, || {
+                format!("{what} is {tensor}, not {rows}×{wide}")
+            })?;
+        }
+        require_fit(&self.choice, Self::NAME, "the choice")?;
+        let words = self.choice.dtype == DType::U32 && self.choice.stride == self.choice.cols;
+        let (pairs, top) = (self.choice.cols.is_multiple_of(2), self.top());
+        let fits = pairs && self.choice.rows == rows && (1..=self.experts).contains(&top);
+        require(words && fits, Self::NAME, || {
+            format!("the choice is {}, not {rows} dense rows of numbers and weights", self.choice)
+        })?;
+        require_weights(&self.gate_up, Self::NAME, "gate_up")?;
+        require_weights(&self.down, Self::NAME, "down")?;
+        let inner = self.inner();
+        let whole = inner.is_multiple_of(TURN as u32)
+            && u64::from(self.gate_up.rows) == 2 * u64::from(self.experts) * u64::from(inner)
+            && u64::from(self.down.rows) == u64::from(self.experts) * u64::from(wide)
+            && self.gate_up.cols == wide;
+        let dense = self.gate_up.stride == self.gate_up.cols && self.down.stride == inner;
+        require(whole && dense, Self::NAME, || {
+            let (up, down, experts) = (&self.gate_up, &self.down, self.experts);
+            format!("{up} and {down} are not {experts} experts of {wide} and a multiple of {TURN}")
+        })?;
+        let packed = matches!(self.down.dtype, DType::P4 | DType::P8);
+        require(!packed || wide.is_multiple_of(pack::ROWS as u32), Self::NAME, || {
+            format!("packed down weights of {wide} rows each are not whole blocks")
+        })?;
+        if let Some(live) = self.live {
+            require_word(live, Self::NAME, "the live count")?;
+        }
+        require_scratch(self.scratch, Self::NAME)
+    }
+
+    fn describe(&self) -> String {
+        let (top, all, inner) = (self.top(), self.experts, self.inner());
+        let act = self.act.name();
+        let residual = if self.residual.is_some() { " + residual" } else { "" };
+        format!("{top} of {all} experts {} → {inner} {act}·mul → {}{residual}", self.x, self.y.cols)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let residual = self.residual.as_ref().map_or(0, Tensor::bytes);
+        let values = self.x.bytes() + self.choice.bytes() + self.y.bytes() + residual;
+        Traffic { weights: self.chosen_weights(), values }
+    }
+
+    fn step_size(&self) -> StepSize {
+        StepSize::ANY
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
+    }
+
+    fn in_place(&self) -> Option<(Tensor, Tensor)> {
+        self.residual.map(|residual| (residual, self.y))
+    }
+
+    fn visit_spans(&self, visit: SpanVisitor<'_>) {
+        for tensor in [&self.x, &self.choice, &self.gate_up, &self.down] {
+            visit(tensor.span, Access::Read);
+        }
+        if let Some(residual) = &self.residual {
+            visit(residual.span, Access::Read);
+        }
+        if let Some(live) = self.live {
+            visit(live, Access::Read);
+        }
+        if let Some(scratch) = self.scratch {
+            visit(scratch, Access::Write);
+        }
+        visit(self.y.span, Access::Write);
+    }
+
+    fn scratch_bytes(&self, target: &crate::cuda::launch::Target) -> u64 {
+        self.cuda_scratch(target)
+    }
+
+    fn pick(&self) -> Option<Pick<Variant>> {
+        Some(self.pick.map(Variant::Experts))
+    }
+
+    fn set_pick(&mut self, pick: Pick<Variant>) -> bool {
+        pick.narrow(Variant::experts).map(|pick| self.pick = pick).is_some()
+    }
+
+    fn detach(&mut self) {
+        self.live = None;
+    }
+}
+
+/// Where row `row` of gate or up lies in an expert's part of `gate_up`.
+fn gate_row(row: usize, up: bool) -> usize {
+    row / TURN * 2 * TURN + if up { TURN } else { 0 } + row % TURN
+}
+
+impl Experts {
+    /// Token by token, sums in f64.
+    pub(crate) fn reference(&self, memory: &CpuMemory) {
+        let (x, y) = (Matrix::new(memory, &self.x), Matrix::new(memory, &self.y));
+        let residual = self.residual.as_ref().map(|residual| Matrix::new(memory, residual));
+        let choice = Words::new(memory, &self.choice);
+        let (top, inner, wide) = (self.top() as usize, self.inner() as usize, x.cols);
+        let (up, down) = (Matrix::new(memory, &self.gate_up), Matrix::new(memory, &self.down));
+        let sums = |w: &Matrix, rows: usize, expert: usize, x: Vec<f32>| {
+            let mut sums = vec![vec![0.0; rows]];
+            reference_sums(w, expert * rows..(expert + 1) * rows, &[x], &mut sums);
+            sums.remove(0)
+        };
+        let mut input = vec![0.0; wide];
+        for row in 0..live_rows(memory, self.live, x.rows) {
+            x.read_row(row, &mut input);
+            let mut total = vec![0.0f64; wide];
+            for place in 0..top {
+                let expert = choice.get(row * 2 * top + place) as usize;
+                let weight = choice.float(row * 2 * top + top + place);
+                let both = sums(&up, 2 * inner, expert, input.clone());
+                let act: Vec<f32> = (0..inner)
+                    .map(|i| (both[gate_row(i, false)], both[gate_row(i, true)]))
+                    .map(|(gate, up)| (self.act.apply(gate) * f64::from(up)) as f32)
+                    .map(|act| round_to(self.x.dtype, act))
+                    .collect();
+                for (sum, out) in total.iter_mut().zip(sums(&down, wide, expert, act)) {
+                    *sum += f64::from(weight) * f64::from(out);
+                }
+            }
+            for (col, sum) in total.iter().enumerate() {
+                let before = residual.as_ref().map_or(0.0, |residual| residual.get(row, col));
+                y.set(row, col, (f64::from(before) + sum) as f32);
+            }
+        }
+    }
+}

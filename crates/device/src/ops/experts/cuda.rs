@@ -1,0 +1,327 @@
+//! Experts on a GPU. On Hopper, in bf16: a plan of which tokens each expert has (`kernels/experts_plan.cu`), both GEMMs in
+//! one launch (`experts.cu`), the sum (`experts_sum.cu`); large steps read a copy of the tokens in the plan's order
+//! (`experts_gather.cu`). Elsewhere `experts_ref.cu`.
+
+use super::Experts;
+use crate::cuda::launch::{Lowered, Target};
+use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
+use crate::ops::Named;
+use crate::ops::linear::hand::tiled;
+use crate::variant::{ExpertsVariant, Pick};
+use crate::{ALIGN, DType, Error, Result, Span, Tensor};
+
+/// How the GEMMs are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Most tokens of a task.
+    tile: u32,
+    /// Weight rows of a unit of gate and up.
+    up: u32,
+    /// Weight rows of a unit of down.
+    down: u32,
+    /// Chunks of 64 columns in a stage.
+    depth: u32,
+    /// Threads that copy tokens.
+    copiers: u32,
+    /// Whether tokens are copied to the plan's order first, and pairs of blocks copy them for each other.
+    gathered: bool,
+}
+
+/// Shared memory of a block.
+const SHARED: u32 = 232_448;
+
+impl Shape {
+    /// Threads that multiply, by 64 weight rows each two warps.
+    fn wide(self) -> u32 {
+        self.up.max(self.down).next_multiple_of(64)
+    }
+
+    fn stage_bytes(self) -> u32 {
+        (self.wide() + self.tile) * 128 * self.depth
+    }
+
+    fn stages(self) -> u32 {
+        let fixed = 16 * 40 + self.wide() / 64 * self.tile * 8 + self.tile * 4;
+        ((SHARED - 1024 - fixed) / self.stage_bytes()).min(40)
+    }
+}
+
+/// Everything that the launches share, in the op's scratch.
+struct Room {
+    counts: Span,
+    offsets: Span,
+    rows: Span,
+    place: Span,
+    gains: Span,
+    tasks: Span,
+    ready: Span,
+    head: Span,
+    act: Tensor,
+    parts: Tensor,
+    near: Option<Tensor>,
+    most_tasks: u32,
+    bytes: u64,
+}
+
+impl Experts {
+    /// How the fast kernels divide this op; `None` where they cannot run it.
+    fn shape(&self, target: &Target) -> Option<Shape> {
+        let (wide, inner, top) = (self.x.cols, self.inner(), self.top());
+        let halves = [&self.x, &self.y, &self.gate_up, &self.down]
+            .into_iter()
+            .chain(&self.residual)
+            .all(|tensor| tensor.dtype == DType::BF16 && aligned(tensor));
+        let rows = [&self.y].into_iter().chain(&self.residual).all(|tensor| tensor.stride == wide);
+        let whole = wide.is_multiple_of(64) && inner.is_multiple_of(64) && wide <= 8192;
+        let fits = self.experts <= 512 && top <= 32 && self.x.rows <= 1 << 20;
+        if target.capability.0 != 9 || !(halves && rows && whole && fits) {
+            return None;
+        }
+        // Tokens of an expert on average, times 2. In fixed steps a token's sums have the same order for any number.
+        let each = 2 * self.x.rows * top / self.experts;
+        let named = match self.pick {
+            Pick::Named(named) if named.reference => return None,
+            Pick::Named(named) => named,
+            Pick::Best | Pick::Rule | Pick::Fixed => ExpertsVariant::default(),
+        };
+        let (tile, up, down) = match each {
+            _ if self.pick == Pick::Fixed => (16, 128, 128),
+            _ if self.x.rows <= 1 => (8, 64, 64),
+            0..=1 => (8, 96, 128),
+            2..=12 => (16, 128, 128),
+            13..=32 => (32, 128, 128),
+            33..=64 => (64, 128, 128),
+            65..=128 => (128, 256, 256),
+            _ => (256, 128, 128),
+        };
+        let tile = named.tile.unwrap_or(tile);
+        let (up, down) = (named.up.unwrap_or(up), named.down.unwrap_or(down));
+        let divides = |all: u32, wanted: u32| {
+            [wanted, 128, 64].into_iter().find(|&rows| rows <= wanted && all.is_multiple_of(rows))
+        };
+        let (up, down) = (divides(2 * inner, up)?, divides(wide, down)?);
+        let deep = tile <= 16 && named.depth != Some(1) || named.depth == Some(2);
+        let deep = deep && (inner / 64).is_multiple_of(2) && (wide / 64).is_multiple_of(2);
+        let gathered =
+            tile == 256 && (2 * inner / up).is_multiple_of(2) && (wide / down).is_multiple_of(2);
+        let copiers = match tile {
+            _ if gathered => 8,
+            8 => 16,
+            16 => 32,
+            _ => 64,
+        };
+        let copiers = named.copiers.unwrap_or(copiers);
+        let known = matches!(tile, 8 | 16 | 32 | 64 | 128 | 256)
+            && matches!(copiers, 8 | 16 | 32 | 64 | 96);
+        let shape = Shape { tile, up, down, depth: if deep { 2 } else { 1 }, copiers, gathered };
+        (known && shape.stages() >= 2).then_some(shape)
+    }
+
+    fn room(&self, shape: Shape, scratch: Span) -> Room {
+        let n = self.x.rows * self.top();
+        let most_tasks = n.min(n / shape.tile + self.experts).max(16);
+        let mut bytes = SEMAPHORE_BYTES;
+        let mut take = |len: u64| {
+            let span = Span { offset: scratch.offset + bytes, len, ..scratch };
+            bytes += len.next_multiple_of(ALIGN);
+            span
+        };
+        let words = |count: u32| u64::from(count) * 4;
+        let (counts, offsets) = (take(words(self.experts)), take(words(self.experts + 1)));
+        let (rows, place, gains) = (take(words(n)), take(words(n)), take(words(n)));
+        let (tasks, ready, head) = (take(words(4 * most_tasks)), take(words(most_tasks)), take(4));
+        // A tensor copy reads whole boxes, beyond the last assignment.
+        let padded = n.next_multiple_of(64);
+        let mut halves = |cols: u32| {
+            let len = 2 * u64::from(padded) * u64::from(cols);
+            Tensor::dense(take(len), DType::BF16, padded, cols)
+        };
+        let (act, parts) = (halves(self.inner()), halves(self.x.cols));
+        let near = shape.gathered.then(|| halves(self.x.cols));
+        Room {
+            counts,
+            offsets,
+            rows,
+            place,
+            gains,
+            tasks,
+            ready,
+            head,
+            act,
+            parts,
+            near,
+            most_tasks,
+            bytes,
+        }
+    }
+
+    pub(super) fn cuda_scratch(&self, target: &Target) -> u64 {
+        let none = Span { offset: 0, len: 0, ..self.x.span };
+        match self.shape(target) {
+            Some(shape) => self.room(shape, none).bytes,
+            None => SEMAPHORE_BYTES + self.act_bytes(),
+        }
+    }
+
+    /// Bytes between the reference's two launches.
+    fn act_bytes(&self) -> u64 {
+        let n = u64::from(self.x.rows) * u64::from(self.top());
+        n * self.x.dtype.bytes(self.inner() as usize) as u64
+    }
+
+    pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
+        let needed = self.cuda_scratch(target);
+        let scratch =
+            self.scratch.filter(|span| span.len >= needed).ok_or_else(|| Error::Contract {
+                op: Self::NAME.into(),
+                problem: format!("{needed} bytes of scratch are needed"),
+            })?;
+        match self.shape(target) {
+            None if matches!(self.pick, Pick::Named(named) if !named.reference) => {
+                let problem = format!("no kernel of the variant {} fits", self.pick);
+                Err(Error::Contract { op: Self::NAME.into(), problem })
+            }
+            Some(shape) => Ok(self.planned(target, shape, &self.room(shape, scratch))),
+            None => self.reference_launches(target, scratch),
+        }
+    }
+
+    fn planned(&self, target: &Target, shape: Shape, room: &Room) -> Vec<Lowered> {
+        let (rows, wide, top) = (self.x.rows, self.x.cols, self.top());
+        let mut launches = vec![self.plan_launch(target, shape, room)];
+        if let Some(near) = &room.near {
+            let gather = Kernel::new(target, "experts_gather", "experts_gather")
+                .defines(&[("H", wide), ("TOP", top)])
+                .grid(rows, 1, 1)
+                .threads(wide / 8)
+                .tensors(&[&self.x])
+                .spans(&[room.place])
+                .tensors(&[near])
+                .optional(self.live)
+                .ints(&[rows, self.x.stride]);
+            launches.push(gather.lowered());
+        }
+        launches.push(self.gemms(target, shape, room));
+        let sum = Kernel::new(target, "experts_sum", "experts_sum")
+            .defines(&[("H", wide), ("TOP", top)])
+            .define("RESIDUAL", u32::from(self.residual.is_some()))
+            .grid((rows * (wide / 8)).div_ceil(256), 1, 1)
+            .tensors(&[&room.parts])
+            .optional(self.residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .ints(&[rows]);
+        launches.push(sum.lowered());
+        launches
+    }
+
+    fn plan_launch(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
+        let (rows, experts, top) = (self.x.rows, self.experts, self.top());
+        let shares = match rows {
+            0..=128 => 1,
+            129..=256 => 2,
+            257..=512 => 4,
+            _ => 8,
+        };
+        // The bits of a chunk of tokens are in shared memory at once; half as many fit more experts.
+        let most = if experts > 128 { 512 } else { 2048 };
+        let chunk = if rows <= 256 * shares { 256 } else { most };
+        let kernel = Kernel::new(target, "experts_plan", "experts_plan")
+            .defines(&[("E", experts), ("SPREAD", experts.next_power_of_two().max(32))])
+            .defines(&[("TOP", top), ("TILE", shape.tile), ("SHARES", shares), ("CHUNK", chunk)])
+            .grid(shares, 1, 1)
+            .cluster(shares)
+            .threads(1024)
+            .shared(experts * (chunk / 32 + 1) * 6)
+            .tensors(&[&self.choice])
+            .optional(self.live)
+            .ints(&[rows]);
+        room.plan(kernel).lowered()
+    }
+
+    fn gemms(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
+        let cluster = if shape.gathered { 2 } else { 1 };
+        let flag = |set: bool| u32::from(set);
+        let boxes = shape.tile.min(64);
+        Kernel::new(target, "experts", "experts")
+            .defines(&[("H", self.x.cols), ("I", self.inner()), ("TOP", self.top())])
+            .defines(&[("ACT", self.act.code()), ("UP_WIDE", shape.up), ("DOWN_WIDE", shape.down)])
+            .defines(&[("TILE", shape.tile), ("STAGES", shape.stages()), ("DEPTH", shape.depth)])
+            .defines(&[("PHASES", 3), ("PASS", flag(!shape.gathered)), ("COPIERS", shape.copiers)])
+            .defines(&[("GATHERED", flag(shape.gathered)), ("CLUSTER", cluster)])
+            // Blocks wait for each other: all must be resident at once.
+            .grid(target.sms / cluster * cluster, 1, 1)
+            .cluster(cluster)
+            .threads(shape.wide() * 2 + 128)
+            .shared(shape.stages() * shape.stage_bytes() + 1024)
+            .arg(tiled(&self.gate_up, shape.up))
+            .arg(tiled(&self.down, shape.down))
+            .arg(tiled(room.near.as_ref().unwrap_or(&room.parts), boxes))
+            .arg(tiled(&room.act, boxes))
+            .tensors(&[&self.x])
+            .spans(&[room.tasks, room.head, room.rows, room.gains, room.ready])
+            .tensors(&[&room.act, &room.parts])
+            .ints(&[self.x.stride])
+            .lowered()
+    }
+
+    fn reference_launches(&self, target: &Target, scratch: Span) -> Result<Vec<Lowered>> {
+        let (rows, wide, inner, top) = (self.x.rows, self.x.cols, self.inner(), self.top());
+        let act = scratch.part(SEMAPHORE_BYTES, self.act_bytes());
+        let weights = [&self.gate_up, &self.down];
+        let even = weights.iter().all(|w| !w.dtype.is_plain() || aligned(w));
+        let residual = self.residual.map_or(self.x.dtype, |residual| residual.dtype);
+        let kernel = |entry: &str| {
+            Ok::<_, Error>(
+                Kernel::new(target, "experts_ref", entry)
+                    .defines(&[
+                        ("XT", code(self.x.dtype, Self::NAME)?),
+                        ("UT", code(self.gate_up.dtype, Self::NAME)?),
+                    ])
+                    .defines(&[
+                        ("DT", code(self.down.dtype, Self::NAME)?),
+                        ("RT", code(residual, Self::NAME)?),
+                    ])
+                    .defines(&[
+                        ("YT", code(self.y.dtype, Self::NAME)?),
+                        ("H", wide),
+                        ("I", inner),
+                        ("TOP", top),
+                    ])
+                    .defines(&[
+                        ("ACT", self.act.code()),
+                        ("RESIDUAL", u32::from(self.residual.is_some())),
+                    ])
+                    .define(
+                        "ALIGNED",
+                        u32::from(aligned(&self.x) && even && inner.is_multiple_of(8)),
+                    ),
+            )
+        };
+        let up = kernel("experts_up")?
+            .grid(rows * top, inner.div_ceil(8), 1)
+            .tensors(&[&self.x, &self.choice, &self.gate_up])
+            .spans(&[act])
+            .optional(self.live)
+            .ints(&[rows, self.x.stride]);
+        let down = kernel("experts_down")?
+            .grid(rows, wide.div_ceil(8), 1)
+            .spans(&[act])
+            .tensors(&[&self.choice, &self.down])
+            .optional(self.residual.map(|residual| residual.span))
+            .tensors(&[&self.y])
+            .optional(self.live)
+            .ints(&[rows, self.residual.map_or(0, |residual| residual.stride), self.y.stride]);
+        Ok(vec![up.lowered(), down.lowered()])
+    }
+}
+
+impl Room {
+    /// The plan as arguments.
+    fn plan(&self, kernel: Kernel) -> Kernel {
+        kernel
+            .spans(&[self.counts, self.offsets, self.rows, self.place, self.gains])
+            .spans(&[self.tasks, self.ready, self.head])
+            .ints(&[self.most_tasks])
+    }
+}
