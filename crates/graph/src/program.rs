@@ -7,10 +7,10 @@
 mod builder;
 mod check;
 
-pub use builder::ProgramBuilder;
+pub use builder::{ExpertWeights, ProgramBuilder};
 pub use check::ProgramError;
 
-pub use device::op::{Activation, Pairs};
+pub use device::op::{Activation, Pairs, Routing, Score};
 
 use crate::Phase;
 use device::DType;
@@ -70,6 +70,8 @@ pub enum WeightLayout {
     Rows,
     /// Rows of gate and up alternate: gate 0, up 0, gate 1, up 1, …
     GateUp,
+    /// Rows of gate and up of each expert take turns of eight: gate 0 to 7, up 0 to 7, gate 8 to 15, …
+    GateUpTurns,
 }
 
 /// A weight the program needs: a parameter by name, bound to memory when a plan is made.
@@ -101,6 +103,11 @@ impl WeightRef {
     /// The same matrix with alternating gate and up rows.
     pub fn gate_up(self) -> WeightRef {
         WeightRef { layout: WeightLayout::GateUp, ..self }
+    }
+
+    /// The same matrix with gate and up rows in turns of eight.
+    pub fn gate_up_turns(self) -> WeightRef {
+        WeightRef { layout: WeightLayout::GateUpTurns, ..self }
     }
 
     /// Bytes it takes.

@@ -27,7 +27,7 @@ use crate::{DType, Result, Span, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Rows of gate, then as many of up.
-pub const TURN: usize = 8;
+pub(crate) const TURN: usize = 8;
 
 /// Runs the chosen experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

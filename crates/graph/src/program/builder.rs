@@ -2,16 +2,27 @@
 
 use super::{
     Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
-    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
+    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightLayout, WeightRef,
 };
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activation, Add, Attention, Embed, GateMul, Gather, LayerNorm, Linear, Norm, RmsNorm,
-    RmsNormColumns, RopeKv, Sample, Scale,
+    Activation, Add, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm, RmsNorm,
+    RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
+
+/// The weights of all experts of a layer.
+#[derive(Clone, Debug)]
+pub struct ExpertWeights {
+    /// How many experts there are.
+    pub experts: u32,
+    /// (experts · 2n) × hidden, of layout [`WeightLayout::GateUpTurns`].
+    pub gate_up: WeightRef,
+    /// (experts · hidden) × n.
+    pub down: WeightRef,
+}
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
 /// returns, so that a model's code stays free of `?`.
@@ -239,6 +250,50 @@ impl ProgramBuilder {
     pub fn gate_mul(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
         self.make(name, rows, cols / 2, dtype, |y| GateMul { x, act, y, live: Unset })
+    }
+
+    /// The experts of each row of `x`, by the router `w` (experts × hidden) and a bias of the choice.
+    pub fn route(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        w: WeightRef,
+        bias: Option<WeightRef>,
+        routing: Routing,
+    ) -> ValueId {
+        let rows = self.program.value(x).rows;
+        let w = self.weight(w);
+        let bias = bias.map(|bias| self.weight(bias));
+        let (cols, live, pick) = (2 * routing.top, Unset, Unset);
+        self.make(name, rows, cols, DType::U32, |y| Route { x, w, bias, routing, y, live, pick })
+    }
+
+    /// What the experts of `choice` make of `x`, added to `residual` if there is one.
+    pub fn experts(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        choice: ValueId,
+        weights: ExpertWeights,
+        act: Activation,
+        residual: Option<ValueId>,
+    ) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        let ExpertWeights { experts, gate_up, down } = weights;
+        let (gate_up, down) = (self.weight(gate_up), self.weight(down));
+        self.make(name, rows, cols, dtype, |y| Experts {
+            x,
+            choice,
+            experts,
+            gate_up,
+            down,
+            act,
+            residual,
+            y,
+            live: Unset,
+            scratch: Unset,
+            pick: Unset,
+        })
     }
 
     /// Rotates q and k by position (after their norms, given as weight and epsilon), with the elements of a head paired

@@ -141,6 +141,11 @@ impl Program {
 
     /// What an activation multiplies must alternate in the weights that made it.
     fn check_pairs(&self, step: &Step) -> Result<(), String> {
+        if let ProgramOp::Experts(experts) = &step.op {
+            let turns = self.weight(experts.gate_up).layout == WeightLayout::GateUpTurns;
+            let problem = "gate and up rows of experts do not take turns of eight";
+            return if turns { Ok(()) } else { Err(problem.into()) };
+        }
         let ProgramOp::GateMul(gate) = &step.op else { return Ok(()) };
         let maker = self.steps.iter().find(|other| other.op.made() == Some(gate.x));
         let apart = maker.is_some_and(|maker| {
