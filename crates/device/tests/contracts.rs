@@ -48,6 +48,7 @@ fn small_ops() -> Vec<Op> {
     // One of them with a soft cap.
     let capped = shapes::ops(&shapes::MODELS[6], 4, 4, true).into_iter();
     ops.extend(capped.filter(|op| op.name() == "attention").take(1));
+    ops.extend(shapes::expert_ops(&shapes::EXPERT_LAYERS[1], 4));
     // Members of layers are already in this list as separate ops.
     ops.retain(|op| op.name() != "layers");
     ops

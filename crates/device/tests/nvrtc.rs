@@ -4,11 +4,13 @@
 mod compiler;
 mod shapes;
 
+use device::Op;
 use device::cuda::cache::Cache;
 use device::cuda::launch::{KernelKey, Launch, Lowered, Target};
 use device::cuda::lower::scratch_bytes;
 use device::cuda::source;
 use device::cuda::usage::usage;
+use device::variant::Pick;
 use std::collections::BTreeMap;
 
 /// Bytes of local memory a thread may have. Kernels are written to fit their registers; a few bytes
@@ -38,6 +40,37 @@ fn everything() -> bool {
 fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     let hopper = target.capability == (9, 0);
     let mut all = BTreeMap::new();
+    let mut add = |op: &Op, name: &str| {
+        op.check().unwrap_or_else(|problem| panic!("{name}: {problem}"));
+        assert!(scratch_bytes(op, target) <= shapes::SCRATCH, "{name}: {}", op.name());
+        let Some(lowered) = shapes::lowered(op, target) else { return };
+        assert!(!lowered.is_empty(), "{} became nothing", op.name());
+        for part in lowered {
+            if let Lowered::Launch(launch) = part {
+                let slot = all.entry(launch.kernel.clone()).or_insert_with(|| launch.clone());
+                if launch.shared > slot.shared {
+                    *slot = launch;
+                }
+            }
+        }
+    };
+    for (index, layer) in shapes::EXPERT_LAYERS.iter().enumerate() {
+        for tokens in [1, 8, 64, 256, 512, 1024, 2048] {
+            let chosen = match hopper {
+                true => index == 0 && [1, 8, 64, 2048].contains(&tokens) || tokens == 512,
+                false => tokens == 8 && [0, 3].contains(&index),
+            };
+            if !chosen && !everything {
+                continue;
+            }
+            let ops = shapes::expert_ops(layer, tokens);
+            let mut fixed = if hopper { ops.clone() } else { Vec::new() };
+            fixed.iter_mut().for_each(|op| assert!(op.set_pick(Pick::Fixed)));
+            for op in ops.iter().chain(&fixed) {
+                add(op, layer.name);
+            }
+        }
+    }
     for (index, model) in shapes::MODELS.iter().enumerate() {
         for (rows, tokens, single) in shapes::BUCKETS {
             let chosen = match (hopper, single) {
@@ -52,24 +85,7 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
             let ops = shapes::ops(model, rows, tokens, single);
             let fixed = if hopper { shapes::fixed(ops.clone()) } else { Vec::new() };
             for op in ops.into_iter().chain(fixed) {
-                op.check().unwrap_or_else(|problem| panic!("{} × {rows}: {problem}", model.name));
-                assert!(
-                    scratch_bytes(&op, target) <= shapes::SCRATCH,
-                    "{} × {rows}: {}",
-                    model.name,
-                    op.name()
-                );
-                let Some(lowered) = shapes::lowered(&op, target) else { continue };
-                assert!(!lowered.is_empty(), "{} became nothing", op.name());
-                for part in lowered {
-                    if let Lowered::Launch(launch) = part {
-                        let slot =
-                            all.entry(launch.kernel.clone()).or_insert_with(|| launch.clone());
-                        if launch.shared > slot.shared {
-                            *slot = launch;
-                        }
-                    }
-                }
+                add(&op, model.name);
             }
         }
     }

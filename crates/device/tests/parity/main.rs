@@ -2,6 +2,7 @@
 //! outputs are poisoned before each run. A GPU is one more device if there is one.
 
 mod attention;
+mod experts;
 mod fixed;
 mod ggml;
 mod layers;

@@ -199,6 +199,11 @@ fn gpu() -> Option<Device> {
     GPU.with(|gpu| gpu.get_or_init(open).clone())
 }
 
+/// Whether there is a GPU with the kernels for Hopper.
+pub(crate) fn gpu_is_hopper() -> bool {
+    gpu().and_then(|gpu| gpu.gpu()).is_some_and(|gpu| gpu.capability.0 == 9)
+}
+
 /// Whether a device supports an op: packed formats and rotated neighbours are only on the CPU.
 fn knows(device: &Device, op: &Op) -> bool {
     let unpacked = |dtype: DType| !matches!(dtype, DType::P4 | DType::P8);
@@ -206,6 +211,7 @@ fn knows(device: &Device, op: &Op) -> bool {
         Op::Linear(op) => unpacked(op.w.dtype),
         Op::Embed(op) => unpacked(op.table.dtype),
         Op::RopeKv(op) => op.pairs.is_halves(),
+        Op::Experts(op) => unpacked(op.gate_up.dtype) && unpacked(op.down.dtype),
         _ => true,
     };
     device.kind() == DeviceKind::Cpu || op.members().iter().all(known)

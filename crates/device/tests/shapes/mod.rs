@@ -125,6 +125,94 @@ pub(crate) const MODELS: [Model; 7] = [
     },
 ];
 
+/// The sizes of a layer of experts.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "not every test that shares the shapes has experts")]
+pub(crate) struct ExpertLayer {
+    pub(crate) name: &'static str,
+    pub(crate) hidden: u32,
+    pub(crate) inner: u32,
+    pub(crate) experts: u32,
+    pub(crate) routing: Routing,
+    pub(crate) weights: DType,
+}
+
+#[allow(dead_code, reason = "not every test that shares the shapes has experts")]
+pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
+    ExpertLayer {
+        name: "qwen3-30b-a3b",
+        hidden: 2048,
+        inner: 768,
+        experts: 128,
+        routing: Routing { renormalise: true, ..Routing::softmax(8) },
+        weights: DType::BF16,
+    },
+    ExpertLayer {
+        name: "deepseek-v3",
+        hidden: 7168,
+        inner: 2048,
+        experts: 256,
+        routing: Routing {
+            score: Score::Sigmoid,
+            groups: 8,
+            kept: 4,
+            group_top: 2,
+            renormalise: true,
+            scale: 2.5,
+            ..Routing::softmax(8)
+        },
+        weights: DType::BF16,
+    },
+    ExpertLayer {
+        name: "mixtral-8x7b",
+        hidden: 4096,
+        inner: 14_336,
+        experts: 8,
+        routing: Routing { renormalise: true, ..Routing::softmax(2) },
+        weights: DType::BF16,
+    },
+    ExpertLayer {
+        name: "qwen1.5-moe-a2.7b",
+        hidden: 2048,
+        inner: 1408,
+        experts: 60,
+        routing: Routing::softmax(4),
+        weights: DType::Q4_1,
+    },
+];
+
+/// The router and the experts of a layer.
+#[allow(dead_code, reason = "not every test that shares the shapes has experts")]
+pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
+    let mut open = OpenArena::new();
+    let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
+        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
+    };
+    let ExpertLayer { hidden, inner, experts, routing, weights, .. } = *layer;
+    let act = if weights == DType::BF16 { DType::BF16 } else { DType::F32 };
+    let (x, y) = (
+        tensor(Region::Workspace, act, tokens, hidden),
+        tensor(Region::Workspace, act, tokens, hidden),
+    );
+    let choice = tensor(Region::Workspace, DType::U32, tokens, 2 * routing.top);
+    let w = tensor(Region::Weights, act, experts, hidden);
+    let bias = tensor(Region::Weights, DType::F32, 1, experts);
+    let bias = (routing.score == Score::Sigmoid).then_some(bias);
+    let gate_up = tensor(Region::Weights, weights, experts * 2 * inner, hidden);
+    let down = tensor(Region::Weights, weights, experts * hidden, inner);
+    let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
+    let live = Some(tensor(Region::State, DType::U32, 1, 1).span);
+    let (pick, act) = (Pick::Best, Activation::Silu);
+    let plain =
+        Experts { x, choice, experts, gate_up, down, act, residual: None, y, live, scratch, pick };
+    vec![
+        Op::Route(Route { x, w, bias, routing, y: choice, live, pick: Pick::Best }),
+        Op::Experts(Experts { residual: Some(y), ..plain.clone() }),
+        Op::Experts(plain),
+    ]
+}
+
 /// Scratch that every op is given; an op that needs more would be a mistake.
 pub(crate) const SCRATCH: u64 = 1 << 30;
 

@@ -1,0 +1,347 @@
+//! The router and experts: every routing option, imbalance of every kind, any formats, fewer live tokens than rows.
+
+use crate::support::*;
+use device::cpu::pack;
+use device::op::{Activation, Experts, Route, Routing, Score};
+use device::variant::{ExpertsVariant, Pick};
+use device::{DType, Op, Region, Tensor};
+
+/// Routing options of the families that have experts.
+fn routings(top: u32, experts: u32) -> Vec<Routing> {
+    let plain = Routing::softmax(top);
+    let mut all = vec![
+        plain,
+        Routing { renormalise: true, ..plain },
+        Routing { score: Score::Sigmoid, scale: 2.5, ..plain },
+        Routing { score: Score::Sigmoid, renormalise: true, scale: 2.5, ..plain },
+    ];
+    for groups in [2, 4, 8] {
+        let size = experts / groups;
+        if experts.is_multiple_of(groups) && size >= 2 && top <= groups / 2 * size {
+            let (kept, scale) = (groups / 2, 1.5);
+            all.push(Routing { groups, kept, scale, ..plain });
+            let score = Score::Sigmoid;
+            all.push(Routing {
+                groups,
+                kept,
+                group_top: 2,
+                score,
+                renormalise: true,
+                scale,
+                ..plain
+            });
+        }
+    }
+    all
+}
+
+/// Logits are far enough apart that no device may choose otherwise; weights are equal to what f32 gives.
+#[test]
+fn route() {
+    let shapes = [
+        (32, 4, 64),
+        (60, 4, 96),
+        (8, 2, 40),
+        (128, 8, 256),
+        (64, 8, 512),
+        (256, 8, 256),
+        (40, 5, 33),
+    ];
+    for (seed, (experts, top, wide)) in shapes.into_iter().enumerate() {
+        for (number, routing) in routings(top, experts).into_iter().enumerate() {
+            let rng = &mut Rng::new((seed * 100 + number) as u64);
+            let rows = 1 + rng.below(40);
+            let dtype = if number % 2 == 0 { DType::BF16 } else { DType::F32 };
+            let (x_values, w_values) =
+                (rng.floats(rows * wide, 1.0), rng.floats(experts as usize * wide, 1.0));
+            let bias_values = rng.floats(experts as usize, 0.5);
+            let live = rows - rng.below(rows.min(3));
+            let build = |layout: &mut Layout| {
+                let x = layout.floats(dtype, rows, wide, 0, &x_values);
+                let w = layout.floats(dtype, experts as usize, wide, 0, &w_values);
+                let bias = layout.floats(DType::F32, 1, experts as usize, 0, &bias_values);
+                let bias = (routing.score == Score::Sigmoid).then_some(bias);
+                let y = layout.poison(DType::F32, rows, 2 * top as usize, 0);
+                let y = Tensor { dtype: DType::U32, ..y };
+                let live = Some(layout.words(&[live as u32]).span);
+                (
+                    vec![Op::Route(Route { x, w, bias, routing, y, live, pick: Pick::Best })],
+                    vec![y.span],
+                )
+            };
+            against_reference(&build, &|device, want, got| {
+                let (want, got) = (bytes_to_words(&want[0]), bytes_to_words(&got[0]));
+                let top = top as usize;
+                for row in 0..live {
+                    let at = row * 2 * top;
+                    let name = format!("{experts} experts, {routing:?}, row {row}, {device}");
+                    assert_eq!(want[at..at + top], got[at..at + top], "{name}");
+                    for place in at + top..at + 2 * top {
+                        let (want, got) = (f32::from_bits(want[place]), f32::from_bits(got[place]));
+                        assert!((want - got).abs() <= 2e-4 * want.abs(), "{name}: {want} {got}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Equal scores go to the lower number, on every device.
+#[test]
+fn ties_go_to_the_lower_expert() {
+    for (experts, top) in [(64usize, 8u32), (12, 3)] {
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(5);
+            let some = rng.floats(4 * 256, 1.0);
+            let same: Vec<f32> = some.iter().copied().cycle().take(experts * 256).collect();
+            let x = layout.floats(DType::BF16, 9, 256, 0, &rng.floats(9 * 256, 1.0));
+            let w = layout.floats(DType::BF16, experts, 256, 0, &same);
+            let y = layout.poison(DType::F32, 9, 2 * top as usize, 0);
+            let y = Tensor { dtype: DType::U32, ..y };
+            let routing = Routing::softmax(top);
+            let op = Route { x, w, bias: None, routing, y, live: None, pick: Pick::Best };
+            (vec![Op::Route(op)], vec![y.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            let top = top as usize;
+            for (want, got) in bytes_to_words(&want[0])
+                .chunks(2 * top)
+                .zip(bytes_to_words(&got[0]).chunks(2 * top))
+            {
+                assert_eq!(want[..top], got[..top], "{device}");
+                let first = got[0] % 4;
+                let equals = (experts / 4).min(top);
+                let lower: Vec<u32> = (0..equals as u32).map(|i| first + 4 * i).collect();
+                assert_eq!(got[..equals], lower, "{device}");
+            }
+        });
+    }
+}
+
+/// Who gets which tokens.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// Any experts.
+    Even,
+    /// Every token's first expert is the same.
+    One,
+    /// Neighbours share no expert.
+    Spread,
+    /// A few experts have everything.
+    Few,
+}
+
+fn choice(rng: &mut Rng, load: Load, rows: usize, top: usize, experts: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    for row in 0..rows {
+        let from = match load {
+            Load::Few => (top + 1).min(experts),
+            Load::Even | Load::One | Load::Spread => experts,
+        };
+        let mut ids: Vec<u32> = (0..from as u32).collect();
+        for i in 0..top {
+            let other = i + rng.below(from - i);
+            ids.swap(i, other);
+        }
+        match load {
+            Load::One => {
+                let at = ids.iter().position(|id| *id == experts as u32 / 2).unwrap();
+                ids.swap(0, at);
+            }
+            Load::Spread => (0..top).for_each(|i| ids[i] = ((row * top + i) % experts) as u32),
+            Load::Even | Load::Few => {}
+        }
+        all.extend_from_slice(&ids[..top]);
+        all.extend((0..top).map(|_| (0.25 + 0.75 * rng.float().abs()).to_bits()));
+    }
+    all
+}
+
+struct Case {
+    rows: usize,
+    live: usize,
+    wide: usize,
+    inner: usize,
+    experts: usize,
+    top: usize,
+    act: DType,
+    weights: DType,
+    residual: bool,
+    gelu: bool,
+    load: Load,
+    pick: Pick<ExpertsVariant>,
+}
+
+fn check(case: &Case, seed: u64) {
+    let Case { rows, live, wide, inner, experts, top, act, weights, residual, .. } = *case;
+    let build = |layout: &mut Layout| {
+        let rng = &mut Rng::new(seed);
+        let x = layout.floats(act, rows, wide, 0, &rng.floats(rows * wide, 1.0));
+        let words = choice(rng, case.load, rows, top, experts);
+        let span = layout.bytes(Region::Workspace, "choice", words_to_bytes(&words));
+        let choice = Tensor::dense(span, DType::U32, rows as u32, 2 * top as u32);
+        let mut matrix = |layout: &mut Layout, n: usize, k: usize| {
+            let values = rng.floats(n * k, 2.0 / (k as f32).sqrt());
+            match weights {
+                DType::F32 | DType::F16 | DType::BF16 => layout.floats(weights, n, k, 0, &values),
+                DType::P4 => packed(layout, DType::Q4_0, n, k, &values),
+                _ => packed(layout, DType::Q8_0, n, k, &values),
+            }
+        };
+        let gate_up = matrix(layout, experts * 2 * inner, wide);
+        let down = matrix(layout, experts * wide, inner);
+        let values = rng.floats(rows * wide, 0.1);
+        let residual = residual.then(|| layout.floats(act, rows, wide, 0, &values));
+        let y = layout.poison(act, rows, wide, 0);
+        let live = Some(layout.words(&[live as u32]).span);
+        let op = Experts {
+            x,
+            choice,
+            experts: experts as u32,
+            gate_up,
+            down,
+            act: if case.gelu { Activation::GeluTanh } else { Activation::Silu },
+            residual,
+            y,
+            live,
+            scratch: None,
+            pick: case.pick,
+        };
+        (vec![Op::Experts(op)], vec![y.span])
+    };
+    against_reference(&build, &|device, want, got| {
+        let len = act.bytes(live * wide);
+        let name = format!("{experts} experts, {rows} rows, {:?}, {device}", case.load);
+        // Each output of an expert may be rounded before the sum.
+        let size = top as f32;
+        assert_close(&name, act, size, &want[0][..len], &got[0][..len]);
+        let rest = decode(act, &want[0][len..]);
+        assert!(rest.iter().all(|value| value.is_nan()), "{name}: the reference left them alone");
+    });
+}
+
+/// Packed weights, made from blocks of a quantised type.
+fn packed(layout: &mut Layout, from: DType, n: usize, k: usize, values: &[f32]) -> Tensor {
+    let to = if from == DType::Q4_0 { DType::P4 } else { DType::P8 };
+    let blocks = quantised(from, values);
+    let bytes = from.bytes(k);
+    let rows: Vec<(DType, &[u8])> = blocks.chunks_exact(bytes).map(|row| (from, row)).collect();
+    let mut out = vec![0; to.bytes(n * k)];
+    pack::pack_parts(to, &rows, k, &mut out);
+    let span = layout.bytes(Region::Weights, "packed", out);
+    Tensor::dense(span, to, n as u32, k as u32)
+}
+
+/// Values as blocks of Q4_0 or Q8_0: a scale in f16, then the numbers.
+fn quantised(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for block in values.chunks_exact(32) {
+        let most = block.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let scale = half::f16::from_f32(most / if dtype == DType::Q4_0 { 7.0 } else { 127.0 });
+        let number = |value: f32| (value / scale.to_f32().max(1e-9)).round() as i32;
+        out.extend(scale.to_le_bytes());
+        match dtype {
+            DType::Q4_0 => out.extend((0..16).map(|i| {
+                let nibble = |value: f32| (number(value) + 8).clamp(0, 15) as u8;
+                nibble(block[i]) | nibble(block[i + 16]) << 4
+            })),
+            _ => out.extend(block.iter().map(|value| number(*value).clamp(-127, 127) as i8 as u8)),
+        }
+    }
+    out
+}
+
+const LOADS: [Load; 4] = [Load::Even, Load::One, Load::Spread, Load::Few];
+
+#[test]
+fn experts_of_floats() {
+    let rng = &mut Rng::new(21);
+    for (seed, load) in LOADS.into_iter().cycle().take(16).enumerate() {
+        let act = rng.pick(&[DType::F32, DType::BF16]);
+        let rows = 1 + rng.below(40);
+        let experts = rng.pick(&[4, 8, 12, 40]);
+        let case = Case {
+            rows,
+            live: rows - rng.below(rows.min(4)),
+            wide: rng.pick(&[40, 64, 96]),
+            inner: 8 * (1 + rng.below(8)),
+            experts,
+            top: 1 + rng.below(4),
+            act,
+            weights: rng.pick(&[DType::F32, DType::BF16]),
+            residual: seed % 3 > 0,
+            gelu: seed % 5 == 0,
+            load,
+            pick: Pick::Best,
+        };
+        check(&case, seed as u64);
+    }
+}
+
+#[test]
+fn experts_of_packed_weights() {
+    for (seed, load) in LOADS.into_iter().cycle().take(8).enumerate() {
+        let rows = [1, 3, 17, 40][seed % 4];
+        let case = Case {
+            rows,
+            live: rows,
+            wide: 64,
+            inner: [32, 96][seed % 2],
+            experts: 16,
+            top: [1, 2, 4][seed % 3],
+            act: DType::F32,
+            weights: if seed < 4 { DType::P4 } else { DType::P8 },
+            residual: true,
+            gelu: false,
+            load,
+            pick: Pick::Best,
+        };
+        check(&case, 100 + seed as u64);
+    }
+}
+
+/// The shapes of the Hopper kernels: bf16, multiples of 64, every tile, with the fixed order and by name.
+#[test]
+fn experts_of_halves() {
+    let named = |tile, up, down| {
+        let variant = ExpertsVariant {
+            tile: Some(tile),
+            up: Some(up),
+            down: Some(down),
+            ..Default::default()
+        };
+        Pick::Named(variant)
+    };
+    let cases = [
+        (1, 16, 4, Pick::Best),
+        (3, 16, 4, Pick::Best),
+        (40, 16, 4, Pick::Best),
+        (40, 16, 4, Pick::Fixed),
+        (100, 12, 3, Pick::Best),
+        (70, 40, 5, named(8, 64, 64)),
+        (70, 8, 2, named(32, 128, 128)),
+        (70, 8, 2, named(64, 128, 64)),
+        (130, 8, 2, named(128, 128, 128)),
+        (300, 4, 2, Pick::Best),
+    ];
+    for (seed, (rows, experts, top, pick)) in cases.into_iter().enumerate() {
+        for load in [LOADS[seed % 4], LOADS[(seed + 1) % 4]] {
+            let case = Case {
+                rows,
+                live: rows - seed % 3 * usize::from(rows > 2),
+                wide: 128,
+                inner: [64, 128, 192][seed % 3],
+                experts,
+                top,
+                act: DType::BF16,
+                weights: DType::BF16,
+                residual: seed % 4 > 0,
+                gelu: seed % 5 == 4,
+                load,
+                // Devices without these kernels have no names for them.
+                pick: if gpu_is_hopper() { pick } else { Pick::Best },
+            };
+            check(&case, 200 + seed as u64);
+        }
+    }
+}
