@@ -91,7 +91,7 @@ def tensor_map(t, rows):
 class Tiles:
     def __init__(self, kernels, x, w, y, residual, epilogue, options, live):
         k, n, rows = x.shape[1], w.shape[0], x.shape[0]
-        defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, RT=2, YT=2, LIVE=1, EPILOGUE=epilogue, GIVES=0, TAKES=0)
+        defines = dict(K=k, N=n, STAGES=4, BAND=8, TYPE=2, RT=2, YT=2, LIVE=1, EPILOGUE=epilogue, PRODUCES=0, CONSUMES=0)
         defines.update(options)
         self.shared = int(defines["STAGES"]) * 49152 + 1024
         self.function = kernels.get({"source": "linear_tiles", "entry": "linear_tiles", "defines": [[a, str(b)] for a, b in defines.items()]}, self.shared)

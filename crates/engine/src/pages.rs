@@ -35,7 +35,7 @@ pub(crate) struct Cursor(Node);
 impl Cursor {
     /// `None` at the root.
     fn node(&self) -> Option<Node> {
-        (self.0 != Node::NOBODY).then_some(self.0)
+        (self.0 != Node::NONE).then_some(self.0)
     }
 }
 

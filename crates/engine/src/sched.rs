@@ -347,7 +347,7 @@ impl Scheduler {
     fn end(&mut self, key: Key, finish: Finish) {
         let (id, choice, unforked) = {
             let sequence = &self.sequences[key];
-            (sequence.id, sequence.choice, sequence.far.unforked)
+            (sequence.id, sequence.choice, sequence.cold.unforked)
         };
         // Choices that never split off end with the one they would have split from.
         for choice in choice..=choice + unforked {
@@ -406,13 +406,13 @@ impl Scheduler {
         self.refused = None;
         self.leaving -= 1;
         self.seated -= 1;
-        self.reserved -= sequence.far.unforked;
+        self.reserved -= sequence.cold.unforked;
         self.seats[at.seat.0 as usize] = None;
         // Last page first: the start of a sequence is more likely to be reused than its end.
         for &page in at.table.iter().rev() {
             self.pool.give(page);
         }
-        if let Some((source, _)) = sequence.far.copy.take() {
+        if let Some((source, _)) = sequence.cold.copy.take() {
             self.pool.give(source);
         }
         self.pool.close(at.cursor);
@@ -433,9 +433,9 @@ impl Scheduler {
     fn wait_again(&mut self, key: Key) {
         let sequence = &mut self.sequences[key];
         if !sequence.announced {
-            sequence.far.scores.clear();
+            sequence.cold.scores.clear();
             if !planted(Plant::KeepHidden) {
-                sequence.far.hidden.clear();
+                sequence.cold.hidden.clear();
             }
         }
         if planted(Plant::ForgetAnswer) && sequence.answer_len() > 0 {
@@ -444,7 +444,7 @@ impl Scheduler {
         if planted(Plant::LoseRequeued) && sequence.answer_len() == 3 {
             return;
         }
-        self.queue.push(sequence.rank(), sequence.far.arrival, key);
+        self.queue.push(sequence.rank(), sequence.cold.arrival, key);
     }
 
     fn is_prefilling(&self, id: RequestId) -> bool {

@@ -34,7 +34,7 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) id: RequestId,
     pub(crate) may_stop: StopFilter,
-    pub(crate) far: Box<ColdState>,
+    pub(crate) cold: Box<ColdState>,
     pub(crate) choice: u32,
     pub(crate) prompt_len: u32,
     /// The most tokens it may have, prompt included.
@@ -167,9 +167,9 @@ impl Sequence {
         Rank {
             not_due: !self.due,
             // Among those that waited too long only the order of arrival counts.
-            priority: Reverse(if self.due { 0 } else { self.far.spec.priority }),
-            turn: if self.due { 0 } else { self.far.turn },
-            arrival: self.far.arrival,
+            priority: Reverse(if self.due { 0 } else { self.cold.spec.priority }),
+            turn: if self.due { 0 } else { self.cold.turn },
+            arrival: self.cold.arrival,
             choice: self.choice,
         }
     }
@@ -199,7 +199,7 @@ impl Sequence {
     /// Known tokens that have to be fed before anything else can happen. A request for no tokens at
     /// all never needs the logits of its last one, unless its hidden state is wanted.
     pub(crate) fn goal(&self) -> u32 {
-        let whole = self.wants_answer() || self.far.spec.embed.is_some();
+        let whole = self.wants_answer() || self.cold.spec.embed.is_some();
         if whole { self.len() } else { self.len() - 1 }
     }
 
@@ -210,30 +210,30 @@ impl Sequence {
     /// Whether prompt tokens are still to be scored.
     pub(crate) fn scoring(&self) -> bool {
         // Test the hot field first: steady decode does not read the cold state.
-        !self.announced && self.far.spec.prompt_logprobs.is_some()
+        !self.announced && self.cold.spec.prompt_logprobs.is_some()
     }
 
     /// Whether every prompt token has to be fed, cached or not, because each is reported.
     pub(crate) fn needs_every_token(&self) -> bool {
-        let mean = self.far.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
+        let mean = self.cold.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
         self.scoring() || (mean && !planted(Plant::ReuseForMean))
     }
 
     /// The hidden states a chunk up to `end` is asked for, if any.
     pub(crate) fn asks_hidden(&self, end: u32) -> Option<Pooling> {
-        let pooling = self.far.spec.embed?.pooling;
+        let pooling = self.cold.spec.embed?.pooling;
         (pooling == Pooling::Mean || end == self.goal()).then_some(pooling)
     }
 
     /// Adds what a chunk reported.
     pub(crate) fn add_hidden(&mut self, part: &[f64]) {
-        self.far.hidden.resize(part.len(), 0.0);
-        self.far.hidden.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        self.cold.hidden.resize(part.len(), 0.0);
+        self.cold.hidden.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
 
     /// The vector, once every chunk has reported.
     pub(crate) fn vector(&mut self, embed: Embed) -> Vec<f32> {
-        let sum = std::mem::take(&mut self.far.hidden);
+        let sum = std::mem::take(&mut self.cold.hidden);
         let count = match embed.pooling {
             Pooling::Mean => f64::from(self.prompt_len),
             Pooling::Last => 1.0,

@@ -56,8 +56,7 @@ impl Decoder for Dense {
             let d = gated_mlp(config, b, h, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
+        let logits = logits(config, b, x);
         b.ops().sample("sample", logits);
     }
 }
@@ -73,6 +72,12 @@ pub(crate) fn layers(
         x = b.layer(index, |b| layer(b, index, x));
     }
     x
+}
+
+/// The last norm and the head.
+pub(crate) fn logits(config: &ModelConfig, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+    let h = b.rms_norm("norm", x, tensor("norm", "output_norm", config.hidden));
+    b.logits(h)
 }
 
 /// How a layer attends.

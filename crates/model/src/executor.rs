@@ -138,7 +138,7 @@ impl GraphExecutor {
         Ok(())
     }
 
-    fn lose(&mut self, error: &RunError) -> ExecError {
+    fn state_lost(&mut self, error: &RunError) -> ExecError {
         self.lost = true;
         self.flight.clear();
         ExecError::StateLost(error.to_string())
@@ -199,9 +199,9 @@ impl Executor for GraphExecutor {
             Err(error @ RunError::NotCovered { .. }) => {
                 Err(ExecError::NotCovered(error.to_string()))
             }
-            Err(error @ RunError::Mail(MailError::Device(_))) => Err(self.lose(&error)),
+            Err(error @ RunError::Mail(MailError::Device(_))) => Err(self.state_lost(&error)),
             Err(error @ RunError::Mail(_)) => Err(ExecError::NotLaunched(error.to_string())),
-            Err(error) => Err(self.lose(&error)),
+            Err(error) => Err(self.state_lost(&error)),
         }
     }
 
@@ -212,13 +212,13 @@ impl Executor for GraphExecutor {
         let mut vigil = Vigil::default();
         loop {
             match self.runners.poll_into(&mut self.output) {
-                Err(error) => return Err(self.lose(&error)),
+                Err(error) => return Err(self.state_lost(&error)),
                 Ok(false) if block => {
                     std::hint::spin_loop();
                     if vigil.is_over()
                         && let Err(error) = self.device().alive()
                     {
-                        return Err(self.lose(&error.into()));
+                        return Err(self.state_lost(&error.into()));
                     }
                 }
                 Ok(false) => return Ok(None),

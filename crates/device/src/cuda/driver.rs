@@ -3,7 +3,7 @@
 use super::cache::Cache;
 use super::compile::Compiler;
 use super::context::{Context, Event, Stream};
-use super::gemm::Products;
+use super::gemm::Gemms;
 use super::kernel::Kernels;
 use super::launch::{Launch, Lowered, Target};
 use super::lower::lower;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(crate) struct Executor {
     context: Arc<Context>,
     kernels: Kernels,
-    products: Products,
+    gemms: Gemms,
 }
 
 impl Executor {
@@ -45,7 +45,7 @@ impl Executor {
         });
         let test = any_condition(steps).map(|cond| condition(0, cond));
         self.kernels.prepare(launches.into_iter().chain(&test))?;
-        gemms.into_iter().try_for_each(|gemm| self.products.prepare(gemm))
+        gemms.into_iter().try_for_each(|gemm| self.gemms.prepare(gemm))
     }
 
     /// Sends one launch to a stream, or into the graph the stream records.
@@ -65,7 +65,7 @@ impl Executor {
             Lowered::Launch(launch) => {
                 self.kernels.get(&launch.kernel)?.launch(stream, arena, launch, dependent)
             }
-            Lowered::Gemm(gemm) => self.products.launch(stream, arena, gemm),
+            Lowered::Gemm(gemm) => self.gemms.launch(stream, arena, gemm),
             Lowered::Copy { from, to } => {
                 let (to, from, bytes) = (address(to)?, address(from)?, from.len as usize);
                 // SAFETY: both spans were checked and are equally long.
@@ -111,8 +111,8 @@ impl Cuda {
             });
         }
         let kernels = Kernels::new(&context, Compiler::find()?, Cache::of_user());
-        let products = Products::new(&context)?;
-        let executor = Executor { context, kernels, products };
+        let gemms = Gemms::new(&context)?;
+        let executor = Executor { context, kernels, gemms };
         Ok(Cuda { capture: CaptureState::default(), executor, staging: Staging::new() })
     }
 

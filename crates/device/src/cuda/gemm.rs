@@ -24,7 +24,7 @@ struct Shape {
 
 /// cuBLASLt, opened for one context.
 #[derive(Debug)]
-pub(crate) struct Products {
+pub(crate) struct Gemms {
     context: Arc<Context>,
     api: &'static LtApi,
     handle: lt::cublasLtHandle_t,
@@ -32,19 +32,19 @@ pub(crate) struct Products {
 }
 
 // SAFETY: a cuBLASLt handle may be used from several threads.
-unsafe impl Send for Products {}
+unsafe impl Send for Gemms {}
 // SAFETY: as above.
-unsafe impl Sync for Products {}
+unsafe impl Sync for Gemms {}
 
-impl Products {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Products> {
+impl Gemms {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Gemms> {
         let api = &library::cublas_lt()?.api;
         context.bind()?;
         let _turn = may_wait();
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current.
         unsafe { api.cublasLtCreate(&mut handle) }?;
-        Ok(Products { context: context.clone(), api, handle, chosen: Mutex::default() })
+        Ok(Gemms { context: context.clone(), api, handle, chosen: Mutex::default() })
     }
 
     /// Chooses the algorithm before the launch.
@@ -155,7 +155,7 @@ impl Products {
     }
 }
 
-impl Drop for Products {
+impl Drop for Gemms {
     fn drop(&mut self) {
         report(self.context.bind().map(|_| ()));
         let _turn = may_wait();

@@ -76,14 +76,14 @@ DEVICE u64 descriptor(u32 low) {
 DEVICE void multiply_keys(float (&scores)[KV / 2], u32 q, u32 keys) {
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
-        Product<TYPE, KV>::add(scores, descriptor(q + i / 4 * (128 * 128 >> 4) + i % 4 * 2),
+        Wgmma<TYPE, KV>::add(scores, descriptor(q + i / 4 * (128 * 128 >> 4) + i % 4 * 2),
                                descriptor(keys + i / 4 * (PART_BYTES >> 4) + i % 4 * 2), i > 0);
 }
 // c (+)= weights · v.
 DEVICE void multiply_values(float (&sums)[D / 2], const u32 (&w)[KV / 4], u32 values, int keep) {
 #pragma unroll
     for (int i = 0; i < KV / 16; i++)
-        HeldProduct<TYPE, D>::add(sums, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
+        HeldWgmma<TYPE, D>::add(sums, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
                                   descriptor(values + i * (16 * 128 >> 4)), i > 0 ? 1 : keep);
 }
 

@@ -6,13 +6,13 @@
 // computed, so padding costs only the launch. The inputs of an epilogue are loaded before the tile's last MMAs, and
 // arrive while these run.
 //
-// A norm between two linears needs no separate pass: the first (GIVES) also stores y times the norm's weights, and
-// the squares of y summed over each 256 columns; the second (TAKES) reads those and applies the rows' scales to its
+// A norm between two linears needs no separate pass: the first (PRODUCES) also stores y times the norm's weights, and
+// the squares of y summed over each 256 columns; the second (CONSUMES) reads those and applies the rows' scales to its
 // sums. EPILOGUE 3 applies the rotation and KV write of `rope_kv.cu` to the sums: a thread has both halves of its
 // rows' heads.
 //
 // K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 3
-// rotate, 4 gelu·mul), GIVES, TAKES. N is a multiple of 8, of 16 for gates, of 256 with GIVES; K of 256 with TAKES.
+// rotate, 4 gelu·mul), PRODUCES, CONSUMES. N is a multiple of 8, of 16 for gates, of 256 with PRODUCES; K of 256 with CONSUMES.
 // To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages), QNT, KNT (norm weights).
 #include "wgmma.cuh"
 
@@ -24,7 +24,7 @@
 #define CHUNKS (K / 64)
 #define TILES_N ((N + WIDE - 1) / WIDE)
 // Chunks of a tile that are multiplied after the loads of its epilogue's inputs were issued, if it has any.
-#define LAST ((EPILOGUE == 1 || EPILOGUE == 3 || TAKES) && CHUNKS >= 8 ? 4 : 0)
+#define LAST ((EPILOGUE == 1 || EPILOGUE == 3 || CONSUMES) && CHUNKS >= 8 ? 4 : 0)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -104,7 +104,7 @@ struct Memory {
 // Inputs of a thread's two rows. Nothing waits for them before the tile's MMAs are done.
 struct Early {
     uint4 residual[2][EPILOGUE == 1 ? WIDE / 32 : 1];
-    float squares[2][TAKES ? PARTS : 1];
+    float squares[2][CONSUMES ? PARTS : 1];
     float2 cosine[2][TURNS], sine[2][TURNS];
 };
 
@@ -125,7 +125,7 @@ DEVICE void ask(Early& e, const Memory& m, u32 row0, u32 column, u32 rows, const
             e.residual[half][n] = live && to < N ? *(const uint4*)((const u16*)m.residual + (u64)row * m.r_stride + to) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int n = 0; TAKES && n < PARTS; n++) {
+        for (int n = 0; CONSUMES && n < PARTS; n++) {
             const u32 part = 4 * n + j;
             e.squares[half][n] = live && part < K / WIDE ? m.squares[(u64)row * (K / WIDE) + part] : 0.0f;
         }
@@ -151,7 +151,7 @@ DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
     for (int half = 0; half < 2; half++) {
         float sum = 0.0f;
 #pragma unroll
-        for (int n = 0; n < (TAKES ? PARTS : 1); n++) sum += e.squares[half][n];
+        for (int n = 0; n < (CONSUMES ? PARTS : 1); n++) sum += e.squares[half][n];
         const float scale = 1.0f / sqrtf(quad_sum(sum) / (float)K + eps);
 #pragma unroll
         for (int i = 0; i < WIDE / 8; i++) c[4 * i + 2 * half] *= scale, c[4 * i + 2 * half + 1] *= scale;
@@ -206,13 +206,13 @@ DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u
         const u32 row = row0 + 8 * half;
         float squares = 0.0f;
         const uint4* weights = (const uint4*)((const u16*)m.next_norm + column + 8 * j);
-        uint4 next = GIVES ? weights[0] : make_uint4(0, 0, 0, 0);
+        uint4 next = PRODUCES ? weights[0] : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int n = 0; n < WIDE / 32; n++) {
             const u32 to = column + 8 * (4 * n + j);
             // Loads are not moved ahead of stores, so each round loads the weights of the next one.
             const uint4 these = next;
-            if (GIVES && n + 1 < WIDE / 32) next = weights[4 * (n + 1)];
+            if (PRODUCES && n + 1 < WIDE / 32) next = weights[4 * (n + 1)];
             u32 v[4];
             if (EPILOGUE == 1) {
                 const uint4 r = e.residual[half][EPILOGUE == 1 ? n : 0];
@@ -228,9 +228,9 @@ DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u
             exchange(v);
             if (row >= rows || to >= N) continue;
             *(uint4*)((u16*)m.y + (u64)row * m.y_stride + to) = make_uint4(v[0], v[1], v[2], v[3]);
-            if (GIVES) squares += prepare(v, m, (u64)row * N + to, these);
+            if (PRODUCES) squares += prepare(v, m, (u64)row * N + to, these);
         }
-        if (GIVES) {
+        if (PRODUCES) {
             squares = quad_sum(squares);
             if (j == 0 && row < rows) m.squares[(u64)row * (N / WIDE) + column / WIDE] = squares;
         }
@@ -368,7 +368,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + X_BYTES);
                 product_begin();
 #pragma unroll
-                for (int k = 0; k < 4; k++) Product<TYPE, WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
+                for (int k = 0; k < 4; k++) Wgmma<TYPE, WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
                 product_commit();
                 // The previous MMA is done: both blocks can refill its stage.
                 product_wait<1>();
@@ -383,7 +383,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             for (u32 chunk = CHUNKS - LAST; chunk < CHUNKS; chunk++) multiply(chunk);
             product_wait<0>();
             if (within < 2) arrive_at(empty + 8 * previous, within);
-            if (TAKES) scale_rows(c, early, eps);
+            if (CONSUMES) scale_rows(c, early, eps);
 #if EPILOGUE == 3
             store_rotated(c, early, m, row0, row, rows, here);
 #elif EPILOGUE == 2 || EPILOGUE == 4

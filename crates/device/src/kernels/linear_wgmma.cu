@@ -5,13 +5,13 @@
 // blocks of a cluster share a tile's K: each writes its sums to its own shared memory, and each of them adds up and
 // stores a part of the result, always in the same order.
 //
-// A norm between two linears needs no launch: the first (GIVES) also stores y times the norm's weights, and the
-// squares of y summed over each 64 columns; the second (TAKES) reads those and applies the rows' scales to its sums.
+// A norm between two linears needs no launch: the first (PRODUCES) also stores y times the norm's weights, and the
+// squares of y summed over each 64 columns; the second (CONSUMES) reads those and applies the rows' scales to its sums.
 //
 // K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of
 // x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), PAIRS (residuals can be
-// loaded by twos), GIVES, TAKES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. GIVES:
-// EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; TAKES: K a multiple of 256, one tile of tokens.
+// loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. PRODUCES:
+// EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 #include "wgmma.cuh"
 
 #define GROUPS ((WIDE + 63) / 64)
@@ -72,7 +72,7 @@ DEVICE float activated(float v) { return __fdividef(v, 1.0f + __expf(-gate_expon
 DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 scale, Pairs before, Pairs next) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
     float squares = 0.0f;
-    if (TAKES) v[0] *= scale.x, v[1] *= scale.y, v[2] *= scale.x, v[3] *= scale.y;
+    if (CONSUMES) v[0] *= scale.x, v[1] *= scale.y, v[2] *= scale.x, v[3] *= scale.y;
     if (BIAS) {
         const float b0 = top + g < N ? load1<BT>(o.bias, top + g) : 0.0f;
         const float b1 = top + g + 8 < N ? load1<BT>(o.bias, top + g + 8) : 0.0f;
@@ -129,7 +129,7 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
             }
             const u32 stored = pack2<YT>(a, b);
             *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = stored;
-            if (GIVES) {
+            if (PRODUCES) {
                 const u32 weights = half ? next.high : next.low;
                 a = low_half<YT>(stored), b = high_half<YT>(stored);
                 squares += a * a + b * b;
@@ -147,8 +147,8 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
-    __shared__ __align__(8) float scales[TAKES ? COLUMNS : 1];
-    __shared__ float parts[GIVES ? GROUPS * 4 : 1][GIVES ? COLUMNS : 1];
+    __shared__ __align__(8) float scales[CONSUMES ? COLUMNS : 1];
+    __shared__ float parts[PRODUCES ? GROUPS * 4 : 1][PRODUCES ? COLUMNS : 1];
     const u32 base = (shared_address(memory) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 share = blockIdx.x % SPLIT, first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
@@ -199,7 +199,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     wait_for_predecessor();
     const u32 group = warp / 4, g = lane / 4, j = lane % 4;
     const Output o = {bias, residual, y, prepared, r_stride, y_stride, LIVE ? min(*live, (u32)ROWS) : ROWS};
-    if (TAKES) {
+    if (CONSUMES) {
         // Squares are loaded while the first tokens are copied.
         const u32 row = threadIdx.x / ADDERS;
         float sum = 0.0f;
@@ -230,7 +230,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 if (token < ROWS && number(p) < ALL_PIECES && (SPLIT > 1 || warp < OWNERS))
                     before[p] = pairs_at(residual, (u64)token * r_stride, rows + owner * 16 + 2 * j);
             }
-        if (GIVES) next = pairs_at(next_norm, 0, rows + warp * 16 + 2 * j);
+        if (PRODUCES) next = pairs_at(next_norm, 0, rows + warp * 16 + 2 * j);
         float c[COLUMNS / EACH][EACH / 2];
         u32 previous = stage;
 #pragma unroll 1
@@ -242,7 +242,7 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
 #pragma unroll
             for (int k = 0; k < 4; k++)
 #pragma unroll
-                for (int h = 0; h < COLUMNS / EACH; h++) Product<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
+                for (int h = 0; h < COLUMNS / EACH; h++) Wgmma<TYPE, EACH>::add(c[h], a + 2 * k, b + 2 * k + h * (EACH * 8), chunk + k > 0);
             product_commit();
             // The previous MMA is done: its stage can be filled again.
             product_wait<1>();
@@ -253,10 +253,10 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         product_wait<0>();
         if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * previous);
         // Scales are ready, squares of the previous tile are stored, and all MMAs of this block are done.
-        if (SPLIT > 1 || TAKES || GIVES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
-        float2 scale[TAKES ? PIECES : 1];
+        if (SPLIT > 1 || CONSUMES || PRODUCES) asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
+        float2 scale[CONSUMES ? PIECES : 1];
 #pragma unroll
-        for (int p = 0; p < (TAKES ? PIECES : 0); p++)
+        for (int p = 0; p < (CONSUMES ? PIECES : 0); p++)
             scale[p] = *(const float2*)(scales + (SPLIT == 1 ? p : min(number(p), ALL_PIECES - 1u) / OWNERS) * 8 + 2 * j);
         if (SPLIT == 1) {
             if (warp < OWNERS)
@@ -264,11 +264,11 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 for (int n = 0; n < COLUMNS / 8; n++) {
                     const float* from = c[n * 8 / EACH] + n % (EACH / 8) * 4;
                     float v[4] = {from[0], from[1], from[2], from[3]};
-                    float sum = finish(o, rows + warp * 16, tokens + n * 8, v, scale[TAKES ? n : 0], before[EARLY ? n : 0], next);
-                    if (GIVES) {
+                    float sum = finish(o, rows + warp * 16, tokens + n * 8, v, scale[CONSUMES ? n : 0], before[EARLY ? n : 0], next);
+                    if (PRODUCES) {
                         sum += __shfl_xor_sync(FULL, sum, 1);
                         sum += __shfl_xor_sync(FULL, sum, 2);
-                        if (j == 0) parts[warp][GIVES ? n * 8 + g : 0] = sum;
+                        if (j == 0) parts[warp][PRODUCES ? n * 8 + g : 0] = sum;
                     }
                 }
         } else {
@@ -299,16 +299,16 @@ linear_wgmma(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                         : "memory");
                     v[0] += p0, v[1] += p1, v[2] += p2, v[3] += p3;
                 }
-                float sum = finish(o, rows + owner * 16, tokens + n * 8, v, scale[TAKES ? p : 0], before[EARLY ? p : 0], next);
-                if (GIVES) {
+                float sum = finish(o, rows + owner * 16, tokens + n * 8, v, scale[CONSUMES ? p : 0], before[EARLY ? p : 0], next);
+                if (PRODUCES) {
                     sum += __shfl_xor_sync(FULL, sum, 1);
                     sum += __shfl_xor_sync(FULL, sum, 2);
-                    if (j == 0) parts[warp][GIVES ? n * 8 + g : 0] = sum;
+                    if (j == 0) parts[warp][PRODUCES ? n * 8 + g : 0] = sum;
                 }
             }
             asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
-        if (GIVES) {
+        if (PRODUCES) {
             // Squares of 64 columns: the sum of four warps, for the tokens that this block finished.
             asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");
             for (u32 i = threadIdx.x; i < GROUPS * COLUMNS; i += WORKERS) {

@@ -113,10 +113,10 @@ template <int LEFT> DEVICE void product_wait() {
 #define SUMS_248 SUMS_240, FOUR(120)
 #define SUMS_256 SUMS_248, FOUR(124)
 
-template <int T, int N_> struct Product;
+template <int T, int N_> struct Wgmma;
 
 #define PRODUCT_OF(T, NAME, N_, A, B, KEEP)                                                                    \
-    template <> struct Product<T, N_> {                                                                        \
+    template <> struct Wgmma<T, N_> {                                                                        \
         static DEVICE void add(float (&c)[N_ / 2], u64 a, u64 b, int keep) {                                   \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                \
                          "wgmma.mma_async.sync.aligned.m64n" #N_ "k16.f32." NAME "." NAME " {" NAMES_##N_ "}, " \

@@ -8,10 +8,10 @@ DEVICE u64 swizzled_rows(u32 address, u32 apart) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(apart >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-template <int T, int N_> struct HeldProduct;
+template <int T, int N_> struct HeldWgmma;
 
 #define HELD_PRODUCT(T, NAME, N_, A, B, C, D, MATRIX, KEEP)                                                     \
-    template <> struct HeldProduct<T, N_> {                                                                     \
+    template <> struct HeldWgmma<T, N_> {                                                                     \
         static DEVICE void add(float (&c)[N_ / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int keep) {           \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                 \
                          "wgmma.mma_async.sync.aligned.m64n" #N_ "k16.f32." NAME "." NAME " {" NAMES_##N_ "}, " \

@@ -20,17 +20,17 @@ use std::sync::Arc;
 pub(crate) struct Node(u32);
 
 /// The parent of a root, the end of a chain.
-const NOBODY: Node = Node::NOBODY;
+const NONE: Node = Node::NONE;
 
 impl Default for Node {
     fn default() -> Node {
-        NOBODY
+        NONE
     }
 }
 
 impl Node {
     /// In place of a node.
-    pub(crate) const NOBODY: Node = Node(u32::MAX);
+    pub(crate) const NONE: Node = Node(u32::MAX);
 
     /// The node of a page, if it is in the tree.
     pub(crate) fn of(page: Page) -> Node {
@@ -81,7 +81,7 @@ pub(crate) struct Tree {
 
 #[derive(Clone, Copy)]
 struct Entry {
-    /// [`NOBODY`] for a root.
+    /// [`NONE`] for a root.
     parent: Node,
     children: u32,
     /// The next node of the same chain, and the one before: a node is unlinked without a search.
@@ -96,10 +96,10 @@ struct Entry {
 }
 
 const VACANT: Entry = Entry {
-    parent: NOBODY,
+    parent: NONE,
     children: 0,
-    next: NOBODY,
-    before: NOBODY,
+    next: NONE,
+    before: NONE,
     hash: 0,
     used: 0,
     pinned: false,
@@ -157,7 +157,7 @@ impl Tree {
             pages,
             nodes: vec![VACANT; pages],
             tokens: vec![0; pages * page_size],
-            heads: vec![NOBODY; (2 * pages).next_power_of_two()],
+            heads: vec![NONE; (2 * pages).next_power_of_two()],
             roots: BTreeMap::new(),
             tenants: Vec::new(),
             vacant_roots: Vec::new(),
@@ -198,7 +198,7 @@ impl Tree {
     pub(crate) fn look(&self, node: Node, tokens: &[Token]) -> Result<Node, u32> {
         let hash = hash(self.seed, node, tokens);
         let mut at = self.heads[self.head(hash)];
-        while at != NOBODY {
+        while at != NONE {
             let entry = self.entry(at);
             if entry.hash == hash && entry.parent == node && self.tokens(at) == tokens {
                 return Ok(at);
@@ -227,7 +227,7 @@ impl Tree {
         let node = Node::of(page);
         let head = self.head(hash);
         let next = std::mem::replace(&mut self.heads[head], node);
-        if next != NOBODY {
+        if next != NONE {
             self.entry_mut(next).before = node;
         }
         *self.entry_mut(node) = Entry { parent, next, hash, pinned: true, lives: true, ..VACANT };
@@ -279,7 +279,7 @@ impl Tree {
         let above = self.entry_mut(parent);
         above.children -= 1;
         let (left, used) = (above.children, above.used);
-        if left == 0 && above.parent == NOBODY {
+        if left == 0 && above.parent == NONE {
             above.lives = false;
             self.roots.remove(&self.tenants[parent.0 as usize - self.pages]);
             self.vacant_roots.push(parent);
@@ -291,10 +291,10 @@ impl Tree {
 
     fn unchain(&mut self, node: Node) {
         let Entry { hash, next, before, .. } = *self.entry(node);
-        if next != NOBODY {
+        if next != NONE {
             self.entry_mut(next).before = before;
         }
-        if before == NOBODY {
+        if before == NONE {
             let head = self.head(hash);
             self.heads[head] = next;
         } else {
@@ -303,7 +303,7 @@ impl Tree {
     }
 
     fn any_leaf(&self) -> Option<Node> {
-        let leaf = |entry: &Entry| entry.lives && entry.parent != NOBODY && entry.children == 0;
+        let leaf = |entry: &Entry| entry.lives && entry.parent != NONE && entry.children == 0;
         self.nodes.iter().position(leaf).map(|at| Node(at as u32))
     }
 
@@ -321,7 +321,7 @@ impl Tree {
         let mut found: Vec<Found> = pages
             .filter(|(_, entry)| entry.lives)
             .map(|(node, entry)| {
-                let above = |node: &Node| Some(self.entry(*node).parent).filter(|up| *up != NOBODY);
+                let above = |node: &Node| Some(self.entry(*node).parent).filter(|up| *up != NONE);
                 let path = std::iter::successors(Some(entry.parent), above);
                 let (depth, root) = path.enumerate().last().expect("a page hangs on a root");
                 Found {
@@ -344,7 +344,7 @@ impl Tree {
         let mut children = vec![0; self.nodes.len()];
         for (at, entry) in self.nodes.iter().enumerate().filter(|(_, entry)| entry.lives) {
             let (node, parent) = (Node(at as u32), entry.parent);
-            if parent == NOBODY {
+            if parent == NONE {
                 continue;
             }
             let page = self.page(node);

@@ -81,7 +81,7 @@ pub(crate) fn penalised(s: &Sampling) -> bool {
 /// What the device keeps for a sequence that takes a seat now. Choice `c` of seed `s` draws what
 /// seed `s + c` would draw alone.
 pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
-    let spec = &sequence.far.spec;
+    let spec = &sequence.cold.spec;
     let s = &spec.sampling;
     let prompt = sequence.prompt_len as usize;
     let counted = match penalised(s) {

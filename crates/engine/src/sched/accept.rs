@@ -65,7 +65,7 @@ impl Scheduler {
             due: false,
             guided: matcher.is_some(),
             place: Place::Waiting,
-            far: Box::new(ColdState {
+            cold: Box::new(ColdState {
                 spec: Arc::new(spec),
                 matcher,
                 arrival: self.arrivals,
@@ -80,7 +80,7 @@ impl Scheduler {
                 passed: 0,
             }),
         };
-        let (rank, arrival) = (sequence.rank(), sequence.far.arrival);
+        let (rank, arrival) = (sequence.rank(), sequence.cold.arrival);
         let nothing_to_do = sequence.goal() == 0;
         let key = self.sequences.insert(sequence);
         self.refused = None;

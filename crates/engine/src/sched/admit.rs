@@ -63,13 +63,13 @@ impl Scheduler {
         }
         let (page_size, goal) = (self.geometry.page_size, sequence.goal());
         let most = goal.saturating_sub(1) / page_size;
-        let tenant = sequence.far.spec.tenant;
+        let tenant = sequence.cold.spec.tenant;
         let mut known = None;
         self.seats.iter().flatten().any(|&other| {
             let other = &self.sequences[other];
             let Some(at) = other.seated() else { return false };
             let reach = most.min(other.prompt_len / page_size);
-            if at.published >= reach || at.leaving.is_some() || other.far.spec.tenant != tenant {
+            if at.published >= reach || at.leaving.is_some() || other.cold.spec.tenant != tenant {
                 return false;
             }
             let size = page_size as usize;
@@ -89,7 +89,7 @@ impl Scheduler {
     }
 
     fn seats_needed(&self, key: Key) -> u32 {
-        1 + self.sequences[key].far.unforked
+        1 + self.sequences[key].cold.unforked
     }
 
     fn pages_needed(&self, key: Key) -> u32 {
@@ -118,13 +118,13 @@ impl Scheduler {
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
         self.seats[index] = Some(key);
         self.seated += 1;
-        self.reserved += self.sequences[key].far.unforked;
+        self.reserved += self.sequences[key].cold.unforked;
 
         let fed = cached * self.geometry.page_size;
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
         sequence.tokens.reserve(sequence.max_len.saturating_sub(sequence.len()) as usize);
-        (sequence.far.copy, sequence.far.passed) = (None, 0);
+        (sequence.cold.copy, sequence.cold.passed) = (None, 0);
         sequence.place = Place::Seated(Seated {
             table,
             seat: Seat(index as u32),
@@ -141,11 +141,11 @@ impl Scheduler {
             cursor,
         });
         if !sequence.announced {
-            sequence.far.cached = fed.min(sequence.prompt_len);
+            sequence.cold.cached = fed.min(sequence.prompt_len);
         }
         self.stats.prompt_tokens += u64::from(sequence.len());
         self.stats.cached_tokens += u64::from(fed);
-        let turn = sequence.far.turn;
+        let turn = sequence.cold.turn;
         self.turns.serve(turn);
         self.overtake(key);
         true
@@ -160,27 +160,27 @@ impl Scheduler {
         }
         let keep = if planted(Plant::MatchWholePrompt) { 0 } else { 1 };
         let most = (sequence.goal() - keep) / self.geometry.page_size;
-        self.pool.find(sequence.far.spec.tenant, &sequence.tokens, most)
+        self.pool.find(sequence.cold.spec.tenant, &sequence.tokens, most)
     }
 
     /// The sequence was seated: counts it as overtaking the first waiting request of every call that
     /// arrived before it.
     fn overtake(&mut self, key: Key) {
         let mut calls = BTreeSet::new();
-        for waiting in self.queue.before(self.sequences[key].far.arrival) {
+        for waiting in self.queue.before(self.sequences[key].cold.arrival) {
             let sequence = &mut self.sequences[waiting];
-            if !calls.insert(sequence.far.spec.call) {
+            if !calls.insert(sequence.cold.spec.call) {
                 continue;
             }
-            sequence.far.overtaken += 1;
-            self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.far.overtaken);
-            if sequence.far.overtaken >= self.config.patience
+            sequence.cold.overtaken += 1;
+            self.stats.most_overtaken = self.stats.most_overtaken.max(sequence.cold.overtaken);
+            if sequence.cold.overtaken >= self.config.patience
                 && !sequence.due
                 && !planted(Plant::NoPatience)
             {
                 self.queue.remove(sequence.rank());
                 sequence.due = true;
-                self.queue.push(sequence.rank(), sequence.far.arrival, waiting);
+                self.queue.push(sequence.rank(), sequence.cold.arrival, waiting);
             }
         }
     }
@@ -192,18 +192,18 @@ impl Scheduler {
         if self.leaving > 0 {
             return false;
         }
-        let priority = self.sequences[key].far.spec.priority;
-        let lower = |sequence: &Sequence| sequence.far.spec.priority < priority;
+        let priority = self.sequences[key].cold.spec.priority;
+        let lower = |sequence: &Sequence| sequence.cold.spec.priority < priority;
         if let Some(victim) = self.last_of(key, u32::MAX, lower) {
             return self.preempt(victim);
         }
         let Some((call, spare)) = self.largest_call(key) else { return false };
         let of_call = |sequence: &Sequence| {
-            sequence.far.spec.call == call && sequence.far.spec.priority <= priority
+            sequence.cold.spec.call == call && sequence.cold.spec.priority <= priority
         };
         let Some(victim) = self.last_of(key, spare, of_call) else { return false };
         // It is served after the sequence it makes room for, and after the other turns of its call.
-        self.sequences[victim].far.turn = self.turns.back(call);
+        self.sequences[victim].cold.turn = self.turns.back(call);
         self.preempt(victim)
     }
 
@@ -212,12 +212,12 @@ impl Scheduler {
     fn last_of(&self, key: Key, spare: u32, may: impl Fn(&Sequence) -> bool) -> Option<Key> {
         let goes = |other: &Key| {
             let sequence = &self.sequences[*other];
-            !sequence.due && sequence.far.unforked < spare && may(sequence)
+            !sequence.due && sequence.cold.unforked < spare && may(sequence)
         };
         let (mut seats, mut pages) = (0, 0);
         for other in self.seats.iter().flatten().filter(|other| goes(other)) {
             let sequence = &self.sequences[*other];
-            seats += 1 + sequence.far.unforked;
+            seats += 1 + sequence.cold.unforked;
             pages += sequence.seated().map_or(0, |at| at.table.len() as u32);
         }
         let seats = seats.min(spare);
@@ -236,9 +236,9 @@ impl Scheduler {
         let mut held: BTreeMap<u64, u32> = BTreeMap::new();
         for other in self.seats.iter().flatten() {
             let sequence = &self.sequences[*other];
-            *held.entry(sequence.far.spec.call).or_default() += 1 + sequence.far.unforked;
+            *held.entry(sequence.cold.spec.call).or_default() += 1 + sequence.cold.unforked;
         }
-        let mine = held.remove(&self.sequences[key].far.spec.call).unwrap_or(0);
+        let mine = held.remove(&self.sequences[key].cold.spec.call).unwrap_or(0);
         let then = mine + self.seats_needed(key);
         let (&call, &most) = held.iter().max_by_key(|&(call, seats)| (seats, Reverse(call)))?;
         (most > then).then(|| (call, most - then))
@@ -253,21 +253,21 @@ impl Scheduler {
         for &key in self.seats.iter().flatten() {
             let sequence = &self.sequences[key];
             let pages = sequence.seated().map_or(0, |at| at.table.len() as u32);
-            *held.entry(sequence.far.spec.call).or_default() += pages;
+            *held.entry(sequence.cold.spec.call).or_default() += pages;
         }
         let rank = |key: &Key| self.sequences[*key].rank();
         let first = self.seats.iter().flatten().copied().min_by_key(rank);
         let others = self.seats.iter().flatten().copied().filter(|key| Some(*key) != first);
         let victim = others.max_by_key(|key| {
             let sequence = &self.sequences[*key];
-            let call = sequence.far.spec.call;
-            (!sequence.due, Reverse(sequence.far.spec.priority), held[&call], call, rank(key))
+            let call = sequence.cold.spec.call;
+            (!sequence.due, Reverse(sequence.cold.spec.priority), held[&call], call, rank(key))
         });
         let Some(victim) = victim.or(first) else { return false };
         // A large sequence is not sent back again and again.
         let sequence = &mut self.sequences[victim];
-        sequence.far.sent_back += 1;
-        sequence.due |= sequence.far.sent_back > MOST_SENT_BACK;
+        sequence.cold.sent_back += 1;
+        sequence.due |= sequence.cold.sent_back > MOST_SENT_BACK;
         self.preempt(victim)
     }
 

@@ -207,7 +207,7 @@ impl Scheduler {
         }
         let page_size = self.geometry.page_size;
         let sequence = &mut self.sequences[key];
-        let tenant = sequence.far.spec.tenant;
+        let tenant = sequence.cold.spec.tenant;
         let Place::Seated(at) = &mut sequence.place else { return };
         let mut full = at.confirmed / page_size;
         if planted(Plant::PublishUnconfirmed) {
@@ -232,10 +232,10 @@ impl Scheduler {
         if sequence.scoring() {
             let scores =
                 detail.map(|detail| std::mem::take(&mut detail.scores)).unwrap_or_default();
-            let first = sequence.far.scores.len() + 1;
+            let first = sequence.cold.scores.len() + 1;
             let targets = &sequence.tokens[first..first + scores.len()];
             let scored = targets.iter().zip(scores);
-            sequence.far.scores.extend(scored.map(|(&token, (logprob, top))| TokenLogprob {
+            sequence.cold.scores.extend(scored.map(|(&token, (logprob, top))| TokenLogprob {
                 token,
                 logprob,
                 top,
@@ -249,7 +249,7 @@ impl Scheduler {
         {
             self.announce(key);
             let sequence = &mut self.sequences[key];
-            if let Some(embed) = sequence.far.spec.embed {
+            if let Some(embed) = sequence.cold.spec.embed {
                 let (id, vector) = (sequence.id, sequence.vector(embed));
                 self.out.push(Output::Embedded { id, vector });
                 self.end(key, Finish::Stop(None));
@@ -270,8 +270,8 @@ impl Scheduler {
         self.out.push(Output::Prefilled {
             id: sequence.id,
             prompt_tokens: sequence.prompt_len,
-            cached_tokens: sequence.far.cached,
-            prompt_logprobs: std::mem::take(&mut sequence.far.scores),
+            cached_tokens: sequence.cold.cached,
+            prompt_logprobs: std::mem::take(&mut sequence.cold.scores),
         });
     }
 
@@ -280,18 +280,18 @@ impl Scheduler {
         let token = found.token;
         let sequence = &mut self.sequences[key];
         let stops = sequence.may_stop.passes(token)
-            && sequence.far.spec.stops.binary_search(&token).is_ok();
+            && sequence.cold.spec.stops.binary_search(&token).is_ok();
         self.stats.stop_disagreements += u64::from(stops != found.stopped);
         let ends = sequence.guided
-            && sequence.far.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
-        let enough = || sequence.answer_len() >= sequence.far.spec.sampling.min_tokens;
+            && sequence.cold.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
+        let enough = || sequence.answer_len() >= sequence.cold.spec.sampling.min_tokens;
         if (stops && enough()) || ends {
             self.end(key, Finish::Stop(Some(token)));
             return planted(Plant::KeepAfterStop) && self.sequences.get(key).is_some();
         }
         let mut finish = None;
         if sequence.guided
-            && let Some(matcher) = &mut sequence.far.matcher
+            && let Some(matcher) = &mut sequence.cold.matcher
         {
             match matcher.accept(token) {
                 Ok(true) => finish = Some(Finish::Stop(None)),

@@ -36,9 +36,9 @@ impl Scheduler {
                 continue;
             };
             seated += 1;
-            reserved += sequence.far.unforked;
+            reserved += sequence.cold.unforked;
             leaving += u32::from(at.leaving.is_some());
-            let copied = sequence.far.copy.iter().map(|(page, _)| page);
+            let copied = sequence.cold.copy.iter().map(|(page, _)| page);
             for page in at.table.iter().chain(copied) {
                 holders[page.0 as usize] += 1;
             }

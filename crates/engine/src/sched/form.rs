@@ -127,7 +127,7 @@ impl Scheduler {
         let mut before: BTreeMap<u64, u32> = BTreeMap::new();
         let order = |&key: &Key| {
             let sequence = &sequences[key];
-            let nth = before.entry(sequence.far.spec.call).or_default();
+            let nth = before.entry(sequence.cold.spec.call).or_default();
             *nth += 1;
             let left = sequence.goal() - sequence.seated().map_or(0, |at| at.fed);
             (!sequence.due, *nth, left > short, key)
@@ -162,7 +162,7 @@ impl Scheduler {
                 self.pool.give(page);
             } else {
                 // The source stays held until the step that copies it has been formed.
-                sequence.far.copy = Some((page, index));
+                sequence.cold.copy = Some((page, index));
             }
         }
         at.shared = false;
@@ -267,8 +267,8 @@ impl Scheduler {
         for index in from..self.prompts.len() {
             let patience = self.config.patience;
             let sequence = &mut self.sequences[self.prompts[index]];
-            sequence.far.passed += 1;
-            sequence.due |= sequence.far.passed > patience;
+            sequence.cold.passed += 1;
+            sequence.due |= sequence.cold.passed > patience;
         }
     }
 
@@ -378,7 +378,7 @@ impl Scheduler {
         let score = sequence.score(start, end);
         let hidden = sequence.asks_hidden(end);
         let tokens = sequence.tokens[start as usize..end as usize].to_vec();
-        sequence.far.passed = 0;
+        sequence.cold.passed = 0;
         let at = sequence.seated_mut().expect("only the seated have rows");
         at.fed = end;
         at.flying += 1;
@@ -400,14 +400,14 @@ impl Scheduler {
     /// Returns the row's start, or `None` when the sequence just ended or has to join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
         let sequence = &mut self.sequences[key];
-        if sampling::penalised(&sequence.far.spec.sampling) && !sequence.seated()?.joined {
+        if sampling::penalised(&sequence.cold.spec.sampling) && !sequence.seated()?.joined {
             let seen = self.seen.saturating_add(sequence.len());
             if self.seen > 0 && seen > self.config.max_seen {
                 return None;
             }
             self.seen = seen;
         }
-        if sample && let Some(matcher) = &mut sequence.far.matcher {
+        if sample && let Some(matcher) = &mut sequence.cold.matcher {
             let spent = self.mask_cost > 0 && self.mask_cost >= self.config.mask_cost;
             if spent || self.mask_first.is_some_and(|first| first != key) {
                 if !self.unmasked.contains(&key) {
@@ -453,7 +453,7 @@ impl Scheduler {
             self.step.pages.push(PageEntry { seat, index, page: at.table[index as usize] });
         }
         at.sent = at.table.len() as u32;
-        if let Some((source, index)) = sequence.far.copy.take() {
+        if let Some((source, index)) = sequence.cold.copy.take() {
             self.step.copies.push((source, at.table[index as usize]));
             self.stats.copies += 1;
             // The source is freed after all rows are added: until then no other sequence can get it.
@@ -490,8 +490,8 @@ impl Scheduler {
         let rows = if self.reserved > 0 { self.forming.rows.len() } else { 0 };
         for index in 0..rows {
             let FlightRow { key, most, .. } = self.forming.rows[index];
-            if most > 0 && self.sequences[key].far.unforked > 0 {
-                let count = std::mem::take(&mut self.sequences[key].far.unforked);
+            if most > 0 && self.sequences[key].cold.unforked > 0 {
+                let count = std::mem::take(&mut self.sequences[key].cold.unforked);
                 let first = self.sequences[key].choice + 1;
                 for choice in first..first + count {
                     self.fork(key, choice);
@@ -541,15 +541,15 @@ impl Scheduler {
                 leaving: None,
                 cursor,
             }),
-            far: Box::new(ColdState {
-                spec: Arc::clone(&sequence.far.spec),
-                matcher: sequence.far.matcher.clone(),
-                arrival: sequence.far.arrival,
-                turn: sequence.far.turn,
+            cold: Box::new(ColdState {
+                spec: Arc::clone(&sequence.cold.spec),
+                matcher: sequence.cold.matcher.clone(),
+                arrival: sequence.cold.arrival,
+                turn: sequence.cold.turn,
                 unforked: 0,
                 overtaken: 0,
                 sent_back: 0,
-                cached: sequence.far.cached,
+                cached: sequence.cold.cached,
                 scores: Vec::new(),
                 hidden: Vec::new(),
                 copy: None,
@@ -568,7 +568,7 @@ impl Scheduler {
 impl Sequence {
     /// The prompt tokens a chunk is asked to score, if any.
     fn score(&self, start: u32, end: u32) -> Option<Score> {
-        let top = self.far.spec.prompt_logprobs.filter(|_| !self.announced)?;
+        let top = self.cold.spec.prompt_logprobs.filter(|_| !self.announced)?;
         let last = (end + 1).min(self.prompt_len);
         let targets: &[Token] = self.tokens.get(start as usize + 1..last as usize)?;
         Some(Score { targets: targets.to_vec(), top })

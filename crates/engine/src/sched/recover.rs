@@ -108,7 +108,7 @@ impl Scheduler {
             for key in live.sequences.drain(1..) {
                 let fork = self.sequences.remove(key);
                 self.queue.remove(fork.rank());
-                self.sequences[parent].far.unforked += 1;
+                self.sequences[parent].cold.unforked += 1;
             }
         }
     }

@@ -225,6 +225,13 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Refuses a decoder whose MLP is not gated by SiLU, or whose linears have a bias.
+    pub(crate) fn silu_without_bias(&self) -> Result<()> {
+        self.activation("hidden_act", &["silu"])?;
+        self.not("attention_bias", "")?;
+        self.not("mlp_bias", "")
+    }
+
     /// Refuses any activation but the named ones; the first is the default.
     pub(crate) fn activation(&self, json: &str, allowed: &[&str]) -> Result<()> {
         match self.text(json, "")? {

@@ -17,8 +17,7 @@ struct Cohere {
 }
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
+    f.silu_without_bias()?;
     f.not("use_qk_norm", "")?;
     let norm_eps = ("layer_norm_eps", "attention.layer_norm_epsilon");
     let defaults =

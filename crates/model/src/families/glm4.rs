@@ -65,8 +65,7 @@ impl Decoder for Glm4 {
             let d = b.rms_norm("mlp_post_norm", d, norm("post_mlp_layernorm", "post_ffw_norm"));
             b.ops().add("mlp_out", x, d)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
+        let logits = blocks::logits(config, b, x);
         b.ops().sample("sample", logits);
     }
 }

@@ -20,9 +20,7 @@ struct Granite {
 }
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
-    f.not("mlp_bias", "")?;
+    f.silu_without_bias()?;
     let mut config = ModelConfig::read(f, Defaults::default())?;
     if f.is_gguf() {
         // The converter puts the rows of each head in the other order.
@@ -69,8 +67,7 @@ impl Decoder for Granite {
             let d = b.ops().scale("mlp_scale", d, self.residual);
             b.ops().add("mlp_out", x, d)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
+        let logits = blocks::logits(config, b, x);
         let logits = b.ops().scale("logit_scale", logits, 1.0 / self.logits);
         b.ops().sample("sample", logits);
     }

@@ -10,9 +10,7 @@ use std::sync::Arc;
 pub(super) const FAMILY: Family = Family { name: "llama", gguf: "llama", read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
-    f.not("mlp_bias", "")?;
+    f.silu_without_bias()?;
     let mut config = ModelConfig::read(f, Defaults::default())?;
     if f.is_gguf() {
         // The converter puts the rows of each head in the other order.

@@ -9,9 +9,7 @@ use std::sync::Arc;
 pub(super) const FAMILY: Family = Family { name: "mistral", gguf: "", read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
-    f.not("mlp_bias", "")?;
+    f.silu_without_bias()?;
     let mut config =
         ModelConfig::read(f, Defaults { max_position: 131_072, ..Defaults::default() })?;
     // Without the field the window is 4096; null means no window.

@@ -17,8 +17,7 @@ struct Olmo2 {
 }
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
+    f.silu_without_bias()?;
     let mut config = ModelConfig::read(f, Defaults::default())?;
     config.decoder = Arc::new(Olmo2 { rope: Rope::read_whole(f, config.head_dim)? });
     Ok(config)
@@ -52,8 +51,7 @@ impl Decoder for Olmo2 {
             let d = b.rms_norm("mlp_post_norm", d, after);
             b.ops().add("mlp_out", x, d)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
+        let logits = blocks::logits(config, b, x);
         b.ops().sample("sample", logits);
     }
 }

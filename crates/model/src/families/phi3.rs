@@ -18,8 +18,7 @@ struct Phi3 {
 }
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
+    f.silu_without_bias()?;
     let mut config =
         ModelConfig::read(f, Defaults { max_position: 4_096, ..Defaults::default() })?;
     let window = f.size("sliding_window", "attention.sliding_window")?.filter(|&n| n > 0);
@@ -122,8 +121,7 @@ impl Decoder for Phi3 {
             let d = blocks::mlp(config, b, h, sources, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
-        let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
+        let logits = blocks::logits(config, b, x);
         b.ops().sample("sample", logits);
     }
 }

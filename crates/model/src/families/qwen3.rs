@@ -9,8 +9,7 @@ use std::sync::Arc;
 pub(super) const FAMILY: Family = Family { name: "qwen3", gguf: "qwen3", read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
+    f.silu_without_bias()?;
     let head_dim = Some(128).filter(|_| !f.is_gguf());
     let defaults = Defaults { max_position: 32_768, head_dim, ..Defaults::default() };
     let mut config = ModelConfig::read(f, defaults)?;

@@ -10,9 +10,7 @@ use std::sync::Arc;
 pub(super) const FAMILY: Family = Family { name: "smollm3", gguf: "smollm3", read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    f.activation("hidden_act", &["silu"])?;
-    f.not("attention_bias", "")?;
-    f.not("mlp_bias", "")?;
+    f.silu_without_bias()?;
     f.not("use_sliding_window", "")?;
     let defaults = Defaults { max_position: 32_768, tied: true, ..Defaults::default() };
     let mut config = ModelConfig::read(f, defaults)?;

@@ -7,13 +7,13 @@ use crate::op::{LinearChain, Norm, NormHandoff, RmsNorm};
 use crate::{Result, Span, Tensor};
 
 /// How the input of a linear is prepared, and what it prepares for the next one.
-pub(super) struct Handing {
+pub(super) struct PreparedInput {
     /// The input that the kernel reads.
     pub(super) x: Tensor,
     /// The launches that compute it, if it is not prepared yet.
     pub(super) launches: Vec<Lowered>,
     /// Whether the previous linear prepared x, so that this one applies its rows' scales.
-    pub(super) takes: bool,
+    pub(super) consumes: bool,
     /// Sums of squares, produced or consumed.
     pub(super) squares: Option<Span>,
     /// The norm that this linear prepares its result for.
@@ -22,11 +22,14 @@ pub(super) struct Handing {
     pub(super) prepared: Option<Span>,
 }
 
-impl Handing {
+impl PreparedInput {
     /// Adds this to a kernel: two macros, and three arguments after the live rows.
-    pub(super) fn tell(&self, kernel: Kernel) -> Kernel {
+    pub(super) fn add_to(&self, kernel: Kernel) -> Kernel {
         kernel
-            .defines(&[("GIVES", u32::from(self.next.is_some())), ("TAKES", u32::from(self.takes))])
+            .defines(&[
+                ("PRODUCES", u32::from(self.next.is_some())),
+                ("CONSUMES", u32::from(self.consumes)),
+            ])
             .optional(self.squares)
             .optional(self.next.map(|norm| norm.weight.span))
             .optional(self.prepared)
@@ -47,11 +50,11 @@ pub(in crate::ops) fn tiled(tensor: &Tensor, rows: u32) -> Arg {
 
 impl LinearChain {
     /// Without scratch there is neither a handoff nor a norm.
-    pub(super) fn handing(&self, target: &Target) -> Result<Handing> {
-        let plain = |(x, launches)| Handing {
+    pub(super) fn prepared_input(&self, target: &Target) -> Result<PreparedInput> {
+        let plain = |(x, launches)| PreparedInput {
             x,
             launches,
-            takes: false,
+            consumes: false,
             squares: None,
             next: None,
             prepared: None,
@@ -62,13 +65,13 @@ impl LinearChain {
             NormHandoff::Consume => {
                 let (prepared, squares) = self.handed(scratch);
                 let squares = Some(squares);
-                Handing { takes: true, squares, ..plain((prepared, Vec::new())) }
+                PreparedInput { consumes: true, squares, ..plain((prepared, Vec::new())) }
             }
             NormHandoff::Produce(norm) => {
                 let (prepared, squares) = self.handed(scratch);
                 let (squares, prepared) = (Some(squares), Some(prepared.span));
                 let own = plain(self.normed(target, scratch)?);
-                Handing { squares, prepared, next: Some(norm), ..own }
+                PreparedInput { squares, prepared, next: Some(norm), ..own }
             }
         })
     }

@@ -74,8 +74,8 @@ impl LinearChain {
     }
 
     pub(super) fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let mut handing = self.handing(target)?;
-        let x = handing.x;
+        let mut input = self.prepared_input(target)?;
+        let x = input.x;
         let (epilogue, residual) = self.epilogue_code();
         let epilogue = if self.rope.is_some() { 3 } else { epilogue };
         let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
@@ -96,8 +96,8 @@ impl LinearChain {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
-        let kernel = handing
-            .tell(kernel)
+        let kernel = input
+            .add_to(kernel)
             .ints(&[x.rows, residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
         let rope = self.rope.as_deref();
@@ -114,8 +114,8 @@ impl LinearChain {
             .ints(&rope.map_or([0, 0], |rope| [rope.rope.stride, rope.rope.rows]))
             .arg(eps(q_norm))
             .arg(eps(k_norm));
-        handing.launches.push(kernel.lowered());
-        Ok(handing.launches)
+        input.launches.push(kernel.lowered());
+        Ok(input.launches)
     }
 
     /// The constants that the kernel needs to rotate.

@@ -69,8 +69,8 @@ impl LinearChain {
         let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
-        let mut handing = self.handing(target)?;
-        let x = handing.x;
+        let mut input = self.prepared_input(target)?;
+        let x = input.x;
         let (epilogue, residual) = self.epilogue_code();
         let pairs = residual.is_some_and(|residual| {
             let whole = residual.stride.is_multiple_of(2) && residual.span.offset.is_multiple_of(4);
@@ -95,11 +95,11 @@ impl LinearChain {
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
-        let kernel = handing
-            .tell(kernel)
+        let kernel = input
+            .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        handing.launches.push(kernel.lowered());
-        Ok(handing.launches)
+        input.launches.push(kernel.lowered());
+        Ok(input.launches)
     }
 }
