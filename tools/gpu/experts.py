@@ -50,17 +50,17 @@ def key(source, entry=None, **defines):
 
 def route_key(tokens, routing, plans):
     shape = dict(TOKENS=16 if tokens <= 256 else 32, SHARES=8, WARPS=8) if tokens <= 1024 else dict(TOKENS=64, SHARES=2, WARPS=8)
-    return shape, key("experts_route", H=H, E=E, TOP=TOP, PLANS=int(plans), **shape, **routing)
+    return shape, key("route", H=H, E=E, TOP=TOP, PLANS=int(plans), BIAS=routing["SCORE"], BT=0, **shape, **routing)
 
 
 def plan_key(tokens, tile, alone=False):
     shares = 1 if alone or tokens <= 128 else 2 if tokens <= 256 else 4 if tokens <= 512 else 8
     chunk = 256 if tokens <= 256 * shares else 2048
-    return shares, chunk, key("experts_plan", E=E, TOP=TOP, TILE=tile, SHARES=shares, CHUNK=chunk)
+    return shares, chunk, key("experts_plan", E=E, SPREAD=E, TOP=TOP, TILE=tile, SHARES=shares, CHUNK=chunk)
 
 
 def product_key(v, phases):
-    return key("experts", H=H, I=I, TOP=TOP, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PHASES=phases,
+    return key("experts", H=H, I=I, TOP=TOP, ACT=2, UP_WIDE=v["UP"], DOWN_WIDE=v["DOWN"], TILE=v["TILE"], STAGES=v["STAGES"], PHASES=phases,
                **{k: v[k] for k in ("PASS", "GATHERED", "CLUSTER", "COPIERS", "DEPTH")})
 
 
@@ -126,10 +126,6 @@ def tensor_map(t, rows):
     return keep
 
 
-class Plan(ctypes.Structure):
-    _fields_ = [(n, P) for n in ("counts", "offsets", "rows", "place", "gains", "tasks", "ready", "head")] + [("most_tasks", U32)]
-
-
 class Weights:
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -154,25 +150,27 @@ class Layer:
         half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
         # A residual as large as what the experts add: a larger one would hide their errors.
         self.x, self.residual = half(tokens, H).normal_(), half(tokens, H).normal_(0, 0.05)
-        self.ids, self.gains, self.sorted = ints(tokens, TOP), torch.zeros(tokens, TOP, device="cuda"), torch.zeros(n, device="cuda")
+        # A row has TOP experts, then their weights.
+        self.choice, self.sorted = ints(tokens, 2 * TOP), torch.zeros(n, device="cuda")
+        self.ids, self.gains = self.choice[:, :TOP], self.choice[:, TOP:].view(torch.float32)
         self.counts, self.offsets, self.rows, self.place, self.tasks, self.ready, self.head = ints(E), ints(E + 1), ints(n), ints(n), ints(self.most, 4), ints(self.most), ints(1)
         # Layers may share what is large and only passes between kernels.
         self.act, self.parts, self.y, self.near = shared or (half(n, I), half(n, H), half(tokens, H), half(n, H))
         self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
         p = lambda t: U64(t.data_ptr())
-        plan = Plan(*[t.data_ptr() for t in (self.counts, self.offsets, self.rows, self.place, self.sorted, self.tasks, self.ready, self.head)], self.most)
+        plan = [p(t) for t in (self.counts, self.offsets, self.rows, self.place, self.sorted, self.tasks, self.ready, self.head)] + [U32(self.most)]
         # With few tokens the router plans too.
         self.plans = tokens <= min(16, tile)
         self.route = []
         for plans in (False,) + (True,) * self.plans:
             shape, route = route_key(tokens, routing if not plans else SOFTMAX, plans)
             clusters = (tokens + shape["TOKENS"] - 1) // shape["TOKENS"]
-            self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.ids), p(self.gains), p(self.count), U32(tokens), U32(H), F32(scale), plan],
+            self.route.append(Launch(route, [p(self.x), p(weights.router), p(weights.bias), p(self.choice), p(self.count), U32(tokens), U32(H), F32(scale)] + (plan if plans else []),
                                      clusters * shape["SHARES"], shape["WARPS"] * 32, 0, shape["SHARES"]))
         self.plan = []
         for alone in (False, True):
             shares, chunk, k = plan_key(tokens, tile, alone)
-            self.plan.append(Launch(k, [p(self.ids), p(self.gains), p(self.count), U32(tokens), plan], shares, 1024, E * (chunk // 32 + 1) * 6, shares))
+            self.plan.append(Launch(k, [p(self.choice), p(self.count), U32(tokens)] + plan, shares, 1024, E * (chunk // 32 + 1) * 6, shares))
         maps = [tensor_map(weights.up, self.v["UP"]), tensor_map(weights.down, self.v["DOWN"]), tensor_map(self.near, min(tile, 64)), tensor_map(self.act, min(tile, 64))]
         args = maps + [p(self.x), p(self.tasks), p(self.head), p(self.rows), p(self.sorted), p(self.ready), p(self.act), p(self.parts), U32(H)]
         bytes_ = self.v["STAGES"] * self.v["DEPTH"] * (rows + tile) * 128 + 1024

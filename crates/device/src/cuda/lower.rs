@@ -49,8 +49,8 @@ pub fn unfit_layers(op: &Op, target: &Target) -> Option<&'static str> {
     layers(op)?.unfit(target)
 }
 
-/// Lets linears prepare their results for the norm of the next linear, where both have kernels for it. For nodes that
-/// run in this order with nothing between them and share their scratch.
+/// Lets linears prepare their results for the norm of the next linear, and routers plan for the experts after them, where
+/// both have kernels for it. For nodes that run in this order with nothing between them and share their scratch.
 pub fn hand_on(nodes: &mut [Node], target: &Target) {
     for at in 1..nodes.len() {
         let chains = [at - 1, at].map(|at| LinearChain::of(&nodes[at].op));
@@ -62,6 +62,15 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
             nodes[at - 1].op = LinearChain { handoff, ..producer }.into();
             let handoff = NormHandoff::Consume;
             nodes[at].op = LinearChain { handoff, ..consumer }.into();
+        }
+        let [before, after] = &mut nodes[at - 1..=at] else { continue };
+        if let (Op::Route(route), Op::Experts(experts)) = (&mut before.op, &mut after.op)
+            && route.y.span == experts.choice.span
+            && route.can_plan(target)
+            && let Some(tile) = experts.plan_tile(target)
+        {
+            route.plans = Some(tile);
+            experts.planned = true;
         }
     }
 }

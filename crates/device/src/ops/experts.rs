@@ -8,7 +8,7 @@
 //!
 //! [`Route`]: super::route::Route
 
-mod cuda;
+pub(crate) mod cuda;
 mod fast;
 pub(crate) mod variant;
 
@@ -55,6 +55,9 @@ pub struct Experts<O: Operands = Bound> {
     /// Room for the plan of a step and for what lies between the two GEMMs; the target says how much.
     #[serde(skip_serializing_if = "unset")]
     pub scratch: O::Late<Option<Span>>,
+    /// Whether the router before it has made the plan in the scratch.
+    #[serde(skip_serializing_if = "unset")]
+    pub planned: O::Late<bool>,
     /// Which kernel.
     #[serde(skip_serializing_if = "unset")]
     pub pick: O::Late<Pick<ExpertsVariant>>,
@@ -87,6 +90,7 @@ impl<O: Operands> Bindable for Experts<O> {
             y: to.value(self.y)?,
             live: to.live(self.x),
             scratch: None,
+            planned: false,
             pick: Pick::Best,
         })
     }
@@ -194,7 +198,7 @@ impl Contract for Experts {
             visit(live, Access::Read);
         }
         if let Some(scratch) = self.scratch {
-            visit(scratch, Access::Write);
+            visit(scratch, if self.planned { Access::Update } else { Access::Write });
         }
         visit(self.y.span, Access::Write);
     }
@@ -212,7 +216,7 @@ impl Contract for Experts {
     }
 
     fn detach(&mut self) {
-        self.live = None;
+        (self.live, self.planned) = (None, false);
     }
 }
 

@@ -9,10 +9,11 @@ pub(crate) mod variant;
 
 use super::{
     Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_vector, require_weights, require_word,
+    require_fit, require_float, require_scratch, require_vector, require_weights, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::{Matrix, Words};
+use crate::cuda::launch::Target;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{Pick, RouteVariant, Variant};
 use crate::{DType, Result, Span};
@@ -84,6 +85,12 @@ pub struct Route<O: Operands = Bound> {
     /// Rows past this device-side count need not be computed.
     #[serde(skip_serializing_if = "unset")]
     pub live: O::Late<Option<Span>>,
+    /// The plan that it makes for the experts after it, if the kernel can: tokens of a task.
+    #[serde(skip_serializing_if = "unset")]
+    pub plans: O::Late<Option<u32>>,
+    /// The scratch of those experts, where their plan is.
+    #[serde(skip_serializing_if = "unset")]
+    pub scratch: O::Late<Option<Span>>,
     /// Which kernel.
     #[serde(skip_serializing_if = "unset")]
     pub pick: O::Late<Pick<RouteVariant>>,
@@ -110,6 +117,8 @@ impl<O: Operands> Bindable for Route<O> {
             routing: self.routing,
             y: to.value(self.y)?,
             live: to.live(self.x),
+            plans: None,
+            scratch: None,
             pick: Pick::Best,
         })
     }
@@ -150,7 +159,10 @@ impl Contract for Route {
             format!("y is {}, not {rows}×{} dense words", self.y, 2 * top)
         })?;
         require_fit(&self.y, Self::NAME, "y")?;
-        self.live.map_or(Ok(()), |live| require_word(live, Self::NAME, "the live count"))
+        if let Some(live) = self.live {
+            require_word(live, Self::NAME, "the live count")?;
+        }
+        require_scratch(self.scratch, Self::NAME)
     }
 
     fn describe(&self) -> String {
@@ -162,7 +174,9 @@ impl Contract for Route {
         let groups =
             if groups > 1 { format!(", {kept} of {groups} groups") } else { String::new() };
         let sum = if renormalise { ", renormalised" } else { "" };
-        format!("route {} to {top} of {} experts by {score}{groups}{sum}", self.x, self.w.rows)
+        let plan = if self.plans.is_some() { " and plan" } else { "" };
+        let (x, experts) = (&self.x, self.w.rows);
+        format!("route{plan} {x} to {top} of {experts} experts by {score}{groups}{sum}")
     }
 
     fn traffic(&self) -> Traffic {
@@ -183,7 +197,18 @@ impl Contract for Route {
         if let Some(live) = self.live {
             visit(live, Access::Read);
         }
+        if let Some(scratch) = self.scratch {
+            visit(scratch, Access::Write);
+        }
         visit(self.y.span, Access::Write);
+    }
+
+    fn scratch_slot(&mut self) -> Option<&mut Option<Span>> {
+        Some(&mut self.scratch)
+    }
+
+    fn scratch_bytes(&self, _target: &Target) -> u64 {
+        self.plan_room(self.x.span).map_or(0, |room| room.bytes)
     }
 
     fn pick(&self) -> Option<Pick<Variant>> {
@@ -195,7 +220,7 @@ impl Contract for Route {
     }
 
     fn detach(&mut self) {
-        self.live = None;
+        (self.live, self.plans) = (None, None);
     }
 }
 

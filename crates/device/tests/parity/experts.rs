@@ -65,7 +65,17 @@ fn route() {
                 let y = Tensor { dtype: DType::U32, ..y };
                 let live = Some(layout.words(&[live as u32]).span);
                 (
-                    vec![Op::Route(Route { x, w, bias, routing, y, live, pick: Pick::Best })],
+                    vec![Op::Route(Route {
+                        x,
+                        w,
+                        bias,
+                        routing,
+                        y,
+                        live,
+                        plans: None,
+                        scratch: None,
+                        pick: Pick::Best,
+                    })],
                     vec![y.span],
                 )
             };
@@ -99,7 +109,17 @@ fn ties_go_to_the_lower_expert() {
             let y = layout.poison(DType::F32, 9, 2 * top as usize, 0);
             let y = Tensor { dtype: DType::U32, ..y };
             let routing = Routing::softmax(top);
-            let op = Route { x, w, bias: None, routing, y, live: None, pick: Pick::Best };
+            let op = Route {
+                x,
+                w,
+                bias: None,
+                routing,
+                y,
+                live: None,
+                plans: None,
+                scratch: None,
+                pick: Pick::Best,
+            };
             (vec![Op::Route(op)], vec![y.span])
         };
         against_reference(&build, &|device, want, got| {
@@ -205,6 +225,7 @@ fn check(case: &Case, seed: u64) {
             y,
             live,
             scratch: None,
+            planned: false,
             pick: case.pick,
         };
         (vec![Op::Experts(op)], vec![y.span])
@@ -343,5 +364,65 @@ fn experts_of_halves() {
             };
             check(&case, 200 + seed as u64);
         }
+    }
+}
+
+/// The router and its experts in a row, as in a model; with few tokens Hopper's router makes the plan, too.
+#[test]
+fn a_router_and_its_experts() {
+    let (experts, top, wide, inner) = (64, 4, 256, 64);
+    for (seed, rows) in [1usize, 3, 8, 16, 33, 200].into_iter().enumerate() {
+        let live = rows - usize::from(rows > 3);
+        let tile = if rows <= 8 { 8 } else { 16 };
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(300 + seed as u64);
+            let bf16 = DType::BF16;
+            let x = layout.floats(bf16, rows, wide, 0, &rng.floats(rows * wide, 1.0));
+            let w = layout.floats(bf16, experts, wide, 0, &rng.floats(experts * wide, 1.0));
+            let choice = layout.poison(DType::F32, rows, 2 * top, 0);
+            let choice = Tensor { dtype: DType::U32, ..choice };
+            let mut matrix = |n: usize, k: usize| {
+                let values = rng.floats(n * k, 2.0 / (k as f32).sqrt());
+                layout.floats(bf16, n, k, 0, &values)
+            };
+            let gate_up = matrix(experts * 2 * inner, wide);
+            let down = matrix(experts * wide, inner);
+            let y = layout.poison(bf16, rows, wide, 0);
+            let live = Some(layout.words(&[live as u32]).span);
+            let plans = gpu_is_hopper() && rows <= 16;
+            let routing = Routing { renormalise: true, ..Routing::softmax(top as u32) };
+            let route = Route {
+                x,
+                w,
+                bias: None,
+                routing,
+                y: choice,
+                live,
+                plans: plans.then_some(tile),
+                scratch: None,
+                pick: Pick::Best,
+            };
+            let variant = ExpertsVariant { tile: Some(tile), ..Default::default() };
+            let run = Experts {
+                x,
+                choice,
+                experts: experts as u32,
+                gate_up,
+                down,
+                act: Activation::Silu,
+                residual: None,
+                y,
+                live,
+                scratch: None,
+                planned: plans,
+                pick: if plans { Pick::Named(variant) } else { Pick::Best },
+            };
+            (vec![Op::Route(route), Op::Experts(run)], vec![y.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            let len = DType::BF16.bytes(live * wide);
+            let name = format!("{rows} rows, {device}");
+            assert_close(&name, DType::BF16, 4.0, &want[0][..len], &got[0][..len]);
+        });
     }
 }

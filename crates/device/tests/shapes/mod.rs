@@ -204,10 +204,32 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(tensor(Region::State, DType::U32, 1, 1).span);
     let (pick, act) = (Pick::Best, Activation::Silu);
-    let plain =
-        Experts { x, choice, experts, gate_up, down, act, residual: None, y, live, scratch, pick };
+    let plain = Experts {
+        x,
+        choice,
+        experts,
+        gate_up,
+        down,
+        act,
+        residual: None,
+        y,
+        live,
+        scratch,
+        planned: false,
+        pick,
+    };
     vec![
-        Op::Route(Route { x, w, bias, routing, y: choice, live, pick: Pick::Best }),
+        Op::Route(Route {
+            x,
+            w,
+            bias,
+            routing,
+            y: choice,
+            live,
+            plans: None,
+            scratch: None,
+            pick: Pick::Best,
+        }),
         Op::Experts(Experts { residual: Some(y), ..plain.clone() }),
         Op::Experts(plain),
     ]

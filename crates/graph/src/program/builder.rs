@@ -2,7 +2,7 @@
 
 use super::{
     Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
-    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightLayout, WeightRef,
+    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct ExpertWeights {
     /// How many experts there are.
     pub experts: u32,
-    /// (experts · 2n) × hidden, of layout [`WeightLayout::GateUpTurns`].
+    /// (experts · 2n) × hidden, of layout [`super::WeightLayout::GateUpTurns`].
     pub gate_up: WeightRef,
     /// (experts · hidden) × n.
     pub down: WeightRef,
@@ -264,8 +264,19 @@ impl ProgramBuilder {
         let rows = self.program.value(x).rows;
         let w = self.weight(w);
         let bias = bias.map(|bias| self.weight(bias));
-        let (cols, live, pick) = (2 * routing.top, Unset, Unset);
-        self.make(name, rows, cols, DType::U32, |y| Route { x, w, bias, routing, y, live, pick })
+        let cols = 2 * routing.top;
+        let (live, plans, scratch, pick) = (Unset, Unset, Unset, Unset);
+        self.make(name, rows, cols, DType::U32, |y| Route {
+            x,
+            w,
+            bias,
+            routing,
+            y,
+            live,
+            plans,
+            scratch,
+            pick,
+        })
     }
 
     /// What the experts of `choice` make of `x`, added to `residual` if there is one.
@@ -292,6 +303,7 @@ impl ProgramBuilder {
             y,
             live: Unset,
             scratch: Unset,
+            planned: Unset,
             pick: Unset,
         })
     }

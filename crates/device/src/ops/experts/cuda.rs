@@ -46,8 +46,9 @@ impl Shape {
     }
 }
 
-/// Everything that the launches share, in the op's scratch.
-struct Room {
+/// Where the plan of a step lies in the scratch of experts, which the router before them may have made.
+#[derive(Clone, Copy)]
+pub(crate) struct PlanRoom {
     counts: Span,
     offsets: Span,
     rows: Span,
@@ -56,10 +57,48 @@ struct Room {
     tasks: Span,
     ready: Span,
     head: Span,
-    act: Tensor,
-    parts: Tensor,
-    near: Option<Tensor>,
     most_tasks: u32,
+    /// Of everything up to here, from the start of the scratch.
+    pub(crate) bytes: u64,
+}
+
+impl PlanRoom {
+    /// For so many assignments of tokens, in tasks of `tile`.
+    pub(crate) fn new(scratch: Span, assignments: u32, experts: u32, tile: u32) -> PlanRoom {
+        let most_tasks = assignments.min(assignments / tile + experts).max(16);
+        let mut bytes = SEMAPHORE_BYTES;
+        let mut words = |count: u32| take(scratch, &mut bytes, u64::from(count) * 4);
+        let (counts, offsets) = (words(experts), words(experts + 1));
+        let (rows, place, gains) = (words(assignments), words(assignments), words(assignments));
+        let (tasks, ready, head) = (words(4 * most_tasks), words(most_tasks), words(1));
+        PlanRoom { counts, offsets, rows, place, gains, tasks, ready, head, most_tasks, bytes }
+    }
+
+    /// The plan as arguments.
+    pub(crate) fn arguments(&self, kernel: Kernel) -> Kernel {
+        kernel
+            .spans(&[self.counts, self.offsets, self.rows, self.place, self.gains])
+            .spans(&[self.tasks, self.ready, self.head])
+            .ints(&[self.most_tasks])
+    }
+}
+
+/// The next `len` bytes of the scratch.
+fn take(scratch: Span, bytes: &mut u64, len: u64) -> Span {
+    let span = Span { offset: scratch.offset + *bytes, len, ..scratch };
+    *bytes += len.next_multiple_of(ALIGN);
+    span
+}
+
+/// Everything that the launches share, in the op's scratch.
+struct Room {
+    plan: PlanRoom,
+    /// What lies between the two GEMMs.
+    act: Tensor,
+    /// The weighed output of each assignment.
+    parts: Tensor,
+    /// Tokens in the order of the plan.
+    near: Option<Tensor>,
     bytes: u64,
 }
 
@@ -117,42 +156,25 @@ impl Experts {
         (known && shape.stages() >= 2).then_some(shape)
     }
 
+    /// Tokens of a task, if the router can make the plan of this op: few tokens, and none of them split.
+    pub(crate) fn plan_tile(&self, target: &Target) -> Option<u32> {
+        let shape = self.shape(target)?;
+        (self.x.rows <= shape.tile.min(16)).then_some(shape.tile)
+    }
+
     fn room(&self, shape: Shape, scratch: Span) -> Room {
         let n = self.x.rows * self.top();
-        let most_tasks = n.min(n / shape.tile + self.experts).max(16);
-        let mut bytes = SEMAPHORE_BYTES;
-        let mut take = |len: u64| {
-            let span = Span { offset: scratch.offset + bytes, len, ..scratch };
-            bytes += len.next_multiple_of(ALIGN);
-            span
-        };
-        let words = |count: u32| u64::from(count) * 4;
-        let (counts, offsets) = (take(words(self.experts)), take(words(self.experts + 1)));
-        let (rows, place, gains) = (take(words(n)), take(words(n)), take(words(n)));
-        let (tasks, ready, head) = (take(words(4 * most_tasks)), take(words(most_tasks)), take(4));
+        let plan = PlanRoom::new(scratch, n, self.experts, shape.tile);
+        let mut bytes = plan.bytes;
         // A tensor copy reads whole boxes, beyond the last assignment.
         let padded = n.next_multiple_of(64);
         let mut halves = |cols: u32| {
             let len = 2 * u64::from(padded) * u64::from(cols);
-            Tensor::dense(take(len), DType::BF16, padded, cols)
+            Tensor::dense(take(scratch, &mut bytes, len), DType::BF16, padded, cols)
         };
         let (act, parts) = (halves(self.inner()), halves(self.x.cols));
         let near = shape.gathered.then(|| halves(self.x.cols));
-        Room {
-            counts,
-            offsets,
-            rows,
-            place,
-            gains,
-            tasks,
-            ready,
-            head,
-            act,
-            parts,
-            near,
-            most_tasks,
-            bytes,
-        }
+        Room { plan, act, parts, near, bytes }
     }
 
     pub(super) fn cuda_scratch(&self, target: &Target) -> u64 {
@@ -188,14 +210,17 @@ impl Experts {
 
     fn planned(&self, target: &Target, shape: Shape, room: &Room) -> Vec<Lowered> {
         let (rows, wide, top) = (self.x.rows, self.x.cols, self.top());
-        let mut launches = vec![self.plan_launch(target, shape, room)];
+        let mut launches = Vec::new();
+        if !self.planned {
+            launches.push(self.plan_launch(target, shape, room));
+        }
         if let Some(near) = &room.near {
             let gather = Kernel::new(target, "experts_gather", "experts_gather")
                 .defines(&[("H", wide), ("TOP", top)])
                 .grid(rows, 1, 1)
                 .threads(wide / 8)
                 .tensors(&[&self.x])
-                .spans(&[room.place])
+                .spans(&[room.plan.place])
                 .tensors(&[near])
                 .optional(self.live)
                 .ints(&[rows, self.x.stride]);
@@ -236,7 +261,7 @@ impl Experts {
             .tensors(&[&self.choice])
             .optional(self.live)
             .ints(&[rows]);
-        room.plan(kernel).lowered()
+        room.plan.arguments(kernel).lowered()
     }
 
     fn gemms(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
@@ -259,7 +284,8 @@ impl Experts {
             .arg(tiled(room.near.as_ref().unwrap_or(&room.parts), boxes))
             .arg(tiled(&room.act, boxes))
             .tensors(&[&self.x])
-            .spans(&[room.tasks, room.head, room.rows, room.gains, room.ready])
+            .spans(&[room.plan.tasks, room.plan.head, room.plan.rows])
+            .spans(&[room.plan.gains, room.plan.ready])
             .tensors(&[&room.act, &room.parts])
             .ints(&[self.x.stride])
             .lowered()
@@ -313,15 +339,5 @@ impl Experts {
             .optional(self.live)
             .ints(&[rows, self.residual.map_or(0, |residual| residual.stride), self.y.stride]);
         Ok(vec![up.lowered(), down.lowered()])
-    }
-}
-
-impl Room {
-    /// The plan as arguments.
-    fn plan(&self, kernel: Kernel) -> Kernel {
-        kernel
-            .spans(&[self.counts, self.offsets, self.rows, self.place, self.gains])
-            .spans(&[self.tasks, self.ready, self.head])
-            .ints(&[self.most_tasks])
     }
 }

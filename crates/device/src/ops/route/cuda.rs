@@ -5,8 +5,9 @@ use super::{Route, Routing, Score};
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::ops::Named;
+use crate::ops::experts::cuda::PlanRoom;
 use crate::variant::{Pick, RouteVariant};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, Span};
 
 /// Warps of a block.
 const WARPS: u32 = 8;
@@ -51,7 +52,11 @@ impl Route {
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let kernel = match self.variant(target) {
             RouteVariant::Clusters { tokens, shares } if self.fits(target, tokens, shares) => {
-                self.clustered(target, tokens, shares)
+                self.clustered(target, tokens, shares)?
+            }
+            _ if self.plans.is_some() => {
+                let problem = "only the kernel of clusters makes plans".into();
+                return Err(Error::Contract { op: Self::NAME.into(), problem });
             }
             RouteVariant::Reference => self.reference_launch(target)?,
             RouteVariant::Clusters { .. } => {
@@ -62,11 +67,26 @@ impl Route {
         Ok(vec![kernel.lowered()])
     }
 
-    fn clustered(&self, target: &Target, tokens: u32, shares: u32) -> Kernel {
+    /// Where the plan lies that it makes, if it makes one.
+    pub(super) fn plan_room(&self, scratch: Span) -> Option<PlanRoom> {
+        let assignments = self.x.rows * self.routing.top;
+        self.plans.map(|tile| PlanRoom::new(scratch, assignments, self.w.rows, tile))
+    }
+
+    /// Whether it can make the plan of the experts after it: one cluster has all tokens, and a block a thread for each
+    /// expert and each assignment.
+    pub(crate) fn can_plan(&self, target: &Target) -> bool {
+        let one = matches!(self.variant(target), RouteVariant::Clusters { tokens: 16, .. });
+        let threads = self.w.rows + self.x.rows * self.routing.top;
+        one && self.x.rows <= 16 && threads <= WARPS * 32
+    }
+
+    fn clustered(&self, target: &Target, tokens: u32, shares: u32) -> Result<Kernel> {
         let kernel = Kernel::new(target, "route", "route")
             .defines(&[("H", self.x.cols), ("TOKENS", tokens), ("SHARES", shares)])
-            .defines(&[("WARPS", WARPS), ("PLANS", 0)]);
-        self.choice(kernel)
+            .defines(&[("WARPS", WARPS), ("PLANS", u32::from(self.plans.is_some()))]);
+        let kernel = self
+            .choice(kernel)
             .grid(self.x.rows.div_ceil(tokens) * shares, 1, 1)
             .cluster(shares)
             .threads(WARPS * 32)
@@ -75,7 +95,17 @@ impl Route {
             .tensors(&[&self.y])
             .optional(self.live)
             .ints(&[self.x.rows, self.x.stride])
-            .arg(Arg::F32(self.routing.scale))
+            .arg(Arg::F32(self.routing.scale));
+        let Some(needed) = self.plan_room(self.x.span) else { return Ok(kernel) };
+        let scratch = self.scratch.filter(|span| span.len >= needed.bytes);
+        match scratch.and_then(|scratch| self.plan_room(scratch)) {
+            Some(room) if self.can_plan(target) => Ok(room.arguments(kernel)),
+            _ => {
+                let problem =
+                    format!("{} bytes of scratch and few tokens are needed to plan", needed.bytes);
+                Err(Error::Contract { op: Self::NAME.into(), problem })
+            }
+        }
     }
 
     fn reference_launch(&self, target: &Target) -> Result<Kernel> {
