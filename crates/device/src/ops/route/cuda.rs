@@ -30,7 +30,7 @@ impl Route {
             && matches!(shares, 1 | 2 | 4 | 8)
             && each.is_multiple_of(8)
             && wide.is_multiple_of(32 * parts)
-            && bytes <= 47 << 10
+            && bytes <= 48 << 10
     }
 
     /// The kernel. In fixed steps a token's sums have the same order for any number of tokens.
