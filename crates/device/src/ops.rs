@@ -8,6 +8,7 @@
 #[macro_use]
 mod list;
 pub(crate) mod add;
+pub(crate) mod add_gated;
 pub(crate) mod attention;
 mod check;
 pub(crate) mod copy;
@@ -55,6 +56,8 @@ ops! { ($)
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
     /// Adds two matrices.
     add::Add = "add";
+    /// Adds rows times a gate.
+    add_gated::AddGated = "add_gated";
     /// Multiplies by a number, and may limit the result.
     scale::Scale = "scale";
     /// Multiplies by an activated gate.
