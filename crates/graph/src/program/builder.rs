@@ -2,13 +2,13 @@
 
 use super::{
     Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
-    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightLayout, WeightRef,
+    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
 };
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activation, Add, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm, RmsNorm,
-    RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
+    Activation, Add, AddGated, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm,
+    RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct ExpertWeights {
     /// How many experts there are.
     pub experts: u32,
-    /// (experts · 2n) × hidden, of layout [`WeightLayout::GateUpTurns`].
+    /// (experts · 2n) × hidden, of layout [`super::WeightLayout::GateUpTurns`].
     pub gate_up: WeightRef,
     /// (experts · hidden) × n.
     pub down: WeightRef,
@@ -234,6 +234,20 @@ impl ProgramBuilder {
     pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(a);
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
+    }
+
+    /// `a + sigmoid(x · w) · b`, where `w` is a vector: each row of `b` times one number.
+    pub fn add_gated(
+        &mut self,
+        name: &str,
+        a: ValueId,
+        b: ValueId,
+        x: ValueId,
+        w: WeightRef,
+    ) -> ValueId {
+        let w = self.weight(w);
+        let Value { rows, cols, dtype, .. } = *self.program.value(a);
+        self.make(name, rows, cols, dtype, |y| AddGated { a, b, x, w, y, live: Unset })
     }
 
     /// `x · factor`.
