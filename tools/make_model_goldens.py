@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
     Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
     LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
     Olmo2ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
     Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
@@ -110,6 +111,10 @@ CASES = {
     "granite-moe": (GraniteMoeConfig, GraniteMoeForCausalLM, dict(
         intermediate_size=16, num_local_experts=40, num_experts_per_tok=8, embedding_multiplier=3.0,
         attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.0, tie_word_embeddings=True)),
+    "granite-moe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM, dict(
+        intermediate_size=16, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=40,
+        embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0,
+        tie_word_embeddings=False)),
 }
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
@@ -120,6 +125,7 @@ GGUF = {
     "gemma2": "gemma2", "gemma3": "gemma3", "granite": "granite", "smollm3": "smollm3", "phi3": "phi3",
     "phi3-long": "phi3", "glm4": "glm4", "olmo2": "olmo2", "cohere": "command-r", "qwen3-moe": "qwen3moe",
     "qwen2-moe": "qwen2moe", "mixtral": "llama", "olmoe": "olmoe", "granite-moe": "granitemoe",
+    "granite-moe-shared": "granitemoe",
 }
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
 MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed"}
@@ -156,6 +162,11 @@ def stacked(architecture, config, state):
             gate, up = value.split(config.intermediate_size, dim=1)
             merged[f"blk.{layer}.ffn_gate_exps.weight"] = gate
             merged[f"blk.{layer}.ffn_up_exps.weight"] = up
+        elif key.endswith("shared_mlp.input_linear.weight"):
+            layer = key.split(".")[2]
+            gate, up = value.split(config.shared_intermediate_size, dim=0)
+            merged[f"blk.{layer}.ffn_gate_shexp.weight"] = gate
+            merged[f"blk.{layer}.ffn_up_shexp.weight"] = up
         elif key.endswith("shared_expert_gate.weight"):
             merged[key] = value[0]
         else:
@@ -196,8 +207,9 @@ def write_gguf(path, architecture, config, state, quantised=None):
         state = stacked(architecture, config, state)
     if getattr(config, "moe_intermediate_size", None):
         w.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if getattr(config, "shared_expert_intermediate_size", None):
-        w.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    shared = getattr(config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None))
+    if shared:
+        w.add_expert_shared_feed_forward_length(shared)
     if getattr(config, "sliding_window", None):
         w.add_sliding_window(config.sliding_window)
     if architecture == "gemma2":
