@@ -12,7 +12,7 @@ use graph::{BackendKind, CompileTarget, Phase};
 use model::{ModelSource, OpenModel, precision};
 use std::path::Path;
 
-/// Per bucket; with 20 models and eight buckets, 1,920 batches for each backend.
+/// Per bucket; with 28 models and eight buckets, 2,688 batches for each backend.
 const STEPS: u32 = 12;
 
 fn buckets(list: &str, phase: Phase, limits: &StepLimits) -> Buckets {
@@ -72,6 +72,6 @@ fn every_family_replays_what_its_plan_says() {
             sweep(&entry.unwrap().path(), device);
             families += 1;
         }
-        assert_eq!(families, 20);
+        assert_eq!(families, 28);
     }
 }
