@@ -414,6 +414,13 @@ pub(crate) fn visit_step_tables(state: &StepState, visit: SpanVisitor<'_>) {
     }
 }
 
+/// The spans of an op that computes the live rows of `y` from others.
+pub(crate) fn visit_live(from: &[&Tensor], live: Option<Span>, y: &Tensor, visit: SpanVisitor<'_>) {
+    let read = from.iter().map(|tensor| tensor.span).chain(live);
+    read.for_each(|span| visit(span, Access::Read));
+    visit(y.span, Access::Write);
+}
+
 /// Bytes of an optional norm's weight.
 pub(crate) fn norm_bytes(norm: &Option<Norm>) -> u64 {
     norm.as_ref().map_or(0, |norm| norm.weight.bytes())

@@ -156,23 +156,11 @@ const LLAMA_3_1: [(usize, f64); 8] = [
     (63, 3.068925877869333e-07),
 ];
 
-fn llama() -> GgufFile {
-    GgufFile::new()
-        .str("general.architecture", "llama")
-        .u32("llama.block_count", 1)
-        .u32("llama.context_length", 128)
-        .u32("llama.embedding_length", 32)
-        .u32("llama.feed_forward_length", 64)
-        .u32("llama.attention.head_count", 4)
-        .u32("llama.attention.head_count_kv", 2)
-        .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-}
-
 #[test]
 fn rope_divisors_stored_as_a_tensor_reach_the_config() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
-    let mut file = llama().tensor("token_embd.weight", &[32, 10], 30, 0).tensor(
+    let mut file = GgufFile::llama().tensor("token_embd.weight", &[32, 10], 30, 0).tensor(
         "rope_freqs.weight",
         &[4],
         0,
@@ -187,8 +175,12 @@ fn rope_divisors_stored_as_a_tensor_reach_the_config() {
     assert_eq!(config.pairs, Pairs::Neighbours);
     assert_eq!(rope(&config).scaling, RopeScaling::Divisors(vec![1.0, 1.0, 2.0, 8.0]));
     assert_eq!(config.dtype, DType::BF16);
-    let mixture =
-        llama().u32("llama.expert_count", 8).tensor("token_embd.weight", &[32, 10], 30, 0);
+    let mixture = GgufFile::llama().u32("llama.expert_count", 8).tensor(
+        "token_embd.weight",
+        &[32, 10],
+        30,
+        0,
+    );
     std::fs::write(&path, mixture.data(640).bytes()).unwrap();
     let error = ModelConfig::of(&Checkpoint::open(&path).unwrap()).unwrap_err();
     assert!(error.to_string().contains("expert_count: 8"), "{error}");
