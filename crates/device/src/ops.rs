@@ -8,6 +8,7 @@
 #[macro_use]
 mod list;
 pub(crate) mod add;
+pub(crate) mod add_gated;
 pub(crate) mod attention;
 mod check;
 pub(crate) mod copy;
@@ -55,6 +56,8 @@ ops! { ($)
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
     /// Adds two matrices.
     add::Add = "add";
+    /// Adds rows times a gate.
+    add_gated::AddGated = "add_gated";
     /// Multiplies by a number, and may limit the result.
     scale::Scale = "scale";
     /// Multiplies by an activated gate.
@@ -418,6 +421,13 @@ pub(crate) fn visit_step_tables(state: &StepState, visit: SpanVisitor<'_>) {
     for table in [counts, row_seat, q_start, kv_len, position, kv_slot, page_table] {
         visit(table.span, Access::Read);
     }
+}
+
+/// The spans of an op that computes the live rows of `y` from others.
+pub(crate) fn visit_live(from: &[&Tensor], live: Option<Span>, y: &Tensor, visit: SpanVisitor<'_>) {
+    let read = from.iter().map(|tensor| tensor.span).chain(live);
+    read.for_each(|span| visit(span, Access::Read));
+    visit(y.span, Access::Write);
 }
 
 /// Bytes of an optional norm's weight.

@@ -51,6 +51,9 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// Whether a linear and the rotation after it can be one node.
     fn can_rotate(&self, linear: &Node, rope: &Node) -> bool;
 
+    /// The compute capability, for a GPU; `None` for a CPU.
+    fn compute_capability(&self) -> Option<(u32, u32)>;
+
     /// Whether fused kernels round as their members do, so that fixed kernels may be fused, too.
     fn fuses_exactly(&self) -> bool;
 
@@ -114,6 +117,10 @@ impl Target for CpuTarget {
 
     fn can_rotate(&self, _linear: &Node, _rope: &Node) -> bool {
         false
+    }
+
+    fn compute_capability(&self) -> Option<(u32, u32)> {
+        None
     }
 
     fn fuses_exactly(&self) -> bool {
@@ -191,6 +198,10 @@ impl Target for launch::Target {
 
     fn can_rotate(&self, linear: &Node, rope: &Node) -> bool {
         lower::can_rotate(linear, rope, self)
+    }
+
+    fn compute_capability(&self) -> Option<(u32, u32)> {
+        Some(self.capability)
     }
 
     fn fuses_exactly(&self) -> bool {

@@ -7,7 +7,7 @@ mod shapes;
 use device::Op;
 use device::cuda::cache::Cache;
 use device::cuda::launch::{KernelKey, Launch, Lowered, Target};
-use device::cuda::lower::scratch_bytes;
+use device::cuda::lower::{scratch_bytes, unfit_layers};
 use device::cuda::source;
 use device::cuda::usage::usage;
 use device::variant::Pick;
@@ -129,6 +129,44 @@ fn every_kernel_compiles_waits_and_does_not_spill() {
         eprintln!("{arch}: {} kernels", keys.len());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The bounds of layers as one node are those of the kernel: the widest that is accepted still fits its registers.
+#[test]
+fn the_widest_layers_do_not_spill() {
+    let hopper = Target::h200();
+    let layers = |model: &shapes::Model, rows| {
+        let op = shapes::ops(model, rows, rows, true).pop().expect("layers come last");
+        (unfit_layers(&op, &hopper), op)
+    };
+    let model = shapes::MODELS[0];
+    let inner = |n: u32| shapes::Model { inner: n * 1024, ..model };
+    let heads = |n: u32| shapes::Model { heads: n * 8, ..model };
+    let mut keys = Vec::new();
+    for rows in [1, 4, 8] {
+        let fits = |model: &shapes::Model| layers(model, rows).0.is_none();
+        for widest in
+            [(1..).map(inner).take_while(fits).last(), (1..).map(heads).take_while(fits).last()]
+        {
+            let widest = widest.expect("some layers fit");
+            let Some(lowered) = shapes::lowered(&layers(&widest, rows).1, &hopper) else {
+                panic!("{widest:?}")
+            };
+            keys.extend(lowered.into_iter().map(|part| match part {
+                Lowered::Launch(launch) => launch.kernel,
+                other => panic!("{other:?}"),
+            }));
+        }
+    }
+    let Some(compiler) = compiler::find() else { return };
+    let cache = Cache::new(compiler::folder().join("kernels"));
+    let compiled =
+        cache.get_all(&compiler, &keys, &hopper.arch()).unwrap_or_else(|e| panic!("{e}"));
+    for (key, (compiled, _)) in keys.iter().zip(&compiled) {
+        let used = usage(&compiled.cubin, &key.entry).expect("the cubin says what it uses");
+        eprintln!("{:?}: {used:?}", key.defines);
+        assert!(used.local <= MOST_LOCAL, "{:?}: {used:?}", key.defines);
+    }
 }
 
 #[test]

@@ -181,7 +181,7 @@ impl<X: Executor> Offline<X> {
                 {
                     completion.choices[*choice as usize].cut = true;
                 }
-                let id = id_of(&output);
+                let id = output.id();
                 if let Some((index, answer)) = hear(&mut open, output) {
                     // Unless it ended by itself, the engine still works on it.
                     events.push(Event::Cancel(id));
@@ -202,16 +202,6 @@ impl<X: Executor> Offline<X> {
     /// The engine itself.
     pub fn engine(&self) -> &Engine<X> {
         &self.engine
-    }
-}
-
-const fn id_of(output: &Output) -> RequestId {
-    match output {
-        Output::Rejected { id, .. }
-        | Output::Prefilled { id, .. }
-        | Output::Embedded { id, .. }
-        | Output::Token { id, .. }
-        | Output::Finished { id, .. } => *id,
     }
 }
 

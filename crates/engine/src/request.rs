@@ -195,6 +195,19 @@ pub enum Output {
     },
 }
 
+impl Output {
+    /// The request it is about.
+    pub const fn id(&self) -> RequestId {
+        match self {
+            Output::Rejected { id, .. }
+            | Output::Prefilled { id, .. }
+            | Output::Embedded { id, .. }
+            | Output::Token { id, .. }
+            | Output::Finished { id, .. } => *id,
+        }
+    }
+}
+
 /// The log-probability of a token and of the likeliest alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {

@@ -59,6 +59,10 @@ pub(crate) const ADDED_BYTES: usize = 2 << 20;
 pub const HEADS: u64 = 4_096;
 /// Elements of one attention head.
 pub const HEAD_DIM: u64 = 1_024;
+/// Experts of one layer; the largest published number is 512.
+pub const EXPERTS: usize = 512;
+/// Experts of one token; published models have up to 22.
+pub const TOP_EXPERTS: usize = 32;
 /// Longest context a config may name.
 pub const POSITIONS: u64 = 1 << 30;
 /// End-of-sequence ids a config may list.

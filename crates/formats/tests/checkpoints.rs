@@ -87,23 +87,12 @@ fn shards_make_one_checkpoint() {
     assert!(Checkpoint::open(folder.path()).unwrap_err().to_string().contains("also in"));
 }
 
-fn llama() -> GgufFile {
-    GgufFile::new()
-        .str("general.architecture", "llama")
-        .u32("llama.block_count", 1)
-        .u32("llama.context_length", 128)
-        .u32("llama.embedding_length", 32)
-        .u32("llama.feed_forward_length", 64)
-        .u32("llama.attention.head_count", 4)
-        .u32("llama.attention.head_count_kv", 2)
-        .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-}
-
 #[test]
 fn split_gguf_is_one_checkpoint_whichever_part_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let part = |n: u8| folder.path().join(format!("m-0000{n}-of-00002.gguf"));
-    let embed = llama().u32("split.count", 2).tensor("token_embd.weight", &[32, 10], 8, 0);
+    let embed =
+        GgufFile::llama().u32("split.count", 2).tensor("token_embd.weight", &[32, 10], 8, 0);
     std::fs::write(part(1), embed.data(340).bytes()).unwrap();
     let rest = GgufFile::new().u32("split.count", 2).tensor("output_norm.weight", &[32], 0, 0);
     std::fs::write(part(2), rest.data(128).bytes()).unwrap();

@@ -1,35 +1,13 @@
 //! Every kind of step that a `tokenizer.json` may have, in random chains, against the `tokenizers`
 //! crate, which defines what they do.
 
+mod random;
+
 use formats::tokenizer::Tokenizer;
+use random::Random;
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
-    }
-
-    fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-}
 
 const BEHAVIOURS: [&str; 5] =
     ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];

@@ -6,11 +6,13 @@
 
 mod fetch;
 mod make;
+mod random;
 
 use formats::gguf::Gguf;
 use formats::tokenizer::{Detokenizer, Tokenizer};
 use make::{GgufFile, I32};
 use proptest::prelude::*;
+use random::Random;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,23 +32,6 @@ fn json(name: &str) -> Tokenizer {
 fn gguf(path: &Path) -> Tokenizer {
     let bytes = std::fs::read(path).unwrap();
     Tokenizer::from_gguf(&Gguf::read(path, &bytes[..], bytes.len() as u64).unwrap()).unwrap()
-}
-
-/// splitmix64, as in the script that made the references.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
 }
 
 /// The same strings as the script's, invalid UTF-8 included.

@@ -5,14 +5,17 @@ mod breakable;
 mod disabled;
 mod full;
 mod piecewise;
+mod segmented;
 
-pub use breakable::Breakable;
 pub use disabled::Disabled;
 pub use full::Full;
-pub use piecewise::Piecewise;
+
+use breakable::Breaks;
+use piecewise::Splits;
+use segmented::Segmented;
 
 use crate::{Plan, ShapeKey};
-use device::{Arena, Device, Graph, Item, Node, RecordOptions, Recording, Result};
+use device::{Arena, Device, Item, Node, RecordOptions, Recording, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -54,8 +57,7 @@ pub trait Backend: fmt::Debug + Send {
 
     /// Compiles what the plan's nodes need, so that neither recording nor running stalls.
     fn prepare(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
-        let items: Vec<Item> = plan.nodes.iter().cloned().map(Item::Node).collect();
-        cx.device.prepare(&items, cx.options)
+        prepare_nodes(cx, &plan.nodes)
     }
 
     /// Makes the plan replayable, replacing what was recorded under its key.
@@ -146,8 +148,8 @@ impl BackendKind {
     pub fn create(self) -> Box<dyn Backend> {
         match self {
             BackendKind::Full => Box::new(Full::default()),
-            BackendKind::Breakable => Box::new(Breakable::default()),
-            BackendKind::Piecewise => Box::new(Piecewise::default()),
+            BackendKind::Breakable => Box::new(Segmented::<Breaks>::default()),
+            BackendKind::Piecewise => Box::new(Segmented::<Splits>::default()),
             BackendKind::Disabled => Box::new(Disabled),
         }
     }
@@ -173,33 +175,9 @@ pub fn run_eagerly(cx: &Context<'_>, plan: &Plan) -> Result<()> {
     plan.nodes.iter().try_for_each(|node| cx.device.run(cx.arena, node))
 }
 
-/// One part of a plan that was cut: a recorded graph, or nodes that run on their own.
-#[derive(Debug)]
-enum Segment {
-    Recorded(Graph),
-    Eager(usize),
-}
-
-fn replay_segments(cx: &Context<'_>, plan: &Plan, segments: &[Segment]) -> Result<()> {
-    for segment in segments {
-        match segment {
-            Segment::Recorded(graph) => graph.replay()?,
-            Segment::Eager(index) => {
-                let node = &plan.nodes[*index];
-                cx.at_break.map_or(Ok(()), |hook| hook(*index, node))?;
-                cx.device.run(cx.arena, node)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn segment_bytes(segments: &[Segment]) -> u64 {
-    let bytes = |segment: &Segment| match segment {
-        Segment::Recorded(graph) => graph.bytes(),
-        Segment::Eager(_) => 0,
-    };
-    segments.iter().map(bytes).sum()
+fn prepare_nodes(cx: &Context<'_>, nodes: &[Node]) -> Result<()> {
+    let items: Vec<Item> = nodes.iter().cloned().map(Item::Node).collect();
+    cx.device.prepare(&items, cx.options)
 }
 
 fn push_nodes(recording: &mut Recording, nodes: &[Node]) -> Result<()> {

@@ -40,10 +40,8 @@ pub struct Given {
 /// What is known of the machine and the engine before graphs are configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The device is a GPU.
-    pub gpu: bool,
-    /// Its compute capability.
-    pub capability: (u32, u32),
+    /// The compute capability, if the device is a GPU: what its [`device::Target`] says.
+    pub capability: Option<(u32, u32)>,
     /// The device can record at all.
     pub records: bool,
     /// Sequences the scheduler may run at once.

@@ -6,7 +6,7 @@ use device::Op;
 use fixtures::Sample;
 use fixtures::Sweep;
 use fixtures::Traffic;
-use graph::backend::{Backend, BackendKind, Breakable, Context};
+use graph::backend::{BackendKind, Context};
 use graph::mail::{MailError, Mailbox, StepInput};
 use graph::runner::{Capture, Debug, Fallback, RunError, RunnerConfig, Runners, StepShape};
 use graph::{CompileTarget, Phase, Reason, ShapeKey};
@@ -234,7 +234,7 @@ fn the_host_may_look_at_every_break() {
         let mut traffic = Traffic::new(world.limits, PAGES, 4);
         runners.launch(&traffic.prefill(3)).unwrap();
         runners.wait().unwrap();
-        let mut backend = Breakable::default();
+        let mut backend = BackendKind::Breakable.create();
         backend.record(&world.context(), &plan).unwrap();
         let seen = RefCell::new(Vec::new());
         let hook = |index: usize, node: &device::Node| {

@@ -264,6 +264,9 @@ fn write_layers(
         let plan = graph::compile(program, &target, &key, bindings)?;
         mailbox.post(input, &key)?;
         let numbers = layers(device, arena, &plan, live, &lengths)?;
+        if numbers.len() != config.layers + 1 {
+            return Err(format!("{} results of {} layers", numbers.len(), config.layers).into());
+        }
         mailbox.sent();
         device.sync()?;
         let output = mailbox.take()?.ok_or("no result")?;
@@ -302,16 +305,15 @@ fn layers(
         Ok(all)
     };
     let mut found = Vec::new();
-    for node in &plan.nodes {
+    for (index, node) in plan.nodes.iter().enumerate() {
         device.run(arena, node)?;
-        if let Op::Embed(op) = &node.op {
-            found.push(numbers(device, arena, &op.out, live)?);
-        }
-        if let Op::Linear(op) = &node.op
-            && node.name == "down"
-            && node.layer.is_some()
-        {
-            found.push(whole(&op.y)?);
+        let ends = plan.nodes.get(index + 1).is_none_or(|next| next.layer != node.layer);
+        match &node.op {
+            Op::Embed(op) => found.push(numbers(device, arena, &op.out, live)?),
+            op if node.layer.is_some() && ends => {
+                found.push(whole(&op.made().ok_or("a layer ends without a result")?)?);
+            }
+            _ => {}
         }
     }
     Ok(found)

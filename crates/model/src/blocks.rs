@@ -1,14 +1,17 @@
 //! Parts of decoders that several families share.
 
+pub(crate) mod experts;
+
 use crate::Builder;
 use crate::builder::{Source, tensor};
 use crate::config::{ModelConfig, Rope};
 use crate::families::Decoder;
 use crate::weights::Cut;
 use device::op::Activation;
+use experts::Experts;
 use graph::program::{RopeId, ValueId, WeightRef};
 
-/// Llama's block with the options that Mistral, Qwen 2, Qwen 3 and SmolLM3 differ in.
+/// Llama's block with the options that Mistral, Mixtral, Qwen 2, Qwen 3 and SmolLM3 differ in.
 #[derive(Debug)]
 pub(crate) struct Dense {
     pub(crate) rope: Rope,
@@ -20,13 +23,15 @@ pub(crate) struct Dense {
     pub(crate) head_norms: bool,
     /// How far back each layer looks; `None` is the whole context.
     pub(crate) windows: Vec<Option<usize>>,
+    /// Experts in place of MLPs.
+    pub(crate) experts: Option<Experts>,
 }
 
 impl Dense {
     /// Every layer rotated, the whole context, no norms on heads, no bias.
     pub(crate) fn new(config: &ModelConfig, rope: Rope) -> Dense {
         let (rotated, windows) = (vec![true; config.layers], vec![None; config.layers]);
-        Dense { rope, rotated, qkv_bias: false, head_norms: false, windows }
+        Dense { rope, rotated, qkv_bias: false, head_norms: false, windows, experts: None }
     }
 }
 
@@ -53,6 +58,9 @@ impl Decoder for Dense {
             let o = output(config, b, a);
             let x = b.ops().add("attn_out", x, o);
             let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
+            if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
+                return experts.build(b, x, h);
+            }
             let d = gated_mlp(config, b, h, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
@@ -173,6 +181,22 @@ pub(crate) fn rotate_and_attend(
     b.ops().attention_capped("attn", qkv, scale, options.score_cap, window)
 }
 
+/// Attention of `h`, without the output projection, with a norm over all queries of a token and one over all keys.
+pub(crate) fn attend_with_wide_norms(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    h: ValueId,
+    rope: RopeId,
+) -> ValueId {
+    let (q, kv, dim) = (config.q_width(), config.kv_width(), config.head_dim);
+    let qkv = b.linear("qkv", h, &qkv_sources(config, dim), false, Cut::Rows);
+    let q_norm = tensor("self_attn.q_norm", "attn_q_norm", q).rotated(dim);
+    let k_norm = tensor("self_attn.k_norm", "attn_k_norm", kv).rotated(dim);
+    let qkv = b.rms_norm_columns("q_norm", qkv, 0, q_norm);
+    let qkv = b.rms_norm_columns("k_norm", qkv, q, k_norm);
+    rotate_and_attend(config, b, qkv, &Attention::new(config, rope))
+}
+
 /// After the last layer's KV write only the last token of each row matters: it is gathered there.
 pub(crate) fn last_tokens(b: &mut Builder<'_>, a: ValueId, x: ValueId) -> (ValueId, ValueId) {
     (last_token(b, "attn_last", a), last_token(b, "last", x))
@@ -214,18 +238,30 @@ pub(crate) fn gated_mlp(
     let inner = config.intermediate;
     let sources =
         [tensor("mlp.gate_proj", "ffn_gate", inner), tensor("mlp.up_proj", "ffn_up", inner)];
-    mlp(config, b, h, sources, act)
+    joined_mlp(config, b, h, sources, act)
 }
 
 /// The same, with gate and up from `sources`.
-pub(crate) fn mlp(
+pub(crate) fn joined_mlp(
     config: &ModelConfig,
     b: &mut Builder<'_>,
     h: ValueId,
-    sources: [Source; 2],
+    [gate, up]: [Source; 2],
     act: Activation,
 ) -> ValueId {
-    let g = b.gate_up("gate_up", h, sources);
-    let m = b.ops().gate_mul("act", g, act);
-    b.linear("down", m, &[tensor("mlp.down_proj", "ffn_down", config.hidden)], false, Cut::Cols)
+    mlp(b, "", h, [gate, up, tensor("mlp.down_proj", "ffn_down", config.hidden)], act)
+}
+
+/// The same with gate, up and down from `sources`; names of steps and weights have `prefix` in front.
+fn mlp(
+    b: &mut Builder<'_>,
+    prefix: &str,
+    h: ValueId,
+    [gate, up, down]: [Source; 3],
+    act: Activation,
+) -> ValueId {
+    let name = |which: &str| format!("{prefix}{which}");
+    let g = b.gate_up(&name("gate_up"), h, [gate, up]);
+    let m = b.ops().gate_mul(&name("act"), g, act);
+    b.linear(&name("down"), m, &[down], false, Cut::Cols)
 }

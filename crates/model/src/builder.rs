@@ -4,10 +4,10 @@
 use crate::config::{ModelConfig, Rope};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
 use device::DType;
-use device::op::Pairs;
+use device::op::{Activation, Pairs, Routing};
 use device::target::WeightUse;
 use graph::program::{
-    ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
+    ExpertWeights, ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
 };
 
 /// The number formats of a program on its device.
@@ -52,7 +52,8 @@ pub struct Written {
     pub ropes: Vec<Rope>,
 }
 
-/// A tensor of a checkpoint by its two names, without layer and suffix, and how many rows it has.
+/// A tensor of a checkpoint by its two names, without layer and suffix, and how many rows it has. `{}` in a name is the
+/// number of an expert.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     json: &'static str,
@@ -63,14 +64,28 @@ pub struct Source {
     rotated: Option<usize>,
     less_one: bool,
     factor: f32,
+    expert: Option<Expert>,
+}
+
+/// One of the experts of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Expert {
+    number: usize,
+    of: usize,
 }
 
 /// The tensor that `config.json` checkpoints call `json` and GGUF files `gguf`.
 pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Source {
-    Source { json, gguf, from: 0, rows, all: rows, rotated: None, less_one: false, factor: 1.0 }
+    let (rotated, expert) = (None, None);
+    Source { json, gguf, from: 0, rows, all: rows, rotated, less_one: false, factor: 1.0, expert }
 }
 
 impl Source {
+    /// How many rows it has.
+    pub(crate) const fn rows(self) -> usize {
+        self.rows
+    }
+
     /// Rows of heads whose first `elements` elements are rotated.
     pub const fn rotated(self, elements: usize) -> Source {
         Source { rotated: Some(elements), ..self }
@@ -84,6 +99,12 @@ impl Source {
     /// A norm's weight that `config.json` checkpoints store less 1.
     pub(crate) const fn less_one(self) -> Source {
         Source { less_one: true, ..self }
+    }
+
+    /// The same of expert `number` of `of`: in a tensor of its own if the name says where its number stands, else in one
+    /// that has those of all experts, one after the other.
+    pub(crate) const fn of_expert(self, number: usize, of: usize) -> Source {
+        Source { expert: Some(Expert { number, of }), ..self }
     }
 
     /// A vector to be multiplied by `factor`.
@@ -223,8 +244,56 @@ impl<'a> Builder<'a> {
     /// `x` times gate and up, whose columns alternate in the result.
     pub(crate) fn gate_up(&mut self, name: &str, x: ValueId, sources: [Source; 2]) -> ValueId {
         let cols = self.program.cols(x) as usize;
-        let w = self.matrix(name, cols, &sources, Arrange::Alternating, Cut::Rows).gate_up();
+        let w = self.matrix(name, cols, &sources, Arrange::ALTERNATING, Cut::Rows).gate_up();
         self.program.linear(name, x, w, None)
+    }
+
+    /// The experts of each row of `x`.
+    pub(crate) fn route(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        source: Source,
+        routing: Routing,
+    ) -> ValueId {
+        let cols = self.program.cols(x) as usize;
+        let w = self.matrix(name, cols, &[source], Arrange::Stacked, Cut::Whole);
+        self.program.route(name, x, w, None, routing)
+    }
+
+    /// What the experts of `choice` make of `x`, added to `residual`. `sources` are gate, up and down of one of `count`
+    /// experts.
+    pub(crate) fn experts(
+        &mut self,
+        x: ValueId,
+        choice: ValueId,
+        count: usize,
+        sources: [Source; 3],
+        residual: ValueId,
+    ) -> ValueId {
+        let [gate, up, down] = sources;
+        let (wide, inner) = (self.program.cols(x) as usize, gate.rows);
+        let both = |number| [gate, up].map(|source| source.of_expert(number, count));
+        let both: Vec<Source> = (0..count).flat_map(both).collect();
+        let gate_up = self.matrix("experts_gate_up", wide, &both, Arrange::PAIRS, Cut::Rows);
+        let down: Vec<Source> = (0..count).map(|number| down.of_expert(number, count)).collect();
+        let down = self.matrix("experts_down", inner, &down, Arrange::EQUAL, Cut::Cols);
+        let gate_up = gate_up.gate_up_turns();
+        let weights = ExpertWeights { experts: count as u32, gate_up, down };
+        self.program.experts("experts", x, choice, weights, Activation::Silu, Some(residual))
+    }
+
+    /// `a + sigmoid(x · w) · b`, where `w` is one row.
+    pub(crate) fn add_gated(
+        &mut self,
+        name: &str,
+        a: ValueId,
+        b: ValueId,
+        x: ValueId,
+        source: Source,
+    ) -> ValueId {
+        let w = self.vector(name, &[source], ".weight", Cut::Whole);
+        self.program.add_gated(name, a, b, x, w)
     }
 
     /// The weight and epsilon of a norm over the elements of each head.
@@ -288,22 +357,38 @@ impl<'a> Builder<'a> {
     }
 
     fn part(&self, source: &Source, suffix: &str) -> Part {
-        let Source { json, gguf, from, rows, all, rotated, less_one, factor } = *source;
+        let Source { json, gguf, from, rows, all, rotated, less_one, factor, expert } = *source;
         let heads = rotated.map(|rotated| HeadRows {
             dim: self.config.head_dim,
             rotated,
             stored: self.config.pairs,
             wanted: self.setting.pairs,
         });
-        let tensor = match (self.config.gguf, self.layer) {
-            (true, Some(layer)) => format!("blk.{layer}.{gguf}{suffix}"),
-            (true, None) => format!("{gguf}{suffix}"),
-            (false, Some(layer)) => format!("model.layers.{layer}.{json}{suffix}"),
-            (false, None) if json == "lm_head" => format!("{json}{suffix}"),
-            (false, None) => format!("model.{json}{suffix}"),
+        let prefix = match (self.config.gguf, self.layer) {
+            (true, Some(layer)) => format!("blk.{layer}."),
+            (true, None) => String::new(),
+            (false, Some(layer)) => format!("model.layers.{layer}."),
+            (false, None) if json == "lm_head" => String::new(),
+            (false, None) => "model.".into(),
+        };
+        let name = if self.config.gguf { gguf } else { json };
+        let (name, stack, before) = match expert {
+            Some(Expert { number, .. }) if name.contains("{}") => {
+                (name.replace("{}", &number.to_string()), None, 0)
+            }
+            Some(Expert { number, of }) => (name.to_owned(), Some(of), number * all),
+            None => (name.to_owned(), None, 0),
         };
         // GGUF's converter adds the 1.
         let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
-        Part { tensor, rows: from..from + rows, tensor_rows: all, heads, add, factor }
+        Part {
+            tensor: format!("{prefix}{name}{suffix}"),
+            rows: before + from..before + from + rows,
+            tensor_rows: all * stack.unwrap_or(1),
+            stack,
+            heads,
+            add,
+            factor,
+        }
     }
 }

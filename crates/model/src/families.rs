@@ -38,7 +38,24 @@ macro_rules! families {
 }
 
 families![
-    llama, mistral, qwen2, qwen3, gemma2, gemma3, granite, smollm3, phi3, glm4, olmo2, cohere,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    gemma2,
+    gemma3,
+    granite,
+    smollm3,
+    phi3,
+    glm4,
+    olmo2,
+    cohere,
+    qwen3_moe,
+    qwen2_moe,
+    mixtral,
+    olmoe,
+    granitemoe,
+    granitemoeshared,
 ];
 
 /// The names of all families.

@@ -2,7 +2,7 @@
 
 use crate::LoadError;
 use crate::open::device_dtype;
-use crate::weights::WeightSpec;
+use crate::weights::{Arrange, WeightSpec};
 use device::cpu::pack::pack_parts;
 use device::graph::Node;
 use device::op::{Noise, Op};
@@ -11,6 +11,7 @@ use device::{Arena, DType, Device, Tensor};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use formats::quant::dequantise;
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,12 +61,15 @@ impl Target<'_> {
     }
 
     /// Fills every weight from a seed: matrices uniform with the deviation models are initialised with,
-    /// norms around 1.
+    /// norms around 1. Where there are experts, embeddings are as large as what layers add to them: else attention would
+    /// make all tokens of a sequence alike, and they would go to the same experts.
     pub(crate) fn draw(&self, placed: &[Placed<'_>], seed: u64) -> Result<(), LoadError> {
+        let experts = placed.iter().any(|(spec, _)| spec.arrange == Arrange::PAIRS);
         for (index, (spec, to)) in placed.iter().enumerate() {
             let is_bias = spec.name.ends_with("bias");
             let (mean, scale) = match spec.kind {
                 WeightUse::Vector if !is_bias => (1.0, 0.1),
+                WeightUse::Table if experts => (0.0, 3f32.sqrt()),
                 // Uniform in ±√3·σ has deviation σ = 0.02.
                 WeightUse::Vector | WeightUse::Table | WeightUse::Matrix => {
                     (0.0, 0.02 * 3f32.sqrt())
@@ -158,9 +162,9 @@ impl Target<'_> {
     }
 }
 
-/// The stored rows that some rows of a weight are made of: one range of each part.
+/// The stored rows that some rows of a weight are made of: one range of each part that has any.
 struct StoredRows<'a> {
-    parts: Vec<StoredPart<'a>>,
+    parts: BTreeMap<usize, StoredPart<'a>>,
     /// Bytes read.
     read: u64,
 }
@@ -181,26 +185,23 @@ impl<'a> StoredRows<'a> {
         checkpoint: &'a Checkpoint,
         rows: Range<usize>,
     ) -> Result<StoredRows<'a>, LoadError> {
-        let mut ranges: Vec<Option<(usize, usize)>> = vec![None; spec.parts.len()];
+        let mut ranges: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
         for row in rows {
             let (part, stored) = spec.source(row);
-            let range = ranges[part].get_or_insert((stored, stored));
+            let range = ranges.entry(part).or_insert((stored, stored));
             *range = (range.0.min(stored), range.1.max(stored));
         }
-        let mut all = StoredRows { parts: Vec::with_capacity(spec.parts.len()), read: 0 };
-        for (part, range) in spec.parts.iter().zip(&ranges) {
+        let mut all = StoredRows { parts: BTreeMap::new(), read: 0 };
+        for (index, (from, to)) in ranges {
+            let part = &spec.parts[index];
             let info = checkpoint.get(&part.tensor).expect("the tensors were checked");
             let dtype = source_dtype(info);
             let row_bytes = info.bytes / part.tensor_rows;
-            let mut bytes = Vec::new();
-            if let Some((from, to)) = range {
-                bytes.resize((to - from + 1) * row_bytes, 0);
-                checkpoint.read_range(&info.name, from * row_bytes, &mut bytes)?;
-                all.read += bytes.len() as u64;
-            }
-            let from = range.map_or(0, |(from, _)| from);
+            let mut bytes = vec![0; (to - from + 1) * row_bytes];
+            checkpoint.read_range(&info.name, from * row_bytes, &mut bytes)?;
+            all.read += bytes.len() as u64;
             let cols = dtype.bytes(spec.cols.start)..dtype.bytes(spec.cols.end);
-            all.parts.push(StoredPart { info, from, row_bytes, cols, bytes });
+            all.parts.insert(index, StoredPart { info, from, row_bytes, cols, bytes });
         }
         Ok(all)
     }
@@ -208,7 +209,7 @@ impl<'a> StoredRows<'a> {
     /// The bytes of a row of the weight, and the tensor they are of.
     fn row(&self, spec: &WeightSpec, row: usize) -> (&'a TensorInfo, &[u8]) {
         let (part, stored) = spec.source(row);
-        let StoredPart { info, from, row_bytes, cols, bytes } = &self.parts[part];
+        let StoredPart { info, from, row_bytes, cols, bytes } = &self.parts[&part];
         (info, &bytes[(stored - from) * row_bytes..][cols.clone()])
     }
 }

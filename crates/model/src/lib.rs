@@ -81,6 +81,9 @@ pub enum LoadError {
         /// What is wrong with them.
         problem: String,
     },
+    /// ggml's order of sums was asked for, and the model has experts.
+    #[error("ggml's numerics are not there for models with experts")]
+    GgmlExperts,
     /// The model does not make a program.
     #[error(transparent)]
     Program(#[from] graph::program::ProgramError),

@@ -150,16 +150,15 @@ pub fn load_executor(
         penalties: options.penalties,
         tokens_per_row: 1,
     };
-    let mut target = CompileTarget::new(plan_for);
     let facts = Facts {
-        gpu: kind == DeviceKind::Cuda,
-        capability: device.gpu().map_or((0, 0), |gpu| gpu.capability),
+        capability: plan_for.compute_capability(),
         records: true,
         sequences: limits.rows,
         tokens: limits.tokens,
         weights: program.weight_bytes(),
     };
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
+    let mut target = CompileTarget::new(plan_for);
     target.merge = graphs.merge;
     let decode = graphs.runner(Phase::Decode, &limits)?;
     let prefill = graphs.runner(Phase::Prefill, &limits)?;

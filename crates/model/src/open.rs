@@ -6,10 +6,10 @@ use crate::weights::{Part, WeightSpec};
 use crate::{LoadError, fill, rope};
 use device::cpu::Numerics;
 use device::op::Pairs;
-use device::target::WeightUse;
 use device::{Arena, DType, Device, Target};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use graph::Bindings;
+use graph::program::{ProgramOp, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -86,6 +86,10 @@ impl OpenModel {
         let mut builder = Builder::new(config, setting);
         config.decoder.build(config, &mut builder);
         let written = builder.finish()?;
+        let routes = |step: &Step| matches!(step.op, ProgramOp::Route(_));
+        if ggml && written.program.steps.iter().any(routes) {
+            return Err(LoadError::GgmlExperts);
+        }
         if let Weights::Stored(checkpoint) = &self.weights {
             check_tensors(checkpoint, &written.weights)?;
         }
@@ -143,11 +147,7 @@ fn check_tensors(checkpoint: &Checkpoint, specs: &[WeightSpec]) -> Result<(), Lo
     let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for spec in specs {
         for part in &spec.parts {
-            let shape = match spec.kind {
-                WeightUse::Vector => vec![part.tensor_rows],
-                WeightUse::Table | WeightUse::Matrix => vec![part.tensor_rows, spec.tensor_cols],
-            };
-            wanted.insert(&part.tensor, shape);
+            wanted.insert(&part.tensor, part.tensor_shape(spec.kind, spec.tensor_cols));
         }
     }
     let mut found = BTreeSet::new();
@@ -171,7 +171,9 @@ fn check_tensors(checkpoint: &Checkpoint, specs: &[WeightSpec]) -> Result<(), Lo
 }
 
 fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {
-    if info.shape != shape {
+    // A vector may be stored as a matrix of one row.
+    let one_row = shape.len() == 1 && info.shape.len() == 2 && info.shape[0] == 1;
+    if info.shape != shape && !(one_row && info.shape[1] == shape[0]) {
         return Some(format!("{}: shape {:?}, expected {shape:?}", info.name, info.shape));
     }
     if device_dtype(info.dtype).is_none() {

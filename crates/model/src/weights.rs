@@ -1,8 +1,8 @@
 //! Which checkpoint tensors each weight of a program is made of, and the order of their rows.
 //!
 //! A program uses fewer, larger matrices than a checkpoint holds: q, k and v in one, gate and up
-//! alternating row by row. These only rearrange rows, and a row is whole blocks, so quantised
-//! weights are rearranged without conversion.
+//! alternating row by row, all experts of a layer in one. These only rearrange rows, and a row is whole blocks, so
+//! quantised weights are rearranged without conversion.
 
 use device::DType;
 use device::op::Pairs;
@@ -14,8 +14,23 @@ use std::ops::Range;
 pub enum Arrange {
     /// All rows of the first part, then of the second, …
     Stacked,
-    /// Row 0 of the first, row 0 of the second, row 1 of the first, …
-    Alternating,
+    /// Groups of `parts` parts, one after the other, all parts with equally many rows: in a group, `rows` rows of its
+    /// first part, as many of its second, …, then the next `rows` rows of its first.
+    Turns {
+        /// Parts of a group.
+        parts: usize,
+        /// Rows of a turn.
+        rows: usize,
+    },
+}
+
+impl Arrange {
+    /// Gate and up: row 0 of the first, row 0 of the second, row 1 of the first, …
+    pub(crate) const ALTERNATING: Arrange = Arrange::Turns { parts: 2, rows: 1 };
+    /// Pairs of gate and up, in turns of eight rows: one pair for each expert.
+    pub(crate) const PAIRS: Arrange = Arrange::Turns { parts: 2, rows: 8 };
+    /// The same rows as [`Arrange::Stacked`], for many equal parts.
+    pub(crate) const EQUAL: Arrange = Arrange::Turns { parts: 1, rows: 1 };
 }
 
 /// How a weight is divided between devices that compute one model together.
@@ -34,7 +49,7 @@ pub enum Cut {
 pub struct WeightSpec {
     /// The program's name for it.
     pub name: String,
-    /// The tensors it is made of; each has `rows / parts.len()` rows when alternating.
+    /// The tensors it is made of; equally many rows of each if they take turns.
     pub parts: Vec<Part>,
     /// How they are put together.
     pub arrange: Arrange,
@@ -57,6 +72,8 @@ pub struct Part {
     pub rows: Range<usize>,
     /// All rows the tensor has.
     pub tensor_rows: usize,
+    /// Matrices in the tensor, one after the other, if it has three dimensions: experts.
+    pub stack: Option<usize>,
     /// For rows of heads that are rotated: the order they are wanted in.
     pub heads: Option<HeadRows>,
     /// Added to every element of a vector: some checkpoints store a norm's weight less 1.
@@ -124,10 +141,16 @@ impl WeightSpec {
         self.parts.iter().map(|part| part.rows.len())
     }
 
-    /// Where row `row` of the weight comes from: which part, and which stored row of its tensor.
+    /// Where row `row` of the weight comes from: which part, and which stored row of its tensor. Takes the same time
+    /// for any number of parts, except where parts of different lengths are stacked.
     pub fn source(&self, row: usize) -> (usize, usize) {
         let (index, within) = match self.arrange {
-            Arrange::Alternating => (row % self.parts.len(), row / self.parts.len()),
+            Arrange::Turns { parts, rows } => {
+                let group = parts * self.parts[0].rows.len();
+                let (before, row) = (row / group * parts, row % group);
+                let (round, row) = (row / (parts * rows), row % (parts * rows));
+                (before + row / rows, round * rows + row % rows)
+            }
             Arrange::Stacked => {
                 let (mut within, mut index) = (row, 0);
                 while within >= self.parts[index].rows.len() {
@@ -147,13 +170,17 @@ impl WeightSpec {
             let whole = each * ranks == all.len() && each.is_multiple_of(unit);
             whole.then(|| all.start + rank * each..all.start + (rank + 1) * each)
         };
+        let turn = match self.arrange {
+            Arrange::Turns { rows, .. } => rows,
+            Arrange::Stacked => 1,
+        };
         let mut shard = self.clone();
         match self.cut {
             Cut::Whole => {}
             Cut::Rows => {
                 for part in &mut shard.parts {
-                    // Whole heads: the rows of one are in another order.
-                    let unit = part.heads.map_or(1, |heads| heads.dim);
+                    // Whole heads: the rows of one are in another order. Whole turns, too.
+                    let unit = part.heads.map_or(turn, |heads| heads.dim);
                     part.rows = share(&part.rows, unit)?;
                 }
             }
@@ -165,6 +192,17 @@ impl WeightSpec {
 }
 
 impl Part {
+    /// The shape of its tensor, in a weight whose tensors have `cols` columns.
+    pub(crate) fn tensor_shape(&self, kind: WeightUse, cols: usize) -> Vec<usize> {
+        match (kind, self.stack) {
+            (WeightUse::Vector, _) => vec![self.tensor_rows],
+            (WeightUse::Table | WeightUse::Matrix, None) => vec![self.tensor_rows, cols],
+            (WeightUse::Table | WeightUse::Matrix, Some(stack)) => {
+                vec![stack, self.tensor_rows / stack, cols]
+            }
+        }
+    }
+
     /// The stored row that holds row `row` of the part.
     pub(crate) fn stored_row(&self, row: usize) -> usize {
         self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row))
@@ -180,6 +218,7 @@ mod tests {
             tensor: tensor.into(),
             rows: 0..rows,
             tensor_rows: rows,
+            stack: None,
             heads: None,
             add: 0.0,
             factor: 1.0,
@@ -200,13 +239,50 @@ mod tests {
         assert_eq!(qkv.rows(), 32);
         assert_eq!([qkv.source(0), qkv.source(1), qkv.source(4)], [(0, 0), (0, 2), (0, 1)]);
         assert_eq!([qkv.source(16), qkv.source(29)], [(1, 0), (2, 5)]);
-        let gate_up = spec(vec![part("g", 4), part("u", 4)], Arrange::Alternating, Cut::Rows);
+        let gate_up = spec(vec![part("g", 4), part("u", 4)], Arrange::ALTERNATING, Cut::Rows);
         assert_eq!([0, 1, 2].map(|row| gate_up.source(row)), [(0, 0), (1, 0), (0, 1)]);
         // Two parts of one tensor, as joined projections are stored.
         let up = Part { rows: 4..8, tensor_rows: 8, ..part("gu", 0) };
         let joined =
-            spec(vec![Part { rows: 0..4, ..up.clone() }, up], Arrange::Alternating, Cut::Rows);
+            spec(vec![Part { rows: 0..4, ..up.clone() }, up], Arrange::ALTERNATING, Cut::Rows);
         assert_eq!([0, 1, 2].map(|row| joined.source(row)), [(0, 0), (1, 4), (0, 1)]);
+    }
+
+    /// Gate and up of experts, as own tensors and as parts of one, against the order written out.
+    #[test]
+    fn pairs_of_experts_take_turns_of_eight() {
+        let (experts, inner) = (5, 24);
+        let own =
+            (0..experts).flat_map(|e| ["g", "u"].map(|which| part(&format!("{which}{e}"), inner)));
+        let own = spec(own.collect(), Arrange::PAIRS, Cut::Rows);
+        let rows = |which: usize, expert: usize| {
+            let all = experts * 2 * inner;
+            let from = (2 * expert + which) * inner;
+            let stack = Some(experts);
+            Part { rows: from..from + inner, tensor_rows: all, stack, ..part("both", 0) }
+        };
+        let joined = (0..experts).flat_map(|e| [rows(0, e), rows(1, e)]).collect();
+        let joined = spec(joined, Arrange::PAIRS, Cut::Rows);
+        let mut expected = Vec::new();
+        for expert in 0..experts {
+            for turn in 0..inner / 8 {
+                for which in 0..2 {
+                    expected.extend((0..8).map(|row| (2 * expert + which, 8 * turn + row)));
+                }
+            }
+        }
+        assert!((0..own.rows()).map(|row| own.source(row)).eq(expected.iter().copied()));
+        let stored = expected.iter().map(|&(part, row)| (part, part * inner + row));
+        assert!((0..joined.rows()).map(|row| joined.source(row)).eq(stored));
+        assert_eq!(joined.parts[3].tensor_shape(WeightUse::Matrix, 64), [5, 48, 64]);
+        let down: Vec<Part> = (0..experts).map(|e| part(&format!("d{e}"), 16)).collect();
+        let equal = spec(down.clone(), Arrange::EQUAL, Cut::Cols);
+        let stacked = spec(down, Arrange::Stacked, Cut::Cols);
+        assert!((0..80).all(|row| equal.source(row) == stacked.source(row)));
+        let second = own.shard(1, 3, DType::F32).unwrap();
+        let turns = [second.source(0), second.source(8), second.source(16)];
+        assert_eq!((second.rows(), turns), (80, [(0, 8), (1, 8), (2, 8)]));
+        assert_eq!(own.shard(0, 2, DType::F32), None, "half a turn");
     }
 
     /// What a model computes: pair i of the stored head is turned by angle i, the rest not at all. In the wanted order

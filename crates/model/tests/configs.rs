@@ -4,7 +4,7 @@
 mod make;
 
 use device::cpu::Numerics;
-use device::op::Pairs;
+use device::op::{Pairs, Routing};
 use device::target::CpuTarget;
 use formats::checkpoint::Checkpoint;
 use formats::dtype::DType;
@@ -66,6 +66,7 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-4b", 36, 2560, 9728, 32, 8, 128, true),
             ("qwen3-8b", 36, 4096, 12288, 32, 8, 128, false),
             ("qwen3-32b", 64, 5120, 25600, 64, 8, 128, false),
+            ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
             ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, false),
         ]
@@ -73,6 +74,13 @@ fn bundled_shapes_are_the_published_ones() {
     let qwen = ModelConfig::bundled("qwen3-8b").unwrap();
     assert_eq!((bias_and_norms(&qwen), qwen.family), ((false, true), "qwen3"));
     assert_eq!((qwen.vocab, qwen.eos), (151_936, vec![151_645, 151_643]));
+    let qwen = ModelConfig::bundled("qwen3-30b-a3b").unwrap();
+    assert_eq!((bias_and_norms(&qwen), qwen.family), ((false, true), "qwen3_moe"));
+    let chosen = (128, Routing { renormalise: true, ..Routing::softmax(8) });
+    assert_eq!(experts(&qwen), [chosen; 48]);
+    let program = program(&qwen);
+    let weights: u64 = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
+    assert_eq!(weights, 30_532_122_624, "the published number of parameters");
 }
 
 #[test]
@@ -156,23 +164,24 @@ const LLAMA_3_1: [(usize, f64); 8] = [
     (63, 3.068925877869333e-07),
 ];
 
-fn llama() -> GgufFile {
+fn gguf(architecture: &str) -> GgufFile {
+    let key = |name: &str| format!("{architecture}.{name}");
     GgufFile::new()
-        .str("general.architecture", "llama")
-        .u32("llama.block_count", 1)
-        .u32("llama.context_length", 128)
-        .u32("llama.embedding_length", 32)
-        .u32("llama.feed_forward_length", 64)
-        .u32("llama.attention.head_count", 4)
-        .u32("llama.attention.head_count_kv", 2)
-        .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        .str("general.architecture", architecture)
+        .u32(&key("block_count"), 1)
+        .u32(&key("context_length"), 128)
+        .u32(&key("embedding_length"), 32)
+        .u32(&key("feed_forward_length"), 64)
+        .u32(&key("attention.head_count"), 4)
+        .u32(&key("attention.head_count_kv"), 2)
+        .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
 }
 
 #[test]
 fn rope_divisors_stored_as_a_tensor_reach_the_config() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
-    let mut file = llama().tensor("token_embd.weight", &[32, 10], 30, 0).tensor(
+    let mut file = gguf("llama").tensor("token_embd.weight", &[32, 10], 30, 0).tensor(
         "rope_freqs.weight",
         &[4],
         0,
@@ -187,11 +196,35 @@ fn rope_divisors_stored_as_a_tensor_reach_the_config() {
     assert_eq!(config.pairs, Pairs::Neighbours);
     assert_eq!(rope(&config).scaling, RopeScaling::Divisors(vec![1.0, 1.0, 2.0, 8.0]));
     assert_eq!(config.dtype, DType::BF16);
-    let mixture =
-        llama().u32("llama.expert_count", 8).tensor("token_embd.weight", &[32, 10], 30, 0);
-    std::fs::write(&path, mixture.data(640).bytes()).unwrap();
-    let error = ModelConfig::of(&Checkpoint::open(&path).unwrap()).unwrap_err();
+}
+
+/// Where they are read, and where they are refused.
+#[test]
+fn experts_of_gguf_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let read = |file: GgufFile| {
+        let file = file.tensor("token_embd.weight", &[32, 10], 30, 0).data(640);
+        std::fs::write(&path, file.bytes()).unwrap();
+        ModelConfig::of(&Checkpoint::open(&path).unwrap())
+    };
+    let error = read(gguf("qwen3").u32("qwen3.expert_count", 8)).unwrap_err();
     assert!(error.to_string().contains("expert_count: 8"), "{error}");
+    let mixtral = || gguf("llama").u32("llama.expert_count", 8);
+    let error = read(mixtral()).unwrap_err();
+    assert!(error.to_string().contains("expert_used_count"), "{error}");
+    let config = read(mixtral().u32("llama.expert_used_count", 2)).unwrap();
+    assert_eq!(experts(&config), [(8, Routing { renormalise: true, ..Routing::softmax(2) })]);
+}
+
+/// How many experts each layer with experts has, and how they are chosen.
+fn experts(config: &ModelConfig) -> Vec<(u32, Routing)> {
+    let program = program(config);
+    let chosen = |op: &ProgramOp| match op {
+        ProgramOp::Route(route) => Some((program.weight(route.w).rows, route.routing)),
+        _ => None,
+    };
+    program.steps.iter().filter_map(|step| chosen(&step.op)).collect()
 }
 
 fn refused(result: formats::Result<ModelConfig>, word: &str) {
@@ -220,8 +253,14 @@ fn configs_must_make_sense() {
     refused(read(r#","max_position_embeddings":99999999999999"#), "position");
     let deep = base.replace("\"num_hidden_layers\":2", "\"num_hidden_layers\":99999999999999");
     refused(ModelConfig::from_hf(file, format!("{{{deep}}}").as_bytes(), None), "layers");
-    let other = base.replace("llama", "mixtral");
-    refused(ModelConfig::from_hf(file, format!("{{{other}}}").as_bytes(), None), "mixtral");
+    let other = base.replace("llama", "mamba");
+    refused(ModelConfig::from_hf(file, format!("{{{other}}}").as_bytes(), None), "mamba");
+    let mixtral = base.replace("llama", "mixtral");
+    let mixtral =
+        |more: &str| ModelConfig::from_hf(file, format!("{{{mixtral}{more}}}").as_bytes(), None);
+    refused(mixtral(""), "num_experts");
+    refused(mixtral(r#","num_local_experts":8,"num_experts_per_tok":9"#), "1 to 8");
+    refused(mixtral(r#","num_local_experts":999999999,"num_experts_per_tok":1"#), "1 to 512");
     let huge = base.replace("\"vocab_size\":100", "\"vocab_size\":10000000000");
     refused(ModelConfig::from_hf(file, format!("{{{huge}}}").as_bytes(), None), "vocabulary size");
     refused(ModelConfig::from_hf(file, b"{", None), "config");

@@ -315,13 +315,7 @@ impl Run {
     }
 
     fn check_output(&mut self, output: Output) -> Result<(), String> {
-        let id = match &output {
-            Output::Rejected { id, .. }
-            | Output::Prefilled { id, .. }
-            | Output::Embedded { id, .. }
-            | Output::Token { id, .. }
-            | Output::Finished { id, .. } => *id,
-        };
+        let id = output.id();
         // Repeatedly refused launches also count as a failed device, as configured.
         let device = self.engine.executor();
         let config = &self.scenario.config;

@@ -45,7 +45,7 @@ pub fn exchange_bytes(op: &Op, target: &Target) -> u64 {
 }
 
 /// Why the one kernel cannot run these layers on `target`; `None` if it can, or for another op.
-pub fn unfit_layers(op: &Op, target: &Target) -> Option<&'static str> {
+pub fn unfit_layers(op: &Op, target: &Target) -> Option<String> {
     layers(op)?.unfit(target)
 }
 

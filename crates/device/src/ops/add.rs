@@ -2,8 +2,8 @@
 //! left as they are.
 
 use super::{
-    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_word,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows,
+    require_live, require_matrices, require_shape_of, visit_live,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -58,13 +58,10 @@ impl<O: Operands> Bindable for Add<O> {
 
 impl Contract for Add {
     fn check(&self) -> Result<()> {
-        for (tensor, what) in [(&self.a, "a"), (&self.b, "b"), (&self.y, "y")] {
-            require_fit(tensor, Self::NAME, what)?;
-            require_float(tensor, Self::NAME, what)?;
-            let same = (tensor.rows, tensor.cols) == (self.y.rows, self.y.cols);
-            require(same, Self::NAME, || format!("{what} and y differ in shape"))?;
-        }
-        self.live.map_or(Ok(()), |live| require_word(live, Self::NAME, "the live count"))
+        require_matrices(&[(&self.a, "a"), (&self.b, "b"), (&self.y, "y")], Self::NAME)?;
+        require_shape_of(&self.y, &self.a, Self::NAME, "a")?;
+        require_shape_of(&self.y, &self.b, Self::NAME, "b")?;
+        require_live(self.live, Self::NAME)
     }
 
     fn describe(&self) -> String {
@@ -80,12 +77,7 @@ impl Contract for Add {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        visit(self.a.span, Access::Read);
-        visit(self.b.span, Access::Read);
-        if let Some(live) = self.live {
-            visit(live, Access::Read);
-        }
-        visit(self.y.span, Access::Write);
+        visit_live(&[&self.a, &self.b], self.live, &self.y, visit);
     }
 
     fn in_place(&self) -> Option<(Tensor, Tensor)> {

@@ -49,6 +49,20 @@ pub(crate) fn require_float(tensor: &Tensor, op: &str, what: &str) -> Result<()>
     require_float_type(tensor.dtype, op, what)
 }
 
+/// That tensors fit, each with its name, and hold floats an op can compute with.
+pub(crate) fn require_matrices(tensors: &[(&Tensor, &str)], op: &str) -> Result<()> {
+    tensors.iter().try_for_each(|(tensor, what)| {
+        require_fit(tensor, op, what)?;
+        require_float(tensor, op, what)
+    })
+}
+
+/// That a tensor, of this name, has the rows and columns of `y`.
+pub(crate) fn require_shape_of(y: &Tensor, tensor: &Tensor, op: &str, what: &str) -> Result<()> {
+    let same = (tensor.rows, tensor.cols) == (y.rows, y.cols);
+    require(same, op, || format!("{what} and y differ in shape"))
+}
+
 fn require_float_type(dtype: DType, op: &str, what: &str) -> Result<()> {
     require(matches!(dtype, DType::F32 | DType::F16 | DType::BF16), op, || {
         format!("{what} is {dtype:?}; f32, f16 or bf16 is needed")
@@ -100,6 +114,11 @@ pub(crate) fn require_indices(table: &Tensor, count: u32, op: &str, what: &str) 
 pub(crate) fn require_word(span: Span, op: &str, what: &str) -> Result<()> {
     require(span.len >= 4, op, || format!("{what} has {} bytes, not a word", span.len))?;
     require_aligned(span, 4, op, what)
+}
+
+/// That a count of live rows, if there is one, is a word.
+pub(crate) fn require_live(live: Option<Span>, op: &str) -> Result<()> {
+    live.map_or(Ok(()), |live| require_word(live, op, "the live count"))
 }
 
 /// That scratch, if there is any, starts where kernels expect it.

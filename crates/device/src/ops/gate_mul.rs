@@ -5,7 +5,7 @@ mod fast;
 
 use super::{
     Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_word,
+    require_live, require_matrices, visit_live,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
@@ -93,16 +93,13 @@ impl<O: Operands> Bindable for GateMul<O> {
 
 impl Contract for GateMul {
     fn check(&self) -> Result<()> {
-        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
-            require_fit(tensor, Self::NAME, what)?;
-            require_float(tensor, Self::NAME, what)?;
-        }
+        require_matrices(&[(&self.x, "x"), (&self.y, "y")], Self::NAME)?;
         let pairs = u64::from(self.x.cols) == 2 * u64::from(self.y.cols);
         require(pairs && self.x.rows == self.y.rows, Self::NAME, || {
             let (x, y) = (&self.x, &self.y);
             format!("y is {}×{}, x is {}×{}: not pairs", y.rows, y.cols, x.rows, x.cols)
         })?;
-        self.live.map_or(Ok(()), |live| require_word(live, Self::NAME, "the live count"))
+        require_live(self.live, Self::NAME)
     }
 
     fn describe(&self) -> String {
@@ -118,11 +115,7 @@ impl Contract for GateMul {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        visit(self.x.span, Access::Read);
-        if let Some(live) = self.live {
-            visit(live, Access::Read);
-        }
-        visit(self.y.span, Access::Write);
+        visit_live(&[&self.x], self.live, &self.y, visit);
     }
 
     fn detach(&mut self) {

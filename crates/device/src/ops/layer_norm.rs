@@ -2,8 +2,8 @@
 //! f32, rounded once, when storing. `y` may be `x`.
 
 use super::{
-    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
-    require_float, require_vector,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require_matrices,
+    require_shape_of, require_vector,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -58,16 +58,12 @@ impl<O: Operands> Bindable for LayerNorm<O> {
 
 impl Contract for LayerNorm {
     fn check(&self) -> Result<()> {
-        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
-            require_fit(tensor, Self::NAME, what)?;
-            require_float(tensor, Self::NAME, what)?;
-        }
+        require_matrices(&[(&self.x, "x"), (&self.y, "y")], Self::NAME)?;
         require_vector(&self.weight, self.x.cols, Self::NAME, "weight")?;
         if let Some(bias) = &self.bias {
             require_vector(bias, self.x.cols, Self::NAME, "bias")?;
         }
-        let same = (self.x.rows, self.x.cols) == (self.y.rows, self.y.cols);
-        require(same, Self::NAME, || "x and y differ in shape".into())
+        require_shape_of(&self.y, &self.x, Self::NAME, "x")
     }
 
     fn describe(&self) -> String {

@@ -11,7 +11,7 @@ mod cuda;
 
 use super::{
     Access, Bindable, Contract, Named, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_scratch, require_vector, require_weights, require_word,
+    require_live, require_matrices, require_scratch, require_vector, require_weights,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -100,11 +100,8 @@ impl<O: Operands> Bindable for Linear<O> {
 
 impl Contract for Linear {
     fn check(&self) -> Result<()> {
-        require_fit(&self.x, Self::NAME, "x")?;
+        require_matrices(&[(&self.x, "x"), (&self.y, "y")], Self::NAME)?;
         require_weights(&self.w, Self::NAME, "w")?;
-        require_fit(&self.y, Self::NAME, "y")?;
-        require_float(&self.x, Self::NAME, "x")?;
-        require_float(&self.y, Self::NAME, "y")?;
         require(self.x.cols == self.w.cols, Self::NAME, || {
             format!("x has {} columns, w has {}", self.x.cols, self.w.cols)
         })?;
@@ -115,9 +112,7 @@ impl Contract for Linear {
         if let Some(bias) = &self.bias {
             require_vector(bias, self.w.rows, Self::NAME, "bias")?;
         }
-        if let Some(live) = self.live {
-            require_word(live, Self::NAME, "the live count")?;
-        }
+        require_live(self.live, Self::NAME)?;
         require_scratch(self.scratch, Self::NAME)
     }
 

@@ -3,8 +3,8 @@
 pub(crate) mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require, require_fit,
-    require_float, require_norm,
+    Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, require_matrices,
+    require_norm, require_shape_of,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
@@ -60,14 +60,9 @@ impl<O: Operands> Bindable for RmsNorm<O> {
 
 impl Contract for RmsNorm {
     fn check(&self) -> Result<()> {
-        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
-            require_fit(tensor, Self::NAME, what)?;
-            require_float(tensor, Self::NAME, what)?;
-        }
+        require_matrices(&[(&self.x, "x"), (&self.y, "y")], Self::NAME)?;
         require_norm(&self.norm, self.x.cols, Self::NAME)?;
-        require(self.x.rows == self.y.rows && self.x.cols == self.y.cols, Self::NAME, || {
-            "x and y differ in shape".into()
-        })
+        require_shape_of(&self.y, &self.x, Self::NAME, "x")
     }
 
     fn describe(&self) -> String {

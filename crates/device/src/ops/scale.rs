@@ -4,7 +4,7 @@
 
 use super::{
     Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_word,
+    require_live, require_matrices, require_shape_of, visit_live,
 };
 use crate::cpu::ggml;
 use crate::cpu::memory::CpuMemory;
@@ -57,16 +57,12 @@ impl<O: Operands> Bindable for Scale<O> {
 
 impl Contract for Scale {
     fn check(&self) -> Result<()> {
-        for (tensor, what) in [(&self.x, "x"), (&self.y, "y")] {
-            require_fit(tensor, Self::NAME, what)?;
-            require_float(tensor, Self::NAME, what)?;
-        }
-        let same = (self.x.rows, self.x.cols) == (self.y.rows, self.y.cols);
-        require(same, Self::NAME, || "x and y differ in shape".into())?;
+        require_matrices(&[(&self.x, "x"), (&self.y, "y")], Self::NAME)?;
+        require_shape_of(&self.y, &self.x, Self::NAME, "x")?;
         require(self.factor.is_finite(), Self::NAME, || format!("a factor of {}", self.factor))?;
         let cap = self.cap.unwrap_or(1.0);
         require(cap.is_finite() && cap > 0.0, Self::NAME, || format!("a cap of {cap}"))?;
-        self.live.map_or(Ok(()), |live| require_word(live, Self::NAME, "the live count"))
+        require_live(self.live, Self::NAME)
     }
 
     fn describe(&self) -> String {
@@ -83,11 +79,7 @@ impl Contract for Scale {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        visit(self.x.span, Access::Read);
-        if let Some(live) = self.live {
-            visit(live, Access::Read);
-        }
-        visit(self.y.span, Access::Write);
+        visit_live(&[&self.x], self.live, &self.y, visit);
     }
 
     fn in_place(&self) -> Option<(Tensor, Tensor)> {

@@ -23,11 +23,11 @@ fn linear(x: Tensor, w: Tensor, norm: Option<Norm>, epilogue: Epilogue, y: Tenso
     Op::from(LinearChain { norm, epilogue, ..LinearChain::new(x, w, y) })
 }
 
-/// Two layers of the smallest shape that the kernel supports.
-fn layers(case: &Case, layout: &mut Layout) -> (Vec<Op>, Tensor) {
+/// Two layers of a small hidden size.
+fn layers(case: &Case, inner: usize, layout: &mut Layout) -> (Vec<Op>, Tensor) {
     let rng = &mut Rng::new(case.seed ^ 0x1A7E);
     let Laid { rope, attention } = lay_out(case, layout, false);
-    let (hidden, inner, rows) = (128, 512, case.bucket_rows);
+    let (hidden, rows) = (128, case.bucket_rows);
     let (cols, mixed) = (attention.qkv.cols as usize, attention.out.cols as usize);
     let x = layout.floats(DType::BF16, rows, hidden, 0, &rng.floats(rows * hidden, 1.0));
     let mid = layout.poison(DType::BF16, rows, inner, 0);
@@ -81,29 +81,42 @@ fn case(seed: u64) -> Case {
     }
 }
 
+fn check(mut case: Case, inner: usize) {
+    case.bucket_tokens = case.bucket_rows;
+    let (seed, live) = (case.seed, case.rows.len() as u64);
+    let build = |layout: &mut Layout| {
+        let (members, x) = layers(&case, inner, layout);
+        let one = |exchange| {
+            let members = members.clone();
+            Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } })
+        };
+        // Enough for any GPU; it is zero at the start.
+        let gpu = device::cuda::launch::Target::h200();
+        let bytes = exchange_bytes(&one(None), &gpu);
+        assert!(bytes > 0, "seed {seed}: {:?}", unfit_layers(&one(None), &gpu));
+        let exchange = layout.bytes(Region::State, "exchange", vec![0; bytes as usize]);
+        let row = x.span.len / u64::from(x.rows);
+        (vec![one(Some(exchange))], vec![x.span.part(0, live * row)])
+    };
+    against_reference(&build, &|device, want, got| {
+        let what = format!("seed {seed} on {device}");
+        assert_close(&what, DType::BF16, 8.0, &want[0], &got[0]);
+    });
+}
+
 #[test]
 fn layers_as_one_node() {
-    for seed in 0..8 {
-        let mut case = case(seed);
-        case.bucket_tokens = case.bucket_rows;
-        let live = case.rows.len() as u64;
-        let build = |layout: &mut Layout| {
-            let (members, x) = layers(&case, layout);
-            let one = |exchange| {
-                let members = members.clone();
-                Op::Fused(Fused { members, kernel: FusedKernel::Layers { exchange } })
-            };
-            // Enough for any GPU; it is zero at the start.
-            let gpu = device::cuda::launch::Target::h200();
-            let bytes = exchange_bytes(&one(None), &gpu);
-            assert!(bytes > 0, "seed {seed}: {:?}", unfit_layers(&one(None), &gpu));
-            let exchange = layout.bytes(Region::State, "exchange", vec![0; bytes as usize]);
-            let row = x.span.len / u64::from(x.rows);
-            (vec![one(Some(exchange))], vec![x.span.part(0, live * row)])
-        };
-        against_reference(&build, &|device, want, got| {
-            let what = format!("seed {seed} on {device}");
-            assert_close(&what, DType::BF16, 8.0, &want[0], &got[0]);
-        });
+    (0..8).for_each(|seed| check(case(seed), 512));
+}
+
+/// As wide as the kernel's registers allow with this many rows.
+#[test]
+fn wide_layers_as_one_node() {
+    for (rows, inner, kv_heads, group) in
+        [(1, 12 << 10, 2, 2), (2, 8 << 10, 2, 2), (4, 5 << 10, 8, 3), (8, 3 << 10, 4, 4)]
+    {
+        let all = (0..rows).map(|row| Row { q_len: 1, kv_len: 1 + 97 * row }).collect();
+        let case = Case { rows: all, bucket_rows: rows, kv_heads, group, dim: 128, ..case(2) };
+        check(case, inner);
     }
 }

@@ -1,9 +1,9 @@
-//! Ops that work row by row: embed, norms, add, scale, gate_mul, gather, copy, fill, noise.
+//! Ops that work row by row: embed, norms, add, add_gated, scale, gate_mul, gather, copy, fill, noise.
 
 use crate::support::*;
 use device::cpu::pack;
 use device::op::{
-    Activation, Add, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Noise, Norm, RmsNorm,
+    Activation, Add, AddGated, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Noise, Norm, RmsNorm,
     RmsNormColumns, Scale,
 };
 use device::step::GIVEN_ROW;
@@ -130,6 +130,35 @@ fn add_and_gate_mul() {
             (vec![Op::Add(Add { a, b, y, live })], vec![y.span])
         };
         let to = if add && in_place { a_type } else { to };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Any types, ragged widths, gates near 0, 1 and between, in place or not; rows past the live ones do not change.
+#[test]
+fn add_gated() {
+    let rng = &mut Rng::new(14);
+    for seed in 0..24 {
+        let (rows, cols, wide) = (1 + rng.below(20), 1 + rng.below(2500), 1 + rng.below(2500));
+        let gap = rng.pick(&[0, 8]);
+        let even = |n: usize| if seed % 2 == 0 { n } else { n.next_multiple_of(8) };
+        let (cols, wide) = (even(cols), even(wide));
+        let [a, b, x, w, to] = [(); 5].map(|()| rng.pick(&FLOATS));
+        let (live, in_place) = (rng.below(rows + 1), seed % 3 == 0);
+        let steep = rng.pick(&[0.02, 0.3]);
+        let to = if in_place { a } else { to };
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let live = Some(layout.words(&[live as u32]).span);
+            let a = layout.floats(a, rows, cols, gap, &rng.floats(rows * cols, 3.0));
+            let b = layout.floats(b, rows, cols, 0, &rng.floats(rows * cols, 3.0));
+            let x = layout.floats(x, rows, wide, gap, &rng.floats(rows * wide, 2.0));
+            let w = layout.floats(w, 1, wide, 0, &rng.floats(wide, steep));
+            let y = if in_place { a } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::AddGated(AddGated { a, b, x, w, y, live })], vec![y.span])
+        };
         against_reference(&build, &|device, want, got| {
             assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
         });

@@ -393,6 +393,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         linear(x, w_up, Some(norm2), None, Epilogue::GateMul(model.act), mid),
         linear(mid, w_down, None, None, Epilogue::Residual(x), x),
         Op::Add(Add { a: x, b: y, y: x, live }),
+        Op::AddGated(AddGated { a: x, b: y, x: y, w: norm1.weight, y: x, live }),
         Op::GateMul(GateMul { x: gates, act: model.act, y: mid, live }),
         Op::Scale(Scale { x, factor: 12.0, cap: None, y: x, live }),
         Op::Gather(Gather { index, x, y: last }),

@@ -121,7 +121,7 @@ fn plain(name: &str, value: &Value) -> Outcome<bool> {
         "mapping" => matches!(value, Value::Map(_)),
         "lower" => text.is_some_and(|text| cased(text, char::is_lowercase, char::is_uppercase)),
         "upper" => text.is_some_and(|text| cased(text, char::is_uppercase, char::is_lowercase)),
-        "callable" => matches!(value, Value::Macro(_) | Value::Function(_)),
+        "callable" => matches!(value, Value::Macro(_) | Value::Function(_) | Value::Method(_)),
         // Nothing is escaped here.
         "safe" | "escaped" => false,
         _ => return Err(Fault::new(format!("there is no test called {name}"))),

@@ -4,9 +4,60 @@ use super::args::{self, Args};
 use super::checks::cased;
 use super::fault::{Fault, Outcome};
 use super::run::Run;
-use super::value::{Builder, Loop, Value};
+use super::value::{Builder, Loop, Method, Value};
 use super::{filters, format, texts};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
+
+/// The methods of a string that can be called.
+const OF_STRINGS: &[&str] = &[
+    "capitalize",
+    "count",
+    "endswith",
+    "find",
+    "format",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdigit",
+    "islower",
+    "isnumeric",
+    "isspace",
+    "isupper",
+    "join",
+    "lower",
+    "lstrip",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "title",
+    "upper",
+];
+
+/// What `value.name` is, if that names a method: in Python, methods of a dict hide keys of the same name. Those that
+/// would change it are undefined in a sandbox.
+pub(super) fn named(value: &Value, name: &str) -> Option<Value> {
+    let (known, changing): (&[&str], &[&str]) = match value {
+        Value::Str(_) => (OF_STRINGS, &[]),
+        Value::Map(_) => (
+            &["copy", "fromkeys", "get", "items", "keys", "values"],
+            &["clear", "pop", "popitem", "setdefault", "update"],
+        ),
+        Value::List(_) | Value::Tuple(_) => (&["count", "index"], &[]),
+        _ => return None,
+    };
+    if changing.contains(&name) {
+        return Some(Value::Undefined);
+    }
+    let name = known.iter().find(|&&known| known == name)?;
+    Some(Value::Method(Arc::new(Method { of: value.clone(), name })))
+}
 
 /// What `value.name(args)` is.
 pub(super) fn call(run: &mut Run, value: &Value, name: &str, args: Args) -> Outcome<Value> {

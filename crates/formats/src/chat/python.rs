@@ -58,7 +58,7 @@ fn list(out: &mut Builder, items: &[Value]) -> Outcome<()> {
 fn string(out: &mut Builder, text: &str) -> Outcome<()> {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push_char(quote)?;
-    let special = |c: char| matches!(c, '\\' | '\x7f') || c == quote || (c as u32) < 0x20;
+    let special = |c: char| c == '\\' || c == quote || !is_printable(c);
     let mut rest = text;
     while let Some(at) = rest.find(special) {
         out.push(&rest[..at])?;
@@ -71,13 +71,27 @@ fn string(out: &mut Builder, text: &str) -> Outcome<()> {
                 out.push("\\")?;
                 out.push_char(c)?;
             }
-            Some(c) => out.push(&format!("\\x{:02x}", c as u32))?,
+            Some(c) if c <= '\u{ff}' => out.push(&format!("\\x{:02x}", c as u32))?,
+            Some(c) if c <= '\u{ffff}' => out.push(&format!("\\u{:04x}", c as u32))?,
+            Some(c) => out.push(&format!("\\U{:08x}", c as u32))?,
             None => {}
         }
         rest = after.as_str();
     }
     out.push(rest)?;
     out.push_char(quote)
+}
+
+/// Whether Python prints a character as it is: not if it is a control, a separator other than the space, or
+/// unassigned. `escape_debug` has the same rule for every character of a string but the first.
+fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    let mut bytes = [b'a'; 5];
+    let length = c.encode_utf8(&mut bytes[1..]).len();
+    let text = str::from_utf8(&bytes[..=length]).unwrap_or_default();
+    text.escape_debug().nth(1) == Some(c)
 }
 
 /// Writes a number that is not whole, or not meant to be.

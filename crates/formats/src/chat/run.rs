@@ -385,7 +385,7 @@ impl<'b> Run<'b> {
                 if value.is_undefined() {
                     return Err(undefined(of));
                 }
-                Ok(attribute(&value, name))
+                Ok(methods::named(&value, name).unwrap_or_else(|| attribute(&value, name)))
             }
             Expr::Item(of, key) => {
                 let value = self.eval(of)?;
@@ -525,6 +525,7 @@ impl<'b> Run<'b> {
                 self.deeper(|run| run.captured(|run| run.for_loop(&stmt, &over, depth)))
             }
             Value::Function(name) => self.function(name, args),
+            Value::Method(method) => methods::call(self, &method.of, method.name, args),
             other => Err(Fault::new(format!("a {} cannot be called", other.kind()))),
         }
     }

@@ -91,15 +91,32 @@ pub(super) fn split(budget: &Budget, text: &str, from_end: bool, args: Args) -> 
     parts.finish(from_end)
 }
 
+/// What ends a line in Python; `\r\n` is one end.
+const LINE_ENDS: [char; 10] =
+    ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+
+/// The lines of a text, each with its end.
+fn split_lines(mut text: &str) -> impl Iterator<Item = (&str, &str)> {
+    std::iter::from_fn(move || {
+        let (line, rest) = text.split_at(text.find(LINE_ENDS).unwrap_or(text.len()));
+        let first = rest.chars().next().map_or(0, char::len_utf8);
+        let (end, rest) = rest.split_at(if rest.starts_with("\r\n") { 2 } else { first });
+        let over = text.is_empty();
+        text = rest;
+        (!over).then_some((line, end))
+    })
+}
+
 /// The lines of a text, with their ends if so wanted.
 pub(super) fn lines(budget: &Budget, text: &str, args: Args) -> Outcome<Value> {
     let [keep_ends] = args.bind("splitlines", ["keepends"])?;
     let keep_ends = keep_ends.is_some_and(|keep| keep.is_true());
     let mut parts = Parts::new(budget)?;
-    for line in text.split_inclusive('\n') {
-        let bare =
-            line.strip_suffix('\n').map_or(line, |line| line.strip_suffix('\r').unwrap_or(line));
-        parts.push(if keep_ends { line } else { bare })?;
+    let mut at = 0;
+    for (line, end) in split_lines(text) {
+        let whole = &text[at..at + line.len() + end.len()];
+        at += whole.len();
+        parts.push(if keep_ends { whole } else { line })?;
     }
     parts.finish(false)
 }
@@ -170,14 +187,15 @@ pub(super) fn indent(budget: &Budget, text: &str, args: Args) -> Outcome<Value> 
             }
         }
     }
-    let text = text.strip_suffix('\n').map_or(text, |text| text.strip_suffix('\r').unwrap_or(text));
+    // Jinja splits the text with a `\n` after it, so that a last end of a line stays; an `\r` becomes a part of that.
+    let ended = text.is_empty() || (text.ends_with(LINE_ENDS) && !text.ends_with('\r'));
+    let lines = split_lines(text).map(|(line, _)| line).chain(ended.then_some(""));
     let mut out = Builder::new(budget)?;
-    for (i, line) in text.split('\n').enumerate() {
+    for (i, line) in lines.enumerate() {
         if i > 0 {
             out.push("\n")?;
         }
-        let is_blank = line.is_empty() || line == "\r";
-        if (i > 0 || first) && (!is_blank || blank) {
+        if if i == 0 { first } else { blank || !line.is_empty() } {
             out.push(prefix.as_str())?;
         }
         out.push(line)?;

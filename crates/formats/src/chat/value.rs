@@ -25,6 +25,8 @@ pub(super) enum Value {
     Loop(Arc<Loop>),
     /// A function of ours, by its name.
     Function(&'static str),
+    /// A method that is named and not called.
+    Method(Arc<Method>),
 }
 
 #[derive(Debug)]
@@ -67,6 +69,13 @@ const SMALL: usize = 16;
 pub(super) struct Closure {
     pub(super) declared: Arc<Macro>,
     pub(super) around: Vec<(Arc<str>, Value)>,
+}
+
+/// A method with the value it is of.
+#[derive(Debug)]
+pub(super) struct Method {
+    pub(super) of: Value,
+    pub(super) name: &'static str,
 }
 
 /// Where a loop is.
@@ -213,7 +222,8 @@ impl Value {
             Value::Str(text) => !text.is_empty(),
             Value::List(items) | Value::Tuple(items) => !items.is_empty(),
             Value::Map(fields) => !fields.entries.is_empty(),
-            Value::Namespace(_) | Value::Macro(_) | Value::Loop(_) | Value::Function(_) => true,
+            Value::Namespace(_) | Value::Macro(_) | Value::Loop(_) => true,
+            Value::Function(_) | Value::Method(_) => true,
         }
     }
 
@@ -233,6 +243,7 @@ impl Value {
             Value::Macro(_) => "macro",
             Value::Loop(_) => "loop",
             Value::Function(_) => "function",
+            Value::Method(_) => "method",
         }
     }
 
@@ -247,7 +258,7 @@ impl Value {
     /// Whether it may be part of another value.
     fn storable(&self) -> Outcome<()> {
         match self {
-            Value::Namespace(_) | Value::Loop(_) | Value::Macro(_) => {
+            Value::Namespace(_) | Value::Loop(_) | Value::Macro(_) | Value::Method(_) => {
                 Err(Fault::new(format!("a {} cannot be put into another value", self.kind())))
             }
             _ => Ok(()),

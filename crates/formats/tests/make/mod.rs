@@ -36,6 +36,19 @@ impl GgufFile {
         }
     }
 
+    /// The keys of a small Llama, without tensors.
+    pub(crate) fn llama() -> Self {
+        Self::new()
+            .str("general.architecture", "llama")
+            .u32("llama.block_count", 1)
+            .u32("llama.context_length", 128)
+            .u32("llama.embedding_length", 32)
+            .u32("llama.feed_forward_length", 64)
+            .u32("llama.attention.head_count", 4)
+            .u32("llama.attention.head_count_kv", 2)
+            .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    }
+
     /// Adds a key with a value given as it is in the file.
     pub(crate) fn raw(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
         self.keys.push([&string(key)[..], &kind.to_le_bytes(), value].concat());

@@ -1,25 +1,21 @@
 //! One recording, paused at every break: the nodes marked as breaks run eagerly between the recorded
 //! segments, so the host may look at the device or take over there.
 
-use super::{
-    Backend, BackendKind, Context, Piece, Segment, push_nodes, replay_segments, segment_bytes,
-};
-use crate::{Plan, ShapeKey};
+use super::segmented::{Cut, Segment};
+use super::{BackendKind, Context, Piece, push_nodes};
+use crate::Plan;
 use device::Result;
-use std::collections::BTreeMap;
 
 /// Records one graph per segment between breaks; breaks run eagerly.
 #[derive(Debug, Default)]
-pub struct Breakable {
-    plans: BTreeMap<ShapeKey, Vec<Segment>>,
-}
+pub(super) struct Breaks;
 
-impl Backend for Breakable {
+impl Cut for Breaks {
     fn kind(&self) -> BackendKind {
         BackendKind::Breakable
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
+    fn record(&self, cx: &Context<'_>, plan: &Plan) -> Result<Vec<Segment>> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
         let pieces = self.kind().pieces(plan);
         for piece in &pieces {
@@ -37,27 +33,6 @@ impl Backend for Breakable {
             Piece::Alone(index) => Segment::Eager(index),
             Piece::Graph(_) => Segment::Recorded(graphs.next().expect("one graph per piece")),
         };
-        self.plans.insert(plan.key, pieces.into_iter().map(segment).collect());
-        Ok(())
-    }
-
-    fn has(&self, key: &ShapeKey) -> bool {
-        self.plans.contains_key(key)
-    }
-
-    fn replay(&self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
-        replay_segments(cx, plan, &self.plans[&plan.key])
-    }
-
-    fn bytes(&self, key: &ShapeKey) -> u64 {
-        self.plans.get(key).map_or(0, |segments| segment_bytes(segments))
-    }
-
-    fn forget(&mut self, key: &ShapeKey) {
-        self.plans.remove(key);
-    }
-
-    fn clear(&mut self) {
-        self.plans.clear();
+        Ok(pieces.into_iter().map(segment).collect())
     }
 }

@@ -122,7 +122,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         help: "Most decode steps of one launch. A launch has fewer steps while requests come and go, and ends early when a request stops, needs a page or arrives.",
         default_words: "16 on a GPU with 8 GiB of weights or more, else 1",
         default: |facts| {
-            if facts.gpu && facts.weights >= LONG_STEP {
+            if facts.capability.is_some() && facts.weights >= LONG_STEP {
                 (
                     MAX_STEPS.to_string(),
                     "a loop adds little to a long step and saves the host launches".into(),

@@ -70,7 +70,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "pdl-needs-a-gpu",
         when: "the device is a CPU",
-        applies: |_, facts| !facts.gpu,
+        applies: |_, facts| facts.capability.is_none(),
         path: "pdl",
         to: |_, _| "off".into(),
         effect: "pdl = off",
@@ -79,7 +79,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "pdl-needs-hopper",
         when: "the GPU's compute capability is below 9.0",
-        applies: |_, facts| facts.gpu && facts.capability < (9, 0),
+        applies: |_, facts| facts.capability.is_some_and(|capability| capability < (9, 0)),
         path: "pdl",
         to: |_, _| "off".into(),
         effect: "pdl = off",

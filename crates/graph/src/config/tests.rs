@@ -5,8 +5,7 @@ use document::markdown;
 use expect_test::{expect, expect_file};
 
 const H200: Facts = Facts {
-    gpu: true,
-    capability: (9, 0),
+    capability: Some((9, 0)),
     records: true,
     sequences: 256,
     tokens: 8192,
@@ -14,7 +13,7 @@ const H200: Facts = Facts {
 };
 /// The same with a model whose steps are long.
 const LONG: Facts = Facts { weights: 16 << 30, ..H200 };
-const CPU: Facts = Facts { gpu: false, capability: (0, 0), ..LONG };
+const CPU: Facts = Facts { capability: None, ..LONG };
 
 fn given(config: &str, flags: &[(&str, &str)]) -> Given {
     Given {
@@ -180,7 +179,7 @@ fn names_that_do_not_exist_get_the_nearest() {
 #[test]
 fn every_rule_changes_a_default_and_refuses_a_choice() {
     let mute = Facts { records: false, ..H200 };
-    let ampere = Facts { capability: (8, 0), ..H200 };
+    let ampere = Facts { capability: Some((8, 0)), ..H200 };
     let narrow = Facts { tokens: 64, ..H200 };
     let lazy = r#"{"capture": "lazy"}"#;
     let cases: &[(&str, &Facts, &str, &str)] = &[

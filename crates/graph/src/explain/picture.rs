@@ -47,16 +47,12 @@ impl Plan {
         let mut svg = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="sans-serif" font-size="11">"#
         );
-        let title = format!(
-            "{} {} for {}: {} nodes, workspace {}",
-            self.program,
-            self.key,
-            self.target,
-            self.nodes.len(),
-            bytes(self.workspace)
-        );
         svg.push_str(r##"<rect width="100%" height="100%" fill="#fff"/>"##);
-        let _ = write!(svg, r#"<text x="{LEFT}" y="24" font-size="14">{}</text>"#, escape(&title));
+        let _ = write!(
+            svg,
+            r#"<text x="{LEFT}" y="24" font-size="14">{}</text>"#,
+            escape(&self.title())
+        );
         self.draw_legend(&mut svg);
         self.draw_nodes(&mut svg, &columns);
         self.draw_buffers(&mut svg, &columns);

@@ -5,17 +5,18 @@ use device::dtype::Bytes;
 use device::{Op, Region};
 use std::fmt;
 
+impl Plan {
+    /// What it is a plan of, in one line.
+    pub(crate) fn title(&self) -> String {
+        let Plan { program, key, target, nodes, workspace, .. } = self;
+        let room = bytes(*workspace);
+        format!("{program} {key} for {target}: {} nodes, workspace {room}", nodes.len())
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} {} for {}: {} nodes, workspace {}",
-            self.program,
-            self.key,
-            self.target,
-            self.nodes.len(),
-            bytes(self.workspace)
-        )?;
+        writeln!(f, "{}", self.title())?;
         for index in 0..self.nodes.len() {
             let op = &self.nodes[index].op;
             let mark = match (self.breaks.contains(&index), self.splits.contains(&index)) {

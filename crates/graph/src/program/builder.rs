@@ -7,8 +7,8 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activation, Add, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm, RmsNorm,
-    RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
+    Activation, Add, AddGated, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm,
+    RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -234,6 +234,20 @@ impl ProgramBuilder {
     pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(a);
         self.make(name, rows, cols, dtype, |y| Add { a, b, y, live: Unset })
+    }
+
+    /// `a + sigmoid(x · w) · b`, where `w` is a vector: each row of `b` times one number.
+    pub fn add_gated(
+        &mut self,
+        name: &str,
+        a: ValueId,
+        b: ValueId,
+        x: ValueId,
+        w: WeightRef,
+    ) -> ValueId {
+        let w = self.weight(w);
+        let Value { rows, cols, dtype, .. } = *self.program.value(a);
+        self.make(name, rows, cols, dtype, |y| AddGated { a, b, x, w, y, live: Unset })
     }
 
     /// `x · factor`.

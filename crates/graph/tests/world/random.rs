@@ -108,6 +108,11 @@ impl Maker {
         let m = b.gate_mul(&name, g, act);
         let d = self.linear(b, m, hidden, inner, false);
         let d = self.maybe_scale(b, d);
+        if self.rng.once_in(6) {
+            let name = self.name("gated");
+            let w = WeightRef::vector(format!("{name}.w"), self.shape.act_dtype, hidden);
+            return b.add_gated(&name, x, d, h, w);
+        }
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
     }
 

@@ -16,6 +16,7 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-4b",
     "qwen3-8b",
     "qwen3-32b",
+    "qwen3-30b-a3b",
     "llama-3.2-1b",
     "llama-3.1-8b",
 ];

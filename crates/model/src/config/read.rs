@@ -31,19 +31,21 @@ pub struct Defaults {
     pub tied: bool,
     /// The names of the norm's epsilon.
     pub norm_eps: (&'static str, &'static str),
+    /// Whether the family reads experts.
+    pub experts: bool,
 }
 
 impl Default for Defaults {
     fn default() -> Defaults {
         let norm_eps = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-        Defaults { max_position: 2_048, head_dim: None, tied: false, norm_eps }
+        Defaults { max_position: 2_048, head_dim: None, tied: false, norm_eps, experts: false }
     }
 }
 
 impl ModelConfig {
     /// Reads the numbers that every decoder has; the family gives the rest.
     pub fn read(f: &Fields<'_>, defaults: Defaults) -> Result<ModelConfig> {
-        refuse_other_weights(f)?;
+        refuse_other_weights(f, defaults.experts)?;
         let q_heads = f.required("num_attention_heads", "attention.head_count")?;
         let hidden = f.required("hidden_size", "embedding_length")?;
         let head_dim = f.size("head_dim", "attention.key_length")?.or(defaults.head_dim);
@@ -137,13 +139,13 @@ impl Decoder for NoDecoder {
     fn build(&self, _: &ModelConfig, _: &mut crate::Builder<'_>) {}
 }
 
-fn refuse_other_weights(f: &Fields<'_>) -> Result<()> {
+fn refuse_other_weights(f: &Fields<'_>, experts: bool) -> Result<()> {
     if let Some(quantised) = f.object("quantization_config")? {
         let method = quantised.text("quant_method", "")?.unwrap_or("unnamed").to_owned();
         return Err(f.unsupported("quantization_config", method, "GGUF quantisation, or none"));
     }
-    match f.size("", "expert_count")?.filter(|&n| n > 0) {
-        Some(experts) => Err(f.unsupported("expert_count", experts, "0")),
+    match f.size("", "expert_count")?.filter(|&n| n > 0 && !experts) {
+        Some(count) => Err(f.unsupported("expert_count", count, "0")),
         None => Ok(()),
     }
 }

@@ -42,6 +42,7 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     head_dim: Some(256),
     tied: true,
     norm_eps: ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+    experts: false,
 };
 
 /// The numbers that every decoder has, for both Gemmas.

@@ -61,7 +61,7 @@ impl Decoder for Glm4 {
             let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
             let both = tensor("mlp.gate_up_proj", "ffn_up", 2 * inner);
             let sources = [both.part(0, inner), both.part(inner, inner)];
-            let d = blocks::mlp(config, b, h, sources, Activation::Silu);
+            let d = blocks::joined_mlp(config, b, h, sources, Activation::Silu);
             let d = b.rms_norm("mlp_post_norm", d, norm("post_mlp_layernorm", "post_ffw_norm"));
             b.ops().add("mlp_out", x, d)
         });

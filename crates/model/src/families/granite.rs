@@ -1,6 +1,7 @@
 //! Granite 3: Llama's block with multipliers on embeddings, scores, residuals and logits.
 
 use super::{Decoder, Family};
+use crate::blocks::experts::Experts;
 use crate::blocks::{self, Attention};
 use crate::builder::{Builder, tensor};
 use crate::config::{Defaults, Fields, ModelConfig, Rope};
@@ -17,11 +18,23 @@ struct Granite {
     scores: f32,
     residual: f32,
     logits: f32,
+    /// Experts in place of MLPs, multiplied by `residual`.
+    experts: Option<Experts>,
 }
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    read_with(f, Defaults::default(), |_, _| Ok(None))
+}
+
+/// The configuration of a model with these multipliers, whose MLPs may be experts; `experts` gets that of residuals, which it
+/// must apply.
+pub(super) fn read_with(
+    f: &Fields<'_>,
+    defaults: Defaults,
+    experts: impl FnOnce(&ModelConfig, f32) -> Result<Option<Experts>>,
+) -> Result<ModelConfig> {
     f.silu_without_bias()?;
-    let mut config = ModelConfig::read(f, Defaults::default())?;
+    let mut config = ModelConfig::read(f, defaults)?;
     if f.is_gguf() {
         // The converter puts the rows of each head in the other order.
         config.pairs = Pairs::Neighbours;
@@ -33,13 +46,16 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
             false => Err(f.invalid(json, found, "a finite number other than 0")),
         }
     };
+    let residual = number("residual_multiplier", "residual_scale", 1.0)?;
+    let experts = experts(&config, residual)?;
     let usual = (config.head_dim as f64).powf(-0.5);
     config.decoder = Arc::new(Granite {
         rope: Rope::read_whole(f, config.head_dim)?,
         embedding: number("embedding_multiplier", "embedding_scale", 1.0)?,
         scores: number("attention_multiplier", "attention.scale", usual)?,
-        residual: number("residual_multiplier", "residual_scale", 1.0)?,
+        residual,
         logits: number("logits_scaling", "logit_scale", 1.0)?,
+        experts,
     });
     Ok(config)
 }
@@ -63,6 +79,9 @@ impl Decoder for Granite {
             let o = b.ops().scale("attn_scale", o, self.residual);
             let x = b.ops().add("attn_out", x, o);
             let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
+            if let Some(experts) = &self.experts {
+                return experts.build(b, x, h);
+            }
             let d = blocks::gated_mlp(config, b, h, Activation::Silu);
             let d = b.ops().scale("mlp_scale", d, self.residual);
             b.ops().add("mlp_out", x, d)

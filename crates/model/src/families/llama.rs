@@ -1,6 +1,6 @@
-//! Llama 1 to 3, and everything with its block: SmolLM2, TinyLlama, Mistral's GGUF files.
+//! Llama 1 to 3, and everything with its block: SmolLM2, TinyLlama, GGUF files of Mistral and Mixtral.
 
-use super::Family;
+use super::{Family, mixtral};
 use crate::blocks::Dense;
 use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use device::op::Pairs;
@@ -11,7 +11,8 @@ pub(super) const FAMILY: Family = Family { name: "llama", gguf: "llama", read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.silu_without_bias()?;
-    let mut config = ModelConfig::read(f, Defaults::default())?;
+    let mut config = ModelConfig::read(f, Defaults { experts: true, ..Defaults::default() })?;
+    let experts = f.size("", "expert_count")?.filter(|&n| n > 0);
     if f.is_gguf() {
         // The converter puts the rows of each head in the other order.
         config.pairs = Pairs::Neighbours;
@@ -20,6 +21,7 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
         qkv_bias: f.has_tensor("blk.0.attn_q.bias"),
         head_norms: f.has_tensor("blk.0.attn_q_norm.weight"),
         windows: vec![f.size("", "attention.sliding_window")?.filter(|&n| n > 0); config.layers],
+        experts: experts.map(|_| mixtral::experts(f, &config)).transpose()?,
         ..Dense::new(&config, Rope::read_whole(f, config.head_dim)?)
     });
     Ok(config)

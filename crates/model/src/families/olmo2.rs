@@ -1,10 +1,9 @@
 //! OLMo 2: no norms before attention and MLP, but after them; norms over all queries and over all keys of a token.
 
 use super::{Decoder, Family};
-use crate::blocks::{self, Attention};
+use crate::blocks;
 use crate::builder::{Builder, tensor};
 use crate::config::{Defaults, Fields, ModelConfig, Rope};
-use crate::weights::Cut;
 use device::op::Activation;
 use formats::Result;
 use std::sync::Arc;
@@ -31,16 +30,9 @@ impl Decoder for Olmo2 {
     fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {
         let rope = b.rope(&self.rope);
         let norm = |json, gguf| tensor(json, gguf, config.hidden);
-        let (q, kv, dim) = (config.q_width(), config.kv_width(), config.head_dim);
         let x = b.embed();
         let x = blocks::layers(config, b, x, |b, _, x| {
-            let sources = blocks::qkv_sources(config, dim);
-            let qkv = b.linear("qkv", x, &sources, false, Cut::Rows);
-            let q_norm = tensor("self_attn.q_norm", "attn_q_norm", q).rotated(dim);
-            let k_norm = tensor("self_attn.k_norm", "attn_k_norm", kv).rotated(dim);
-            let qkv = b.rms_norm_columns("q_norm", qkv, 0, q_norm);
-            let qkv = b.rms_norm_columns("k_norm", qkv, q, k_norm);
-            let a = blocks::rotate_and_attend(config, b, qkv, &Attention::new(config, rope));
+            let a = blocks::attend_with_wide_norms(config, b, x, rope);
             let (a, x) = blocks::last_tokens(b, a, x);
             let o = blocks::output(config, b, a);
             let after = norm("post_attention_layernorm", "post_attention_norm");

@@ -118,7 +118,7 @@ impl Decoder for Phi3 {
             let h = b.rms_norm("mlp_norm", x, norm("post_attention_layernorm", "ffn_norm"));
             let both = tensor("mlp.gate_up_proj", "ffn_up", 2 * inner);
             let sources = [both.part(0, inner), both.part(inner, inner)];
-            let d = blocks::mlp(config, b, h, sources, Activation::Silu);
+            let d = blocks::joined_mlp(config, b, h, sources, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
         let logits = blocks::logits(config, b, x);

@@ -8,3 +8,13 @@ pub(crate) fn folder() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
     if built.is_dir() { built } else { "crates/model/tests/goldens".into() }
 }
+
+/// The names of all of them, sorted.
+#[allow(dead_code, reason = "some test binaries use one of them only")]
+pub(crate) fn cases() -> Vec<String> {
+    let entries = std::fs::read_dir(folder()).unwrap();
+    let mut cases: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    cases.sort();
+    cases
+}

@@ -227,13 +227,7 @@ impl Worker {
 
     /// Sends one output to its call, without waiting.
     fn deliver(&mut self, output: Output, now: Micros) {
-        let id = match &output {
-            Output::Rejected { id, .. }
-            | Output::Prefilled { id, .. }
-            | Output::Embedded { id, .. }
-            | Output::Token { id, .. }
-            | Output::Finished { id, .. } => *id,
-        };
+        let id = output.id();
         let Some(live) = self.live.get_mut(&id) else {
             tracing::warn!(
                 id = id.0,

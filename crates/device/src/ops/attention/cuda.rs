@@ -14,7 +14,7 @@ use crate::ops::prologue::cuda::ways;
 use crate::ops::require;
 use crate::step::count;
 use crate::variant::{AttentionKernel, AttentionVariant, Pick, Variant};
-use crate::{DType, Span};
+use crate::{DType, Span, Tensor};
 
 const WARPS: u32 = 4;
 /// Blocks of tokens that the Hopper kernel's list has room for.
@@ -154,7 +154,7 @@ impl AttentionChain {
             .map(|norm: Norm| norm.weight.dtype)
             .all(|dtype| dtype == DType::F32 || dtype == kv.dtype);
         let dims = kv.head_dim.is_multiple_of(16) && kv.head_dim <= 256 && kv.page_size == 16;
-        let group = self.attention.q_heads / kv.heads;
+        let group = self.group();
         let group_fits = group * kv.head_dim <= 4096 && group <= 32;
         let asked = self.named() != Some(AttentionKernel::Reference);
         let out = self.attention.out.stride.is_multiple_of(4)
@@ -167,6 +167,34 @@ impl AttentionChain {
             && out
             && aligned(&self.attention.qkv)
             && target.capability.0 >= 8
+    }
+
+    /// Query heads that share a KV head.
+    fn group(&self) -> u32 {
+        self.attention.q_heads / self.attention.kv.heads
+    }
+
+    /// A kernel with the macros that all kernels of attention have.
+    fn kernel(&self, target: &Target, name: &str) -> Kernel {
+        let kv = &self.attention.kv;
+        Kernel::new(target, name, name).defines(&[
+            ("D", kv.head_dim),
+            ("HQ", self.attention.q_heads),
+            ("HKV", kv.heads),
+            ("PAGE", kv.page_size),
+        ])
+    }
+
+    /// Where results go, and the tables that say which tokens and pages each row has.
+    fn tables(&self) -> [&Tensor; 5] {
+        let s = &self.attention.state;
+        [&self.attention.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table]
+    }
+
+    /// The sizes of those tables and of the rows of q, k and v.
+    fn sizes(&self) -> [u32; 4] {
+        let Attention { rows, state, qkv, out, .. } = &self.attention;
+        [*rows, state.limits.pages_per_seat, qkv.stride, out.stride]
     }
 
     /// How rows are split into pieces (SPLIT in the kernel), and blocks per KV head in two dimensions. With a few
@@ -214,7 +242,7 @@ impl AttentionChain {
 
     /// Bytes of the partial result of a piece.
     fn part_bytes(&self) -> u32 {
-        self.attention.q_heads / self.attention.kv.heads * (self.attention.kv.head_dim + 4) * 4
+        self.group() * (self.attention.kv.head_dim + 4) * 4
     }
 
     /// Warps that share the pages of a piece: fewer if two stages of each do not fit.
@@ -234,16 +262,14 @@ impl AttentionChain {
     /// Static shared memory of the decode kernel for this many tokens and warps: queries, the newest token, maxima
     /// and totals.
     fn static_bytes(&self, tokens: u32, warps: u32) -> u32 {
-        let (dim, group) =
-            (self.attention.kv.head_dim, self.attention.q_heads / self.attention.kv.heads);
+        let (dim, group) = (self.attention.kv.head_dim, self.group());
         let columns = (tokens * group).next_multiple_of(8);
         columns * (2 * (dim + 8) + 8 * warps) + 4 * dim + 64
     }
 
     /// (tokens per block, stages, dynamic shared memory).
     fn shape(&self, target: &Target) -> (u32, u32, u32) {
-        let (dim, group) =
-            (self.attention.kv.head_dim, self.attention.q_heads / self.attention.kv.heads);
+        let (dim, group) = (self.attention.kv.head_dim, self.group());
         let columns = if dim > 128 { 8 } else { 32 };
         let tokens = if self.attention.single { 1 } else { (columns / group).max(1) };
         let stage = self.stage_bytes();
@@ -290,12 +316,9 @@ impl AttentionChain {
         let part = |from: u64, len: Option<u64>| {
             scratch.map(|scratch: Span| scratch.part(from, len.unwrap_or(scratch.len - from)))
         };
-        let kernel = Kernel::new(target, "attention", "attention")
+        let kernel = self
+            .kernel(target, "attention")
             .defines(&[
-                ("D", kv.head_dim),
-                ("HQ", self.attention.q_heads),
-                ("HKV", kv.heads),
-                ("PAGE", kv.page_size),
                 ("WARPS", self.warps(target)),
                 ("STAGES", stages),
                 ("SPLIT", split),
@@ -331,25 +354,14 @@ impl AttentionChain {
             .shared(shared)
             .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[
-                &self.attention.out,
-                &s.row_seat,
-                &s.q_start,
-                &s.kv_len,
-                &s.page_table,
-                &s.counts,
-            ])
+            .tensors(&self.tables())
+            .tensors(&[&s.counts])
             .optional(part(0, Some(SEMAPHORE_BYTES)))
             .optional(part(SEMAPHORE_BYTES, None))
             .optional(q_norm.map(|norm| norm.weight.span))
             .optional(k_norm.map(|norm| norm.weight.span))
             .optional(rope.map(|rope| rope.rope.span))
-            .ints(&[
-                self.attention.rows,
-                s.limits.pages_per_seat,
-                self.attention.qkv.stride,
-                self.attention.out.stride,
-            ])
+            .ints(&self.sizes())
             .ints(&rope.map_or([0, 1], |rope| [rope.rope.stride, rope.rope.rows]))
             .arg(Arg::F32(self.attention.scale))
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
@@ -359,7 +371,7 @@ impl AttentionChain {
 
     /// Tokens that a block of the Hopper kernel takes, and the highest number of such blocks in a step.
     fn packed(&self) -> (u32, u32) {
-        let tokens = 128 / (self.attention.q_heads / self.attention.kv.heads);
+        let tokens = 128 / self.group();
         (tokens, self.attention.out.rows / tokens + self.attention.rows)
     }
 
@@ -386,7 +398,7 @@ impl AttentionChain {
 
     fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
         let (kv, s) = (&self.attention.kv, &self.attention.state);
-        let group = self.attention.q_heads / kv.heads;
+        let group = self.group();
         let (tokens, slots) = self.packed();
         let stages = self.asked(target).stages.unwrap_or(2);
         // Few sizes, so that buckets of a model share a kernel.
@@ -416,12 +428,9 @@ impl AttentionChain {
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
         let pages =
             map(kv.span, kv.dtype, &[kv.head_dim.into(), lines], &[bytes], &[64, kv.page_size]);
-        let kernel = Kernel::new(target, "attention_wgmma", "attention_wgmma")
+        let kernel = self
+            .kernel(target, "attention_wgmma")
             .defines(&[
-                ("D", kv.head_dim),
-                ("HQ", self.attention.q_heads),
-                ("HKV", kv.heads),
-                ("PAGE", kv.page_size),
                 ("Q_TOKENS", tokens),
                 ("KV", tile),
                 ("STAGES", stages),
@@ -439,14 +448,14 @@ impl AttentionChain {
             .shared(shared(tile))
             .arg(q)
             .arg(pages)
-            .tensors(&[&self.attention.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
+            .tensors(&self.tables())
             .ints(&[self.attention.rows, slots, s.limits.pages_per_seat, self.attention.out.stride])
             .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
     }
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
-        let (kv, s) = (&self.attention.kv, &self.attention.state);
+        let kv = &self.attention.kv;
         // Keys and values of two tiles; for wide heads smaller tiles, and the queries.
         let wide = kv.head_dim > 128;
         let shared = |warps: u32| {
@@ -460,13 +469,10 @@ impl AttentionChain {
             let (bytes, room) = (shared(warps), target.shared_per_block);
             format!("the kernel needs {bytes} bytes of shared memory and a block has {room}")
         })?;
-        let tokens = (16 * warps / (self.attention.q_heads / kv.heads)).max(1);
-        let kernel = Kernel::new(target, "attention_varlen", "attention_varlen")
+        let tokens = (16 * warps / self.group()).max(1);
+        let kernel = self
+            .kernel(target, "attention_varlen")
             .defines(&[
-                ("D", kv.head_dim),
-                ("HQ", self.attention.q_heads),
-                ("HKV", kv.heads),
-                ("PAGE", kv.page_size),
                 ("WARPS", warps),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
@@ -479,25 +485,17 @@ impl AttentionChain {
             .shared(shared(warps))
             .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[&self.attention.out, &s.row_seat, &s.q_start, &s.kv_len, &s.page_table])
-            .ints(&[
-                self.attention.rows,
-                s.limits.pages_per_seat,
-                self.attention.qkv.stride,
-                self.attention.out.stride,
-            ])
+            .tensors(&self.tables())
+            .ints(&self.sizes())
             .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
     }
 
     fn reference_launch(&self, target: &Target) -> Result<Lowered> {
         let (kv, s) = (&self.attention.kv, &self.attention.state);
-        let kernel = Kernel::new(target, "attention_ref", "attention_ref")
+        let kernel = self
+            .kernel(target, "attention_ref")
             .defines(&[
-                ("D", kv.head_dim),
-                ("HQ", self.attention.q_heads),
-                ("HKV", kv.heads),
-                ("PAGE", kv.page_size),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
                 ("SINGLE", u32::from(self.attention.single)),
                 ("XT", code(self.attention.qkv.dtype, "attention")?),
@@ -509,20 +507,9 @@ impl AttentionChain {
             .threads(128)
             .tensors(&[&self.attention.qkv])
             .spans(&[kv.span])
-            .tensors(&[
-                &self.attention.out,
-                &s.row_seat,
-                &s.q_start,
-                &s.kv_len,
-                &s.page_table,
-                &s.token_row,
-            ])
-            .ints(&[
-                self.attention.rows,
-                s.limits.pages_per_seat,
-                self.attention.qkv.stride,
-                self.attention.out.stride,
-            ])
+            .tensors(&self.tables())
+            .tensors(&[&s.token_row])
+            .ints(&self.sizes())
             .arg(Arg::F32(self.attention.scale));
         Ok(kernel.lowered())
     }

@@ -12,12 +12,31 @@ use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Warps that compute; one more fetches.
 const WARPS: u32 = 8;
-/// Bytes of a stage: 8 rows of 1,024 weights with room between them, or two pages of a KV head.
+const THREADS: u32 = WARPS * 32 + 32;
+/// Columns that the warps take at a time, four per lane: `CHUNK` in the kernel. A lane holds one such part of the
+/// residual stream.
+const CHUNK: u32 = WARPS * 32 * 4;
+/// Bytes of a stage: 8 rows of a chunk of weights with room between them, or two pages of a KV head.
 const STAGE: u32 = 17 << 10;
 /// Bytes of a row of a warp's slice of x.
-const SLICE: u32 = 256 + 64;
-/// The limit of the argument table: 4 KiB of parameters, nine addresses per layer.
-const MOST_LAYERS: usize = 48;
+const SLICE: u32 = CHUNK / WARPS * 2 + 64;
+/// Rows of x: the columns of a matrix instruction.
+const MOST_ROWS: u32 = 8;
+/// Elements of a head: a lane of a warp has four of them.
+const MOST_DIM: u32 = 32 * 4;
+/// Query heads per KV head: a warp prepares each of them, and two more prepare k and v.
+const MOST_GROUP: u32 = WARPS - 2;
+/// Bytes of a layer in the argument table: its addresses.
+const LAYER: u32 = 9 * 8;
+/// Layers: a kernel has 4 KiB of parameters, of which the other arguments take at most 320 bytes with their alignment.
+const MOST_LAYERS: usize = ((4096 - 320) / LAYER) as usize;
+/// Registers of a thread: each quarter of a multiprocessor has 16 Ki for its share of the warps, given out in eights.
+const REGISTERS: u32 = (16 << 10) / ((THREADS / 32).div_ceil(4) * 32) / 8 * 8;
+/// Of these, what is neither received words nor the residual stream: fragments, sums, addresses. From the registers
+/// that NVRTC reports.
+const OTHER_REGISTERS: u32 = 38;
+/// The same for each chunk.
+const CHUNK_REGISTERS: u32 = 6;
 
 /// The name in errors.
 const NAME: &str = "layers";
@@ -93,7 +112,7 @@ impl Layers<'_> {
     }
 
     /// Why the persistent kernel cannot run these members on `target`; `None` if it can.
-    pub(crate) fn unfit(&self, target: &Target) -> Option<&'static str> {
+    pub(crate) fn unfit(&self, target: &Target) -> Option<String> {
         self.plan(target).err()
     }
 
@@ -112,10 +131,8 @@ impl Layers<'_> {
         Ok(vec![plan.launch(target, exchange)])
     }
 
-    fn plan(&self, target: &Target) -> std::result::Result<Plan, &'static str> {
-        if target.capability.0 != 9 {
-            return Err("the kernel is for compute capability 9");
-        }
+    fn plan(&self, target: &Target) -> std::result::Result<Plan, String> {
+        fits(target.capability.0 == 9, || "the kernel is for compute capability 9".into())?;
         let layers = self.members.chunks(5).map(Layer::of).collect::<Option<Vec<_>>>();
         let layers = layers.ok_or("the members are not layers of five nodes")?;
         Plan::new(layers, target)
@@ -283,13 +300,55 @@ impl Form {
 
     /// An upper bound of the kernel's static arrays.
     fn fixed(&self, layers: u32) -> u32 {
-        layers * 72 + 8 * (self.dim + 8) * 2 + self.dim * 8 + 3072
+        layers * LAYER + 8 * (self.dim + 8) * 2 + self.dim * 8 + 3072
+    }
+
+    /// Registers of a thread while it receives the input of the output linear or of down.
+    fn registers(&self) -> u32 {
+        let rows = self.rows;
+        // For each chunk, two words of 64 bits of each row.
+        let received = rows * 4;
+        // Units of a row: their words and scales; the row's sums, maximum and weight; and the rows that are complete.
+        let combined = if rows <= 2 { 4 } else { 2 } * 6 + 6 + 2 * rows;
+        let chunks = |columns: u32| columns.div_ceil(CHUNK);
+        let down = chunks(self.inner) * (received + CHUNK_REGISTERS);
+        let attended = chunks(self.q_heads * self.dim);
+        let output = attended * (received.max(combined) + CHUNK_REGISTERS);
+        // Four values of the residual stream for each row, in halves if there are many rows.
+        let residual = rows * if rows <= 4 { 4 } else { 2 };
+        down.max(output) + residual + OTHER_REGISTERS
+    }
+
+    /// Refuses what the kernel's tiles, warps and registers cannot hold.
+    fn check(&self) -> std::result::Result<(), String> {
+        let Form { rows, hidden, inner, q_heads, kv_heads, dim, .. } = *self;
+        fits((1..=MOST_ROWS).contains(&rows), || format!("{rows} rows, of at most {MOST_ROWS}"))?;
+        let heads = dim.is_multiple_of(64) && (64..=MOST_DIM).contains(&dim);
+        fits(heads, || format!("heads of {dim}, which is not 64 or {MOST_DIM}"))?;
+        let whole = [hidden, inner, q_heads * dim].iter().all(|size| size.is_multiple_of(64));
+        fits(whole, || "rows are not multiples of 64".into())?;
+        fits(hidden <= CHUNK, || {
+            format!("a hidden size of {hidden}, and the warps hold {CHUNK} columns")
+        })?;
+        let grouped = q_heads.is_multiple_of(kv_heads) && q_heads / kv_heads <= MOST_GROUP;
+        fits(grouped, || {
+            format!("{q_heads} query heads for {kv_heads} KV heads, of at most {MOST_GROUP} each")
+        })?;
+        let registers = self.registers();
+        fits(registers <= REGISTERS, || {
+            format!("a thread needs {registers} registers and has {REGISTERS}")
+        })
     }
 
     /// Replicas of each broadcast buffer.
     fn copies(&self) -> u32 {
         if self.rows <= 4 { 4 } else { 2 }
     }
+}
+
+/// The reason why there is no kernel, unless `holds`.
+fn fits(holds: bool, why: impl FnOnce() -> String) -> std::result::Result<(), String> {
+    if holds { Ok(()) } else { Err(why()) }
 }
 
 /// Tiles of eight columns that the busiest block has.
@@ -328,37 +387,28 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(layers: Vec<Layer>, target: &Target) -> std::result::Result<Plan, &'static str> {
+    fn new(layers: Vec<Layer>, target: &Target) -> std::result::Result<Plan, String> {
         let form = layers.first().ok_or("there are no layers")?.form();
-        if layers.len() > MOST_LAYERS {
-            return Err("more layers than the argument table holds");
-        }
-        if !layers.iter().all(|layer| layer.chained() && layer.form() == form) {
-            return Err("the layers are not alike, or not plain bf16");
-        }
-        if !(1..=8).contains(&form.rows) {
-            return Err("more than 8 rows");
-        }
-        let whole = [form.hidden, form.inner, form.q_heads * form.dim];
-        if !matches!(form.dim, 64 | 128) || !whole.iter().all(|size| size.is_multiple_of(64)) {
-            return Err("heads are not of 64 or 128, or rows not multiples of 64");
-        }
-        if form.hidden > 1024 || form.inner > 3072 || form.q_heads * form.dim > 2048 {
-            return Err("the layers are too large");
-        }
-        if !form.q_heads.is_multiple_of(form.kv_heads) || form.q_heads / form.kv_heads > 6 {
-            return Err("more than 6 query heads per KV head");
-        }
-        let blocks = form.blocks(target.sms);
-        if blocks < form.hidden / 8 || blocks / form.kv_heads < form.rows {
-            return Err("too few multiprocessors, or too many rows for them");
-        }
-        let taken = form.beside(blocks) + form.fixed(layers.len() as u32);
+        let (count, sms) = (layers.len(), target.sms);
+        fits(count <= MOST_LAYERS, || {
+            format!("{count} layers, and the argument table holds {MOST_LAYERS}")
+        })?;
+        fits(layers.iter().all(|layer| layer.chained() && layer.form() == form), || {
+            "the layers are not alike, or not plain bf16".into()
+        })?;
+        form.check()?;
+        // A block has one tile of the output linear and of down, and each row needs a slot for its attention.
+        let (blocks, rows) = (form.blocks(sms), form.rows);
+        fits(blocks >= form.hidden / 8 && blocks / form.kv_heads >= rows, || {
+            format!("too few multiprocessors for {rows} rows of {}: {sms}", form.hidden)
+        })?;
+        let taken = form.beside(blocks) + form.fixed(count as u32);
         let stages = target.shared_per_block.saturating_sub(taken) / STAGE;
         // A round of attention takes one stage for each warp.
-        if stages < WARPS {
-            return Err("too little shared memory for a ring");
-        }
+        fits(stages >= WARPS, || {
+            let (room, needs) = (target.shared_per_block, taken + WARPS * STAGE);
+            format!("a block needs {needs} bytes of shared memory and has {room}")
+        })?;
         let pages = pages(&layers).ok_or("the layers' pages are not one span of whole lines")?;
         Ok(Plan { layers, form, blocks, stages, pages })
     }
@@ -404,7 +454,7 @@ impl Plan {
                 ("NT", if form.norms == DType::F32 { 0 } else { 2 }),
             ])
             .grid(self.blocks, 1, 1)
-            .threads(WARPS * 32 + 32)
+            .threads(THREADS)
             .shared(STAGE * self.stages + form.beside(self.blocks))
             .arg(Arg::Addresses(self.layers.iter().flat_map(Layer::addresses).collect()))
             .arg(Arg::TensorMap(pages))

@@ -1,0 +1,48 @@
+//! Granite 3 with experts: its multipliers, and experts in every layer, whose gate and up are one tensor.
+
+use super::{Family, granite};
+use crate::blocks::experts::{Experts, Shared, SharedWeight};
+use crate::builder::{Source, tensor};
+use crate::config::{Defaults, Fields, ModelConfig};
+use formats::{Result, limits};
+
+pub(super) const FAMILY: Family = Family { name: "granitemoe", gguf: "granitemoe", read };
+
+/// The same for models with a shared expert, whose GGUF files have no name of their own.
+pub(super) fn read(f: &Fields<'_>) -> Result<ModelConfig> {
+    granite::read_with(f, Defaults { experts: true, ..Defaults::default() }, |config, residual| {
+        let [gate, up] = match config.gguf {
+            // The converter takes gate and up apart.
+            true => ["ffn_gate_exps", "ffn_up_exps"].map(|name| tensor("", name, config.intermediate)),
+            false => halves("block_sparse_moe.input_linear", config.intermediate),
+        };
+        let down = tensor("block_sparse_moe.output_linear", "ffn_down_exps", config.hidden);
+        let mut experts = Experts::read(f, config.layers, router, [gate, up, down])?;
+        experts.routing.scale *= residual;
+        experts.shared = shared(f, config, residual)?;
+        Ok(Some(experts))
+    })
+}
+
+fn router(experts: usize) -> Source {
+    tensor("block_sparse_moe.router.layer", "ffn_gate_inp", experts)
+}
+
+fn shared(f: &Fields<'_>, config: &ModelConfig, residual: f32) -> Result<Option<Shared>> {
+    let (json, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
+    let Some(inner) = f.size(json, gguf)?.filter(|&n| n > 0) else { return Ok(None) };
+    if inner > limits::WIDTH as usize {
+        return Err(f.invalid(json, inner, format!("at most {}", limits::WIDTH)));
+    }
+    let [gate, up] = match config.gguf {
+        true => ["ffn_gate_shexp", "ffn_up_shexp"].map(|name| tensor("", name, inner)),
+        false => halves("shared_mlp.input_linear", inner),
+    };
+    let down = tensor("shared_mlp.output_linear", "ffn_down_shexp", config.hidden);
+    Ok(Some(Shared { sources: [gate, up, down], weight: SharedWeight::Factor(residual) }))
+}
+
+/// Gate and up of a tensor that has both.
+fn halves(name: &'static str, inner: usize) -> [Source; 2] {
+    [0, inner].map(|from| tensor(name, "", 2 * inner).part(from, inner))
+}
