@@ -308,12 +308,11 @@ fn layers(
     for (index, node) in plan.nodes.iter().enumerate() {
         device.run(arena, node)?;
         let ends = plan.nodes.get(index + 1).is_none_or(|next| next.layer != node.layer);
-        match &node.op {
-            Op::Embed(op) => found.push(numbers(device, arena, &op.out, live)?),
-            op if node.layer.is_some() && ends => {
-                found.push(whole(&op.made().ok_or("a layer ends without a result")?)?);
-            }
-            _ => {}
+        if let Op::Embed(op) = &node.op {
+            found.push(numbers(device, arena, &op.out, live)?);
+        } else if node.layer.is_some() && ends {
+            let made = node.op.made().ok_or("a layer ends without a result")?;
+            found.push(whole(&made)?);
         }
     }
     Ok(found)

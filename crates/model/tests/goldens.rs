@@ -234,7 +234,7 @@ fn logits_equal_transformers_on_the_cpu() {
 
 /// Families without a GGUF file under `goldens/`: their converters only rename tensors and order rows, as Granite's
 /// does.
-const PLAIN: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+const PLAIN: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "granitemoeshared"];
 
 /// The same weights from a GGUF file: other names, other orders of rows, other norms.
 #[test]
