@@ -2,6 +2,7 @@
 
 use crate::bounds::{Limits, TooLarge};
 use crate::matcher::{Compiled, Weight, plain, reason};
+use crate::rewrite::rewrite;
 use crate::source::Grammar;
 use crate::vocabulary::Vocabulary;
 use llguidance::JsonCompileOptions;
@@ -255,7 +256,8 @@ fn top_level(source: &Grammar) -> Result<TopLevelGrammar, CompileError> {
         Grammar::JsonObject => json_grammar(json!({"type": "object"})),
         Grammar::JsonSchema(schema) => {
             let parsed = serde_json::from_str(schema);
-            json_grammar(parsed.map_err(|error| CompileError::Invalid(plain(&error)))?)
+            let parsed = parsed.map_err(|error| CompileError::Invalid(plain(&error)))?;
+            json_grammar(rewrite(parsed).map_err(|error| CompileError::Invalid(plain(&error)))?)
         }
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
