@@ -47,7 +47,7 @@ pub(crate) struct ServeArgs {
     /// Accept this name in the Host header (may be repeated)
     #[arg(long, value_name = "NAME", long_help = ALLOWED_HOST)]
     allowed_host: Vec<String>,
-    /// Let web pages of this origin use the server, such as https://example.com; * is every origin
+    /// Let web pages of this origin use the server, such as `https://example.com`; `*` is every origin
     /// (may be repeated)
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
