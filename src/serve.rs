@@ -92,10 +92,10 @@ fn limits_help() -> String {
 
 pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let mut config = server_config(args)?;
-    // Before the model is loaded, so that a port in use is found at once.
-    let reserved = Reserved::new(&config)?;
     config.log_lines_dropped = log::start(args.log_json).context("starting the log thread")?;
     open_files::raise_limit(&mut config.limits);
+    // Before the model is loaded, so that a port in use is found at once.
+    let reserved = Reserved::new(&config)?;
     let default_batch = |kind| match kind {
         DeviceKind::Cuda => 256,
         DeviceKind::Cpu => 32,
