@@ -5,7 +5,8 @@
 //! from them after the step: the input of a gather, and the input of an attention op that computes only the last tokens.
 //!
 //! Buffers are placed largest first at the lowest offset that is free for their whole life, which is
-//! within a few percent of the best known packing for such plans, and stable.
+//! within a few percent of the best known packing for such plans, and stable. Where that leaves large gaps, other orders
+//! are tried.
 
 use super::CompileError;
 use super::uses::{only_gathered, readers};
@@ -13,6 +14,7 @@ use crate::ShapeKey;
 use crate::program::{Program, ProgramOp, Step, ValueId};
 use device::ALIGN;
 use device::ops::{Keep, Reuse};
+use std::cmp::Reverse;
 
 /// A part of the workspace and when it is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,12 +110,45 @@ fn in_place(
     Ok((must || dies_here && alike).then_some(from))
 }
 
-/// Largest first, at the lowest free offset.
+/// An order in which buffers are placed: smaller keys first.
+type Order = fn(&Buffer) -> (Reverse<u64>, usize);
+
+/// Largest first; those that take most bytes for most steps; those that are used first.
+const ORDERS: [Order; 3] = [
+    |buffer| (Reverse(buffer.len), buffer.first),
+    |buffer| (Reverse(buffer.len * (buffer.last - buffer.first + 1) as u64), buffer.first),
+    |buffer| (Reverse(0), buffer.first),
+];
+
+/// By the first order, unless it takes a quarter more than what lives at once: then by the best.
 fn pack(buffers: &mut [Buffer]) {
-    let mut by_size: Vec<usize> = (0..buffers.len()).collect();
-    by_size.sort_by_key(|&i| (std::cmp::Reverse(buffers[i].len), buffers[i].first));
+    pack_by(buffers, ORDERS[0]);
+    let end = |buffers: &[Buffer]| buffers.iter().map(|b| b.offset + b.len).max().unwrap_or(0);
+    if end(buffers) * 4 <= alive_at_once(buffers) * 5 {
+        return;
+    }
+    for order in &ORDERS[1..] {
+        let mut other = buffers.to_vec();
+        pack_by(&mut other, *order);
+        if end(&other) < end(buffers) {
+            buffers.clone_from_slice(&other);
+        }
+    }
+}
+
+/// Bytes that live at the same time, at most.
+fn alive_at_once(buffers: &[Buffer]) -> u64 {
+    let alive = |at: usize| buffers.iter().filter(move |b| b.first <= at && at <= b.last);
+    let at_once = buffers.iter().map(|buffer| alive(buffer.first).map(|b| b.len).sum());
+    at_once.max().unwrap_or(0)
+}
+
+/// In this order, at the lowest free offset.
+fn pack_by(buffers: &mut [Buffer], order: Order) {
+    let mut sorted: Vec<usize> = (0..buffers.len()).collect();
+    sorted.sort_by_key(|&i| order(&buffers[i]));
     let mut placed: Vec<usize> = Vec::new();
-    for index in by_size {
+    for index in sorted {
         let (first, last, len) = (buffers[index].first, buffers[index].last, buffers[index].len);
         let mut taken: Vec<(u64, u64)> = placed
             .iter()
