@@ -4,9 +4,9 @@
 //
 // A unit is UP_WIDE or DOWN_WIDE weight rows of one product times the tokens of one task (experts_plan.cu). Blocks stay,
 // and each has its list of units, first of gate/up, then of down. One thread copies weights, COPIERS others copy
-// tokens: a down unit's weights are on their way while its tokens are still being made. The last gate/up unit of a task
-// is known by a count in `ready`. A block's gate/up units all come before its first down unit, so somebody always gets
-// on, provided that all blocks are resident: the grid must not be larger than what the GPU holds at once.
+// tokens: a down unit's weights are loaded while its tokens are still being computed. The last gate/up unit of a task
+// is known by a count in `ready`. A block's gate/up units all come before its first down unit, so some block can always
+// continue, provided that all blocks are resident: the grid must not be larger than what the GPU holds at once.
 //
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
@@ -32,10 +32,10 @@
 #define BOX (TILE < 64 ? TILE : 64)
 // Down units in the time of one of gate/up.
 #define RATIO ((H * UP_WIDE + I * DOWN_WIDE / 2) / (I * DOWN_WIDE))
-// Tokens that a copying thread knows.
+// Tokens whose addresses a copying thread holds.
 #define OWN ((TILE + COPIERS - 1) / COPIERS)
 #define MOVED (TILE > 128)
-// Tokens that a thread of a warpgroup knows.
+// Tokens whose weights a thread of a warpgroup loads.
 #define EACH ((TILE + 127) / 128)
 
 struct alignas(64) Map {
@@ -210,7 +210,7 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
 
 DEVICE float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate_exponent<ACT>(gate))) * up; }
 
-// What a warpgroup knows of its tokens.
+// The tokens of a task, for the epilogue of a warpgroup.
 struct Tokens {
     float gain[TILE];
     u32 slot[TILE];
@@ -250,7 +250,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
     const Task& task = units.task;
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128;
     const u32 warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
-    // On their way while the products run.
+    // Loaded while the MMAs run.
     u32 slots[EACH];
     float mine[EACH];
 #pragma unroll
@@ -352,7 +352,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
             }
         }
     }
-    // Nobody leaves while the other block still writes or arrives here.
+    // A block must not exit while the other one still writes to its shared memory.
     if (CLUSTER > 1) {
         __syncwarp();
         cluster_sync();

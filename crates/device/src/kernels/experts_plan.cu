@@ -118,7 +118,7 @@ experts_plan(const u32* choice, const u32* live, u32 most, PLAN_ARGUMENTS) {
             if (r < rank) earlier += got;
         }
     }
-    // An expert's assignments are dealt evenly to as few tasks as hold them.
+    // An expert's assignments are divided evenly among as few tasks as can hold them.
     const u32 tiles = (count + TILE - 1) / TILE, wide = tiles ? ((count + tiles - 1) / tiles + 7) / 8 * 8 : 0;
     u32 first = count, task = tiles, total, used;
     sums_before(first, task, room, total, used);
@@ -161,6 +161,6 @@ experts_plan(const u32* choice, const u32* live, u32 most, PLAN_ARGUMENTS) {
         for (u32 i = id; i < E * PITCH; i += THREADS) bits[i] = 0;
         __syncthreads();
     }
-    // Nobody leaves while others read its counts.
+    // A block must not exit while others read its counts.
     if (SHARES > 1) asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

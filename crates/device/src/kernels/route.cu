@@ -93,7 +93,7 @@ route(const u16* x, const u16* w, const void* bias, u32* choice, const u32* live
     wait_for_predecessor();
 
     const u32 rows = live ? min(*live, most) : most;
-    // Rows beyond the live ones repeat the last: nobody looks at what they give.
+    // Rows beyond the live ones repeat the last; their results are not used.
     const u16* low = x + (u64)min(top + group * 16 + g, most - 1) * x_stride + part * (H / PARTS) + j * 8;
     const u16* high = x + (u64)min(top + group * 16 + g + 8, most - 1) * x_stride + part * (H / PARTS) + j * 8;
     float c[EACH / 8][4] = {};

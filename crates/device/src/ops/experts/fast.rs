@@ -84,7 +84,7 @@ struct Room {
     bytes: usize,
 }
 
-/// The plan of a step: who has which assignments.
+/// The plan of a step: which expert has which assignments.
 #[derive(Clone, Copy)]
 struct Plan {
     first: *mut u32,
