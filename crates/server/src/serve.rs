@@ -31,8 +31,8 @@ pub enum ServeError {
     Threads(io::Error),
 }
 
-/// An address that is reserved: nobody else can listen on it, and connections are refused until the
-/// server listens.
+/// An address that is reserved: no other process can listen on it, and connections are refused until
+/// the server listens.
 pub struct Reserved {
     socket: TcpSocket,
     address: SocketAddr,

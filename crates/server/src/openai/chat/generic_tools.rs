@@ -15,7 +15,7 @@ pub(super) fn messages(messages: Vec<Value>, tools: Option<&[Tool]>, system: boo
         match out.last_mut().filter(|_| result && after_result) {
             // Results of one turn are one message, because many templates require that roles
             // alternate.
-            Some(last) => append(last, "\n", content(&message).to_string().as_str()),
+            Some(last) => append(last, "\n", content(&message)),
             None => out.push(message),
         }
         after_result = result;

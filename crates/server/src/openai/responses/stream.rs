@@ -119,7 +119,7 @@ impl ResponseEvents {
 
     fn delta(&mut self, delta: Delta, scores: Vec<Value>, out: &mut Vec<u8>) {
         let before = self.answer.parts.len();
-        let (name, mut data) = match &delta {
+        let (name, data) = match &delta {
             Delta::Text(text) => (
                 "response.output_text.delta",
                 json!({"content_index": 0, "delta": text, "logprobs": scores}),
@@ -144,7 +144,7 @@ impl ResponseEvents {
         }
         if !name.is_empty() {
             self.scores.extend(scores);
-            self.send_item(name, data.take(), out);
+            self.send_item(name, data, out);
         }
     }
 }
