@@ -4,6 +4,7 @@
 //! (`const`, `enum`, `default`, `examples`) is unchanged.
 
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 
 /// Formats that say what a string is for and do not restrict it.
 const NOTES: [&str; 14] = [
@@ -34,14 +35,33 @@ const PATTERNS: [(&str, &str); 1] =
 /// The schema in other words; an error names the first keyword that cannot be enforced.
 pub(crate) fn rewrite(mut root: Value) -> Result<Value, String> {
     let whole = root.clone();
-    schema(&mut root, &whole, "")?;
+    schema(&mut root, &Whole { root: &whole, left: Cell::new(WORK) }, "")?;
     Ok(root)
 }
 
-fn schema(part: &mut Value, root: &Value, path: &str) -> Result<(), String> {
+/// The most values that are compared or listed for one schema.
+const WORK: usize = 1 << 20;
+
+/// The original schema, and how much work may still be done for it. A schema of 256 KiB could
+/// otherwise ask for billions of comparisons.
+struct Whole<'a> {
+    root: &'a Value,
+    left: Cell<usize>,
+}
+
+impl Whole<'_> {
+    /// Whether `cost` more may be spent.
+    fn spend(&self, cost: usize) -> bool {
+        let left = self.left.get().checked_sub(cost);
+        self.left.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
+
+fn schema(part: &mut Value, root: &Whole<'_>, path: &str) -> Result<(), String> {
     let Value::Object(fields) = part else { return Ok(()) };
-    negation(fields, path)?;
-    unique(fields, path)?;
+    negation(fields, root, path)?;
+    unique(fields, root, path)?;
     for word in ["if", "then", "else"] {
         // `then` and `else` without `if` have no meaning, and `if` alone has no effect.
         let conditional = fields.contains_key("if")
@@ -93,7 +113,7 @@ fn cannot(keyword: &str, path: &str, instead: &str) -> String {
 
 /// `not`: of everything it is nothing; of values it removes them from an `enum`; of types it
 /// leaves the others.
-fn negation(fields: &mut Map<String, Value>, path: &str) -> Result<(), String> {
+fn negation(fields: &mut Map<String, Value>, whole: &Whole<'_>, path: &str) -> Result<(), String> {
     let Some(not) = fields.remove("not") else { return Ok(()) };
     let inner = match &not {
         Value::Bool(true) => {
@@ -119,6 +139,9 @@ fn negation(fields: &mut Map<String, Value>, path: &str) -> Result<(), String> {
             None => list(&inner["enum"]),
         };
         if let Some(Value::Array(values)) = fields.get_mut("enum") {
+            if !whole.spend(values.len().saturating_mul(removed.len())) {
+                return Err(cannot("not", path, "list fewer values"));
+            }
             values.retain(|value| !removed.contains(value));
             return Ok(());
         }
@@ -157,7 +180,7 @@ fn nothing() -> Map<String, Value> {
 
 /// `uniqueItems` of arrays that have one item at most holds anyway. Items of a few values are
 /// listed in every order.
-fn unique(fields: &mut Map<String, Value>, path: &str) -> Result<(), String> {
+fn unique(fields: &mut Map<String, Value>, whole: &Whole<'_>, path: &str) -> Result<(), String> {
     match fields.get("uniqueItems") {
         None => return Ok(()),
         Some(Value::Bool(true)) => {}
@@ -167,12 +190,14 @@ fn unique(fields: &mut Map<String, Value>, path: &str) -> Result<(), String> {
         }
     }
     let most = fields.get("maxItems").and_then(Value::as_u64);
-    if most.is_some_and(|most| most <= 1) {
+    let no_array = fields.get("type").and_then(words).is_some_and(|list| !list.contains(&"array"));
+    if no_array || most.is_some_and(|most| most <= 1) {
         fields.remove("uniqueItems");
         return Ok(());
     }
     let values = fields.get("items").and_then(few_values);
-    let Some(values) = values.filter(|_| !fields.contains_key("prefixItems")) else {
+    let beside = ["prefixItems", "enum", "const"].iter().any(|key| fields.contains_key(*key));
+    let Some(values) = values.filter(|_| !beside && whole.spend(ORDERS)) else {
         let instead = "remove it, or list the possible items with enum (at most 4)";
         return Err(cannot("uniqueItems", path, instead));
     };
@@ -188,7 +213,11 @@ fn unique(fields: &mut Map<String, Value>, path: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The values of a schema that has at most four.
+/// What listing the orders of four values costs: 65 lists of up to four values, with their copies.
+const ORDERS: usize = 1024;
+
+/// The values of a schema that has at most four. Equal numbers may be written in several ways, so
+/// only integers are compared.
 fn few_values(items: &Value) -> Option<Vec<Value>> {
     let values = match items.get("enum") {
         Some(Value::Array(values)) => values.clone(),
@@ -196,7 +225,8 @@ fn few_values(items: &Value) -> Option<Vec<Value>> {
         _ if items.get("type") == Some(&json!("boolean")) => vec![json!(false), json!(true)],
         _ => return None,
     };
-    (values.len() <= 4).then_some(values)
+    let exact = |value: &Value| !value.is_f64() && !value.is_array() && !value.is_object();
+    (values.len() <= 4 && values.iter().all(exact)).then_some(values)
 }
 
 /// All lists of different values, up to a length.
@@ -231,17 +261,11 @@ fn format(fields: &mut Map<String, Value>) {
     }
 }
 
-/// The most pairs of alternatives that are compared.
-const PAIRS: usize = 4096;
-
 /// Whether no value satisfies two of these schemas; false if that is not known.
-fn apart(options: &[Value], root: &Value) -> bool {
-    let options: Vec<&Value> = options.iter().map(|option| resolve(option, root)).collect();
-    if options.len() * options.len() > PAIRS {
-        return false;
-    }
+fn apart(options: &[Value], whole: &Whole<'_>) -> bool {
+    let options: Vec<&Value> = options.iter().map(|option| resolve(option, whole.root)).collect();
     let later = |i: usize| options[i + 1..].iter();
-    options.iter().enumerate().all(|(i, one)| later(i).all(|other| disjoint(one, other, root)))
+    options.iter().enumerate().all(|(i, one)| later(i).all(|other| disjoint(one, other, whole)))
 }
 
 /// Follows references, a bounded number of times.
@@ -257,9 +281,12 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     at
 }
 
-fn disjoint(one: &Value, other: &Value, root: &Value) -> bool {
+fn disjoint(one: &Value, other: &Value, whole: &Whole<'_>) -> bool {
+    if !whole.spend(16) {
+        return false;
+    }
     if let (Some(a), Some(b)) = (values(one), values(other)) {
-        return !a.iter().any(|value| b.contains(value));
+        return none_shared(a, b, whole);
     }
     if let (Some(a), Some(b)) = (types(one), types(other)) {
         let same = |a: &str, b: &str| {
@@ -277,32 +304,45 @@ fn disjoint(one: &Value, other: &Value, root: &Value) -> bool {
     }
     let required = |schema: &'_ Value, name: &str| {
         let list = schema.get("required").and_then(Value::as_array);
-        list.is_some_and(|list| list.iter().any(|one| one == name))
+        list.is_some_and(|list| whole.spend(list.len()) && list.iter().any(|one| one == name))
     };
     let Some(properties) = one.get("properties").and_then(Value::as_object) else { return false };
+    if !whole.spend(properties.len()) {
+        return false;
+    }
     properties.iter().any(|(name, ours)| {
         let theirs = other.get("properties").and_then(|all| all.get(name));
-        let both = required(one, name) && required(other, name);
-        let ours = values(resolve(ours, root));
-        let theirs = theirs.and_then(|theirs| values(resolve(theirs, root)));
+        let ours = values(resolve(ours, whole.root));
+        let theirs = theirs.and_then(|theirs| values(resolve(theirs, whole.root)));
         match (ours, theirs) {
-            (Some(a), Some(b)) if both => !a.iter().any(|value| b.contains(value)),
+            (Some(a), Some(b)) => {
+                required(one, name) && required(other, name) && none_shared(a, b, whole)
+            }
             _ => false,
         }
     })
 }
 
+/// Whether two lists have no common value; false if the lists are too long to compare.
+fn none_shared(a: &[Value], b: &[Value], whole: &Whole<'_>) -> bool {
+    whole.spend(a.len().saturating_mul(b.len())) && !a.iter().any(|value| b.contains(value))
+}
+
 /// The values of a schema that lists them.
-fn values(schema: &Value) -> Option<Vec<&Value>> {
+fn values(schema: &Value) -> Option<&[Value]> {
     match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(Value::Array(list))) => Some(list.iter().collect()),
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(list))) => Some(list),
         _ => None,
     }
 }
 
 fn types(schema: &Value) -> Option<Vec<&str>> {
-    match schema.get("type")? {
+    words(schema.get("type")?)
+}
+
+fn words(types: &Value) -> Option<Vec<&str>> {
+    match types {
         Value::String(word) => Some(vec![word]),
         Value::Array(list) => list.iter().map(Value::as_str).collect(),
         _ => None,
@@ -370,6 +410,30 @@ mod tests {
         assert_eq!(made["enum"], json!([[], ["a"], ["a", "b"], ["b"], ["b", "a"]]));
         let one = json!({"type": "array", "maxItems": 1, "uniqueItems": true});
         assert!(rewrite(one).unwrap().get("uniqueItems").is_none());
+        let text = json!({"type": "string", "items": {"enum": ["a"]}, "uniqueItems": true});
+        assert_eq!(rewrite(text).unwrap()["type"], "string");
+    }
+
+    /// Work that grows with the square of the schema, or more, ends early.
+    #[test]
+    fn large_schemas_are_rewritten_quickly() {
+        let many: Vec<Value> = (0..20_000).map(Value::from).collect();
+        let names: Vec<String> = (0..2000).map(|i| format!("p{i}")).collect();
+        let properties: Map<String, Value> =
+            names.iter().map(|name| (name.clone(), json!({"enum": [1, 2]}))).collect();
+        let object = json!({"type": "object", "properties": properties, "required": names});
+        let option = json!({"$ref": "#/$defs/object"});
+        let set = json!({"type": "array", "items": {"enum": [1, 2, 3, 4]}, "uniqueItems": true});
+        let began = std::time::Instant::now();
+        for (schema, enforced) in [
+            (json!({"enum": many, "not": {"enum": many}}), false),
+            (json!({"oneOf": [{"enum": many}, {"enum": many}]}), true),
+            (json!({"$defs": {"object": object}, "oneOf": vec![option; 60]}), true),
+            (json!({"prefixItems": vec![set; 4000]}), false),
+        ] {
+            assert_eq!(rewrite(schema).is_ok(), enforced);
+        }
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
     }
 
     #[test]
