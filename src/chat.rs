@@ -69,6 +69,7 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let loaded = loading::load(&args.load, global, 1)?;
     let sampling = loaded.sampling(&args.sampling)?;
+    let (name, device) = (loaded.name.clone(), loaded.device.clone());
     let talk = loaded.talk()?;
     let mut chat = Chat {
         conversation: Conversation::new(talk.tokenizer.clone(), talk.template, args.system.clone()),
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
     if !chat.conversation.has_template() {
         note!("note: this model has no chat template; it will continue your text");
     }
+    note!("Chat with {name} on {device}. /help lists the commands; Ctrl-D or /exit ends it.");
     chat.run()
 }
 

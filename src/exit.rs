@@ -3,6 +3,7 @@
 use crate::log;
 use crate::output::{Output, OutputClosed, note, of_output};
 use model::LoadError;
+use server::ServeError;
 use std::fmt;
 use std::io::Write;
 use std::process::ExitCode;
@@ -57,7 +58,8 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
         if OutputClosed::caused(cause) {
             return OUTPUT_CLOSED;
         }
-        if cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
+        let config = matches!(cause.downcast_ref(), Some(ServeError::Config(_)));
+        if config || cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
             return BAD_INPUT;
         }
     }

@@ -57,15 +57,22 @@ pub(crate) struct Answer {
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,
 }
 
+/// The shortest answer whose rate is meaningful.
+const LEAST_TOKENS: u32 = 4;
+const LEAST_TIME: Duration = Duration::from_millis(5);
+
 impl Answer {
     /// Prompt tokens processed per second, without cached ones.
     pub(crate) fn prompt_rate(&self) -> f64 {
         rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
-    /// Answer tokens per second, without the first, which the prompt's step generates.
-    pub(crate) fn answer_rate(&self) -> f64 {
-        rate(self.answer_tokens.saturating_sub(1), self.answer_time)
+    /// Answer tokens per second, without the first, which the prompt's step generates. `None` for
+    /// an answer that is too short to be measured: the tokens of one launch arrive together.
+    pub(crate) fn answer_rate(&self) -> Option<f64> {
+        let tokens = self.answer_tokens.saturating_sub(1);
+        let measured = tokens >= LEAST_TOKENS && self.answer_time >= LEAST_TIME;
+        measured.then(|| rate(tokens, self.answer_time))
     }
 
     /// The line under an answer.
@@ -75,11 +82,11 @@ impl Answer {
             cached => format!(" ({cached} cached)"),
         };
         format!(
-            "prompt {} tokens{cached}, {:.1} tok/s; answer {} tokens, {:.1} tok/s{}",
+            "prompt {} tokens{cached}, {:.1} tok/s; answer {} tokens{}{}",
             self.prompt_tokens,
             self.prompt_rate(),
             self.answer_tokens,
-            self.answer_rate(),
+            self.answer_rate().map_or(String::new(), |rate| format!(", {rate:.1} tok/s")),
             match self.ending {
                 Ending::Stop => "",
                 Ending::Length => "; stopped by the token limit",

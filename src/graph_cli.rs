@@ -70,15 +70,19 @@ struct ModelArgs {
     load_format: String,
     /// Most sequences that run at once
     #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_batch: u32,
     /// Most tokens of a step
     #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Most tokens of a sequence
     #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_context: u32,
     /// Tokens per KV page
     #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     page_size: u32,
     /// Use the kernels of --deterministic, which are the same for every bucket
     #[arg(long)]

@@ -25,7 +25,8 @@ mod show;
 mod trace;
 
 use clap::Parser;
-use cli::{Cli, Command};
+use cli::{Cli, Command, Global};
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -34,14 +35,23 @@ fn main() -> ExitCode {
         Err(other) => return exit::of_usage(&other),
     };
     device::notice::send_to(output::note_line);
-    exit::finish(match &command {
-        Command::Serve(args) => serve::run(args, &global),
-        Command::Run(args) => run::run(args, &global),
-        Command::Chat(args) => chat::run(args, &global),
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| run(&command, &global)));
+    match outcome {
+        Ok(outcome) => exit::finish(outcome),
+        // The message was printed where it panicked.
+        Err(_) => ExitCode::from(exit::RUNTIME),
+    }
+}
+
+fn run(command: &Command, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(args, global),
+        Command::Run(args) => run::run(args, global),
+        Command::Chat(args) => chat::run(args, global),
         Command::Pull(args) => pull::run(args),
-        Command::Bench(args) => bench::run(args, &global),
-        Command::Graph(args) => graph_cli::run(args, &programs::Programs { global: &global }),
+        Command::Bench(args) => bench::run(args, global),
+        Command::Graph(args) => graph_cli::run(args, &programs::Programs { global }),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(args),
-    })
+    }
 }

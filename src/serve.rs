@@ -20,9 +20,9 @@ use graph::runner::Ran;
 use model::GraphExecutor;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
-use server::{Limits, Model, ServerConfig};
+use server::{Limits, Model, Reserved, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use text::{CheckpointText, TextModel, WordText};
@@ -35,9 +35,9 @@ use text::{CheckpointText, TextModel, WordText};
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     load: LoadArgs,
-    /// Address to listen on; 0.0.0.0 is every interface
-    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    host: IpAddr,
+    /// Address or name to listen on; 0.0.0.0 is every interface
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
     /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8000)]
     port: u16,
@@ -47,6 +47,10 @@ pub(crate) struct ServeArgs {
     /// Accept this name in the Host header (may be repeated)
     #[arg(long, value_name = "NAME", long_help = ALLOWED_HOST)]
     allowed_host: Vec<String>,
+    /// Let web pages of this origin use the server, such as `https://example.com`; `*` is every origin
+    /// (may be repeated)
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
     /// Let clients with different API keys share cached prefixes
     ///
     /// By default each key has its own prefix cache, because the time that a prompt takes would
@@ -90,6 +94,8 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let mut config = server_config(args)?;
     config.log_lines_dropped = log::start(args.log_json).context("starting the log thread")?;
     open_files::raise_limit(&mut config.limits);
+    // Before the model is loaded, so that a port in use is found at once.
+    let reserved = Reserved::new(&config)?;
     let default_batch = |kind| match kind {
         DeviceKind::Cuda => 256,
         DeviceKind::Cpu => 32,
@@ -108,16 +114,41 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     let backend = Serving::new(loaded.executor, engine, info);
-    server::serve(config, link::once(backend), model)?;
+    let name = model.name.clone();
+    server::serve(config, reserved, link::once(backend), model, |address| {
+        let url = url(address);
+        note!("serving {name} at {url} (a page; the OpenAI API is at {url}v1)");
+    })?;
     Ok(())
+}
+
+/// The URL of a bound address; one of every interface is shown as this machine.
+fn url(address: SocketAddr) -> String {
+    match address.ip().is_unspecified() {
+        true => format!("http://localhost:{}/", address.port()),
+        false => format!("http://{address}/"),
+    }
+}
+
+/// The address of an IP address or a name, IPv4 if it has both.
+fn listen_address(host: &str, port: u16) -> Result<SocketAddr> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let found: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
+        Ok(found) => found.collect(),
+        Err(error) => return Err(bad_input(format!("--host {host}: {error}"))),
+    };
+    let four = found.iter().find(|address| address.is_ipv4());
+    let first = four.or(found.first());
+    first.copied().ok_or_else(|| bad_input(format!("--host {host}: no such address")))
 }
 
 fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
     args.api_key.iter().try_for_each(|key| check_key(key))?;
     let mut config = ServerConfig {
-        listen: SocketAddr::new(args.host, args.port),
+        listen: listen_address(&args.host, args.port)?,
         api_keys: args.api_key.clone(),
         allowed_hosts: args.allowed_host.clone(),
+        allow_origins: args.allow_origin.clone(),
         share_prefix_cache: args.share_prefix_cache,
         trim: Some(device::return_memory),
         trace: args.trace.clone(),
@@ -219,6 +250,21 @@ impl watched::Traced for GraphExecutor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_and_addresses_to_listen_on() {
+        for (host, shown) in [
+            ("127.0.0.1", "http://127.0.0.1:80/"),
+            ("localhost", "http://127.0.0.1:80/"),
+            ("0.0.0.0", "http://localhost:80/"),
+            ("::1", "http://[::1]:80/"),
+            ("[::1]", "http://[::1]:80/"),
+        ] {
+            assert_eq!(url(listen_address(host, 80).unwrap()), shown, "{host}");
+        }
+        let error = listen_address("no such host", 80).unwrap_err();
+        assert_eq!(crate::exit::code(&error), crate::exit::BAD_INPUT);
+    }
 
     #[test]
     fn invalid_keys_are_refused() {

@@ -136,9 +136,27 @@ fn a_closed_log_pipe_does_not_stop_the_server() {
     served.stop();
 }
 
+/// Level and message of every line of a JSON log. A line about a request has fields and no message.
+fn json_lines(said: &str) -> Vec<(String, String)> {
+    let line = |line: &str| -> (String, String) {
+        let line: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|_| panic!("{said}"));
+        let level = line["level"].as_str().unwrap().to_owned();
+        let fields = line["fields"].as_object().unwrap();
+        match fields.get("message") {
+            Some(message) => (level, message.as_str().unwrap().to_owned()),
+            None => {
+                assert!(fields["route"].is_string() && fields["status"].is_u64(), "{line}");
+                (level, String::new())
+            }
+        }
+    };
+    said.lines().map(line).collect()
+}
+
+/// A port in use is found before the model is loaded.
 #[test]
-fn every_line_of_a_json_log_is_json() {
-    // The port is in use: the server starts, warns and ends with an error.
+fn a_port_in_use_is_an_error_in_a_json_log() {
     let Some(model) = smollm2() else { return };
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let plain = serve(model, taken.local_addr().unwrap().port());
@@ -148,17 +166,29 @@ fn every_line_of_a_json_log_is_json() {
     let output = command.env_remove("RUST_LOG").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let line = |line: &str| -> (String, String) {
-        let line: serde_json::Value =
-            serde_json::from_str(line).unwrap_or_else(|_| panic!("{said}"));
-        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
-        (text(&line["level"]), text(&line["fields"]["message"]))
-    };
-    let lines: Vec<_> = said.lines().map(line).collect();
+    let lines = json_lines(&said);
     assert!(lines.iter().any(|(level, text)| level == "WARN" && text.contains("open files")));
-    assert!(lines.iter().any(|(level, text)| level == "INFO" && text.starts_with("memory: ")));
+    assert!(!lines.iter().any(|(_, text)| text.starts_with("memory: ")), "{said}");
     let (level, text) = lines.last().unwrap();
     assert!(level == "ERROR" && text.starts_with("cannot listen on "), "{said}");
+}
+
+#[test]
+fn every_line_of_a_json_log_is_json() {
+    let Some(model) = smollm2() else { return };
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut command = serve(model, port);
+    command.arg("--log-json").env_remove("RUST_LOG");
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut served = Served::start(command, port);
+    served.answers();
+    served.stop();
+    let lines = json_lines(&std::fs::read_to_string(&log).unwrap());
+    let info =
+        |start: &str| lines.iter().any(|(level, text)| level == "INFO" && text.starts_with(start));
+    assert!(info("memory: ") && info("serving "), "{lines:?}");
 }
 
 #[test]

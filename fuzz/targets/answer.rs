@@ -23,14 +23,15 @@ fn split(text: &str, format: ToolFormat, size: usize) -> (String, String, Vec<St
     }
     let answer = thinking.flush(&mut out);
     tools.push(&answer, &mut out);
-    tools.flush(&mut out);
+    tools.flush(false, &mut out);
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for delta in out {
         match delta {
             Delta::Text(text) => said += &text,
             Delta::Reasoning(text) => thought += &text,
-            Delta::ToolStart { name } => calls.push(name),
-            Delta::ToolArguments(text) => calls.push(text),
+            Delta::ToolStart { name } => calls.extend([name, String::new()]),
+            Delta::ToolArguments(text) => *calls.last_mut().expect("a call began") += &text,
+            Delta::ToolEnd => calls.push("end".into()),
         }
     }
     (said, thought, calls)
@@ -50,7 +51,7 @@ fn stop(text: &str, stop: &str, size: usize) -> String {
 fuzz_target!(|input: (u8, &str, &str)| {
     let (size, word, text) = input;
     let size = usize::from(size).max(1);
-    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::None] {
+    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::Generic { system: true }] {
         assert_eq!(split(text, format, size), split(text, format, usize::MAX));
     }
     let said = stop(text, word, size);

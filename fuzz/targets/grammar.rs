@@ -149,7 +149,7 @@ impl Bytes<'_> {
         let mut map = Map::new();
         for _ in 0..1 + self.byte() % 4 {
             let depth = depth + 1;
-            let (key, value) = match self.byte() % 27 {
+            let (key, value) = match self.byte() % 32 {
                 0 => ("type", json!(["string", "object", "array"][usize::from(self.byte() % 3)])),
                 1 => ("type", json!(["integer", "number", "null"][usize::from(self.byte() % 3)])),
                 2 => ("type", json!(["string", "object", "integer"])),
@@ -176,6 +176,11 @@ impl Bytes<'_> {
                 23 => ("multipleOf", self.number()),
                 24 => ("const", self.schema(depth)),
                 25 => ("format", json!(["date-time", "uuid", "email", "pear"][self.size() % 4])),
+                26 => ("not", self.schema(depth)),
+                27 => ("uniqueItems", json!(self.byte().is_multiple_of(2))),
+                28 => ("if", self.schema(depth)),
+                29 => ("then", self.schema(depth)),
+                30 => ("format", json!(["path", "byte", "base64url", "int64"][self.size() % 4])),
                 _ => ("enum", (0..self.size()).map(|_| self.name()).collect()),
             };
             map.insert(key.into(), value);

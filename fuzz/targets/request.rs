@@ -6,8 +6,17 @@ use text::bytes::ByteText;
 use server::{Limits, Model};
 use std::sync::{Arc, LazyLock};
 
-const ROUTES: [&str; 5] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"];
+const ROUTES: [&str; 9] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+];
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| Model::new("m", 8192, Arc::new(ByteText)));
 

@@ -7,7 +7,7 @@ use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::output::say;
 use crate::progress;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use engine::exec::StepKind;
 use graph::program::ProgramOp;
@@ -20,12 +20,14 @@ pub(crate) struct DecodeArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "512")]
     context: Vec<u32>,
     /// Measured steps per row of the table
     #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     #[command(flatten)]
     backend: BackendArgs,
@@ -66,10 +68,6 @@ pub(crate) struct Figure {
 }
 
 pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
-    ensure!(
-        args.steps > 0 && args.batch.iter().all(|&b| b > 0),
-        "--batch and --steps must be at least 1"
-    );
     let loads = args.backend.loads(&args.load, "graph-backend-decode");
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();

@@ -29,6 +29,7 @@ pub(crate) struct MixedArgs {
     prompt: u32,
     /// Number of prompts that arrive
     #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     prompts: u32,
     /// Decode steps before each prompt, and after the last
     #[arg(long, value_name = "N", default_value_t = 24)]
@@ -36,6 +37,7 @@ pub(crate) struct MixedArgs {
     between: u32,
     /// Most tokens of a step; one run for each value
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "256,1024")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     budget: Vec<u32>,
     /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]

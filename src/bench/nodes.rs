@@ -12,7 +12,7 @@ use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::output::say;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use device::{Graph, Item, Node, Op, RecordOptions};
 use model::GraphExecutor;
@@ -27,6 +27,7 @@ pub(crate) struct NodesArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
@@ -37,6 +38,7 @@ pub(crate) struct NodesArgs {
     prefill: Vec<String>,
     /// Replays of each graph
     #[arg(long, value_name = "N", default_value_t = 12)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     replays: u32,
     /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
@@ -65,10 +67,6 @@ struct Figure {
 }
 
 pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
-    ensure!(
-        args.replays > 0 && args.batch.iter().all(|&b| b > 0),
-        "--batch and --replays must be at least 1"
-    );
     let mixes: Vec<Mix> =
         args.prefill.iter().map(|text| Mix::parse(text, 0)).collect::<Result<_>>()?;
     let rows = mixes.iter().map(|mix| mix.rows.len() as u32);

@@ -8,7 +8,7 @@ use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::output::say;
 use crate::progress;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use graph::program::{Dim, ProgramOp};
 use serde::Serialize;
@@ -31,10 +31,12 @@ pub(crate) struct PrefillArgs {
     context: u32,
     /// Measured steps per row of the table, in each turn
     #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Turns per row when several backends are compared: they alternate, so that changes of the
     /// device's clocks affect all of them
     #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     turns: u32,
     /// Milliseconds of idle time before each step, as before a single prompt; without it, long
     /// steps run at the device's power limit
@@ -87,7 +89,6 @@ struct Figures {
 }
 
 pub(crate) fn run(args: &PrefillArgs, global: &Global) -> Result<()> {
-    ensure!(args.steps > 0 && args.turns > 0, "--steps and --turns must be at least 1");
     let mixes: Vec<Mix> =
         args.shape.iter().map(|text| Mix::parse(text, args.context)).collect::<Result<_>>()?;
     let loads = args.backend.loads(&args.load, "graph-backend-prefill");

@@ -11,7 +11,7 @@ use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
 use crate::output::say;
 use crate::progress;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::Args;
 use graph::Prep;
 use serde::Serialize;
@@ -23,12 +23,14 @@ pub(crate) struct ReplayArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
     /// Measured steps per metric
     #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     #[command(flatten)]
     report: ReportArgs,
@@ -58,10 +60,6 @@ pub(crate) struct Figure {
 }
 
 pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
-    ensure!(
-        args.steps > 0 && args.batch.iter().all(|&b| b > 0),
-        "--batch and --steps must be at least 1"
-    );
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();
     let bar = progress::count((Prep::ALL.len() * args.batch.len()) as u64, "replay");

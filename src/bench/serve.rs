@@ -31,12 +31,14 @@ pub(crate) struct ServeArgs {
     endpoint: Route,
     /// Requests in flight at once; with --rate the maximum, at least 4096
     #[arg(long, short = 'c', default_value_t = 16)]
+    #[arg(value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     concurrency: usize,
     /// Requests a second with random (Poisson) arrivals, independent of the responses
     #[arg(long)]
     rate: Option<f64>,
     /// Requests to measure
     #[arg(long, short = 'n', default_value_t = 200)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     requests: u64,
     /// Warm-up requests, not measured
     #[arg(long, default_value_t = 16)]
@@ -70,6 +72,7 @@ pub(crate) struct ServeArgs {
     slo_e2e: Option<f64>,
     /// Seconds after which a request fails
     #[arg(long, default_value_t = 300)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// Seed; the same seed gives the same load
     #[arg(long, default_value_t = 0)]

@@ -6,7 +6,7 @@ use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
 use crate::output::say;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use device::cuda::cache::Cache;
 use device::cuda::tune::{Replays, tune, tune_layers};
@@ -24,12 +24,14 @@ pub(crate) struct TuneArgs {
     load: LoadArgs,
     /// Decode buckets to tune, in sequences; by default the automatic ones for 256 sequences
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     batch: Vec<u32>,
     /// Tokens of each sequence
     #[arg(long, value_name = "N", default_value_t = 512)]
     context: u32,
     /// Replays of each variant
     #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     replays: u32,
     /// Also write the result to this file
     #[arg(long, short, value_name = "FILE")]
@@ -37,10 +39,6 @@ pub(crate) struct TuneArgs {
 }
 
 pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
-    ensure!(
-        args.replays > 0 && args.batch.iter().all(|&b| b > 0),
-        "--batch and --replays must be at least 1"
-    );
     let auto = Buckets::generate(&BucketSpec::Auto, Phase::Decode, 256, None)?.sizes;
     let batches = if args.batch.is_empty() { &auto } else { &args.batch };
     let most = batches.iter().copied().max().unwrap_or(1);

@@ -58,6 +58,12 @@ impl ModelName {
         if looks_like_path || has_extension(path, "gguf") {
             return Err(bad_input(format!("{text}: no such file or folder")));
         }
+        if text.contains(char::is_whitespace) {
+            return Err(bad_input(format!(
+                "{text:?} was taken as MODEL, which is a folder, a .gguf file or a hub id; a prompt \
+                 is given with -p: dacapo run -p {text:?}"
+            )));
+        }
         Err(bad_input(format!(
             "model `{text}`: no such folder or .gguf file, and not a hub id (org/name[@revision])"
         )))

@@ -1,14 +1,14 @@
 //! `dacapo run --batch FILE -o FILE`: answers a file of prompts. It may be killed and started again
 //! at any time; answered lines are skipped.
 
-use super::RunArgs;
+use super::{RunArgs, failures};
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::generate::{Text, scores_to_json};
 use crate::loading::{self, Loaded, ModelText};
 use crate::output::note;
 use crate::{progress, prompt};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use engine::Engine;
 use engine::batch::{Batch, Item};
 use engine::offline::Completion;
@@ -37,6 +37,10 @@ struct Line {
 }
 
 pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) -> Result<()> {
+    let retried = failures::remove(output)?;
+    if retried > 0 {
+        note!("[{retried} lines failed before and are tried again]");
+    }
     // Opened first, so that an invalid file fails before the model is loaded.
     let batch = Batch::open(input, output).map_err(|error| bad_input(error.to_string()))?;
     if batch.done() == batch.total() {
@@ -80,7 +84,15 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     bar.finish_and_clear();
     let ((done, total), tokens, seconds) = (counted, tokens.get(), start.elapsed().as_secs_f64());
     let rate = tokens as f64 / seconds.max(1e-9);
-    note!("[{done} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
+    let failed = failures::count(output)?;
+    let answered = done - failed;
+    note!("[{answered} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
+    if failed > 0 {
+        let file = output.display();
+        bail!(
+            "{failed} of {total} lines failed; {file} has the reasons, and the same command tries them again"
+        );
+    }
     Ok(())
 }
 
@@ -131,7 +143,16 @@ fn answer(item: &Item, mut said: Text, completion: &Completion) -> Map<String, V
     let finish = match &choice.finish {
         Some(Finish::Stop(_)) => "stop",
         Some(Finish::Length) => "length",
-        _ => "failed",
+        failed => {
+            let reason = match failed {
+                Some(Finish::Failed(why)) => format!("the request failed on the device: {why}"),
+                Some(Finish::Grammar(why)) => why.clone(),
+                Some(Finish::Deadline) => "the request timed out".into(),
+                _ => "the request was cancelled".into(),
+            };
+            fields.insert("error".into(), reason.into());
+            "failed"
+        }
     };
     fields.insert("text".into(), said.whole.into());
     fields.insert("finish".into(), finish.into());

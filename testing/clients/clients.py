@@ -1,4 +1,4 @@
-"""Unmodified clients against a running server: openai, litellm, langchain-openai, instructor.
+"""Unmodified clients against a running server: openai, anthropic, ollama, litellm, langchain-openai, instructor.
 
     python testing/clients/clients.py --base-url http://127.0.0.1:8000 [--key KEY] [--model NAME] [--mock]
 
@@ -21,7 +21,7 @@ parser.add_argument("--base-url", default="http://127.0.0.1:8000")
 parser.add_argument("--key", default="none")
 parser.add_argument("--model")
 parser.add_argument("--mock", action="store_true")
-parser.add_argument("--quick", action="store_true", help="the openai package only, and short answers")
+parser.add_argument("--quick", action="store_true", help="the openai, anthropic and ollama packages only, and short answers")
 args = parser.parse_args()
 BASE = args.base_url.rstrip("/") + "/v1"
 client = openai.OpenAI(base_url=BASE, api_key=args.key, max_retries=0, timeout=120)
@@ -237,6 +237,181 @@ def openai_early_disconnect():
 
 
 @test
+def openai_responses():
+    most = 1000 if args.mock else LONG
+    answer = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=most, temperature=0)
+    assert answer.status in ("completed", "incomplete") and answer.output_text
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    if args.mock:
+        assert answer.output_text.startswith("You said: “Say hello"), answer
+    # The stream makes the same text, and the next response continues the kept one.
+    text, last = "", None
+    for event in client.responses.create(
+        model=MODEL, input="Say hello.", max_output_tokens=most, temperature=0, stream=True
+    ):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        last = event
+    assert last.type in ("response.completed", "response.incomplete") and text == answer.output_text
+    with client.responses.stream(model=MODEL, input="Say hello.", max_output_tokens=most, temperature=0) as stream:
+        for _ in stream:
+            pass
+        # This helper knows no answer that the token limit cut.
+        assert last.type == "response.incomplete" or stream.get_final_response().output_text == text
+    again = client.responses.create(
+        model=MODEL, input="Again.", previous_response_id=answer.id, max_output_tokens=8, store=False
+    )
+    assert again.usage.input_tokens > answer.usage.input_tokens
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+    client.responses.delete(answer.id)
+    try:
+        client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
+    except openai.NotFoundError as e:
+        assert e.param == "previous_response_id", e
+    else:
+        raise AssertionError("a deleted response was continued")
+
+
+@test
+def openai_responses_tools_and_schemas():
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+        people: int
+
+    parsed = client.responses.parse(model=MODEL, input="A city", text_format=City, max_output_tokens=200, temperature=0)
+    assert isinstance(parsed.output_parsed, City)
+    tool = dict(WEATHER["function"], type="function", strict=True)
+    ask = dict(model=MODEL, tools=[tool], max_output_tokens=200, temperature=0)
+    answer = client.responses.create(**ask, input="What is the weather in Paris?", tool_choice="required")
+    call = next(item for item in answer.output if item.type == "function_call")
+    assert call.name == "weather" and "city" in json.loads(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    told = client.responses.create(**ask, input=[result], previous_response_id=answer.id)
+    if args.mock:
+        assert told.output_text == "The tool says: rain", told
+
+
+@test
+def anthropic_messages():
+    import anthropic
+
+    claude = anthropic.Anthropic(base_url=args.base_url, api_key=args.key, max_retries=0, timeout=120)
+    ask = dict(model=MODEL, max_tokens=LONG, messages=HELLO, extra_body={"temperature": 0})
+    answer = claude.messages.create(**ask, system="Be brief.")
+    assert answer.role == "assistant" and answer.stop_reason in ("end_turn", "max_tokens")
+    assert answer.content[0].text and answer.usage.output_tokens > 0
+    with claude.messages.stream(**ask, system="Be brief.") as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert final.content[0].text == text == answer.content[0].text, (text, answer)
+    assert final.usage.output_tokens == answer.usage.output_tokens
+    count = claude.messages.count_tokens(model=MODEL, messages=HELLO, system="Be brief.")
+    usage = answer.usage
+    assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    weather = {
+        "name": "weather", "description": "The weather in a city",
+        "input_schema": WEATHER["function"]["parameters"],
+    }
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    tools = dict(model=MODEL, max_tokens=200, tools=[weather], extra_body={"temperature": 0})
+    asked = claude.messages.create(**tools, messages=question, tool_choice={"type": "any"})
+    call = next(block for block in asked.content if block.type == "tool_use")
+    assert call.name == "weather" and "city" in call.input and asked.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    history = question + [
+        {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in asked.content]},
+        {"role": "user", "content": [result]},
+    ]
+    told = claude.messages.create(**tools, messages=history)
+    if args.mock:
+        assert told.content[0].text == "The tool says: rain", told
+        thought = claude.messages.create(
+            model=MODEL, max_tokens=200, messages=[{"role": "user", "content": "please think"}],
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        )
+        assert [block.type for block in thought.content] == ["thinking", "text"], thought
+    for wrong, kind in [
+        (dict(ask, model="claude-none"), anthropic.NotFoundError),
+        (dict(ask, max_tokens=0), anthropic.BadRequestError),
+    ]:
+        try:
+            claude.messages.create(**wrong)
+        except kind as e:
+            assert e.body["type"] == "error", e.body
+        else:
+            raise AssertionError(f"{kind} was not raised")
+
+
+@test
+def ollama_client():
+    import ollama
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+        people: int
+
+    headers = {} if args.key == "none" else {"Authorization": f"Bearer {args.key}"}
+    local = ollama.Client(host=args.base_url, headers=headers, timeout=120)
+    assert local.list().models[0].model == MODEL
+    options = {"temperature": 0, "num_predict": LONG}
+    answer = local.chat(model=MODEL, messages=HELLO, options=options)
+    assert answer.message.content and answer.done and answer.eval_count > 0
+    text = "".join(part.message.content or "" for part in local.chat(model=MODEL, messages=HELLO, options=options, stream=True))
+    assert text == answer.message.content, (text, answer)
+    said = local.generate(model=MODEL, prompt="Once", raw=True, options={"num_predict": 4})
+    assert said.response and said.done_reason in ("stop", "length")
+    shaped = local.chat(
+        model=MODEL, messages=[{"role": "user", "content": "A city"}], format=City.model_json_schema(),
+        options={"temperature": 0, "num_predict": 200},
+    )
+    City.model_validate_json(shaped.message.content)
+    made = local.embed(model=MODEL, input=["a", "b"])
+    assert len(made.embeddings) == 2
+    if args.mock:
+        def weather(city: str) -> str:
+            """The weather in a city.
+
+            Args:
+                city: the city
+            """
+            return city
+
+        asked = local.chat(model=MODEL, messages=[{"role": "user", "content": "weather?"}], tools=[weather])
+        call = asked.message.tool_calls[0].function
+        assert call.name == "weather" and call.arguments == {"city": "Paris"}, asked
+    try:
+        local.chat(model="no-such-model", messages=HELLO)
+    except ollama.ResponseError as e:
+        assert e.status_code == 404 and "no-such-model" in e.error, e
+    else:
+        raise AssertionError("an unknown model was accepted")
+
+
+@test
+def openai_extensions_of_vllm():
+    # As outlines and others send them.
+    ask = dict(model=MODEL, messages=HELLO, max_tokens=40, temperature=0)
+    for extra, allowed in [
+        ({"guided_choice": ["yes", "no"]}, ("yes", "no")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, ("yes", "no")),
+        ({"guided_regex": "(a|b)"}, ("a", "b")),
+    ]:
+        answer = client.chat.completions.create(**ask, extra_body=extra)
+        assert args.mock or answer.choices[0].message.content in allowed, answer
+    raw = client.chat.completions.with_raw_response.create(**ask, extra_body={"no_such_field": 1})
+    assert raw.headers["x-ignored-fields"] == "no_such_field"
+    try:
+        client.chat.completions.create(**ask, extra_body={"bad_words": ["x"]})
+    except openai.BadRequestError as e:
+        assert e.param == "bad_words", e
+    else:
+        raise AssertionError("bad_words was ignored")
+
+
+@test
 def litellm_chat():
     import litellm
 
@@ -285,7 +460,8 @@ def instructor_models():
 
 
 if args.quick:
-    tests = [one for one in tests if one.__name__.startswith("openai_")]
+    quick = ("openai_", "anthropic_", "ollama_")
+    tests = [one for one in tests if one.__name__.startswith(quick)]
 failed = 0
 for one in tests:
     try:

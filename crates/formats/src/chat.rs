@@ -47,6 +47,7 @@ use value::Value as Made;
 /// A compiled chat template with the special tokens it may name. Immutable and shareable.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    source: Box<str>,
     default: Vec<Stmt>,
     /// A second template, for conversations with tools.
     tool_use: Option<Vec<Stmt>>,
@@ -69,7 +70,8 @@ impl ChatTemplate {
         let special =
             |(name, text): (&String, &String)| (name.as_str().into(), text.as_str().into());
         let specials = specials.iter().map(special).collect();
-        Ok(Self { default: compile(source)?, tool_use: None, specials, clock })
+        let default = compile(source)?;
+        Ok(Self { source: source.into(), default, tool_use: None, specials, clock })
     }
 
     /// The template of an open checkpoint; `None` for a model that was not made to chat.
@@ -82,6 +84,11 @@ impl ChatTemplate {
         let mut template = Self::new(&default, found.specials)?;
         template.tool_use = found.tool_use.as_deref().map(compile).transpose()?;
         Ok(Some(template))
+    }
+
+    /// The text that it was compiled from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The conversation as text.

@@ -30,6 +30,20 @@ pub enum Error {
         /// What may stand there.
         allowed: String,
     },
+    /// The file has no bytes.
+    #[error("{}: is empty", file.display())]
+    Empty {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The file ends before what its header promises.
+    #[error("{}: is cut short; download it again ({what})", file.display())]
+    CutShort {
+        /// The file.
+        file: PathBuf,
+        /// What is missing.
+        what: String,
+    },
     /// The file is well-formed but asks for something that Dacapo does not support.
     #[error("{}: {field}: {found} is not supported; supported: {allowed}", file.display())]
     Unsupported {

@@ -41,6 +41,9 @@ pub struct Gguf {
 impl Gguf {
     /// Reads the header from `source`, which yields a file of `length` bytes called `file`.
     pub fn read(file: &Path, source: impl Read, length: u64) -> Result<Self> {
+        if length == 0 {
+            return Err(Error::Empty { file: file.to_owned() });
+        }
         let mut at = Cursor::new(file, source, length);
         let magic = at.bytes::<4>("magic")?;
         if &magic != b"GGUF" {
@@ -95,9 +98,10 @@ impl Gguf {
             }
             let end = base.checked_add(tensor.offset).and_then(|b| b.checked_add(tensor.bytes));
             if end.is_none_or(|end| end > at.length()) {
-                let found = format!("{} + {} bytes", tensor.offset, tensor.bytes);
                 let room = at.length().saturating_sub(base);
-                return Err(at.refuse(start, field, found, format!("within {room} bytes of data")));
+                let (from, bytes) = (tensor.offset, tensor.bytes);
+                let what = format!("{field}: {from} + {bytes} bytes, of {room} bytes of data");
+                return Err(at.cut_short(&what));
             }
             tensor.offset += base;
         }

@@ -117,7 +117,16 @@ fn gguf_versions_and_magic_are_named() {
     refused(gguf(&GgufFile { version: 1, ..good() }.bytes()), "GGUF version: 1");
     refused(gguf(&GgufFile { version: 4, ..good() }.bytes()), "GGUF version: 4");
     refused(gguf(&GgufFile { version: 3 << 24, ..good() }.bytes()), "big-endian");
-    refused(gguf(b""), "magic");
+    refused(gguf(b""), "is empty");
+}
+
+#[test]
+fn a_cut_gguf_says_so() {
+    let whole = good().bytes();
+    // In the header and in the data.
+    for length in [3, 40, whole.len() / 2, whole.len() - 1] {
+        refused(gguf(&whole[..length]), "is cut short; download it again");
+    }
 }
 
 #[test]

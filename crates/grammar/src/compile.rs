@@ -2,6 +2,8 @@
 
 use crate::bounds::{Limits, TooLarge};
 use crate::matcher::{Compiled, Weight, plain, reason};
+use crate::rewrite::rewrite;
+use crate::schema;
 use crate::source::Grammar;
 use crate::vocabulary::Vocabulary;
 use llguidance::JsonCompileOptions;
@@ -103,7 +105,7 @@ impl Compiler {
             // Another thread may have compiled the same grammar in the meantime.
             let kept = task.lock().find(&source);
             let result = kept.unwrap_or_else(|| {
-                let result = compile(&task.vocabulary, source.clone(), weight);
+                let result = compile(&task.vocabulary, &task.limits, source.clone(), weight);
                 task.lock().keep(source, result.clone(), task.limits.kept);
                 result
             });
@@ -211,11 +213,12 @@ impl State {
 /// Compiles on this thread and computes the first mask, which fails for some invalid grammars.
 fn compile(
     vocabulary: &Vocabulary,
+    limits: &Limits,
     source: Grammar,
     weight: Weight,
 ) -> Result<Compiled, CompileError> {
     let made = catch_unwind(AssertUnwindSafe(|| {
-        let top = top_level(&source)?;
+        let top = top_level(&source, limits)?;
         let invalid = |error: String| CompileError::Invalid(reason(&error));
         let mut matcher = llguidance::Matcher::new(vocabulary.factory.create_parser(top));
         if let Some(error) = matcher.get_error() {
@@ -250,12 +253,16 @@ fn try_first_tokens(
     Ok(())
 }
 
-fn top_level(source: &Grammar) -> Result<TopLevelGrammar, CompileError> {
+fn top_level(source: &Grammar, limits: &Limits) -> Result<TopLevelGrammar, CompileError> {
     Ok(match source {
         Grammar::JsonObject => json_grammar(json!({"type": "object"})),
-        Grammar::JsonSchema(schema) => {
-            let parsed = serde_json::from_str(schema);
-            json_grammar(parsed.map_err(|error| CompileError::Invalid(plain(&error)))?)
+        Grammar::JsonSchema(text) => {
+            let parsed = serde_json::from_str(text);
+            let parsed = parsed.map_err(|error| CompileError::Invalid(plain(&error)))?;
+            let made = rewrite(parsed).map_err(|error| CompileError::Invalid(plain(&error)))?;
+            // The rewriting may have added values.
+            schema::check(&made, limits)?;
+            json_grammar(made)
         }
         Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),

@@ -30,6 +30,7 @@ mod bounds;
 mod compile;
 mod matcher;
 mod regex;
+mod rewrite;
 mod schema;
 mod source;
 mod vocabulary;

@@ -175,3 +175,66 @@ fn matchers_share_no_state() {
     assert!(other.accept(b'd'.into()).unwrap());
     assert!(fork.accept(b'b'.into()).unwrap());
 }
+
+/// Schemas as pydantic and zod write them: what they accept is what their authors mean.
+#[test]
+fn schemas_of_pydantic_and_zod() {
+    let compiler = bytes();
+    let pet = |kind: &str| {
+        json!({
+            "type": "object",
+            "properties": {"kind": {"const": kind, "type": "string"}},
+            "required": ["kind"],
+            "additionalProperties": false,
+        })
+    };
+    let union = json!({
+        "$defs": {"Cat": pet("cat"), "Dog": pet("dog")},
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat"}},
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    });
+    let set = json!({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": true});
+    let decimal = json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]});
+    let optional = json!({
+        "type": "object",
+        "properties": {"path": {"type": "string", "format": "path"}, "never": {"not": {}}},
+        "required": ["path"],
+        "additionalProperties": false,
+    });
+    for (schema, yes, no) in [
+        (union, vec![r#"{"kind":"cat"}"#, r#"{"kind":"dog"}"#], vec![r#"{"kind":"cow"}"#, "1"]),
+        (set, vec!["[]", r#"["b","a"]"#, r#"["a"]"#], vec![r#"["a","a"]"#, r#"["c"]"#]),
+        (
+            decimal,
+            vec!["1.5", r#""+1.5""#, r#""1.""#, r#"".5""#],
+            vec![r#"".""#, r#""x""#, r#""+""#],
+        ),
+        (optional, vec![r#"{"path":"/tmp/x"}"#], vec![r#"{"path":1}"#, r#"{"path":"","never":1}"#]),
+        (
+            json!({"type": "string", "format": "byte"}),
+            vec![r#""""#, r#""Zm9v""#, r#""Zg==""#],
+            vec![r#""Z""#],
+        ),
+        (json!({"enum": [1, 2], "not": {"const": 2}}), vec!["1"], vec!["2"]),
+    ] {
+        let grammar = Grammar::JsonSchema(schema.to_string());
+        for text in yes {
+            assert!(accepts(&compiler, &grammar, text), "{schema}: {text}");
+        }
+        for text in no {
+            assert!(!accepts(&compiler, &grammar, text), "{schema}: {text}");
+        }
+    }
+    for (schema, keyword) in [
+        (json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}), "uniqueItems"),
+        (json!({"if": {"required": ["a"]}, "then": {"required": ["b"]}}), "if"),
+        (json!({"type": "string", "not": {"pattern": "x"}}), "not"),
+        (
+            json!({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}),
+            "dependentSchemas",
+        ),
+    ] {
+        let error = compiler.compile(&Grammar::JsonSchema(schema.to_string())).unwrap_err();
+        assert!(error.to_string().contains(keyword), "{error}");
+    }
+}

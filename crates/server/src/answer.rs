@@ -2,7 +2,11 @@
 //! and tool calls separated from the answer. The same code serves streams and complete responses.
 
 mod call_list;
+mod call_object;
 mod choice;
+mod collect;
+mod hermes;
+mod llama;
 mod pythonic;
 mod reasoning;
 mod run;
@@ -11,6 +15,7 @@ mod tools;
 pub use call_list::CallList;
 pub(crate) use choice::Choice;
 pub use choice::ChoiceSetup;
+pub(crate) use collect::{Collected, Part, arguments, collect};
 pub use reasoning::{Reasoning, ReasoningSplit};
 pub(crate) use run::rejected;
 pub use run::{Piece, Run, RunSetup, Usage};
@@ -30,6 +35,8 @@ pub enum Delta {
     },
     /// More of the arguments (JSON text) of the tool call that began last.
     ToolArguments(String),
+    /// The tool call that began last is complete, or the answer ends inside it.
+    ToolEnd,
 }
 
 impl Delta {
@@ -38,6 +45,7 @@ impl Delta {
         match self {
             Self::Text(text) | Self::Reasoning(text) | Self::ToolArguments(text) => text.len(),
             Self::ToolStart { name } => name.len(),
+            Self::ToolEnd => 0,
         }
     }
 }

@@ -6,9 +6,12 @@ use crate::config::{Limits, ServerConfig};
 use crate::error::ApiError;
 use crate::grammars::Grammars;
 use crate::http::auth::Keys;
+use crate::http::cors::Origins;
 use crate::http::host::Hosts;
 use crate::link::{Call, Consumer, Health, Link, Refusal};
 use crate::metrics::Metrics;
+use crate::openai::responses::store::Store;
+use crate::openai::structured::Sourced;
 use crate::work::{Work, WorkConfig, WorkError};
 use bytes::Bytes;
 use engine::request::{Request, Sampling};
@@ -43,7 +46,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model with OpenAI's defaults: temperature 1, no tools, no reasoning.
+    /// A model with OpenAI's defaults: temperature 1, no format of tool calls of its own, no
+    /// reasoning.
     pub fn new(name: impl Into<String>, context: u64, text: Arc<dyn TextModel>) -> Self {
         Self {
             name: name.into(),
@@ -51,7 +55,7 @@ impl Model {
             context,
             text,
             defaults: Sampling { temperature: 1.0, ..Sampling::default() },
-            tools: ToolFormat::None,
+            tools: ToolFormat::Generic { system: true },
             reasoning: None,
             embedding: None,
         }
@@ -99,6 +103,8 @@ pub struct App {
     pub keys: Keys,
     /// The accepted names in the `Host` header.
     pub hosts: Hosts,
+    /// The origins whose pages may use the server.
+    pub(crate) origins: Origins,
     /// The worker threads for large bodies.
     pub work: Work,
     /// The compiler for grammars and schemas of clients.
@@ -109,6 +115,8 @@ pub struct App {
     pub(crate) bodies: Arc<Budget>,
     /// The memory budget of responses that are not streamed.
     pub(crate) answers: Arc<Budget>,
+    /// Finished responses, for requests that continue them.
+    pub(crate) responses: Store,
     /// Limits the number of open live views.
     pub(crate) watchers: Arc<Semaphore>,
     /// The OpenAPI document, built at the first request for it.
@@ -140,11 +148,13 @@ impl App {
             metrics,
             keys: Keys::new(&config.api_keys, !config.share_prefix_cache),
             hosts: Hosts::new(config),
+            origins: Origins::new(&config.allow_origins),
             grammars,
             work: Work::start(&work)?,
             started: crate::openai::unix_time(),
             bodies: Budget::new(limits.body_budget_bytes),
             answers: Budget::new(limits.answer_budget_bytes),
+            responses: Store::new(limits.responses, limits.responses_bytes),
             watchers: Arc::new(Semaphore::new(watchers.min(Semaphore::MAX_PERMITS))),
             document: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -169,12 +179,19 @@ impl App {
         self.link.check_room(1).map_err(|refusal| self.refused(refusal))
     }
 
-    /// Submits requests to the engine.
-    pub(crate) fn submit(
+    /// Compiles the grammar of a call's answers and submits its requests to the engine.
+    pub(crate) async fn submit(
         &self,
-        requests: Vec<Request>,
+        mut requests: Vec<Request>,
+        grammar: Option<Sourced>,
         consumer: Consumer,
     ) -> Result<Call, ApiError> {
+        if let Some((param, source)) = grammar {
+            let compiled = self.grammars.compile(param, source).await?;
+            for request in &mut requests {
+                request.sampling.grammar = Some(compiled.clone());
+            }
+        }
         self.ready().map_err(ApiError::unavailable)?;
         self.link.submit(requests, consumer).map_err(|refusal| self.refused(refusal))
     }

@@ -18,6 +18,8 @@ pub struct ServerConfig {
     /// refused if any are listed here, and on loopback without keys, where DNS rebinding would let
     /// a web page of another origin read responses.
     pub allowed_hosts: Vec<String>,
+    /// Origins whose web pages may use the server from a browser; `*` is every origin.
+    pub allow_origins: Vec<String>,
     /// Whether clients with different API keys share cached prefixes. Sharing leaks information:
     /// the time that a prompt takes shows whether another client sent the same prefix.
     pub share_prefix_cache: bool,
@@ -42,6 +44,7 @@ impl Default for ServerConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)),
             api_keys: Vec::new(),
             allowed_hosts: Vec::new(),
+            allow_origins: Vec::new(),
             share_prefix_cache: false,
             limits: Limits::default(),
             trace: None,
@@ -224,6 +227,10 @@ limits! {
     /// Milliseconds that a client may go without reading a byte of its response before its
     /// connection is closed.
     write_ms = 60_000;
+    /// Responses kept for `previous_response_id`; the oldest are removed.
+    responses = 1024;
+    /// Approximate bytes of all kept responses, with their conversations.
+    responses_bytes = 64 * 1024 * 1024;
     /// Live views (`/live`) open at once; then 503.
     watchers = 16;
     /// Milliseconds a step may take before the server reports that it is not ready.

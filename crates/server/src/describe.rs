@@ -17,6 +17,12 @@ pub(crate) trait Describe {
     fn describe(all: &mut Schemas) -> Value;
 }
 
+/// A struct whose fields are known by name.
+pub(crate) trait Fields {
+    /// Whether JSON of this type may have a field with this name.
+    fn has(name: &str) -> bool;
+}
+
 macro_rules! plain {
     ($($ty:ty => $schema:expr;)*) => {
         $(impl Describe for $ty {
@@ -149,6 +155,16 @@ macro_rules! api_type {
         #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
         pub struct $name {
             $($(#[doc = $fdoc])+ $(#[serde($($serde)*)])? pub $field: $ty,)*
+        }
+
+        impl $crate::describe::Fields for $name {
+            fn has(name: &str) -> bool {
+                let fields = [$($crate::describe::json_name(
+                    stringify!($field),
+                    concat!($(stringify!($($serde)*))?),
+                ),)*];
+                fields.contains(&name)
+            }
         }
 
         impl $crate::describe::Describe for $name {

@@ -115,6 +115,13 @@ impl ApiError {
         e
     }
 
+    /// 404: something that the request names does not exist.
+    pub(crate) fn not_found(param: &str, message: impl Into<String>) -> Self {
+        let mut e = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        e.param = Some(param.into());
+        e
+    }
+
     /// 404: no such route.
     pub(crate) fn no_route(path: &str) -> Self {
         let text = format!("{path} does not exist; see /openapi.json for the routes");
@@ -219,6 +226,8 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // For the middleware, which writes it in the format of the route's API.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -3,6 +3,8 @@
 pub(crate) mod auth;
 mod body;
 pub(crate) mod conn;
+pub(crate) mod cors;
+mod fields;
 mod health;
 pub mod host;
 pub(crate) mod shape;
@@ -10,17 +12,22 @@ pub(crate) mod sse;
 mod write_timeout;
 
 pub(crate) use body::{RequestBody, parse, read_json};
+pub(crate) use fields::Refused;
 
+use crate::anthropic;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::openai::{chat, completions, embeddings, models, new_id, tokenize};
+use crate::ollama;
+use crate::openai::{chat, completions, embeddings, models, new_id, responses, tokenize};
 use crate::{live, openapi, page};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use fields::Ignored;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::Instrument;
@@ -31,8 +38,21 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::handler::handle))
         .route("/v1/completions", post(completions::handler::handle))
         .route("/v1/embeddings", post(embeddings::handler::handle))
+        .route("/v1/responses", post(responses::handler::create))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::handler::retrieve).delete(responses::handler::delete),
+        )
+        .route("/v1/messages", post(anthropic::handler::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::handler::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
+        .route("/api/chat", post(ollama::handler::chat_route))
+        .route("/api/generate", post(ollama::handler::generate_route))
+        .route("/api/embed", post(ollama::embed::handle))
+        .route("/api/tags", get(ollama::tags::list))
+        .route("/tokenizer_info", get(tokenize::handler::info))
+        .route("/ping", get(health::ready).post(health::ready))
         .route("/tokenize", post(tokenize::handler::tokenize))
         .route("/detokenize", post(tokenize::handler::detokenize))
         .route("/health", get(health::ready))
@@ -78,19 +98,43 @@ pub(crate) async fn write_json<T: serde::Serialize + Send + 'static>(
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
+/// The API that a path belongs to; it decides the format of errors.
+enum Api {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+fn api_of(path: &str) -> Api {
+    if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+        Api::Anthropic
+    } else if path.starts_with("/api/") {
+        Api::Ollama
+    } else {
+        Api::OpenAi
+    }
+}
+
 /// Runs for every request: sets its id, checks host name and API key, counts and logs it.
 async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
     let method = request.method().clone();
+    let path = request.uri().path().to_string();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_string());
     let route = route.unwrap_or_else(|| "none".into());
-    let open = route.starts_with("/health");
+    let open = route.starts_with("/health") || route == "/ping";
     let name = id.to_str().unwrap_or("").to_string();
     let span = tracing::info_span!("request", id = name);
-    let mut response = match app.hosts.check(&request) {
-        Err(e) => e.into_response(),
-        Ok(()) => match app.keys.check(request.headers()) {
+    let ignored = Arc::new(Ignored::default());
+    request.extensions_mut().insert(ignored.clone());
+    let origin = app.origins.of(&request);
+    let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
+    let mut counted = Counted { app: app.clone(), route: route.clone(), answered: false };
+    let mut response = match (app.hosts.check(&request), preflight) {
+        (Err(e), _) => e.into_response(),
+        (Ok(()), Some(preflight)) => preflight,
+        (Ok(()), None) => match app.keys.check(request.headers()) {
             Err(e) if !open => auth::refuse(&request, e),
             caller => {
                 request.extensions_mut().insert(caller.unwrap_or_default());
@@ -98,6 +142,18 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
             }
         },
     };
+    counted.answered = true;
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        let body = match api_of(&path) {
+            Api::OpenAi => None,
+            Api::Anthropic => Some(anthropic::error::body(error)),
+            Api::Ollama => Some(ollama::error::body(error)),
+        };
+        if let Some(body) = body {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+            *response.body_mut() = Body::from(body.to_string());
+        }
+    }
     let status = response.status().as_u16();
     app.metrics.answered(&route, status);
     let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -110,8 +166,35 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     }
     let headers = response.headers_mut();
     headers.insert("x-request-id", id);
+    if let Some(origin) = origin {
+        cors::allow(origin, headers);
+    }
+    if let Some((count, names)) = ignored.list() {
+        app.metrics.ignored(&route, count);
+        if let Ok(names) = HeaderValue::try_from(names) {
+            headers.insert("x-ignored-fields", names);
+        }
+    }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+/// The status that is counted for a request whose client left before the response began.
+const CLIENT_LEFT: u16 = 499;
+
+/// Counts a request that is dropped before it is answered.
+struct Counted {
+    app: Arc<App>,
+    route: String,
+    answered: bool,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.app.metrics.answered(&self.route, CLIENT_LEFT);
+        }
+    }
 }
 
 /// The id from `x-request-id` if it is short plain ASCII, else a new one.

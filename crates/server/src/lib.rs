@@ -38,6 +38,7 @@
 //! ```
 
 pub mod answer;
+pub mod anthropic;
 mod app;
 mod budget;
 mod config;
@@ -48,6 +49,7 @@ pub mod http;
 pub mod link;
 mod live;
 mod metrics;
+pub mod ollama;
 pub mod openai;
 mod openapi;
 mod page;
@@ -61,4 +63,4 @@ pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use http::conn::Exit;
 pub use metrics::Metrics;
 pub use openapi::document;
-pub use serve::{ServeError, Server, serve};
+pub use serve::{Reserved, ServeError, Server, serve};

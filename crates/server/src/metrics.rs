@@ -65,12 +65,14 @@ const BETWEEN: [f64; 13] =
 const WHOLE: [f64; 12] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 metrics! {
-    /// HTTP requests answered, by route and status.
+    /// HTTP requests, by route and status; 499 if the client left before the response began.
     http_requests: Family<Labels, Counter> = Family::default(), "http_requests";
+    /// Fields of requests that were not known and therefore ignored, by route.
+    fields_ignored: Family<Labels, Counter> = Family::default(), "fields_ignored";
     /// Choices finished, by reason.
-    requests_finished: Family<Labels, Counter> = Family::default(), "requests_finished";
-    /// Calls refused because the limit of requests in flight was reached.
-    requests_refused: Counter = Counter::default(), "requests_refused";
+    choices_finished: Family<Labels, Counter> = Family::default(), "choices_finished";
+    /// HTTP requests refused because the limit of engine requests in flight was reached.
+    requests_refused: Counter = Counter::default(), "http_requests_refused";
     /// Streams closed because the client fell too far behind.
     slow_readers: Counter = Counter::default(), "slow_readers";
     /// Prompt tokens processed.
@@ -132,13 +134,19 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a finished choice.
     pub fn finished(&self, how: &str) {
-        self.requests_finished.get_or_create(&Labels(vec![("finish", how.into())])).inc();
+        self.choices_finished.get_or_create(&Labels(vec![("finish", how.into())])).inc();
     }
 
     /// Counts an HTTP response.
     pub fn answered(&self, route: &str, status: u16) {
         let labels = Labels(vec![("route", route.into()), ("status", status.to_string())]);
         self.http_requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts the ignored fields of a request.
+    pub(crate) fn ignored(&self, route: &str, count: usize) {
+        let labels = Labels(vec![("route", route.into())]);
+        self.fields_ignored.get_or_create(&labels).inc_by(count as u64);
     }
 
     /// Counts one step.

@@ -4,16 +4,22 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+mod fields;
 pub mod models;
+pub mod prompt_logprobs;
+pub mod responses;
 pub mod sampling;
+pub mod structured;
 pub(crate) mod tokenize;
+mod truncate;
 pub mod usage;
-mod whole;
+pub(crate) mod whole;
 
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
-use crate::http::{RequestBody, parse};
+use crate::http::{Refused, RequestBody, parse};
+use crate::ollama::convert::Generate;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,11 +27,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 impl RequestBody for chat::types::ChatRequest {
     const TOKEN_IDS: bool = false;
     const NEEDS_ENGINE: bool = true;
+    const REFUSED: &'static [Refused] = fields::GENERATION;
+    const NO_EFFECT: &'static [&'static str] = fields::NO_EFFECT;
 }
 
 impl RequestBody for completions::types::CompletionRequest {
     const TOKEN_IDS: bool = true;
     const NEEDS_ENGINE: bool = true;
+    const REFUSED: &'static [Refused] = fields::GENERATION;
+    const NO_EFFECT: &'static [&'static str] = fields::NO_EFFECT;
 }
 
 impl RequestBody for embeddings::types::EmbeddingRequest {
@@ -47,11 +57,35 @@ impl RequestBody for tokenize::types::DetokenizeRequest {
 /// path without a body is an error.
 pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<(), ApiError> {
     match path {
-        "/v1/chat/completions" => chat::validate::validate(&parse(body, limits)?, model, limits),
-        "/v1/completions" => completions::validate::validate(&parse(body, limits)?, model, limits),
-        "/v1/embeddings" => embeddings::validate::validate(&parse(body, limits)?, model, limits),
-        "/tokenize" => tokenize::validate::tokenize(&parse(body, limits)?, model, limits),
-        "/detokenize" => tokenize::validate::detokenize(&parse(body, limits)?, model, limits),
+        "/v1/chat/completions" => {
+            chat::validate::validate(&parse(body, limits)?.value, model, limits)
+        }
+        "/v1/completions" => {
+            completions::validate::validate(&parse(body, limits)?.value, model, limits)
+        }
+        "/v1/embeddings" => {
+            embeddings::validate::validate(&parse(body, limits)?.value, model, limits)
+        }
+        "/v1/responses" => {
+            let request = parse::<responses::types::ResponsesRequest>(body, limits)?.value;
+            let messages = responses::convert::messages(&request.input)?;
+            let request = responses::convert::chat(&request, messages)?;
+            chat::validate::validate(&request, model, limits)
+        }
+        "/v1/messages" => {
+            let request = crate::anthropic::convert::chat(parse(body, limits)?.value)?;
+            chat::validate::validate(&request, model, limits)
+        }
+        "/api/chat" => {
+            let request = crate::ollama::convert::chat(parse(body, limits)?.value)?;
+            chat::validate::validate(&request, model, limits)
+        }
+        "/api/generate" => match crate::ollama::convert::generate(parse(body, limits)?.value)? {
+            Generate::Chat(request) => chat::validate::validate(&request, model, limits),
+            Generate::Raw(request) => completions::validate::validate(&request, model, limits),
+        },
+        "/tokenize" => tokenize::validate::tokenize(&parse(body, limits)?.value, model, limits),
+        "/detokenize" => tokenize::validate::detokenize(&parse(body, limits)?.value, model, limits),
         other => Err(ApiError::no_route(other)),
     }
 }

@@ -1,15 +1,27 @@
 //! The OpenAPI document, built from the types that serde reads and writes.
 
+use crate::anthropic::error::AnthropicErrorResponse;
+use crate::anthropic::types::{
+    CountTokensRequest, CountTokensResponse, MessagesEvent, MessagesRequest, MessagesResponse,
+};
 use crate::app::{App, Model};
 use crate::config::Limits;
 use crate::describe::{self, Describe, Schemas};
 use crate::error::ErrorResponse;
+use crate::ollama::error::OllamaError;
+use crate::ollama::types::{
+    OllamaChatRequest, OllamaChatResponse, OllamaEmbedRequest, OllamaEmbedResponse,
+    OllamaGenerateRequest, OllamaGenerateResponse, TagList,
+};
 use crate::openai::chat::types::{ChatChunk, ChatRequest, ChatResponse};
 use crate::openai::completions::types::{CompletionRequest, CompletionResponse};
 use crate::openai::embeddings::types::{EmbeddingRequest, EmbeddingResponse};
 use crate::openai::models::{ModelCard, ModelList};
+use crate::openai::responses::types::{
+    DeletedResponse, ResponsesEvent, ResponsesRequest, ResponsesResponse,
+};
 use crate::openai::tokenize::types::{
-    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse,
+    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse, TokenizerInfo,
 };
 use axum::extract::State;
 use axum::http::header;
@@ -32,6 +44,8 @@ struct Route {
     response: fn(&mut Schemas) -> Value,
     /// The schema of an event, if the response may be a stream.
     events: Option<fn(&mut Schemas) -> Value>,
+    /// The schema of an error.
+    error: fn(&mut Schemas) -> Value,
 }
 
 fn post(
@@ -40,11 +54,27 @@ fn post(
     request: fn(&mut Schemas) -> Value,
     response: fn(&mut Schemas) -> Value,
 ) -> Route {
-    Route { path, method: "post", about, request: Some(request), response, events: None }
+    Route {
+        path,
+        method: "post",
+        about,
+        request: Some(request),
+        response,
+        events: None,
+        error: ErrorResponse::describe,
+    }
 }
 
 fn get(path: &'static str, about: &'static str, response: fn(&mut Schemas) -> Value) -> Route {
-    Route { path, method: "get", about, request: None, response, events: None }
+    Route {
+        path,
+        method: "get",
+        about,
+        request: None,
+        response,
+        events: None,
+        error: ErrorResponse::describe,
+    }
 }
 
 fn status(_: &mut Schemas) -> Value {
@@ -64,7 +94,8 @@ fn routes() -> Vec<Route> {
         CompletionRequest::describe,
         CompletionResponse::describe,
     );
-    vec![
+    let mut routes = others();
+    routes.extend([
         Route { events: Some(ChatChunk::describe), ..chat },
         Route { events: Some(CompletionResponse::describe), ..completions },
         post(
@@ -88,7 +119,65 @@ fn routes() -> Vec<Route> {
             DetokenizeResponse::describe,
         ),
         get("/health/live", "Check that the process responds", status),
+        get("/tokenizer_info", "Describe the tokenizer", TokenizerInfo::describe),
         get("/health/ready", "Check that new requests are accepted", status),
+    ]);
+    routes
+}
+
+/// The routes of responses, and those of Anthropic's and Ollama's APIs.
+fn others() -> Vec<Route> {
+    let responses = post(
+        "/v1/responses",
+        "Continue a conversation whose responses are kept",
+        ResponsesRequest::describe,
+        ResponsesResponse::describe,
+    );
+    let one = get("/v1/responses/{id}", "Return a kept response", ResponsesResponse::describe);
+    let deleted = get("/v1/responses/{id}", "Delete a kept response", DeletedResponse::describe);
+    let messages = post(
+        "/v1/messages",
+        "Continue a conversation (Anthropic's API)",
+        MessagesRequest::describe,
+        MessagesResponse::describe,
+    );
+    let count = post(
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation (Anthropic's API)",
+        CountTokensRequest::describe,
+        CountTokensResponse::describe,
+    );
+    let chat = post(
+        "/api/chat",
+        "Continue a conversation (Ollama's API)",
+        OllamaChatRequest::describe,
+        OllamaChatResponse::describe,
+    );
+    let generate = post(
+        "/api/generate",
+        "Answer a prompt (Ollama's API)",
+        OllamaGenerateRequest::describe,
+        OllamaGenerateResponse::describe,
+    );
+    let embed = post(
+        "/api/embed",
+        "Embed texts (Ollama's API)",
+        OllamaEmbedRequest::describe,
+        OllamaEmbedResponse::describe,
+    );
+    let tags = get("/api/tags", "List the served model (Ollama's API)", TagList::describe);
+    let anthropic = |route: Route| Route { error: AnthropicErrorResponse::describe, ..route };
+    let ollama = |route: Route| Route { error: OllamaError::describe, ..route };
+    vec![
+        Route { events: Some(ResponsesEvent::describe), ..responses },
+        one,
+        Route { method: "delete", ..deleted },
+        anthropic(Route { events: Some(MessagesEvent::describe), ..messages }),
+        anthropic(count),
+        ollama(Route { events: Some(OllamaChatResponse::describe), ..chat }),
+        ollama(Route { events: Some(OllamaGenerateResponse::describe), ..generate }),
+        ollama(embed),
+        ollama(tags),
     ]
 }
 
@@ -112,26 +201,31 @@ fn operation(route: &Route, all: &mut Schemas) -> Value {
     let mut content = json_of((route.response)(all));
     if let Some(events) = route.events {
         let about = format!(
-            "Events `data: {{…}}` of {}, then `data: [DONE]`",
+            "Events `data: {{…}}` of {}",
             events(all)["$ref"].as_str().unwrap_or("the chunk")
         );
-        let data = json!({"data": {"type": "string", "description": about}});
-        let event = json!({"type": "object", "properties": data, "required": ["data"]});
-        content["text/event-stream"] = json!({"schema": event});
+        if route.path.starts_with("/api/") {
+            content["application/x-ndjson"] = json!({"schema": {"type": "string"}});
+        } else {
+            let data = json!({"data": {"type": "string", "description": about}});
+            let event = json!({"type": "object", "properties": data, "required": ["data"]});
+            content["text/event-stream"] = json!({"schema": event});
+        }
     }
     let mut responses = Map::new();
     responses.insert("200".into(), json!({"description": "Success", "content": content}));
     for (status, about) in ERRORS {
-        let content = json_of(ErrorResponse::describe(all));
+        let content = json_of((route.error)(all));
         responses.insert(status.into(), json!({"description": about, "content": content}));
     }
     let mut operation = json!({"summary": route.about, "responses": responses});
     if let Some(request) = route.request {
         operation["requestBody"] = json!({"required": true, "content": json_of(request(all))});
     }
-    if route.path.contains("{name}") {
+    let named = route.path.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    if let Some((name, _)) = named {
         operation["parameters"] = json!([{
-            "name": "name", "in": "path", "required": true, "schema": {"type": "string"},
+            "name": name, "in": "path", "required": true, "schema": {"type": "string"},
         }]);
     }
     if route.path.starts_with("/health") {
@@ -145,9 +239,8 @@ pub fn document(model: &Model, limits: &Limits) -> Value {
     let mut all = Schemas::default();
     let mut paths = Map::new();
     for route in routes() {
-        let mut path = Map::new();
-        path.insert(route.method.into(), operation(&route, &mut all));
-        paths.insert(route.path.into(), path.into());
+        let path = paths.entry(route.path).or_insert_with(|| json!({}));
+        path[route.method] = operation(&route, &mut all);
     }
     // At least one of the two fields is required, which a field's own schema cannot express.
     all.0["TokenizeRequest"]["anyOf"] = json!([

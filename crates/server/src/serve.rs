@@ -31,6 +31,41 @@ pub enum ServeError {
     Threads(io::Error),
 }
 
+/// An address that is reserved: no other process can listen on it, and connections are refused until
+/// the server listens.
+pub struct Reserved {
+    socket: TcpSocket,
+    address: SocketAddr,
+}
+
+impl Reserved {
+    /// Reserves the address of a configuration.
+    pub fn new(config: &ServerConfig) -> Result<Self, ServeError> {
+        let address = config.listen;
+        let socket = bind(address).map_err(|e| ServeError::Listen(address, e))?;
+        Ok(Self { socket, address })
+    }
+
+    /// Listens, with a backlog of the connection limit (at most 4096). When the backlog is full, a
+    /// client retries only after a second.
+    fn listen(self, connections: u64) -> Result<TcpListener, ServeError> {
+        let backlog = u32::try_from(connections).unwrap_or(u32::MAX).min(4096);
+        self.socket.listen(backlog).map_err(|e| ServeError::Listen(self.address, e))
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Without it, the address stays unavailable for a while after a server stops.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
 /// A server that listens but does not accept connections yet.
 pub struct Server {
     listener: TcpListener,
@@ -45,6 +80,15 @@ impl Server {
         backend: Factory,
         model: Model,
     ) -> Result<Self, ServeError> {
+        Self::start(config, Reserved::new(config)?, backend, model)
+    }
+
+    fn start(
+        config: &ServerConfig,
+        reserved: Reserved,
+        backend: Factory,
+        model: Model,
+    ) -> Result<Self, ServeError> {
         config.limits.check().map_err(ServeError::Config)?;
         if config.api_keys.iter().any(String::is_empty) {
             return Err(ServeError::Config("an API key is empty; set a value or remove it".into()));
@@ -52,7 +96,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new(config.log_lines_dropped.clone()));
         let create = |path| TraceWriter::create(path, metrics.trace_records_dropped.clone());
         let trace = config.trace.as_deref().map(create).transpose().map_err(ServeError::Trace)?;
-        let listener = listen(config).map_err(|e| ServeError::Listen(config.listen, e))?;
+        let listener = reserved.listen(config.limits.connections)?;
         let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
         Ok(Self { listener, app: Arc::new(app), engine })
@@ -80,23 +124,15 @@ impl Server {
     }
 }
 
-/// Binds the address and sets the listen backlog to the connection limit (at most 4096). When the
-/// backlog is full, a client retries only after a second.
-fn listen(config: &ServerConfig) -> io::Result<TcpListener> {
-    let socket = match config.listen {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => TcpSocket::new_v6()?,
-    };
-    // Without it, the address stays unavailable for a while after a server stops.
-    #[cfg(unix)]
-    socket.set_reuseaddr(true)?;
-    socket.bind(config.listen)?;
-    socket.listen(u32::try_from(config.limits.connections).unwrap_or(u32::MAX).min(4096))
-}
-
 /// Runs a server on its own runtime until SIGTERM or Ctrl-C, then drains. A second signal while
-/// draining ends the process at once.
-pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exit, ServeError> {
+/// draining ends the process at once. `ready` is called with the address once it listens.
+pub fn serve(
+    config: ServerConfig,
+    reserved: Reserved,
+    backend: Factory,
+    model: Model,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<Exit, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         .enable_all()
@@ -105,7 +141,7 @@ pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exi
         .map_err(ServeError::Threads)?;
     let exit = runtime.block_on(async {
         let name = model.name.clone();
-        let server = Server::bind(&config, backend, model).await?;
+        let server = Server::start(&config, reserved, backend, model)?;
         if let Ok(address) = server.address() {
             tracing::info!(%address, model = name, keys = config.api_keys.len(), "listening");
             if config.api_keys.is_empty() && !address.ip().is_loopback() {
@@ -113,6 +149,7 @@ pub fn serve(config: ServerConfig, backend: Factory, model: Model) -> Result<Exi
                     "no API key is set: anyone who can reach this address can use the server"
                 );
             }
+            ready(address);
         }
         Ok(server.run(stop_signal()).await)
     });

@@ -62,7 +62,9 @@ impl TextModel for ByteText {
             let content = message["content"].as_str().unwrap_or("");
             text.push_str(&format!("<|im_start|>{role}\n{content}<|im_end|>\n"));
         }
-        if chat.generation_prompt {
+        if chat.continue_final {
+            text.truncate(text.len() - "<|im_end|>\n".len());
+        } else if chat.generation_prompt {
             text.push_str("<|im_start|>assistant\n");
         }
         let tokens = self.encode(&text, false, most)?;

@@ -40,6 +40,9 @@ pub enum TextError {
     /// The template rejected these messages or failed; the text is its own message.
     #[error("the chat template rejected the messages: {0}")]
     Template(String),
+    /// The template does not show the end of the last message, which therefore cannot be continued.
+    #[error("the chat template does not show the last message; it cannot be continued")]
+    Hidden,
     /// The text has too many bytes to fit in that many tokens.
     #[error("the text has {bytes} bytes, which is more than {most} tokens can hold")]
     TooManyBytes {
@@ -68,6 +71,9 @@ pub struct Chat {
     pub tools: Value,
     /// Whether the template ends with the start of the assistant's turn.
     pub generation_prompt: bool,
+    /// Whether the last message is left open, so that the answer continues it; then there is no
+    /// generation prompt.
+    pub continue_final: bool,
     /// Further template variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
 }
@@ -101,6 +107,11 @@ pub trait TextModel: Send + Sync + 'static {
     fn stop_tokens(&self) -> &[Token];
     /// The size of the vocabulary.
     fn vocab(&self) -> u32;
+
+    /// The source of the chat template, if there is one.
+    fn template(&self) -> Option<&str> {
+        None
+    }
 
     /// Decodes a sequence without its special tokens.
     fn decode(&self, tokens: &[Token]) -> String {

@@ -3,6 +3,7 @@
 use super::{Chat, Detokenize, Rendered, TextError, TextModel, Token};
 use formats::chat::ChatTemplate;
 use formats::tokenizer::{Detokenizer, Tokenizer};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// The tokenizer and the chat template of a checkpoint.
@@ -45,11 +46,21 @@ impl TextModel for CheckpointText {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let tools = (!chat.tools.is_null()).then_some(&chat.tools);
         let escaper = self.tokenizer.escaper();
-        let rendered = template
-            .render_escaped(&chat.messages, tools, chat.generation_prompt, &chat.extra, escaper)
+        let marked = chat.continue_final.then(|| mark_end(chat.messages.clone()));
+        let messages = marked.as_ref().unwrap_or(&chat.messages);
+        let opens = chat.generation_prompt && !chat.continue_final;
+        let mut rendered = template
+            .render_escaped(messages, tools, opens, &chat.extra, escaper)
             .map_err(|e| TextError::Template(e.to_string()))?;
+        if chat.continue_final && !rendered.cut_at(FINAL_END) {
+            return Err(TextError::Hidden);
+        }
         let tokens = self.tokenizer.encode_chat_limited(&rendered, most).map_err(explain)?;
         Ok(Rendered { text: rendered.visible(), tokens })
+    }
+
+    fn template(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::source)
     }
 
     fn token_bytes(&self, token: Token) -> Option<Vec<u8>> {
@@ -71,6 +82,19 @@ impl TextModel for CheckpointText {
     fn vocab(&self) -> u32 {
         self.vocab
     }
+}
+
+/// Marks the end of the last message while it is rendered: private-use characters, which no
+/// template treats specially.
+const FINAL_END: &str = "\u{f0f0}\u{f0f1}";
+
+/// Appends [`FINAL_END`] to the last message.
+fn mark_end(mut messages: Value) -> Value {
+    let last = messages.as_array_mut().and_then(|list| list.last_mut());
+    if let Some(content) = last.and_then(|message| message.get_mut("content")) {
+        *content = format!("{}{FINAL_END}", content.as_str().unwrap_or_default()).into();
+    }
+    messages
 }
 
 fn explain(error: formats::Error) -> TextError {

@@ -6,6 +6,7 @@
 pub struct StopFinder {
     words: Vec<Word>,
     held: String,
+    found: Option<String>,
 }
 
 /// One stop string, and how much of it the text so far ends with (Knuth–Morris–Pratt).
@@ -49,7 +50,7 @@ impl StopFinder {
     /// A finder for these strings; empty ones are ignored.
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        Self { words: stops.into_iter().map(Word::new).collect(), held: String::new() }
+        Self { words: stops.into_iter().map(Word::new).collect(), ..Self::default() }
     }
 
     /// Adds `text`, appends to `out` the text that cannot be part of a stop string, and returns
@@ -70,7 +71,9 @@ impl StopFinder {
                 }
             }
             if let Some(length) = longest {
-                out.push_str(&self.held[..before + i + 1 - length]);
+                let end = before + i + 1;
+                out.push_str(&self.held[..end - length]);
+                self.found = Some(self.held[end - length..end].into());
                 self.held.clear();
                 return true;
             }
@@ -80,6 +83,11 @@ impl StopFinder {
         out.push_str(&self.held[..keep]);
         self.held.drain(..keep);
         false
+    }
+
+    /// The stop string that was found.
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Ends the answer; appends the text held back.

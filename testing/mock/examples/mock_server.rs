@@ -62,6 +62,8 @@ fn main() {
     model.tools = ToolFormat::Hermes;
     model.reasoning = Reasoning::detect("</think>");
     let factory = Box::new(move || Ok(Box::new(Mock::new(mock.clone())) as _));
-    let exit = server::serve(config, factory, model).expect("cannot start the server");
+    let reserved = server::Reserved::new(&config).expect("cannot listen");
+    let exit = server::serve(config, reserved, factory, model, |_| {});
+    let exit = exit.expect("cannot start the server");
     eprintln!("{exit:?}");
 }

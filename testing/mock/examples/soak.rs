@@ -327,7 +327,7 @@ async fn leave() -> Result<String, Fault> {
     })
     .await?;
     mock.settled().await?;
-    let cancelled = mock.metric("dacapo_requests_finished_total{finish=\"cancelled\"}").await?;
+    let cancelled = mock.metric("dacapo_choices_finished_total{finish=\"cancelled\"}").await?;
     Ok(format!(
         "10000 requests, a quarter disconnected at six stages: the others complete, {cancelled} \
          cancelled by the disconnect, all requests and pages freed"

@@ -127,6 +127,9 @@ impl Mock {
         if request.embed.is_some() && self.config.embedding == 0 {
             let problem = "the mock is configured without embeddings".into();
             Err(Reject::BadParameter { field: "embed", problem })
+        } else if u64::from(request.choices) > self.config.seats {
+            let problem = format!("at most {} run at once", self.config.seats);
+            Err(Reject::BadParameter { field: "choices", problem })
         } else if found == 0 {
             Err(Reject::EmptyPrompt)
         } else if found > allowed {

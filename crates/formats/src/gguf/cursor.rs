@@ -1,5 +1,6 @@
 //! A reader that tracks its offset and how much of the file is left.
 
+use crate::error::one_line;
 use crate::{Error, Result, limits};
 use std::fmt::Display;
 use std::io::Read;
@@ -40,17 +41,22 @@ impl<'a, R: Read> Cursor<'a, R> {
         Error::invalid(self.file, offset, field, found, allowed)
     }
 
+    /// The error for a file that ends too early.
+    pub(super) fn cut_short(&self, what: &str) -> Error {
+        Error::CutShort { file: self.file.to_owned(), what: one_line(what) }
+    }
+
     /// Fails unless `bytes` more can come, both of the file and of the header's cap.
     fn claim(&self, field: &str, bytes: u64) -> Result<()> {
         let left = self.length.min(limits::GGUF_HEADER_BYTES).saturating_sub(self.position);
         if bytes <= left {
             return Ok(());
         }
-        let allowed = if self.length <= limits::GGUF_HEADER_BYTES {
-            format!("{left} bytes, all that is left of the file")
-        } else {
-            format!("a header of at most {} bytes", limits::GGUF_HEADER_BYTES)
-        };
+        if self.length <= limits::GGUF_HEADER_BYTES {
+            let what = format!("{field} needs {bytes} bytes and {left} are left");
+            return Err(self.cut_short(&what));
+        }
+        let allowed = format!("a header of at most {} bytes", limits::GGUF_HEADER_BYTES);
         Err(self.refuse(self.position, field, format!("{bytes} bytes"), allowed))
     }
 
@@ -81,9 +87,13 @@ impl<'a, R: Read> Cursor<'a, R> {
     pub(super) fn count(&mut self, field: &str, cap: u64, each: u64) -> Result<u64> {
         let start = self.position;
         let count = self.u64(field)?;
-        let allowed = cap.min(self.length.saturating_sub(self.position) / each);
-        if count > allowed {
-            return Err(self.refuse(start, field, count, format!("at most {allowed}")));
+        if count > cap {
+            return Err(self.refuse(start, field, count, format!("at most {cap}")));
+        }
+        let left = self.length.saturating_sub(self.position);
+        if count > left / each {
+            let what = format!("{field}: {count}, which do not fit the {left} bytes that are left");
+            return Err(self.cut_short(&what));
         }
         Ok(count)
     }

@@ -26,6 +26,15 @@ impl Escaped {
     pub fn visible(&self) -> String {
         self.text.replace(self.marker, "")
     }
+
+    /// Removes the last occurrence of `mark` and all that follows it; false if there is none.
+    pub fn cut_at(&mut self, mark: &str) -> bool {
+        let found = self.text.rfind(mark);
+        if let Some(at) = found {
+            self.text.truncate(at);
+        }
+        found.is_some()
+    }
 }
 
 /// Knows the control tokens of one vocabulary.

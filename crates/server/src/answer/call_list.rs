@@ -1,91 +1,85 @@
 //! Parses a JSON list of calls from a stream: `[{"name": …, "parameters": {…}}, …]`.
 
-use super::tools::{ToolCall, call_of};
+use super::Delta;
+use super::call_object::{CallObject, Progress};
 
-/// Finds the calls of a list as they become complete. Each byte is scanned once for the end of a
-/// call and parsed once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    /// Before the opening bracket.
+    #[default]
+    Before,
+    /// Before or inside a call.
+    Call,
+    /// After a call.
+    After,
+    /// The list has ended, or the text is not a list of calls: nothing more will be found.
+    Ended,
+}
+
+/// Finds the calls of a list. Each byte is read once.
 #[derive(Clone, Debug, Default)]
 pub struct CallList {
-    /// Text that is not a complete call yet.
+    place: Place,
+    call: CallObject,
+    /// The text, while it may turn out not to be a list of calls.
     held: String,
-    /// Bytes of `held` already scanned.
-    seen: usize,
-    /// The start of the current call in `held`.
-    from: usize,
-    /// The nesting depth at `seen`: 1 inside the list, 2 inside a call.
-    depth: u32,
-    in_string: bool,
-    escaped: bool,
-    /// Whether a comma must precede the next call.
-    comma: bool,
     called: bool,
-    /// The text is not a list of calls, or the list has ended: nothing more will be found.
-    ended: bool,
 }
 
 impl CallList {
-    /// Adds text and emits every complete call.
-    pub(super) fn push(&mut self, text: &str, mut emit: impl FnMut(ToolCall)) {
-        self.held.push_str(text);
-        while !self.ended
-            && let Some(&byte) = self.held.as_bytes().get(self.seen)
-        {
-            self.take(byte, &mut emit);
-            self.seen += 1;
+    /// Adds text and emits what is certain of the calls.
+    pub(super) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
+        if !self.called {
+            self.held.push_str(text);
         }
-        if self.called {
-            let done = if self.ended { self.held.len() } else { self.from };
-            self.held.drain(..done);
-            self.seen = self.seen.saturating_sub(done);
-            self.from = 0;
+        let mut rest = text;
+        while !rest.is_empty() {
+            rest = match self.place {
+                Place::Ended => return,
+                Place::Call => match self.call.push(rest, &|_| true, out) {
+                    Progress::Open => "",
+                    Progress::Bad => {
+                        self.place = Place::Ended;
+                        ""
+                    }
+                    Progress::Done(bytes) => {
+                        self.call = CallObject::default();
+                        self.place = Place::After;
+                        &rest[bytes..]
+                    }
+                },
+                Place::Before | Place::After => self.between(rest),
+            };
+        }
+        if !self.called && out.iter().any(|delta| matches!(delta, Delta::ToolStart { .. })) {
+            self.called = true;
+            self.held = String::new();
         }
     }
 
-    fn take(&mut self, byte: u8, emit: &mut impl FnMut(ToolCall)) {
-        match byte {
-            _ if self.in_string => {
-                self.in_string = self.escaped || byte != b'"';
-                self.escaped = !self.escaped && byte == b'\\';
+    /// Reads the text between two calls; returns the rest.
+    fn between<'a>(&mut self, text: &'a str) -> &'a str {
+        let text = text.trim_start_matches([' ', '\n', '\r', '\t']);
+        let expected = if self.place == Place::Before { '[' } else { ',' };
+        match text.strip_prefix(expected) {
+            Some(rest) => {
+                self.place = Place::Call;
+                rest
             }
-            b' ' | b'\n' | b'\r' | b'\t' if self.depth < 2 => {}
-            b'[' if self.depth == 0 && !self.called => {
-                self.depth = 1;
-                self.from = self.seen + 1;
-            }
-            b'{' if self.depth == 1 && !self.comma => self.depth = 2,
-            b',' if self.depth == 1 && self.comma => {
-                self.comma = false;
-                self.from = self.seen + 1;
-            }
-            _ if self.depth < 2 => self.ended = true,
-            b'"' => self.in_string = true,
-            b'{' | b'[' => self.depth += 1,
-            b'}' | b']' => {
-                self.depth -= 1;
-                if self.depth == 1 {
-                    self.close(emit);
+            None => {
+                if !text.is_empty() {
+                    self.place = Place::Ended;
                 }
+                ""
             }
-            _ => {}
-        }
-    }
-
-    /// Parses the current call, which is complete.
-    fn close(&mut self, emit: &mut impl FnMut(ToolCall)) {
-        let text = &self.held[self.from..=self.seen];
-        match serde_json::from_str(text).ok().as_ref().and_then(call_of) {
-            Some(call) => {
-                emit(call);
-                self.called = true;
-                self.comma = true;
-                self.from = self.seen + 1;
-            }
-            None => self.ended = true,
         }
     }
 
     /// Ends the answer; returns its text if it was not a list of calls.
-    pub(super) fn flush(&mut self) -> Option<String> {
+    pub(super) fn flush(&mut self, out: &mut Vec<Delta>) -> Option<String> {
+        if self.place == Place::Call {
+            self.call.cut(out);
+        }
         let rest = std::mem::take(&mut self.held);
         (!self.called && !rest.is_empty()).then_some(rest)
     }

@@ -62,13 +62,14 @@ impl Choice {
             self.reasoning_tokens += 1;
         }
         if stopped {
-            self.finish_split(out);
+            self.finish_split(false, out);
         }
         stopped
     }
 
-    /// Ends the answer and emits all text held back; true if that completed a stop string.
-    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) -> bool {
+    /// Ends the answer and emits all text held back; true if that completed a stop string. `cut`:
+    /// the token limit ended it.
+    pub(crate) fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) -> bool {
         self.decoded.clear();
         self.certain.clear();
         self.detokenizer.flush(&mut self.decoded);
@@ -77,8 +78,13 @@ impl Choice {
             self.stops.flush(&mut self.certain);
         }
         self.split(out);
-        self.finish_split(out);
+        self.finish_split(cut, out);
         stopped
+    }
+
+    /// The stop string that ended the answer.
+    pub(crate) fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
     }
 
     fn split(&mut self, out: &mut Vec<Delta>) {
@@ -94,11 +100,11 @@ impl Choice {
         }
     }
 
-    fn finish_split(&mut self, out: &mut Vec<Delta>) {
+    fn finish_split(&mut self, cut: bool, out: &mut Vec<Delta>) {
         if let Some(reasoning) = &mut self.reasoning {
             let answer = reasoning.flush(out);
             self.tools.push(&answer, out);
         }
-        self.tools.flush(out);
+        self.tools.flush(cut, out);
     }
 }

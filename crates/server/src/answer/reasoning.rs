@@ -52,7 +52,7 @@ impl ReasoningSplit {
     }
 
     /// Whether the stream is inside the reasoning.
-    pub fn inside(&self) -> bool {
+    pub(crate) fn inside(&self) -> bool {
         matches!(self.place, Where::Inside { .. })
     }
 

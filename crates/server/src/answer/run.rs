@@ -27,6 +27,10 @@ pub enum Piece {
     Prompt {
         /// The position of the request in the call.
         position: usize,
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Of these, tokens found in the prefix tree.
+        cached: u32,
         /// Log-probabilities, if requested.
         logprobs: Vec<TokenLogprob>,
     },
@@ -45,6 +49,8 @@ pub enum Piece {
         index: usize,
         /// OpenAI's `finish_reason`.
         reason: &'static str,
+        /// The stop string that ended it, if one did.
+        stop: Option<String>,
         /// Log-probabilities of tokens without text.
         logprobs: Vec<TokenLogprob>,
     },
@@ -76,6 +82,7 @@ struct Slot {
     position: usize,
     logprobs: Vec<TokenLogprob>,
     calls: u32,
+    calls_ended: u32,
     over: bool,
 }
 
@@ -105,6 +112,7 @@ impl Run {
                     position,
                     logprobs: Vec::new(),
                     calls: 0,
+                    calls_ended: 0,
                     over: false,
                 });
             }
@@ -169,7 +177,8 @@ impl Run {
                     self.usage.prompt += u64::from(prompt_tokens);
                     self.usage.cached += u64::from(cached_tokens);
                 }
-                sink(Piece::Prompt { position, logprobs: prompt_logprobs });
+                let (tokens, cached) = (prompt_tokens, cached_tokens);
+                sink(Piece::Prompt { position, tokens, cached, logprobs: prompt_logprobs });
                 Ok(())
             }
             // Text routes never request embeddings.
@@ -184,7 +193,7 @@ impl Run {
                 slot.logprobs.extend(logprob);
                 let stopped = slot.choice.push(token, &mut self.deltas);
                 self.emit(index, sink);
-                let enough = self.single_call && self.slots[index].calls > 0;
+                let enough = self.single_call && self.slots[index].calls_ended > 0;
                 if stopped || enough {
                     // The tokens held back were the stop string and are not reported.
                     self.slots[index].logprobs.clear();
@@ -215,7 +224,8 @@ impl Run {
                         )));
                     }
                 };
-                let stopped = self.slots[index].choice.finish(&mut self.deltas);
+                let cut = reason == "length";
+                let stopped = self.slots[index].choice.finish(cut, &mut self.deltas);
                 self.emit(index, sink);
                 self.end(index, if stopped { "stop" } else { reason }, sink);
                 Ok(())
@@ -227,10 +237,13 @@ impl Run {
         let slot = &mut self.slots[index];
         for delta in self.deltas.drain(..) {
             slot.calls += u32::from(matches!(delta, Delta::ToolStart { .. }));
-            if self.single_call && slot.calls > 1 {
+            if self.single_call && (slot.calls > 1 || slot.calls_ended > 0) {
                 continue;
             }
-            let logprobs = std::mem::take(&mut slot.logprobs);
+            let ends = delta == Delta::ToolEnd;
+            slot.calls_ended += u32::from(ends);
+            // The end of a call has no text, so that the next piece has the log-probabilities.
+            let logprobs = if ends { Vec::new() } else { std::mem::take(&mut slot.logprobs) };
             sink(Piece::Delta { index, delta, logprobs });
         }
     }
@@ -242,7 +255,8 @@ impl Run {
         self.usage.reasoning += u64::from(slot.choice.reasoning_tokens);
         let reason = if slot.calls > 0 && reason == "stop" { "tool_calls" } else { reason };
         let logprobs = std::mem::take(&mut slot.logprobs);
-        sink(Piece::End { index, reason, logprobs });
+        let stop = slot.choice.stop_string().map(Into::into);
+        sink(Piece::End { index, reason, stop, logprobs });
         if self.open == 0 {
             self.call.done();
         }
@@ -264,6 +278,12 @@ pub(crate) fn rejected(reason: Reject) -> ApiError {
         Reject::BadParameter { field: "grammar", .. } => {
             ApiError::invalid("response_format", reason.to_string())
         }
+        Reject::BadParameter { field: "choices", problem } => ApiError::invalid(
+            "n",
+            format!(
+                "n is too large: {problem}; lower n, or start the server with a larger --max-batch"
+            ),
+        ),
         Reject::BadParameter { field, .. } => ApiError::invalid(field, reason.to_string()),
         Reject::EmptyPrompt | Reject::UnknownToken(_) => {
             ApiError::invalid("prompt", reason.to_string())

@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::openai::random;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use std::sync::OnceLock;
 
@@ -58,17 +58,21 @@ impl Keys {
         Self { apart: apart && hashes.len() > 1, hashes }
     }
 
-    /// Checks the key in these headers: `Bearer KEY`, which API clients send, or the password of
-    /// `Basic`, which browsers send.
+    /// Checks the key in these headers: `Bearer KEY`, which API clients send, the password of
+    /// `Basic`, which browsers send, or `x-api-key`, which Anthropic's clients send.
     pub fn check(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.hashes.is_empty() {
             return Ok(Caller::default());
         }
-        let Some(value) = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()) else {
+        let value = |name| headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
+        let own = value(HeaderName::from_static("x-api-key"));
+        let Some(value) = value(header::AUTHORIZATION).or(own) else {
             return Err(ApiError::unauthorized("send the API key: Authorization: Bearer KEY"));
         };
         let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
-        let key = if scheme.eq_ignore_ascii_case("bearer") {
+        let key = if own == Some(value) {
+            Some(value.trim().as_bytes().to_vec())
+        } else if scheme.eq_ignore_ascii_case("bearer") {
             Some(rest.trim().as_bytes().to_vec())
         } else if scheme.eq_ignore_ascii_case("basic") {
             password(rest.trim())

@@ -1,10 +1,12 @@
 //! Reads request bodies as JSON: bounded in size, time and shape, parsed on a worker thread if
 //! large, with errors that name the field.
 
+use super::fields::{Ignored, Refused, unknown};
 use super::shape::check_body;
 use crate::app::App;
 use crate::budget::Lease;
 use crate::config::Limits;
+use crate::describe::{Describe, Fields, Schemas, fill};
 use crate::error::ApiError;
 use axum::body::Body;
 use axum::extract::Request;
@@ -22,12 +24,16 @@ const DISCARD_BYTES: usize = 16 << 20;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
 /// The body type of a route.
-pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
+pub(crate) trait RequestBody: DeserializeOwned + Describe + Fields + Send + 'static {
     /// Whether the body may have lists of token ids; then numbers do not count as values.
     const TOKEN_IDS: bool;
     /// Whether the route needs the engine; then it is refused before the body is read if the engine
     /// cannot accept requests.
     const NEEDS_ENGINE: bool;
+    /// Fields that are refused unless they have no effect.
+    const REFUSED: &'static [Refused] = &[];
+    /// Fields that are accepted and never have an effect.
+    const NO_EFFECT: &'static [&'static str] = &[];
 }
 
 /// Reads the body, parses it as `T` and runs `work` on it. A large body is processed on a worker
@@ -55,10 +61,14 @@ pub(crate) async fn read_json<T: RequestBody, R: Send + 'static>(
             return Err(e);
         }
     };
+    let ignored = head.extensions.get::<Arc<Ignored>>().cloned();
     let (shared, length) = (app.clone(), bytes.len());
     let job = move || {
         let _until_done = lease;
-        let value = parse(&bytes, &shared.limits)?;
+        let Parsed { value, ignored: names } = parse(&bytes, &shared.limits)?;
+        if let Some(ignored) = ignored {
+            ignored.set(names);
+        }
         drop(bytes);
         work(&shared, value)
     };
@@ -133,22 +143,66 @@ async fn discard(mut body: Body) {
     let _ = tokio::time::timeout(DISCARD_TIME, all).await;
 }
 
+/// A parsed body.
+pub(crate) struct Parsed<T> {
+    /// Its content.
+    pub(crate) value: T,
+    /// The names of fields that were ignored.
+    pub(crate) ignored: Vec<String>,
+}
+
 /// Parses JSON; an error names the field and what was expected there.
-pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<T, ApiError> {
+pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<Parsed<T>, ApiError> {
     check_body(bytes, limits, !T::TOKEN_IDS)
         .map_err(|error| ApiError::invalid("", error.to_string()))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
-        let path = if path == "." { String::new() } else { path };
-        let message = match path.as_str() {
-            "" => format!("invalid JSON body: {}", e.inner()),
-            path => format!("{path}: {}", e.inner()),
-        };
-        ApiError::invalid(path, message)
+        let error = e.inner();
+        if error.is_syntax() || error.is_eof() {
+            return not_json(error);
+        }
+        match path.as_str() {
+            "." => ApiError::invalid("", place(error)),
+            path => {
+                let text = range::<T>(path, error, limits);
+                let text = text.unwrap_or_else(|| format!("{path}: {}", place(error)));
+                ApiError::invalid(path, text)
+            }
+        }
     })?;
-    match reader.end() {
-        Ok(()) => Ok(value),
-        Err(e) => Err(ApiError::invalid("", format!("invalid JSON body: {e}"))),
-    }
+    reader.end().map_err(|error| not_json(&error))?;
+    Ok(Parsed { value, ignored: unknown::<T>(bytes)? })
+}
+
+fn not_json(error: &serde_json::Error) -> ApiError {
+    ApiError::invalid("", format!("the body is not JSON: {}", place(error)))
+}
+
+/// The message of an error; in a body of one line, its place is a column.
+fn place(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1 column ", " at column ")
+}
+
+/// The message for a number that is no number or out of range: the range of its field.
+fn range<T: RequestBody>(path: &str, error: &serde_json::Error, limits: &Limits) -> Option<String> {
+    let text = error.to_string();
+    let (found, expected) = text.strip_prefix("invalid ")?.split_once(", expected ")?;
+    let (_, found) = found.split_once(": ")?;
+    let expected = expected.split(' ').next()?;
+    let kind = match expected {
+        "u32" | "u64" | "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        _ => return None,
+    };
+    let mut all = Schemas::default();
+    let reference = T::describe(&mut all);
+    let name = reference["$ref"].as_str()?.rsplit('/').next()?;
+    let mut field = all.0.get(name)?["properties"].get(path)?.clone();
+    fill(&mut field, u32::MAX, None, limits);
+    let inner = field["anyOf"].get(0).unwrap_or(&field);
+    let (least, most) = (inner.get("minimum")?, inner.get("maximum")?);
+    let found = found.trim_start_matches("integer ").trim_start_matches("floating point ");
+    let found = found.trim_matches('`');
+    Some(format!("{path} must be {kind} between {least} and {most}, not {found}"))
 }

@@ -17,7 +17,12 @@ pub(crate) enum ShapeError {
 impl std::fmt::Display for ShapeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotAnObject(found) => write!(f, "the body is {found}; send a JSON object"),
+            Self::NotAnObject("not JSON") => {
+                f.write_str("the body is not JSON: it must begin with {")
+            }
+            Self::NotAnObject(found) => {
+                write!(f, "the body must be a JSON object; it is {found}")
+            }
             Self::TooDeep(most) => {
                 write!(f, "the JSON is nested too deeply; at most {most} levels are allowed")
             }

@@ -26,18 +26,41 @@ const FIRST_REPLY: Duration = Duration::from_millis(1000);
 /// Bytes of events after which no more replies are written until these are sent.
 const FRAME: usize = 64 * 1024;
 
-/// Writes the events of one route.
+/// The last event of OpenAI's streams.
+pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// Writes the events of one route. The defaults are OpenAI's.
 pub(crate) trait Events: Send + Unpin + 'static {
+    /// The type of the stream.
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+    /// Sent where there is nothing else to send, to keep the connection open; may be empty.
+    const PING: &'static [u8] = b": ping\n\n";
     /// Writes a piece as complete events.
     fn piece(&mut self, piece: Piece, out: &mut Vec<u8>);
-    /// Writes the events between the last piece and `[DONE]`.
+    /// Writes the events after the last piece.
     fn end(&mut self, usage: Usage, out: &mut Vec<u8>);
+    /// Writes the last events of a stream that failed.
+    fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        // Writing to a Vec cannot fail.
+        let _ = serde_json::to_writer(&mut *out, &error.body());
+        out.extend_from_slice(b"\n\n");
+        out.extend_from_slice(DONE);
+    }
+}
+
+/// Writes one named event.
+pub(crate) fn event(name: &str, data: &impl serde::Serialize, out: &mut Vec<u8>) {
+    out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+    // Writing to a Vec cannot fail.
+    let _ = serde_json::to_writer(&mut *out, data);
+    out.extend_from_slice(b"\n\n");
 }
 
 /// Answers with a stream.
-pub(crate) async fn respond(
+pub(crate) async fn respond<E: Events>(
     mut run: Run,
-    mut events: impl Events,
+    mut events: E,
     limits: &Limits,
 ) -> Result<Response, ApiError> {
     let mut out = Vec::new();
@@ -45,7 +68,7 @@ pub(crate) async fn respond(
     let first = tokio::time::timeout(FIRST_REPLY, run.next(&mut sink)).await;
     match first {
         Ok(first) => first?,
-        Err(_) => out.extend_from_slice(b": waiting\n\n"),
+        Err(_) => out.extend_from_slice(E::PING),
     }
     let ping = Duration::from_millis(limits.ping_ms);
     let body = EventBody {
@@ -61,7 +84,7 @@ pub(crate) async fn respond(
     };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(E::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
@@ -100,7 +123,7 @@ impl<E: Events> EventBody<E> {
                 Poll::Pending => return Poll::Ready(()),
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
-                    write_error(&error, out);
+                    events.error(&error, out);
                     self.over = true;
                     return Poll::Ready(());
                 }
@@ -112,19 +135,10 @@ impl<E: Events> EventBody<E> {
         }
         if self.run.is_over() {
             self.events.end(self.run.usage, &mut self.out);
-            self.out.extend_from_slice(b"data: [DONE]\n\n");
             self.over = true;
         }
         Poll::Ready(())
     }
-}
-
-/// The last events of a stream that failed.
-fn write_error(error: &ApiError, out: &mut Vec<u8>) {
-    out.extend_from_slice(b"data: ");
-    // Writing to a Vec cannot fail.
-    let _ = serde_json::to_writer(&mut *out, &error.body());
-    out.extend_from_slice(b"\n\ndata: [DONE]\n\n");
 }
 
 impl<E: Events> http_body::Body for EventBody<E> {
@@ -148,7 +162,7 @@ impl<E: Events> http_body::Body for EventBody<E> {
             }
             let now = Instant::now();
             if this.last + this.ping <= now {
-                this.out.extend_from_slice(b": ping\n\n");
+                this.out.extend_from_slice(E::PING);
                 this.last = now;
             }
             this.silence.as_mut().reset(this.last + this.ping);

@@ -4,6 +4,7 @@ use crate::app::Model;
 use crate::config::Limits;
 use crate::describe::{Describe, Schemas, api_type};
 use crate::error::ApiError;
+use crate::openai::truncate::Truncation;
 use engine::request::{Sampling, Token};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
@@ -130,6 +131,26 @@ macro_rules! generation_type {
                 /// Requests share cached prefixes only with requests of the same salt, so that
                 /// timing reveals nothing about other prompts. An extension.
                 pub cache_salt: Option<String> = {"minLength": 1, "maxLength": 256},
+                /// The format of the answer.
+                pub response_format: Option<$crate::openai::structured::ResponseFormat>,
+                /// The JSON schema of the answer, as an object or as text. An extension.
+                pub guided_json: Option<serde_json::Value> = {"type": ["object", "string"]},
+                /// A regular expression for the whole answer. An extension.
+                pub guided_regex: Option<String>,
+                /// The possible answers. An extension.
+                pub guided_choice: Option<Vec<String>> = {"minItems": 1},
+                /// A Lark grammar of the answer. An extension.
+                pub guided_grammar: Option<String>,
+                /// The same restrictions in one object. An extension.
+                pub structured_outputs: Option<$crate::openai::structured::StructuredOutputs>,
+                /// Another name of `guided_regex`. An extension.
+                pub regex: Option<String>,
+                /// Return the log-probability of every prompt token after the first, with this many
+                /// alternatives; not in a stream. An extension.
+                pub prompt_logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
+                /// Keep only this many tokens at the end of the prompt; -1 keeps as many as fit. An
+                /// extension.
+                pub truncate_prompt_tokens: Option<i64> = {"minimum": -1},
                 /// Accepted and ignored.
                 pub user: Option<String>,
             }
@@ -156,6 +177,22 @@ macro_rules! generation_type {
                     ignore_eos: self.ignore_eos,
                     priority: self.priority,
                     cache_salt: self.cache_salt.as_deref(),
+                    streamed: self.stream == Some(true),
+                    prompt_logprobs: self.prompt_logprobs,
+                    truncation: $crate::openai::truncate::Truncation(self.truncate_prompt_tokens),
+                }
+            }
+
+            /// The fields that restrict the answer.
+            pub(crate) fn structured(&self) -> $crate::openai::structured::Structured<'_> {
+                $crate::openai::structured::Structured {
+                    response_format: self.response_format.as_ref(),
+                    guided_json: self.guided_json.as_ref(),
+                    guided_regex: self.guided_regex.as_deref(),
+                    guided_choice: self.guided_choice.as_deref(),
+                    guided_grammar: self.guided_grammar.as_deref(),
+                    structured_outputs: self.structured_outputs.as_ref(),
+                    regex: self.regex.as_deref(),
                 }
             }
         }
@@ -182,6 +219,9 @@ pub(crate) struct Shared<'a> {
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) priority: Option<i64>,
     pub(crate) cache_salt: Option<&'a str>,
+    pub(crate) streamed: bool,
+    pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) truncation: Truncation,
 }
 
 fn between(name: &str, value: Option<f32>, least: f32, most: f32) -> Result<(), ApiError> {
@@ -205,7 +245,9 @@ pub(crate) fn at_most(name: &str, what: &str, found: usize, limit: u64) -> Resul
 
 impl Shared<'_> {
     /// Checks every field; the error names the first invalid one.
-    pub(crate) fn validate(&self, limits: &Limits, vocab: u32) -> Result<(), ApiError> {
+    pub(crate) fn validate(&self, limits: &Limits, model: &Model) -> Result<(), ApiError> {
+        self.validate_prompt(limits, model)?;
+        let vocab = model.text.vocab();
         between("temperature", self.temperature, 0.0, 2.0)?;
         between("top_p", self.top_p, 0.0, 1.0)?;
         between("min_p", self.min_p, 0.0, 1.0)?;
@@ -259,6 +301,20 @@ impl Shared<'_> {
             return Err(ApiError::invalid("stop", text));
         }
         Ok(())
+    }
+
+    fn validate_prompt(&self, limits: &Limits, model: &Model) -> Result<(), ApiError> {
+        if let Some(top) = self.prompt_logprobs {
+            if u64::from(top) > limits.top_logprobs {
+                let text = format!("prompt_logprobs must be between 0 and {}", limits.top_logprobs);
+                return Err(ApiError::invalid("prompt_logprobs", text));
+            }
+            if self.streamed {
+                let text = "prompt_logprobs cannot be streamed";
+                return Err(ApiError::invalid("prompt_logprobs", text));
+            }
+        }
+        self.truncation.check(model)
     }
 
     /// The stop strings.

@@ -2,7 +2,7 @@
 
 use load::SseParser;
 use load::client::{ClientError, Connection, Head, Target};
-use mock::{Mock, MockConfig};
+use mock::{Mock, MockConfig, Oracle};
 use serde_json::Value;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{Factory, Link};
@@ -37,6 +37,11 @@ pub(crate) fn config() -> ServerConfig {
 pub(crate) async fn soon<T>(what: &str, happens: impl Future<Output = T>) -> T {
     let happened = tokio::time::timeout(Duration::from_secs(60), happens).await;
     happened.unwrap_or_else(|_| panic!("not within a minute: {what}"))
+}
+
+/// Repeats the text of the prompt, without its special tokens.
+pub(crate) fn repeats() -> Oracle {
+    Arc::new(|request, _| request.prompt.iter().copied().filter(|token| *token < 256).collect())
 }
 
 /// A factory that makes a new mock after each panic.

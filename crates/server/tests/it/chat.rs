@@ -274,6 +274,17 @@ async fn errors_name_the_field() {
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}),
             "messages[0].content[0].type",
         ),
+        (
+            json!({"messages": [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "data:"}},
+            ]}]}),
+            "messages[0].content[0].type",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+            "messages[0].content[0].text",
+        ),
+        (json!({"reasoning_effort": "huge"}), "reasoning_effort"),
         (json!({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}), "tools[0].type"),
         (
             json!({"tools": [{"type": "function", "function": {"name": ""}}]}),

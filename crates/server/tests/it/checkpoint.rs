@@ -64,7 +64,7 @@ fn capabilities_are_detected_from_template_and_tokens() {
     assert_eq!(ToolFormat::of(&text), ToolFormat::Hermes);
     assert!(Reasoning::of(&text).is_some());
     let plain = CheckpointText::new(Arc::new(tokenizer()), None, vec![257], 262);
-    assert_eq!(ToolFormat::of(&plain), ToolFormat::None);
+    assert_eq!(ToolFormat::of(&plain), ToolFormat::Generic { system: false });
 }
 
 #[tokio::test]

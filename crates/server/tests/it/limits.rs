@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Limits whose tests need more than one request, with the names of those tests.
-const ELSEWHERE: [(&str, &str); 16] = [
+const ELSEWHERE: [(&str, &str); 18] = [
     ("connections", "abuse: too_many_connections_get_an_error"),
     ("header_bytes", "abuse: headers_too_large_or_too_many"),
     ("headers", "abuse: headers_too_large_or_too_many"),
@@ -25,6 +25,8 @@ const ELSEWHERE: [(&str, &str); 16] = [
     ("ping_ms", "streams: a_waiting_stream_is_kept_alive"),
     ("write_ms", "large: a_client_that_never_reads_is_disconnected"),
     ("stall_ms", "faults: a_stalled_step_is_reported"),
+    ("responses", "responses: kept_responses_are_limited"),
+    ("responses_bytes", "responses: kept_responses_are_limited"),
     ("drain_ms", "routes: the_drain_deadline_ends_streams_with_an_error"),
 ];
 

@@ -1,6 +1,7 @@
 //! The server with the mock backend, over real sockets.
 
 mod abuse;
+mod anthropic;
 mod bed;
 mod callers;
 mod chat;
@@ -8,9 +9,13 @@ mod checkpoint;
 mod completions;
 mod document;
 mod faults;
+mod fields;
 mod grammars;
 mod large;
 mod limits;
+mod messages;
+mod ollama;
+mod responses;
 mod routes;
 mod streams;
 mod tools;

@@ -37,6 +37,19 @@ async fn tokenize_and_detokenize() {
 }
 
 #[tokio::test]
+async fn tokenizer_info() {
+    let bed = Bed::new(MockConfig::default()).await;
+    let (head, body) = bed.get("/tokenizer_info").await;
+    let info: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((head.status, &info["vocab_size"]), (200, &json!(259)));
+    assert_eq!(
+        (&info["eos_token"], &info["eos_token_ids"]),
+        (&json!("<|im_end|>"), &json!([257, 258]))
+    );
+    assert_eq!(bed.get("/version").await.0.status, 404);
+}
+
+#[tokio::test]
 async fn embeddings() {
     let bed = Bed::new(MockConfig { embedding: 8, ..MockConfig::default() }).await;
     let ask = json!({"input": ["ab", "b"], "model": "mock"});
@@ -84,7 +97,7 @@ async fn metrics_count_what_happened() {
         "dacapo_kv_pages{state=\"used\"} 0",
         "dacapo_time_to_first_token_seconds_count 1",
         "dacapo_inter_token_seconds_count 2",
-        "dacapo_requests_finished_total{finish=\"length\"} 1",
+        "dacapo_choices_finished_total{finish=\"length\"} 1",
         "dacapo_graph_steps_replayed_total{phase=\"prefill\",bucket=\"128\"} 1",
         "dacapo_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
         "# EOF",
@@ -105,6 +118,10 @@ async fn every_route_but_health_requires_the_key() {
         ("GET", "/v1/models/mock"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
+        ("GET", "/tokenizer_info"),
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/x"),
+        ("DELETE", "/v1/responses/x"),
         ("GET", "/metrics"),
         ("GET", "/openapi.json"),
         ("GET", "/live"),
@@ -125,13 +142,57 @@ async fn every_route_but_health_requires_the_key() {
             let body: Value = serde_json::from_slice(&wire.body().await.unwrap()).unwrap();
             assert_eq!(body["error"]["code"], "invalid_api_key");
         }
-        for path in ["/health", "/health/live", "/health/ready"] {
+        for path in ["/health", "/health/live", "/health/ready", "/ping"] {
             assert_eq!(bed.get(path).await.0.status, 200, "{path}");
         }
     }
     let mut wire = bed.connect().await;
     let head = wire.request("GET", "/", &[("accept", "text/html")], b"").await.unwrap();
     assert!(head.header("www-authenticate").unwrap().starts_with("Basic"));
+}
+
+#[tokio::test]
+async fn pages_of_allowed_origins_may_use_the_server() {
+    let config = ServerConfig {
+        api_keys: vec!["sesame".into()],
+        allow_origins: vec!["https://chat.example".into()],
+        ..config()
+    };
+    let bed = Bed::with(config, MockConfig::default(), model()).await;
+    for (origin, allowed) in [("https://chat.example", true), ("https://evil.example", false)] {
+        let mut wire = bed.connect().await;
+        let head = wire.request("GET", "/v1/models", &[("origin", origin)], b"").await.unwrap();
+        assert_eq!(head.header("access-control-allow-origin"), allowed.then_some(origin));
+        wire.body().await.unwrap();
+        let asked = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization, content-type"),
+        ];
+        let mut wire = bed.connect().await;
+        let head = wire.request("OPTIONS", "/v1/chat/completions", &asked, b"").await.unwrap();
+        let names = head.header("access-control-allow-headers");
+        assert_eq!(names, allowed.then_some("authorization, content-type"));
+        assert_eq!(head.status == 204, allowed, "{}", head.status);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_response_is_counted() {
+    let slow = MockConfig { step_time: Duration::from_millis(300), ..MockConfig::default() };
+    let bed = Bed::new(slow).await;
+    let ask = json!({"prompt": "0123456789", "max_tokens": 10}).to_string();
+    let mut wire = bed.connect().await;
+    let left = wire.request("POST", "/v1/completions", &[], ask.as_bytes());
+    assert!(tokio::time::timeout(Duration::from_millis(400), left).await.is_err());
+    drop(wire);
+    soon("it is counted", async {
+        let line = "dacapo_http_requests_total{route=\"/v1/completions\",status=\"499\"} 1";
+        while !String::from_utf8(bed.get("/metrics").await.1).unwrap().contains(line) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -70,14 +70,17 @@ fn streamed(events: &[String], n: usize) -> Vec<Answer> {
 
 #[tokio::test]
 async fn several_calls_or_one_in_every_format() {
-    for (format, answer, before, after) in [
-        (ToolFormat::Hermes, HERMES, "I shall look.", "\nThat is all."),
-        (ToolFormat::Llama, LLAMA, "", ""),
-        (ToolFormat::Llama, PYTHONIC, "", ""),
+    let generic = ToolFormat::Generic { system: true };
+    let (written, made) = ("{\"city\": \"Zürich\"}", "{\"city\":\"Zürich\"}");
+    for (format, answer, before, after, arguments) in [
+        (ToolFormat::Hermes, HERMES, "I shall look.", "\nThat is all.", written),
+        (generic, HERMES, "I shall look.", "\nThat is all.", written),
+        (ToolFormat::Llama, LLAMA, "", "", written),
+        (ToolFormat::Llama, PYTHONIC, "", "", made),
     ] {
         let bed = says(format, answer).await;
         let calls = [
-            ("weather".to_string(), "{\"city\":\"Zürich\"}".to_string()),
+            ("weather".to_string(), arguments.to_string()),
             ("time".to_string(), "{}".to_string()),
         ];
         let all = (format!("{before}{after}"), calls.to_vec(), "tool_calls".to_string());
@@ -103,7 +106,7 @@ async fn a_required_call_is_a_list_enforced_by_the_grammar() {
     // An answer that the grammar of `required` allows, for any format of the model.
     const LIST: &str = "[{\"name\": \"weather\", \"parameters\": {\"city\": \"Zürich\"}}, \
         {\"name\": \"time\", \"parameters\": {}}]";
-    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::None] {
+    for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::Generic { system: true }] {
         let bed = says(format, LIST).await;
         let body = ask(json!({"tool_choice": "required", "stream": true}));
         let found = streamed(&bed.stream(CHAT, &body).await, 1);
@@ -112,10 +115,76 @@ async fn a_required_call_is_a_list_enforced_by_the_grammar() {
             (names.as_slice(), found[0].2.as_str()),
             (&["weather", "time"][..], "tool_calls")
         );
-        // Truncated in the middle of the second call: the first is there, and the reason is
-        // `length`.
+        // Truncated before the arguments of the second call: the first is there, and the reason
+        // is `length`.
         let body = ask(json!({"tool_choice": "required", "stream": true, "max_tokens": 70}));
         let found = streamed(&bed.stream(CHAT, &body).await, 1);
         assert_eq!((found[0].0.as_str(), found[0].1.len(), found[0].2.as_str()), ("", 1, "length"));
     }
+}
+
+/// The pieces of arguments that a stream sends.
+fn argument_pieces(events: &[String]) -> Vec<String> {
+    let chunks = events[..events.len() - 1].iter();
+    let chunks = chunks.map(|event| serde_json::from_str::<Value>(event).unwrap());
+    let pieces = chunks.filter_map(|chunk| {
+        let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+        call["function"]["arguments"].as_str().filter(|text| !text.is_empty()).map(Into::into)
+    });
+    pieces.collect()
+}
+
+#[tokio::test]
+async fn arguments_are_streamed_and_a_cut_call_is_not_content() {
+    for (format, answer) in [(ToolFormat::Hermes, HERMES), (ToolFormat::Llama, LLAMA)] {
+        let bed = says(format, answer).await;
+        let events = bed.stream(CHAT, &ask(json!({"stream": true}))).await;
+        // The mock sends a byte a token: every character of the arguments is a piece.
+        let pieces = argument_pieces(&events);
+        assert!(pieces.len() > 15, "{pieces:?}");
+        let at = |word: &str| answer.find(word).unwrap() as u64;
+        for (tokens, calls) in [
+            (at("name") - 1, vec![]),
+            (at("weather\"") + 3, vec![]),
+            (at("Z"), vec![("weather".to_string(), "{\"city\": \"".to_string())]),
+        ] {
+            let body = ask(json!({"max_tokens": tokens}));
+            let (text, found, reason) = whole(&bed.ok(CHAT, &body).await["choices"][0]);
+            assert!(!text.contains('<') && !text.contains('{'), "{text}");
+            assert_eq!((found, reason.as_str()), (calls.clone(), "length"));
+            let body = ask(json!({"max_tokens": tokens, "stream": true}));
+            let found = streamed(&bed.stream(CHAT, &body).await, 1);
+            assert_eq!((&found[0].1, found[0].2.as_str()), (&calls, "length"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_template_without_tools_gets_them_as_text() {
+    // Answers with the prompt, so that the test sees what the model does.
+    let model = server::Model { tools: ToolFormat::Generic { system: true }, ..model() };
+    let bed = Bed::with(config(), MockConfig::default(), model).await;
+    let mut body = ask(json!({"tool_choice": "auto"}));
+    body["messages"] = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is it like?"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {
+            "name": "weather", "arguments": "{\"city\": \"Bern\"}",
+        }}]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]);
+    let same = json!({"messages": body["messages"], "tools": body["tools"]});
+    let tokens = bed.ok("/tokenize", &same).await["tokens"].clone();
+    let told = bed.ok("/detokenize", &json!({"tokens": tokens})).await;
+    let prompt = told["prompt"].as_str().unwrap();
+    for part in [
+        "system\nBe brief.\n\nYou can call functions.",
+        "{\"name\":\"weather\",\"parameters\":{",
+        "{\"name\":\"weather\",\"arguments\":{\"city\":\"Bern\"}}",
+        "user\n<tool_response>\nrain\n</tool_response>",
+    ] {
+        assert!(prompt.contains(part), "{part} is not in\n{prompt}");
+    }
+    let used = bed.ok(CHAT, &body).await["usage"]["prompt_tokens"].as_u64();
+    assert!(used > Some(prompt.len() as u64), "the chat has the same prompt");
 }

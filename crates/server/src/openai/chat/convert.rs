@@ -1,11 +1,14 @@
 //! Converts a chat request to engine requests and to the setup of the answer's splitters.
 
-use super::schema::{call_list, closed, parameters};
-use super::types::{ChatRequest, Content, Message, Tool, ToolChoice};
+use super::generic_tools;
+use super::schema::{call_list, parameters};
+use super::types::{ChatRequest, Content, Message, Part, Tool, ToolChoice};
 use crate::answer::{CallList, ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
 use crate::app::Model;
+use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
+use crate::openai::structured::Sourced;
 use engine::request::{Request, RequestId};
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
@@ -18,32 +21,28 @@ pub(crate) struct Prepared {
     /// How the replies become choices.
     pub setup: RunSetup,
     /// The grammar of the answers, not yet compiled, with the request field it came from.
-    pub grammar: Option<(&'static str, Grammar)>,
+    pub grammar: Option<Sourced>,
 }
 
 /// Renders, tokenizes and converts a validated request.
 pub(crate) fn convert(
     model: &Model,
+    limits: &Limits,
     request: &ChatRequest,
     caller: Caller,
 ) -> Result<Prepared, ApiError> {
     let force = force(request);
-    // A cheap lower bound: the template only adds text.
-    let said = request.messages.iter().filter_map(|message| message.content.as_ref());
-    let most = model.most_prompt();
-    let rendered = model
-        .text
-        .check_bytes(said.map(Content::len).sum(), most)
-        .and_then(|()| model.text.render(&chat(request, model, force.is_some()), most));
-    let Rendered { text, tokens: prompt } = rendered.map_err(|e| ApiError::text(e, "messages"))?;
-    let room = model.room("messages", prompt.len())?;
     let shared = request.shared();
+    let grammar = grammar(request, force.as_ref(), limits)?;
+    let Rendered { text, tokens: prompt } = render(model, limits, request, grammar.is_some())?;
+    let room = model.room("messages", prompt.len())?;
+    if let Some(top) = request.prompt_logprobs {
+        check_prompt_logprobs("prompt_logprobs", prompt.len(), top, limits)?;
+    }
     let mut sampling = shared.convert(model);
     let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
     sampling.max_tokens = most.min(room);
     sampling.logprobs = request.wants_logprobs().then_some(request.top_logprobs.unwrap_or(0));
-    let param = if force.is_some() { "tools" } else { "response_format" };
-    let grammar = grammar(request, force.as_ref()).map(|source| (param, source));
     let opened = |open: &str| text.trim_end().ends_with(open);
     let free = grammar.is_none();
     let reasoning = model.reasoning.clone().filter(|_| free);
@@ -60,12 +59,45 @@ pub(crate) fn convert(
         choices: request.n.unwrap_or(1),
         priority: shared.priority.unwrap_or(0) as i32,
         tenant: caller.tenant(shared.cache_salt),
+        prompt_logprobs: request.prompt_logprobs,
         ..Request::new(RequestId(0), prompt, sampling)
     };
-    let requests = spread(base, !choice.stops.is_empty() || choice.single_call);
+    let mut requests = spread(base, !choice.stops.is_empty() || choice.single_call);
+    // The log-probabilities of a prompt are computed once for all its choices.
+    requests.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
     let choices = requests.iter().map(|r| r.choices).collect();
     let per_prompt = requests.len();
     Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
+}
+
+/// Renders and tokenizes the conversation. `constrained`: a grammar applies to the answer.
+fn render(
+    model: &Model,
+    limits: &Limits,
+    request: &ChatRequest,
+    constrained: bool,
+) -> Result<Rendered, ApiError> {
+    let truncation = request.shared().truncation;
+    // A cheap lower bound: the template only adds text.
+    let said = request.messages.iter().filter_map(|message| message.content.as_ref());
+    let most = truncation.most_prompt(model, limits);
+    let rendered = model
+        .text
+        .check_bytes(said.map(Content::len).sum(), most)
+        .and_then(|()| model.text.render(&chat(request, model, constrained), most));
+    let mut rendered = rendered.map_err(|e| ApiError::text(e, "messages"))?;
+    truncation.apply(model, &mut rendered.tokens);
+    Ok(rendered)
+}
+
+/// The number of tokens of the prompt of a validated request.
+pub(crate) fn tokens(
+    model: &Model,
+    limits: &Limits,
+    request: &ChatRequest,
+) -> Result<usize, ApiError> {
+    let constrained = grammar(request, force(request).as_ref(), limits)?.is_some();
+    Ok(render(model, limits, request, constrained)?.tokens.len())
 }
 
 /// The most choices of one engine request. A request with more would wait until that many seats are
@@ -106,26 +138,36 @@ fn force(request: &ChatRequest) -> Option<Force<'_>> {
     }
 }
 
-fn grammar(request: &ChatRequest, force: Option<&Force<'_>>) -> Option<Grammar> {
-    match force {
-        Some(Force::Named(tool)) => {
-            return Some(Grammar::JsonSchema(parameters(tool).to_string()));
-        }
-        Some(Force::Any(tools)) => {
-            let one = request.parallel_tool_calls == Some(false);
-            return Some(Grammar::JsonSchema(call_list(tools, one).to_string()));
-        }
-        None => {}
+fn grammar(
+    request: &ChatRequest,
+    force: Option<&Force<'_>>,
+    limits: &Limits,
+) -> Result<Option<Sourced>, ApiError> {
+    let structured = request.structured().grammar(limits)?;
+    let schema = match force {
+        None => return Ok(structured),
+        Some(Force::Named(tool)) => parameters(tool),
+        Some(Force::Any(tools)) => call_list(tools, request.parallel_tool_calls == Some(false)),
+    };
+    Ok(Some(("tools", Grammar::JsonSchema(schema.to_string()))))
+}
+
+/// Bounds the log-probabilities of a prompt, as those of answers are bounded.
+pub(crate) fn check_prompt_logprobs(
+    param: &str,
+    tokens: usize,
+    top: u32,
+    limits: &Limits,
+) -> Result<(), ApiError> {
+    let found = (tokens as u64).saturating_mul(u64::from(top) + 1);
+    let most = limits.echo_logprobs;
+    if found > most {
+        let text = format!(
+            "{param} would return {found} log-probabilities of prompts; at most {most} are allowed"
+        );
+        return Err(ApiError::invalid(param, text));
     }
-    let format = request.response_format.as_ref()?;
-    match format.kind.as_str() {
-        "json_object" => Some(Grammar::JsonObject),
-        "json_schema" => {
-            let schema = format.json_schema.as_ref()?.schema.clone();
-            Some(Grammar::JsonSchema(closed(Value::Object(schema)).to_string()))
-        }
-        _ => None,
-    }
+    Ok(())
 }
 
 fn offered(request: &ChatRequest) -> Option<&[Tool]> {
@@ -140,40 +182,63 @@ fn tool_split(request: &ChatRequest, model: &Model, force: Option<Force<'_>>) ->
         }
         Some(Force::Any(_)) => ToolSplit::List(CallList::default()),
         None => match offered(request) {
-            Some(tools) if model.tools != ToolFormat::None => {
+            Some(tools) => {
                 let names = tools.iter().map(|t| t.function.name.clone()).collect();
                 ToolSplit::new(model.tools, names)
             }
-            _ => ToolSplit::Off,
+            None => ToolSplit::Off,
         },
     }
 }
 
-fn chat(request: &ChatRequest, model: &Model, forced: bool) -> Chat {
+fn chat(request: &ChatRequest, model: &Model, constrained: bool) -> Chat {
     let mut extra = request.chat_template_kwargs.clone().unwrap_or_default();
-    let constrained =
-        forced || request.response_format.as_ref().is_some_and(|format| format.kind != "text");
+    if let Some(effort) = &request.reasoning_effort {
+        extra.entry("reasoning_effort").or_insert_with(|| effort.clone().into());
+        if effort == "none" {
+            extra.entry("enable_thinking").or_insert(Value::Bool(false));
+        }
+    }
     if constrained && model.reasoning.is_some() {
         // A grammar applies from the first token, so the model cannot reason first.
         extra.entry("enable_thinking").or_insert(Value::Bool(false));
     }
+    let (messages, tools) = template_input(model, &request.messages, offered(request));
     Chat {
-        messages: request.messages.iter().map(template_message).collect(),
-        tools: offered(request).map_or(Value::Null, |tools| json!(tools)),
-        generation_prompt: true,
+        messages,
+        tools,
+        generation_prompt: request.add_generation_prompt.unwrap_or(true),
+        continue_final: request.continue_final_message == Some(true),
         extra,
     }
 }
 
+/// The messages and tools for the model's template. If it shows no tools, they are in the messages.
+pub(crate) fn template_input(
+    model: &Model,
+    messages: &[Message],
+    tools: Option<&[Tool]>,
+) -> (Value, Value) {
+    let messages: Vec<Value> = messages.iter().map(template_message).collect();
+    match model.tools {
+        ToolFormat::Generic { system } => {
+            (generic_tools::messages(messages, tools, system).into(), Value::Null)
+        }
+        ToolFormat::Hermes | ToolFormat::Llama => {
+            (messages.into(), tools.map_or(Value::Null, |tools| json!(tools)))
+        }
+    }
+}
+
 /// A message in the form that templates expect: text content, arguments as objects.
-pub(crate) fn template_message(message: &Message) -> Value {
+fn template_message(message: &Message) -> Value {
     let mut out = Map::new();
     let role = if message.role == "developer" { "system" } else { message.role.as_str() };
     out.insert("role".into(), role.into());
     let content = match &message.content {
         None => String::new(),
         Some(Content::Text(text)) => text.clone(),
-        Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
+        Some(Content::Parts(parts)) => parts.iter().map(Part::text).collect(),
     };
     out.insert("content".into(), content.into());
     if let Some(name) = &message.name {

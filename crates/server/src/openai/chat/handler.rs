@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::http::{read_json, sse, write_json};
 use crate::link::Consumer;
+use crate::openai::prompt_logprobs::prompt_logprobs;
 use crate::openai::whole::ResponseSize;
 use crate::openai::{new_id, unix_time};
 use axum::extract::{Request, State};
@@ -31,25 +32,25 @@ pub(crate) async fn handle(
         validate(&request, &app.model, &app.limits)?;
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
         let streamed = (request.stream == Some(true)).then_some(usage);
-        Ok((convert(&app.model, &request, caller)?, streamed, request.wants_logprobs()))
+        let prepared = convert(&app.model, &app.limits, &request, caller)?;
+        Ok((prepared, streamed, request.wants_logprobs(), request.prompt_logprobs))
     };
-    let (prepared, streamed, logprobs) = read_json(&app, request, work).await?;
-    let Prepared { mut requests, setup, grammar } = prepared;
-    if let Some((param, source)) = grammar {
-        let compiled = app.grammars.compile(param, source).await?;
-        for request in &mut requests {
-            request.sampling.grammar = Some(compiled.clone());
-        }
-    }
-    let count: usize = setup.choices.iter().map(|n| *n as usize).sum();
-    let consumer = if streamed.is_some() { Consumer::Client } else { Consumer::Server };
-    let call = app.submit(requests, consumer)?;
-    let run = Run::new(call, &*app.model.text, setup);
+    let (prepared, streamed, logprobs, prompt) = read_json(&app, request, work).await?;
+    let count: usize = prepared.setup.choices.iter().map(|n| *n as usize).sum();
+    let run = begin(&app, prepared, streamed.is_some()).await?;
     if let Some(usage) = streamed {
         let events = ChatEvents::new(&app, count, usage, logprobs);
         return sse::respond(run, events, &app.limits).await;
     }
-    whole(&app, run, count, logprobs).await
+    whole(&app, run, count, logprobs, prompt).await
+}
+
+/// Submits a converted conversation, of this API or another.
+pub(crate) async fn begin(app: &App, prepared: Prepared, streamed: bool) -> Result<Run, ApiError> {
+    let Prepared { requests, setup, grammar } = prepared;
+    let consumer = if streamed { Consumer::Client } else { Consumer::Server };
+    let call = app.submit(requests, grammar, consumer).await?;
+    Ok(Run::new(call, &*app.model.text, setup))
 }
 
 async fn whole(
@@ -57,6 +58,7 @@ async fn whole(
     mut run: Run,
     count: usize,
     logprobs: bool,
+    prompt: Option<u32>,
 ) -> Result<Response, ApiError> {
     let empty = || ChatChoice {
         index: 0,
@@ -73,15 +75,20 @@ async fn whole(
     let mut choices: Vec<ChatChoice> = (0..count).map(|_| empty()).collect();
     let text = &*app.model.text;
     let mut size = ResponseSize::new(app);
+    let mut scores = None;
     while !run.is_over() {
         run.next(&mut |piece| match piece {
+            Piece::Prompt { position: 0, logprobs, .. } => {
+                size.add(0, &logprobs);
+                scores = prompt.map(|top| prompt_logprobs(&logprobs, top, text));
+            }
             Piece::Prompt { .. } => {}
             Piece::Delta { index, delta, logprobs } => {
                 size.add(delta.len(), &logprobs);
                 push_logprobs(&mut choices[index], logprobs, text);
                 append(&mut choices[index].message, delta);
             }
-            Piece::End { index, reason, logprobs } => {
+            Piece::End { index, reason, logprobs, .. } => {
                 push_logprobs(&mut choices[index], logprobs, text);
                 choices[index].finish_reason = Some(reason.into());
             }
@@ -102,6 +109,7 @@ async fn whole(
         model: app.model.name.clone(),
         choices,
         usage: run.usage.into(),
+        prompt_logprobs: scores,
     };
     write_json(app, size.bytes(), response).await
 }
@@ -124,6 +132,7 @@ fn append(message: &mut AnswerMessage, delta: Delta) {
                 call.function.arguments.push_str(&text);
             }
         }
+        Delta::ToolEnd => {}
     }
 }
 
@@ -134,7 +143,7 @@ fn push_logprobs(choice: &mut ChatChoice, list: Vec<TokenLogprob>, text: &dyn Te
 }
 
 /// A log-probability in the format of the chat API.
-pub(super) fn chat_logprob(entry: &TokenLogprob, text: &dyn TextModel) -> ChatLogprob {
+pub(crate) fn chat_logprob(entry: &TokenLogprob, text: &dyn TextModel) -> ChatLogprob {
     let (token, bytes) = shown(entry.token, text);
     let top = |(token, logprob): &(Token, f32)| {
         let (token, bytes) = shown(*token, text);

@@ -10,7 +10,7 @@ const ENTANGLED: [&str; 6] =
 /// Adds `additionalProperties: false` to objects that list properties and do not say whether others
 /// are allowed. Every value of the result also satisfies the original schema, and a small model
 /// cannot invent properties without end. A schema whose parts depend on each other is unchanged.
-pub(super) fn closed(mut schema: Value) -> Value {
+pub(crate) fn closed(mut schema: Value) -> Value {
     if !entangled(&schema) {
         close(&mut schema);
     }

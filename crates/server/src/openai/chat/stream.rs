@@ -5,7 +5,7 @@ use super::handler::chat_logprob;
 use super::types::ChatLogprobs;
 use crate::answer::{Delta, Piece, Usage};
 use crate::app::App;
-use crate::http::sse::Events;
+use crate::http::sse::{DONE, Events};
 use crate::openai::usage::UsageBody;
 use crate::openai::{new_id, unix_time};
 use engine::request::TokenLogprob;
@@ -79,7 +79,7 @@ fn string(text: &str, out: &mut Vec<u8>) {
 impl Events for ChatEvents {
     fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
         match piece {
-            Piece::Prompt { .. } => {}
+            Piece::Prompt { .. } | Piece::Delta { delta: Delta::ToolEnd, .. } => {}
             Piece::Delta { index, delta, logprobs } => {
                 self.begin(index, out);
                 self.open(index, out);
@@ -113,10 +113,11 @@ impl Events for ChatEvents {
                         string(&text, out);
                         out.extend_from_slice(b"}}]");
                     }
+                    Delta::ToolEnd => {}
                 }
                 self.close(&logprobs, None, out);
             }
-            Piece::End { index, reason, logprobs } => {
+            Piece::End { index, reason, logprobs, .. } => {
                 self.begin(index, out);
                 self.open(index, out);
                 self.close(&logprobs, Some(reason), out);
@@ -131,5 +132,6 @@ impl Events for ChatEvents {
             let _ = serde_json::to_writer(&mut *out, &UsageBody::from(usage));
             out.extend_from_slice(b"}\n\n");
         }
+        out.extend_from_slice(DONE);
     }
 }

@@ -1,6 +1,7 @@
 //! JSON types of chat.
 
 use crate::describe::{Describe, Schemas, api_type};
+use crate::openai::prompt_logprobs::PromptLogprobs;
 use crate::openai::sampling::{generation_type, text_or_list};
 use crate::openai::usage::UsageBody;
 use serde::de::value::MapAccessDeserializer;
@@ -22,8 +23,6 @@ generation_type! {
         pub logprobs: Option<bool>,
         /// The number of alternatives per token; more than 0 implies `logprobs`.
         pub top_logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
-        /// The format of the answer.
-        pub response_format: Option<ResponseFormat>,
         /// Functions the model may call.
         pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
         /// Whether the model may, must, or must not call a function.
@@ -33,6 +32,16 @@ generation_type! {
         /// Variables for the chat template, such as `enable_thinking`; those set by the server
         /// cannot be replaced. An extension.
         pub chat_template_kwargs: Option<Map<String, Value>> = {"maxProperties": 64},
+        /// How much to reason: a variable of the chat template. `none` also sets
+        /// `enable_thinking` to false.
+        pub reasoning_effort: Option<String> = {
+            "enum": ["none", "minimal", "low", "medium", "high", "xhigh"],
+        },
+        /// Whether the prompt ends with the start of the assistant's turn; true by default. An
+        /// extension.
+        pub add_generation_prompt: Option<bool>,
+        /// Whether the answer continues the last message instead of a new one. An extension.
+        pub continue_final_message: Option<bool>,
     }
 }
 
@@ -80,8 +89,15 @@ impl Content {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Parts(parts) => parts.iter().map(|part| part.text.len()).sum(),
+            Self::Parts(parts) => parts.iter().map(|part| part.text().len()).sum(),
         }
+    }
+}
+
+impl Part {
+    /// The text; empty if there is none.
+    pub(crate) fn text(&self) -> &str {
+        self.text.as_deref().unwrap_or_default()
     }
 }
 
@@ -98,7 +114,8 @@ api_type! {
         #[serde(rename = "type")]
         pub kind: String = {"enum": ["text"]},
         /// The text.
-        pub text: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub text: Option<String>,
     }
 }
 
@@ -221,31 +238,6 @@ api_type! {
 }
 
 api_type! {
-    /// The format of the answer.
-    pub struct ResponseFormat {
-        /// Free text, any JSON object, or JSON that satisfies a schema.
-        #[serde(rename = "type")]
-        pub kind: String = {"enum": ["text", "json_object", "json_schema"]},
-        /// The schema, for `json_schema`.
-        pub json_schema: Option<JsonSchema>,
-    }
-}
-
-api_type! {
-    /// A schema with a name.
-    pub struct JsonSchema {
-        /// Its name.
-        pub name: Option<String>,
-        /// What it is for.
-        pub description: Option<String>,
-        /// The schema.
-        pub schema: Map<String, Value>,
-        /// Accepted and ignored: the schema is always enforced.
-        pub strict: Option<bool>,
-    }
-}
-
-api_type! {
     /// The answers.
     pub struct ChatResponse {
         /// The id of this response.
@@ -260,6 +252,9 @@ api_type! {
         pub choices: Vec<ChatChoice>,
         /// Token counts.
         pub usage: UsageBody,
+        /// One entry per prompt token, null for the first, if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prompt_logprobs: Option<PromptLogprobs>,
     }
 }
 

@@ -6,6 +6,7 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::shape::{ShapeError, count};
 use crate::openai::sampling::at_most;
+use crate::openai::structured::schema_size;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -16,7 +17,7 @@ pub(crate) fn validate(
     limits: &Limits,
 ) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
-    request.shared().validate(limits, model.text.vocab())?;
+    request.shared().validate(limits, model)?;
     if request.max_completion_tokens == Some(0) {
         let text = "max_completion_tokens must be at least 1";
         return Err(ApiError::invalid("max_completion_tokens", text));
@@ -32,8 +33,22 @@ pub(crate) fn validate(
     if let Some(kwargs) = &request.chat_template_kwargs {
         template_kwargs(kwargs, limits)?;
     }
-    response_format(request, limits)
+    request.structured().grammar(limits)?;
+    if let Some(effort) = request.reasoning_effort.as_deref()
+        && !EFFORTS.contains(&effort)
+    {
+        let text = format!("{effort:?} is not one of {}", EFFORTS.join(", "));
+        return Err(ApiError::invalid("reasoning_effort", text));
+    }
+    if request.continue_final_message == Some(true) && request.add_generation_prompt == Some(true) {
+        let text = "continue_final_message and add_generation_prompt exclude each other";
+        return Err(ApiError::invalid("continue_final_message", text));
+    }
+    Ok(())
 }
+
+/// The values of `reasoning_effort`.
+const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
 /// Template variables that the server sets. Names that end in `_token` are the model's special
 /// tokens; names that begin with `__` belong to the template engine.
@@ -106,10 +121,13 @@ fn message(i: usize, message: &Message) -> Result<(), ApiError> {
     }
     if let Some(Content::Parts(parts)) = &message.content {
         for (j, part) in parts.iter().enumerate() {
+            let name = |field: &str| format!("messages[{i}].content[{j}].{field}");
             if part.kind != "text" {
-                let name = format!("messages[{i}].content[{j}].type");
-                let text = format!("{:?} is not supported: only text parts are", part.kind);
-                return Err(ApiError::invalid(name, text));
+                let text = format!("{} is not supported; this model reads text only", part.kind);
+                return Err(ApiError::invalid(name("type"), text));
+            }
+            if part.text.is_none() {
+                return Err(ApiError::invalid(name("text"), "a text part needs a text"));
             }
         }
     }
@@ -177,35 +195,7 @@ fn tool_choice(choice: Option<&ToolChoice>, tools: &[Tool]) -> Result<(), ApiErr
     }
 }
 
-fn response_format(request: &ChatRequest, limits: &Limits) -> Result<(), ApiError> {
-    let Some(format) = &request.response_format else { return Ok(()) };
-    match format.kind.as_str() {
-        "text" | "json_object" => Ok(()),
-        "json_schema" => {
-            let Some(named) = &format.json_schema else {
-                let text = "json_schema needs a schema: {\"name\": …, \"schema\": {…}}";
-                return Err(ApiError::invalid("response_format.json_schema", text));
-            };
-            schema_size("response_format.json_schema.schema", &named.schema, limits)
-        }
-        other => {
-            let text = format!("{other:?} is not text, json_object or json_schema");
-            Err(ApiError::invalid("response_format.type", text))
-        }
-    }
-}
-
 /// Bytes of a value as JSON.
 fn json_size(value: &impl Serialize) -> u64 {
     serde_json::to_vec(value).map_or(0, |text| text.len() as u64)
-}
-
-fn schema_size(name: &str, schema: &Map<String, Value>, limits: &Limits) -> Result<(), ApiError> {
-    let size = json_size(schema);
-    if size > limits.schema_bytes {
-        let text =
-            format!("the schema has {size} bytes; at most {} are allowed", limits.schema_bytes);
-        return Err(ApiError::invalid(name, text));
-    }
-    Ok(())
 }

@@ -6,7 +6,8 @@ use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
-use crate::openai::chat::convert::spread;
+use crate::openai::chat::convert::{check_prompt_logprobs, spread};
+use crate::openai::structured::Sourced;
 use engine::request::{Request, RequestId, Token};
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub(crate) struct Prepared {
     pub setup: RunSetup,
     /// The prompt of each choice.
     pub prompts: Vec<Arc<[Token]>>,
+    /// The grammar of the answers, not yet compiled.
+    pub grammar: Option<Sourced>,
 }
 
 /// Tokenizes and converts a validated request.
@@ -34,7 +37,9 @@ pub(crate) fn convert(
     let stops = shared.stops();
     let echo = request.echo == Some(true);
     let (mut requests, mut prompts, mut per_prompt) = (Vec::new(), Vec::new(), 1);
-    for prompt in tokenize(model, "prompt", request.prompt.clone())? {
+    let most = shared.truncation.most_prompt(model, limits);
+    for mut prompt in tokenize(model, "prompt", request.prompt.clone(), most)? {
+        shared.truncation.apply(model, &mut prompt);
         let room = model.room("prompt", prompt.len())?;
         let mut sampling = shared.convert(model);
         sampling.max_tokens = request.max_tokens.unwrap_or(DEFAULT_TOKENS).min(room);
@@ -43,7 +48,7 @@ pub(crate) fn convert(
             choices: request.n.unwrap_or(1),
             priority: shared.priority.unwrap_or(0) as i32,
             tenant: caller.tenant(shared.cache_salt),
-            prompt_logprobs: request.logprobs.filter(|_| echo),
+            prompt_logprobs: request.logprobs.filter(|_| echo).max(request.prompt_logprobs),
             ..Request::new(RequestId(0), prompt, sampling)
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
@@ -53,12 +58,17 @@ pub(crate) fn convert(
         per_prompt = apart.len();
         requests.extend(apart);
     }
+    if let Some(top) = request.prompt_logprobs {
+        let tokens = prompts.iter().map(|prompt| prompt.len()).sum();
+        check_prompt_logprobs("prompt_logprobs", tokens, top, limits)?;
+    }
     if echo {
         check_echo(model, limits, &prompts, request.logprobs)?;
     }
     let choices = requests.iter().map(|r| r.choices).collect();
     let setup = RunSetup { choices, per_prompt, choice: ChoiceSetup::plain(stops) };
-    Ok(Prepared { requests, setup, prompts })
+    let grammar = request.structured().grammar(limits)?;
+    Ok(Prepared { requests, setup, prompts, grammar })
 }
 
 /// Bounds the size of echoed prompts, as answers are bounded.
@@ -84,11 +94,12 @@ fn check_echo(
     Ok(())
 }
 
-/// Tokenizes prompts that are text; each must fit in the context.
+/// Tokenizes prompts that are text; each may have at most `most` tokens.
 pub(crate) fn tokenize(
     model: &Model,
     param: &str,
     prompt: Prompt,
+    most: usize,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
     let texts = match prompt {
         Prompt::Text(text) => vec![text],
@@ -96,7 +107,6 @@ pub(crate) fn tokenize(
         Prompt::Tokens(tokens) => return Ok(vec![tokens]),
         Prompt::TokenLists(lists) => return Ok(lists),
     };
-    let most = model.most_prompt();
     let encode =
         |text: String| model.text.encode(&text, true, most).map_err(|e| ApiError::text(e, param));
     texts.into_iter().map(encode).collect()

@@ -11,6 +11,7 @@ use crate::http::auth::Caller;
 use crate::http::{read_json, sse, write_json};
 use crate::link::Consumer;
 use crate::openai::chat::handler::finite;
+use crate::openai::prompt_logprobs::prompt_logprobs;
 use crate::openai::whole::ResponseSize;
 use crate::openai::{new_id, unix_time};
 use axum::extract::{Request, State};
@@ -32,18 +33,21 @@ pub(crate) async fn handle(
         let usage = request.stream_options.as_ref().is_some_and(|o| o.include_usage == Some(true));
         let streamed = (request.stream == Some(true)).then_some(usage);
         let (echo, logprobs) = (request.echo == Some(true), request.logprobs.is_some());
-        let Prepared { requests, setup, prompts } =
+        let prompt_logprobs = request.prompt_logprobs;
+        let top = request.logprobs.unwrap_or(0);
+        let Prepared { requests, setup, prompts, grammar } =
             convert(&app.model, &app.limits, request, caller)?;
         let text = app.model.text.clone();
         let firsts = starts(&setup.choices);
         let offsets = vec![0; prompts.len()];
         let shared = Shared::new(setup.per_prompt);
-        let writer = Writer { text, prompts, firsts, echo, logprobs, offsets, shared };
-        Ok((requests, setup, writer, streamed))
+        let writer =
+            Writer { text, prompts, firsts, echo, logprobs, top, prompt_logprobs, offsets, shared };
+        Ok((requests, setup, writer, streamed, grammar))
     };
-    let (requests, setup, mut writer, streamed) = read_json(&app, request, work).await?;
+    let (requests, setup, mut writer, streamed, grammar) = read_json(&app, request, work).await?;
     let consumer = if streamed.is_some() { Consumer::Client } else { Consumer::Server };
-    let call = app.submit(requests, consumer)?;
+    let call = app.submit(requests, grammar, consumer).await?;
     let mut run = Run::new(call, &*app.model.text, setup);
     if let Some(usage) = streamed {
         let events = CompletionEvents::new(&app, writer, usage);
@@ -63,6 +67,7 @@ pub(crate) async fn handle(
                     into.append(more);
                 }
                 choice.finish_reason = more.finish_reason;
+                choice.prompt_logprobs = choice.prompt_logprobs.take().or(more.prompt_logprobs);
             });
         })
         .await?;
@@ -98,6 +103,10 @@ pub(super) struct Writer {
     firsts: Vec<std::ops::Range<usize>>,
     echo: bool,
     logprobs: bool,
+    /// Alternatives per token.
+    top: u32,
+    /// Alternatives per token of the prompt, if its log-probabilities were requested.
+    prompt_logprobs: Option<u32>,
     /// Per choice, characters so far.
     offsets: Vec<u64>,
     shared: Shared,
@@ -124,7 +133,9 @@ impl Writer {
     /// How many choices get the log-probabilities of a piece.
     fn copies(&self, piece: &Piece) -> usize {
         match piece {
-            Piece::Prompt { .. } if self.echo => self.shared.per_prompt,
+            Piece::Prompt { .. } if self.echo || self.prompt_logprobs.is_some() => {
+                self.shared.per_prompt
+            }
             Piece::Prompt { .. } | Piece::Delta { .. } | Piece::End { .. } => 1,
         }
     }
@@ -135,13 +146,15 @@ impl Writer {
             text: String::new(),
             logprobs: self.logprobs.then(CompletionLogprobs::empty),
             finish_reason: None,
+            prompt_logprobs: None,
         }
     }
 
     /// Emits what a piece adds to choices.
     pub(super) fn write(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         let per_prompt = self.shared.per_prompt;
-        if per_prompt == 1 || !self.echo || !self.logprobs {
+        let needed = self.echo && self.logprobs || self.prompt_logprobs.is_some();
+        if per_prompt == 1 || !needed {
             return self.emit(piece, sink);
         }
         // Separate requests have one choice each: its index is the position of the request.
@@ -151,17 +164,17 @@ impl Writer {
         let (prompt, first) = (*at / per_prompt, at.is_multiple_of(per_prompt));
         let Shared { scores, held, .. } = &mut self.shared;
         match piece {
-            Piece::Prompt { position, logprobs } if first => {
+            Piece::Prompt { position, tokens, cached, logprobs } if first => {
                 scores.insert(prompt, logprobs.clone());
                 let waiting = held.remove(&prompt).unwrap_or_default();
-                self.emit(Piece::Prompt { position, logprobs }, sink);
+                self.emit(Piece::Prompt { position, tokens, cached, logprobs }, sink);
                 waiting.into_iter().for_each(|piece| self.write(piece, sink));
             }
             piece => match (piece, scores.get(&prompt)) {
                 (piece, None) => held.entry(prompt).or_default().push(piece),
-                (Piece::Prompt { position, .. }, Some(scores)) => {
+                (Piece::Prompt { position, tokens, cached, .. }, Some(scores)) => {
                     let logprobs = scores.clone();
-                    self.emit(Piece::Prompt { position, logprobs }, sink);
+                    self.emit(Piece::Prompt { position, tokens, cached, logprobs }, sink);
                 }
                 (piece, Some(_)) => self.emit(piece, sink),
             },
@@ -170,23 +183,10 @@ impl Writer {
 
     fn emit(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         match piece {
-            Piece::Prompt { position, logprobs } if self.echo => {
-                // The choices of one request have the same prompt.
-                let Some(prompt) = self.prompts.get(self.firsts[position].start).cloned() else {
-                    return;
-                };
-                let text = self.text.decode(&prompt);
-                for index in self.firsts[position].clone() {
-                    let mut choice = self.empty(index);
-                    choice.text = text.clone();
-                    if let Some(into) = &mut choice.logprobs {
-                        let first = prompt.first().copied().unwrap_or(0);
-                        self.offsets[index] += into.push_first(first, &*self.text);
-                        self.push_logprobs(into, index, &logprobs);
-                    }
-                    self.offsets[index] = choice.text.chars().count() as u64;
-                    sink(choice);
-                }
+            Piece::Prompt { position, logprobs, .. }
+                if self.echo || self.prompt_logprobs.is_some() =>
+            {
+                self.emit_prompt(position, &logprobs, sink);
             }
             Piece::Prompt { .. } => {}
             Piece::Delta { index, delta, logprobs } => {
@@ -199,7 +199,7 @@ impl Writer {
                 }
                 sink(choice);
             }
-            Piece::End { index, reason, logprobs } => {
+            Piece::End { index, reason, logprobs, .. } => {
                 let mut choice = self.empty(index);
                 if let Some(into) = &mut choice.logprobs {
                     self.push_logprobs(into, index, &logprobs);
@@ -207,6 +207,33 @@ impl Writer {
                 choice.finish_reason = Some(reason.into());
                 sink(choice);
             }
+        }
+    }
+
+    /// Emits an echoed prompt and the log-probabilities of its tokens.
+    fn emit_prompt(
+        &mut self,
+        position: usize,
+        logprobs: &[TokenLogprob],
+        sink: &mut impl FnMut(CompletionChoice),
+    ) {
+        // The choices of one request have the same prompt.
+        let Some(prompt) = self.prompts.get(self.firsts[position].start).cloned() else {
+            return;
+        };
+        let text = if self.echo { self.text.decode(&prompt) } else { String::new() };
+        for index in self.firsts[position].clone() {
+            let mut choice = self.empty(index);
+            choice.prompt_logprobs =
+                self.prompt_logprobs.map(|top| prompt_logprobs(logprobs, top, &*self.text));
+            choice.text = text.clone();
+            if let Some(into) = choice.logprobs.as_mut().filter(|_| self.echo) {
+                let first = prompt.first().copied().unwrap_or(0);
+                self.offsets[index] += into.push_first(first, &*self.text);
+                self.push_logprobs(into, index, logprobs);
+            }
+            self.offsets[index] = choice.text.chars().count() as u64;
+            sink(choice);
         }
     }
 
@@ -225,6 +252,7 @@ impl Writer {
             let top: Map<String, Value> = entry
                 .top
                 .iter()
+                .take(self.top as usize)
                 .map(|(token, p)| (shown(*token, &*self.text), finite(*p).into()))
                 .collect();
             into.top_logprobs.push(Some(top));

@@ -3,7 +3,7 @@
 use super::handler::Writer;
 use crate::answer::{Piece, Usage};
 use crate::app::App;
-use crate::http::sse::Events;
+use crate::http::sse::{DONE, Events};
 use crate::openai::usage::UsageBody;
 use crate::openai::{new_id, unix_time};
 
@@ -48,5 +48,6 @@ impl Events for CompletionEvents {
             let _ = serde_json::to_writer(&mut *out, &UsageBody::from(usage));
             out.extend_from_slice(b"}\n\n");
         }
+        out.extend_from_slice(DONE);
     }
 }

@@ -1,6 +1,7 @@
 //! JSON types of completions.
 
 use crate::describe::{Describe, Schemas, api_type, token_id};
+use crate::openai::prompt_logprobs::PromptLogprobs;
 use crate::openai::sampling::generation_type;
 use crate::openai::usage::UsageBody;
 use serde::de::value::SeqAccessDeserializer;
@@ -22,6 +23,8 @@ generation_type! {
         pub echo: Option<bool>,
         /// Text after the insertion point; not supported.
         pub suffix: Option<String> = {"maxLength": 0},
+        /// Must be equal to `n`: candidates that are not returned are not generated.
+        pub best_of: Option<u32> = {"minimum": 1, "maximum": "limit choices"},
     }
 }
 
@@ -174,6 +177,9 @@ api_type! {
         pub logprobs: Option<CompletionLogprobs>,
         /// `stop` or `length`; null before the end of a stream.
         pub finish_reason: Option<String>,
+        /// One entry per prompt token, null for the first, if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prompt_logprobs: Option<PromptLogprobs>,
     }
 }
 

@@ -13,7 +13,8 @@ pub(crate) fn validate(
     limits: &Limits,
 ) -> Result<(), ApiError> {
     model.check_name(request.model.as_deref())?;
-    request.shared().validate(limits, model.text.vocab())?;
+    request.shared().validate(limits, model)?;
+    request.structured().grammar(limits)?;
     if request.logprobs.is_some_and(|top| u64::from(top) > limits.top_logprobs) {
         let text = format!("logprobs must be between 0 and {}", limits.top_logprobs);
         return Err(ApiError::invalid("logprobs", text));
@@ -23,6 +24,10 @@ pub(crate) fn validate(
             "suffix",
             "suffix is not supported: this model cannot fill in the middle",
         ));
+    }
+    if request.best_of.is_some_and(|best_of| best_of != request.n.unwrap_or(1)) {
+        let text = "best_of is not supported unless it equals n: every candidate is returned";
+        return Err(ApiError::invalid("best_of", text));
     }
     prompt("prompt", &request.prompt, model, limits)?;
     let choices = u64::from(request.n.unwrap_or(1));

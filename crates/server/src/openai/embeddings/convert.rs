@@ -2,15 +2,18 @@
 
 use super::types::{EmbeddingRequest, Vector};
 use crate::app::Model;
+use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::openai::completions::convert::tokenize;
+use crate::openai::truncate::Truncation;
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
 /// One engine request per input, each within the context. Vectors are normalized, like those of
 /// OpenAI's models; pooling is the mean over the tokens by default.
 pub(crate) fn convert(
     model: &Model,
+    limits: &Limits,
     request: &EmbeddingRequest,
     caller: Caller,
 ) -> Result<Vec<Request>, ApiError> {
@@ -18,8 +21,11 @@ pub(crate) fn convert(
         Some("last") => Pooling::Last,
         _ => Pooling::Mean,
     };
-    let inputs = tokenize(model, "input", request.input.clone())?;
-    let one = |input: Vec<u32>| {
+    let truncation = Truncation(request.truncate_prompt_tokens);
+    let most = truncation.most_prompt(model, limits);
+    let inputs = tokenize(model, "input", request.input.clone(), most)?;
+    let one = |mut input: Vec<u32>| {
+        truncation.apply(model, &mut input);
         model.room("input", input.len())?;
         let sampling = Sampling { max_tokens: 1, ..Sampling::default() };
         let embed = Some(Embed { pooling, unit: true });

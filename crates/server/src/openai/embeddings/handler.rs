@@ -11,7 +11,7 @@ use crate::http::{read_json, write_json};
 use crate::link::{Call, Consumer, Reply};
 use axum::extract::{Request, State};
 use axum::response::Response;
-use engine::request::{Finish, Output};
+use engine::request::{Finish, Output, Request as EngineRequest};
 use std::sync::Arc;
 
 /// Answers one embedding request. Its inputs may run in the same steps as each other and as
@@ -22,18 +22,12 @@ pub(crate) async fn handle(
 ) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: EmbeddingRequest| {
-        validate(&request, &app.model, &app.limits)?;
-        if app.model.embedding.is_none() {
-            return Err(ApiError::no_embeddings());
-        }
         let coded = request.encoding_format.as_deref() == Some("base64");
-        Ok((convert(&app.model, &request, caller)?, coded))
+        Ok((prepare(app, &request, caller)?, coded))
     };
     let (requests, coded) = read_json(&app, request, work).await?;
-    let tokens = requests.iter().map(|request| request.prompt.len() as u64).sum();
-    let count = requests.len();
-    let vectors = collect(app.submit(requests, Consumer::Server)?, count).await?;
-    let bytes = vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum();
+    let (vectors, tokens) = compute(&app, requests).await?;
+    let bytes = bytes(&vectors);
     let one = move |(made, index): (Vec<f32>, u32)| Embedding {
         object: "embedding".into(),
         index,
@@ -46,6 +40,35 @@ pub(crate) async fn handle(
         usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
     };
     write_json(&app, bytes, response).await
+}
+
+/// Checks and converts a request of this API or another.
+pub(crate) fn prepare(
+    app: &App,
+    request: &EmbeddingRequest,
+    caller: Caller,
+) -> Result<Vec<EngineRequest>, ApiError> {
+    validate(request, &app.model, &app.limits)?;
+    if app.model.embedding.is_none() {
+        return Err(ApiError::no_embeddings());
+    }
+    convert(&app.model, &app.limits, request, caller)
+}
+
+/// The vectors of a call, in order, and the number of its tokens.
+pub(crate) async fn compute(
+    app: &App,
+    requests: Vec<EngineRequest>,
+) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    let tokens = requests.iter().map(|request| request.prompt.len() as u64).sum();
+    let count = requests.len();
+    let call = app.submit(requests, None, Consumer::Server).await?;
+    Ok((collect(call, count).await?, tokens))
+}
+
+/// Approximate bytes of vectors as JSON.
+pub(crate) fn bytes(vectors: &[Vec<f32>]) -> usize {
+    vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum()
 }
 
 /// Approximate bytes of a number in JSON.

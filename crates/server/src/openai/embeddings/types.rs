@@ -18,6 +18,9 @@ api_type! {
         pub dimensions: Option<u32> = {"enum": (crate::describe::VOCAB)},
         /// How the token vectors are combined. An extension.
         pub pooling: Option<String> = {"enum": ["mean", "last"]},
+        /// Keep only this many tokens at the end of each input; -1 keeps as many as fit. An
+        /// extension.
+        pub truncate_prompt_tokens: Option<i64> = {"minimum": -1},
         /// Accepted and ignored.
         pub user: Option<String>,
     }

@@ -5,6 +5,7 @@ use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::openai::completions::validate::prompt;
+use crate::openai::truncate::Truncation;
 
 /// Checks every field; the error names the first invalid one.
 pub(crate) fn validate(
@@ -31,5 +32,6 @@ pub(crate) fn validate(
         let text = format!("this model has {width} dimensions, which cannot be reduced");
         return Err(ApiError::invalid("dimensions", text));
     }
+    Truncation(request.truncate_prompt_tokens).check(model)?;
     prompt("input", &request.input, model, limits)
 }

@@ -1,26 +1,29 @@
 //! Converts text to tokens.
 
 use super::types::TokenizeRequest;
-use crate::openai::chat::convert::template_message;
+use crate::app::Model;
+use crate::openai::chat::convert::template_input;
 use engine::request::Token;
-use serde_json::{Map, Value, json};
-use text::{Chat, TextError, TextModel};
+use serde_json::Map;
+use text::{Chat, TextError};
 
 /// The tokens of a validated request; an error if there are more than `most`.
 pub(crate) fn tokens(
     request: &TokenizeRequest,
-    text: &dyn TextModel,
+    model: &Model,
     most: usize,
 ) -> Result<Vec<Token>, TextError> {
     if let Some(prompt) = &request.prompt {
-        return text.encode(prompt, request.add_special_tokens.unwrap_or(true), most);
+        return model.text.encode(prompt, request.add_special_tokens.unwrap_or(true), most);
     }
     let messages = request.messages.as_deref().unwrap_or_default();
+    let (messages, tools) = template_input(model, messages, request.tools.as_deref());
     let chat = Chat {
-        messages: messages.iter().map(template_message).collect(),
-        tools: request.tools.as_ref().map_or(Value::Null, |tools| json!(tools)),
+        messages,
+        tools,
         generation_prompt: request.add_generation_prompt.unwrap_or(true),
+        continue_final: request.continue_final_message == Some(true),
         extra: Map::new(),
     };
-    Ok(text.render(&chat, most)?.tokens)
+    Ok(model.text.render(&chat, most)?.tokens)
 }

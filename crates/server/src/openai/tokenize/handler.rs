@@ -1,10 +1,13 @@
 //! Handles tokenize and detokenize requests.
 
-use super::types::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+use super::types::{
+    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse, TokenizerInfo,
+};
 use super::{convert, validate};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::http::read_json;
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -19,7 +22,8 @@ pub(crate) async fn tokenize(
         let text = &*app.model.text;
         let most = usize::try_from(app.limits.tokenize_tokens).unwrap_or(usize::MAX);
         let param = if request.prompt.is_some() { "prompt" } else { "messages" };
-        let tokens = convert::tokens(&request, text, most).map_err(|e| ApiError::text(e, param))?;
+        let tokens = convert::tokens(&request, &app.model, most);
+        let tokens = tokens.map_err(|e| ApiError::text(e, param))?;
         let shown = |token: &u32| {
             let bytes = text.token_bytes(*token).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
@@ -50,6 +54,25 @@ pub(crate) async fn detokenize(
         write(&DetokenizeResponse { prompt })
     };
     read_json(&app, request, work).await
+}
+
+/// What is known about the tokenizer: lm-eval and others read it to tokenize remotely.
+pub(crate) async fn info(State(app): State<Arc<App>>) -> Json<TokenizerInfo> {
+    let text = &*app.model.text;
+    let shown = |token: &u32| {
+        let bytes = text.token_bytes(*token).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let stops = text.stop_tokens();
+    Json(TokenizerInfo {
+        tokenizer_class: "dacapo".into(),
+        vocab_size: text.vocab().into(),
+        model_max_length: app.model.context,
+        eos_token: stops.first().map(shown),
+        bos_token: text.encode("", true, 8).ok().and_then(|tokens| tokens.first().map(shown)),
+        eos_token_ids: stops.to_vec(),
+        chat_template: text.template().map(Into::into),
+    })
 }
 
 fn write(answer: &impl serde::Serialize) -> Result<Response, ApiError> {

@@ -16,6 +16,8 @@ api_type! {
         pub tools: Option<Vec<Tool>> = {"maxItems": "limit tools"},
         /// Whether to append the start of the assistant's turn; true by default.
         pub add_generation_prompt: Option<bool>,
+        /// Whether to leave the last message open, as for an answer that continues it.
+        pub continue_final_message: Option<bool>,
         /// Whether to prepend the special tokens that begin a prompt; true by default.
         pub add_special_tokens: Option<bool>,
         /// Whether to return the text of each token.
@@ -53,5 +55,25 @@ api_type! {
     pub struct DetokenizeResponse {
         /// The text.
         pub prompt: String,
+    }
+}
+
+api_type! {
+    /// What is known about the tokenizer.
+    pub struct TokenizerInfo {
+        /// Always `dacapo`.
+        pub tokenizer_class: String,
+        /// The number of tokens.
+        pub vocab_size: u64,
+        /// The most tokens of prompt and answer together.
+        pub model_max_length: u64,
+        /// The token that ends an answer.
+        pub eos_token: Option<String>,
+        /// The token that begins a prompt, if there is one.
+        pub bos_token: Option<String>,
+        /// All tokens that end an answer.
+        pub eos_token_ids: Vec<u32>,
+        /// The source of the chat template, if it is known.
+        pub chat_template: Option<String>,
     }
 }
