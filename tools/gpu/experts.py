@@ -2,6 +2,7 @@
 
 experts.py check [TOKENS,...] [VARIANT]       routing, plan and outputs; imbalance; poisoned buffers; repetition
 experts.py time  [TOKENS,...] [TILE=8,UP=64,DOWN=64 ...]   microseconds of a layer and of its kernels, for each variant
+experts.py layer                              the layer as one kernel, for one to four tokens: checked and timed against the chain
 experts.py keys  FILE [TOKENS,...] [VARIANT ...]     the kernels that these need, for compile.py
 
 Qwen3-30B-A3B's shape, bf16, random weights. Layers take turns on eight sets of weights, 9.7 GB: L2 does not help.
@@ -64,6 +65,17 @@ def product_key(v, phases):
                **{k: v[k] for k in ("PASS", "GATHERED", "CLUSTER", "COPIERS", "DEPTH")})
 
 
+def layer_key(rows, v):
+    """Norm, router, experts and sum as one kernel."""
+    v = dict(dict(BLOCKS=SMS, STAGES=12, FLYING=4, COPIES=2), **v)
+    return v, key("experts_layer", H=H, I=I, E=E, TOP=TOP, ROWS=rows, ACT=2, NT=2, BIAS=0, BT=0, **v, **SOFTMAX)
+
+
+def norm_key():
+    return key("rms_norm", XT=2, WT=2, YT=2, ALIGNED=1)
+
+
+LAYER_VARIANTS = [dict(FLYING=f, STAGES=s, COPIES=c) for f, s, c in [(4, 12, 2), (3, 12, 4), (4, 8, 4)]]
 CHECKED = [1, 2, 3, 8, 16, 33, 64, 200, 256, 512, 1000, 8192]
 TIMED = [1, 8, 64, 256, 512, 8192]
 
@@ -76,6 +88,7 @@ def keys(tokens, variants):
             out += [product_key(v, p) for p in (1, 2, 3)] + [plan_key(t, v["TILE"], alone)[2] for alone in (False, True)]
             out += [route_key(t, SOFTMAX, True)[1]] * (t <= min(16, v["TILE"]))
         out += [route_key(t, r, False)[1] for r in ROUTINGS]
+    out += [layer_key(t, v)[1] for t in tokens if t <= 4 for v in LAYER_VARIANTS] + [norm_key()]
     return out + [key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), key("experts_gather", H=H, TOP=TOP)]
 
 
@@ -180,6 +193,20 @@ class Layer:
         self.sum = Launch(key("experts_sum", H=H, TOP=TOP, RESIDUAL=1), [p(self.parts), p(self.residual), p(self.y), p(self.count), U32(tokens)],
                           (tokens * H // 8 + 255) // 256, 256)
 
+        self.raw, self.norm = half(tokens, H).normal_(0, 3), half(H).normal_(1, 0.2)
+        self.first = Launch(norm_key(), [p(self.raw), p(self.norm), p(self.x), U32(H), U32(H), U32(H), F32(1e-6)], tokens, 256)
+
+    def one(self, v):
+        """The launch of the whole layer as one kernel."""
+        v, k = layer_key(self.tokens, v)
+        p = lambda t: U64(t.data_ptr())
+        words = 32 + v["COPIES"] * self.tokens * (E + TOP * I // 2)
+        if not hasattr(self, "exchange"):
+            self.exchange = torch.zeros(32 + 8 * self.tokens * (E + TOP * I // 2), dtype=torch.int64, device="cuda")
+        w = self.w
+        return Launch(k, [p(self.raw), p(self.norm), p(w.router), U64(0), p(w.up), p(w.down), p(self.residual), p(self.y), p(self.choice), p(self.exchange),
+                          p(self.count), U32(words), U32(H), U32(H), U32(H), F32(1e-6), F32(self.scale)], v["BLOCKS"], 288, v["STAGES"] * 16384)
+
     def poison(self, ids=True):
         [t.fill_(float("nan")) for t in (self.act, self.parts, self.y, self.near, self.sorted) + ((self.gains,) if ids else ())]
         for t in (self.counts, self.offsets, self.rows, self.place, self.tasks, self.ready, self.head) + ((self.ids,) if ids else ()):
@@ -188,7 +215,7 @@ class Layer:
     def chain(self, kinds, dependent=True):
         """Router, plan, gather, experts (or up, down), sum; R: the router that plans too, P: a plan by one block."""
         for k in kinds:
-            {"r": self.route[0], "R": self.route[-1], "p": self.plan[0], "P": self.plan[1], "e": self.products[0], "u": self.products[1], "d": self.products[2], "g": self.gather, "s": self.sum}[k].go(dependent)
+            {"r": self.route[0], "R": self.route[-1], "p": self.plan[0], "P": self.plan[1], "e": self.products[0], "u": self.products[1], "d": self.products[2], "g": self.gather, "s": self.sum, "n": self.first}[k].go(dependent)
 
 
 def routed(layer, routing):
@@ -328,6 +355,54 @@ def check(tokens, weights, variant=None):
     return bad
 
 
+def check_layer(weights):
+    """The layer as one kernel against the same in fp32, and against the chain of kernels."""
+    bad = 0
+    for t in (1, 2, 3, 4):
+        for live in sorted({t, max(1, t - 1)}):
+            for v in LAYER_VARIANTS if t < 3 else LAYER_VARIANTS[:1]:
+                layer = Layer(weights, t, chosen(t), live=live)
+                layer.chain("n" + layer.whole)
+                torch.cuda.synchronize()
+                ids, before = layer.ids.clone(), layer.y.clone()
+                launch, worst, differ = layer.one(v), 0.0, 0
+                for turn in range(20):
+                    layer.poison()
+                    launch.go()
+                    torch.cuda.synchronize()
+                    differ += turn > 0 and not torch.equal(first, layer.y[:live])
+                    first = layer.y[:live].clone()
+                wrong = int((layer.ids[:live] != ids[:live]).any(-1).sum())
+                error, untouched = worst_row(layer), bool(torch.isnan(layer.y[live:]).all())
+                failed = wrong or not error < WORST or differ or not untouched
+                bad += bool(failed)
+                print("layer %d live %d %s: routed differently %d output %.1e repeated %d%s" % (t, live, v, wrong, error, differ, " BAD" if failed else ""), flush=True)
+    print("layer failures", bad)
+    return bad
+
+
+def measure_layer(weights):
+    for t in (1, 2, 4):
+        n = t * TOP
+        half = lambda *s: torch.zeros(*s, dtype=torch.bfloat16, device="cuda")
+        layers = [Layer(w, t, chosen(t)) for w in weights]
+        graphs = [recorded(layers, "n" + layers[0].whole)]
+        launches = []
+        for v in LAYER_VARIANTS:
+            launches.append([l.one(v) for l in layers])
+            [x.go() for x in launches[-1]]
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                [x.go() for x in launches[-1]]
+            graphs.append(graph)
+        us = [x / len(layers) for x in timed(graphs)]
+        experts = sum(l.ids.unique().numel() for l in layers) / len(layers)
+        print("tokens %d, experts %.1f, floor %.1f us: chain %.2f us" % (t, experts, experts * 3 * H * I * 2 / BANDWIDTH * 1e6, us[0]))
+        for v, x in zip(LAYER_VARIANTS, us[1:]):
+            print("   layer %.2f us %s" % (x, v), flush=True)
+
+
 def timed(graphs, seconds=0.04):
     """Median microseconds of each graph, in turns."""
     times = [[] for _ in graphs]
@@ -388,6 +463,10 @@ def main():
     mode, rest = sys.argv[1], sys.argv[2:]
     tokens, variants = arguments(rest)
     torch.backends.cuda.matmul.allow_tf32 = False
+    if mode == "layer":
+        bad = check_layer(Weights(1))
+        measure_layer([Weights(s) for s in range(LAYERS)])
+        sys.exit(bad > 0)
     if mode == "check":
         sys.exit(check(tokens or CHECKED, Weights(1), variants[0] if variants else None) > 0)
     measure(tokens or TIMED, variants, [Weights(s) for s in range(LAYERS)])

@@ -39,11 +39,11 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// Bytes of scratch an op needs.
     fn scratch_bytes(&self, op: &Op) -> u64;
 
-    /// Bytes that layers exchange if they run as one node; 0 if they cannot.
-    fn exchange_bytes(&self, layers: &Op) -> u64;
+    /// Bytes that the members of a fused op exchange if they run as one node; 0 if they cannot, or exchange nothing.
+    fn exchange_bytes(&self, fused: &Op) -> u64;
 
-    /// Whether layers were measured to be faster as one node.
-    fn prefers_one_node(&self, layers: &Op) -> bool;
+    /// Whether such members were measured to be faster as one node.
+    fn prefers_one_node(&self, fused: &Op) -> bool;
 
     /// Lets ops prepare their results for the norm of the next op, where both have kernels for it.
     fn hand_on(&self, nodes: &mut [Node]);
@@ -105,11 +105,11 @@ impl Target for CpuTarget {
         0
     }
 
-    fn exchange_bytes(&self, _layers: &Op) -> u64 {
+    fn exchange_bytes(&self, _fused: &Op) -> u64 {
         0
     }
 
-    fn prefers_one_node(&self, _layers: &Op) -> bool {
+    fn prefers_one_node(&self, _fused: &Op) -> bool {
         false
     }
 
@@ -187,9 +187,10 @@ impl Target for launch::Target {
         lower::exchange_bytes(layers, self)
     }
 
-    fn prefers_one_node(&self, layers: &Op) -> bool {
-        let chosen = self.tuned.choice(layers);
+    fn prefers_one_node(&self, fused: &Op) -> bool {
+        let chosen = self.tuned.choice(fused);
         chosen.is_some_and(|choice| choice.variant == Some(Variant::OneNode))
+            || matches!(fused, Op::Fused(fused) if fused.is_faster())
     }
 
     fn hand_on(&self, nodes: &mut [Node]) {

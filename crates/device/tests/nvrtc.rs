@@ -65,6 +65,8 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
             }
             let ops = shapes::expert_ops(layer, tokens);
             let mut fixed = if hopper { ops.clone() } else { Vec::new() };
+            // Fixed kernels are never fused.
+            fixed.retain(|op| !matches!(op, Op::Fused(_)));
             fixed.iter_mut().for_each(|op| assert!(op.set_pick(Pick::Fixed)));
             for op in ops.iter().chain(&fixed) {
                 add(op, layer.name);

@@ -97,7 +97,7 @@ pub struct Bindings {
     /// Where the host prepares decode steps' inputs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<HostInputs>,
-    /// At least `exchange_bytes` of every key, likewise, and touched by merged layers alone.
+    /// At least `exchange_bytes` of every key, likewise, and touched by merged nodes alone.
     pub exchange: Option<Span>,
 }
 
@@ -225,7 +225,7 @@ pub(crate) fn scratch_bytes(
     Ok(nodes.iter().map(|node| target.device.scratch_bytes(&node.op)).max().unwrap_or(0))
 }
 
-/// Bytes that merged layers of a key exchange, exactly. Pure: no memory, no device.
+/// Bytes that merged nodes of a key exchange, exactly. Pure: no memory, no device.
 pub(crate) fn exchange_bytes(
     program: &Program,
     target: &CompileTarget,
@@ -256,6 +256,7 @@ pub fn compile(
     if fusion(target, key).rope {
         rotate::rotate(target, &mut nodes, &mut marks, &mut values);
     }
+    merge::merge_experts(target, key, bindings, &mut nodes, &mut marks, &mut values);
     choose::choose(target, bindings, &mut nodes)?;
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
     for node in &nodes {

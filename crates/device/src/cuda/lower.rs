@@ -38,10 +38,10 @@ fn layers(op: &Op) -> Option<Layers<'_>> {
     Some(Layers { members, exchange: *exchange })
 }
 
-/// Bytes that the blocks of a run of layers exchange on `target`; 0 for every other op, and where the members run as
-/// separate kernels.
+/// Bytes that the blocks of a run of layers, or of a layer of experts, exchange on `target`; 0 for every other op, and
+/// where the members run as separate kernels.
 pub fn exchange_bytes(op: &Op, target: &Target) -> u64 {
-    layers(op).map_or(0, |layers| layers.exchange_bytes(target))
+    if let Op::Fused(fused) = op { fused.exchange_bytes(target) } else { 0 }
 }
 
 /// Why the one kernel cannot run these layers on `target`; `None` if it can, or for another op.

@@ -7,8 +7,10 @@
 //! - attention's (`attention/chain.rs`),
 //! - that of a run of decoder layers (`fused/layers.rs`): afterwards only the output of the last member is defined in
 //!   the workspace. A device may keep the residual stream in f32 from layer to layer, and round parts of attention to
-//!   the members' dtype before it merges them.
+//!   the members' dtype before it merges them;
+//! - that of a norm, a router and its experts (`fused/expert_layer.rs`): what the norm gives stays inside.
 
+pub(crate) mod expert_layer;
 pub(crate) mod layers;
 
 use super::{Access, Bindable, Contract, Reuse, SpanVisitor, StepSize, Traffic, require};
@@ -20,6 +22,7 @@ use crate::op::{AttentionChain, LinearChain, NormHandoff};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{Pick, Variant};
 use crate::{ALIGN, ArenaId, DType, Error, Op, Region, Result, Span, Tensor};
+use expert_layer::ExpertLayer;
 use layers::Layers;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +77,12 @@ pub enum FusedKernel<O: Operands = Bound> {
         #[serde(skip_serializing_if = "unset")]
         exchange: O::Late<Option<Span>>,
     },
+    /// A norm, a router and its experts.
+    ExpertLayer {
+        /// As for layers.
+        #[serde(skip_serializing_if = "unset")]
+        exchange: O::Late<Option<Span>>,
+    },
 }
 
 impl<O: Operands> Bindable for Fused<O> {
@@ -89,6 +98,7 @@ impl<O: Operands> Bindable for Fused<O> {
             FusedKernel::Linear { .. } => FusedKernel::Linear { handoff: NormHandoff::Nothing },
             FusedKernel::Attention => FusedKernel::Attention,
             FusedKernel::Layers { .. } => FusedKernel::Layers { exchange: None },
+            FusedKernel::ExpertLayer { .. } => FusedKernel::ExpertLayer { exchange: None },
         };
         Ok(Fused { members: to.members(&self.members)?, kernel })
     }
@@ -118,6 +128,7 @@ impl<O: Operands> FusedKernel<O> {
             FusedKernel::Linear { .. } => "linear",
             FusedKernel::Attention => "attention",
             FusedKernel::Layers { .. } => "layers",
+            FusedKernel::ExpertLayer { .. } => "expert_layer",
         }
     }
 }
@@ -128,6 +139,7 @@ enum View<'a> {
     Linear(LinearChain),
     Attention(AttentionChain),
     Layers(Layers<'a>),
+    ExpertLayer(ExpertLayer<'a>),
 }
 
 /// Evaluates the same expression for any view; `None` if the kernel cannot run the members.
@@ -137,6 +149,7 @@ macro_rules! with_view {
             View::Linear($view) => $body,
             View::Attention($view) => $body,
             View::Layers($view) => $body,
+            View::ExpertLayer($view) => $body,
         })
     };
 }
@@ -151,10 +164,13 @@ impl Fused {
             FusedKernel::Layers { exchange } => {
                 View::Layers(Layers { members: &self.members, exchange: *exchange })
             }
+            FusedKernel::ExpertLayer { exchange } => {
+                View::ExpertLayer(ExpertLayer::of_members(&self.members, *exchange)?)
+            }
         })
     }
 
-    /// The member whose kernel runs all members; `None` for a run of layers.
+    /// The member whose kernel runs all members; `None` if it belongs to none of them.
     fn main(&mut self) -> Option<&mut Op> {
         let name = self.kernel.name();
         self.members.iter_mut().find(|member| member.name() == name)
@@ -189,7 +205,7 @@ impl Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.prepare(memory, lowering),
             Some(View::Attention(chain)) => chain.prepare(memory, lowering),
-            Some(View::Layers(_)) | None => {
+            Some(View::Layers(_) | View::ExpertLayer(_)) | None => {
                 let inside = InsideMemory::new(self.inside_bytes());
                 let memory = memory.with_inside(&inside);
                 let prepare = |member: &Op| member.prepare_cpu(&memory, lowering);
@@ -197,6 +213,20 @@ impl Fused {
                 Box::new(MembersStep { steps, _inside: inside })
             }
         }
+    }
+
+    /// Bytes that blocks of the kernel exchange; 0 if the kernel has no exchange or cannot run the members.
+    pub(crate) fn exchange_bytes(&self, target: &Target) -> u64 {
+        match self.view() {
+            Some(View::Layers(layers)) => layers.exchange_bytes(target),
+            Some(View::ExpertLayer(layer)) => layer.exchange_bytes(target),
+            Some(View::Linear(_) | View::Attention(_)) | None => 0,
+        }
+    }
+
+    /// Whether it is known to be faster than its members without having been measured on this machine.
+    pub(crate) fn is_faster(&self) -> bool {
+        matches!(self.view(), Some(View::ExpertLayer(layer)) if layer.is_faster())
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
@@ -276,6 +306,7 @@ impl Contract for Fused {
     fn in_place(&self) -> Option<(Tensor, Tensor)> {
         match self.view()? {
             View::Linear(chain) => chain.in_place(),
+            View::ExpertLayer(layer) => layer.in_place(),
             View::Attention(_) | View::Layers(_) => None,
         }
     }
@@ -284,7 +315,7 @@ impl Contract for Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.scratch_bytes(target),
             Some(View::Attention(chain)) => chain.scratch_bytes(target),
-            Some(View::Layers(_)) | None => 0,
+            Some(View::Layers(_) | View::ExpertLayer(_)) | None => 0,
         }
     }
 
@@ -296,7 +327,7 @@ impl Contract for Fused {
         match self.view() {
             Some(View::Linear(chain)) => chain.candidates(target),
             Some(View::Attention(chain)) => chain.candidates(target),
-            Some(View::Layers(_)) | None => Vec::new(),
+            Some(View::Layers(_) | View::ExpertLayer(_)) | None => Vec::new(),
         }
     }
 

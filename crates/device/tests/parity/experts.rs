@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use device::cpu::pack;
-use device::op::{Activation, Experts, Route, Routing, Score};
+use device::cuda::lower::exchange_bytes;
+use device::op::{Activation, Experts, Fused, FusedKernel, Norm, RmsNorm, Route, Routing, Score};
 use device::variant::{ExpertsVariant, Pick};
 use device::{DType, Op, Region, Tensor};
 
@@ -423,6 +424,86 @@ fn a_router_and_its_experts() {
             let len = DType::BF16.bytes(live * wide);
             let name = format!("{rows} rows, {device}");
             assert_close(&name, DType::BF16, 4.0, &want[0][..len], &got[0][..len]);
+        });
+    }
+}
+
+/// A norm, its router and experts as one node, twice in a row and the second time in place: on Hopper one kernel, whose
+/// blocks exchange words with a tag that the launch before must not have left.
+#[test]
+fn a_layer_of_experts_as_one_node() {
+    let norms = [DType::BF16, DType::F32];
+    let shapes = [
+        (1, 1, 2048, 8),
+        (1, 1, 2048, 72),
+        (2, 2, 2048, 64),
+        (2, 1, 4096, 64),
+        (3, 2, 2048, 128),
+        (4, 4, 2048, 40),
+    ];
+    for (seed, (rows, live, wide, inner)) in shapes.into_iter().enumerate() {
+        let (experts, top) = (if seed == 0 { 160 } else { 16 }, 4);
+        let routing = routings(top as u32, experts as u32)[[1, 1, 3, 0, 5, 1][seed]];
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(500 + seed as u64);
+            let bf16 = DType::BF16;
+            let x = layout.floats(bf16, rows, wide, 0, &rng.floats(rows * wide, 3.0));
+            let y = layout.poison(bf16, rows, wide, 0);
+            let live = Some(layout.words(&[live as u32]).span);
+            let ops: Vec<Op> = [(x, y, None), (y, y, Some(y))]
+                .into_iter()
+                .map(|(from, to, residual)| {
+                    let weight: Vec<f32> = rng.floats(wide, 0.2).iter().map(|v| 1.0 + v).collect();
+                    let weight = layout.floats(norms[seed % 2], 1, wide, 0, &weight);
+                    let mut matrix = |n: usize, k: usize, scale: f32| {
+                        layout.floats(bf16, n, k, 0, &rng.floats(n * k, scale / (k as f32).sqrt()))
+                    };
+                    let w = matrix(experts, wide, 8.0);
+                    let gate_up = matrix(experts * 2 * inner, wide, 2.0);
+                    let down = matrix(experts * wide, inner, 2.0);
+                    let bias = layout.floats(DType::F32, 1, experts, 0, &rng.floats(experts, 0.5));
+                    let bias = (routing.score == Score::Sigmoid).then_some(bias);
+                    let normed = layout.poison(bf16, rows, wide, 0);
+                    let choice = layout.poison(DType::F32, rows, 2 * top, 0);
+                    let choice = Tensor { dtype: DType::U32, ..choice };
+                    let norm = RmsNorm { x: from, norm: Norm { weight, eps: 1e-5 }, y: normed };
+                    let (x, y, pick) = (normed, choice, Pick::Best);
+                    let route =
+                        Route { x, w, bias, routing, y, live, plans: None, scratch: None, pick };
+                    let run = Experts {
+                        x: normed,
+                        choice,
+                        experts: experts as u32,
+                        gate_up,
+                        down,
+                        act: if seed == 3 { Activation::GeluTanh } else { Activation::Silu },
+                        residual,
+                        y: to,
+                        live,
+                        scratch: None,
+                        planned: false,
+                        pick: Pick::Best,
+                    };
+                    let members = vec![Op::RmsNorm(norm), Op::Route(route), Op::Experts(run)];
+                    let exchange = None;
+                    Op::Fused(Fused { members, kernel: FusedKernel::ExpertLayer { exchange } })
+                })
+                .collect();
+            // Enough for any GPU; it is zero at the start.
+            let bytes = exchange_bytes(&ops[0], &device::cuda::launch::Target::h200());
+            assert!(bytes > 0, "{rows} rows of {wide} have a kernel");
+            let exchange = layout.bytes(Region::State, "exchange", vec![0; bytes as usize]);
+            let ops = ops.into_iter().map(|op| {
+                let Op::Fused(Fused { members, .. }) = op else { unreachable!("made above") };
+                let exchange = Some(exchange);
+                Op::Fused(Fused { members, kernel: FusedKernel::ExpertLayer { exchange } })
+            });
+            (ops.collect(), vec![y.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            let len = DType::BF16.bytes(live * wide);
+            let name = format!("{rows} rows of {wide}, {device}");
+            assert_close(&name, DType::BF16, 8.0, &want[0][..len], &got[0][..len]);
         });
     }
 }

@@ -218,7 +218,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
         planned: false,
         pick,
     };
-    vec![
+    let mut ops = vec![
         Op::Route(Route {
             x,
             w,
@@ -232,7 +232,19 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
         }),
         Op::Experts(Experts { residual: Some(y), ..plain.clone() }),
         Op::Experts(plain),
-    ]
+    ];
+    if weights == DType::BF16 && tokens <= 4 {
+        let weight = tensor(Region::Weights, DType::BF16, 1, hidden);
+        let norm = RmsNorm { x: y, norm: Norm { weight, eps: 1e-6 }, y: x };
+        let members = vec![Op::RmsNorm(norm), ops[0].clone(), ops[1].clone()];
+        let exchange = Some(tensor(Region::State, DType::U8, 1, 8 << 20).span);
+        let one = Fused { members, kernel: FusedKernel::ExpertLayer { exchange } };
+        // Layers of other shapes have no such kernel.
+        if matches!(hidden, 2048 | 4096) && inner <= 1024 {
+            ops.push(Op::Fused(one));
+        }
+    }
+    ops
 }
 
 /// Scratch that every op is given; an op that needs more would be a mistake.
@@ -472,7 +484,7 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
 pub(crate) fn lowered(op: &Op, target: &Target) -> Option<Vec<Lowered>> {
     let fused = LinearChain::of(op)
         .map(|op| !op.handoff.is_nothing() || op.rope.is_some())
-        .unwrap_or(op.name() == "layers");
+        .unwrap_or(matches!(op.name(), "layers" | "expert_layer"));
     match lower(op, target) {
         Ok(lowered) => Some(lowered),
         Err(_) if fused => None,

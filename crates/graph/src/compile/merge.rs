@@ -1,6 +1,6 @@
-//! All layers of a decode step as one node. For small models the gaps between nodes are longer than the
-//! nodes; a device that has one kernel for a run of layers gets them as one op, where that was measured to
-//! be faster or asked for. Layers that such a kernel cannot run stay separate nodes, and the plan shows it.
+//! Nodes of a decode step that become one node, because the gaps between them take as long as they do: all layers of a
+//! small model, or a norm, a router and its experts. A device that has one kernel for them gets them as one op, where
+//! that was measured to be faster or asked for. What such a kernel cannot run stays separate nodes, and the plan shows it.
 
 use super::mark::Marks;
 use super::{Bindings, CompileError, CompileTarget};
@@ -64,7 +64,12 @@ fn may_merge(target: &CompileTarget, key: &ShapeKey) -> bool {
 /// Bytes that the layers of a key exchange if they become one node. Independent of the measured choice, because
 /// tuning must be able to try it.
 pub(crate) fn exchange_bytes(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> u64 {
-    possible(target, key, nodes).map_or(0, |found| found.bytes)
+    if !may_merge(target, key) {
+        return 0;
+    }
+    let layers = possible(target, key, nodes).map_or(0, |found| found.bytes);
+    let experts = nodes.windows(EXPERT_LAYER).map(|run| expert_layer(run, None));
+    experts.map(|op| target.device.exchange_bytes(&op)).fold(layers, u64::max)
 }
 
 /// The layers of a plan, if they should become one node and a kernel can run them.
@@ -84,6 +89,48 @@ fn possible(target: &CompileTarget, key: &ShapeKey, nodes: &[Node]) -> Option<Fo
     let members: Vec<Op> = nodes[run.clone()].iter().map(|node| node.op.clone()).collect();
     let bytes = target.device.exchange_bytes(&layers(members.clone(), None));
     (bytes > 0).then_some(Found { run, members, bytes })
+}
+
+/// Nodes of a layer of experts: a norm, a router, its experts.
+const EXPERT_LAYER: usize = 3;
+
+fn expert_layer(run: &[Node], exchange: Option<Span>) -> Op {
+    let members = run.iter().map(|node| node.op.clone()).collect();
+    Fused { members, kernel: FusedKernel::ExpertLayer { exchange } }.into()
+}
+
+/// Makes one node of each norm, router and its experts, where a kernel can run them and is known to be faster, unless
+/// another node reads what the norm gives.
+pub fn merge_experts(
+    target: &CompileTarget,
+    key: &ShapeKey,
+    bindings: &Bindings,
+    nodes: &mut Vec<Node>,
+    marks: &mut Marks,
+    values: &mut Vec<PlacedValue>,
+) {
+    if !may_merge(target, key) {
+        return;
+    }
+    let mut at = 0;
+    while at + EXPERT_LAYER <= nodes.len() {
+        let run = at..at + EXPERT_LAYER;
+        at += 1;
+        let one = expert_layer(&nodes[run.clone()], bindings.exchange);
+        let bytes = target.device.exchange_bytes(&one);
+        let room = bindings.exchange.map_or(0, |span| span.len);
+        let Op::RmsNorm(norm) = &nodes[run.start].op else { continue };
+        let inside = values.iter().any(|value| {
+            value.span == norm.y.span && value.first == run.start && value.last < run.end
+        });
+        let wanted = target.merge == Merge::Always || target.device.prefers_one_node(&one);
+        if !wanted || !inside || !(1..=room).contains(&bytes) || one.check().is_err() {
+            continue;
+        }
+        let experts = &nodes[run.end - 1];
+        let one = Node { op: one, name: experts.name.clone(), layer: experts.layer };
+        join(run, one, nodes, marks, values);
+    }
 }
 
 fn layers(members: Vec<Op>, exchange: Option<Span>) -> Op {

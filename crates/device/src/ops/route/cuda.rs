@@ -129,7 +129,7 @@ impl Route {
     }
 
     /// What `kernels/route_choose.cuh` wants.
-    fn choice(&self, kernel: Kernel) -> Kernel {
+    pub(crate) fn choice(&self, kernel: Kernel) -> Kernel {
         let Routing { top, score, groups, kept, group_top, renormalise, .. } = self.routing;
         let bias = self.bias.map_or(0, |bias| code(bias.dtype, Self::NAME).unwrap_or(0));
         kernel
