@@ -15,6 +15,7 @@
 // BLOCKS, STAGES, FLYING (stages in flight), COPIES, ACT (2 silu·mul, 4 gelu·mul), NT (the norm's type), and what
 // route_choose.cuh wants.
 #include "exchange.cuh"
+#include "experts_plan.cuh"
 #include "route_choose.cuh"
 
 #define WARPS 8
@@ -144,7 +145,7 @@ DEVICE void choose_row(Shared& s, const u64* exchange, u32 tag, const void* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts_layer(const u16* x, const void* norm, const u16* router, const void* bias, const u16* gate_up, const u16* down,
               const u16* residual, u16* y, u32* choice, u64* exchange, const u32* live, u32 words_in_all, u32 x_stride,
-              u32 residual_stride, u32 y_stride, float eps, float scale) {
+              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) u8 memory[];
     __shared__ Shared s;
@@ -237,6 +238,15 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
     }
     if (warp < rows) choose_row(s, exchange, tag, bias, scale, choice, warp, lane);
     __syncthreads();
+    // Each expert is counted where it comes first.
+    if (load && blockIdx.x == 0 && threadIdx.x < rows * TOP) {
+        const u32 own = s.experts[0][threadIdx.x];
+        bool first = true;
+        for (u32 i = 0; i < threadIdx.x; i++) first &= s.experts[0][i] != own;
+        add_load(load, own, 1);
+        if (first) add_load(load, E, 1);
+        if (threadIdx.x == 0) add_load(load, E + 1, 1);
+    }
 
     Place at = {0, 0};
     auto next_stage = [&] {
