@@ -26,9 +26,9 @@ def chosen(tokens):
     if tokens <= 96:
         return dict(TILE=16, UP=128, DOWN=128, DEPTH=2)
     if tokens <= 256:
-        return dict(TILE=32, UP=128, DOWN=128, COPIERS=64)
+        return dict(TILE=32, UP=128, DOWN=128, COPIERS=64, DEPTH=2)
     if tokens <= 1024:
-        return dict(TILE=64, UP=128, DOWN=128) if tokens <= 512 else dict(TILE=128, UP=256, DOWN=256)
+        return dict(TILE=64, UP=128, DOWN=128, DEPTH=2) if tokens <= 512 else dict(TILE=128, UP=256, DOWN=256)
     return dict(TILE=256, UP=128, DOWN=128, PASS=0, GATHERED=1, CLUSTER=2)
 
 

@@ -140,7 +140,7 @@ impl Experts {
             [wanted, 128, 64].into_iter().find(|&rows| rows <= wanted && all.is_multiple_of(rows))
         };
         let (up, down) = (divides(2 * inner, up)?, divides(wide, down)?);
-        let deep = tile <= 16 && named.depth != Some(1) || named.depth == Some(2);
+        let deep = tile <= 64 && named.depth != Some(1) || named.depth == Some(2);
         let deep = deep && (inner / 64).is_multiple_of(2) && (wide / 64).is_multiple_of(2);
         let gathered =
             tile == 256 && (2 * inner / up).is_multiple_of(2) && (wide / down).is_multiple_of(2);
