@@ -3,6 +3,7 @@
 mod cpu;
 mod decode;
 mod device;
+mod experts;
 mod mix;
 mod mixed;
 mod nodes;

@@ -26,6 +26,7 @@ use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// The model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
@@ -357,7 +358,12 @@ fn vocabulary(text: &ModelText, config: &ModelConfig) -> Result<Vocabulary, Voca
 struct Bar {
     bar: Option<indicatif::ProgressBar>,
     graphs: bool,
+    /// When weights began to be read, and how many bytes there are.
+    weights: Option<(Instant, u64)>,
 }
+
+/// Reading fewer bytes is too short to be worth a line.
+const WORTH_A_LINE: u64 = 1_000_000_000;
 
 impl Bar {
     fn update(&mut self, progress: Progress) {
@@ -368,6 +374,7 @@ impl Bar {
         if self.bar.is_none() || graphs != self.graphs {
             self.finish();
             self.graphs = graphs;
+            self.weights = (!graphs).then(|| (Instant::now(), total));
             self.bar = Some(match graphs {
                 false => progress::bytes(total, "weights"),
                 true => progress::count(total, "recording graphs"),
@@ -381,6 +388,13 @@ impl Bar {
     fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+        }
+        if let Some((began, bytes)) =
+            self.weights.take().filter(|(_, total)| *total >= WORTH_A_LINE)
+        {
+            let (seconds, gigabytes) = (began.elapsed().as_secs_f64(), bytes as f64 * 1e-9);
+            let rate = gigabytes / seconds;
+            note!("weights: {gigabytes:.1} GB in {seconds:.1} s, {rate:.1} GB/s");
         }
     }
 }

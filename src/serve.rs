@@ -245,6 +245,13 @@ impl watched::Traced for GraphExecutor {
         let on_its_own = self.device().gpu().is_some();
         (!on_its_own).then(|| self.runners().replay_call())
     }
+
+    fn expert_loads(&self) -> Vec<graph::runner::ExpertLoad> {
+        self.expert_loads().unwrap_or_else(|error| {
+            tracing::warn!(%error, "what experts did cannot be read");
+            Vec::new()
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `dacapo bench decode`: the time of a decode step, compared to the memory bandwidth.
 
+use super::experts::{ExpertFigure, Read, loads};
 use super::plot;
 use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Pace, Steady};
@@ -10,7 +11,6 @@ use crate::progress;
 use anyhow::Result;
 use clap::Args;
 use engine::exec::StepKind;
-use graph::program::ProgramOp;
 use serde::Serialize;
 
 /// Measure decode steps: milliseconds per step, tokens per second, share of the bandwidth
@@ -44,8 +44,11 @@ pub(crate) struct Figure {
     ms: f64,
     ms_p99: f64,
     tokens_per_second: f64,
-    /// Bytes read by a step: weights, and the KV pages of all sequences.
+    /// Bytes read by a step: weights (of experts, those that were chosen), and the KV pages of all sequences.
     bytes: u64,
+    /// For a model with experts, which of them were chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertFigure>,
     terabytes_per_second: f64,
     bandwidth_share: f64,
     /// Measured read bandwidth, in bytes per second.
@@ -88,7 +91,7 @@ fn measure(
     // Measured before the model fills the memory.
     let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load(load, global, most)?;
-    let (weights, parameters) = read_per_step(&loaded.program);
+    let read = Read::of(&loaded.program);
     let shape = loaded.program.shape;
     let kv_token = 2
         * u64::from(shape.kv_heads * shape.head_dim)
@@ -101,7 +104,11 @@ fn measure(
         for &context in &args.context {
             let warm = Pace::warm(args.steps);
             let pace = Pace { batch, context, warm, steps: args.steps, depth: 2, room: 0 };
-            timed.push((batch, context, warm, steady.decode(&pace)?));
+            let before = loads(steady.executor())?;
+            let timing = steady.decode(&pace)?;
+            let after = loads(steady.executor())?;
+            let experts = ExpertFigure::between(&loaded.program, &before, &after);
+            timed.push((batch, context, warm, timing, experts));
             bar.inc(1);
         }
     }
@@ -109,13 +116,14 @@ fn measure(
     let runner = &loaded.executor.runners().decode;
     let counters = loaded.executor.counters(StepKind::Decode);
     let replayed = counters.eager.is_empty();
-    for (batch, context, warm, timing) in timed {
+    for (batch, context, warm, timing, experts) in timed {
         let middle = u64::from(context + warm + args.steps / 2);
-        let bytes = weights + u64::from(batch) * kv_token * middle;
+        let chosen = experts.as_ref().map_or(0, |experts| experts.bytes);
+        let bytes = read.bytes + chosen + u64::from(batch) * kv_token * middle;
         let ms = timing.step_ms(0.5);
         let achieved = bytes as f64 / (ms * 1e-3);
         let pairs = 4 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
-        let flops = (u64::from(batch) * (2 * parameters + pairs * middle)) as f64;
+        let flops = (u64::from(batch) * (2 * read.parameters + pairs * middle)) as f64;
         let plan =
             runner.plans().filter(|plan| plan.key.rows >= batch).min_by_key(|plan| plan.key.rows);
         figures.push(Figure {
@@ -126,6 +134,7 @@ fn measure(
             ms_p99: timing.step_ms(0.99),
             tokens_per_second: f64::from(batch) / timing.mean_step().as_secs_f64(),
             bytes,
+            experts,
             terabytes_per_second: achieved * 1e-12,
             bandwidth_share: achieved / bandwidth,
             read_bandwidth: bandwidth,
@@ -142,22 +151,6 @@ fn measure(
         });
     }
     Ok(loaded.device)
-}
-
-/// Bytes and number of the weights that a step reads: all except an embedding table that is only
-/// gathered from.
-fn read_per_step(program: &graph::program::Program) -> (u64, u64) {
-    let multiplied = |id| {
-        program.steps.iter().any(|step| match &step.op {
-            ProgramOp::Embed(_) => false,
-            op => op.weights().contains(&id),
-        })
-    };
-    let ids = (0..program.weights.len() as u32).map(graph::program::WeightId);
-    let read = ids.filter(|&id| multiplied(id)).map(|id| program.weight(id));
-    read.fold((0, 0), |(bytes, count), weight| {
-        (bytes + weight.bytes(), count + u64::from(weight.rows) * u64::from(weight.cols))
-    })
 }
 
 fn print(device: &str, figures: &[Figure]) -> Result<()> {
@@ -185,6 +178,11 @@ fn print(device: &str, figures: &[Figure]) -> Result<()> {
             f.call_us,
             if f.replayed { "" } else { "  not all replayed" }
         )?;
+    }
+    for f in figures {
+        if let Some(experts) = &f.experts {
+            experts.print(&format!("batch {}, context {}", f.batch, f.context))?;
+        }
     }
     Ok(())
 }

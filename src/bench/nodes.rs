@@ -6,6 +6,7 @@
 //! A decode step is replayed completely. A prefill step is replayed without its prologue and
 //! sampling, because its mail can be read only once.
 
+use super::experts::{ExpertFigure, Read, loads};
 use super::mix::Mix;
 use super::record;
 use super::steady::{Pace, Steady};
@@ -15,6 +16,7 @@ use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
 use device::{Graph, Item, Node, Op, RecordOptions};
+use graph::runner::ExpertLoad;
 use model::GraphExecutor;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -64,6 +66,12 @@ struct Figure {
     /// The same with only the nodes of layers.
     layers_ms: f64,
     kinds: Vec<Kind>,
+    /// For a model with experts, which of them were chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertFigure>,
+    /// Bytes of the weights that a step reads, and the time that reading them takes at the measured bandwidth.
+    weight_bytes: u64,
+    weight_ms: f64,
 }
 
 pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
@@ -72,13 +80,15 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
     let rows = mixes.iter().map(|mix| mix.rows.len() as u32);
     let most = if mixes.is_empty() { args.batch.iter().copied().max() } else { rows.max() };
     let tokens = mixes.iter().map(Mix::tokens).max();
+    // Measured before the model fills the memory.
+    let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load_sized(&args.load, global, most.unwrap_or(1), tokens)?;
     let mut figures = Vec::new();
     for mix in &mixes {
-        figures.push(prefill(args, &mut loaded.executor, mix)?);
+        figures.push(prefill(args, &mut loaded.executor, mix, bandwidth)?);
     }
     for &batch in args.batch.iter().filter(|_| mixes.is_empty()) {
-        figures.push(decode(args, &mut loaded.executor, batch)?);
+        figures.push(decode(args, &mut loaded.executor, batch, bandwidth)?);
     }
     if let Some(path) = &args.json {
         record::write(path, &record::record(&loaded.device, &figures)?)?;
@@ -89,27 +99,65 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
     Ok(())
 }
 
-fn decode(args: &NodesArgs, executor: &mut GraphExecutor, batch: u32) -> Result<Figure> {
+fn decode(
+    args: &NodesArgs,
+    executor: &mut GraphExecutor,
+    batch: u32,
+    bandwidth: f64,
+) -> Result<Figure> {
     let (warm, steps, context) = (8, 4 * args.replays, args.context);
     // Pages for the replays below, which also advance the sequences.
     let room = 5 * (args.replays + 1);
+    let before = loads(executor)?;
     let mut steady = Steady::new(executor)?;
     let timing = steady.decode(&Pace { batch, context, warm, steps, depth: 2, room })?;
+    let whole = Whole::new(executor, timing.step_ms(0.5), &before, bandwidth)?;
     let plans = executor.runners().decode.plans().filter(|plan| plan.key.rows >= batch);
     let plan = plans.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;
     let nodes: Vec<&Node> = plan.nodes.iter().collect();
     let step = format!("batch {batch}, context {context}");
-    measure(args, executor, &nodes, step, timing.step_ms(0.5))
+    measure(args, executor, &nodes, step, whole)
 }
 
-fn prefill(args: &NodesArgs, executor: &mut GraphExecutor, mix: &Mix) -> Result<Figure> {
+fn prefill(
+    args: &NodesArgs,
+    executor: &mut GraphExecutor,
+    mix: &Mix,
+    bandwidth: f64,
+) -> Result<Figure> {
+    let before = loads(executor)?;
     let timing =
         Steady::new(executor)?.prefill(&mix.rows, args.replays, std::time::Duration::ZERO)?;
+    let whole = Whole::new(executor, timing.step_ms(0.5), &before, bandwidth)?;
     let plans = executor.runners().prefill.plans().filter(|plan| plan.key.tokens >= mix.tokens());
     let plan = plans.min_by_key(|plan| plan.key.tokens).context("no bucket holds this step")?;
     let ends = |node: &&Node| matches!(node.op, Op::Prologue(_) | Op::Sample(_));
     let nodes: Vec<&Node> = plan.nodes.iter().filter(|node| !ends(node)).collect();
-    measure(args, executor, &nodes, mix.name.clone(), timing.step_ms(0.5))
+    measure(args, executor, &nodes, mix.name.clone(), whole)
+}
+
+/// The whole step.
+struct Whole {
+    step_ms: f64,
+    experts: Option<ExpertFigure>,
+    weight_bytes: u64,
+    weight_ms: f64,
+}
+
+impl Whole {
+    fn new(
+        executor: &GraphExecutor,
+        step_ms: f64,
+        before: &[ExpertLoad],
+        bandwidth: f64,
+    ) -> Result<Whole> {
+        let program = executor.runners().program();
+        let experts = ExpertFigure::between(program, before, &loads(executor)?);
+        let chosen = experts.as_ref().map_or(0, |experts| experts.bytes);
+        let weight_bytes = Read::of(program).bytes + chosen;
+        let weight_ms = weight_bytes as f64 / bandwidth * 1e3;
+        Ok(Whole { step_ms, experts, weight_bytes, weight_ms })
+    }
 }
 
 fn measure(
@@ -117,7 +165,7 @@ fn measure(
     executor: &GraphExecutor,
     all: &[&Node],
     step: String,
-    step_ms: f64,
+    whole: Whole,
 ) -> Result<Figure> {
     let runners = executor.runners();
     let state = &runners.bindings().state;
@@ -150,7 +198,8 @@ fn measure(
     // Restores the launch counts and the ring, which the replays changed without the mailbox.
     runners.device().write(runners.arena(), state.counts.span, &counts)?;
     runners.device().write(runners.arena(), state.ring, &vec![0; state.ring.len as usize])?;
-    Ok(Figure { step, step_ms, replay_ms, layers_ms, kinds })
+    let Whole { step_ms, experts, weight_bytes, weight_ms } = whole;
+    Ok(Figure { step, step_ms, replay_ms, layers_ms, kinds, experts, weight_bytes, weight_ms })
 }
 
 fn graph_of(executor: &GraphExecutor, nodes: &[&Node]) -> Result<Graph> {
@@ -177,6 +226,11 @@ fn print(device: &str, figures: &[Figure]) -> Result<()> {
         )?;
         for kind in &f.kinds {
             say!("  {:<12} {:>4} × {:>8.2} µs", kind.name, kind.nodes, kind.us_each)?;
+        }
+        let megabytes = f.weight_bytes as f64 * 1e-6;
+        say!("  weights      {megabytes:.0} MB, at least {:.3} ms", f.weight_ms)?;
+        if let Some(experts) = &f.experts {
+            experts.print(&f.step)?;
         }
     }
     Ok(())

@@ -138,6 +138,11 @@ fn at(sorted: &[Duration], share: f64) -> Duration {
 }
 
 impl<'a> Steady<'a> {
+    /// The executor, between runs.
+    pub(crate) fn executor(&self) -> &GraphExecutor {
+        self.executor
+    }
+
     /// Fills the KV pages with random numbers, because NaNs in them would spread. The values do not
     /// affect the time.
     pub(crate) fn new(executor: &'a mut GraphExecutor) -> Result<Self> {

@@ -4,14 +4,22 @@ use super::watched::{Traced, Watched};
 use engine::exec::Executor;
 use engine::request::{Event, Micros, Output};
 use engine::{Engine, EngineConfig};
-use server::link::{Backend, GraphInfo, Pages, PrefixUse, Snapshot};
+use graph::runner::ExpertLoad;
+use server::link::{Backend, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot};
+use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reading what experts did waits for the step under way, so it is done this rarely.
+const READ_EXPERTS: Duration = Duration::from_secs(1);
 
 /// An engine that records its steps.
 pub(crate) struct Serving<X: Executor + Traced> {
     engine: Engine<Watched<X>>,
     seats: u32,
     info: Arc<GraphInfo>,
+    /// What experts did, and when that was read.
+    experts: RefCell<(Option<Instant>, Vec<ExpertUse>)>,
 }
 
 impl<X: Executor + Traced> Serving<X> {
@@ -19,7 +27,16 @@ impl<X: Executor + Traced> Serving<X> {
     pub(crate) fn new(executor: X, config: EngineConfig, info: GraphInfo) -> Self {
         let seats = executor.geometry().seats;
         let engine = Engine::new(Watched::new(executor), config);
-        Self { engine, seats, info: Arc::new(info) }
+        Self { engine, seats, info: Arc::new(info), experts: RefCell::default() }
+    }
+
+    fn experts(&self) -> Vec<ExpertUse> {
+        let (read, experts) = &mut *self.experts.borrow_mut();
+        if read.is_none_or(|read| read.elapsed() >= READ_EXPERTS) {
+            *experts = self.engine.executor().expert_loads().iter().map(expert_use).collect();
+            *read = Some(Instant::now());
+        }
+        experts.clone()
     }
 }
 
@@ -54,8 +71,21 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             },
             prefix: PrefixUse { looked_up: stats.prompt_tokens, found: stats.cached_tokens },
             preemptions: stats.preemptions,
+            experts: self.experts(),
             steps: self.engine.executor().records(),
             graph: self.info.clone(),
         }
+    }
+}
+
+fn expert_use(load: &ExpertLoad) -> ExpertUse {
+    ExpertUse {
+        layer: load.layer,
+        experts: load.tokens.len() as u32,
+        steps: load.steps,
+        chosen: load.chosen,
+        tokens: load.tokens.iter().sum(),
+        busiest: load.tokens.iter().copied().max().unwrap_or(0),
+        idle: load.tokens.iter().filter(|tokens| **tokens == 0).count() as u32,
     }
 }

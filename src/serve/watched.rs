@@ -2,7 +2,7 @@
 
 use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, StepResult};
 use engine::request::Micros;
-use graph::runner::Ran;
+use graph::runner::{ExpertLoad, Ran};
 use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ pub(crate) trait Traced {
 
     /// How long the device ran within the last launch call; `None` if it runs asynchronously.
     fn ran_within(&self) -> Option<Duration>;
+
+    /// What experts have done; waits for steps under way.
+    fn expert_loads(&self) -> Vec<ExpertLoad>;
 }
 
 /// An executor, and the records of its last steps.
@@ -96,6 +99,11 @@ impl<X: Executor + Traced> Watched<X> {
     /// Sets the server's clock.
     pub(crate) fn set_clock(&mut self, now: Micros) {
         self.now = (now, Instant::now());
+    }
+
+    /// What experts have done; waits for steps under way.
+    pub(crate) fn expert_loads(&self) -> Vec<ExpertLoad> {
+        self.inner.expert_loads()
     }
 
     /// The last steps that are done, oldest first.
@@ -242,6 +250,10 @@ mod tests {
 
         fn ran_within(&self) -> Option<Duration> {
             self.within
+        }
+
+        fn expert_loads(&self) -> Vec<ExpertLoad> {
+            Vec::new()
         }
     }
 

@@ -26,9 +26,9 @@ def chosen(tokens):
     if tokens <= 96:
         return dict(TILE=16, UP=128, DOWN=128, DEPTH=2)
     if tokens <= 256:
-        return dict(TILE=32, UP=128, DOWN=128, COPIERS=64)
+        return dict(TILE=32, UP=128, DOWN=128, COPIERS=64, DEPTH=2)
     if tokens <= 1024:
-        return dict(TILE=64, UP=128, DOWN=128) if tokens <= 512 else dict(TILE=128, UP=256, DOWN=256)
+        return dict(TILE=64, UP=128, DOWN=128, DEPTH=2) if tokens <= 512 else dict(TILE=128, UP=256, DOWN=256)
     return dict(TILE=256, UP=128, DOWN=128, PASS=0, GATHERED=1, CLUSTER=2)
 
 
@@ -171,7 +171,7 @@ class Layer:
         self.act, self.parts, self.y, self.near = shared or (half(n, I), half(n, H), half(tokens, H), half(n, H))
         self.count = torch.tensor([self.live], dtype=torch.int32, device="cuda")
         p = lambda t: U64(t.data_ptr())
-        plan = [p(t) for t in (self.counts, self.offsets, self.rows, self.place, self.sorted, self.tasks, self.ready, self.head)] + [U32(self.most)]
+        plan = [p(t) for t in (self.counts, self.offsets, self.rows, self.place, self.sorted, self.tasks, self.ready, self.head)] + [U32(self.most), U64(0)]
         # With few tokens the router plans too.
         self.plans = tokens <= min(16, tile)
         self.route = []
@@ -205,7 +205,7 @@ class Layer:
             self.exchange = torch.zeros(32 + 8 * self.tokens * (E + TOP * I // 2), dtype=torch.int64, device="cuda")
         w = self.w
         return Launch(k, [p(self.raw), p(self.norm), p(w.router), U64(0), p(w.up), p(w.down), p(self.residual), p(self.y), p(self.choice), p(self.exchange),
-                          p(self.count), U32(words), U32(H), U32(H), U32(H), F32(1e-6), F32(self.scale)], v["BLOCKS"], 288, v["STAGES"] * 16384)
+                          p(self.count), U32(words), U32(H), U32(H), U32(H), F32(1e-6), F32(self.scale), U64(0)], v["BLOCKS"], 288, v["STAGES"] * 16384)
 
     def poison(self, ids=True):
         [t.fill_(float("nan")) for t in (self.act, self.parts, self.y, self.near, self.sorted) + ((self.gains,) if ids else ())]

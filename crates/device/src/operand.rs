@@ -125,6 +125,8 @@ pub trait Binder<O: Operands> {
     fn pages(&self) -> u32;
     /// The host's input blocks, if it prepares them.
     fn inputs(&self) -> Option<HostInputs>;
+    /// Where tokens of the experts with these weights are counted.
+    fn load(&self, experts: O::Weight) -> Option<Span>;
     /// The device-side count of the rows of `value` that matter.
     fn live(&self, value: O::Value) -> Option<Span>;
     /// Whether only the last token of each row of `value` is ever read.

@@ -97,6 +97,10 @@ pub struct Bindings {
     /// Where the host prepares decode steps' inputs, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<HostInputs>,
+    /// Where tokens of experts are counted, by the name of their gate and up weights; in the state region and zero before
+    /// the first step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub loads: BTreeMap<String, Span>,
     /// At least `exchange_bytes` of every key, likewise, and touched by merged nodes alone.
     pub exchange: Option<Span>,
 }

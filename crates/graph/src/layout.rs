@@ -93,6 +93,11 @@ impl Layout {
             Tensor::dense(span, input.dtype, input.rows, input.cols)
         };
         let given = program.inputs.iter().map(given).collect();
+        let loads = program.experts().map(|experts| {
+            let bytes = device::op::Experts::load_bytes(experts.count);
+            (experts.gate_up.name.clone(), arena.alloc(Region::State, "expert load", bytes))
+        });
+        let loads = loads.collect();
         let bindings = Bindings {
             weights,
             ropes,
@@ -101,6 +106,7 @@ impl Layout {
             given,
             workspace,
             scratch,
+            loads,
             exchange: None,
             inputs: None,
         };

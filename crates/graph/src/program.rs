@@ -285,6 +285,28 @@ impl Step {
     }
 }
 
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerExperts<'a> {
+    /// The layer.
+    pub layer: u32,
+    /// The gate and up weights of all experts.
+    pub gate_up: &'a WeightRef,
+    /// Their down weights.
+    pub down: &'a WeightRef,
+    /// How many there are.
+    pub count: u32,
+    /// How many a token has.
+    pub top: u32,
+}
+
+impl LayerExperts<'_> {
+    /// Bytes of one expert's weights.
+    pub fn bytes_each(&self) -> u64 {
+        (self.gate_up.bytes() + self.down.bytes()) / u64::from(self.count)
+    }
+}
+
 impl Program {
     /// A value by id.
     pub fn value(&self, id: ValueId) -> &Value {
@@ -294,6 +316,20 @@ impl Program {
     /// A weight by id.
     pub fn weight(&self, id: WeightId) -> &WeightRef {
         &self.weights[id.0 as usize]
+    }
+
+    /// The experts of each layer that has some.
+    pub fn experts(&self) -> impl Iterator<Item = LayerExperts<'_>> {
+        self.steps.iter().filter_map(|step| {
+            let ProgramOp::Experts(experts) = &step.op else { return None };
+            Some(LayerExperts {
+                layer: step.layer.unwrap_or(0),
+                gate_up: self.weight(experts.gate_up),
+                down: self.weight(experts.down),
+                count: experts.experts,
+                top: self.value(experts.choice).cols / 2,
+            })
+        })
     }
 
     /// Bytes of all weights.

@@ -10,7 +10,7 @@ mod prefill;
 
 pub use base::{Progress, Ran, Runner, RunnerConfig};
 pub use decode::Decode;
-pub use pair::{Coverage, Launched, Runners};
+pub use pair::{Coverage, ExpertLoad, Launched, Runners};
 pub use prefill::Prefill;
 
 use crate::compile::CompileError;

@@ -8,7 +8,7 @@ use engine::exec::{
 use graph::mail::{
     JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
 };
-use graph::runner::{Ran, RunError, Runners};
+use graph::runner::{ExpertLoad, Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -92,6 +92,11 @@ impl GraphExecutor {
             StepKind::Decode => Phase::Decode,
             StepKind::Prefill => Phase::Prefill,
         })
+    }
+
+    /// What the experts of each layer have done; waits for the steps under way.
+    pub fn expert_loads(&self) -> Result<Vec<ExpertLoad>, RunError> {
+        self.runners.expert_loads()
     }
 
     /// How the last step launched ran.

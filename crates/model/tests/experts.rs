@@ -216,6 +216,7 @@ fn deepseek_routes_as_in_transformers() {
                 y,
                 live: None,
                 plans: None,
+                load: None,
                 scratch: None,
                 pick,
             };

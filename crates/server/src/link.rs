@@ -7,7 +7,8 @@ mod thread;
 
 pub use call::{Call, Reply};
 pub use snapshot::{
-    ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
+    ConfigRow, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
+    StepRecord,
 };
 pub use thread::{PUBLISH_CALLS, spawn};
 

@@ -111,6 +111,16 @@ metrics! {
     prefix_found: Gauge = Gauge::default(), "prefix_tokens_found";
     /// Sequences that were preempted: their pages went to others.
     preemptions: Gauge = Gauge::default(), "preemptions";
+    /// Steps that ran a layer of experts, by layer.
+    expert_steps: Family<Labels, Counter> = Family::default(), "expert_steps";
+    /// Experts that had tokens, added up over the steps, by layer.
+    experts_chosen: Family<Labels, Counter> = Family::default(), "experts_chosen";
+    /// Tokens that went to experts, by layer.
+    expert_tokens: Family<Labels, Counter> = Family::default(), "expert_tokens";
+    /// Tokens that went to the expert that had most of them, by layer.
+    expert_tokens_busiest: Family<Labels, Gauge> = Family::default(), "expert_tokens_busiest";
+    /// Experts that have had no token, by layer.
+    experts_idle: Family<Labels, Gauge> = Family::default(), "experts_idle";
     /// Steps that replayed a device graph, by phase and bucket.
     steps_replayed: Family<Labels, Counter> = Family::default(), "graph_steps_replayed";
     /// Steps that ran op by op, by phase and reason.
@@ -194,6 +204,20 @@ impl Metrics {
         self.prefix_looked_up.set(snapshot.prefix.looked_up as i64);
         self.prefix_found.set(snapshot.prefix.found as i64);
         self.preemptions.set(snapshot.preemptions as i64);
+        for layer in &snapshot.experts {
+            let labels = Labels(vec![("layer", layer.layer.to_string())]);
+            let counters = [
+                (&self.expert_steps, layer.steps),
+                (&self.experts_chosen, layer.chosen),
+                (&self.expert_tokens, layer.tokens),
+            ];
+            for (counter, value) in counters {
+                // The device counts.
+                counter.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
+            }
+            self.expert_tokens_busiest.get_or_create(&labels).set(layer.busiest as i64);
+            self.experts_idle.get_or_create(&labels).set(layer.idle.into());
+        }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

@@ -386,6 +386,7 @@ impl Backend for Mock {
             pages: Pages { used: self.used, cached, free: self.config.pages - self.used - cached },
             prefix: self.prefix,
             preemptions: 0,
+            experts: Vec::new(),
             steps: self.ring.iter().cloned().collect(),
             graph: self.graph.clone(),
         }

@@ -69,7 +69,7 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
             && route.can_plan(target)
             && let Some(tile) = experts.plan_tile(target)
         {
-            route.plans = Some(tile);
+            (route.plans, route.load) = (Some(tile), experts.load);
             experts.planned = true;
         }
     }

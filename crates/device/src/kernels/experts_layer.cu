@@ -15,6 +15,7 @@
 // BLOCKS, STAGES, FLYING (stages in flight), COPIES, ACT (2 silu·mul, 4 gelu·mul), NT (the norm's type), and what
 // route_choose.cuh wants.
 #include "exchange.cuh"
+#include "experts_plan.cuh"
 #include "route_choose.cuh"
 
 #define WARPS 8
@@ -40,7 +41,7 @@
 #define RECEIVED ((TOP * I / 4 + WARPS * 32 - 1) / (WARPS * 32))
 
 struct Shared {
-    u64 full[STAGES], empty[STAGES];
+    u64 full[STAGES], empty[STAGES], chosen;
     float squares[ROWS][WARPS], dots[ROWS][OWN][WARPS];
     float logits[ROWS][E];
     u32 experts[ROWS][TOP];
@@ -144,7 +145,7 @@ DEVICE void choose_row(Shared& s, const u64* exchange, u32 tag, const void* bias
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts_layer(const u16* x, const void* norm, const u16* router, const void* bias, const u16* gate_up, const u16* down,
               const u16* residual, u16* y, u32* choice, u64* exchange, const u32* live, u32 words_in_all, u32 x_stride,
-              u32 residual_stride, u32 y_stride, float eps, float scale) {
+              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) u8 memory[];
     __shared__ Shared s;
@@ -154,15 +155,17 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&s.full[i])) : "memory");
             asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s.empty[i])), "n"(WARPS * 32) : "memory");
         }
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s.chosen)), "n"(ROWS * TOP) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async;" ::: "memory");
     }
+    __syncthreads();
     // Written by the prologue, which lets its successors start only at its end.
     const u32 rows = live ? min(__ldcg(live), (u32)ROWS) : ROWS;
     if (warp == WARPS) {
         let_successor_start();
         wait_for_predecessor();
-        __syncthreads();
+        wait_for(shared_address(&s.chosen), 0);
         if (lane == 0) fetch(s, shared_address(memory), rows, {gate_up, down});
         return;
     }
@@ -236,7 +239,8 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
         if (expert < E) send_copies<ROWS * E>(exchange + AT_LOGITS + row * E + expert, __float_as_uint(logit), tag);
     }
     if (warp < rows) choose_row(s, exchange, tag, bias, scale, choice, warp, lane);
-    __syncthreads();
+    // The warp that fetches waits for every lane that wrote.
+    if (warp < ROWS && lane < TOP) arrive(shared_address(&s.chosen));
 
     Place at = {0, 0};
     auto next_stage = [&] {
@@ -345,6 +349,15 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
         }
     }
     join();
+    // Each expert is counted where it comes first.
+    if (load && blockIdx.x == 0 && threadIdx.x < rows * TOP) {
+        const u32 own = s.experts[0][threadIdx.x];
+        bool first = true;
+        for (u32 i = 0; i < threadIdx.x; i++) first &= s.experts[0][i] != own;
+        add_load(load, own, 1);
+        if (first) add_load(load, E, 1);
+        if (threadIdx.x == 0) add_load(load, E + 1, 1);
+    }
     if (threadIdx.x == 0) s.arrived = add_acquire_release((u32*)(exchange + 16), 1);
     join();
     if (s.arrived != BLOCKS - 1) return;

@@ -133,7 +133,11 @@ experts_plan(const u32* choice, const u32* live, u32 most, PLAN_ARGUMENTS) {
         if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
     }
     if (id == 0 && rank == 0) plan.offsets[E] = total, plan.head[0] = used;
-    __syncthreads();
+    const u32 chosen = __syncthreads_count(id < E && count);
+    if (plan.load && rank == 0) {
+        if (id < E && count) add_load(plan.load, id, count);
+        if (id == 0) add_load(plan.load, E, chosen), add_load(plan.load, E + 1, 1);
+    }
     for (u32 top = begin; top < end; top += CHUNK) {
         if (!once) {
             load(top);

@@ -61,6 +61,10 @@ DEVICE void make_plan(const u32* ids, const float* weights, u32 all, const Plan&
         if (i >= used) plan.tasks[i] = {-1, 0, 0, 0};
     }
     if (id == 0) plan.offsets[E] = all, plan.head[0] = used;
+    if (plan.load) {
+        if (expert && same) add_load(plan.load, id, same);
+        if (id == 0) add_load(plan.load, E, used), add_load(plan.load, E + 1, 1);
+    }
 }
 #endif
 

@@ -52,6 +52,10 @@ pub struct Experts<O: Operands = Bound> {
     /// Rows past this device-side count need not be computed.
     #[serde(skip_serializing_if = "unset")]
     pub live: O::Late<Option<Span>>,
+    /// Counts what the experts do: [`Experts::load_bytes`], zero at the start. 64 bits for each expert's tokens, then for
+    /// the experts that had any, added up over all steps, then for the steps.
+    #[serde(skip_serializing_if = "unset")]
+    pub load: O::Late<Option<Span>>,
     /// Room for the plan of a step and for what lies between the two GEMMs; the target says how much.
     #[serde(skip_serializing_if = "unset")]
     pub scratch: O::Late<Option<Span>>,
@@ -89,6 +93,7 @@ impl<O: Operands> Bindable for Experts<O> {
             residual: self.residual.map(|residual| to.value(residual)).transpose()?,
             y: to.value(self.y)?,
             live: to.live(self.x),
+            load: to.load(self.gate_up),
             scratch: None,
             planned: false,
             pick: Pick::Best,
@@ -105,6 +110,11 @@ impl Experts {
     /// Experts of a token.
     pub fn top(&self) -> u32 {
         self.choice.cols / 2
+    }
+
+    /// Bytes of [`Experts::load`] for so many experts.
+    pub fn load_bytes(experts: u32) -> u64 {
+        8 * (u64::from(experts) + 2)
     }
 
     /// Outputs of an expert's gate.
@@ -159,6 +169,7 @@ impl Contract for Experts {
         if let Some(live) = self.live {
             require_word(live, Self::NAME, "the live count")?;
         }
+        require_load(self.load, self.experts, Self::NAME)?;
         require_scratch(self.scratch, Self::NAME)
     }
 
@@ -197,6 +208,9 @@ impl Contract for Experts {
         if let Some(live) = self.live {
             visit(live, Access::Read);
         }
+        if let Some(load) = self.load.filter(|_| !self.planned) {
+            visit(load, Access::Update);
+        }
         if let Some(scratch) = self.scratch {
             visit(scratch, if self.planned { Access::Update } else { Access::Write });
         }
@@ -216,7 +230,7 @@ impl Contract for Experts {
     }
 
     fn detach(&mut self) {
-        (self.live, self.planned) = (None, false);
+        (self.live, self.load, self.planned) = (None, None, false);
     }
 }
 
@@ -225,7 +239,31 @@ fn gate_row(row: usize, up: bool) -> usize {
     row / TURN * 2 * TURN + if up { TURN } else { 0 } + row % TURN
 }
 
+/// That counters of the load, if there are any, have room for so many experts.
+pub(crate) fn require_load(load: Option<Span>, experts: u32, op: &str) -> Result<()> {
+    let Some(span) = load else { return Ok(()) };
+    require_scratch(load, op)?;
+    let needed = Experts::load_bytes(experts);
+    require(span.len >= needed, op, || {
+        format!("the load has {} bytes, and {experts} experts need {needed}", span.len)
+    })
+}
+
 impl Experts {
+    /// Counts a step, given the expert of each assignment.
+    fn count(&self, memory: &CpuMemory, chosen: impl Iterator<Item = usize>) {
+        let Some(load) = self.load else { return };
+        let words = Words::of_span(memory, load);
+        let add = |at: usize, more: u64| words.publish_u64(2 * at, words.load_u64(2 * at) + more);
+        let mut tokens = vec![0; self.experts as usize];
+        chosen.for_each(|expert| tokens[expert] += 1);
+        for (expert, &count) in tokens.iter().enumerate().filter(|(_, count)| **count > 0) {
+            add(expert, count);
+            add(tokens.len(), 1);
+        }
+        add(tokens.len() + 1, 1);
+    }
+
     /// Token by token, sums in f64.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let (x, y) = (Matrix::new(memory, &self.x), Matrix::new(memory, &self.y));
@@ -239,7 +277,10 @@ impl Experts {
             sums.remove(0)
         };
         let mut input = vec![0.0; wide];
-        for row in 0..live_rows(memory, self.live, x.rows) {
+        let rows = live_rows(memory, self.live, x.rows);
+        let chosen = (0..rows * top).map(|i| choice.get(i / top * 2 * top + i % top) as usize);
+        self.count(memory, chosen);
+        for row in 0..rows {
             x.read_row(row, &mut input);
             let mut total = vec![0.0f64; wide];
             for place in 0..top {

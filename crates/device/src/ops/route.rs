@@ -88,6 +88,9 @@ pub struct Route<O: Operands = Bound> {
     /// The plan that it makes for the experts after it, if the kernel can: tokens of a task.
     #[serde(skip_serializing_if = "unset")]
     pub plans: O::Late<Option<u32>>,
+    /// Where it counts for those experts.
+    #[serde(skip_serializing_if = "unset")]
+    pub load: O::Late<Option<Span>>,
     /// The scratch of those experts, where their plan is.
     #[serde(skip_serializing_if = "unset")]
     pub scratch: O::Late<Option<Span>>,
@@ -118,6 +121,7 @@ impl<O: Operands> Bindable for Route<O> {
             y: to.value(self.y)?,
             live: to.live(self.x),
             plans: None,
+            load: None,
             scratch: None,
             pick: Pick::Best,
         })
@@ -200,6 +204,9 @@ impl Contract for Route {
         if let Some(scratch) = self.scratch {
             visit(scratch, Access::Write);
         }
+        if let Some(load) = self.load {
+            visit(load, Access::Update);
+        }
         visit(self.y.span, Access::Write);
     }
 
@@ -220,7 +227,7 @@ impl Contract for Route {
     }
 
     fn detach(&mut self) {
-        (self.live, self.plans) = (None, None);
+        (self.live, self.plans, self.load) = (None, None, None);
     }
 }
 

@@ -74,6 +74,7 @@ fn route() {
                         y,
                         live,
                         plans: None,
+                        load: None,
                         scratch: None,
                         pick: Pick::Best,
                     })],
@@ -118,6 +119,7 @@ fn ties_go_to_the_lower_expert() {
                 y,
                 live: None,
                 plans: None,
+                load: None,
                 scratch: None,
                 pick: Pick::Best,
             };
@@ -215,6 +217,7 @@ fn check(case: &Case, seed: u64) {
         let residual = residual.then(|| layout.floats(act, rows, wide, 0, &values));
         let y = layout.poison(act, rows, wide, 0);
         let live = Some(layout.words(&[live as u32]).span);
+        let load = layout.words(&vec![0; 2 * (experts + 2)]).span;
         let op = Experts {
             x,
             choice,
@@ -227,9 +230,10 @@ fn check(case: &Case, seed: u64) {
             live,
             scratch: None,
             planned: false,
+            load: Some(load),
             pick: case.pick,
         };
-        (vec![Op::Experts(op)], vec![y.span])
+        (vec![Op::Experts(op)], vec![y.span, load])
     };
     against_reference(&build, &|device, want, got| {
         let len = act.bytes(live * wide);
@@ -239,7 +243,19 @@ fn check(case: &Case, seed: u64) {
         assert_close(&name, act, size, &want[0][..len], &got[0][..len]);
         let rest = decode(act, &want[0][len..]);
         assert!(rest.iter().all(|value| value.is_nan()), "{name}: the reference left them alone");
+        counted(&name, live * top, &want[1], &got[1]);
     });
+}
+
+/// Every device counts each expert's tokens, the experts that had any, and steps.
+fn counted(name: &str, assignments: usize, want: &[u8], got: &[u8]) {
+    assert_eq!(want, got, "{name}: the load");
+    let words = bytes_to_words(got);
+    let counts: Vec<u32> = words.iter().copied().step_by(2).collect();
+    let (tokens, [chosen, steps]) = counts.split_last_chunk().expect("two counters more");
+    assert_eq!(tokens.iter().sum::<u32>() as usize, assignments * *steps as usize, "{name}");
+    let least = tokens.iter().filter(|tokens| **tokens > 0).count();
+    assert!(*chosen as usize >= least && *steps > 0, "{name}: {chosen} of {least}");
 }
 
 /// Packed weights, made from blocks of a quantised type.
@@ -390,6 +406,7 @@ fn a_router_and_its_experts() {
             let down = matrix(experts * wide, inner);
             let y = layout.poison(bf16, rows, wide, 0);
             let live = Some(layout.words(&[live as u32]).span);
+            let load = Some(layout.words(&vec![0; 2 * (experts + 2)]).span);
             let plans = gpu_is_hopper() && rows <= 16;
             let routing = Routing { renormalise: true, ..Routing::softmax(top as u32) };
             let route = Route {
@@ -400,6 +417,7 @@ fn a_router_and_its_experts() {
                 y: choice,
                 live,
                 plans: plans.then_some(tile),
+                load: load.filter(|_| plans),
                 scratch: None,
                 pick: Pick::Best,
             };
@@ -416,14 +434,16 @@ fn a_router_and_its_experts() {
                 live,
                 scratch: None,
                 planned: plans,
+                load,
                 pick: if plans { Pick::Named(variant) } else { Pick::Best },
             };
-            (vec![Op::Route(route), Op::Experts(run)], vec![y.span])
+            (vec![Op::Route(route), Op::Experts(run)], vec![y.span, load.expect("made above")])
         };
         against_reference(&build, &|device, want, got| {
             let len = DType::BF16.bytes(live * wide);
             let name = format!("{rows} rows, {device}");
             assert_close(&name, DType::BF16, 4.0, &want[0][..len], &got[0][..len]);
+            counted(&name, live * top, &want[1], &got[1]);
         });
     }
 }
@@ -450,6 +470,7 @@ fn a_layer_of_experts_as_one_node() {
             let x = layout.floats(bf16, rows, wide, 0, &rng.floats(rows * wide, 3.0));
             let y = layout.poison(bf16, rows, wide, 0);
             let live = Some(layout.words(&[live as u32]).span);
+            let load = layout.words(&vec![0; 2 * (experts + 2)]).span;
             let ops: Vec<Op> = [(x, y, None), (y, y, Some(y))]
                 .into_iter()
                 .map(|(from, to, residual)| {
@@ -468,8 +489,18 @@ fn a_layer_of_experts_as_one_node() {
                     let choice = Tensor { dtype: DType::U32, ..choice };
                     let norm = RmsNorm { x: from, norm: Norm { weight, eps: 1e-5 }, y: normed };
                     let (x, y, pick) = (normed, choice, Pick::Best);
-                    let route =
-                        Route { x, w, bias, routing, y, live, plans: None, scratch: None, pick };
+                    let route = Route {
+                        x,
+                        w,
+                        bias,
+                        routing,
+                        y,
+                        live,
+                        plans: None,
+                        load: None,
+                        scratch: None,
+                        pick,
+                    };
                     let run = Experts {
                         x: normed,
                         choice,
@@ -482,6 +513,7 @@ fn a_layer_of_experts_as_one_node() {
                         live,
                         scratch: None,
                         planned: false,
+                        load: Some(load),
                         pick: Pick::Best,
                     };
                     let members = vec![Op::RmsNorm(norm), Op::Route(route), Op::Experts(run)];
@@ -498,12 +530,13 @@ fn a_layer_of_experts_as_one_node() {
                 let exchange = Some(exchange);
                 Op::Fused(Fused { members, kernel: FusedKernel::ExpertLayer { exchange } })
             });
-            (ops.collect(), vec![y.span])
+            (ops.collect(), vec![y.span, load])
         };
         against_reference(&build, &|device, want, got| {
             let len = DType::BF16.bytes(live * wide);
             let name = format!("{rows} rows of {wide}, {device}");
             assert_close(&name, DType::BF16, 8.0, &want[0][..len], &got[0][..len]);
+            counted(&name, live * top, &want[1], &got[1]);
         });
     }
 }

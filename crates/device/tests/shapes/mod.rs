@@ -203,6 +203,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     let down = tensor(Region::Weights, weights, experts * hidden, inner);
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(tensor(Region::State, DType::U32, 1, 1).span);
+    let load = tensor(Region::State, DType::U32, 1, 2 * (experts + 2)).span;
     let (pick, act) = (Pick::Best, Activation::Silu);
     let plain = Experts {
         x,
@@ -216,6 +217,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
         live,
         scratch,
         planned: false,
+        load: Some(load),
         pick,
     };
     let mut ops = vec![
@@ -227,6 +229,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
             y: choice,
             live,
             plans: None,
+            load: None,
             scratch: None,
             pick: Pick::Best,
         }),

@@ -93,6 +93,10 @@ impl Binder<Symbolic> for Places<'_> {
         Ok(Tensor::dense(span, value.dtype, value.rows.size(self.key), value.cols))
     }
 
+    fn load(&self, id: WeightId) -> Option<Span> {
+        self.bindings.loads.get(&self.program.weight(id).name).copied()
+    }
+
     fn weight(&self, id: WeightId) -> Result<Tensor, CompileError> {
         let weight = self.program.weight(id);
         let problem = match self.bindings.weights.get(&weight.name) {

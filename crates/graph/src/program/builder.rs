@@ -279,7 +279,7 @@ impl ProgramBuilder {
         let w = self.weight(w);
         let bias = bias.map(|bias| self.weight(bias));
         let cols = 2 * routing.top;
-        let (live, plans, scratch, pick) = (Unset, Unset, Unset, Unset);
+        let (live, plans, load, scratch, pick) = (Unset, Unset, Unset, Unset, Unset);
         self.make(name, rows, cols, DType::U32, |y| Route {
             x,
             w,
@@ -288,6 +288,7 @@ impl ProgramBuilder {
             y,
             live,
             plans,
+            load,
             scratch,
             pick,
         })
@@ -317,6 +318,7 @@ impl ProgramBuilder {
             y,
             live: Unset,
             scratch: Unset,
+            load: Unset,
             planned: Unset,
             pick: Unset,
         })

@@ -226,6 +226,10 @@ impl Binder<Symbolic> for Shapes<'_> {
         Ok(tensor)
     }
 
+    fn load(&self, _: WeightId) -> Option<Span> {
+        None
+    }
+
     fn weight(&self, id: WeightId) -> Result<Tensor, String> {
         let weight = self.program.weight(id);
         Ok(self.alloc(Region::Weights, weight.dtype, weight.rows, weight.cols))

@@ -21,6 +21,19 @@ pub struct Launched {
     pub ran: Ran,
 }
 
+/// What the experts of a layer have done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertLoad {
+    /// The layer.
+    pub layer: u32,
+    /// Tokens of each expert.
+    pub tokens: Vec<u64>,
+    /// Experts that had tokens, added up over all steps.
+    pub chosen: u64,
+    /// Steps.
+    pub steps: u64,
+}
+
 /// What can replay, so that a scheduler never forms a step that cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coverage {
@@ -136,6 +149,22 @@ impl Runners {
         self.prefill.re_record(&mut |at| progress(Phase::Prefill, at))
     }
 
+    /// What the experts of each layer have done since the last reset; waits for the steps under way.
+    pub fn expert_loads(&self) -> Result<Vec<ExpertLoad>, RunError> {
+        let loads = self.program().experts().filter_map(|experts| {
+            let span = *self.bindings.loads.get(&experts.gate_up.name)?;
+            Some((experts.layer, span, experts.count as usize))
+        });
+        let read = |(layer, span, experts): (u32, Span, usize)| {
+            let bytes = self.device.read(&self.arena, span)?;
+            let counts = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+            let mut tokens: Vec<u64> = counts.take(experts + 2).collect();
+            let (steps, chosen) = (tokens.pop().unwrap_or(0), tokens.pop().unwrap_or(0));
+            Ok(ExpertLoad { layer, tokens, chosen, steps })
+        };
+        loads.map(read).collect()
+    }
+
     /// Empties every seat and restarts the launch count; used after an error that may have lost state.
     pub fn reset(&mut self) -> Result<(), RunError> {
         self.device.sync()?;
@@ -145,6 +174,7 @@ impl Runners {
             .map(|table| table.span)
             .chain(self.bindings.scratch)
             .chain(self.bindings.exchange)
+            .chain(self.bindings.loads.values().copied())
             .chain(state.mail)
             .chain([state.ring, state.leave])
             .chain(self.bindings.inputs.iter().flat_map(|inputs| inputs.blocks))

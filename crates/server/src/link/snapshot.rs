@@ -19,6 +19,9 @@ pub struct Snapshot {
     pub prefix: PrefixUse,
     /// Sequences preempted (their pages went to others), since the start.
     pub preemptions: u64,
+    /// What the experts of each layer did, since the start; empty for a model without experts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub experts: Vec<ExpertUse>,
     /// The last few hundred steps, oldest first, numbered without gaps.
     #[serde(skip)]
     pub steps: Vec<StepRecord>,
@@ -45,6 +48,25 @@ pub struct PrefixUse {
     pub looked_up: u64,
     /// Prompt tokens found.
     pub found: u64,
+}
+
+/// What the experts of a layer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertUse {
+    /// The layer.
+    pub layer: u32,
+    /// How many experts it has.
+    pub experts: u32,
+    /// Steps that it ran in.
+    pub steps: u64,
+    /// Experts that had tokens, added up over the steps.
+    pub chosen: u64,
+    /// Tokens of all experts.
+    pub tokens: u64,
+    /// Tokens of the expert that had most.
+    pub busiest: u64,
+    /// Experts that have had none.
+    pub idle: u32,
 }
 
 /// The phase of a step.

@@ -74,12 +74,13 @@ impl PlanRoom {
         PlanRoom { counts, offsets, rows, place, gains, tasks, ready, head, most_tasks, bytes }
     }
 
-    /// The plan as arguments.
-    pub(crate) fn arguments(&self, kernel: Kernel) -> Kernel {
+    /// The plan as arguments, and where the step is counted.
+    pub(crate) fn arguments(&self, kernel: Kernel, load: Option<Span>) -> Kernel {
         kernel
             .spans(&[self.counts, self.offsets, self.rows, self.place, self.gains])
             .spans(&[self.tasks, self.ready, self.head])
             .ints(&[self.most_tasks])
+            .optional(load)
     }
 }
 
@@ -139,7 +140,7 @@ impl Experts {
             [wanted, 128, 64].into_iter().find(|&rows| rows <= wanted && all.is_multiple_of(rows))
         };
         let (up, down) = (divides(2 * inner, up)?, divides(wide, down)?);
-        let deep = tile <= 16 && named.depth != Some(1) || named.depth == Some(2);
+        let deep = tile <= 64 && named.depth != Some(1) || named.depth == Some(2);
         let deep = deep && (inner / 64).is_multiple_of(2) && (wide / 64).is_multiple_of(2);
         let gathered =
             tile == 256 && (2 * inner / up).is_multiple_of(2) && (wide / down).is_multiple_of(2);
@@ -261,7 +262,7 @@ impl Experts {
             .tensors(&[&self.choice])
             .optional(self.live)
             .ints(&[rows]);
-        room.plan.arguments(kernel).lowered()
+        room.plan.arguments(kernel, self.load).lowered()
     }
 
     fn gemms(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
@@ -338,6 +339,16 @@ impl Experts {
             .tensors(&[&self.y])
             .optional(self.live)
             .ints(&[rows, self.residual.map_or(0, |residual| residual.stride), self.y.stride]);
-        Ok(vec![up.lowered(), down.lowered()])
+        let mut launches = vec![up.lowered(), down.lowered()];
+        if let Some(load) = self.load {
+            let count = Kernel::new(target, "experts_count", "experts_count")
+                .defines(&[("E", self.experts), ("TOP", top)])
+                .tensors(&[&self.choice])
+                .optional(self.live)
+                .ints(&[rows])
+                .spans(&[load]);
+            launches.push(count.lowered());
+        }
+        Ok(launches)
     }
 }

@@ -26,6 +26,8 @@ struct ExpertsStep {
     residual: Option<Matrix>,
     y: Matrix,
     live: Option<Span>,
+    /// Counters of 64 bits, if any.
+    load: Option<Words>,
     memory: CpuMemory,
     level: Level,
 }
@@ -59,6 +61,7 @@ impl Experts {
             residual: self.residual.as_ref().map(|residual| Matrix::new(memory, residual)),
             y: Matrix::new(memory, &self.y),
             live: self.live,
+            load: self.load.map(|load| Words::of_span(memory, load)),
             memory: *memory,
             level: lowering.level,
         })
@@ -234,6 +237,17 @@ impl ExpertsStep {
         plan
     }
 
+    /// Counts the step: each expert's tokens, the experts that have any, the step.
+    fn count(&self, load: &Words, plan: &Plan) {
+        let add = |at: usize, more: u64| load.publish_u64(2 * at, load.load_u64(2 * at) + more);
+        for index in 0..plan.count {
+            let expert = plan.active(index);
+            add(expert, plan.of(expert).len() as u64);
+        }
+        add(self.experts, plan.count as u64);
+        add(self.experts + 1, 1);
+    }
+
     /// Prepares one input row for each assignment; `load` gives the row of a place in the order.
     fn inputs(
         &self,
@@ -357,6 +371,9 @@ impl Step for ExpertsStep {
         let room = self.room();
         let start = team.shared(room.bytes);
         let plan = self.plan(start, &room, rows * self.top);
+        if let Some(load) = &self.load {
+            self.count(load, &plan);
+        }
         let at = |part: &Part| Floats(part.of(start));
         let (inputs, acts) = (at(&room.inputs), at(&room.acts));
         let (sums, outputs) = (at(&room.sums), at(&room.outputs));

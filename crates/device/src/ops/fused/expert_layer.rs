@@ -78,8 +78,8 @@ impl<'a> ExpertLayer<'a> {
         if let Some(live) = route.live {
             visit(live, Access::Read);
         }
-        if let Some(exchange) = exchange {
-            visit(exchange, Access::Update);
+        for span in [experts.load, exchange].into_iter().flatten() {
+            visit(span, Access::Update);
         }
         visit(norm.y.span, Access::Write);
         visit(route.y.span, Access::Write);
@@ -184,7 +184,8 @@ impl<'a> ExpertLayer<'a> {
             .ints(&[(exchange.len / 8).min(u32::MAX.into()) as u32, norm.x.stride])
             .ints(&[experts.residual.map_or(0, |residual| residual.stride), experts.y.stride])
             .arg(Arg::F32(norm.norm.eps))
-            .arg(Arg::F32(route.routing.scale));
+            .arg(Arg::F32(route.routing.scale))
+            .optional(experts.load);
         Ok(vec![kernel.lowered()])
     }
 }

@@ -99,7 +99,7 @@ impl Route {
         let Some(needed) = self.plan_room(self.x.span) else { return Ok(kernel) };
         let scratch = self.scratch.filter(|span| span.len >= needed.bytes);
         match scratch.and_then(|scratch| self.plan_room(scratch)) {
-            Some(room) if self.can_plan(target) => Ok(room.arguments(kernel)),
+            Some(room) if self.can_plan(target) => Ok(room.arguments(kernel, self.load)),
             _ => {
                 let problem =
                     format!("{} bytes of scratch and few tokens are needed to plan", needed.bytes);
