@@ -101,7 +101,7 @@ fn expert_layer(run: &[Node], exchange: Option<Span>) -> Op {
 
 /// Makes one node of each norm, router and its experts, where a kernel can run them and is known to be faster, unless
 /// another node reads what the norm gives.
-pub fn merge_experts(
+pub(crate) fn merge_experts(
     target: &CompileTarget,
     key: &ShapeKey,
     bindings: &Bindings,
