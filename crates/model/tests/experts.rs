@@ -317,3 +317,30 @@ fn dummy_weights_route_about_uniformly() {
         assert!(*least >= mean / 2 && *most <= mean * 2, "layer {layer}: {counts:?}");
     }
 }
+
+/// Each step is counted once on every device and backend: tokens of each expert, experts that had any, steps.
+#[test]
+fn what_experts_do_is_counted() {
+    let tokens = [3, 1, 4, 1, 5, 9, 2];
+    for device in devices() {
+        for backend in ["full", "disabled"] {
+            let mut loaded = load("model.safetensors", &device, None, backend);
+            assert!(loaded.executor.expert_loads().unwrap().iter().all(|load| load.steps == 0));
+            last_logits(&mut loaded, &tokens);
+            let loads = loaded.executor.expert_loads().unwrap();
+            let layers: Vec<_> = loaded.program.experts().collect();
+            assert!(!layers.is_empty() && loads.len() == layers.len());
+            for (load, experts) in loads.iter().zip(&layers) {
+                assert_eq!((load.layer, load.steps), (experts.layer, 1));
+                assert_eq!(load.tokens.len(), experts.count as usize);
+                let had_some = load.tokens.iter().filter(|tokens| **tokens > 0).count();
+                assert_eq!(load.chosen, had_some as u64);
+                // The last layer may leave out tokens whose result is never read.
+                let assignments = load.tokens.iter().sum::<u64>();
+                let (all, one) = (7 * u64::from(experts.top), u64::from(experts.top));
+                let last = experts.layer as usize + 1 == layers.len();
+                assert!(assignments == all || last && assignments >= one, "{load:?}");
+            }
+        }
+    }
+}
