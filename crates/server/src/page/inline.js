@@ -1,0 +1,301 @@
+// Inline Markdown: text to a tree of plain values, `string | { tag, kids, href?, cls? }`.
+//
+// Emphasis and brackets follow CommonMark's algorithm with a stack of delimiters, so that the time
+// is linear in the text. Images become links: the page loads nothing from other servers. HTML stays text.
+
+const DEEPEST = 20; // levels of emphasis; deeper delimiters stay text
+const PLAIN = /[^\\`*_~[\]!<&\nh$]+/y;
+const WEB = /https?:\/\/[^\s<>]+/iy;
+const ANGLE = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/iy;
+const BREAK = /<br ?\/?>/iy;
+const ENTITY = /&(?:(amp|lt|gt|quot|apos|nbsp)|#(\d{1,6})|#x([\da-f]{1,5}));/iy;
+const NAMED = { amp: "&", lt: "<", gt: ">", quot: "\"", apos: "'", nbsp: "\u00a0" };
+const TARGET = /\([ \n]?(<[^<>\n]*>|[^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:[ \n]("[^"]*"|'[^']*'))?[ \n]?\)/y;
+const MATH = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
+
+/** The address if a click on it may be allowed, else null: only absolute http, https and mailto. */
+export function safeLink(text) {
+  let url;
+  try { url = new URL(text); } catch { return null; }
+  return ["http:", "https:", "mailto:"].includes(url.protocol) ? url.href : null;
+}
+
+const at = (pattern, text, from) => { pattern.lastIndex = from; return pattern.exec(text); };
+const isSpace = (c) => c === undefined || /\s/.test(c);
+const isPunctuation = (c) => c !== undefined && /[\p{P}\p{S}]/u.test(c);
+
+/** Finds the end of code spans. Each length of backticks is searched once from left to right. */
+class Ticks {
+  constructor(text) {
+    this.starts = new Map();
+    for (const run of text.matchAll(/`+/g)) {
+      const n = run[0].length;
+      if (!this.starts.has(n)) this.starts.set(n, { list: [], next: 0 });
+      this.starts.get(n).list.push(run.index);
+    }
+  }
+  closer(n, from) {
+    const found = this.starts.get(n);
+    if (!found) return -1;
+    while (found.list[found.next] < from) found.next++;
+    return found.list[found.next] ?? -1;
+  }
+}
+
+/** Parts of the result as a linked list, so that wrapping some of them costs only their number. */
+class Parts {
+  constructor() { this.head = { prev: null, next: null }; this.tail = this.head; }
+  add(value, depth = 0) {
+    const part = { value, depth, prev: this.tail, next: null };
+    this.tail.next = part;
+    this.tail = part;
+    return part;
+  }
+  text(value) {
+    if (typeof this.tail.value === "string" && !this.tail.kept) this.tail.value += value;
+    else this.add(value);
+  }
+  remove(part) {
+    part.prev.next = part.next;
+    if (part.next) part.next.prev = part.prev; else this.tail = part.prev;
+  }
+  /** Takes everything after `from` and before `to` (null: the end) out, as [values, depth]. */
+  take(from, to) {
+    const kids = [];
+    let depth = 0;
+    for (let part = from.next; part !== to; part = part.next) {
+      if (part.value !== "") kids.push(part.value);
+      depth = Math.max(depth, part.depth);
+    }
+    from.next = to;
+    if (to) to.prev = from; else this.tail = from;
+    return [kids, depth];
+  }
+  after(part, value, depth) {
+    const added = { value, depth, prev: part, next: part.next };
+    if (part.next) part.next.prev = added; else this.tail = added;
+    part.next = added;
+  }
+}
+
+const join = (kids) => {
+  const out = [];
+  for (const kid of kids) {
+    if (typeof kid === "string" && typeof out.at(-1) === "string") out[out.length - 1] += kid;
+    else out.push(kid);
+  }
+  return out;
+};
+
+class Inline {
+  constructor(text) {
+    this.text = text;
+    this.at = 0;
+    this.parts = new Parts();
+    this.last = null; // the top of the stack of delimiters
+    this.brackets = [];
+    this.ticks = new Ticks(text);
+    this.missing = new Set(); // ends of formulas that do not come again
+  }
+
+  run() {
+    while (this.at < this.text.length) {
+      const plain = at(PLAIN, this.text, this.at);
+      if (plain) { this.parts.text(plain[0]); this.at += plain[0].length; continue; }
+      if (!this.special(this.text[this.at])) this.parts.text(this.text[this.at++]);
+    }
+    this.emphasis(null);
+    return join(this.parts.take(this.parts.head, null)[0]);
+  }
+
+  special(c) {
+    switch (c) {
+      case "\\": return this.formula() || this.escape();
+      case "$": return this.formula();
+      case "`": return this.code();
+      case "*": case "_": case "~": return this.delimiter(c);
+      case "[": return this.open("[");
+      case "!": return this.text[this.at + 1] === "[" && this.open("![");
+      case "]": return this.close();
+      case "<": return this.angle();
+      case "&": return this.entity();
+      case "\n": return this.newline();
+      default: return this.address();
+    }
+  }
+
+  node(value, length) { this.parts.add(value); this.at += length; return true; }
+
+  escape() {
+    const c = this.text[this.at + 1];
+    if (c === "\n") return this.node({ tag: "br", kids: [] }, 2);
+    if (c === undefined || !/[!-/:-@[-`{-~]/.test(c)) return false;
+    this.parts.text(c);
+    this.at += 2;
+    return true;
+  }
+
+  // Formulas are shown as they are written: their underscores and stars are not emphasis.
+  formula() {
+    const start = this.text.slice(this.at, this.at + 2), end = MATH[start];
+    if (!end || this.missing.has(end)) return false;
+    const found = this.text.indexOf(end, this.at + 2);
+    if (found < 0) { this.missing.add(end); return false; }
+    const inside = this.text.slice(this.at + 2, found).trim();
+    return this.node({ tag: "code", cls: "math", kids: [inside] }, found + 2 - this.at);
+  }
+
+  code() {
+    let n = 1;
+    while (this.text[this.at + n] === "`") n++;
+    const end = this.ticks.closer(n, this.at + n);
+    if (end < 0) { this.parts.text("`".repeat(n)); this.at += n; return true; }
+    let inside = this.text.slice(this.at + n, end).replaceAll("\n", " ");
+    if (inside.length > 2 && inside.startsWith(" ") && inside.endsWith(" ")) inside = inside.slice(1, -1);
+    return this.node({ tag: "code", kids: [inside] }, end + n - this.at);
+  }
+
+  newline() {
+    const last = this.parts.tail;
+    if (typeof last.value === "string" && !last.kept) last.value = last.value.trimEnd();
+    // A single line break stays one: models write verses and addresses this way.
+    return this.node({ tag: "br", kids: [] }, 1);
+  }
+
+  entity() {
+    const found = at(ENTITY, this.text, this.at);
+    if (!found) return false;
+    const code = found[2] ? parseInt(found[2], 10) : parseInt(found[3] ?? "0", 16);
+    this.parts.text(found[1] ? NAMED[found[1].toLowerCase()] : code ? String.fromCodePoint(code) : "\ufffd");
+    this.at += found[0].length;
+    return true;
+  }
+
+  angle() {
+    const line = at(BREAK, this.text, this.at);
+    if (line) return this.node({ tag: "br", kids: [] }, line[0].length);
+    const found = at(ANGLE, this.text, this.at);
+    const href = found && safeLink(found[1]);
+    return Boolean(href) && this.node({ tag: "a", href, kids: [found[1]] }, found[0].length);
+  }
+
+  address() {
+    const before = this.text[this.at - 1];
+    const found = before !== undefined && /\w/.test(before) ? null : at(WEB, this.text, this.at);
+    if (!found) return false;
+    let length = found[0].length, open = 0;
+    for (const c of found[0]) open += c === "(" ? 1 : c === ")" ? -1 : 0;
+    for (; length; length--) {
+      const c = found[0][length - 1];
+      if (c === ")" && open < 0) { open++; continue; }
+      if (!".,;:!?'\"*_~]`|".includes(c)) break;
+    }
+    const text = found[0].slice(0, length), href = safeLink(text);
+    return Boolean(href) && this.node({ tag: "a", href, kids: [text] }, length);
+  }
+
+  delimiter(char) {
+    let n = 1;
+    while (this.text[this.at + n] === char) n++;
+    const before = this.text[this.at - 1], after = this.text[this.at + n];
+    const left = !isSpace(after) && (!isPunctuation(after) || isSpace(before) || isPunctuation(before));
+    const right = !isSpace(before) && (!isPunctuation(before) || isSpace(after) || isPunctuation(after));
+    const part = this.parts.add(char.repeat(n));
+    part.kept = true;
+    this.at += n;
+    if ((char === "~" && n !== 2) || n > DEEPEST) return true;
+    const opens = left && (char !== "_" || !right || isPunctuation(before));
+    const closes = right && (char !== "_" || !left || isPunctuation(after));
+    const mark = { part, char, n, whole: n, opens, closes, prev: this.last, next: null };
+    if (this.last) this.last.next = mark;
+    this.last = mark;
+    return true;
+  }
+
+  drop(mark) {
+    if (mark.prev) mark.prev.next = mark.next;
+    if (mark.next) mark.next.prev = mark.prev; else this.last = mark.prev;
+  }
+
+  /** Pairs the delimiters above `floor`, then removes them from the stack. */
+  emphasis(floor) {
+    const lowest = new Map(); // below this mark no opener for such a closer exists
+    let closer = this.last;
+    while (closer && closer.prev !== floor) closer = closer.prev;
+    if (this.last === floor) return;
+    while (closer) {
+      if (!closer.closes) { closer = closer.next; continue; }
+      const kind = closer.char + closer.opens + (closer.whole % 3);
+      const end = lowest.has(kind) ? lowest.get(kind) : floor;
+      let opener = closer.prev;
+      while (opener !== floor && opener !== end && !pair(opener, closer)) opener = opener.prev;
+      if (opener === floor || opener === end) {
+        lowest.set(kind, closer.prev);
+        const next = closer.next;
+        if (!closer.opens) this.drop(closer);
+        closer = next;
+        continue;
+      }
+      closer = this.wrap(opener, closer);
+    }
+    while (this.last !== floor && this.last) this.drop(this.last);
+  }
+
+  /** Puts what is between two delimiters into an element; returns the next closer to look at. */
+  wrap(opener, closer) {
+    const used = opener.n >= 2 && closer.n >= 2 ? 2 : 1;
+    const tag = closer.char === "~" ? "del" : used === 2 ? "strong" : "em";
+    const [kids, depth] = this.parts.take(opener.part, closer.part);
+    if (depth < DEEPEST) {
+      this.parts.after(opener.part, { tag, kids: join(kids) }, depth + 1);
+    } else {
+      const sign = closer.char.repeat(used);
+      this.parts.after(opener.part, { tag: "span", kids: join([sign, ...kids, sign]) }, depth + 1);
+    }
+    for (let mark = closer.prev; mark !== opener; mark = closer.prev) this.drop(mark);
+    for (const mark of [opener, closer]) {
+      mark.n -= used;
+      mark.part.value = mark.char.repeat(mark.n);
+      if (!mark.n) { this.parts.remove(mark.part); this.drop(mark); }
+    }
+    return closer.n ? closer : closer.next;
+  }
+
+  open(sign) {
+    const part = this.parts.add(sign);
+    part.kept = true;
+    this.brackets.push({ part, mark: this.last });
+    this.at += sign.length;
+    return true;
+  }
+
+  close() {
+    const bracket = this.brackets.pop();
+    if (!bracket) return false;
+    const found = at(TARGET, this.text, this.at + 1);
+    const href = found && safeLink(found[1].replace(/^<|>$/g, ""));
+    if (!href) return false;
+    this.emphasis(bracket.mark);
+    const image = bracket.part.value === "![";
+    const [kids, depth] = this.parts.take(bracket.part, null);
+    this.parts.remove(bracket.part);
+    const inside = join(kids);
+    const node = { tag: "a", href, kids: inside.length ? inside : [href] };
+    if (image) node.cls = "image";
+    this.parts.add(node, depth);
+    this.at += 1 + found[0].length;
+    if (!image) this.brackets = []; // no links in links
+    return true;
+  }
+}
+
+function pair(opener, closer) {
+  if (opener.char !== closer.char || !opener.opens) return false;
+  if (!opener.closes && !closer.opens) return true;
+  return (opener.whole + closer.whole) % 3 !== 0 || (opener.whole % 3 === 0 && closer.whole % 3 === 0);
+}
+
+/** The inline tree of `text`. */
+export function inline(text) {
+  return new Inline(text).run();
+}
