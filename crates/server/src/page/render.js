@@ -5,8 +5,9 @@
 import { copyButton, make } from "./dom.js";
 import { Growing } from "./markdown.js";
 
-/** The element that holds the children of a tree's node: some have a frame around it. */
-const inside = (element) => element.slot ?? element;
+/** The element that holds the children of a tree's node, where it is not the node's own. */
+const holders = new WeakMap();
+const inside = (element) => holders.get(element) ?? element;
 
 function frame(node) {
   if (node.tag === "fence") {
@@ -18,7 +19,7 @@ function frame(node) {
     const code = make("code");
     pre.append(code);
     box.append(head, pre);
-    box.slot = code;
+    holders.set(box, code);
     return box;
   }
   if (node.tag === "table") {
@@ -26,8 +27,9 @@ function frame(node) {
     box.tabIndex = 0;
     box.setAttribute("role", "region");
     box.setAttribute("aria-label", "Table");
-    box.slot = make("table");
-    box.append(box.slot);
+    const table = make("table");
+    box.append(table);
+    holders.set(box, table);
     return box;
   }
   const element = make(node.tag, node.cls);
@@ -45,8 +47,8 @@ function frame(node) {
 function build(node) {
   if (typeof node === "string") return document.createTextNode(node);
   const element = frame(node);
-  const slot = inside(element);
-  for (const kid of node.kids) slot.append(build(kid));
+  const holder = inside(element);
+  for (const kid of node.kids) holder.append(build(kid));
   return element;
 }
 
