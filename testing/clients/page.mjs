@@ -98,7 +98,7 @@ async function chatting() {
   await page.waitForSelector(".message");
   assert.deepEqual(await texts(page, ".message .body"), before);
   assert.deepEqual(await texts(page, ".message .note"), notes);
-  assert.deepEqual(await texts(page, "#chats .current .open"), ["Tell me about **graphs** and `replay`."]);
+  assert.deepEqual(await texts(page, "#chats .current .open"), ["Tell me about graphs and replay."]);
   await shot(page, "3-reloaded");
   return page;
 }

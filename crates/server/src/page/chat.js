@@ -121,13 +121,15 @@ function noteOf({ usage, tokens, seconds, reason }) {
   const count = usage?.completion_tokens ?? tokens;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const prompt = usage ? ` · prompt ${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}` : "";
-  return `${count} tokens in ${seconds().toFixed(1)} s${prompt} · ${reason}`;
+  return `${count} ${count === 1 ? "token" : "tokens"} in ${seconds().toFixed(1)} s${prompt} · ${reason}`;
 }
 
 function meter({ tokens, first, seconds }) {
   if (first === null) return;
-  const rate = tokens > 1 ? ` · ${((tokens - 1) / Math.max(seconds() - first, 0.001)).toFixed(0)} tok/s` : "";
-  $("meter").textContent = `${tokens} tokens · first ${first.toFixed(2)} s${rate}`;
+  // The rate of a few tokens, or of some that came at once, says nothing.
+  const time = seconds() - first;
+  const rate = tokens >= 8 && time >= 0.1 ? ` · ${((tokens - 1) / time).toFixed(0)} tok/s` : "";
+  $("meter").textContent = `${tokens} ${tokens === 1 ? "token" : "tokens"} · first ${first.toFixed(2)} s${rate}`;
 }
 
 /** Draws an answer at most once a frame, and less often where drawing takes long. */

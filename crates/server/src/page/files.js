@@ -38,13 +38,17 @@ function draw() {
 }
 
 async function add(files) {
+  const refused = [];
   for (const file of files) {
-    if (file.size > LARGEST) { notify(`${file.name} is larger than ${sizeText(LARGEST)}.`); continue; }
-    let text = null;
-    try { text = textOf(await file.arrayBuffer()); } catch { notify(`${file.name} cannot be read.`); continue; }
-    if (text === null) notify(`${file.name} is not a text file (UTF-8).`);
-    else attached.push({ name: file.name, text });
+    try {
+      const text = file.size <= LARGEST ? textOf(await file.arrayBuffer()) : null;
+      if (text !== null) attached.push({ name: file.name, text });
+      else refused.push(`${file.name} is ${file.size > LARGEST ? `larger than ${sizeText(LARGEST)}` : "not a text file in UTF-8"}.`);
+    } catch {
+      refused.push(`${file.name} cannot be read.`);
+    }
   }
+  if (refused.length) notify(refused.join(" "));
   draw();
 }
 

@@ -41,7 +41,7 @@ const PYTHON = {
 };
 const SHELL = {
   rules: [["c", "(?:^|[ \\t;])#[^\\n]*"], ["s", `"(?:[^"\\\\]|\\\\[\\s\\S])*(?:"|\\\\?${END})`], ["s", `'[^']*(?:'|${END})`],
-    ["l", "\\$(?:\\{[^}\\n]*\\}?|\\w+|[@#?$!*-])"], ["p", "(?:^|[ \\t])--?[A-Za-z][\\w-]*"], ["n", "\\b\\d+\\b"], ["w", "[A-Za-z_][\\w-]*"]],
+    ["l", "\\$(?:\\{[^}\\n]*\\}?|\\w+|[@#?$!*-])"], ["p", "(?:^|[ \\t])--?[A-Za-z][\\w-]*"], ["w", "[A-Za-z_][\\w-]*"]],
   keywords: words("if then else elif fi for in do done while until case esac function return export local readonly declare unset set shift source alias exit trap sudo cd echo"),
   literals: words("true false"),
   plain: true,

@@ -3,7 +3,7 @@
 // Emphasis and brackets follow CommonMark's algorithm with a stack of delimiters, so that the time
 // is linear in the text. Images become links: the page loads nothing from other servers. HTML stays text.
 
-const DEEPEST = 20; // levels of emphasis; deeper delimiters stay text
+const DEEPEST = 30; // levels of elements; what is deeper is plain text
 const PLAIN = /[^\\`*_~[\]!<&\nh$]+/y;
 const WEB = /https?:\/\/[^\s<>]+/iy;
 const ANGLE = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/iy;
@@ -45,8 +45,8 @@ class Ticks {
 /** Parts of the result as a linked list, so that wrapping some of them costs only their number. */
 class Parts {
   constructor() { this.head = { prev: null, next: null }; this.tail = this.head; }
-  add(value, depth = 0) {
-    const part = { value, depth, prev: this.tail, next: null };
+  add(value) {
+    const part = { value, prev: this.tail, next: null };
     this.tail.next = part;
     this.tail = part;
     return part;
@@ -59,20 +59,16 @@ class Parts {
     part.prev.next = part.next;
     if (part.next) part.next.prev = part.prev; else this.tail = part.prev;
   }
-  /** Takes everything after `from` and before `to` (null: the end) out, as [values, depth]. */
+  /** Takes the values after `from` and before `to` (null: the end) out. */
   take(from, to) {
     const kids = [];
-    let depth = 0;
-    for (let part = from.next; part !== to; part = part.next) {
-      if (part.value !== "") kids.push(part.value);
-      depth = Math.max(depth, part.depth);
-    }
+    for (let part = from.next; part !== to; part = part.next) if (part.value !== "") kids.push(part.value);
     from.next = to;
     if (to) to.prev = from; else this.tail = from;
-    return [kids, depth];
+    return join(kids);
   }
-  after(part, value, depth) {
-    const added = { value, depth, prev: part, next: part.next };
+  after(part, value) {
+    const added = { value, prev: part, next: part.next };
     if (part.next) part.next.prev = added; else this.tail = added;
     part.next = added;
   }
@@ -86,6 +82,23 @@ const join = (kids) => {
   }
   return out;
 };
+
+function plainText(nodes) {
+  let out = "";
+  for (const stack = [...nodes].reverse(); stack.length;) {
+    const node = stack.pop();
+    if (typeof node === "string") out += node;
+    else for (let i = node.kids.length - 1; i >= 0; i--) stack.push(node.kids[i]);
+  }
+  return out;
+}
+
+/** The tree with its deepest levels as plain text, so that nothing which walks it runs out of stack. */
+function limit(kids, depth) {
+  if (depth === DEEPEST) return [plainText(kids)];
+  for (const kid of kids) if (typeof kid !== "string") kid.kids = limit(kid.kids, depth + 1);
+  return kids;
+}
 
 class Inline {
   constructor(text) {
@@ -105,7 +118,7 @@ class Inline {
       if (!this.special(this.text[this.at])) this.parts.text(this.text[this.at++]);
     }
     this.emphasis(null);
-    return join(this.parts.take(this.parts.head, null)[0]);
+    return limit(this.parts.take(this.parts.head, null), 0);
   }
 
   special(c) {
@@ -203,10 +216,10 @@ class Inline {
     const part = this.parts.add(char.repeat(n));
     part.kept = true;
     this.at += n;
-    if ((char === "~" && n !== 2) || n > DEEPEST) return true;
+    if (char === "~" && n !== 2) return true;
     const opens = left && (char !== "_" || !right || isPunctuation(before));
     const closes = right && (char !== "_" || !left || isPunctuation(after));
-    const mark = { part, char, n, whole: n, opens, closes, prev: this.last, next: null };
+    const mark = { part, at: this.at, char, n, whole: n, opens, closes, prev: this.last, next: null };
     if (this.last) this.last.next = mark;
     this.last = mark;
     return true;
@@ -219,18 +232,18 @@ class Inline {
 
   /** Pairs the delimiters above `floor`, then removes them from the stack. */
   emphasis(floor) {
-    const lowest = new Map(); // below this mark no opener for such a closer exists
+    const lowest = new Map(); // up to this place there is no opener for such a closer
     let closer = this.last;
     while (closer && closer.prev !== floor) closer = closer.prev;
     if (this.last === floor) return;
     while (closer) {
       if (!closer.closes) { closer = closer.next; continue; }
       const kind = closer.char + closer.opens + (closer.whole % 3);
-      const end = lowest.has(kind) ? lowest.get(kind) : floor;
+      const end = lowest.get(kind) ?? -1;
       let opener = closer.prev;
-      while (opener !== floor && opener !== end && !pair(opener, closer)) opener = opener.prev;
-      if (opener === floor || opener === end) {
-        lowest.set(kind, closer.prev);
+      while (opener !== floor && opener.at > end && !pair(opener, closer)) opener = opener.prev;
+      if (opener === floor || opener.at <= end) {
+        lowest.set(kind, closer.prev?.at ?? -1);
         const next = closer.next;
         if (!closer.opens) this.drop(closer);
         closer = next;
@@ -245,13 +258,7 @@ class Inline {
   wrap(opener, closer) {
     const used = opener.n >= 2 && closer.n >= 2 ? 2 : 1;
     const tag = closer.char === "~" ? "del" : used === 2 ? "strong" : "em";
-    const [kids, depth] = this.parts.take(opener.part, closer.part);
-    if (depth < DEEPEST) {
-      this.parts.after(opener.part, { tag, kids: join(kids) }, depth + 1);
-    } else {
-      const sign = closer.char.repeat(used);
-      this.parts.after(opener.part, { tag: "span", kids: join([sign, ...kids, sign]) }, depth + 1);
-    }
+    this.parts.after(opener.part, { tag, kids: this.parts.take(opener.part, closer.part) });
     for (let mark = closer.prev; mark !== opener; mark = closer.prev) this.drop(mark);
     for (const mark of [opener, closer]) {
       mark.n -= used;
@@ -277,12 +284,11 @@ class Inline {
     if (!href) return false;
     this.emphasis(bracket.mark);
     const image = bracket.part.value === "![";
-    const [kids, depth] = this.parts.take(bracket.part, null);
+    const kids = this.parts.take(bracket.part, null);
     this.parts.remove(bracket.part);
-    const inside = join(kids);
-    const node = { tag: "a", href, kids: inside.length ? inside : [href] };
+    const node = { tag: "a", href, kids: kids.length ? kids : [href] };
     if (image) node.cls = "image";
-    this.parts.add(node, depth);
+    this.parts.add(node);
     this.at += 1 + found[0].length;
     if (!image) this.brackets = []; // no links in links
     return true;

@@ -30,7 +30,7 @@ function rename(entry, item) {
     document.querySelector(`#chats [data-id="${CSS.escape(entry.id)}"] .open`)?.focus();
   };
   field.onkeydown = (event) => {
-    if (event.key === "Enter") end(true);
+    if (event.key === "Enter" && !event.isComposing) end(true);
     if (event.key === "Escape") { event.stopPropagation(); end(false); }
   };
   field.onblur = () => end(true);
@@ -39,9 +39,13 @@ function rename(entry, item) {
 }
 
 function remove(entry) {
+  const items = [...$("chats").children];
+  const at = items.findIndex((item) => item.dataset.id === entry.id);
+  const wasOpen = entry.id === openId();
   const chat = removeChat(entry.id);
-  if (entry.id === openId()) go(null);
+  if (wasOpen) go(null);
   drawList();
+  if (!wasOpen) ($("chats").children[Math.min(at, items.length - 2)]?.querySelector(".open") ?? $("new_chat")).focus();
   notify(`Deleted “${entry.title}”.`, "Undo", () => {
     if (!chat) return;
     save(chat);

@@ -24,9 +24,10 @@ function toggle(id) {
   const open = !shown.has(id);
   if (!wide.matches) shown.clear();
   else if (id !== "list") { shown.delete("parameters"); shown.delete("live"); }
+  if (open && id === "live" && innerWidth < 1280) shown.delete("list"); // else little is left for the chat
   if (open) shown.add(id); else shown.delete(id);
   if (wide.matches) {
-    store.write("list", shown.has("list") ? "open" : "closed");
+    if (id === "list") store.write("list", open ? "open" : "closed");
     store.write("panel", ["parameters", "live"].find((name) => shown.has(name)) ?? "");
   }
   draw();
@@ -40,6 +41,7 @@ function start() {
     if (store.read("list") !== "closed") shown.add("list");
     const side = store.read("panel");
     if (side === "parameters" || side === "live") shown.add(side);
+    if (side === "live" && innerWidth < 1280) shown.delete("list");
   }
   draw();
 }

@@ -29,7 +29,7 @@ function conversationFrom(id, json) {
 export function titleOf(messages) {
   const first = messages.find((message) => message.role === "user");
   if (!first) return "New chat";
-  const line = (first.content.trim() || first.files?.[0]?.name || "").split("\n")[0].replace(/\s+/g, " ");
+  const line = (first.content.trim() || first.files?.[0]?.name || "").split("\n")[0].replace(/\*\*|`|^#+ /g, "").replace(/\s+/g, " ");
   const letters = [...line];
   return letters.length > 60 ? letters.slice(0, 59).join("").trimEnd() + "…" : line || "New chat";
 }

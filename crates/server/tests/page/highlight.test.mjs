@@ -44,9 +44,9 @@ test("the tokens joined are the code, in linear time", () => {
   for (const language of languages) {
     for (const piece of pieces) {
       const code = piece.repeat(Math.floor(90_000 / piece.length));
-      const began = performance.now();
+      const began = process.cpuUsage().user;
       assert.equal(text(highlight(code, language)), code);
-      assert.ok(performance.now() - began < 2000, `${language} ${JSON.stringify(piece)}`);
+      assert.ok(process.cpuUsage().user - began < 2e6, `${language} ${JSON.stringify(piece)}`);
     }
   }
 });
