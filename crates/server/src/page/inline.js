@@ -5,7 +5,7 @@
 
 const DEEPEST = 30; // levels of elements; what is deeper is plain text
 const PLAIN = /[^\\`*_~[\]!<&\nh$]+/y;
-const WEB = /https?:\/\/[^\s<>]+/iy;
+const WEB = /https?:\/\/[^\s<>`]+/iy;
 const ANGLE = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/iy;
 const BREAK = /<br ?\/?>/iy;
 const ENTITY = /&(?:(amp|lt|gt|quot|apos|nbsp)|#(\d{1,6})|#x([\da-f]{1,5}));/iy;
@@ -196,13 +196,14 @@ class Inline {
     const before = this.text[this.at - 1];
     const found = before !== undefined && /\w/.test(before) ? null : at(WEB, this.text, this.at);
     if (!found) return false;
-    let length = found[0].length, open = 0;
-    for (const c of found[0]) open += c === "(" ? 1 : c === ")" ? -1 : 0;
-    for (; length; length--) {
-      const c = found[0][length - 1];
-      if (c === ")" && open < 0) { open++; continue; }
-      if (!".,;:!?'\"*_~]`|".includes(c)) break;
+    // A bracket that was not opened inside the address ends it, and so does punctuation after it.
+    let length = 0;
+    for (let open = 0; length < found[0].length; length++) {
+      const c = found[0][length];
+      open += c === "(" ? 1 : c === ")" ? -1 : 0;
+      if (open < 0) break;
     }
+    while (length && ".,;:!?'\"*_~]|".includes(found[0][length - 1])) length--;
     const text = found[0].slice(0, length), href = safeLink(text);
     return Boolean(href) && this.node({ tag: "a", href, kids: [text] }, length);
   }

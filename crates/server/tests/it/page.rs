@@ -67,6 +67,8 @@ fn scripts_pass_their_own_tests() {
     let output = Command::new("node").arg("--test").args(&files).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let passed = text.lines().find_map(|line| line.trim_start_matches(['#', 'ℹ', ' ']).strip_prefix("pass "));
+    let passed = text
+        .lines()
+        .find_map(|line| line.trim_start_matches(['#', 'ℹ', ' ']).strip_prefix("pass "));
     assert!(passed.unwrap().parse::<u32>().unwrap() >= 25, "{text}");
 }
