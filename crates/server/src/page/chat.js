@@ -8,6 +8,7 @@ import { parameters, systemMessage } from "./parameters.js";
 import { store } from "./store.js";
 
 const SHOWN = 60; // messages of a long conversation that are shown at first
+const MORE = 100; // messages that are added to them on demand
 const SAVE_EVERY = 2000; // milliseconds between saves of an answer that is being written
 
 let open = store.create();
@@ -52,7 +53,7 @@ function show(count = SHOWN) {
   const from = Math.max(messages.length - count, 0);
   log.replaceChildren();
   views = [];
-  if (from > 0) log.append(earlierButton(from, showAll));
+  if (from > 0) log.append(earlierButton(Math.min(from, MORE), showEarlier));
   for (const message of messages.slice(from)) append(message);
   if (!messages.length) log.append(hello);
   const run = runs.get(open.id);
@@ -61,11 +62,11 @@ function show(count = SHOWN) {
   busy();
 }
 
-function showAll() {
+function showEarlier() {
   const height = log.scrollHeight;
-  show(Infinity);
+  show(views.length + MORE);
   log.scrollTop = log.scrollHeight - height;
-  views[0]?.box.querySelector("button")?.focus({ preventScroll: true });
+  log.focus({ preventScroll: true });
 }
 
 /** Opens a stored conversation; null opens an empty one. False: there is no such conversation. */

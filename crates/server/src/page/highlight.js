@@ -95,6 +95,27 @@ function kindOf(family, word, code, end) {
   return /^[A-Z]\w*[a-z]/.test(word) ? "t" : "";
 }
 
+/** Cuts tokens into parts of some lines: the browser lays out only those that are seen. */
+export function inParts(tokens, lines) {
+  const parts = [];
+  let part = [], left = lines;
+  for (const token of tokens) {
+    const text = typeof token === "string" ? token : token.kids[0];
+    const add = (piece) => part.push(typeof token === "string" ? piece : { ...token, kids: [piece] });
+    let from = 0;
+    for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n", end + 1)) {
+      if (--left > 0) continue;
+      add(text.slice(from, end + 1));
+      parts.push({ tag: "span", cls: "part", kids: part });
+      [part, left, from] = [[], lines, end + 1];
+    }
+    if (from < text.length) add(text.slice(from));
+  }
+  if (!parts.length) return tokens;
+  if (part.length) parts.push({ tag: "span", cls: "part", kids: part });
+  return parts;
+}
+
 /** The code as a list of `string | { tag: "span", cls, kids: [string] }`. */
 export function highlight(code, language) {
   const family = LANGUAGES.get(language.toLowerCase());

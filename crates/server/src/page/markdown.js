@@ -3,9 +3,10 @@
 // Differences from CommonMark, because models write so: `---` below a paragraph is a rule, two spaces
 // nest a list below "1.", and a line break in a paragraph is kept. HTML is shown as text.
 
-import { highlight } from "./highlight.js";
+import { highlight, inParts } from "./highlight.js";
 import { inline } from "./inline.js";
 
+const PART = 60; // lines of code that are drawn together
 const DEEPEST = 12; // levels of quotes and lists; what is deeper is one paragraph
 
 const indentOf = (line) => line.length - line.trimStart().length;
@@ -75,7 +76,7 @@ function fence(lines, i) {
     if (line.length >= sign.length && line === sign[0].repeat(line.length)) { i++; break; }
     code.push(lines[i].slice(Math.min(indent, indentOf(lines[i]))));
   }
-  return [{ tag: "fence", lang, kids: highlight(code.join("\n"), lang) }, i];
+  return [{ tag: "fence", lang, kids: inParts(highlight(code.join("\n"), lang), PART) }, i];
 }
 
 function formula(lines, i) {

@@ -54,12 +54,16 @@ function build(node) {
 
 const sameFrame = (a, b) => a.tag === b.tag && a.cls === b.cls && a.href === b.href && a.start === b.start && a.lang === b.lang;
 
+const same = (a, b) => a === b || (typeof a === "object" && typeof b === "object" && sameFrame(a, b)
+  && a.kids.length === b.kids.length && a.kids.every((kid, i) => same(kid, b.kids[i])));
+
 /** Makes the children of `parent`, which show the nodes `old`, show the nodes `now`. */
 function patch(parent, old, now) {
   const first = Math.min(old.length, now.length);
   for (let i = 0; i < first; i++) {
-    const a = old[i], b = now[i], shown = parent.childNodes[i];
-    if (a === b) continue;
+    const a = old[i], b = now[i];
+    if (same(a, b)) continue;
+    const shown = parent.childNodes[i];
     if (typeof a === "string" && typeof b === "string") {
       if (b.startsWith(a)) shown.appendData(b.slice(a.length)); else shown.data = b;
     } else if (typeof a === "object" && typeof b === "object" && sameFrame(a, b)) {
