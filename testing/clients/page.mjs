@@ -22,6 +22,7 @@ const problems = [];
 async function visit({ width = 1400, height = 900, scheme = "dark", before } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, permissions: ["clipboard-read", "clipboard-write"] });
   const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
   page.on("console", (message) => { if (message.type() === "error") problems.push(message.text()); });
   page.on("pageerror", (error) => problems.push(String(error)));
   page.on("dialog", (dialog) => { problems.push("dialog: " + dialog.message()); dialog.dismiss(); });
@@ -60,8 +61,14 @@ async function answerWith(page, text) {
 
 // ---------------------------------------------------------------- tests
 
+/** The first visit has answers that are long enough to be seen growing, and no longer. */
+function shortAnswers() {
+  if (localStorage.getItem("dacapo.max_tokens") === null && !sessionStorage.length) localStorage.setItem("dacapo.max_tokens", "160");
+  sessionStorage.setItem("visited", "yes");
+}
+
 async function chatting() {
-  const page = await visit();
+  const page = await visit({ before: shortAnswers });
   const live = [];
   page.on("request", (request) => { if (request.url().endsWith("/live")) live.push(request.url()); });
   assert.ok(await page.locator("#live").isHidden(), "the engine view is open at first");
