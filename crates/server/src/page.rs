@@ -1,4 +1,4 @@
-//! The page at `/`: three files embedded in the binary; it loads nothing from other servers.
+//! The page at `/`: files embedded in the binary; it loads nothing from other servers.
 
 use crate::error::ApiError;
 use axum::extract::Path;
@@ -9,11 +9,25 @@ const POLICY: &str = "default-src 'self'; img-src 'self' data:; style-src 'self'
     script-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; \
     form-action 'none'";
 
-const FILES: [(&str, &str, &str); 3] = [
-    ("", "text/html; charset=utf-8", include_str!("page/index.html")),
-    ("style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
-    ("app.js", "text/javascript; charset=utf-8", include_str!("page/app.js")),
-];
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JS: &str = "text/javascript; charset=utf-8";
+
+macro_rules! files {
+    ($($kind:ident: $($name:literal),+;)+) => {
+        &[$($(($name, $kind, include_str!(concat!("page/", $name)))),+),+]
+    };
+}
+
+/// Name, type and text.
+const FILES: &[(&str, &str, &str)] = files! {
+    HTML: "index.html";
+    CSS: "style.css", "chat.css", "engine.css";
+    JS: "theme.js", "app.js", "dom.js", "store.js", "panels.js", "parameters.js";
+    JS: "inline.js", "markdown.js", "highlight.js", "render.js";
+    JS: "answer.js", "chat.js", "files.js", "list.js", "message.js";
+    JS: "engine.js", "strip.js";
+};
 
 fn find(name: &str) -> Result<Response, ApiError> {
     let file = FILES.iter().find(|(file, _, _)| *file == name);
@@ -29,7 +43,7 @@ fn find(name: &str) -> Result<Response, ApiError> {
 
 /// `/`.
 pub(crate) async fn index() -> Result<Response, ApiError> {
-    find("")
+    find("index.html")
 }
 
 /// The other files of the page.

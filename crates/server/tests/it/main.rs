@@ -15,6 +15,7 @@ mod large;
 mod limits;
 mod messages;
 mod ollama;
+mod page;
 mod responses;
 mod routes;
 mod streams;
