@@ -26,7 +26,7 @@ const FILES: &[(&str, &str, &str)] = files! {
     JS: "theme.js", "app.js", "dom.js", "store.js", "panels.js", "parameters.js";
     JS: "inline.js", "markdown.js", "highlight.js", "render.js";
     JS: "answer.js", "chat.js", "files.js", "list.js", "message.js";
-    JS: "engine.js", "strip.js";
+    JS: "engine.js", "experts.js", "strip.js";
 };
 
 fn find(name: &str) -> Result<Response, ApiError> {

@@ -5,6 +5,7 @@
 
 import { setModel } from "./chat.js";
 import { $, make } from "./dom.js";
+import { showExperts } from "./experts.js";
 import { setDefaults } from "./parameters.js";
 import { addSteps, bucketOf, drawStrip, isEager, listenToStrip } from "./strip.js";
 
@@ -49,6 +50,7 @@ function tick(view) {
   $("pages").setAttribute("aria-label", `KV pages: ${pages.used} used, ${pages.cached} cached, ${pages.free} free`);
   const { looked_up, found } = view.prefix;
   $("prefix").textContent = looked_up ? `prefix hits ${((100 * found) / looked_up).toFixed(0)} %` : "";
+  showExperts(view.experts);
   addSteps(view.steps);
 }
 
