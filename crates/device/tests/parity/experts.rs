@@ -406,7 +406,7 @@ fn a_router_and_its_experts() {
             let down = matrix(experts * wide, inner);
             let y = layout.poison(bf16, rows, wide, 0);
             let live = Some(layout.words(&[live as u32]).span);
-            let load = Some(layout.words(&vec![0; 2 * (experts + 2)]).span);
+            let load = layout.words(&vec![0; 2 * (experts + 2)]).span;
             let plans = gpu_is_hopper() && rows <= 16;
             let routing = Routing { renormalise: true, ..Routing::softmax(top as u32) };
             let route = Route {
@@ -417,7 +417,7 @@ fn a_router_and_its_experts() {
                 y: choice,
                 live,
                 plans: plans.then_some(tile),
-                load: load.filter(|_| plans),
+                load: plans.then_some(load),
                 scratch: None,
                 pick: Pick::Best,
             };
@@ -434,10 +434,10 @@ fn a_router_and_its_experts() {
                 live,
                 scratch: None,
                 planned: plans,
-                load,
+                load: Some(load),
                 pick: if plans { Pick::Named(variant) } else { Pick::Best },
             };
-            (vec![Op::Route(route), Op::Experts(run)], vec![y.span, load.expect("made above")])
+            (vec![Op::Route(route), Op::Experts(run)], vec![y.span, load])
         };
         against_reference(&build, &|device, want, got| {
             let len = DType::BF16.bytes(live * wide);
