@@ -105,7 +105,7 @@ async fn answers_are_those_of_http_1() {
     let ours = value(two.post(COMPLETIONS, &body).await).await;
     let theirs = bed.ok(COMPLETIONS, &body).await;
     assert_eq!(ours["choices"], theirs["choices"]);
-    assert_eq!(ours["usage"], theirs["usage"]);
+    assert_eq!(ours["usage"]["total_tokens"], theirs["usage"]["total_tokens"]);
 
     // Many streams at once on one connection.
     let streamed = json!({"prompt": "one and the same", "max_tokens": 20, "stream": true});
