@@ -227,6 +227,14 @@ fn short_name(model: &str) -> String {
     name.map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
+impl LoadArgs {
+    /// Refuses a model whose name cannot be one.
+    pub(crate) fn check_name(&self) -> Result<()> {
+        let shape = self.load_format == LoadFormat::Dummy || bundled(&self.model).is_ok();
+        if shape { Ok(()) } else { ModelName::parse(&self.model).map(drop) }
+    }
+}
+
 /// The source of a model's weights.
 pub(crate) fn source(model: &str, format: LoadFormat) -> Result<ModelSource> {
     if format == LoadFormat::Dummy {

@@ -66,6 +66,8 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
     if let (Some(input), Some(output)) = (&args.batch, &args.output) {
         return batch::run(args, global, input, output);
     }
+    // Checked first: a prompt that was taken as the model leaves the prompt empty.
+    args.load.check_name()?;
     let text = prompt::from_flag_or_stdin(args.prompt.as_deref())?;
     let interrupt = Interrupt::install()?;
     let loaded = loading::load(&args.load, global, 1)?;

@@ -120,6 +120,35 @@ fn a_batch_resumes_and_answers_each_line_once() {
     assert_eq!(sorted(&std::fs::read_to_string(&output).unwrap()), sorted(&whole));
 }
 
+#[test]
+fn failed_lines_of_a_batch_are_counted_and_tried_again() {
+    let Some(model) = smollm2() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    std::fs::write(&input, "\"one\"\n{\"prompt\": 5}\n\"two\"\n").unwrap();
+    let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+    for _ in 0..2 {
+        let made = dacapo(&["run", model, "-n", "4", "--batch", files[0], "-o", files[1]]).output();
+        let made = made.unwrap();
+        let error = String::from_utf8(made.stderr).unwrap();
+        assert_eq!(made.status.code(), Some(1), "{error}");
+        assert!(error.contains("[2 of 3 answered; "), "{error}");
+        assert!(error.contains("error: 1 of 3 lines failed; "), "{error}");
+        let reasons: Vec<bool> =
+            answers(&output).iter().map(|answer| answer["error"].is_string()).collect();
+        assert_eq!(reasons, [false, true, false]);
+    }
+}
+
+#[test]
+fn a_question_in_place_of_the_model_is_explained() {
+    let mut command = dacapo(&["run", "What is the capital of France?"]);
+    let made = command.stdin(Stdio::null()).output().unwrap();
+    let error = String::from_utf8(made.stderr).unwrap();
+    assert_eq!(made.status.code(), Some(2), "{error}");
+    assert!(error.contains("was taken as MODEL"), "{error}");
+}
+
 /// Sixteen questions, one per line, with answers long enough to be interrupted.
 fn sixteen(folder: &Path) -> PathBuf {
     let path = folder.join("sixteen.jsonl");

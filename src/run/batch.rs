@@ -55,7 +55,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let text = text.ok_or_else(|| bad_input("dummy weights have no tokenizer"))?;
     let mut engine = Engine::builder(executor).config(config).build();
     let bar = progress::count(batch.total(), "answers");
-    let mut counted = (0, 0);
+    let total = batch.total();
     let (start, tokens) = (Instant::now(), Cell::new(0_u64));
     // Answers in progress, by line.
     let texts: RefCell<BTreeMap<u64, Text>> = RefCell::default();
@@ -76,16 +76,12 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
             }
             fields
         },
-        |done, total| {
-            counted = (done, total);
-            bar.set_position(done);
-        },
+        |done, _| bar.set_position(done),
     )?;
     bar.finish_and_clear();
-    let ((done, total), tokens, seconds) = (counted, tokens.get(), start.elapsed().as_secs_f64());
+    let (tokens, seconds) = (tokens.get(), start.elapsed().as_secs_f64());
     let rate = tokens as f64 / seconds.max(1e-9);
-    let failed = failures::count(output)?;
-    let answered = done - failed;
+    let (answered, failed) = failures::count(output)?;
     note!("[{answered} of {total} answered; {tokens} tokens in {seconds:.1} s, {rate:.1} tok/s]");
     if failed > 0 {
         let file = output.display();

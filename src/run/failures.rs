@@ -25,15 +25,16 @@ fn lines(path: &Path, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Resu
     Ok(())
 }
 
-/// The number of failures in an output.
-pub(super) fn count(path: &Path) -> Result<u64> {
-    let mut failures = 0;
+/// The number of answers and of failures in an output.
+pub(super) fn count(path: &Path) -> Result<(u64, u64)> {
+    let (mut all, mut failures) = (0, 0);
     let read = lines(path, |line| {
+        all += 1;
         failures += u64::from(is_failure(line));
         Ok(())
     });
     read.with_context(|| path.display().to_string())?;
-    Ok(failures)
+    Ok((all - failures, failures))
 }
 
 /// Removes the failures of an output, if it exists; returns their number. The file is replaced at
@@ -42,7 +43,7 @@ pub(super) fn remove(path: &Path) -> Result<u64> {
     if !path.is_file() {
         return Ok(0);
     }
-    let failures = count(path)?;
+    let (_, failures) = count(path)?;
     if failures == 0 {
         return Ok(0);
     }
@@ -71,7 +72,7 @@ mod tests {
         let good = "{\"line\": 1, \"text\": \"error\"}\n";
         let torn = "{\"line\": 3, \"err";
         fs::write(&path, format!("{good}{{\"line\": 2, \"error\": \"x\"}}\n{torn}")).unwrap();
-        assert_eq!((count(&path).unwrap(), remove(&path).unwrap()), (1, 1));
+        assert_eq!((count(&path).unwrap(), remove(&path).unwrap()), ((2, 1), 1));
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{good}{torn}"));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }

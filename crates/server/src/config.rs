@@ -147,13 +147,15 @@ macro_rules! limits {
 }
 
 limits! {
-    /// Open connections; the next one gets 503 and is closed.
+    /// Open connections, and open HTTP/2 streams of all connections; the next one gets 503.
     connections = 4096;
+    /// Open HTTP/2 streams of one connection; the client waits with the next.
+    streams = 100, in 1..=1 << 20;
     /// Bytes of a request line and its headers together.
     header_bytes = 32 * 1024, in 8192..=1 << 30;
     /// Headers in a request.
     headers = 100, in 1..=10_000;
-    /// Milliseconds for the headers of a request to arrive.
+    /// Milliseconds for the headers of a request to arrive; then the connection is closed.
     header_ms = 10_000;
     /// Bytes of a request body.
     body_bytes = 8 * 1024 * 1024;

@@ -167,6 +167,19 @@ impl ApiError {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", text)
     }
 
+    /// 431: the request has too many headers.
+    pub(crate) fn headers(limit: usize) -> Self {
+        let text = format!("the request has more than {limit} headers");
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error", text)
+    }
+
+    /// 503: too many streams are open on all connections together.
+    pub(crate) fn streams() -> Self {
+        let mut e = Self::unavailable("too many connections");
+        e.code = Some("too_many_connections");
+        e
+    }
+
     /// 429: a limit is reached; the client should retry.
     pub(crate) fn too_much(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);

@@ -7,8 +7,11 @@ pub(crate) mod cors;
 mod fields;
 mod health;
 pub mod host;
+mod preface;
 pub(crate) mod shape;
 pub(crate) mod sse;
+mod streams;
+mod two;
 mod write_timeout;
 
 pub(crate) use body::{RequestBody, parse, read_json};

@@ -34,6 +34,11 @@ pub(crate) trait RequestBody: DeserializeOwned + Describe + Fields + Send + 'sta
     const REFUSED: &'static [Refused] = &[];
     /// Fields that are accepted and never have an effect.
     const NO_EFFECT: &'static [&'static str] = &[];
+
+    /// A field inside another one that has no effect on this request, which the client is told.
+    fn without_effect(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Reads the body, parses it as `T` and runs `work` on it. A large body is processed on a worker
@@ -156,7 +161,7 @@ pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<Par
     check_body(bytes, limits, !T::TOKEN_IDS)
         .map_err(|error| ApiError::invalid("", error.to_string()))?;
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
+    let value: T = serde_path_to_error::deserialize(&mut reader).map_err(|e| {
         let path = e.path().to_string();
         let error = e.inner();
         if error.is_syntax() || error.is_eof() {
@@ -172,7 +177,9 @@ pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<Par
         }
     })?;
     reader.end().map_err(|error| not_json(&error))?;
-    Ok(Parsed { value, ignored: unknown::<T>(bytes)? })
+    let mut ignored = unknown::<T>(bytes)?;
+    ignored.extend(value.without_effect().map(str::to_owned));
+    Ok(Parsed { value, ignored })
 }
 
 fn not_json(error: &serde_json::Error) -> ApiError {

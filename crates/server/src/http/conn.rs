@@ -1,5 +1,7 @@
 //! Connections: accept, limit, serve and drain.
 
+use super::preface::Reread;
+use super::two;
 use super::write_timeout::WriteTimeout;
 use crate::app::App;
 use crate::config::Limits;
@@ -13,7 +15,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
@@ -42,6 +44,7 @@ pub(crate) async fn serve(
 ) -> Exit {
     let limits = app.limits.clone();
     let permits = Arc::new(Semaphore::new(limits.connections as usize));
+    let streams = Arc::new(Semaphore::new(limits.connections as usize));
     let (closing, closed) = watch::channel(false);
     // Every connection holds a sender; the receiver ends when the last one is dropped.
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
@@ -64,7 +67,8 @@ pub(crate) async fn serve(
         match permits.clone().try_acquire_owned() {
             Ok(permit) => {
                 let held = (permit, alive.clone());
-                let one = connection(stream, router.clone(), limits.clone(), closed.clone());
+                let (router, limits) = (router.clone(), limits.clone());
+                let one = connection(stream, router, limits, streams.clone(), closed.clone());
                 tokio::spawn(async move {
                     one.await;
                     drop(held);
@@ -93,7 +97,33 @@ async fn connection(
     stream: TcpStream,
     router: Router,
     limits: Limits,
+    streams: Arc<Semaphore>,
     mut closed: watch::Receiver<bool>,
+) {
+    let mut closing = pin!(async {
+        // An error means that the sender is dropped: close as well.
+        let _ = closed.wait_for(|closing| *closing).await;
+    });
+    let stream = WriteTimeout::new(stream, Duration::from_millis(limits.write_ms));
+    let begin = timeout(Duration::from_millis(limits.header_ms), Reread::new(stream));
+    let begun = tokio::select! {
+        begun = begin => begun,
+        () = &mut closing => return,
+    };
+    match begun {
+        Ok(Ok((stream, true))) => two::serve(stream, router, &limits, streams, closing).await,
+        Ok(Ok((stream, false))) => serve_one(stream, router, &limits, closing).await,
+        // The client left or sent nothing.
+        Ok(Err(_)) | Err(_) => {}
+    }
+}
+
+/// Serves a connection with HTTP/1.
+async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: Router,
+    limits: &Limits,
+    closing: impl Future<Output = ()>,
 ) {
     let mut builder = http1::Builder::new();
     builder
@@ -103,12 +133,7 @@ async fn connection(
         .max_headers(limits.headers as usize)
         .keep_alive(true);
     let service = TowerToHyperService::new(router);
-    let stream = WriteTimeout::new(stream, Duration::from_millis(limits.write_ms));
     let mut conn = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let closing = async {
-        // An error means that the sender is dropped: close as well.
-        let _ = closed.wait_for(|closing| *closing).await;
-    };
     let ended = tokio::select! {
         ended = &mut conn => ended,
         () = closing => {

@@ -9,8 +9,9 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Limits whose tests need more than one request, with the names of those tests.
-const ELSEWHERE: [(&str, &str); 18] = [
+const ELSEWHERE: [(&str, &str); 19] = [
     ("connections", "abuse: too_many_connections_get_an_error"),
+    ("streams", "http2: streams_are_limited_per_connection_and_in_total"),
     ("header_bytes", "abuse: headers_too_large_or_too_many"),
     ("headers", "abuse: headers_too_large_or_too_many"),
     ("header_ms", "abuse: slow_heads_are_dropped_and_delay_no_other_client"),

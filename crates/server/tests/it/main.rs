@@ -11,6 +11,7 @@ mod document;
 mod faults;
 mod fields;
 mod grammars;
+mod http2;
 mod large;
 mod limits;
 mod messages;
