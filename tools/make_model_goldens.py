@@ -7,7 +7,9 @@
 
 Each case is a folder: config.json, model.safetensors (float32), golden.safetensors with
 `tokens` (u32) and `logits` (tokens × vocab, float32), newer ones also with `hidden` states and what bfloat16 changes
-of the logits in transformers (`bf16_error`); for families with a GGUF architecture of their own also
+of the logits in transformers (`bf16_error`). Those with experts have what each layer's router chose (`choices`: layers
+with experts × tokens × top, best first), and what bfloat16 changes of logits (`bf16_forced`) and of router logits
+(`bf16_router`) when the same experts are chosen as in float32. For families with a GGUF architecture of their own there is also
 model.gguf, with the names of the `gguf` package and what its converter does to rows and norms. Seeds are fixed, so a
 rerun gives the same files.
 
@@ -23,6 +25,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from unittest import mock
 
 import gguf
 import torch
@@ -278,13 +281,51 @@ def write_quantised(folder, name, config, model, state, tokens):
         save_file(golden, folder / f"golden-{label}.safetensors")
 
 
-def bf16_logits(model, tokens):
-    """What transformers itself computes in bfloat16, with rotations in float32."""
+def in_bf16(model):
+    """The model in bfloat16, with rotations in float32."""
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     for (_, buffer), (_, exact) in zip(rounded.named_buffers(), model.named_buffers()):
         buffer.data = exact.clone()
+    return rounded
+
+
+def bf16_logits(model, tokens):
+    """What transformers itself computes in bfloat16."""
     with torch.no_grad():
-        return rounded(tokens).logits[0].float()
+        return in_bf16(model)(tokens).logits[0].float()
+
+
+def routed(model, tokens, forced=None):
+    """The model's logits, those of its routers, and the experts they choose: by themselves, or `forced`."""
+    router_logits, chosen, topk = [], [], torch.topk
+
+    def choose(scores, k, dim=-1):
+        ids = topk(scores, k, dim=dim).indices if forced is None else forced[len(chosen)]
+        chosen.append(ids)
+        return scores.gather(-1, ids), ids
+
+    def before(router, inputs):
+        x = inputs[0].float().reshape(-1, inputs[0].shape[-1])
+        router_logits.append(x @ router.weight.float().t())
+
+    routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    hooks = [router.register_forward_pre_hook(before) for router in routers]
+    with torch.no_grad(), mock.patch("torch.topk", choose), mock.patch("torch.Tensor.topk", choose):
+        logits = model(tokens).logits[0].float()
+    [hook.remove() for hook in hooks]
+    assert len(chosen) == len(routers) > 0
+    return logits, torch.stack(router_logits), torch.stack(chosen)
+
+
+def decisions(model, tokens):
+    """What the routers choose, and what bfloat16 changes when they choose the same."""
+    logits, scores, choices = routed(model, tokens)
+    rounded_logits, rounded_scores, _ = routed(in_bf16(model), tokens, choices)
+    return {
+        "choices": choices.to(torch.int32).contiguous(),
+        "bf16_forced": (rounded_logits - logits).abs().max().reshape(1),
+        "bf16_router": (rounded_scores - scores).abs().max().reshape(1),
+    }
 
 
 def main():
@@ -322,6 +363,8 @@ def main():
             # Their logits are not always the head of these.
             golden["hidden"] = hidden.float().contiguous()
             golden["bf16_error"] = (bf16_logits(model, tokens) - logits).abs().max().reshape(1)
+        if expert_count(config):
+            golden |= decisions(model, tokens)
         save_file(golden, folder / "golden.safetensors")
         if name in GGUF:
             write_gguf(folder / "model.gguf", GGUF[name], config, state)

@@ -1,6 +1,6 @@
 """A layer of experts (router, plan, products, sum): checked against PyTorch in fp32, then timed as graph replays.
 
-experts.py check [TOKENS,...] [VARIANT]       routing, plan and outputs; imbalance; poisoned buffers; repetition
+experts.py check [TOKENS,...] [VARIANT]       routing, plan and outputs; imbalance; poisoned buffers; repetition; planted bugs
 experts.py time  [TOKENS,...] [TILE=8,UP=64,DOWN=64 ...]   microseconds of a layer and of its kernels, for each variant
 experts.py layer                              the layer as one kernel, for one to four tokens: checked and timed against the chain
 experts.py keys  FILE [TOKENS,...] [VARIANT ...]     the kernels that these need, for compile.py
@@ -293,6 +293,47 @@ def assign(layer, pattern):
     layer.gains[:n] = torch.rand(n, TOP, device="cuda") * 0.75 + 0.25
 
 
+def wrong_expert(layer):
+    """Two assignments of different experts change places."""
+    layer.rows[[0, -1]] = layer.rows[[-1, 0]]
+
+
+def stale_list(layer):
+    """The router has chosen for other tokens since the plan was made."""
+    layer.x.normal_()
+    layer.chain("r")
+
+
+def dropped(layer):
+    """The last assignment of the last task is not computed."""
+    layer.tasks[layer.head.item() - 1, 2] -= 1
+
+
+def weight_twice(layer):
+    layer.sorted[layer.sorted.numel() // 2] **= 2
+
+
+PLANTS = (None, wrong_expert, stale_list, dropped, weight_twice)
+
+
+def planted(layer):
+    """Bugs planted between the plan and the products, each of which the comparison must find; how many it judges wrongly."""
+    bad = 0
+    for plant in PLANTS:
+        layer.poison()
+        layer.chain("rp")
+        torch.cuda.synchronize()
+        if plant:
+            plant(layer)
+        layer.chain("es")
+        torch.cuda.synchronize()
+        error = worst_row(layer)
+        found = not error < WORST
+        bad += found != bool(plant)
+        print("tokens %5d planted %-12s %s %.1e" % (layer.tokens, plant.__name__ if plant else "nothing", "found" if found else "not found", error), flush=True)
+    return bad
+
+
 def check(tokens, weights, variant=None):
     bad = 0
     for t in tokens:
@@ -343,14 +384,7 @@ def check(tokens, weights, variant=None):
     same_rows = (layer.ids % 8 == layer.ids[:, :1] % 8).all() and (layer.ids == (layer.ids[:, :1] + 8 * torch.arange(TOP, device="cuda"))).all()
     weights.router.copy_(saved)
     bad += not same_rows
-    # A planted fault: two assignments of different experts change places after the plan, and the check must see it.
-    layer = Layer(weights, 1000, chosen(1000))
-    layer.chain("rp")
-    layer.rows[[0, -1]] = layer.rows[[-1, 0]]
-    layer.chain("es")
-    error = worst_row(layer)
-    bad += error < WORST
-    print("planted fault", "MISSED" if error < WORST else "found", "%.1e" % error)
+    bad += sum(planted(Layer(weights, t, chosen(t))) for t in (64, 1000))
     print("ties", "ok" if same_rows else "BAD %s" % layer.ids[:2].tolist(), "| failures %d" % bad, flush=True)
     return bad
 

@@ -3,12 +3,13 @@
 //!     parity MODEL FOLDER [quick]
 //!
 //! writes the weights (`model.safetensors`, `config.json`, as a checkpoint of the model's family), the
-//! logits of ragged batches fed in chunks and decoded through the recorded graphs (`batch-*`), and the
-//! residual stream after every layer of a prefill and of a decode step (`layers-*`).
+//! logits of ragged batches fed in chunks and decoded through the recorded graphs (`batch-*`), the
+//! residual stream after every layer of a prefill and of a decode step (`layers-*`), and the experts that every router
+//! chose there (`choices-*`). MODEL is a bundled shape or the path of a `config.json`.
 //! `tools/gpu/compare_transformers.py FOLDER` compares all of it with `transformers`.
 
 use device::target::WeightUse;
-use device::{Arena, DType, Device, DeviceChoice, Op, Tensor};
+use device::{Arena, DType, Device, DeviceChoice, Op, Region, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use fixtures::Rng;
 use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
@@ -36,8 +37,13 @@ fn main() -> Outcome<()> {
         _ => return Err("usage: parity MODEL FOLDER [quick]".into()),
     };
     std::fs::create_dir_all(&folder)?;
-    let config = ModelConfig::bundled(name)?;
-    std::fs::write(folder.join("config.json"), ModelConfig::bundled_json(name)?)?;
+    let (config, json) = if name.ends_with(".json") {
+        let json = std::fs::read_to_string(name)?;
+        (ModelConfig::from_hf(Path::new(name), json.as_bytes(), None)?, json)
+    } else {
+        (ModelConfig::bundled(name)?, ModelConfig::bundled_json(name)?.to_owned())
+    };
+    std::fs::write(folder.join("config.json"), json)?;
     let (device, chosen) = Device::open(DeviceChoice::Auto)?;
     eprintln!("{name} on {chosen}");
     let source = ModelSource::Dummy { config: Box::new(config.clone()), seed: 0 };
@@ -263,7 +269,7 @@ fn write_layers(
     {
         let plan = graph::compile(program, &target, &key, bindings)?;
         mailbox.post(input, &key)?;
-        let numbers = layers(device, arena, &plan, live, &lengths)?;
+        let (numbers, choices) = layers(device, arena, &plan, live, &lengths)?;
         if numbers.len() != config.layers + 1 {
             return Err(format!("{} results of {} layers", numbers.len(), config.layers).into());
         }
@@ -277,36 +283,61 @@ fn write_layers(
             "prompts": prompts, "first": first, "layers": numbers.len(), "hidden": config.hidden,
         });
         write(folder, &format!("layers-{}", key.phase.name()), &about, &numbers.concat())?;
+        // Layers with experts, and for each of them the experts of all tokens, best first.
+        let about = json!({
+            "layers": choices.iter().map(|(layer, _)| layer).collect::<Vec<_>>(), "tokens": live,
+        });
+        let ids: Vec<f32> = choices.into_iter().flat_map(|(_, ids)| ids).collect();
+        write(folder, &format!("choices-{}", key.phase.name()), &about, &ids)?;
     }
     Ok(())
 }
 
-/// Runs the plan op by op; the embedding, then what each layer leaves. The last layer may have been computed for
-/// the last token of each row only: the others are then not numbers.
+/// Numbers of experts, by layer that has a router.
+type Choices = Vec<(u32, Vec<f32>)>;
+
+/// Runs the plan op by op; the embedding, then what each layer leaves, and what routers chose. The last layer may have
+/// been computed for the last token of each row only: the others are then not numbers. Neither are choices that a fused
+/// kernel keeps to itself.
 fn layers(
     device: &Device,
     arena: &Arena,
     plan: &Plan,
     live: u32,
     lengths: &[u32],
-) -> Outcome<Vec<Vec<f32>>> {
-    let whole = |tensor: &Tensor| {
-        if tensor.rows >= live {
-            return numbers(device, arena, tensor, live);
+) -> Outcome<(Vec<Vec<f32>>, Choices)> {
+    let spread = |rows: Vec<f32>, cols: usize| {
+        if rows.len() >= live as usize * cols {
+            return rows;
         }
-        let cols = tensor.cols as usize;
         let mut all = vec![f32::NAN; live as usize * cols];
-        let lasts = numbers(device, arena, tensor, lengths.len() as u32)?;
         let mut end = 0;
-        for (last, length) in lasts.chunks_exact(cols).zip(lengths) {
+        for (last, length) in rows.chunks_exact(cols).zip(lengths) {
             end += *length as usize * cols;
             all[end - cols..end].copy_from_slice(last);
         }
-        Ok(all)
+        all
     };
-    let mut found = Vec::new();
+    let computed = |tensor: &Tensor| match tensor.rows >= live {
+        true => live,
+        false => lengths.len() as u32,
+    };
+    let whole = |tensor: &Tensor| -> Outcome<Vec<f32>> {
+        let rows = numbers(device, arena, tensor, computed(tensor))?;
+        Ok(spread(rows, tensor.cols as usize))
+    };
+    let (mut found, mut choices) = (Vec::new(), Choices::new());
     for (index, node) in plan.nodes.iter().enumerate() {
         device.run(arena, node)?;
+        for op in node.op.members() {
+            let Op::Route(route) = op else { continue };
+            let (top, layer) = (route.routing.top as usize, node.layer.ok_or("a router's layer")?);
+            let rows = match route.y.span.region {
+                Region::Inside => vec![f32::NAN; live as usize * top],
+                _ => experts(device, arena, &route.y, computed(&route.y), top)?,
+            };
+            choices.push((layer, spread(rows, top)));
+        }
         let ends = plan.nodes.get(index + 1).is_none_or(|next| next.layer != node.layer);
         if let Op::Embed(op) = &node.op {
             found.push(numbers(device, arena, &op.out, live)?);
@@ -315,7 +346,22 @@ fn layers(
             found.push(whole(&made)?);
         }
     }
-    Ok(found)
+    Ok((found, choices))
+}
+
+/// The experts of the first rows of a router's result, each as a float.
+fn experts(
+    device: &Device,
+    arena: &Arena,
+    choice: &Tensor,
+    rows: u32,
+    top: usize,
+) -> Outcome<Vec<f32>> {
+    let bytes = device.read(arena, choice.span)?;
+    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let words: Vec<f32> = words.map(|word| word as f32).collect();
+    let rows = words.chunks_exact(2 * top).take(rows as usize);
+    Ok(rows.flat_map(|row| row[..top].to_vec()).collect())
 }
 
 /// The first rows of a tensor.

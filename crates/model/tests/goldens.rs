@@ -50,6 +50,11 @@ fn rounded(case: &str) -> f32 {
     error.map_or(ROUNDED, |error| error.max(ROUNDED))
 }
 
+fn has_experts(case: &str) -> bool {
+    let file = Checkpoint::open(&models::folder().join(case).join("golden.safetensors")).unwrap();
+    file.get("choices").is_some()
+}
+
 /// The case's model, in the numbers of the reference or in the GPU's own.
 fn load(case: &str, device: &Device, max_batch: u32, tolerance: f32) -> LoadedExecutor {
     load_from(&models::folder().join(case), device, max_batch, tolerance)
@@ -263,7 +268,9 @@ fn logits_are_close_to_transformers_on_the_gpu() {
         return;
     };
     for case in &models::cases() {
-        for tolerance in [EXACT, rounded(case)] {
+        // In bf16 a router may choose otherwise: `routing.rs` compares choices and logits separately.
+        let precisions = [EXACT, rounded(case)];
+        for &tolerance in &precisions[..if has_experts(case) { 1 } else { 2 }] {
             check(case, &device, &[40], tolerance);
             check(case, &device, &[17, 1, 1, 14, 7], tolerance);
         }

@@ -7,6 +7,7 @@ mod fixed;
 mod ggml;
 mod layers;
 mod linear;
+mod planted;
 mod quant;
 mod rows;
 mod sample;

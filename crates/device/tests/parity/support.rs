@@ -324,14 +324,45 @@ pub(crate) fn tolerance(dtype: DType) -> f32 {
     }
 }
 
-/// Equal within the tolerance, relative to `scale` or the value, NaN exactly where the reference has it.
-#[track_caller]
-pub(crate) fn assert_close(what: &str, dtype: DType, scale: f32, want: &[u8], got: &[u8]) {
+/// The first element outside the tolerance, relative to `scale` or the value; NaN must be exactly where the reference has
+/// it.
+pub(crate) fn difference(dtype: DType, scale: f32, want: &[u8], got: &[u8]) -> Option<String> {
     let (want, got) = (decode(dtype, want), decode(dtype, got));
     assert_eq!(want.len(), got.len());
-    for (i, (want, got)) in want.iter().zip(&got).enumerate() {
+    want.iter().zip(&got).enumerate().find_map(|(i, (want, got))| {
         let close = (want - got).abs() <= tolerance(dtype) * scale.max(want.abs());
         let same_nan = want.is_nan() && got.is_nan();
-        assert!(close || same_nan, "{what}: element {i} is {got}, reference {want}");
+        (!close && !same_nan).then(|| format!("element {i} is {got}, reference {want}"))
+    })
+}
+
+/// The same for rows of `cols` columns whose parts are weighed: also the first row whose error is more than the tolerance
+/// of its norm. A wrong part with a small weight hides from the elements' tolerance, not from this.
+pub(crate) fn row_difference(
+    dtype: DType,
+    scale: f32,
+    cols: usize,
+    want: &[u8],
+    got: &[u8],
+) -> Option<String> {
+    if let Some(difference) = difference(dtype, scale, want, got) {
+        return Some(difference);
+    }
+    let norm = |row: &[f32]| row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    let (want, got) = (decode(dtype, want), decode(dtype, got));
+    let rows = want.chunks(cols).zip(got.chunks(cols)).enumerate();
+    rows.into_iter().find_map(|(row, (want, got))| {
+        let error: Vec<f32> = want.iter().zip(got).map(|(want, got)| want - got).collect();
+        let share = norm(&error) / norm(want);
+        let far = share > f64::from(tolerance(dtype));
+        far.then(|| format!("row {row} differs by {share:.1e} of its norm"))
+    })
+}
+
+/// Equal within the tolerance of [`difference`].
+#[track_caller]
+pub(crate) fn assert_close(what: &str, dtype: DType, scale: f32, want: &[u8], got: &[u8]) {
+    if let Some(difference) = difference(dtype, scale, want, got) {
+        panic!("{what}: {difference}");
     }
 }
