@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<()> {
     for (place, command, of) in [
         ("tests", &["test", "--no-run", "--lib", "--tests"][..], &tested[..]),
         ("bin", &["build", "--release"], &[]),
-        ("bin", &["build", "--release", "--example", "parity"], &["-p", "engine"]),
+        ("bin", &["build", "--release", "--example", "parity"], &["-p", "model"]),
         ("bin", &["test", "--no-run", "--release", "--test", "poison"], &["-p", "graph"]),
     ] {
         fs::create_dir_all(folder.join(place))?;
