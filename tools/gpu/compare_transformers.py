@@ -9,8 +9,9 @@ divergence of more than 1e-4.
 
 Routing decisions are compared by themselves. The reference's router sees Dacapo's input of the layer; no chosen expert
 may be further below a rejected one than rounding explains. The layer's output is then compared with the same experts
-chosen. In whole models with experts a near tie changes everything after it: distributions may diverge as far as those of
-`transformers` in bfloat16 do from its own in float32.
+chosen. In whole models with experts a near tie changes everything after it: the yardstick is how far distributions of
+`transformers` in bfloat16 diverge from its own in float32. The mean over all of them may be a quarter larger, the largest, which
+is one near tie, twice as large.
 """
 
 import json
@@ -120,23 +121,24 @@ def layers(model, folder, phase, choices):
 
 def divergence(reference, logits):
     p, q = reference.log_softmax(-1), logits.log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).max().item()
+    return (p.exp() * (p - q)).sum(-1).tolist()
 
 
 def rounded(model, folder, exact):
-    """The worst divergence of transformers in bfloat16 from itself in float32. The model is not exact afterwards."""
+    """Divergences of transformers in bfloat16 from itself in float32. The model is not exact afterwards."""
     model.to(torch.bfloat16)
-    worst = 0.0
+    all_of_them = []
     for path, row, reference in exact:
         about, _ = load(folder, path.stem)
         ids = torch.tensor([about["tokens"][row][:-1]], device=model.device)
         logits = model(ids, logits_to_keep=about["steps"]).logits[0].float()
-        worst = max(worst, divergence(reference.to(model.device), logits))
-    return worst
+        all_of_them += divergence(reference.to(model.device), logits)
+    return all_of_them
 
 
 def batches(model, folder, exact):
-    worst = 0.0
+    """Divergences of all distributions."""
+    all_of_them = []
     for path in sorted(folder.glob("batch-*.json"), key=lambda p: int(p.stem.split("-")[1])):
         about, logits = load(folder, path.stem)
         steps, vocab = about["steps"], model.config.vocab_size
@@ -147,21 +149,20 @@ def batches(model, folder, exact):
             ids = torch.tensor([tokens[:-1]], device=model.device)
             reference = model(ids, logits_to_keep=steps).logits[0].float()
             ours = logits[:, row].to(model.device)
-            divergences.append(divergence(reference, ours))
+            divergences += divergence(reference, ours)
             exact.append((path, row, reference.cpu()))
             said = torch.tensor(tokens[-steps:], device=model.device)
             best = reference.max(-1).values - reference.gather(-1, said[:, None])[:, 0]
             same += (best == 0).sum().item()
             gap = max(gap, best.max().item())
-        most = max(divergences)
-        worst = max(worst, most)
+        all_of_them += divergences
         lengths = [len(t) for t in about["tokens"]]
         print(
             f"batch {about['rows']:>3}: {about['bucket']:<12} replayed {about['replayed']!s:<5} contexts {min(lengths)}–{max(lengths)}: "
-            f"KL mean {sum(divergences) / len(divergences):.1e} max {most:.1e}; "
+            f"KL mean {sum(divergences) / len(divergences):.1e} max {max(divergences):.1e}; "
             f"{same} of {steps * len(lengths)} tokens are the reference's, the others at most {gap:.4f} below"
         )
-    return worst
+    return all_of_them
 
 
 @torch.no_grad()
@@ -177,12 +178,15 @@ def main():
         worst, whole = layers(model, folder, phase, choices)
         print(f"{phase}: worst layer {worst:.1e} of its output; whole model before the head {whole:.1e}")
         failed |= worst > LAYER or not choices.report(phase)
-    exact, allowed = [], DIVERGENCE
-    worst = batches(model, folder, exact)
+    exact, allowed, mean_allowed = [], DIVERGENCE, DIVERGENCE
+    ours = batches(model, folder, exact)
+    worst, mean = max(ours), sum(ours) / len(ours)
     if choices.ids:
-        allowed = max(allowed, rounded(model, folder, exact))
-    failed |= worst > allowed
-    print("worst divergence", f"{worst:.1e}, allowed {allowed:.1e}")
+        theirs = rounded(model, folder, exact)
+        allowed = max(allowed, 2.0 * max(theirs))
+        mean_allowed = max(mean_allowed, 1.25 * sum(theirs) / len(theirs))
+    failed |= worst > allowed or mean > mean_allowed
+    print(f"divergence: worst {worst:.1e}, allowed {allowed:.1e}; mean {mean:.1e}, allowed {mean_allowed:.1e}")
     sys.exit(failed)
 
 

@@ -287,6 +287,10 @@ fn decisions_equal_transformers() {
     }
 }
 
+/// Roundings in another order have another largest error. In qwen3-moe-mixed, with the same experts chosen, it is 0.169
+/// for `transformers`, 0.126 here on a CPU and 0.187 on a GPU.
+const SPREAD: f32 = 1.5;
+
 /// One case in bf16.
 fn check_halves(case: &str, golden: &Golden, device: &Device, chunks: &[usize]) {
     let run = Model::load(case, device, HALVES).feed(&golden.tokens, chunks, None);
@@ -300,7 +304,7 @@ fn check_halves(case: &str, golden: &Golden, device: &Device, chunks: &[usize]) 
     for (&token, logits) in &run.logits {
         let theirs = &reference.logits[&token];
         let error = worst(logits, theirs);
-        let bound = golden.logit_error.max(ROUNDED);
+        let bound = (SPREAD * golden.logit_error).max(ROUNDED);
         assert!(error <= bound, "{case}: token {token}: logits differ by {error}, not {bound}");
         most = most.max(error);
         apart = apart.max(worst(logits, &golden.logits[token]));
