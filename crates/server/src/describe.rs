@@ -2,8 +2,13 @@
 //! serde uses, so the two cannot diverge.
 
 use crate::config::Limits;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 /// Named schemas, collected while types are described.
 #[derive(Default)]
@@ -137,6 +142,27 @@ pub(crate) fn refine(mut schema: Value, more: Value, doc: &str) -> Value {
     schema
 }
 
+/// Reads a structure from a JSON object. What `serde` derives reads it from an array of its fields, too.
+pub(crate) fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    struct Object<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    from.deserialize_map(Object(PhantomData))
+}
+
 /// Defines a struct for serde and its [`Describe`] from the same lines. A field may end with
 /// `= {JSON}`: bounds and allowed values for the document, checked by the route's `validate`.
 macro_rules! api_type {
@@ -152,10 +178,24 @@ macro_rules! api_type {
     ) => {
         $(#[doc = $doc])+
         #[allow(unreachable_pub)]
-        #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+        #[derive(Clone, Debug, serde::Serialize)]
         pub struct $name {
             $($(#[doc = $fdoc])+ $(#[serde($($serde)*)])? pub $field: $ty,)*
         }
+
+        const _: () = {
+            #[derive(serde::Deserialize)]
+            struct Parsed {
+                $($(#[serde($($serde)*)])? $field: $ty,)*
+            }
+
+            impl<'de> serde::Deserialize<'de> for $name {
+                fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                    let Parsed { $($field,)* } = $crate::describe::object(from)?;
+                    Ok(Self { $($field,)* })
+                }
+            }
+        };
 
         impl $crate::describe::Fields for $name {
             fn has(name: &str) -> bool {
@@ -256,5 +296,30 @@ mod tests {
                 "required": ["type"],
             })
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    api_type! {
+        /// Something with optional fields only.
+        pub struct Loose {
+            /// One.
+            pub one: Option<u32>,
+            /// Two.
+            pub two: Option<u32>,
+        }
+    }
+
+    #[test]
+    fn a_structure_is_read_from_an_object_only() {
+        let read = |text| serde_json::from_str::<Loose>(text).map(|loose| (loose.one, loose.two));
+        assert_eq!(read(r#"{"two": 2, "three": 3}"#).unwrap(), (None, Some(2)));
+        for text in ["[null, null]", "[]", "1", "null"] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("expected an object"), "{text}: {error}");
+        }
     }
 }

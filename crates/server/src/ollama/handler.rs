@@ -11,7 +11,7 @@ use crate::http::{read_json, sse};
 use crate::openai::chat::convert::{Prepared, convert};
 use crate::openai::chat::handler::begin;
 use crate::openai::chat::types::ChatRequest;
-use crate::openai::chat::validate::validate;
+use crate::openai::chat::validate::{check_top, validate};
 use crate::openai::completions;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -28,6 +28,7 @@ pub(crate) async fn chat_route(
 ) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: OllamaChatRequest| {
+        check_top(request.top_logprobs, &app.limits)?;
         let empty = request.messages.as_ref().is_none_or(Vec::is_empty);
         let request = chat(request)?;
         prepare(app, &request, empty, caller)
@@ -43,6 +44,7 @@ pub(crate) async fn generate_route(
 ) -> Result<Response, ApiError> {
     let caller = Caller::of(&request);
     let work = move |app: &App, request: OllamaGenerateRequest| {
+        check_top(request.top_logprobs, &app.limits)?;
         let empty = request.prompt.as_ref().is_none_or(String::is_empty);
         match generate(request)? {
             Generate::Chat(request) => prepare(app, &request, empty, caller),

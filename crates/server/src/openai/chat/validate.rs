@@ -22,10 +22,7 @@ pub(crate) fn validate(
         let text = "max_completion_tokens must be at least 1";
         return Err(ApiError::invalid("max_completion_tokens", text));
     }
-    if request.top_logprobs.is_some_and(|top| u64::from(top) > limits.top_logprobs) {
-        let text = format!("top_logprobs must be between 0 and {}", limits.top_logprobs);
-        return Err(ApiError::invalid("top_logprobs", text));
-    }
+    check_top(request.top_logprobs, limits)?;
     conversation(&request.messages, limits)?;
     let offered = request.tools.as_deref().unwrap_or_default();
     tools(offered, limits)?;
@@ -198,4 +195,13 @@ fn tool_choice(choice: Option<&ToolChoice>, tools: &[Tool]) -> Result<(), ApiErr
 /// Bytes of a value as JSON.
 fn json_size(value: &impl Serialize) -> u64 {
     serde_json::to_vec(value).map_or(0, |text| text.len() as u64)
+}
+
+/// Refuses more candidates at a position than the limit allows.
+pub(crate) fn check_top(top: Option<u32>, limits: &Limits) -> Result<(), ApiError> {
+    if top.is_some_and(|top| u64::from(top) > limits.top_logprobs) {
+        let text = format!("top_logprobs must be between 0 and {}", limits.top_logprobs);
+        return Err(ApiError::invalid("top_logprobs", text));
+    }
+    Ok(())
 }
