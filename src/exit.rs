@@ -2,10 +2,12 @@
 
 use crate::log;
 use crate::output::{Output, OutputClosed, note, of_output};
+use graph::CompileError;
 use model::LoadError;
 use server::ServeError;
 use std::fmt;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Success.
@@ -37,6 +39,11 @@ pub(crate) fn bad_input(what: impl Into<String>) -> anyhow::Error {
     BadInput(what.into()).into()
 }
 
+/// Makes the error of a file that cannot be read or is not what it should be.
+pub(crate) fn bad_file<E: fmt::Display>(path: &Path) -> impl FnOnce(E) -> anyhow::Error {
+    move |error| bad_input(format!("{}: {error}", path.display()))
+}
+
 /// The user pressed Ctrl-C.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
@@ -59,7 +66,8 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
             return OUTPUT_CLOSED;
         }
         let config = matches!(cause.downcast_ref(), Some(ServeError::Config(_)));
-        if config || cause.is::<BadInput>() || cause.is::<formats::Error>() || is_bad_model(cause) {
+        let of_input = cause.is::<BadInput>() || cause.is::<formats::Error>();
+        if config || of_input || is_bad_model(cause) || is_bad_size(cause) {
             return BAD_INPUT;
         }
     }
@@ -80,6 +88,20 @@ fn is_bad_model(cause: &(dyn std::error::Error + 'static)) -> bool {
                 | LoadError::KvSize { .. }
         )
     )
+}
+
+/// Whether the sizes on the command line, not the device, caused the error.
+fn is_bad_size(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let compile = match cause.downcast_ref() {
+        Some(LoadError::Compile(error)) => Some(error),
+        _ => cause.downcast_ref(),
+    };
+    let device = match (compile, cause.downcast_ref()) {
+        (Some(CompileError::Limits { .. }), _) => return true,
+        (Some(CompileError::Device(error)), _) | (_, Some(LoadError::Device(error))) => Some(error),
+        _ => cause.downcast_ref(),
+    };
+    matches!(device, Some(device::Error::Limits { .. }))
 }
 
 /// Ends the program; prints an error as one line on standard error.

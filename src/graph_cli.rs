@@ -7,6 +7,7 @@ mod explain;
 mod tune;
 mod verify;
 
+use crate::numbers::{PAGE, SEQUENCES, TOKENS};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use device::cuda::launch::Target;
@@ -70,19 +71,19 @@ struct ModelArgs {
     load_format: String,
     /// Most sequences that run at once
     #[arg(long, value_name = "N", default_value_t = 256)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     max_batch: u32,
     /// Most tokens of a step
     #[arg(long, value_name = "N", default_value_t = 8192)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     max_tokens: u32,
     /// Most tokens of a sequence
     #[arg(long, value_name = "N", default_value_t = 8192)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     max_context: u32,
     /// Tokens per KV page
     #[arg(long, value_name = "N", default_value_t = 16)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(PAGE))]
     page_size: u32,
     /// Use the kernels of --deterministic, which are the same for every bucket
     #[arg(long)]

@@ -4,6 +4,7 @@ use crate::cli::{Global, Rounding};
 use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
+use crate::numbers::{self, TOKENS};
 use crate::output::note;
 use crate::progress;
 use crate::sampling::SamplingArgs;
@@ -39,10 +40,11 @@ pub(crate) struct LoadArgs {
     load_format: LoadFormat,
     /// Most tokens of prompt and answer together; the model's own limit still applies
     #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Loading")]
-    #[arg(value_parser = clap::value_parser!(u32).range(16..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(16..=*TOKENS.end()))]
     max_context: u32,
     /// Fraction of the free device memory to use
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Loading")]
+    #[arg(value_parser = numbers::share)]
     memory_share: f64,
     // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Loading")]
@@ -84,7 +86,12 @@ fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err("use bytes, or a size such as 512MiB or 4GiB".into()),
     };
     let number: u64 = number.parse().map_err(|_| "not a number of bytes")?;
-    number.checked_mul(1 << shift).ok_or_else(|| "the size is too large".into())
+    match number.checked_mul(1 << shift) {
+        Some(0) => Err("the size must be more than 0".into()),
+        // More than any machine has, and small enough that sums do not overflow.
+        Some(size) if size <= 1 << 50 => Ok(size),
+        _ => Err("the size is too large".into()),
+    }
 }
 
 /// Where weights come from.
@@ -176,10 +183,6 @@ fn load_with(
     max_batch: impl FnOnce(DeviceKind) -> u32,
     prefill_tokens: Option<u32>,
 ) -> Result<Loaded> {
-    if !(args.memory_share > 0.0 && args.memory_share <= 1.0) {
-        let share = args.memory_share;
-        return Err(bad_input(format!("--memory-share {share}: must be above 0 and at most 1")));
-    }
     let source = source(&args.model, args.load_format)?;
     let text = match &source {
         ModelSource::Checkpoint(path) => Some(read_text(path)?),
@@ -413,12 +416,12 @@ mod tests {
 
     #[test]
     fn sizes_are_bytes_or_have_a_unit() {
-        for (text, bytes) in
-            [("0", 0), ("17", 17), ("512MiB", 512 << 20), ("4g", 4 << 30), ("1 KiB", 1024)]
-        {
+        for (text, bytes) in [("17", 17), ("512MiB", 512 << 20), ("4g", 4 << 30), ("1 KiB", 1024)] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
-        for wrong in ["", "x", "-1", "1.5GiB", "1TB", "99999999999999999999", "99999999999G"] {
+        for wrong in
+            ["", "0", "0GiB", "x", "-1", "1.5GiB", "1TB", "99999999999999999999", "99999999999G"]
+        {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }

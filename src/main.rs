@@ -13,6 +13,7 @@ mod interrupt;
 mod loading;
 mod log;
 mod models;
+mod numbers;
 mod output;
 mod programs;
 mod progress;

@@ -8,6 +8,7 @@ use crate::exit::Interrupted;
 use crate::generate::{Ask, Ending, Speaker};
 use crate::interrupt::Interrupt;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::SEQUENCES;
 use crate::output::{note, say};
 use crate::prompt::{self, Conversation};
 use crate::sampling::SamplingArgs;
@@ -56,7 +57,7 @@ pub(crate) struct RunArgs {
     output: Option<PathBuf>,
     /// Most lines of --batch answered at once
     #[arg(long, value_name = "N", default_value_t = 32, requires = "batch")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     max_batch: u32,
     #[command(flatten)]
     sampling: SamplingArgs,

@@ -1,7 +1,7 @@
 //! Sampling flags, combined with the model's defaults.
 
-use crate::exit::bad_input;
-use anyhow::{Context, Result};
+use crate::exit::{bad_file, bad_input};
+use anyhow::Result;
 use clap::Args;
 use engine::request::Sampling;
 use grammar::Grammar;
@@ -16,6 +16,7 @@ use std::path::PathBuf;
 pub(crate) struct SamplingArgs {
     /// At most this many new tokens
     #[arg(long, short = 'n', value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// At least this many new tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -93,9 +94,7 @@ impl SamplingArgs {
 
     /// The grammar of the answer, not yet compiled.
     pub(crate) fn grammar(&self) -> Result<Option<Grammar>> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).with_context(|| bad_input(path.display().to_string()))
-        };
+        let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(bad_file(path));
         Ok(match (&self.json_schema, &self.regex, &self.grammar) {
             (Some(path), _, _) => Some(Grammar::JsonSchema(read(path)?)),
             (_, Some(regex), _) => Some(Grammar::Regex(regex.clone())),

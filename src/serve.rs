@@ -8,6 +8,7 @@ use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs, Loaded};
 use crate::log;
+use crate::numbers::SEQUENCES;
 use crate::output::note;
 use anyhow::{Context, Result};
 use backend::Serving;
@@ -58,7 +59,7 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     share_prefix_cache: bool,
     // Not a doc comment, because rustdoc would parse the brackets as a link.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     #[arg(help = "Most sequences that run at once [default: 256 on a GPU, 32 on a CPU]")]
     max_batch: Option<u32>,
     /// The model name for clients [default: the model's own]
@@ -181,12 +182,13 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
     let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
+    let at_once = geometry.seats;
     let embedding = engine::exec::Executor::hidden(&loaded.executor);
     let config = &loaded.config;
     let vocab = config.vocab as u32;
     let Some(text) = loaded.text.take() else {
         let text = WordText::new(vocab, config.eos.clone());
-        return Model { embedding, ..Model::new(name, context, Arc::new(text)) };
+        return Model { embedding, at_once, ..Model::new(name, context, Arc::new(text)) };
     };
     let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
     let (tools, reasoning) = (ToolFormat::of(&text), Reasoning::of(&text));
@@ -199,7 +201,7 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
         min_p: suggested.min_p.unwrap_or(plain.defaults.min_p),
         ..plain.defaults.clone()
     };
-    Model { defaults, tools, reasoning, embedding, ..plain }
+    Model { defaults, tools, reasoning, embedding, at_once, ..plain }
 }
 
 /// Constant data for the page.

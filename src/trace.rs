@@ -1,8 +1,9 @@
 //! `dacapo trace FILE`: converts step records (`serve --trace FILE.jsonl`) to a self-contained HTML
 //! file with a zoomable strip, totals by bucket, and every eager step with its reason.
 
+use crate::exit::{bad_file, bad_input};
 use crate::output::say;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 use server::link::{Phase, Run, StepRecord};
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<Vec<StepRecord>> {
-    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    let file = std::fs::File::open(path).map_err(bad_file(path))?;
     let mut records = Vec::new();
     let mut broken = None;
     for (line, number) in BufReader::new(file).lines().zip(1..) {
@@ -40,7 +41,7 @@ fn read(path: &Path) -> Result<Vec<StepRecord>> {
         }
         // Only the last line may be incomplete, if the trace was cut off.
         if let Some((number, e)) = broken {
-            return Err(anyhow::Error::from(e).context(format!("{}:{number}", path.display())));
+            return Err(bad_input(format!("{}:{number}: {e}", path.display())));
         }
         match serde_json::from_str(&line) {
             Ok(record) => records.push(record),
@@ -48,7 +49,7 @@ fn read(path: &Path) -> Result<Vec<StepRecord>> {
         }
     }
     if records.is_empty() {
-        bail!("{}: no step records", path.display());
+        return Err(bad_input(format!("{}: no step records", path.display())));
     }
     Ok(records)
 }

@@ -179,7 +179,7 @@ impl Bytes<'_> {
                 26 => ("not", self.schema(depth)),
                 27 => ("uniqueItems", json!(self.byte().is_multiple_of(2))),
                 28 => ("if", self.schema(depth)),
-                29 => ("then", self.schema(depth)),
+                29 => (["then", "else"][self.size() % 2], self.schema(depth)),
                 30 => ("format", json!(["path", "byte", "base64url", "int64"][self.size() % 4])),
                 _ => ("enum", (0..self.size()).map(|_| self.name()).collect()),
             };

@@ -6,7 +6,7 @@ use text::bytes::ByteText;
 use server::{Limits, Model};
 use std::sync::{Arc, LazyLock};
 
-const ROUTES: [&str; 9] = [
+const ROUTES: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -16,6 +16,8 @@ const ROUTES: [&str; 9] = [
     "/v1/messages",
     "/api/chat",
     "/api/generate",
+    "/v1/messages/count_tokens",
+    "/api/embed",
 ];
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| Model::new("m", 8192, Arc::new(ByteText)));

@@ -2,7 +2,9 @@
 
 use super::record;
 use crate::cli::Global;
+use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs, Loaded};
+use crate::numbers::{TIMES, TOKENS};
 use crate::output::say;
 use crate::progress;
 use anyhow::{Result, bail};
@@ -24,15 +26,15 @@ pub(crate) struct CpuArgs {
     load: LoadArgs,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 512)]
-    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=*TOKENS.end()))]
     prompt: u32,
     /// Tokens of the answer
     #[arg(long, value_name = "N", default_value_t = 128)]
-    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=*TOKENS.end()))]
     answer: u32,
     /// Number of runs; the median is reported
     #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     repeats: u32,
     /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
@@ -102,10 +104,10 @@ impl Floor {
 pub(crate) fn run(args: &CpuArgs, global: &Global) -> Result<()> {
     let loaded = loading::load(&args.load, global, 1)?;
     if loaded.executor.device().kind() != DeviceKind::Cpu {
-        bail!(
+        return Err(bad_input(format!(
             "bench cpu measures the CPU, but the model is on {}: add --device cpu",
             loaded.device
-        );
+        )));
     }
     let working = progress::spinner("measuring the machine");
     let bandwidth = figures::read_bandwidth(loaded.executor.device())?;
@@ -186,7 +188,9 @@ fn once<X: Executor>(
                 Output::Finished { finish, .. } => {
                     bail!("the answer ended after {tokens} tokens: {finish:?}")
                 }
-                Output::Rejected { reason, .. } => bail!("the request was refused: {reason}"),
+                Output::Rejected { reason, .. } => {
+                    return Err(bad_input(format!("the request was refused: {reason}")));
+                }
                 Output::Prefilled { .. } | Output::Embedded { .. } => {}
             }
         }

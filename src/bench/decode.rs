@@ -6,6 +6,7 @@ use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{SEQUENCES, TIMES, TOKENS_BEFORE};
 use crate::output::say;
 use crate::progress;
 use anyhow::Result;
@@ -20,14 +21,15 @@ pub(crate) struct DecodeArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "512")]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS_BEFORE))]
     context: Vec<u32>,
     /// Measured steps per row of the table
     #[arg(long, value_name = "N", default_value_t = 128)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
     #[command(flatten)]
     backend: BackendArgs,

@@ -1,6 +1,9 @@
 //! The rows of a prefill step: prompts, chunks in the middle of a context, decoding sequences.
 
-use anyhow::{Context, Result, ensure};
+use crate::exit::bad_input;
+use crate::numbers::{SEQUENCES, TOKENS, TOKENS_BEFORE};
+use anyhow::Result;
+use std::ops::RangeInclusive;
 
 /// The rows of one step.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,11 +21,9 @@ impl Mix {
         let rows = match text.strip_prefix("random") {
             Some("") => random(2048, context),
             Some(rest) => {
-                let tokens = rest.strip_prefix(':').and_then(|n| n.parse().ok()).filter(|&n| n > 0);
-                random(
-                    tokens.with_context(|| format!("{text}: expected random or random:TOKENS"))?,
-                    context,
-                )
+                let tokens = rest.strip_prefix(':').and_then(|n| n.parse().ok());
+                let wrong = || bad_input(format!("{text}: expected random or random:TOKENS"));
+                random(tokens.filter(within(&TOKENS)).ok_or_else(wrong)?, context)
             }
             None => {
                 let mut rows = Vec::new();
@@ -32,6 +33,12 @@ impl Mix {
                 rows
             }
         };
+        let tokens: i64 = rows.iter().map(|row| i64::from(row.0)).sum();
+        if !SEQUENCES.contains(&(rows.len() as i64)) || !TOKENS.contains(&tokens) {
+            let (rows, most) = (SEQUENCES.end(), TOKENS.end());
+            let text = format!("{text}: a step has at most {rows} rows and {most} tokens");
+            return Err(bad_input(text));
+        }
         Ok(Mix { name: text.into(), rows })
     }
 
@@ -52,15 +59,29 @@ impl Mix {
 }
 
 fn repeated(part: &str, context: u32) -> Result<Vec<(u32, u32)>> {
-    let wrong = || format!("{part}: expected PROMPTSxTOKENS or PROMPTSxTOKENS@CONTEXT");
+    let wrong = || {
+        let (rows, tokens) = (SEQUENCES.end(), TOKENS.end());
+        bad_input(format!(
+            "{part}: expected PROMPTSxTOKENS or PROMPTSxTOKENS@CONTEXT, with 1 to {rows} prompts and \
+             up to {tokens} tokens"
+        ))
+    };
     let (shape, before) = match part.split_once('@') {
-        Some((shape, before)) => (shape, before.parse().ok().with_context(wrong)?),
+        Some((shape, before)) => {
+            let before = before.parse().ok().filter(within(&TOKENS_BEFORE));
+            (shape, before.ok_or_else(wrong)?)
+        }
         None => (part, context),
     };
     let pair = shape.split_once('x').and_then(|(n, t)| Some((n.parse().ok()?, t.parse().ok()?)));
-    let (prompts, tokens): (u32, u32) = pair.with_context(wrong)?;
-    ensure!(prompts > 0 && tokens > 0, "{part}: prompts and tokens must be at least 1");
+    let fits =
+        |&(prompts, tokens): &(u32, u32)| within(&SEQUENCES)(&prompts) && within(&TOKENS)(&tokens);
+    let (prompts, tokens) = pair.filter(fits).ok_or_else(wrong)?;
     Ok(vec![(tokens, before); prompts as usize])
+}
+
+fn within(range: &RangeInclusive<i64>) -> impl Fn(&u32) -> bool {
+    |&number| range.contains(&i64::from(number))
 }
 
 /// A pseudo-random mix of short and long rows, the same for the same total.
@@ -98,6 +119,16 @@ mod tests {
         assert_eq!(mix.filled(4200).tokens(), 4200);
         for wrong in ["", "x", "0x5", "5x0", "1x2@", "random:", "random:0", "1x2+", "1x2@x"] {
             assert!(Mix::parse(wrong, 0).is_err(), "{wrong}");
+        }
+        for large in [
+            "4294967295x1",
+            "1x4294967295",
+            "1x1@4294967295",
+            "random:4294967295",
+            "4096x1+1x1",
+            "2x16777216",
+        ] {
+            assert!(Mix::parse(large, 0).is_err(), "{large}");
         }
     }
 

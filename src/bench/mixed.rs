@@ -2,10 +2,12 @@
 
 use super::{plot, record};
 use crate::cli::Global;
+use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{SEQUENCES, TIMES, TOKENS};
 use crate::output::say;
 use crate::progress;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use clap::Args;
 use engine::exec::Executor;
 use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token};
@@ -21,23 +23,23 @@ pub(crate) struct MixedArgs {
     load: LoadArgs,
     /// Requests that run during the whole measurement
     #[arg(long, value_name = "N", default_value_t = 8)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     running: u32,
     /// Tokens of each prompt that arrives
     #[arg(long, value_name = "N", default_value_t = 2048)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     prompt: u32,
     /// Number of prompts that arrive
     #[arg(long, value_name = "N", default_value_t = 4)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     prompts: u32,
     /// Decode steps before each prompt, and after the last
     #[arg(long, value_name = "N", default_value_t = 24)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     between: u32,
     /// Most tokens of a step; one run for each value
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "256,1024")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     budget: Vec<u32>,
     /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]
@@ -68,11 +70,12 @@ pub(crate) struct Run {
 }
 
 pub(crate) fn run(args: &MixedArgs, global: &Global) -> Result<()> {
-    ensure!(
-        args.budget.iter().all(|&tokens| tokens > args.running),
-        "--budget must be more than the {} running requests",
-        args.running
-    );
+    if args.budget.iter().any(|&tokens| tokens <= args.running) {
+        let running = args.running;
+        return Err(bad_input(format!(
+            "--budget must be more than the {running} running requests"
+        )));
+    }
     let (mut runs, mut device) = (Vec::new(), String::new());
     for &budget in &args.budget {
         let seats = args.running + 1;
@@ -123,8 +126,9 @@ fn once<X: Executor>(
     vocab: u32,
 ) -> Result<Run> {
     // Enough tokens for all steps: the most that the prompts can take, and those in between.
-    let steps = args.prompts * (args.prompt.div_ceil(budget - args.running) + 2);
-    let answer = (args.prompts + 2) * args.between + steps + 8;
+    let steps = args.prompts.saturating_mul(args.prompt.div_ceil(budget - args.running) + 2);
+    let answer =
+        (args.prompts + 2).saturating_mul(args.between).saturating_add(steps).saturating_add(8);
     let start = Instant::now();
     let now = || start.elapsed().as_secs_f64() * 1e3;
     let mut seen = Seen::default();
@@ -196,7 +200,9 @@ fn step<X: Executor>(
             Output::Finished { id: RequestId(id), finish: Finish::Length, .. }
                 if id > u64::from(args.running) => {}
             Output::Finished { finish, .. } => bail!("a running request ended: {finish:?}"),
-            Output::Rejected { reason, .. } => bail!("a request was refused: {reason}"),
+            Output::Rejected { reason, .. } => {
+                return Err(bad_input(format!("a request was refused: {reason}")));
+            }
             Output::Prefilled { .. } | Output::Embedded { .. } => {}
         }
     }

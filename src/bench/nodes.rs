@@ -12,6 +12,7 @@ use super::record;
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{SEQUENCES, TIMES, TOKENS_BEFORE};
 use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -29,10 +30,11 @@ pub(crate) struct NodesArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS_BEFORE))]
     context: u32,
     // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "NxT+NxT,…", value_delimiter = ',', conflicts_with = "batch")]
@@ -40,7 +42,7 @@ pub(crate) struct NodesArgs {
     prefill: Vec<String>,
     /// Replays of each graph
     #[arg(long, value_name = "N", default_value_t = 12)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     replays: u32,
     /// Write the results, with machine and command, to this file (- is standard output)
     #[arg(long, value_name = "FILE")]

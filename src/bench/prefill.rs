@@ -6,6 +6,7 @@ use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Steady, Timing};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{TIMES, TOKENS_BEFORE};
 use crate::output::say;
 use crate::progress;
 use anyhow::Result;
@@ -28,19 +29,21 @@ pub(crate) struct PrefillArgs {
     shape: Vec<String>,
     /// Tokens that each sequence already has, for shapes without @CONTEXT
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS_BEFORE))]
     context: u32,
     /// Measured steps per row of the table, in each turn
     #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
     /// Turns per row when several backends are compared: they alternate, so that changes of the
     /// device's clocks affect all of them
     #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     turns: u32,
     /// Milliseconds of idle time before each step, as before a single prompt; without it, long
     /// steps run at the device's power limit
     #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pause: u64,
     #[command(flatten)]
     backend: BackendArgs,

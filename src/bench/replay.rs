@@ -9,6 +9,7 @@ use super::report::ReportArgs;
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{SEQUENCES, TIMES, TOKENS_BEFORE};
 use crate::output::say;
 use crate::progress;
 use anyhow::{Result, bail};
@@ -23,14 +24,15 @@ pub(crate) struct ReplayArgs {
     load: LoadArgs,
     /// Sequences per step
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     batch: Vec<u32>,
     /// Tokens of each sequence before the first step
     #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS_BEFORE))]
     context: u32,
     /// Measured steps per metric
     #[arg(long, value_name = "N", default_value_t = 128)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
     #[command(flatten)]
     report: ReportArgs,

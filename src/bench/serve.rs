@@ -2,6 +2,8 @@
 
 mod plot;
 
+use crate::exit::{bad_file, bad_input};
+use crate::numbers;
 use crate::output::{note, say};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -13,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// More requests than a run of weeks sends.
+const MOST_REQUESTS: u64 = 1_000_000_000;
 
 /// Measure a server under load
 #[derive(Args, Debug)]
@@ -31,17 +36,18 @@ pub(crate) struct ServeArgs {
     endpoint: Route,
     /// Requests in flight at once; with --rate the maximum, at least 4096
     #[arg(long, short = 'c', default_value_t = 16)]
-    #[arg(value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     concurrency: usize,
     /// Requests a second with random (Poisson) arrivals, independent of the responses
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::positive)]
     rate: Option<f64>,
     /// Requests to measure
     #[arg(long, short = 'n', default_value_t = 200)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_REQUESTS))]
     requests: u64,
     /// Warm-up requests, not measured
     #[arg(long, default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=MOST_REQUESTS))]
     warmup: u64,
     /// Words of a prompt: N, A-B, normal:MEAN,SD or lognormal:MU,SIGMA
     #[arg(long, default_value = "128")]
@@ -50,7 +56,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value = "128")]
     output: Dist,
     /// The fraction of every prompt, 0 to 1, that is the same in all prompts
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = numbers::fraction)]
     shared_prefix: f64,
     /// Prompts from a file: one JSON object per line, with "prompt" and optionally "max_tokens"
     #[arg(long, conflicts_with = "shared_prefix")]
@@ -62,17 +68,17 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     extra: Option<String>,
     /// Goal: time to first token in ms
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::positive)]
     slo_ttft: Option<f64>,
     /// Goal: mean time between tokens in ms
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::positive)]
     slo_itl: Option<f64>,
     /// Goal: whole request in ms
-    #[arg(long)]
+    #[arg(long, value_parser = numbers::positive)]
     slo_e2e: Option<f64>,
     /// Seconds after which a request fails
     #[arg(long, default_value_t = 300)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
     /// Seed; the same seed gives the same load
     #[arg(long, default_value_t = 0)]
@@ -136,19 +142,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn spec(args: &ServeArgs) -> Result<LoadSpec> {
-    let target = Target::parse(&args.base_url, args.api_key.clone()).map_err(|e| anyhow!(e))?;
-    if !(0.0..=1.0).contains(&args.shared_prefix) {
-        bail!("--shared-prefix must be between 0 and 1");
-    }
-    if args.rate.is_some_and(|rate| rate.is_nan() || rate <= 0.0) {
-        bail!("--rate must be more than 0");
-    }
+    let target = Target::parse(&args.base_url, args.api_key.clone()).map_err(bad_input)?;
     let prompts = match &args.prompts {
         Some(path) => Prompts::List(read_prompts(path)?),
         None => Prompts::Random { input: args.input, shared: args.shared_prefix },
     };
     let extra: Map<String, Value> = match &args.extra {
-        Some(text) => serde_json::from_str(text).context("--extra must be a JSON object")?,
+        Some(text) => serde_json::from_str(text)
+            .map_err(|error| bad_input(format!("--extra must be a JSON object: {error}")))?,
         None => Map::new(),
     };
     // A low limit of requests in flight would delay arrivals and hide overload.
@@ -178,19 +179,20 @@ fn spec(args: &ServeArgs) -> Result<LoadSpec> {
 }
 
 fn read_prompts(path: &Path) -> Result<Vec<(String, Option<u32>)>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = std::fs::read_to_string(path).map_err(bad_file(path))?;
     let mut prompts = Vec::new();
     for (line, number) in text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty()) {
         let place = || format!("{}:{number}", path.display());
-        let value: Value = serde_json::from_str(line).with_context(place)?;
+        let value: Value =
+            serde_json::from_str(line).map_err(|e| bad_input(format!("{}: {e}", place())))?;
         let Some(prompt) = value["prompt"].as_str() else {
-            bail!("{}: no \"prompt\"", place());
+            return Err(bad_input(format!("{}: no \"prompt\"", place())));
         };
         let most = value["max_tokens"].as_u64().and_then(|n| u32::try_from(n).ok());
         prompts.push((prompt.to_string(), most));
     }
     if prompts.is_empty() {
-        bail!("{}: no prompts", path.display());
+        return Err(bad_input(format!("{}: no prompts", path.display())));
     }
     Ok(prompts)
 }
@@ -237,8 +239,8 @@ fn watch(progress: Arc<Progress>, total: u64) -> Watcher {
 }
 
 fn read(path: &Path) -> Result<Report> {
-    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+    let bytes = std::fs::read(path).map_err(bad_file(path))?;
+    serde_json::from_slice(&bytes).map_err(bad_file(path))
 }
 
 /// A column per report; all but the first also show the ratio to the first.
@@ -313,7 +315,7 @@ mod tests {
         let spec = spec(&args("--rate 5 --input 64-512 --slo-ttft 200")).unwrap();
         assert_eq!(spec.arrivals, Arrivals::Poisson(5.0, 4096));
         assert!(spec.slo.is_met(200.0, 1e9, 1e9));
-        assert!(super::spec(&args("--rate 0")).is_err());
+        assert!(Cli::try_parse_from(["x", "--rate", "0"]).is_err());
         assert!(super::spec(&args("--base-url https://x")).is_err());
         assert!(super::spec(&args("--extra []")).is_err());
     }

@@ -1,6 +1,7 @@
 //! Runs steps of a given shape without an engine, for `bench decode` and `bench prefill`.
 
-use anyhow::{Context, Result, ensure};
+use crate::exit::bad_input;
+use anyhow::{Context, Result};
 use device::op::Noise;
 use device::{Node, Op, Tensor};
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
@@ -226,7 +227,8 @@ impl<'a> Steady<'a> {
                 .iter()
                 .zip(0..)
                 .map(|(&(tokens, context), seat)| {
-                    let token = |i| (i * 7919 + seat * 104_729 + index) % vocab;
+                    let other = seat * 104_729 + index;
+                    let token = |i: u32| i.wrapping_mul(7919).wrapping_add(other) % vocab;
                     Row::feed(Seat(seat), context, (0..tokens).map(token).collect())
                 })
                 .collect();
@@ -255,13 +257,13 @@ impl<'a> Steady<'a> {
             |&(more, context): &(u32, u32)| (context + more).div_ceil(geometry.page_size);
         let most = rows.iter().map(pages_of).max().unwrap_or(0);
         let batch = u32::try_from(rows.len())?;
-        let need = rows.iter().map(pages_of).sum::<u32>() + 1;
-        ensure!(
-            most <= geometry.pages_per_seat && need <= geometry.pages && batch <= geometry.seats,
-            "{batch} sequences need {need} pages, up to {most} each; there are {}, {} each",
-            geometry.pages,
-            geometry.pages_per_seat
-        );
+        let need = rows.iter().map(|row| u64::from(pages_of(row))).sum::<u64>() + 1;
+        let (pages, each) = (geometry.pages, geometry.pages_per_seat);
+        if most > each || need > u64::from(pages) || batch > geometry.seats {
+            return Err(bad_input(format!(
+                "{batch} sequences need {need} pages, up to {most} each; there are {pages}, {each} each"
+            )));
+        }
         let joins = rows
             .iter()
             .zip(0..)

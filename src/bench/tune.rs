@@ -5,6 +5,7 @@ use super::steady::{Pace, Steady};
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
+use crate::numbers::{SEQUENCES, TIMES, TOKENS_BEFORE};
 use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -24,14 +25,15 @@ pub(crate) struct TuneArgs {
     load: LoadArgs,
     /// Decode buckets to tune, in sequences; by default the automatic ones for 256 sequences
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     batch: Vec<u32>,
     /// Tokens of each sequence
     #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS_BEFORE))]
     context: u32,
     /// Replays of each variant
     #[arg(long, value_name = "N", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     replays: u32,
     /// Also write the result to this file
     #[arg(long, short, value_name = "FILE")]

@@ -1,9 +1,9 @@
 //! `dacapo graph diff`.
 
 use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
-use crate::exit::bad_input;
+use crate::exit::{bad_file, bad_input};
 use crate::output::say;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use graph::Plan;
 use graph::backend::{BackendKind, Piece};
@@ -52,9 +52,9 @@ impl Side {
     fn parse(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Side> {
         let mut backend = BackendKind::Full;
         if text.ends_with(".json") {
-            let json = std::fs::read_to_string(text).with_context(|| format!("reading {text}"))?;
-            let plan =
-                serde_json::from_str(&json).with_context(|| format!("{text}: not a plan"))?;
+            let json = std::fs::read_to_string(text).map_err(bad_file(text.as_ref()))?;
+            let plan = serde_json::from_str(&json)
+                .map_err(|e| bad_input(format!("{text}: not a plan: {e}")))?;
             return Ok(Side { plan, backend });
         }
         let (text, unfused) = match text.strip_suffix("+unfused") {

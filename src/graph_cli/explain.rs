@@ -1,6 +1,7 @@
 //! `dacapo graph explain`.
 
 use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
+use crate::numbers::{SEQUENCES, TOKENS};
 use crate::output::Output;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -20,11 +21,11 @@ pub(super) struct ExplainArgs {
     phase: Phase,
     /// Size of a decode step, in sequences
     #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     batch: u32,
     /// Size of a prefill step, in tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     tokens: u32,
     /// cpu or h200; the default does not depend on this machine
     #[arg(long, default_value = "h200")]

@@ -1,8 +1,8 @@
 //! `dacapo graph tune`.
 
-use crate::exit::bad_input;
+use crate::exit::bad_file;
 use crate::output::say;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use graph::Phase;
 use graph::bucket::{BucketSpec, Buckets};
@@ -20,9 +20,11 @@ pub(super) struct TuneArgs {
     trace: PathBuf,
     /// Memory limit of the graphs of a phase, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     budget: u64,
     /// Size of one graph in KiB, as reported by `graph verify` and at the server's start
     #[arg(long, value_name = "KIB", default_value_t = 4096)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     graph_size: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -39,10 +41,8 @@ struct Trace {
 }
 
 pub(super) fn run(args: &TuneArgs) -> Result<()> {
-    let path = args.trace.display();
-    let text = std::fs::read_to_string(&args.trace).with_context(|| format!("reading {path}"))?;
-    let trace: Trace =
-        serde_json::from_str(&text).map_err(|error| bad_input(format!("{path}: {error}")))?;
+    let text = std::fs::read_to_string(&args.trace).map_err(bad_file(&args.trace))?;
+    let trace: Trace = serde_json::from_str(&text).map_err(bad_file(&args.trace))?;
     let mut found = Vec::new();
     for (phase, sizes) in [(Phase::Decode, trace.decode), (Phase::Prefill, trace.prefill)] {
         let Some((&largest, _)) = sizes.last_key_value() else { continue };

@@ -2,6 +2,7 @@
 
 use super::{ModelArgs, ProgramSource};
 use crate::exit::bad_input;
+use crate::numbers::TIMES;
 use crate::output::say;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -28,11 +29,11 @@ pub(super) struct VerifyArgs {
     buckets_prefill: String,
     /// Random steps per bucket
     #[arg(long, value_name = "N", default_value_t = 3)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
     /// Replays of each step, each from the same state and compared with the op-by-op run
     #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     replays: u32,
     /// Seed of the random steps
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -44,7 +45,7 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let target = CompileTarget::new(device.target());
     let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
         let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
-        Ok(Buckets::generate(&spec, phase, max, None)?)
+        Buckets::generate(&spec, phase, max, None).map_err(|error| bad_input(error.to_string()))
     };
     let sweep = Sweep {
         backends: backends(args.backend.as_deref())?,

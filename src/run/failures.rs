@@ -1,7 +1,6 @@
 //! Lines of a batch's output that say why an item failed. They are removed when the batch runs
 //! again, so that their items are tried again.
 
-use crate::exit::bad_input;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::fs;
@@ -56,7 +55,7 @@ pub(super) fn remove(path: &Path) -> Result<u64> {
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&kept, path)
     };
-    write().with_context(|| bad_input(kept.display().to_string()))?;
+    write().with_context(|| kept.display().to_string())?;
     Ok(failures)
 }
 

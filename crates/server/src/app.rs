@@ -43,6 +43,8 @@ pub struct Model {
     pub reasoning: Option<Reasoning>,
     /// The width of its embeddings, if it supports them.
     pub embedding: Option<u32>,
+    /// Sequences that run at once; others wait.
+    pub at_once: u32,
 }
 
 impl Model {
@@ -58,6 +60,7 @@ impl Model {
             tools: ToolFormat::Generic { system: true },
             reasoning: None,
             embedding: None,
+            at_once: u32::MAX,
         }
     }
 

@@ -76,6 +76,10 @@ pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<
             let request = crate::anthropic::convert::chat(parse(body, limits)?.value)?;
             chat::validate::validate(&request, model, limits)
         }
+        "/v1/messages/count_tokens" => {
+            let request = crate::anthropic::convert::counted(parse(body, limits)?.value)?;
+            chat::validate::validate(&request, model, limits)
+        }
         "/api/chat" => {
             let request = crate::ollama::convert::chat(parse(body, limits)?.value)?;
             chat::validate::validate(&request, model, limits)
@@ -84,6 +88,10 @@ pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<
             Generate::Chat(request) => chat::validate::validate(&request, model, limits),
             Generate::Raw(request) => completions::validate::validate(&request, model, limits),
         },
+        "/api/embed" => {
+            let request = crate::ollama::embed::convert(model, limits, parse(body, limits)?.value)?;
+            embeddings::validate::validate(&request, model, limits)
+        }
         "/tokenize" => tokenize::validate::tokenize(&parse(body, limits)?.value, model, limits),
         "/detokenize" => tokenize::validate::detokenize(&parse(body, limits)?.value, model, limits),
         other => Err(ApiError::no_route(other)),

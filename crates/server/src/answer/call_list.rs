@@ -39,6 +39,7 @@ impl CallList {
                 Place::Call => match self.call.push(rest, &|_| true, out) {
                     Progress::Open => "",
                     Progress::Bad => {
+                        self.call.cut(out);
                         self.place = Place::Ended;
                         ""
                     }

@@ -78,6 +78,11 @@ impl CallObject {
         &self.held
     }
 
+    /// After `Bad`: the text from the byte on that is not part of a call.
+    pub(super) fn unread(&self) -> &str {
+        &self.held[self.seen.saturating_sub(1)..]
+    }
+
     /// Adds text and reports what is certain. `known` decides whether a name is a function's.
     pub(super) fn push(
         &mut self,

@@ -48,8 +48,9 @@ impl Hermes {
                     Progress::Bad => {
                         if call.started() {
                             call.cut(out);
+                            let read = rest.len() - call.unread().len();
                             self.place = Place::Tail { raw: None };
-                            rest
+                            &rest[read..]
                         } else {
                             // The text again, as text.
                             let raw = call.text().to_string();

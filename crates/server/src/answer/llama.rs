@@ -80,15 +80,14 @@ impl Llama {
                             rest.split_off(bytes)
                         }
                         Progress::Bad => {
-                            if call.started() {
+                            let text = if call.started() {
                                 call.cut(out);
+                                call.unread().to_string()
                             } else {
-                                let text = format!("{}{}", self.raw, call.text());
-                                self.raw.clear();
-                                out.push(Delta::Text(text));
-                            }
+                                format!("{}{}", std::mem::take(&mut self.raw), call.text())
+                            };
                             self.place = Place::Text;
-                            String::new()
+                            text
                         }
                     }
                 }

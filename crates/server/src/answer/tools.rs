@@ -306,6 +306,23 @@ mod tests {
         assert_eq!(split_of(hermes(), quoted), calls(&[("f", "{}")]));
     }
 
+    /// A call that stops being one after its arguments: what follows does not depend on the pieces.
+    #[test]
+    fn broken_calls_are_the_same_for_any_piece_size() {
+        let call = "{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}";
+        let made = calls(&[("f", "{\"a\": \"</tool_call>\"}")]);
+        let tagged = format!("<tool_call>{call}n é</tool_call> done");
+        let (bare, list) = (format!("{call}né</too"), format!("[{call}n, {{"));
+        for size in 1..80 {
+            let hermes = ToolSplit::new(ToolFormat::Hermes, vec![]);
+            assert_eq!(split(hermes, &tagged, size), (" done".into(), made.clone()), "{size}");
+            let llama = ToolSplit::new(ToolFormat::Llama, vec!["f".into()]);
+            assert_eq!(split(llama, &bare, size), ("né</too".into(), made.clone()), "{size}");
+            let forced = ToolSplit::List(CallList::default());
+            assert_eq!(split(forced, &list, size), (String::new(), made.clone()), "{size}");
+        }
+    }
+
     fn split_of(make: ToolSplit, text: &str) -> Vec<(String, String)> {
         split(make, text, 5).1
     }

@@ -2,7 +2,8 @@
 
 use super::convert::model_name;
 use super::types::{OllamaEmbedRequest, OllamaEmbedResponse, Texts};
-use crate::app::App;
+use crate::app::{App, Model};
+use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::http::{read_json, write_json};
@@ -23,30 +24,7 @@ pub(crate) async fn handle(
     let began = Instant::now();
     let caller = Caller::of(&request);
     let work = move |app: &App, request: OllamaEmbedRequest| {
-        let texts = match request.input {
-            Texts::One(text) => Prompt::Text(text),
-            Texts::Many(texts) => Prompt::Texts(texts),
-        };
-        let model = &app.model;
-        let input = match request.truncate {
-            Some(false) => texts,
-            _ => {
-                let most = usize::try_from(app.limits.tokenize_tokens).unwrap_or(usize::MAX);
-                let mut lists = tokenize(model, "input", texts, most)?;
-                lists.iter_mut().for_each(|list| list.truncate(model.most_prompt()));
-                Prompt::TokenLists(lists)
-            }
-        };
-        let request = EmbeddingRequest {
-            input,
-            model: model_name(request.model),
-            encoding_format: None,
-            dimensions: request.dimensions,
-            pooling: None,
-            truncate_prompt_tokens: None,
-            user: None,
-        };
-        prepare(app, &request, caller)
+        prepare(app, &convert(&app.model, &app.limits, request)?, caller)
     };
     let requests = read_json(&app, request, work).await?;
     let (embeddings, prompt_eval_count) = compute(&app, requests).await?;
@@ -59,4 +37,34 @@ pub(crate) async fn handle(
         prompt_eval_count,
     };
     write_json(&app, bytes, response).await
+}
+
+/// The embedding request that means the same. Texts are cut to the context unless that is refused.
+pub(crate) fn convert(
+    model: &Model,
+    limits: &Limits,
+    request: OllamaEmbedRequest,
+) -> Result<EmbeddingRequest, ApiError> {
+    let texts = match request.input {
+        Texts::One(text) => Prompt::Text(text),
+        Texts::Many(texts) => Prompt::Texts(texts),
+    };
+    let input = match request.truncate {
+        Some(false) => texts,
+        _ => {
+            let most = usize::try_from(limits.tokenize_tokens).unwrap_or(usize::MAX);
+            let mut lists = tokenize(model, "input", texts, most)?;
+            lists.iter_mut().for_each(|list| list.truncate(model.most_prompt()));
+            Prompt::TokenLists(lists)
+        }
+    };
+    Ok(EmbeddingRequest {
+        input,
+        model: model_name(request.model),
+        encoding_format: None,
+        dimensions: request.dimensions,
+        pooling: None,
+        truncate_prompt_tokens: None,
+        user: None,
+    })
 }

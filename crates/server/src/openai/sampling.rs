@@ -261,7 +261,11 @@ impl Shared<'_> {
             return Err(ApiError::invalid("top_k", "top_k must be between -1 and 1000000"));
         }
         if self.n.is_some_and(|n| n == 0 || u64::from(n) > limits.choices) {
-            let text = format!("n must be between 1 and {}", limits.choices);
+            let text = format!(
+                "n must be between 1 and {}; --limit choices=N allows more, --max-batch says how \
+                 many run at once",
+                limits.choices
+            );
             return Err(ApiError::invalid("n", text));
         }
         if self.priority.is_some_and(|p| !(-1_000_000..=1_000_000).contains(&p)) {

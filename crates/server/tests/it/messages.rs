@@ -1,8 +1,9 @@
 //! The words of errors: each says what is wrong, with what, and what is allowed.
 
-use crate::bed::Bed;
+use crate::bed::{Bed, config, model};
 use mock::MockConfig;
 use serde_json::json;
+use server::Model;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -37,7 +38,10 @@ async fn errors_say_what_is_wrong() {
             chat(", \"temperature\": \"warm\""),
             "temperature must be a number between 0 and 2, not string \"warm\"",
         ),
-        (chat(", \"n\": 40"), "n must be between 1 and 32"),
+        (
+            chat(", \"n\": 40"),
+            "n must be between 1 and 32; --limit choices=N allows more, --max-batch says how many run at once",
+        ),
         (chat(", \"n\": -4"), "n must be an integer between 1 and 32, not -4"),
         (
             chat(", \"stop\": 3"),
@@ -60,4 +64,21 @@ async fn more_choices_than_run_at_once_name_n_and_the_flag() {
         message,
         "n is too large: at most 2 run at once; lower n, or start the server with a larger --max-batch"
     );
+}
+
+#[tokio::test]
+async fn choices_beyond_the_batch_wait_for_each_other() {
+    let mock = MockConfig { seats: 2, ..MockConfig::default() };
+    let model = Model { at_once: 2, ..model() };
+    let bed = Bed::with(config(), mock, model).await;
+    for n in [3, 4, 9, 32] {
+        let body = json!({
+            "messages": [{"role": "user", "content": "hi"}], "n": n, "max_tokens": 2,
+        });
+        let answer = bed.ok(CHAT, &body).await;
+        assert_eq!(answer["choices"].as_array().map(Vec::len), Some(n), "{answer}");
+        let body = json!({"prompt": "hi", "n": n, "max_tokens": 2});
+        let answer = bed.ok("/v1/completions", &body).await;
+        assert_eq!(answer["choices"].as_array().map(Vec::len), Some(n), "{answer}");
+    }
 }

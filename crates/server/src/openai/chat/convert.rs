@@ -62,7 +62,7 @@ pub(crate) fn convert(
         prompt_logprobs: request.prompt_logprobs,
         ..Request::new(RequestId(0), prompt, sampling)
     };
-    let mut requests = spread(base, !choice.stops.is_empty() || choice.single_call);
+    let mut requests = spread(base, !choice.stops.is_empty() || choice.single_call, model);
     // The log-probabilities of a prompt are computed once for all its choices.
     requests.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
     let choices = requests.iter().map(|r| r.choices).collect();
@@ -106,8 +106,8 @@ const TOGETHER: u32 = 4;
 
 /// Splits a request into one per choice if the server may stop its choices separately, because the
 /// engine cancels only whole requests, or if there are many choices.
-pub(crate) fn spread(base: Request, apart: bool) -> Vec<Request> {
-    if base.choices == 1 || (!apart && base.choices <= TOGETHER) {
+pub(crate) fn spread(base: Request, apart: bool, model: &Model) -> Vec<Request> {
+    if base.choices == 1 || (!apart && base.choices <= TOGETHER.min(model.at_once)) {
         return vec![base];
     }
     let one = |i: u32| {

@@ -52,7 +52,7 @@ pub(crate) fn convert(
             ..Request::new(RequestId(0), prompt, sampling)
         };
         prompts.extend((0..base.choices).map(|_| base.prompt.clone()));
-        let mut apart = spread(base, !stops.is_empty());
+        let mut apart = spread(base, !stops.is_empty(), model);
         // The log-probabilities of a prompt are computed once for all its choices.
         apart.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
         per_prompt = apart.len();
