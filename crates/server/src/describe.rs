@@ -297,11 +297,6 @@ mod tests {
             })
         );
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     api_type! {
         /// Something with optional fields only.
