@@ -94,6 +94,9 @@ fn add_options(options: Options, body: &mut Map<String, Value>) -> Result<(), Ap
     Ok(())
 }
 
+/// Stands for the text of a request without one, which only loads the model: the rest of it is checked like any other.
+const NOTHING: &str = ".";
+
 /// The chat request that means the same.
 pub(crate) fn chat(request: OllamaChatRequest) -> Result<ChatRequest, ApiError> {
     let OllamaChatRequest {
@@ -108,7 +111,11 @@ pub(crate) fn chat(request: OllamaChatRequest) -> Result<ChatRequest, ApiError> 
         top_logprobs,
     } = request;
     let mut body = Common { model, format, options, think }.body()?;
-    body.insert("messages".into(), chat_messages(messages.unwrap_or_default())?.into());
+    let mut messages = chat_messages(messages.unwrap_or_default())?;
+    if messages.is_empty() {
+        messages.push(json!({"role": "user", "content": NOTHING}));
+    }
+    body.insert("messages".into(), messages.into());
     if let Some(tools) = tools {
         body.insert("tools".into(), tools.into_iter().map(tool).collect());
     }
@@ -187,7 +194,7 @@ pub(crate) fn generate(request: OllamaGenerateRequest) -> Result<Generate, ApiEr
     } = request;
     let mut body = Common { model, format, options, think }.body()?;
     body.insert("stream".into(), stream.unwrap_or(true).into());
-    let prompt = prompt.unwrap_or_default();
+    let prompt = prompt.filter(|text| !text.is_empty()).unwrap_or_else(|| NOTHING.into());
     if raw == Some(true) {
         body.insert("prompt".into(), prompt.into());
         // Without a limit of its own the answer ends at the context's.

@@ -49,11 +49,10 @@ pub(crate) async fn generate_route(
         match generate(request)? {
             Generate::Chat(request) => prepare(app, &request, empty, caller),
             Generate::Raw(request) => {
+                completions::validate::validate(&request, &app.model, &app.limits)?;
                 if empty {
-                    app.model.check_name(request.model.as_deref())?;
                     return Ok(None);
                 }
-                completions::validate::validate(&request, &app.model, &app.limits)?;
                 let (streamed, logprobs) =
                     (request.stream == Some(true), request.logprobs.is_some());
                 let made =
@@ -73,12 +72,11 @@ fn prepare(
     empty: bool,
     caller: Caller,
 ) -> Result<Asked, ApiError> {
+    validate(request, &app.model, &app.limits)?;
     if empty {
         // Ollama's clients load a model this way; this one is loaded.
-        app.model.check_name(request.model.as_deref())?;
         return Ok(None);
     }
-    validate(request, &app.model, &app.limits)?;
     let prepared = convert(&app.model, &app.limits, request, caller)?;
     Ok(Some((prepared, request.stream == Some(true), request.wants_logprobs())))
 }
