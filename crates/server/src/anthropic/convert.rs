@@ -38,6 +38,9 @@ pub(crate) fn chat(request: MessagesRequest) -> Result<ChatRequest, ApiError> {
     if request.temperature.is_some_and(|t| !(0.0..=1.0).contains(&t)) {
         return Err(ApiError::invalid("temperature", "temperature must be between 0 and 1"));
     }
+    if request.top_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
+        return Err(ApiError::invalid("top_p", "top_p must be between 0 and 1"));
+    }
     let mut body = json!({
         "model": request.model,
         "max_tokens": request.max_tokens,

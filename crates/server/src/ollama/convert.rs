@@ -75,8 +75,21 @@ fn add_options(options: Options, body: &mut Map<String, Value>) -> Result<(), Ap
             return Err(ApiError::invalid(name, format!("{name} is not supported")));
         }
     }
+    for (name, value) in [
+        ("options.temperature", options.temperature),
+        ("options.top_p", options.top_p),
+        ("options.min_p", options.min_p),
+        ("options.repeat_penalty", options.repeat_penalty),
+        ("options.frequency_penalty", options.frequency_penalty),
+        ("options.presence_penalty", options.presence_penalty),
+    ] {
+        // JSON has no such numbers: they would become null below.
+        if value.is_some_and(|value| !value.is_finite()) {
+            return Err(ApiError::invalid(name, format!("{name} is too large")));
+        }
+    }
     // A negative number means that only the context is the limit.
-    let most = options.num_predict.filter(|most| *most >= 0);
+    let most = options.num_predict.filter(|most| *most >= 0).map(|most| most.min(u32::MAX.into()));
     for (name, value) in [
         ("max_tokens", json!(most)),
         ("temperature", json!(options.temperature)),
@@ -147,7 +160,8 @@ fn chat_messages(messages: Vec<OllamaMessage>) -> Result<Vec<Value>, ApiError> {
                 count += 1;
                 let id = format!("call-{count}");
                 waiting.push((call.function.name.clone(), id.clone()));
-                let arguments = Value::Object(call.function.arguments).to_string();
+                let arguments =
+                    Value::Object(call.function.arguments.unwrap_or_default()).to_string();
                 json!({"id": id, "type": "function", "function": {
                     "name": call.function.name, "arguments": arguments,
                 }})

@@ -115,8 +115,7 @@ api_type! {
         /// The name of the function.
         pub name: String,
         /// Its arguments.
-        #[serde(default)]
-        pub arguments: Map<String, Value>,
+        pub arguments: Option<Map<String, Value>>,
     }
 }
 
