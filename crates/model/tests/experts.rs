@@ -5,34 +5,24 @@ mod models;
 
 use device::cpu::Numerics;
 use device::op::{Route, Routing, Score};
-use device::{DType, Device, DeviceChoice, Node, Op, OpenArena, Region, StepLimits, Tensor};
+use device::{DType, Device, Node, Op, OpenArena, Region, StepLimits, Tensor};
 use engine::Engine;
 use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
 use engine::request::{Request, RequestId, Sampling};
 use fixtures::Traffic;
 use formats::checkpoint::Checkpoint;
 use graph::bucket::{BucketSpec, Buckets};
+use graph::compile::merge::Merge;
 use graph::layout::Layout;
 use graph::mail::Mailbox;
-use graph::{CompileTarget, Phase, compile};
+use graph::{CompileTarget, Phase, ShapeKey, compile};
 use model::{
     LoadError, LoadOptions, LoadedExecutor, ModelConfig, ModelSource, OpenModel, Precision,
     load_executor, precision,
 };
+use models::{cpu, devices};
 use std::path::Path;
-
-fn cpu() -> Device {
-    device::cpu::open(None, false).unwrap()
-}
-
-fn devices() -> Vec<Device> {
-    let mut devices = vec![cpu()];
-    match Device::open(DeviceChoice::Cuda(0)) {
-        Ok((gpu, _)) => devices.push(gpu),
-        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
-    }
-    devices
-}
+use std::sync::Arc;
 
 fn load(
     file: &str,
@@ -342,5 +332,47 @@ fn what_experts_do_is_counted() {
                 assert!(assignments == all || last && assignments >= one, "{load:?}");
             }
         }
+    }
+}
+
+/// On Hopper a norm, its router and experts are one node of decode steps with one or two rows, unless layers stay nodes or
+/// kernels are fixed; with more rows a chain of kernels was measured to be faster.
+#[test]
+fn few_tokens_have_one_node_for_a_layer_of_experts() {
+    let config = ModelConfig::bundled("qwen3-30b-a3b").unwrap();
+    let model = OpenModel::open(&ModelSource::Dummy { config: Box::new(config), seed: 0 }).unwrap();
+    let hopper = device::cuda::launch::Target::h200();
+    let written = model.write(&hopper, Numerics::Fast, precision(&hopper), 64).unwrap();
+    let program = &written.program;
+    let limits = StepLimits {
+        seats: 8,
+        rows: 8,
+        tokens: 8,
+        pages_per_seat: 4,
+        page_size: 16,
+        vocab: program.shape.vocab,
+        penalties: false,
+        tokens_per_row: 1,
+    };
+    for (rows, merge, fixed, whole) in [
+        (1, Merge::Measured, false, true),
+        (2, Merge::Measured, false, true),
+        (4, Merge::Measured, false, false),
+        (4, Merge::Always, false, true),
+        (8, Merge::Always, false, false),
+        (1, Merge::Never, false, false),
+        (1, Merge::Measured, true, false),
+    ] {
+        let mut target = CompileTarget::new(Arc::new(hopper.clone()));
+        target.merge = merge;
+        let key = ShapeKey::decode(rows).with_fixed(fixed);
+        let mut layout = Layout::new(program, &target, limits, &[key]).unwrap();
+        layout.add_pages(program, 33);
+        let plan = compile(program, &target, &key, &layout.bindings).unwrap();
+        let count = |name: &str| plan.nodes.iter().filter(|node| node.op.name() == name).count();
+        let layers = program.experts().count();
+        let expected = if whole { (layers, 0, 0) } else { (0, layers, layers) };
+        let found = (count("expert_layer"), count("route"), count("experts"));
+        assert_eq!(found, expected, "{rows} rows, {merge:?}, fixed {fixed}");
     }
 }

@@ -9,11 +9,12 @@
 mod models;
 
 use device::op::{Route, Routing, Score};
-use device::{DType, Device, DeviceChoice, DeviceKind, Op, Region, Tensor};
+use device::{DType, Device, DeviceKind, Op, Region, Tensor};
 use formats::checkpoint::Checkpoint;
 use graph::mail::{JoinInput, Mailbox, PageInput, SeatParams, StepInput};
 use graph::{CompileTarget, Plan, ShapeKey};
 use model::{LoadOptions, LoadedExecutor, ModelSource, Precision, load_executor};
+use models::{cpu, devices};
 use std::collections::BTreeMap;
 
 /// How the GPU stores everything by default; the CPU can, too.
@@ -244,19 +245,6 @@ fn differing(run: &Choices, reference: &Run, most: f32) -> Result<Vec<(usize, us
 
 fn worst(ours: &[f32], theirs: &[f32]) -> f32 {
     ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
-fn cpu() -> Device {
-    device::cpu::open(None, false).unwrap()
-}
-
-fn devices() -> Vec<Device> {
-    let mut devices = vec![cpu()];
-    match Device::open(DeviceChoice::Cuda(0)) {
-        Ok((gpu, _)) => devices.push(gpu),
-        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
-    }
-    devices
 }
 
 fn cases() -> Vec<(String, Golden)> {

@@ -1,6 +1,24 @@
-//! The tiny checkpoints of `tests/goldens`.
+//! The tiny checkpoints of `tests/goldens`, and the devices they run on.
 
+use device::{Device, DeviceChoice};
 use std::path::{Path, PathBuf};
+
+/// This machine's processor.
+#[allow(dead_code, reason = "some test binaries open devices of their own")]
+pub(crate) fn cpu() -> Device {
+    device::cpu::open(None, false).unwrap()
+}
+
+/// The processor, and a GPU if there is one.
+#[allow(dead_code, reason = "some test binaries open devices of their own")]
+pub(crate) fn devices() -> Vec<Device> {
+    let mut devices = vec![cpu()];
+    match Device::open(DeviceChoice::Cuda(0)) {
+        Ok((gpu, _)) => devices.push(gpu),
+        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
+    }
+    devices
+}
 
 /// Where they are: beside this crate, or, for a test binary that was carried to another machine, under the
 /// folder it is run from.
