@@ -101,7 +101,8 @@ impl<'a> ExpertLayer<'a> {
         self.norm.x.rows <= FASTER_ROWS
     }
 
-    /// Words of the exchange of so many bytes each: generation and arrivals, logits, activations.
+    /// Bytes of the exchange: generation and arrivals, logits, activations, in words of 64 bits. 0 if the kernel cannot run
+    /// the members.
     pub(crate) fn exchange_bytes(&self, target: &Target) -> u64 {
         if self.unfit(target).is_some() {
             return 0;
@@ -137,13 +138,13 @@ impl<'a> ExpertLayer<'a> {
             ((1..=MOST_ROWS).contains(&rows), "it is for one to four tokens"),
             (
                 values && [&route.w, &experts.gate_up, &experts.down].into_iter().all(dense),
-                "not all of it is bf16",
+                "weights or activations are not dense bf16",
             ),
             (
                 matches!(weight.dtype, DType::BF16 | DType::F32) && aligned(weight),
-                "the norm's weight",
+                "the norm's weight is not aligned bf16 or f32",
             ),
-            (wide == CHUNK || wide == 2 * CHUNK, "rows are not 2048 or 4096"),
+            (wide == CHUNK || wide == 2 * CHUNK, "the hidden size is not 2048 or 4096"),
             (inner.is_multiple_of(8) && 16 * inner <= STAGE, "experts are too large"),
             (
                 self.fixed() <= 48 << 10 && self.stages(target) > FLYING,
