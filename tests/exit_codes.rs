@@ -1,12 +1,14 @@
 //! The exit codes of commands whose other behaviour is tested elsewhere: 1 for a failure, 2 for
-//! invalid input.
+//! invalid input, 130 for a server that is interrupted twice.
 
 mod process;
 mod smollm2;
 
 use process::fails;
 use smollm2::{dacapo, smollm2};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
 
 const DUMMY: [&str; 3] = ["qwen3-0.6b", "--load-format", "dummy"];
 
@@ -102,4 +104,50 @@ fn failures_give_code_1() {
     ] {
         fails(dacapo(&args).output().unwrap(), 1);
     }
+}
+
+/// A server, ended when dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The second signal comes as soon as the first has an effect: a server that began to listen for it
+/// only then would miss it, finish the answer and end with 0.
+#[test]
+fn a_server_that_is_interrupted_twice_gives_code_130() {
+    let Some(model) = smollm2() else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = dacapo(&["serve", model, "--port", &port.to_string()]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server = Server(child);
+    let mut said = BufReader::new(server.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.starts_with("serving ")), "the server did not start");
+    // Minutes of work, so that the server has to wait for it.
+    let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8000, "ignore_eos": true, "stream": true}"#;
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let length = body.len();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    client.write_all(head.as_bytes()).unwrap();
+    client.read_exact(&mut [0; 64]).unwrap();
+    // A client that does not read would be closed.
+    let reader = std::thread::spawn(move || std::io::copy(&mut client, &mut std::io::sink()));
+    let pid = server.0.id().to_string();
+    let interrupt =
+        || assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    interrupt();
+    // It drains: the stream continues, and new connections are refused.
+    while TcpStream::connect(("127.0.0.1", port)).is_ok() {}
+    assert_eq!(server.0.try_wait().unwrap(), None, "the first signal ended it");
+    interrupt();
+    assert_eq!(server.0.wait().unwrap().code(), Some(130));
+    // However the connection ended.
+    let _ = reader.join().unwrap();
 }

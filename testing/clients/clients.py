@@ -1,4 +1,4 @@
-"""Unmodified clients against a running server: openai, anthropic, ollama, litellm, langchain-openai, instructor.
+"""Unmodified clients against a running server: openai, anthropic, ollama, litellm, langchain-openai, instructor, and for HTTP/2 curl and h2.
 
     python testing/clients/clients.py --base-url http://127.0.0.1:8000 [--key KEY] [--model NAME] [--mock]
 
@@ -10,8 +10,12 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
+import socket
+import subprocess
 import sys
 import traceback
+import urllib.parse
 
 import openai
 
@@ -21,7 +25,7 @@ parser.add_argument("--base-url", default="http://127.0.0.1:8000")
 parser.add_argument("--key", default="none")
 parser.add_argument("--model")
 parser.add_argument("--mock", action="store_true")
-parser.add_argument("--quick", action="store_true", help="the openai, anthropic and ollama packages only, and short answers")
+parser.add_argument("--quick", action="store_true", help="the openai, anthropic, ollama and h2 packages only, and short answers")
 args = parser.parse_args()
 BASE = args.base_url.rstrip("/") + "/v1"
 client = openai.OpenAI(base_url=BASE, api_key=args.key, max_retries=0, timeout=120)
@@ -328,7 +332,7 @@ def anthropic_messages():
     if args.mock:
         assert told.content[0].text == "The tool says: rain", told
         thought = claude.messages.create(
-            model=MODEL, max_tokens=200, messages=[{"role": "user", "content": "please think"}],
+            model=MODEL, max_tokens=2000, messages=[{"role": "user", "content": "please think"}],
             thinking={"type": "enabled", "budget_tokens": 1024},
         )
         assert [block.type for block in thought.content] == ["thinking", "text"], thought
@@ -412,6 +416,81 @@ def openai_extensions_of_vllm():
 
 
 @test
+def http2_curl():
+    """curl upgrades requests without a body, and is answered in HTTP/1 for the others."""
+    if shutil.which("curl") is None:
+        print("skipped: curl is not installed")
+        return
+    features = subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout
+    if "HTTP2" not in features:
+        print("skipped: this curl has no HTTP/2")
+        return
+    body = json.dumps({"messages": HELLO, "max_tokens": 5})
+    post = ["-H", "Content-Type: application/json", "-d", body, BASE + "/chat/completions"]
+    for flag, what, version in [
+        ("--http2", [BASE + "/models"], "2"),
+        # The second request is stream 3.
+        ("--http2", [BASE + "/models", BASE + "/models"], "2"),
+        ("--http2", post, "1.1"),
+        ("--http2-prior-knowledge", post, "2"),
+    ]:
+        command = ["curl", "-sS", "-f", flag, "-w", "\n%{http_version} %{response_code}\n", "-H", f"Authorization: Bearer {args.key}"]
+        said = subprocess.run(command + what, capture_output=True, text=True, timeout=120)
+        assert said.returncode == 0, said
+        lines = said.stdout.splitlines()
+        assert lines[-1] == f"{version} 200", lines
+        assert MODEL in said.stdout, said
+
+
+@test
+def http2_upgrade():
+    """The package h2 upgrades a connection and goes on with it."""
+    import h2.connection
+    import h2.events
+
+    where = urllib.parse.urlsplit(args.base_url)
+    wire = socket.create_connection((where.hostname, where.port), timeout=120)
+    http = h2.connection.H2Connection()
+    settings = http.initiate_upgrade_connection().decode()
+    key = f"Bearer {args.key}"
+    wire.sendall(
+        f"GET /v1/models HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: {key}\r\n"
+        f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: {settings}\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += wire.recv(1)
+    assert head.startswith(b"HTTP/1.1 101 "), head
+
+    def answer(stream):
+        status, body = None, b""
+        wire.sendall(http.data_to_send())
+        while True:
+            for event in http.receive_data(wire.recv(65536)):
+                if isinstance(event, h2.events.ResponseReceived) and event.stream_id == stream:
+                    status = dict(event.headers)[b":status"]
+                elif isinstance(event, h2.events.DataReceived):
+                    http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                    body += event.data
+                elif isinstance(event, h2.events.StreamEnded) and event.stream_id == stream:
+                    wire.sendall(http.data_to_send())
+                    assert status == b"200", (status, body)
+                    return json.loads(body)
+            wire.sendall(http.data_to_send())
+
+    assert answer(1)["data"][0]["id"] == MODEL
+    body = json.dumps({"messages": HELLO, "max_tokens": 5}).encode()
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, [
+        (":method", "POST"), (":scheme", "http"), (":authority", where.netloc), (":path", "/v1/chat/completions"),
+        ("authorization", key), ("content-type", "application/json"),
+    ])
+    http.send_data(stream, body, end_stream=True)
+    assert stream == 3 and answer(stream)["choices"][0]["message"]["role"] == "assistant"
+    wire.close()
+
+
+@test
 def litellm_chat():
     import litellm
 
@@ -460,7 +539,7 @@ def instructor_models():
 
 
 if args.quick:
-    quick = ("openai_", "anthropic_", "ollama_")
+    quick = ("openai_", "anthropic_", "ollama_", "http2_")
     tests = [one for one in tests if one.__name__.startswith(quick)]
 failed = 0
 for one in tests:

@@ -69,6 +69,7 @@ plants! {
     MissAhead => "a row may return a token more than there are pages for",
     BlindList => "a row with a grammar may return several tokens under one mask",
     KeepShortfall => "a row that returned fewer tokens than it might counts as if it had returned all",
+    ThinkOn => "a thought goes on when its budget is used up",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }
 

@@ -110,8 +110,24 @@ pub struct Sampling {
     pub stop_tokens: Vec<Token>,
     /// Go on past stop tokens of the model (those in `stop_tokens` were put there by the caller).
     pub ignore_eos: bool,
-    /// Only tokens that fit this may be chosen.
+    /// Only tokens that fit this may be chosen; after the thought, if there is one.
     pub grammar: Option<Compiled>,
+    /// The thought before the answer.
+    pub thinking: Option<Thinking>,
+}
+
+/// What a model thinks before it answers, between two tags.
+///
+/// Without a grammar the model decides whether it thinks. With one it does: the opening tag is forced
+/// if the prompt has none, the thought is free, and the grammar begins after the closing tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thinking {
+    /// The opening tag; empty if the prompt ends with it.
+    pub open: Arc<[Token]>,
+    /// The closing tag; at least one token.
+    pub close: Arc<[Token]>,
+    /// Most tokens between the tags: after these the closing tag is forced.
+    pub budget: u32,
 }
 
 impl Default for Sampling {
@@ -132,6 +148,7 @@ impl Default for Sampling {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             grammar: None,
+            thinking: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::exec::{Page, Seat};
 use crate::pages::Cursor;
 use crate::plant::{Plant, planted};
 use crate::request::{Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
+use crate::thought::Thought;
 use grammar::Matcher;
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -37,13 +38,13 @@ pub(crate) struct Sequence {
     pub(crate) cold: Box<ColdState>,
     pub(crate) choice: u32,
     pub(crate) prompt_len: u32,
-    /// The most tokens it may have, prompt included.
+    /// The most tokens it may have before its thought is looked at or it ends, prompt included.
     pub(crate) max_len: u32,
     /// [`crate::request::Output::Prefilled`] was emitted.
     pub(crate) announced: bool,
     /// Overtaken often enough to go before all others.
     pub(crate) due: bool,
-    /// It has a matcher.
+    /// Its next token needs a mask.
     pub(crate) guided: bool,
     pub(crate) place: Place,
 }
@@ -54,7 +55,10 @@ const _: () = assert!(size_of::<Option<Sequence>>() == 128);
 #[derive(Debug)]
 pub(crate) struct ColdState {
     pub(crate) spec: Arc<Spec>,
+    /// The most tokens it may ever have, prompt included.
+    pub(crate) limit: u32,
     pub(crate) matcher: Option<Matcher>,
+    pub(crate) thought: Thought,
     /// Its number in order of arrival.
     pub(crate) arrival: u64,
     /// Its turn in order of service ([`crate::sched`]'s turns).

@@ -12,6 +12,7 @@ pub(crate) mod shape;
 pub(crate) mod sse;
 mod streams;
 mod two;
+pub mod upgrade;
 mod write_timeout;
 
 pub(crate) use body::{RequestBody, parse, read_json};

@@ -100,6 +100,8 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     inflight: AtomicU64,
     health: AtomicU8,
+    /// Woken at every change of `health`.
+    changed: tokio::sync::Notify,
     /// The start time of the current step; 0 between steps.
     step_began: AtomicU64,
     closed: AtomicBool,
@@ -135,6 +137,17 @@ impl Link {
     /// Whether the engine can take requests.
     pub fn health(&self) -> Health {
         self.shared.health()
+    }
+
+    /// Waits until the first backend is made or has failed, and says which.
+    pub async fn started(&self) -> Health {
+        loop {
+            let changed = self.shared.changed.notified();
+            match self.health() {
+                Health::Starting => changed.await,
+                other => return other,
+            }
+        }
     }
 
     /// Requests accepted and not yet finished.
@@ -213,6 +226,7 @@ impl Shared {
 
     fn set_health(&self, health: Health) {
         self.health.store(health as u8, Ordering::Release);
+        self.changed.notify_waiters();
     }
 
     fn health(&self) -> Health {

@@ -4,12 +4,13 @@ use crate::app::{App, Model};
 use crate::config::ServerConfig;
 use crate::http::conn::{self, Exit};
 use crate::http::router;
-use crate::link::{self, Factory, Link};
+use crate::link::{self, Factory, Health, Link};
 use crate::metrics::Metrics;
 use crate::trace::TraceWriter;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::net::{TcpListener, TcpSocket};
@@ -125,7 +126,8 @@ impl Server {
 }
 
 /// Runs a server on its own runtime until SIGTERM or Ctrl-C, then drains. A second signal while
-/// draining ends the process at once. `ready` is called with the address once it listens.
+/// draining ends the process at once. `ready` is called with the address once the engine takes
+/// requests.
 pub fn serve(
     config: ServerConfig,
     reserved: Reserved,
@@ -141,17 +143,27 @@ pub fn serve(
         .map_err(ServeError::Threads)?;
     let exit = runtime.block_on(async {
         let name = model.name.clone();
+        let signals = Signals::new().map_err(ServeError::Threads)?;
         let server = Server::start(&config, reserved, backend, model)?;
-        if let Ok(address) = server.address() {
+        let address = server.address();
+        if let Ok(address) = &address {
             tracing::info!(%address, model = name, keys = config.api_keys.len(), "listening");
             if config.api_keys.is_empty() && !address.ip().is_loopback() {
                 tracing::warn!(
                     "no API key is set: anyone who can reach this address can use the server"
                 );
             }
+        }
+        let link = server.link();
+        let mut run = pin!(server.run(stop_signal(signals)));
+        let health = tokio::select! {
+            exit = &mut run => return Ok(exit),
+            health = link.started() => health,
+        };
+        if let (Health::Ready, Ok(address)) = (health, address) {
             ready(address);
         }
-        Ok(server.run(stop_signal()).await)
+        Ok(run.await)
     });
     // Does not wait for threads stuck in a backend; the process is about to end.
     runtime.shutdown_background();
@@ -159,26 +171,46 @@ pub fn serve(
 }
 
 /// Resolves at the first SIGTERM or Ctrl-C; a second one ends the process.
-async fn stop_signal() {
-    one_signal().await;
-    tokio::spawn(async {
-        one_signal().await;
+async fn stop_signal(mut signals: Signals) {
+    signals.next().await;
+    tokio::spawn(async move {
+        signals.next().await;
         tracing::warn!("second signal: exiting without draining");
         std::process::exit(130);
     });
 }
 
-async fn one_signal() {
-    #[cfg(unix)]
-    {
+/// The signals that stop a server. One value waits for both of them: a new one would miss a signal
+/// that comes before it exists.
+#[cfg(unix)]
+struct Signals([tokio::signal::unix::Signal; 2]);
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut term) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
+        Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
+    }
+
+    async fn next(&mut self) {
+        let Self([term, interrupt]) = self;
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = interrupt.recv() => {}
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }

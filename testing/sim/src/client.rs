@@ -4,9 +4,9 @@ use crate::oracle::{EOS, VOCAB};
 use crate::rng::Rng;
 use engine::EngineConfig;
 use engine::exec::{Coverage, Geometry};
-use engine::request::{Embed, Micros, Pooling, Request, RequestId, Sampling, Token};
+use engine::request::{Embed, Micros, Pooling, Request, RequestId, Sampling, Thinking, Token};
 use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// One request of a client.
 #[derive(Clone, Debug)]
@@ -127,6 +127,7 @@ impl Scenario {
         scenario.fill(&mut rng, everything);
         scenario.turn_some_into_embeddings(&mut Rng::new(seed, 5));
         scenario.join_some_into_calls(&mut Rng::new(seed, 8));
+        scenario.let_some_think(&mut Rng::new(seed, 12));
         scenario
     }
 
@@ -158,6 +159,24 @@ impl Scenario {
                 _ => rng.one_in(5).then_some(visit.request.id),
             };
             visit.request.call = call;
+        }
+    }
+
+    /// Lets some requests think first. Tags are short, so that models write them too.
+    fn let_some_think(&mut self, rng: &mut Rng) {
+        for visit in &mut self.visits {
+            let (chosen, opened) = (rng.one_in(6), rng.one_in(2));
+            let tag = |rng: &mut Rng| -> Arc<[Token]> {
+                (0..rng.range(1, 2)).map(|_| rng.range(0, 20)).collect()
+            };
+            let (open, close) = (tag(rng), tag(rng));
+            let open = if opened { [].into() } else { open };
+            let budget = rng.range(0, 30);
+            if chosen {
+                let sampling = &mut visit.request.sampling;
+                sampling.thinking = Some(Thinking { open, close, budget });
+                sampling.min_tokens = 0;
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::client::{GRAMMAR_MAX, GRAMMAR_MIN, grammar_letters};
 use crate::oracle::{EOS, HIDDEN, Prefix, VOCAB, cell};
 use engine::exec::SeatParams;
-use engine::request::{Embed, Finish, Pooling, Request, Token, TokenLogprob};
+use engine::request::{Embed, Finish, Pooling, Request, Thinking, Token, TokenLogprob};
 
 /// The next expected event.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,7 @@ pub(crate) struct Answer {
     prefix: Prefix,
     letters: Option<u32>,
     eos_stops: bool,
+    thinking: Option<Thinking>,
 }
 
 impl Answer {
@@ -61,6 +62,7 @@ impl Answer {
             prefix,
             letters: s.grammar.is_some().then_some(0),
             eos_stops: !s.ignore_eos || s.grammar.is_some(),
+            thinking: s.thinking.clone(),
         }
     }
 
@@ -75,10 +77,17 @@ impl Answer {
         }
         let seen: Vec<(Token, bool)> =
             (0..).zip(&self.tokens).map(|(at, &token)| (token, at >= self.prompt)).collect();
-        let mask = self.letters.map(mask);
+        let thought = self.thought();
+        let letters = self.letters.filter(|_| thought == Thought::Over);
+        let mask = match thought {
+            Thought::Forced(token) => Some(only(&[token])),
+            Thought::Free if self.letters.is_some() => Some(self.no_stops()),
+            Thought::Free => None,
+            Thought::Over => letters.map(mask),
+        };
         let token = self.prefix.next(len, &self.params, &seen, mask.as_deref());
         let stops = self.params.stop_tokens.contains(&token) && len >= self.params.min_len;
-        if stops || (self.eos_stops && token == EOS && self.letters.is_some()) {
+        if stops || (self.eos_stops && token == EOS && letters.is_some()) {
             return Next::End(Finish::Stop(Some(token)));
         }
         let logprob = self.params.logprobs.map(|top| {
@@ -87,24 +96,74 @@ impl Answer {
         });
         self.prefix.push(cell(token, len));
         self.tokens.push(token);
-        if let Some(letters) = &mut self.letters {
-            *letters += 1;
-        }
+        self.letters = self.letters.map(|count| count + u32::from(letters.is_some()));
         Next::Token(token, logprob)
     }
+
+    /// Where the thought stands, found anew in all tokens of the answer.
+    fn thought(&self) -> Thought {
+        let Some(Thinking { open, close, budget }) = &self.thinking else { return Thought::Over };
+        let answer = &self.tokens[self.prompt as usize..];
+        let last = answer.len().min(open.len() + LEAD);
+        let from = match self.letters {
+            _ if open.is_empty() => 0,
+            Some(_) if answer.len() < open.len() => return Thought::Forced(open[answer.len()]),
+            Some(_) => open.len(),
+            None => match (1..=last).find(|&end| answer[..end].ends_with(open)) {
+                Some(from) => from,
+                None => return Thought::Free,
+            },
+        };
+        let inside = &answer[from..];
+        if (1..=inside.len()).any(|end| inside[..end].ends_with(close)) {
+            return Thought::Over;
+        }
+        let Some(over) = inside.len().checked_sub(*budget as usize) else { return Thought::Free };
+        let own = &inside[..*budget as usize];
+        let written = (0..close.len()).rev().find(|&count| own.ends_with(&close[..count]));
+        Thought::Forced(close[written.unwrap_or(0) + over])
+    }
+
+    /// What a thought before a grammar may have: anything but an end.
+    fn no_stops(&self) -> Vec<u32> {
+        let close = self.thinking.as_ref().map_or(&[][..], |thinking| &thinking.close);
+        let ends = |token: &Token| self.params.stop_tokens.contains(token);
+        let free: Vec<Token> = (0..VOCAB).filter(|t| !ends(t) || close.contains(t)).collect();
+        only(&free)
+    }
+}
+
+/// Tokens that the engine lets pass before an opening tag.
+const LEAD: usize = 4;
+
+/// What the thought before an answer means for the next token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thought {
+    /// It is this one.
+    Forced(Token),
+    /// The model decides.
+    Free,
+    /// The answer has begun.
+    Over,
+}
+
+/// The mask that allows these tokens.
+fn only(tokens: &[Token]) -> Vec<u32> {
+    let mut mask = vec![0u32; VOCAB.div_ceil(32) as usize];
+    tokens.iter().for_each(|token| mask[*token as usize / 32] |= 1 << (token % 32));
+    mask
 }
 
 /// The mask of the grammar: letters up to the maximum, the end from the minimum on.
 fn mask(letters: u32) -> Vec<u32> {
-    let mut mask = vec![0u32; VOCAB.div_ceil(32) as usize];
-    let mut allow = |token: Token| mask[token as usize / 32] |= 1 << (token % 32);
+    let mut allowed = Vec::new();
     if letters < GRAMMAR_MAX {
-        grammar_letters().for_each(&mut allow);
+        allowed.extend(grammar_letters());
     }
     if letters >= GRAMMAR_MIN {
-        allow(EOS);
+        allowed.push(EOS);
     }
-    mask
+    only(&allowed)
 }
 
 /// The expected embedding of a prompt.

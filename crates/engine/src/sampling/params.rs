@@ -2,7 +2,7 @@
 
 use crate::exec::SeatParams;
 use crate::plant::{Plant, planted};
-use crate::request::{Reject, Sampling, Token};
+use crate::request::{Reject, Sampling, Thinking, Token};
 use crate::sequence::Sequence;
 
 /// Most alternatives a log-probability reports.
@@ -60,6 +60,27 @@ pub fn validate(sampling: &Sampling, vocab: u32, eos: &[Token]) -> Result<(), Re
     }
     if s.min_tokens > 0 && s.grammar.is_some() {
         return bad("min_tokens", "a grammar decides by itself where an answer ends".into());
+    }
+    s.thinking.as_ref().map_or(Ok(()), |thinking| check_thinking(thinking, s, vocab, eos))
+}
+
+fn check_thinking(
+    thinking: &Thinking,
+    s: &Sampling,
+    vocab: u32,
+    eos: &[Token],
+) -> Result<(), Reject> {
+    let tags = || thinking.open.iter().chain(thinking.close.iter());
+    let bad = |field, problem: &str| Err(Reject::BadParameter { field, problem: problem.into() });
+    if thinking.close.is_empty() {
+        return bad("thinking", "the closing tag is empty");
+    }
+    if let Some(&token) = tags().find(|&&token| token >= vocab) {
+        return Err(Reject::UnknownToken(token));
+    }
+    // The device forbids stop tokens before that, and a forced one would leave nothing to choose from.
+    if s.min_tokens > 0 && tags().any(|token| stops(s, eos).contains(token)) {
+        return bad("min_tokens", "a tag around the thinking is a stop token");
     }
     Ok(())
 }

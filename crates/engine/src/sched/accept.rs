@@ -4,6 +4,7 @@ use super::{Live, Scheduler};
 use crate::request::{Finish, Output, Reject, Request, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Place, Sequence, Spec, StopFilter};
+use crate::thought::Thought;
 use std::sync::Arc;
 
 impl Scheduler {
@@ -54,7 +55,7 @@ impl Scheduler {
         };
         self.arrivals += 1;
         let turn = self.turns.enter(call, choices);
-        let sequence = Sequence {
+        let mut sequence = Sequence {
             tokens: prompt.to_vec(),
             id,
             may_stop: StopFilter::of(&spec.stops),
@@ -67,7 +68,9 @@ impl Scheduler {
             place: Place::Waiting,
             cold: Box::new(ColdState {
                 spec: Arc::new(spec),
+                limit: max_len,
                 matcher,
+                thought: Thought::Over,
                 arrival: self.arrivals,
                 turn,
                 unforked: choices - 1,
@@ -80,6 +83,7 @@ impl Scheduler {
                 passed: 0,
             }),
         };
+        sequence.begin_thought();
         let (rank, arrival) = (sequence.rank(), sequence.cold.arrival);
         let nothing_to_do = sequence.goal() == 0;
         let key = self.sequences.insert(sequence);

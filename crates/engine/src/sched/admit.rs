@@ -113,7 +113,7 @@ impl Scheduler {
         let cached = table.len() as u32;
         table.extend((0..need).map(|_| self.pool.take().expect("ensured above")));
         // Reserve capacity for the whole answer, so that decode does not allocate; the same for tokens below.
-        let whole = self.sequences[key].max_len.div_ceil(self.geometry.page_size) as usize;
+        let whole = self.sequences[key].cold.limit.div_ceil(self.geometry.page_size) as usize;
         table.reserve(whole.saturating_sub(table.len()));
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
         self.seats[index] = Some(key);
@@ -123,7 +123,7 @@ impl Scheduler {
         let fed = cached * self.geometry.page_size;
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
-        sequence.tokens.reserve(sequence.max_len.saturating_sub(sequence.len()) as usize);
+        sequence.tokens.reserve(sequence.cold.limit.saturating_sub(sequence.len()) as usize);
         (sequence.cold.copy, sequence.cold.passed) = (None, 0);
         sequence.place = Place::Seated(Seated {
             table,

@@ -282,17 +282,14 @@ impl Scheduler {
         let stops = sequence.may_stop.passes(token)
             && sequence.cold.spec.stops.binary_search(&token).is_ok();
         self.stats.stop_disagreements += u64::from(stops != found.stopped);
-        let ends = sequence.guided
-            && sequence.cold.matcher.as_ref().is_some_and(|matcher| matcher.ends_with(token));
+        let ends = sequence.matcher().is_some_and(|matcher| matcher.ends_with(token));
         let enough = || sequence.answer_len() >= sequence.cold.spec.sampling.min_tokens;
         if (stops && enough()) || ends {
             self.end(key, Finish::Stop(Some(token)));
             return planted(Plant::KeepAfterStop) && self.sequences.get(key).is_some();
         }
         let mut finish = None;
-        if sequence.guided
-            && let Some(matcher) = &mut sequence.cold.matcher
-        {
+        if let Some(matcher) = sequence.matcher() {
             match matcher.accept(token) {
                 Ok(true) => finish = Some(Finish::Stop(None)),
                 Ok(false) => {}
@@ -310,6 +307,9 @@ impl Scheduler {
         });
         self.out.push(Output::Token { id, choice, token, logprob });
         self.stats.tokens += 1;
+        if sequence.guided || sequence.len() >= sequence.max_len {
+            sequence.think();
+        }
         let extra = u32::from(planted(Plant::OneTooMany));
         if finish.is_none() && sequence.len() >= sequence.max_len + extra {
             finish = Some(Finish::Length);

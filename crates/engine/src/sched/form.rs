@@ -407,7 +407,7 @@ impl Scheduler {
             }
             self.seen = seen;
         }
-        if sample && let Some(matcher) = &mut sequence.cold.matcher {
+        if sample && sequence.guided {
             let spent = self.mask_cost > 0 && self.mask_cost >= self.config.mask_cost;
             if spent || self.mask_first.is_some_and(|first| first != key) {
                 if !self.unmasked.contains(&key) {
@@ -415,7 +415,7 @@ impl Scheduler {
                 }
                 return None;
             }
-            match matcher.mask() {
+            match sequence.mask(self.geometry.vocab) {
                 Ok(Mask { words: mut mask, cost }) => {
                     self.mask_first = None;
                     self.unmasked.retain(|&waiting| waiting != key);
@@ -543,7 +543,9 @@ impl Scheduler {
             }),
             cold: Box::new(ColdState {
                 spec: Arc::clone(&sequence.cold.spec),
+                limit: sequence.cold.limit,
                 matcher: sequence.cold.matcher.clone(),
+                thought: sequence.cold.thought,
                 arrival: sequence.cold.arrival,
                 turn: sequence.cold.turn,
                 unforked: 0,

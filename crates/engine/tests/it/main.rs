@@ -7,3 +7,4 @@ mod fair;
 mod grammar;
 mod lists;
 mod offline;
+mod thinking;

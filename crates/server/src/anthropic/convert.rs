@@ -41,6 +41,11 @@ pub(crate) fn chat(request: MessagesRequest) -> Result<ChatRequest, ApiError> {
     if request.top_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
         return Err(ApiError::invalid("top_p", "top_p must be between 0 and 1"));
     }
+    let budget = request.thinking.as_ref().and_then(|thinking| thinking.budget_tokens);
+    if budget.is_some_and(|budget| budget >= request.max_tokens) {
+        let text = "max_tokens must be greater than thinking.budget_tokens";
+        return Err(ApiError::invalid("max_tokens", text));
+    }
     let mut body = json!({
         "model": request.model,
         "max_tokens": request.max_tokens,
@@ -99,17 +104,38 @@ impl Conversation {
                 json!(choice.disable_parallel_tool_use.map(|disabled| !disabled));
         }
         if let Some(thinking) = self.thinking {
-            let on = match thinking.kind.as_str() {
-                "enabled" | "adaptive" => true,
-                "disabled" => false,
-                other => {
-                    let text = format!("{other:?} is not enabled, adaptive or disabled");
-                    return Err(ApiError::invalid("thinking.type", text));
-                }
-            };
-            body["chat_template_kwargs"] = json!({"enable_thinking": on});
+            body["chat_template_kwargs"] = json!({"enable_thinking": check_thinking(&thinking)?});
+            body["thinking_token_budget"] = json!(thinking.budget_tokens);
         }
         self.output_config.map_or(Ok(()), |config| output(config, body))
+    }
+}
+
+/// The least tokens of reasoning that a request may ask for.
+const LEAST_BUDGET: u32 = 1024;
+
+/// Whether the model reasons first.
+fn check_thinking(thinking: &Thinking) -> Result<bool, ApiError> {
+    const BUDGET: &str = "thinking.budget_tokens";
+    match (thinking.kind.as_str(), thinking.budget_tokens) {
+        ("enabled", Some(LEAST_BUDGET..)) | ("adaptive", None) => Ok(true),
+        ("disabled", None) => Ok(false),
+        ("enabled", Some(_)) => {
+            let text = format!("{BUDGET} must be at least {LEAST_BUDGET}");
+            Err(ApiError::invalid(BUDGET, text))
+        }
+        ("enabled", None) => {
+            let text = format!("thinking of type enabled needs {BUDGET}");
+            Err(ApiError::invalid(BUDGET, text))
+        }
+        ("adaptive" | "disabled", Some(_)) => {
+            let text = format!("thinking of type {} takes no budget_tokens", thinking.kind);
+            Err(ApiError::invalid(BUDGET, text))
+        }
+        (other, _) => {
+            let text = format!("{other:?} is not enabled, adaptive or disabled");
+            Err(ApiError::invalid("thinking.type", text))
+        }
     }
 }
 

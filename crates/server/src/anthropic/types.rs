@@ -61,12 +61,6 @@ impl RequestBody for MessagesRequest {
     const NEEDS_ENGINE: bool = true;
     const REFUSED: &'static [Refused] = REFUSED;
     const NO_EFFECT: &'static [&'static str] = NO_EFFECT;
-
-    fn without_effect(&self) -> Option<&'static str> {
-        // A budget beyond the length of the answer holds anyway.
-        let budget = self.thinking.as_ref().and_then(|thinking| thinking.budget_tokens)?;
-        (budget < self.max_tokens).then_some("thinking.budget_tokens")
-    }
 }
 
 api_type! {
@@ -197,9 +191,9 @@ api_type! {
         /// `disabled`, or a kind of reasoning.
         #[serde(rename = "type")]
         pub kind: String = {"enum": ["enabled", "disabled", "adaptive"]},
-        /// Not enforced: only `max_tokens` bounds the reasoning, together with the answer. A smaller
-        /// value is listed in the header `x-ignored-fields`.
-        pub budget_tokens: Option<u32>,
+        /// The most tokens of reasoning, for `enabled` and less than `max_tokens`: after these the
+        /// answer begins.
+        pub budget_tokens: Option<u32> = {"minimum": 1024},
     }
 }
 

@@ -34,11 +34,6 @@ pub(crate) trait RequestBody: DeserializeOwned + Describe + Fields + Send + 'sta
     const REFUSED: &'static [Refused] = &[];
     /// Fields that are accepted and never have an effect.
     const NO_EFFECT: &'static [&'static str] = &[];
-
-    /// A field inside another one that has no effect on this request, which the client is told.
-    fn without_effect(&self) -> Option<&'static str> {
-        None
-    }
 }
 
 /// Reads the body, parses it as `T` and runs `work` on it. A large body is processed on a worker
@@ -177,9 +172,7 @@ pub(crate) fn parse<T: RequestBody>(bytes: &[u8], limits: &Limits) -> Result<Par
         }
     })?;
     reader.end().map_err(|error| not_json(&error))?;
-    let mut ignored = unknown::<T>(bytes)?;
-    ignored.extend(value.without_effect().map(str::to_owned));
-    Ok(Parsed { value, ignored })
+    Ok(Parsed { value, ignored: unknown::<T>(bytes)? })
 }
 
 fn not_json(error: &serde_json::Error) -> ApiError {

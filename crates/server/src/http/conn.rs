@@ -2,6 +2,7 @@
 
 use super::preface::Reread;
 use super::two;
+use super::upgrade;
 use super::write_timeout::WriteTimeout;
 use crate::app::App;
 use crate::config::Limits;
@@ -105,7 +106,13 @@ async fn connection(
         let _ = closed.wait_for(|closing| *closing).await;
     });
     let stream = WriteTimeout::new(stream, Duration::from_millis(limits.write_ms));
-    let begin = timeout(Duration::from_millis(limits.header_ms), Reread::new(stream));
+    let begin = async {
+        match Reread::new(stream).await? {
+            (stream, true) => Ok((stream, true)),
+            (stream, false) => upgrade::accept(stream, &limits).await,
+        }
+    };
+    let begin = timeout(Duration::from_millis(limits.header_ms), begin);
     let begun = tokio::select! {
         begun = begin => begun,
         () = &mut closing => return,
@@ -113,7 +120,7 @@ async fn connection(
     match begun {
         Ok(Ok((stream, true))) => two::serve(stream, router, &limits, streams, closing).await,
         Ok(Ok((stream, false))) => serve_one(stream, router, &limits, closing).await,
-        // The client left or sent nothing.
+        // The client left or did not send a request in time.
         Ok(Err(_)) | Err(_) => {}
     }
 }

@@ -6,28 +6,53 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 /// What a client that speaks HTTP/2 sends first. No HTTP/1 request begins with it.
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Bytes read at once.
+const CHUNK: usize = 2048;
 
 /// A stream whose first bytes were read and are read again.
 pub(super) struct Reread<S> {
-    first: [u8; PREFACE.len()],
-    /// The part of `first` that is still to be read.
-    left: std::ops::Range<usize>,
+    first: Vec<u8>,
+    /// How much of `first` was read again.
+    at: usize,
     stream: S,
+}
+
+impl<S> Reread<S> {
+    /// A stream that begins with these bytes.
+    pub(super) fn with(first: Vec<u8>, stream: S) -> Self {
+        Self { first, at: 0, stream }
+    }
+
+    /// The first bytes.
+    pub(super) fn first(&self) -> &[u8] {
+        &self.first
+    }
+
+    /// The stream after its first bytes.
+    pub(super) fn into_inner(self) -> S {
+        self.stream
+    }
 }
 
 impl<S: AsyncRead + Unpin> Reread<S> {
     /// Reads until the protocol is known; returns whether it is HTTP/2.
-    pub(super) async fn new(mut stream: S) -> io::Result<(Self, bool)> {
-        let (mut first, mut length) = ([0; PREFACE.len()], 0);
-        while length < first.len() && first[..length] == PREFACE[..length] {
-            match stream.read(&mut first[length..]).await? {
-                0 => break,
-                read => length += read,
+    pub(super) async fn new(stream: S) -> io::Result<(Self, bool)> {
+        let mut this = Self::with(Vec::new(), stream);
+        while PREFACE.starts_with(&this.first) && this.first.len() < PREFACE.len() {
+            if this.read_more().await? == 0 {
+                break;
             }
         }
-        let two = first == *PREFACE;
-        Ok((Self { first, left: 0..length, stream }, two))
+        let two = this.first.starts_with(PREFACE);
+        Ok((this, two))
+    }
+
+    /// Adds to the first bytes; returns how many.
+    pub(super) async fn read_more(&mut self) -> io::Result<usize> {
+        self.first.reserve(CHUNK);
+        self.stream.read_buf(&mut self.first).await
     }
 }
 
@@ -37,12 +62,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Reread<S> {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.left.is_empty() {
+        if self.at == self.first.len() {
+            (self.first, self.at) = (Vec::new(), 0);
             return Pin::new(&mut self.stream).poll_read(cx, into);
         }
-        let end = self.left.end.min(self.left.start + into.remaining());
-        into.put_slice(&self.first[self.left.start..end]);
-        self.left.start = end;
+        let end = self.first.len().min(self.at + into.remaining());
+        into.put_slice(&self.first[self.at..end]);
+        self.at = end;
         Poll::Ready(Ok(()))
     }
 }

@@ -1,7 +1,4 @@
-//! HTTP/2 connections, for clients that begin with it ("prior knowledge").
-//!
-//! The `Upgrade: h2c` of HTTP/1 is not supported: RFC 9113 withdrew it, and a proxy that forwards it
-//! lets a client pass requests that the proxy does not see. Such a request is answered in HTTP/1.
+//! HTTP/2 connections: of clients that begin with it ("prior knowledge"), and upgraded ones.
 
 use super::streams::{StreamBody, Streams};
 use crate::config::Limits;

@@ -39,6 +39,7 @@ pub fn spawn(
         inflight: AtomicU64::new(0),
         health: AtomicU8::new(Health::Starting as u8),
         step_began: AtomicU64::new(0),
+        changed: tokio::sync::Notify::new(),
         closed: AtomicBool::new(false),
         snapshot: Mutex::default(),
         metrics,

@@ -58,6 +58,14 @@ fn text() -> CheckpointText {
     CheckpointText::new(Arc::new(tokenizer()), Some(template), vec![257], 262)
 }
 
+/// A model whose template opens the reasoning.
+pub(crate) fn thinker() -> Model {
+    let template = ChatTemplate::new(&format!("{TEMPLATE}<think>\n"), BTreeMap::new()).unwrap();
+    let text = CheckpointText::new(Arc::new(tokenizer()), Some(template), vec![257], 262);
+    let reasoning = Reasoning::of(&text);
+    Model { reasoning, ..Model::new("thinker", 4096, Arc::new(text)) }
+}
+
 #[test]
 fn capabilities_are_detected_from_template_and_tokens() {
     let text = text();

@@ -20,4 +20,6 @@ mod page;
 mod responses;
 mod routes;
 mod streams;
+mod thinking;
 mod tools;
+mod upgrade;

@@ -3,13 +3,13 @@
 use super::generic_tools;
 use super::schema::{call_list, parameters};
 use super::types::{ChatRequest, Content, Message, Part, Tool, ToolChoice};
-use crate::answer::{CallList, ChoiceSetup, RunSetup, ToolFormat, ToolSplit};
+use crate::answer::{CallList, ChoiceSetup, Reasoning, RunSetup, ToolFormat, ToolSplit};
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::http::auth::Caller;
 use crate::openai::structured::Sourced;
-use engine::request::{Request, RequestId};
+use engine::request::{Request, RequestId, Thinking};
 use grammar::Grammar;
 use serde_json::{Map, Value, json};
 use text::{Chat, Rendered};
@@ -34,7 +34,8 @@ pub(crate) fn convert(
     let force = force(request);
     let shared = request.shared();
     let grammar = grammar(request, force.as_ref(), limits)?;
-    let Rendered { text, tokens: prompt } = render(model, limits, request, grammar.is_some())?;
+    let constrained = grammar.is_some();
+    let Rendered { text, tokens: prompt } = render(model, limits, request, constrained)?;
     let room = model.room("messages", prompt.len())?;
     if let Some(top) = request.prompt_logprobs {
         check_prompt_logprobs("prompt_logprobs", prompt.len(), top, limits)?;
@@ -43,15 +44,15 @@ pub(crate) fn convert(
     let most = request.max_completion_tokens.or(request.max_tokens).unwrap_or(u32::MAX);
     sampling.max_tokens = most.min(room);
     sampling.logprobs = request.wants_logprobs().then_some(request.top_logprobs.unwrap_or(0));
-    let opened = |open: &str| text.trim_end().ends_with(open);
-    let free = grammar.is_none();
-    let reasoning = model.reasoning.clone().filter(|_| free);
+    let reasoning = reasoning(model, request, &text, constrained);
+    if (constrained || request.thinking_token_budget.is_some())
+        && let Some((tags, opened)) = &reasoning
+    {
+        sampling.thinking = Some(thinking(model, tags, *opened, request.thinking_token_budget)?);
+    }
     let choice = ChoiceSetup {
         stops: shared.stops(),
-        reasoning: reasoning.map(|marks| {
-            let opened = opened(&marks.open);
-            (marks, opened)
-        }),
+        reasoning,
         single_call: force.is_none() && request.parallel_tool_calls == Some(false),
         tools: tool_split(request, model, force),
     };
@@ -68,6 +69,44 @@ pub(crate) fn convert(
     let choices = requests.iter().map(|r| r.choices).collect();
     let per_prompt = requests.len();
     Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
+}
+
+/// The tags around the reasoning of the answer, if it may have any, and whether the prompt ends with
+/// the opening one. An answer with a grammar has reasoning if it was asked for, or if the template
+/// opens it anyway.
+fn reasoning(
+    model: &Model,
+    request: &ChatRequest,
+    prompt: &str,
+    constrained: bool,
+) -> Option<(Reasoning, bool)> {
+    let tags = model.reasoning.clone()?;
+    let opened = prompt.trim_end().ends_with(&tags.open);
+    (!constrained || opened || asks_to_think(request)).then_some((tags, opened))
+}
+
+/// Whether the request itself asks for reasoning.
+fn asks_to_think(request: &ChatRequest) -> bool {
+    let named = |kwargs: &Map<String, Value>| kwargs.get("enable_thinking").map(|on| *on == true);
+    let enabled = request.chat_template_kwargs.as_ref().and_then(named);
+    let none = request.reasoning_effort.as_deref() == Some("none");
+    let budget = request.thinking_token_budget.is_some_and(|budget| budget > 0);
+    enabled.unwrap_or(budget && !none)
+}
+
+/// The reasoning as the engine sees it.
+fn thinking(
+    model: &Model,
+    tags: &Reasoning,
+    opened: bool,
+    budget: Option<u32>,
+) -> Result<Thinking, ApiError> {
+    let encode = |tag: &str| {
+        let tokens = model.text.encode(tag, false, tag.len());
+        tokens.map(Into::into).map_err(|e| ApiError::text(e, "thinking_token_budget"))
+    };
+    let open = if opened { [].into() } else { encode(&tags.open)? };
+    Ok(Thinking { open, close: encode(&tags.close)?, budget: budget.unwrap_or(u32::MAX) })
 }
 
 /// Renders and tokenizes the conversation. `constrained`: a grammar applies to the answer.
@@ -199,8 +238,7 @@ fn chat(request: &ChatRequest, model: &Model, constrained: bool) -> Chat {
             extra.entry("enable_thinking").or_insert(Value::Bool(false));
         }
     }
-    if constrained && model.reasoning.is_some() {
-        // A grammar applies from the first token, so the model cannot reason first.
+    if constrained && model.reasoning.is_some() && !asks_to_think(request) {
         extra.entry("enable_thinking").or_insert(Value::Bool(false));
     }
     let (messages, tools) = template_input(model, &request.messages, offered(request));

@@ -37,6 +37,9 @@ generation_type! {
         pub reasoning_effort: Option<String> = {
             "enum": ["none", "minimal", "low", "medium", "high", "xhigh"],
         },
+        /// The most tokens of reasoning: after these the answer begins. With a restriction of the
+        /// answer the model reasons first. An extension.
+        pub thinking_token_budget: Option<u32>,
         /// Whether the prompt ends with the start of the assistant's turn; true by default. An
         /// extension.
         pub add_generation_prompt: Option<bool>,
