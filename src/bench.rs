@@ -9,6 +9,7 @@ mod mixed;
 mod nodes;
 mod plot;
 mod prefill;
+mod quality;
 pub(crate) mod record;
 mod replay;
 mod report;
@@ -35,6 +36,7 @@ enum What {
     Nodes(nodes::NodesArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
+    Quality(quality::QualityArgs),
     Replay(replay::ReplayArgs),
     Tune(tune::TuneArgs),
     Serve(Box<serve::ServeArgs>),
@@ -48,6 +50,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Nodes(args) => nodes::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
+        What::Quality(args) => quality::run(args, global),
         What::Replay(args) => replay::run(args, global),
         What::Tune(args) => tune::run(args, global),
         What::Serve(args) => serve::run(args),

@@ -1,8 +1,9 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use device::DeviceChoice;
 use device::cpu::Numerics;
+use device::{DType, DeviceChoice, Target};
+use model::{Precision, Quantise, precision};
 
 /// Runs language models by recording them as device graphs and replaying them
 #[derive(Parser, Debug)]
@@ -48,6 +49,54 @@ pub(crate) struct Global {
     /// CPU, slower; exact: float32, the same tokens on every device, slowest
     #[arg(long, global = true, value_name = "MODE", default_value = "fast")]
     pub(crate) numerics: Rounding,
+    /// Quantise the matrices of layers while they are loaded: fp8 (e4m3, blocks of 128 × 128) or int4 (groups of 128)
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub(crate) quantize: Option<Format>,
+    /// Keys and values in the KV cache
+    #[arg(long, global = true, value_name = "TYPE", default_value = "auto")]
+    pub(crate) kv_dtype: KvType,
+}
+
+impl Global {
+    /// The precision that these flags ask for on a target.
+    pub(crate) fn precision(&self, target: &dyn Target) -> Precision {
+        let precision = match self.numerics {
+            Rounding::Exact => Precision::EXACT,
+            Rounding::Fast | Rounding::Ggml => precision(target),
+        };
+        let kv = match self.kv_dtype {
+            KvType::Auto => precision.kv,
+            KvType::Fp8 => DType::E4M3,
+        };
+        Precision { kv, quantise: self.quantize.map(Into::into), ..precision }
+    }
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvType {
+    /// What the device computes with: bf16 on a GPU, f16 on a CPU
+    Auto,
+    /// e4m3, half the bytes
+    Fp8,
+}
+
+/// A format to quantise to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Half the bytes of bf16
+    Fp8,
+    /// A quarter of the bytes of bf16
+    Int4,
+}
+
+impl From<Format> for Quantise {
+    fn from(format: Format) -> Quantise {
+        match format {
+            Format::Fp8 => Quantise::Fp8,
+            Format::Int4 => Quantise::Int4,
+        }
+    }
 }
 
 /// The precision of the computation.
@@ -78,6 +127,7 @@ pub(crate) enum Command {
     Run(crate::run::RunArgs),
     Chat(crate::chat::ChatArgs),
     Pull(crate::pull::PullArgs),
+    Quantize(crate::quantize::QuantizeArgs),
     Bench(crate::bench::BenchArgs),
     Graph(crate::graph_cli::GraphArgs),
     Trace(crate::trace::TraceArgs),

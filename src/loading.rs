@@ -1,6 +1,6 @@
 //! Loads the model named on the command line onto a device.
 
-use crate::cli::{Global, Rounding};
+use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
@@ -64,6 +64,16 @@ impl LoadArgs {
     /// The same with an equal share of the free memory, where `left` models are still to be loaded.
     pub(crate) fn one_of(&self, left: usize) -> LoadArgs {
         LoadArgs { memory_share: self.memory_share / left.max(1) as f64, ..self.clone() }
+    }
+
+    /// The same for another model, from its files.
+    pub(crate) fn of_model(&self, model: &str) -> LoadArgs {
+        LoadArgs { model: model.to_owned(), ..self.clone() }
+    }
+
+    /// The same for contexts of so many tokens.
+    pub(crate) fn for_context(&self, tokens: u32) -> LoadArgs {
+        LoadArgs { max_context: tokens, ..self.clone() }
     }
 
     /// The same with one graph flag set.
@@ -163,7 +173,7 @@ pub(crate) fn load_suited(
     global: &Global,
     max_batch: impl FnOnce(DeviceKind) -> u32,
 ) -> Result<Loaded> {
-    load_with(args, global, max_batch, None)
+    load_with(args, global, max_batch, None, None)
 }
 
 /// Like [`load()`], for prefill steps of up to `prefill_tokens` tokens; `None` is the device's
@@ -174,7 +184,17 @@ pub(crate) fn load_sized(
     max_batch: u32,
     prefill_tokens: Option<u32>,
 ) -> Result<Loaded> {
-    load_with(args, global, |_| max_batch, prefill_tokens)
+    load_with(args, global, |_| max_batch, prefill_tokens, None)
+}
+
+/// Like [`load()`], in other numbers than the device's own choice.
+pub(crate) fn load_precise(
+    args: &LoadArgs,
+    global: &Global,
+    max_batch: u32,
+    precision: Option<Precision>,
+) -> Result<Loaded> {
+    load_with(args, global, |_| max_batch, None, precision)
 }
 
 fn load_with(
@@ -182,6 +202,7 @@ fn load_with(
     global: &Global,
     max_batch: impl FnOnce(DeviceKind) -> u32,
     prefill_tokens: Option<u32>,
+    precision: Option<Precision>,
 ) -> Result<Loaded> {
     let source = source(&args.model, args.load_format)?;
     let text = match &source {
@@ -196,7 +217,7 @@ fn load_with(
         memory_share: args.memory_share,
         kv_bytes: args.kv_cache,
         graphs: args.graph.given.clone(),
-        precision: (global.numerics == Rounding::Exact).then_some(Precision::EXACT),
+        precision: Some(precision.unwrap_or_else(|| global.precision(&*device.target()))),
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());

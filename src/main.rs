@@ -19,6 +19,7 @@ mod programs;
 mod progress;
 mod prompt;
 mod pull;
+mod quantize;
 mod run;
 mod sampling;
 mod serve;
@@ -50,6 +51,7 @@ fn run(command: &Command, global: &Global) -> anyhow::Result<()> {
         Command::Run(args) => run::run(args, global),
         Command::Chat(args) => chat::run(args, global),
         Command::Pull(args) => pull::run(args),
+        Command::Quantize(args) => quantize::run(args, global),
         Command::Bench(args) => bench::run(args, global),
         Command::Graph(args) => graph_cli::run(args, &programs::Programs { global }),
         Command::Trace(args) => trace::run(args),

@@ -1,6 +1,6 @@
 //! Models for `dacapo graph`: programs, and weights for `verify`.
 
-use crate::cli::{Global, Rounding};
+use crate::cli::Global;
 use crate::graph_cli::ProgramSource;
 use crate::loading::{self, LoadFormat};
 use anyhow::Result;
@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use device::{Arena, Device};
 use graph::program::Program;
 use graph::{Bindings, CompileTarget};
-use model::{OpenModel, Precision, Written, precision};
+use model::{OpenModel, Written};
 
 /// The context of programs made here; the memory of graphs does not depend on it.
 const MAX_POSITIONS: u32 = 8192;
@@ -21,10 +21,7 @@ pub(crate) struct Programs<'a> {
 impl Programs<'_> {
     fn write(&self, model: &OpenModel, target: &dyn device::Target) -> Result<Written> {
         let positions = MAX_POSITIONS.min(model.config.max_position as u32);
-        let precision = match self.global.numerics {
-            Rounding::Exact => Precision::EXACT,
-            Rounding::Fast | Rounding::Ggml => precision(target),
-        };
+        let precision = self.global.precision(target);
         Ok(model.write(target, self.global.numerics.into(), precision, positions)?)
     }
 }

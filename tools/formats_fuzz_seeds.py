@@ -7,6 +7,7 @@ Needs only Python. Seeds are named seed-*; files that the fuzzer adds are not co
 """
 
 import json
+import math
 import shutil
 import struct
 from pathlib import Path
@@ -222,6 +223,50 @@ USES = {
 }
 
 
+def order_of(*groups):
+    """A GPTQ weight of eight rows and as many columns as there are groups named."""
+    cols = len(groups)
+    sizes = {"qweight": ("I32", [cols // 8, 8]), "qzeros": ("I32", [cols // 32, 1]), "scales": ("F16", [cols // 32, 8]),
+             "g_idx": ("I32", [cols])}
+    header, data = {}, 0
+    for end, (dtype, shape) in sizes.items():
+        size = math.prod(shape) * (4 if dtype == "I32" else 2)
+        header[f"a.{end}"] = {"dtype": dtype, "shape": shape, "data_offsets": [data, data + size]}
+        data += size
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}}
+    file = safetensors(header, data - 4 * cols) + struct.pack(f"<{cols}i", *groups)
+    return json.dumps(config).encode() + b"\0" + file
+
+
+def expression(pattern):
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": [f"re:{pattern}"],
+              "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}}}
+    entry = {"dtype": "I32", "shape": [1, 1], "data_offsets": [0, 4]}
+    name = "ab" * 200 + ".weight_packed"
+    return json.dumps({"quantization_config": config}).encode() + b"\0" + safetensors({name: entry}, 4)
+
+
+SCALED = {
+    "order-good": order_of(*[n % 2 for n in range(64)]),
+    "order-outside": order_of(*[0] * 63, 2**31 - 1),
+    "order-negative": order_of(*[0] * 63, -1),
+    "order-uneven": order_of(*[1] * 64),
+    "look-ahead": expression("(?!x).*"),
+    "many-states": expression("[ab]*a[ab]{13}c"),
+    "nested-repeats": expression("((((a{99}){99}){99}){99}){99}"),
+}
+
+
+def scaled_folders():
+    """The small ones of the quantised checkpoints that tests read."""
+    seeds = {}
+    for folder in sorted((DATA / "scaled").iterdir()):
+        tensors = (folder / "model.safetensors").read_bytes()
+        if len(tensors) < 6_000:
+            seeds[folder.name] = (folder / "config.json").read_bytes() + b"\0" + tensors
+    return seeds
+
+
 def write(target, seeds):
     folder = CORPUS / target
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +275,7 @@ def write(target, seeds):
 
 
 OURS = ["gguf", "safetensors", "checkpoint", "config", "index", "chat_template", "template_render",
-        "tokenizer_gguf", "tokenizer_json", "tokenizer_use", "text", "quant"]
+        "tokenizer_gguf", "tokenizer_json", "tokenizer_use", "text", "quant", "scaled"]
 
 
 def main():
@@ -271,7 +316,8 @@ def main():
     for kind in ["llama-bpe", "qwen2", "smollm"]:
         shutil.copy(DATA / f"tokenizers/{kind}.json", CORPUS / "tokenizer_json" / f"seed-{kind}")
     write("text", {f"text-{n}": bytes([n]) + "".join(pieces[n::4]).encode() for n in range(4)})
-    write("quant", {f"type-{n}": bytes([n]) + bytes(range(256)) for n in range(23)})
+    write("quant", {f"type-{n}": bytes([n]) + bytes(range(256)) for n in range(25)})
+    write("scaled", {**SCALED, **scaled_folders()})
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ fn push_layer(
     let span = step.arena.alloc(Region::Kv, "kv", bytes);
     let kv = KvLayer {
         span,
+        scales: None,
         dtype: DType::BF16,
         pages,
         page_size: 16,

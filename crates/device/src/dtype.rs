@@ -1,5 +1,6 @@
 //! Element types the ops know, quantised blocks included.
 
+use crate::scaled::{self, e4m3};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,8 @@ pub enum DType {
     U32,
     /// Bytes.
     U8,
+    /// The eight-bit float e4m3 (`scaled::e4m3`): keys and values in pages, times the scales of their layer.
+    E4M3,
     /// 32 elements: f16 scale, then 4-bit values; w = d·(q − 8).
     Q4_0,
     /// 32 elements: f16 scale and minimum, then 4-bit values; w = d·q + m.
@@ -41,17 +44,38 @@ pub enum DType {
     P4,
     /// The CPU's own packing of 5- to 8-bit types: see `cpu::pack`.
     P8,
+    /// e4m3 bytes, then an f32 scale for each row. The order of bytes and scales of this and the types below:
+    /// `crate::scaled`.
+    F8Row,
+    /// e4m3 bytes, then an f32 scale for each 128 × 128 of them.
+    F8Block,
+    /// The same, where rows of two matrices alternate: blocks are 128 rows of one of them.
+    F8Pairs,
+    /// The same, where eight rows of each take turns.
+    F8Turns,
+    /// 4-bit values in pieces of 16 rows × 128 columns; each row of a piece has an f16 scale and an 8-bit zero;
+    /// w = d·(q − zero).
+    I4,
+    /// The same in pieces of 16 rows × 64 columns.
+    I4G64,
+    /// The same in pieces of 16 rows × 32 columns.
+    I4G32,
 }
 
 impl DType {
     /// Elements per block; 1 for plain types.
     pub const fn block_elems(self) -> usize {
         match self {
-            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::U8 => 1,
+            DType::F32 | DType::F16 | DType::BF16 | DType::U32 | DType::U8 | DType::E4M3 => 1,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 32,
             DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => 256,
             // 16 rows × 32 columns are packed together; per row this is what 32 columns take.
             DType::P4 | DType::P8 => 32,
+            DType::F8Row | DType::F8Block | DType::F8Pairs | DType::F8Turns => 16,
+            // 16 rows are packed together.
+            DType::I4 => 128,
+            DType::I4G64 => 64,
+            DType::I4G32 => 32,
         }
     }
 
@@ -60,7 +84,7 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::U8 => 1,
+            DType::U8 | DType::E4M3 => 1,
             DType::Q4_0 => 18,
             DType::Q4_1 => 20,
             DType::Q5_0 => 22,
@@ -73,6 +97,10 @@ impl DType {
             DType::Q6K => 210,
             DType::P4 => 16 + 4,
             DType::P8 => 32 + 4,
+            DType::F8Row | DType::F8Block | DType::F8Pairs | DType::F8Turns => 16,
+            DType::I4 => 64 + 3,
+            DType::I4G64 => 32 + 3,
+            DType::I4G32 => 16 + 3,
         }
     }
 
@@ -92,6 +120,7 @@ impl DType {
             DType::BF16 => {
                 out.extend(numbers.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()));
             }
+            DType::E4M3 => out.extend(numbers.iter().map(|&x| e4m3::encode(x))),
             other => panic!("numbers are not stored as {other:?}"),
         }
     }
@@ -110,13 +139,20 @@ impl DType {
             }
             DType::F16 => halves(|bytes| f16::from_le_bytes(bytes).to_f32()),
             DType::BF16 => halves(|bytes| bf16::from_le_bytes(bytes).to_f32()),
+            DType::E4M3 => bytes.iter().map(|&byte| e4m3::decode(byte)).collect(),
             other => panic!("numbers are not stored as {other:?}"),
         }
     }
 
-    /// Bytes of `elems` consecutive elements; `elems` must be whole blocks.
+    /// Bytes of `elems` consecutive elements; `elems` must be whole blocks. Scales that lie behind all elements of a
+    /// matrix are not counted.
     pub const fn bytes(self, elems: usize) -> usize {
         elems / self.block_elems() * self.block_bytes()
+    }
+
+    /// Bytes of a dense matrix, with the scales behind its elements.
+    pub const fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
+        self.bytes(rows * cols) + scaled::scales(self, rows, cols) * 4
     }
 }
 

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct KvLayer {
     /// The layer's part of the KV region.
     pub span: Span,
-    /// F32, F16 or BF16.
+    /// F32, F16, BF16 or E4M3.
     pub dtype: DType,
+    /// For E4M3: f32 scales of every head's keys, then of its values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scales: Option<Span>,
     /// Pages, the scratch page included.
     pub pages: u32,
     /// Tokens per page.
@@ -25,6 +28,11 @@ impl KvLayer {
     pub const fn page_elems(&self) -> u64 {
         let heads = 2 * self.heads as u64;
         heads.saturating_mul(self.head_dim as u64).saturating_mul(self.page_size as u64)
+    }
+
+    /// Bytes of its scales; 0 if its type has none.
+    pub const fn scale_bytes(&self) -> u64 {
+        if matches!(self.dtype, DType::E4M3) { 2 * 4 * self.heads as u64 } else { 0 }
     }
 
     /// Bytes of one page of this layer.

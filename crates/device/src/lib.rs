@@ -18,6 +18,7 @@ pub mod operand;
 pub mod ops;
 pub mod private;
 pub mod probe;
+pub mod scaled;
 pub mod span;
 pub mod step;
 pub mod stopwatch;

@@ -5,7 +5,7 @@ use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
 use crate::cuda::{lower, tuned};
 use crate::variant::{Pick, Variant};
-use crate::{DType, Node, Op, Result};
+use crate::{DType, Node, Op, Result, scaled};
 use serde::Serialize;
 use std::fmt;
 
@@ -80,6 +80,12 @@ pub enum WeightUse {
     Table,
     /// Multiplied.
     Matrix,
+    /// The matrices of all experts of a layer.
+    Experts,
+    /// Decides the experts of a token: never quantised.
+    Router,
+    /// Multiplied to give logits; may be the table, too. Never quantised.
+    Head,
     /// A norm's scale or a bias: one row.
     Vector,
 }
@@ -146,8 +152,9 @@ impl Target for CpuTarget {
             WeightUse::Table => parts[0],
             // A type without a packing is multiplied as it is stored. Several types without a common packing become
             // f32.
-            WeightUse::Matrix => {
-                let unpacked = if same { parts[0] } else { DType::F32 };
+            WeightUse::Matrix | WeightUse::Experts | WeightUse::Router | WeightUse::Head => {
+                let fits = !scaled::is_scaled(parts[0]) || scaled::fits(parts[0], rows, cols);
+                let unpacked = if same && fits { parts[0] } else { DType::F32 };
                 packed_parts(parts, rows, cols).unwrap_or(unpacked)
             }
         }
@@ -223,11 +230,14 @@ impl Target for launch::Target {
 
     /// A norm's bf16 weights stay bf16: kernels that keep them in registers need them small. Others are not rounded:
     /// there are few of them, and they affect every value.
-    fn stored(&self, used: WeightUse, parts: &[DType], _rows: usize, _cols: usize) -> DType {
+    fn stored(&self, used: WeightUse, parts: &[DType], rows: usize, cols: usize) -> DType {
         let halves = parts.iter().all(|part| *part == DType::BF16);
+        let same = parts.iter().all(|part| *part == parts[0]);
+        let scaled = same && scaled::is_scaled(parts[0]) && scaled::fits(parts[0], rows, cols);
         match used {
             WeightUse::Vector if !halves => DType::F32,
-            WeightUse::Vector | WeightUse::Table | WeightUse::Matrix => DType::BF16,
+            WeightUse::Matrix if scaled => parts[0],
+            _ => DType::BF16,
         }
     }
 

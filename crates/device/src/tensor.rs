@@ -26,7 +26,7 @@ impl Tensor {
     /// If the span is too short, which is a bug in layout code.
     #[track_caller]
     pub fn dense(span: Span, dtype: DType, rows: u32, cols: u32) -> Tensor {
-        let need = dtype.bytes(rows as usize * cols as usize) as u64;
+        let need = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
         assert!(
             need <= span.len,
             "{rows}×{cols} {dtype:?} needs {need} bytes, span has {}",
@@ -60,7 +60,7 @@ impl Tensor {
 
     /// Bytes that are read when every element is read once.
     pub fn bytes(&self) -> u64 {
-        self.dtype.bytes(self.rows as usize * self.cols as usize) as u64
+        self.dtype.matrix_bytes(self.rows as usize, self.cols as usize) as u64
     }
 }
 

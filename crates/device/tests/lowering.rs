@@ -26,7 +26,15 @@ fn parameters(launch: &Launch) -> usize {
     let head = format!("\n{}(", launch.kernel.entry);
     let start = text.find(&head).unwrap_or_else(|| panic!("no {} there", launch.kernel.entry));
     let list = &text[start + head.len()..];
-    list[..list.find(')').expect("a parameter list ends")].split(',').count()
+    let list = &list[..list.find(')').expect("a parameter list ends")];
+    // Kernels of weights with scales have more: a macro that is empty otherwise.
+    let scaled = launch.kernel.defines.iter().any(|(name, value)| name == "WEIGHT" && value != "0");
+    let macros = text.lines().filter_map(|line| line.strip_prefix("#define SCALES_PARAMETER"));
+    let more = macros.map(|rest| rest.matches(',').count()).max().unwrap_or(0);
+    // Pages of e4m3 have two arrays of scales.
+    let bytes = launch.kernel.defines.iter().any(|(name, value)| name == "KT" && value == "3");
+    let pages = if bytes && list.contains("SCALES_OF_PAGES") { 2 } else { 0 };
+    list.split(',').count() + pages + if scaled { more } else { 0 }
 }
 
 fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {

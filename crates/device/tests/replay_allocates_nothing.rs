@@ -54,6 +54,7 @@ fn a_decode_step() {
     assert_eq!(pack::packed_dtype(DType::Q4_1, 192, 64), Some(DType::P4));
     let kv = KvLayer {
         span: state.ring,
+        scales: None,
         dtype: DType::F16,
         pages: 13,
         page_size: 16,

@@ -287,6 +287,23 @@ impl Checkpoint {
         Ok(elements)
     }
 
+    /// The refusal of a tensor's dtype, shape or contents, with the file and byte where its data starts.
+    pub(crate) fn invalid(
+        &self,
+        name: &str,
+        what: &str,
+        found: impl std::fmt::Display,
+        allowed: impl std::fmt::Display,
+    ) -> Error {
+        match self.find(name) {
+            Ok((_, place)) => {
+                let field = format!("{what} of tensor {name}");
+                Error::invalid(&self.files[place.file].0, place.offset, field, found, allowed)
+            }
+            Err(missing) => missing,
+        }
+    }
+
     fn find(&self, name: &str) -> Result<(&TensorInfo, Place)> {
         match self.by_name.get(name) {
             Some(&i) => Ok((&self.tensors[i], self.places[i])),

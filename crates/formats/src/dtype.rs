@@ -11,6 +11,8 @@ pub enum DType {
     F32,
     F16,
     BF16,
+    F8_E4M3,
+    F8_E8M0,
     I64,
     I32,
     I16,
@@ -36,9 +38,9 @@ use DType::*;
 
 impl DType {
     /// Every type, in order of declaration.
-    pub const ALL: [DType; 23] = [
-        F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, Bool, Q4_0, Q4_1, Q5_0, Q5_1,
-        Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K,
+    pub const ALL: [DType; 25] = [
+        F64, F32, F16, BF16, F8_E4M3, F8_E8M0, I64, I32, I16, I8, U64, U32, U16, U8, Bool, Q4_0,
+        Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K,
     ];
 
     /// The name used by safetensors for plain types and by GGUF for quantised ones.
@@ -48,6 +50,8 @@ impl DType {
             F32 => "F32",
             F16 => "F16",
             BF16 => "BF16",
+            F8_E4M3 => "F8_E4M3",
+            F8_E8M0 => "F8_E8M0",
             I64 => "I64",
             I32 => "I32",
             I16 => "I16",
@@ -142,7 +146,7 @@ impl DType {
             F64 | I64 | U64 => 8,
             F32 | I32 | U32 => 4,
             F16 | BF16 | I16 | U16 => 2,
-            I8 | U8 | Bool => 1,
+            F8_E4M3 | F8_E8M0 | I8 | U8 | Bool => 1,
             Q4_0 => 18,
             Q4_1 => 20,
             Q5_0 => 22,

@@ -1,4 +1,4 @@
-//! Parses untrusted model files into checked values.
+//! Parses untrusted model files into checked values, and writes safetensors ([`write`](mod@write)).
 //!
 //! A model's files come from untrusted sources: safetensors or GGUF weights, a tokenizer, a chat
 //! template. This crate turns them into plain values and promises three things:
@@ -29,7 +29,9 @@ pub mod gguf;
 pub mod limits;
 pub mod quant;
 pub mod safetensors;
+pub mod scaled;
 pub mod tokenizer;
+pub mod write;
 
 pub use error::Error;
 

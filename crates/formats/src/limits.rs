@@ -38,6 +38,13 @@ pub(crate) const GGUF_TENSOR_DIMS: u32 = 4;
 /// `config.json`, `generation_config.json` and `tokenizer_config.json`. The last may embed a chat
 /// template and a thousand added tokens.
 pub const CONFIG_BYTES: u64 = 8 << 20;
+/// Modules that one list of `quantization_config` may name. The longest published name every router and
+/// attention layer of a model, under 10 000.
+pub(crate) const MODULE_NAMES: usize = 1 << 17;
+/// Bytes of the regular expressions in one such list. Published lists have up to a hundred short ones.
+pub(crate) const MODULE_PATTERN_BYTES: usize = 1 << 16;
+/// Groups of modules and exceptions that one `quantization_config` may have. Published ones have under 100.
+pub(crate) const MODULE_GROUPS: usize = 1_024;
 /// Decoder layers; the deepest published dense decoder has 126.
 pub const LAYERS: u64 = 1_024;
 /// Width of any one matrix side named by a config (hidden, intermediate, heads × head size).

@@ -1,8 +1,10 @@
 //! Scalar dequantisation: the reference that every fast path is compared with.
 //!
 //! Each function computes exactly what the format defines, in the order of operations of the
-//! `gguf` package, so results are equal to the last bit. It is not optimised for speed.
+//! `gguf` package, so results are equal to the last bit. It is not optimised for speed. Weights whose
+//! scales are tensors of their own are in [`crate::scaled`].
 
+pub(crate) mod fp8;
 mod k;
 mod legacy;
 
@@ -37,6 +39,8 @@ pub fn dequantise(dtype: DType, src: &[u8], dst: &mut [f32]) -> Result<(), Quant
         DType::F32 => plain(src, dst, f32::from_le_bytes),
         DType::F16 => plain(src, dst, |b| f16::from_le_bytes(b).to_f32()),
         DType::BF16 => plain(src, dst, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F8_E4M3 => plain(src, dst, |[b]| fp8::e4m3(b)),
+        DType::F8_E8M0 => plain(src, dst, |[b]| fp8::e8m0(b)),
         DType::Q4_0 => blocks(src, dst, legacy::q4_0),
         DType::Q4_1 => blocks(src, dst, legacy::q4_1),
         DType::Q5_0 => blocks(src, dst, legacy::q5_0),

@@ -129,7 +129,10 @@ impl Layout {
             let template = pages_of(cache, self.bindings.state.limits.page_size, pages);
             let bytes = template.page_bytes().saturating_mul(u64::from(pages));
             let span = self.arena.alloc(Region::Kv, "pages", bytes);
-            self.bindings.kv.push(KvLayer { span, ..template });
+            let scales = template.scale_bytes();
+            let scales =
+                (scales > 0).then(|| self.arena.alloc(Region::Weights, "page scales", scales));
+            self.bindings.kv.push(KvLayer { span, scales, ..template });
         }
     }
 }
@@ -160,7 +163,7 @@ pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
 pub(crate) fn pages_of(cache: &Cache, page_size: u32, pages: u32) -> KvLayer {
     let Cache::Paged { heads, head_dim, dtype } = *cache;
     let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
-    KvLayer { span: nowhere, dtype, pages, page_size, heads, head_dim }
+    KvLayer { span: nowhere, dtype, scales: None, pages, page_size, heads, head_dim }
 }
 
 /// The rope table's contents: for each position the cosines of `head_dim / 2` frequencies, then their

@@ -100,19 +100,21 @@ impl WeightRef {
         WeightRef::matrix(name, dtype, 1, len)
     }
 
-    /// The same matrix with alternating gate and up rows.
+    /// The same matrix with alternating gate and up rows; so do its blocks of scales.
     pub fn gate_up(self) -> WeightRef {
-        WeightRef { layout: WeightLayout::GateUp, ..self }
+        let dtype = if self.dtype == DType::F8Block { DType::F8Pairs } else { self.dtype };
+        WeightRef { layout: WeightLayout::GateUp, dtype, ..self }
     }
 
-    /// The same matrix with gate and up rows in turns of eight.
+    /// The same matrix with gate and up rows in turns of eight, and their blocks of scales by turns.
     pub fn gate_up_turns(self) -> WeightRef {
-        WeightRef { layout: WeightLayout::GateUpTurns, ..self }
+        let dtype = if self.dtype == DType::F8Block { DType::F8Turns } else { self.dtype };
+        WeightRef { layout: WeightLayout::GateUpTurns, dtype, ..self }
     }
 
     /// Bytes it takes.
     pub fn bytes(&self) -> u64 {
-        self.dtype.bytes(self.rows as usize * self.cols as usize) as u64
+        self.dtype.matrix_bytes(self.rows as usize, self.cols as usize) as u64
     }
 }
 

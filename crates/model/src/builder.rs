@@ -3,9 +3,9 @@
 
 use crate::config::{ModelConfig, Rope};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
-use device::DType;
 use device::op::{Activation, Pairs, Routing};
 use device::target::WeightUse;
+use device::{DType, scaled};
 use graph::program::{
     ExpertWeights, ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
 };
@@ -19,12 +19,46 @@ pub struct Precision {
     pub kv: DType,
     /// Weights; `None` stores each in the format that the device multiplies fastest.
     pub weights: Option<DType>,
+    /// Quantises the matrices of layers, except routers, while they are loaded.
+    pub quantise: Option<Quantise>,
+}
+
+/// A format that weights are quantised to while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantise {
+    /// e4m3 with a scale for each 128 × 128.
+    Fp8,
+    /// 4 bits with a scale and a zero for each 128 columns of a row; for 64 or 32 where columns do not divide.
+    Int4,
+}
+
+impl Quantise {
+    /// Whether it quantises a weight.
+    fn takes(self, spec: &WeightSpec) -> bool {
+        self.stored(spec).is_some()
+    }
+
+    /// The type that a weight is quantised to, if it is.
+    pub(crate) fn stored(self, spec: &WeightSpec) -> Option<DType> {
+        let (rows, cols) = (spec.rows(), spec.cols());
+        if !matches!(spec.kind, WeightUse::Matrix | WeightUse::Experts) {
+            return None;
+        }
+        let types: &[DType] = match self {
+            Quantise::Fp8 => &[DType::F8Block],
+            Quantise::Int4 => &[DType::I4, DType::I4G64, DType::I4G32],
+        };
+        types.iter().copied().find(|dtype| scaled::fits(*dtype, rows, cols))
+    }
 }
 
 impl Precision {
     /// Nothing is rounded below float32: slow; the reference that other precisions are compared with.
     pub const EXACT: Precision =
-        Precision { act: DType::F32, kv: DType::F32, weights: Some(DType::F32) };
+        Precision { act: DType::F32, kv: DType::F32, weights: Some(DType::F32), quantise: None };
+    /// What a GPU computes with by default; a CPU can, too.
+    pub const BF16: Precision =
+        Precision { act: DType::BF16, kv: DType::BF16, weights: Some(DType::BF16), quantise: None };
 }
 
 /// What a builder must know besides the model.
@@ -183,17 +217,19 @@ impl<'a> Builder<'a> {
 
     /// The step's tokens through the embedding.
     pub(crate) fn embed(&mut self) -> ValueId {
-        let table = self.table(if self.config.tied { WeightUse::Matrix } else { WeightUse::Table });
+        let table = self.table(if self.config.tied { WeightUse::Head } else { WeightUse::Table });
         self.program.embed("embed", table)
     }
 
     /// The head: the embedding, or a matrix of its own.
     pub(crate) fn logits(&mut self, x: ValueId) -> ValueId {
         let head = match self.config.tied {
-            true => self.table(WeightUse::Matrix),
+            true => self.table(WeightUse::Head),
             false => {
                 let source = tensor("lm_head", "output", self.config.vocab);
-                self.matrix("lm_head", self.config.hidden, &[source], Arrange::Stacked, Cut::Rows)
+                let parts = vec![self.part(&source, ".weight")];
+                let (hidden, kind) = (self.config.hidden, WeightUse::Head);
+                self.weight("lm_head", parts, hidden, Arrange::Stacked, kind, Cut::Rows)
             }
         };
         self.program.logits("lm_head", x, head)
@@ -257,7 +293,9 @@ impl<'a> Builder<'a> {
         routing: Routing,
     ) -> ValueId {
         let cols = self.program.cols(x) as usize;
-        let w = self.matrix(name, cols, &[source], Arrange::Stacked, Cut::Whole);
+        let parts = vec![self.part(&source, ".weight")];
+        let kind = WeightUse::Router;
+        let w = self.weight(name, parts, cols, Arrange::Stacked, kind, Cut::Whole);
         self.program.route(name, x, w, None, routing)
     }
 
@@ -328,7 +366,9 @@ impl<'a> Builder<'a> {
         cut: Cut,
     ) -> WeightRef {
         let parts = sources.iter().map(|source| self.part(source, ".weight")).collect();
-        self.weight(name, parts, cols, arrange, WeightUse::Matrix, cut)
+        let experts = matches!(arrange, Arrange::PAIRS | Arrange::EQUAL);
+        let kind = if experts { WeightUse::Experts } else { WeightUse::Matrix };
+        self.weight(name, parts, cols, arrange, kind, cut)
     }
 
     fn vector(&mut self, name: &str, sources: &[Source], suffix: &str, cut: Cut) -> WeightRef {
@@ -348,7 +388,12 @@ impl<'a> Builder<'a> {
     ) -> WeightRef {
         let name = self.layer.map_or(name.to_owned(), |layer| format!("layers.{layer}.{name}"));
         let spec = WeightSpec { name, parts, arrange, cols: 0..cols, tensor_cols: cols, kind, cut };
-        let dtype = self.setting.precision.weights.unwrap_or_else(|| (self.setting.stored)(&spec));
+        let Precision { weights, quantise, .. } = self.setting.precision;
+        let quantised = quantise.is_some_and(|quantise| quantise.takes(&spec));
+        let dtype = match weights {
+            Some(dtype) if !quantised => dtype,
+            _ => (self.setting.stored)(&spec),
+        };
         let weight = WeightRef::matrix(&spec.name, dtype, spec.rows() as u32, spec.cols() as u32);
         if !self.weights.contains(&spec) {
             self.weights.push(spec);

@@ -1,6 +1,6 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
-use crate::observe::{self, Observed};
+use crate::observe::{self, Observed, PromptLogits};
 use device::{Device, Report, Tensor};
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, RowResult, Sampled, Step, StepKind, StepResult,
@@ -112,6 +112,13 @@ impl GraphExecutor {
         let at = u64::from(row) * logits.dtype.bytes(logits.stride as usize) as u64;
         let raw = self.device().read(self.runners.arena(), logits.span.part(at, bytes))?;
         Ok(logits.dtype.decode(&raw))
+    }
+
+    /// The logits after each of the `tokens` tokens that the last step launched fed as one prompt; `None` if that step
+    /// was not a prefill step. For tools that compare models.
+    pub(crate) fn prompt_logits(&self, tokens: u32) -> device::Result<Option<PromptLogits<'_>>> {
+        let Some(plan) = self.last_plan() else { return Ok(None) };
+        PromptLogits::of(&self.runners, plan, tokens)
     }
 
     fn logits(&self) -> Option<Tensor> {

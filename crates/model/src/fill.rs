@@ -1,17 +1,16 @@
 //! Moves weights into the arena: in parallel, a few rows at a time, arranged and converted on the way.
 
 use crate::LoadError;
-use crate::open::device_dtype;
+use crate::stored::{Files, ScaledParts, ScaledRow, StoredRows};
 use crate::weights::{Arrange, WeightSpec};
 use device::cpu::pack::pack_parts;
 use device::graph::Node;
 use device::op::{Noise, Op};
+use device::scaled::{self as layouts, Chunk};
 use device::target::WeightUse;
 use device::{Arena, DType, Device, Tensor};
-use formats::checkpoint::{Checkpoint, TensorInfo};
-use formats::quant::dequantise;
+use formats::checkpoint::Checkpoint;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,14 +32,18 @@ impl Target<'_> {
     pub(crate) fn copy(
         &self,
         placed: &[Placed<'_>],
-        checkpoint: &Checkpoint,
+        files: &Files,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<(), LoadError> {
+        let specs = placed.iter().map(|(spec, _)| (*spec).clone()).collect::<Vec<_>>();
+        let scaled = files.scaled_parts(&specs)?;
         let done = AtomicU64::new(0);
-        let chunks = |(index, (spec, _)): (usize, &Placed<'_>)| {
-            // Whole heads and whole packing groups, so that a chunk's rows come from few ranges.
+        let chunks = |(index, (spec, tensor)): (usize, &Placed<'_>)| {
+            // Whole heads and whole packing groups, so that a chunk's rows come from few ranges; rows that share scales.
             let heads = spec.parts.iter().filter_map(|part| part.heads).map(|heads| heads.dim);
-            let unit = heads.max().unwrap_or(1).next_multiple_of(16);
+            let shared =
+                if layouts::is_scaled(tensor.dtype) { layouts::unit(tensor.dtype) } else { 16 };
+            let unit = heads.max().unwrap_or(1).next_multiple_of(shared);
             let step = unit.max(CHUNK_BYTES / (spec.cols() * 4) / unit * unit);
             let rows = spec.rows();
             let chunk = move |from: usize| (index, from..(from + step).min(rows));
@@ -50,10 +53,8 @@ impl Target<'_> {
         jobs.into_par_iter().try_for_each(|(index, rows)| {
             let (spec, tensor) = &placed[index];
             let read = match spec.kind {
-                WeightUse::Vector => self.fill_vector(spec, tensor, checkpoint)?,
-                WeightUse::Table | WeightUse::Matrix => {
-                    self.fill_rows(spec, tensor, checkpoint, rows)?
-                }
+                WeightUse::Vector => self.fill_vector(spec, tensor, &files.checkpoint)?,
+                _ => self.fill_rows(spec, tensor, (files, &scaled), rows)?,
             };
             progress(done.fetch_add(read, Ordering::Relaxed) + read);
             Ok(())
@@ -71,9 +72,7 @@ impl Target<'_> {
                 WeightUse::Vector if !is_bias => (1.0, 0.1),
                 WeightUse::Table if experts => (0.0, 3f32.sqrt()),
                 // Uniform in ±√3·σ has deviation σ = 0.02.
-                WeightUse::Vector | WeightUse::Table | WeightUse::Matrix => {
-                    (0.0, 0.02 * 3f32.sqrt())
-                }
+                _ => (0.0, 0.02 * 3f32.sqrt()),
             };
             let seed = seed ^ (index as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
             let op = Op::Noise(Noise { to: *to, seed, mean, scale });
@@ -88,22 +87,25 @@ impl Target<'_> {
         &self,
         spec: &WeightSpec,
         tensor: &Tensor,
-        checkpoint: &Checkpoint,
+        (files, scaled): (&Files, &ScaledParts),
         rows: Range<usize>,
     ) -> Result<u64, LoadError> {
-        let stored = StoredRows::read(spec, checkpoint, rows.clone())?;
+        let stored = StoredRows::read(spec, &files.checkpoint, scaled, rows.clone())?;
         if matches!(tensor.dtype, DType::P4 | DType::P8) {
             return self.pack(spec, tensor, &stored, rows);
+        }
+        if layouts::is_scaled(tensor.dtype) {
+            return self.quantise(spec, tensor, &stored, rows);
         }
         let mut gathered = Vec::new();
         let mut floats = vec![0.0; spec.cols()];
         for row in rows.clone() {
-            let (info, bytes) = stored.row(spec, row);
-            if source_dtype(info) == tensor.dtype {
-                gathered.extend_from_slice(bytes);
-            } else {
-                dequantise(info.dtype, bytes, &mut floats).map_err(LoadError::Quant)?;
-                tensor.dtype.encode(&floats, &mut gathered);
+            match stored.bytes(spec, row) {
+                Some((dtype, bytes)) if dtype == tensor.dtype => gathered.extend_from_slice(bytes),
+                _ => {
+                    stored.floats(spec, row, &mut floats)?;
+                    tensor.dtype.encode(&floats, &mut gathered);
+                }
             }
         }
         self.put(spec, tensor, &rows, &gathered)?;
@@ -118,14 +120,34 @@ impl Target<'_> {
         stored: &StoredRows<'_>,
         rows: Range<usize>,
     ) -> Result<u64, LoadError> {
-        let sources: Vec<(DType, &[u8])> = rows
-            .clone()
-            .map(|row| stored.row(spec, row))
-            .map(|(info, bytes)| (source_dtype(info), bytes))
-            .collect();
+        let source = |row| stored.bytes(spec, row).expect("only GGUF blocks are packed");
+        let sources: Vec<(DType, &[u8])> = rows.clone().map(source).collect();
         let mut packed = vec![0; tensor.dtype.bytes(rows.len() * spec.cols())];
         pack_parts(tensor.dtype, &sources, spec.cols(), &mut packed);
         self.put(spec, tensor, &rows, &packed)?;
+        Ok(stored.read)
+    }
+
+    /// Rows of one weight with their scales, or quantised.
+    fn quantise(
+        &self,
+        spec: &WeightSpec,
+        tensor: &Tensor,
+        stored: &StoredRows<'_>,
+        rows: Range<usize>,
+    ) -> Result<u64, LoadError> {
+        let cols = spec.cols();
+        let mut chunk = Chunk::new(tensor.dtype, (spec.rows(), cols), rows.clone());
+        if !put_scaled(spec, stored, rows.clone(), &mut chunk) {
+            let mut floats = vec![0.0; rows.len() * cols];
+            for (row, floats) in rows.clone().zip(floats.chunks_exact_mut(cols)) {
+                stored.floats(spec, row, floats)?;
+            }
+            chunk.quantise(&floats);
+        }
+        for (at, bytes) in chunk.parts() {
+            self.device.write(self.arena, tensor.span.part(at, bytes.len() as u64), &bytes)?;
+        }
         Ok(stored.read)
     }
 
@@ -162,58 +184,29 @@ impl Target<'_> {
     }
 }
 
-/// The stored rows that some rows of a weight are made of: one range of each part that has any.
-struct StoredRows<'a> {
-    parts: BTreeMap<usize, StoredPart<'a>>,
-    /// Bytes read.
-    read: u64,
-}
-
-struct StoredPart<'a> {
-    info: &'a TensorInfo,
-    /// The first stored row that was read.
-    from: usize,
-    row_bytes: usize,
-    /// Which bytes of a row are wanted.
-    cols: Range<usize>,
-    bytes: Vec<u8>,
-}
-
-impl<'a> StoredRows<'a> {
-    fn read(
-        spec: &WeightSpec,
-        checkpoint: &'a Checkpoint,
-        rows: Range<usize>,
-    ) -> Result<StoredRows<'a>, LoadError> {
-        let mut ranges: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
-        for row in rows {
-            let (part, stored) = spec.source(row);
-            let range = ranges.entry(part).or_insert((stored, stored));
-            *range = (range.0.min(stored), range.1.max(stored));
+/// Takes values and scales as they are stored; false if some row has none that fit.
+fn put_scaled(
+    spec: &WeightSpec,
+    stored: &StoredRows<'_>,
+    rows: Range<usize>,
+    chunk: &mut Chunk,
+) -> bool {
+    for row in rows {
+        match stored.scaled(spec, row) {
+            Some(ScaledRow::Fp8(bytes, scales)) if scales.len() == chunk.scales_of_row() => {
+                chunk.set_fp8(row, bytes, scales);
+            }
+            Some(ScaledRow::Int4(values, scales, zeros)) => {
+                let Some(groups) = chunk.groups_of_row() else { return false };
+                // One group for the whole row is repeated.
+                let each = groups / scales.len();
+                let all = |at: usize| at / each;
+                let scales: Vec<f32> = (0..groups).map(|at| scales[all(at)]).collect();
+                let zeros: Vec<u8> = (0..groups).map(|at| zeros[all(at)]).collect();
+                chunk.set_int4(row, values, &scales, &zeros);
+            }
+            _ => return false,
         }
-        let mut all = StoredRows { parts: BTreeMap::new(), read: 0 };
-        for (index, (from, to)) in ranges {
-            let part = &spec.parts[index];
-            let info = checkpoint.get(&part.tensor).expect("the tensors were checked");
-            let dtype = source_dtype(info);
-            let row_bytes = info.bytes / part.tensor_rows;
-            let mut bytes = vec![0; (to - from + 1) * row_bytes];
-            checkpoint.read_range(&info.name, from * row_bytes, &mut bytes)?;
-            all.read += bytes.len() as u64;
-            let cols = dtype.bytes(spec.cols.start)..dtype.bytes(spec.cols.end);
-            all.parts.insert(index, StoredPart { info, from, row_bytes, cols, bytes });
-        }
-        Ok(all)
     }
-
-    /// The bytes of a row of the weight, and the tensor they are of.
-    fn row(&self, spec: &WeightSpec, row: usize) -> (&'a TensorInfo, &[u8]) {
-        let (part, stored) = spec.source(row);
-        let StoredPart { info, from, row_bytes, cols, bytes } = &self.parts[&part];
-        (info, &bytes[(stored - from) * row_bytes..][cols.clone()])
-    }
-}
-
-fn source_dtype(info: &TensorInfo) -> DType {
-    device_dtype(info.dtype).expect("the tensors were checked")
+    true
 }

@@ -27,14 +27,21 @@ mod fill;
 mod load;
 mod observe;
 mod open;
+pub mod quality;
+mod quantise;
+mod reading;
 mod rope;
+mod stored;
 pub mod weights;
 
-pub use builder::{Builder, Precision, Source, Written, tensor};
+pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
 pub use config::ModelConfig;
 pub use executor::GraphExecutor;
 pub use load::{LoadOptions, LoadedExecutor, Progress, load_executor, precision};
+pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
+pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
+pub use reading::{ReadError, Reading};
 
 use std::path::PathBuf;
 

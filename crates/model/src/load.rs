@@ -87,7 +87,7 @@ pub struct LoadedExecutor {
 
 /// The precision a target computes with by default.
 pub fn precision(target: &dyn Target) -> Precision {
-    Precision { act: target.activations(), kv: target.cache(), weights: None }
+    Precision { act: target.activations(), kv: target.cache(), weights: None, quantise: None }
 }
 
 /// The number of KV pages, where the device has room for `there`.

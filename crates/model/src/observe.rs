@@ -43,7 +43,52 @@ pub(crate) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec
     Ok(rows)
 }
 
+/// The logits after each token of the prompt that the last step fed. Valid until the next step is launched.
+#[derive(Debug)]
+pub struct PromptLogits<'a> {
+    tail: Tail<'a>,
+    tokens: u32,
+}
+
+impl<'a> PromptLogits<'a> {
+    /// Of a step that fed one prompt of `tokens` tokens under `plan`; `None` for a plan that does not prefill.
+    pub(crate) fn of(runners: &'a Runners, plan: &Plan, tokens: u32) -> Result<Option<Self>> {
+        let Some(tail) = Tail::of(runners, plan) else { return Ok(None) };
+        if let Some(node) = &tail.attention {
+            runners.device().run(runners.arena(), node)?;
+        }
+        Ok(Some(PromptLogits { tail, tokens }))
+    }
+
+    /// The logits after tokens `first..first + count` of the step, a row of the vocabulary for each; waits for them. They
+    /// are computed here, as many tokens at a time as the plan has rows for.
+    ///
+    /// # Panics
+    /// If the step fed fewer tokens.
+    pub fn read(&self, first: u32, count: u32) -> Result<Vec<f32>> {
+        assert!(first + count <= self.tokens, "the step fed {} tokens", self.tokens);
+        let (rows, logits) = (self.tail.rows, self.tail.logits);
+        let mut all = Vec::with_capacity(count as usize * logits.cols as usize);
+        for at in (0..count).step_by(rows as usize) {
+            let some = rows.min(count - at);
+            self.tail.run(first + at, some, &[&self.tail.layer, &self.tail.head])?;
+            let read = self.tail.read(logits, some)?;
+            let dense = logits.stride == logits.cols;
+            match dense && all.is_empty() {
+                true => all = read,
+                false => {
+                    for row in read.chunks_exact(logits.stride as usize) {
+                        all.extend_from_slice(&row[..logits.cols as usize]);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
 /// The end of a prefill plan.
+#[derive(Debug)]
 struct Tail<'a> {
     runners: &'a Runners,
     /// Attention of every token, where the plan has that of the last ones only.
@@ -62,7 +107,7 @@ struct Tail<'a> {
 }
 
 /// The norm before the head.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct FinalNorm {
     weight: Tensor,
     bias: Option<Tensor>,

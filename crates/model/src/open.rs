@@ -2,7 +2,8 @@
 
 use crate::builder::{Builder, Precision, Setting, Written};
 use crate::config::ModelConfig;
-use crate::weights::{Part, WeightSpec};
+use crate::stored::{Files, ScaledParts, device_dtype};
+use crate::weights::WeightSpec;
 use crate::{LoadError, fill, rope};
 use device::cpu::Numerics;
 use device::op::Pairs;
@@ -37,7 +38,7 @@ pub struct OpenModel {
 
 #[derive(Debug)]
 enum Weights {
-    Stored(Box<Checkpoint>),
+    Stored(Box<Files>),
     Drawn { seed: u64 },
 }
 
@@ -46,9 +47,9 @@ impl OpenModel {
     pub fn open(source: &ModelSource) -> Result<OpenModel, LoadError> {
         match source {
             ModelSource::Checkpoint(path) => {
-                let checkpoint = Checkpoint::open(path)?;
-                let config = ModelConfig::of(&checkpoint)?;
-                Ok(OpenModel { config, weights: Weights::Stored(Box::new(checkpoint)) })
+                let files = Files::open(path)?;
+                let config = ModelConfig::of(&files.checkpoint)?;
+                Ok(OpenModel { config, weights: Weights::Stored(Box::new(files)) })
             }
             ModelSource::Dummy { config, seed } => {
                 let weights = Weights::Drawn { seed: *seed };
@@ -68,12 +69,11 @@ impl OpenModel {
     ) -> Result<Written, LoadError> {
         let config = &self.config;
         let stored = |spec: &WeightSpec| {
-            // A norm's weight less 1 is small: adding the 1 must not round it away.
-            let dtype = |part: &Part| match (part.add, part.factor) {
-                (0.0, 1.0) => self.dtype(part),
-                _ => DType::F32,
+            let quantised = precision.quantise.and_then(|quantise| quantise.stored(spec));
+            let parts: Vec<DType> = match quantised {
+                Some(dtype) => vec![dtype],
+                None => self.types(spec),
             };
-            let parts: Vec<DType> = spec.parts.iter().map(dtype).collect();
             target.stored(spec.kind, &parts, spec.rows(), spec.cols())
         };
         // ggml sums the terms of a head's dot product in the order of the file.
@@ -90,8 +90,9 @@ impl OpenModel {
         if ggml && written.program.steps.iter().any(routes) {
             return Err(LoadError::GgmlExperts);
         }
-        if let Weights::Stored(checkpoint) = &self.weights {
-            check_tensors(checkpoint, &written.weights)?;
+        if let Weights::Stored(files) = &self.weights {
+            let scaled = files.scaled_parts(&written.weights)?;
+            check_tensors(&files.checkpoint, &scaled, &written.weights)?;
         }
         Ok(written)
     }
@@ -99,7 +100,7 @@ impl OpenModel {
     /// Bytes of the checkpoint's tensors; 0 for weights from a seed.
     pub fn bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Stored(checkpoint) => checkpoint.total_bytes(),
+            Weights::Stored(files) => files.checkpoint.total_bytes(),
             Weights::Drawn { .. } => 0,
         }
     }
@@ -117,8 +118,17 @@ impl OpenModel {
         let bound = |spec: &WeightSpec| bindings.weights[&spec.name];
         let placed: Vec<_> = written.weights.iter().map(|spec| (spec, bound(spec))).collect();
         match &self.weights {
-            Weights::Stored(checkpoint) => to.copy(&placed, checkpoint, progress)?,
+            Weights::Stored(files) => to.copy(&placed, files, progress)?,
             Weights::Drawn { seed } => to.draw(&placed, *seed)?,
+        }
+        for (layer, pages) in bindings.kv.iter().enumerate() {
+            let Some(span) = pages.scales else { continue };
+            let scales = match &self.weights {
+                Weights::Stored(files) => files.page_scales(layer, pages.heads as usize)?,
+                Weights::Drawn { .. } => vec![1.0; 2 * pages.heads as usize],
+            };
+            let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            device.write(arena, span.part(0, bytes.len() as u64), &bytes)?;
         }
         let (dim, positions) = (self.config.head_dim, written.program.shape.max_positions);
         for (rotation, table) in written.ropes.iter().zip(&bindings.ropes) {
@@ -129,31 +139,48 @@ impl OpenModel {
         Ok(())
     }
 
-    /// The type of a part. One that is missing is reported later, with all others.
-    fn dtype(&self, part: &Part) -> DType {
-        match &self.weights {
-            Weights::Stored(checkpoint) => {
-                let info = checkpoint.get(&part.tensor);
-                info.and_then(|info| device_dtype(info.dtype)).unwrap_or(DType::F32)
+    /// The types of a weight's parts.
+    fn types(&self, spec: &WeightSpec) -> Vec<DType> {
+        let mut types = match &self.weights {
+            Weights::Stored(files) => files.types(spec),
+            Weights::Drawn { .. } => vec![DType::BF16; spec.parts.len()],
+        };
+        for (dtype, part) in types.iter_mut().zip(&spec.parts) {
+            // A norm's weight less 1 is small: adding the 1 must not round it away.
+            if (part.add, part.factor) != (0.0, 1.0) {
+                *dtype = DType::F32;
             }
-            Weights::Drawn { .. } => DType::BF16,
         }
+        types
     }
 }
 
 /// Lists all tensors that are missing, extra or of the wrong shape at once.
-fn check_tensors(checkpoint: &Checkpoint, specs: &[WeightSpec]) -> Result<(), LoadError> {
+fn check_tensors(
+    checkpoint: &Checkpoint,
+    scaled: &ScaledParts,
+    specs: &[WeightSpec],
+) -> Result<(), LoadError> {
     let mut problems = Vec::new();
     let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for spec in specs {
         for part in &spec.parts {
-            wanted.insert(&part.tensor, part.tensor_shape(spec.kind, spec.tensor_cols));
+            let shape = part.tensor_shape(spec.kind, spec.tensor_cols);
+            match scaled.get(&part.tensor) {
+                None => _ = wanted.insert(&part.tensor, shape),
+                Some(weight) if shape == [weight.rows(), weight.cols()] => {}
+                Some(weight) => {
+                    let found = [weight.rows(), weight.cols()];
+                    problems.push(format!("{}: shape {found:?}, expected {shape:?}", part.tensor));
+                }
+            }
         }
     }
+    let with_scales: BTreeSet<&str> = scaled.values().flat_map(|weight| weight.tensors()).collect();
     let mut found = BTreeSet::new();
     for info in checkpoint.tensors() {
         let Some(shape) = wanted.get(info.name.as_str()) else {
-            if !is_ignorable(&info.name) {
+            if !is_ignorable(&info.name) && !with_scales.contains(info.name.as_str()) {
                 problems.push(format!("{}: not part of this model", info.name));
             }
             continue;
@@ -183,33 +210,14 @@ fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {
 }
 
 /// Whether a tensor that no weight is made of may be left unread: buffers that old exporters wrote, divisors that the
-/// configuration has already taken in, and a head that is the embedding once more.
+/// configuration has already taken in, a head that is the embedding once more, and the scales of a KV cache in fp8.
 fn is_ignorable(name: &str) -> bool {
     let last = name.rsplit('.').nth(1).unwrap_or_default();
     matches!(name, "lm_head.weight" | "output.weight" | "rope_freqs.weight")
         || name.ends_with(".rotary_emb.inv_freq")
         || name.ends_with(".attn_rot_embd")
         || name.ends_with(".self_attn.masked_bias")
+        || name.ends_with(".self_attn.k_scale")
+        || name.ends_with(".self_attn.v_scale")
         || last.starts_with("rope_factors_")
-}
-
-/// The device's name for a checkpoint's type, when weights can be of it.
-pub(crate) fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
-    use formats::dtype::DType as F;
-    Some(match dtype {
-        F::F32 => DType::F32,
-        F::F16 => DType::F16,
-        F::BF16 => DType::BF16,
-        F::Q4_0 => DType::Q4_0,
-        F::Q4_1 => DType::Q4_1,
-        F::Q5_0 => DType::Q5_0,
-        F::Q5_1 => DType::Q5_1,
-        F::Q8_0 => DType::Q8_0,
-        F::Q2_K => DType::Q2K,
-        F::Q3_K => DType::Q3K,
-        F::Q4_K => DType::Q4K,
-        F::Q5_K => DType::Q5K,
-        F::Q6_K => DType::Q6K,
-        _ => return None,
-    })
 }

@@ -125,7 +125,7 @@ impl WeightSpec {
     pub fn rows(&self) -> usize {
         match self.kind {
             WeightUse::Vector => 1,
-            WeightUse::Table | WeightUse::Matrix => self.part_rows().sum(),
+            _ => self.part_rows().sum(),
         }
     }
 
@@ -133,7 +133,7 @@ impl WeightSpec {
     pub fn cols(&self) -> usize {
         match self.kind {
             WeightUse::Vector => self.part_rows().sum(),
-            WeightUse::Table | WeightUse::Matrix => self.cols.len(),
+            _ => self.cols.len(),
         }
     }
 
@@ -196,10 +196,8 @@ impl Part {
     pub(crate) fn tensor_shape(&self, kind: WeightUse, cols: usize) -> Vec<usize> {
         match (kind, self.stack) {
             (WeightUse::Vector, _) => vec![self.tensor_rows],
-            (WeightUse::Table | WeightUse::Matrix, None) => vec![self.tensor_rows, cols],
-            (WeightUse::Table | WeightUse::Matrix, Some(stack)) => {
-                vec![stack, self.tensor_rows / stack, cols]
-            }
+            (_, None) => vec![self.tensor_rows, cols],
+            (_, Some(stack)) => vec![stack, self.tensor_rows / stack, cols],
         }
     }
 

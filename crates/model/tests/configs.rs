@@ -248,7 +248,6 @@ fn configs_must_make_sense() {
     refused(read(r#","rope_scaling":{"rope_type":"yarn","factor":4}"#), "yarn is not supported");
     refused(read(r#","rope_scaling":{"rope_type":"llama3","factor":4}"#), "low_freq_factor");
     refused(read(r#","hidden_act":"gelu""#), "gelu");
-    refused(read(r#","quantization_config":{"quant_method":"gptq"}"#), "gptq");
     refused(read(r#","mlp_bias":true"#), "mlp_bias");
     refused(read(r#","max_position_embeddings":99999999999999"#), "position");
     let deep = base.replace("\"num_hidden_layers\":2", "\"num_hidden_layers\":99999999999999");

@@ -9,7 +9,7 @@
 mod models;
 
 use device::op::{Route, Routing, Score};
-use device::{DType, Device, DeviceKind, Op, Region, Tensor};
+use device::{Device, DeviceKind, Op, Region, Tensor};
 use formats::checkpoint::Checkpoint;
 use graph::mail::{JoinInput, Mailbox, PageInput, SeatParams, StepInput};
 use graph::{CompileTarget, Plan, ShapeKey};
@@ -17,9 +17,6 @@ use model::{LoadOptions, LoadedExecutor, ModelSource, Precision, load_executor};
 use models::{cpu, devices};
 use std::collections::BTreeMap;
 
-/// How the GPU stores everything by default; the CPU can, too.
-const HALVES: Precision =
-    Precision { act: DType::BF16, kv: DType::BF16, weights: Some(DType::BF16) };
 /// As in `goldens.rs`: the float32 error after two layers, and bf16's.
 const EXACT: f32 = 1e-4;
 const ROUNDED: f32 = 0.15;
@@ -281,7 +278,7 @@ const SPREAD: f32 = 1.5;
 
 /// One case in bf16.
 fn check_halves(case: &str, golden: &Golden, device: &Device, chunks: &[usize]) {
-    let run = Model::load(case, device, HALVES).feed(&golden.tokens, chunks, None);
+    let run = Model::load(case, device, Precision::BF16).feed(&golden.tokens, chunks, None);
     let mut reference = Model::load(case, &cpu(), Precision::EXACT);
     let reference = reference.feed(&golden.tokens, chunks, Some(&run.choices));
     // Two candidates move towards each other by an error each.

@@ -3,6 +3,7 @@
 use super::memory::CpuMemory;
 use super::simd::Level;
 use super::{pack, quant};
+use crate::scaled::{self, e4m3};
 use crate::{DType, Span, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -16,6 +17,8 @@ pub(crate) struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) stride: usize,
+    /// Where its rows are in the matrix with scales that it is a part of, and how many that has.
+    whole: (usize, usize),
 }
 
 // SAFETY: a view is an address and a shape; the device orders the accesses made through it.
@@ -32,20 +35,24 @@ impl Matrix {
             rows: tensor.rows as usize,
             cols: tensor.cols as usize,
             stride: tensor.stride as usize,
+            whole: (0, tensor.rows as usize),
         }
     }
 
     /// A dense matrix of floats at an address.
     pub(crate) fn floats(ptr: *mut f32, rows: usize, cols: usize) -> Matrix {
-        Matrix { ptr: ptr.cast(), dtype: DType::F32, rows, cols, stride: cols }
+        Matrix { ptr: ptr.cast(), dtype: DType::F32, rows, cols, stride: cols, whole: (0, rows) }
     }
 
     /// Some rows of a dense matrix; of a packed one whole groups of rows.
     #[track_caller]
     pub(crate) fn part(&self, rows: std::ops::Range<usize>) -> Matrix {
         assert!(rows.end <= self.rows && self.stride == self.cols, "{rows:?} of {self:?}");
-        let ptr = self.ptr.wrapping_add(self.dtype.bytes(rows.start * self.cols));
-        Matrix { ptr, rows: rows.len(), ..*self }
+        // The scales of rows are found from the start of the whole matrix.
+        let skipped = if scaled::is_scaled(self.dtype) { 0 } else { rows.start * self.cols };
+        let ptr = self.ptr.wrapping_add(self.dtype.bytes(skipped));
+        let whole = (self.whole.0 + rows.start, self.whole.1);
+        Matrix { ptr, rows: rows.len(), whole, ..*self }
     }
 
     /// The address of an element of a plain dtype.
@@ -54,6 +61,17 @@ impl Matrix {
     pub(crate) fn at(&self, row: usize, col: usize) -> *mut u8 {
         assert!(row < self.rows && col < self.cols, "({row}, {col}) of {self:?}");
         self.ptr.wrapping_add((row * self.stride + col) * self.dtype.block_bytes())
+    }
+
+    /// Writes bytes of a dense matrix from byte `at` on.
+    #[track_caller]
+    pub(crate) fn write_bytes(&self, at: u64, bytes: &[u8]) {
+        let end = at as usize + bytes.len();
+        assert!(self.stride == self.cols && end <= self.dtype.matrix_bytes(self.rows, self.cols));
+        // SAFETY: inside the matrix, which fits its span.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.ptr.add(at as usize), bytes.len());
+        }
     }
 
     /// The start of the matrix.
@@ -94,17 +112,27 @@ impl Matrix {
                 let packed = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
                 pack::read_row(self.dtype, packed, self.cols, row, out);
             }
+            dtype if scaled::is_scaled(dtype) => {
+                let (first, rows) = self.whole;
+                let bytes = dtype.matrix_bytes(rows, self.cols);
+                // SAFETY: a matrix with scales is dense, so it takes exactly these bytes of its span.
+                let all = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
+                scaled::read_row(dtype, all, (rows, self.cols), first + row, out);
+            }
             _ => quant::dequantise(self.dtype, self.blocks(row), out),
         }
     }
 
-    /// A whole row of a GGUF block dtype as f32, with the level's instructions.
+    /// A whole row of a GGUF block dtype as f32, with the level's instructions, or one of a dtype with scales.
     ///
     /// # Safety
     /// The level is one the processor has.
     #[track_caller]
     pub(crate) unsafe fn read_blocks(&self, level: Level, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
+        if scaled::is_scaled(self.dtype) {
+            return self.read_row(row, out);
+        }
         // SAFETY: the caller's promise.
         unsafe { quant::dequantise_with(level, self.dtype, self.blocks(row), out) };
     }
@@ -131,6 +159,7 @@ pub(crate) unsafe fn load(dtype: DType, ptr: *const u8) -> f32 {
             DType::F32 => *ptr.cast::<f32>(),
             DType::F16 => (*ptr.cast::<f16>()).to_f32(),
             DType::BF16 => (*ptr.cast::<bf16>()).to_f32(),
+            DType::E4M3 => e4m3::decode(*ptr),
             other => unreachable!("{other:?} is not a float"),
         }
     }
@@ -148,6 +177,7 @@ pub(crate) unsafe fn store(dtype: DType, ptr: *mut u8, value: f32) {
             DType::F32 => *ptr.cast::<f32>() = value,
             DType::F16 => *ptr.cast::<f16>() = f16::from_f32(value),
             DType::BF16 => *ptr.cast::<bf16>() = bf16::from_f32(value),
+            DType::E4M3 => *ptr = e4m3::encode(value),
             other => unreachable!("{other:?} is not a float"),
         }
     }
@@ -158,6 +188,7 @@ pub(crate) fn round_to(dtype: DType, value: f32) -> f32 {
     match dtype {
         DType::F16 => f16::from_f32(value).to_f32(),
         DType::BF16 => bf16::from_f32(value).to_f32(),
+        DType::E4M3 => e4m3::decode(e4m3::encode(value)),
         _ => value,
     }
 }
@@ -254,6 +285,12 @@ pub(crate) unsafe fn load_floats(dtype: DType, ptr: *const u8, out: &mut [f32]) 
                     *out = f32::from_bits(u32::from(*bits) << 16);
                 }
             }
+            DType::E4M3 => {
+                let from = std::slice::from_raw_parts(ptr, out.len());
+                for (out, byte) in out.iter_mut().zip(from) {
+                    *out = e4m3::decode(*byte);
+                }
+            }
             other => unreachable!("{other:?} is not a float"),
         }
     }
@@ -274,6 +311,12 @@ pub(crate) unsafe fn store_floats(dtype: DType, ptr: *mut u8, values: &[f32]) {
                 let to = std::slice::from_raw_parts_mut(ptr.cast::<bf16>(), values.len());
                 for (to, value) in to.iter_mut().zip(values) {
                     *to = bf16::from_f32(*value);
+                }
+            }
+            DType::E4M3 => {
+                let to = std::slice::from_raw_parts_mut(ptr, values.len());
+                for (to, value) in to.iter_mut().zip(values) {
+                    *to = e4m3::encode(*value);
                 }
             }
             other => unreachable!("{other:?} is not a float"),

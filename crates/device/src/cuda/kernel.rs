@@ -36,7 +36,8 @@ impl Kernel {
             module: std::ptr::null_mut(),
             function: std::ptr::null_mut(),
             waits: compiled.waits,
-            shared: Mutex::new(48 << 10),
+            // Static shared memory counts, too: even less than 48 KiB may need permission.
+            shared: Mutex::new(0),
         };
         let _turn = may_wait();
         // SAFETY: the cubin is whole (checksummed or just compiled) and for this architecture.

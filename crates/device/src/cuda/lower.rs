@@ -181,6 +181,7 @@ pub(crate) fn code(dtype: DType, op: &str) -> Result<u32> {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::BF16 => 2,
+        DType::E4M3 => 3,
         DType::Q4_0 => 10,
         DType::Q4_1 => 11,
         DType::Q5_0 => 12,
@@ -191,6 +192,13 @@ pub(crate) fn code(dtype: DType, op: &str) -> Result<u32> {
         DType::Q4K => 22,
         DType::Q5K => 23,
         DType::Q6K => 24,
+        DType::F8Row => 30,
+        DType::F8Block => 31,
+        DType::F8Pairs => 32,
+        DType::F8Turns => 33,
+        DType::I4 => 34,
+        DType::I4G64 => 35,
+        DType::I4G32 => 36,
         DType::U32 | DType::U8 | DType::P4 | DType::P8 => {
             let problem = format!("{dtype:?} is not a format of the CUDA kernels");
             return Err(Error::Contract { op: op.into(), problem });

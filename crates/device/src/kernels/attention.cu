@@ -16,14 +16,15 @@
 // them write to its shared memory, which takes a third of the time of a merge through L2.
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW;
-// TYPE (of q and pages), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES; SOFTCAP if scores are capped. With FIXED a
-// page's warp depends on the page alone.
-#include "prelude.cuh"
+// TYPE (of q and pages), KT if pages have another type (pages.cuh), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES;
+// SOFTCAP if scores are capped. With FIXED a page's warp depends on the page alone.
+#include "pages.cuh"
 
 #define G (HQ / HKV)
 #define COLUMNS (Q_TOKENS * G)
 #define TILES ((COLUMNS + 7) / 8)
-#define PITCH (D * 2 + 16)
+#define ROW_BYTES (D * ELEMENT)
+#define PITCH (NARROW ? BYTE_PITCH : D * 2 + 16)
 #define STAGE_BYTES (2 * 16 * PITCH)
 #define STEPS (D / 16)
 #define PER ((D / 2 + 31) / 32)
@@ -45,14 +46,15 @@ struct Row {
 };
 
 DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
-    const u64 bytes = (u64)HKV * PAGE * D * 2;
+    const u64 bytes = (u64)HKV * PAGE * ROW_BYTES;
     const u8* keys = row.kv + (u64)row.pages[page] * (2 * bytes);
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        const u32 piece = i * 32 + lane, token = piece / (D / 8), at = piece % (D / 8);
+    for (int i = 0; i < (ROW_BYTES + 31) / 32; i++) {
+        const u32 piece = i * 32 + lane, token = piece / (ROW_BYTES / 16), at = piece % (ROW_BYTES / 16);
+        if (ROW_BYTES % 32 && token >= 16) break;
         const bool live = page * PAGE + token < row.fresh;
-        const u8* from = keys + token * (D * 2) + at * 16;
-        const u32 to = stage + token * PITCH + at * 16;
+        const u8* from = keys + token * ROW_BYTES + at * 16;
+        const u32 to = NARROW ? stage + byte_place(token, at) : stage + token * PITCH + at * 16;
         copy16_async_or_zero(to, from, live);
         copy16_async_or_zero(to + 16 * PITCH, from + bytes, live);
     }
@@ -131,8 +133,15 @@ DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, con
     return found;
 }
 
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // Normalises and rotates a head into shared memory.
-template <int NORM> DEVICE void prepare(const void* from, u64 at, float eps, const Turn& t, u16* to) {
+template <int NORM, int T_> DEVICE void prepare(const void* from, u64 at, float eps, const Turn& t, void* to, float by = 1.0f) {
     const u32 lane = threadIdx.x % 32;
     float a[PER], b[PER], sum = 0.0f;
 #pragma unroll
@@ -147,8 +156,8 @@ template <int NORM> DEVICE void prepare(const void* from, u64 at, float eps, con
     for (int c = 0; c < PER; c++) {
         if (lane + 32 * c >= D / 2) continue;
         const float u = a[c] * (scale * t.low[c]), v = b[c] * (scale * t.high[c]);
-        store1<TYPE>(to, lane + 32 * c, u * t.cosine[c] - v * t.sine[c]);
-        store1<TYPE>(to, lane + 32 * c + D / 2, v * t.cosine[c] + u * t.sine[c]);
+        store1<T_>(to, lane + 32 * c, (u * t.cosine[c] - v * t.sine[c]) * by);
+        store1<T_>(to, lane + 32 * c + D / 2, (v * t.cosine[c] + u * t.sine[c]) * by);
     }
 }
 
@@ -156,15 +165,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
           const u32* page_table, const u32* counts, u32* semaphores, float* partial, const void* q_norm,
           const void* k_norm, const float* rope, u32 rows, u32 pages_per_seat, u32 q_stride, u32 out_stride,
-          u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps) {
+          u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps SCALES_OF_PAGES) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ __align__(16) u16 queries[TILES * 8][D + 8];
-    __shared__ __align__(16) u16 newest[2][D];
+    __shared__ __align__(16) u8 newest[2][ROW_BYTES];
     __shared__ float maxima[WARPS][TILES * 8], totals[WARPS][TILES * 8];
     __shared__ u32 shared_word;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
     const u32 head = SINGLE ? blockIdx.x : blockIdx.y;
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
+#if NARROW
+    const float scale_of_k = __ldg(k_scale + head), scale_of_v = __ldg(v_scale + head);
+#else
+    const float scale_of_k = 1.0f, scale_of_v = 1.0f;
+#endif
 
     // Which row, and which of its tokens.
     const u32 rank = blockIdx.y % CLUSTER, cut = blockIdx.y / CLUSTER, cuts = gridDim.y / CLUSTER, piece = blockIdx.z * cuts + cut;
@@ -208,7 +222,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             if (split >= splits) return;
         }
     }
-    row.kv = kv + (u64)head * (PAGE * D * 2);
+    row.kv = kv + (u64)head * (PAGE * ROW_BYTES);
     if (row.length == 0) {
         // With ONES the row's length does not fit its pages, and its token is not `r`.
         if (SINGLE && !ONES) {
@@ -257,10 +271,14 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     // Queries to shared memory; columns past the live ones are zero.
     if (ROPE) {
         const u64 base = (u64)r * q_stride;
-        for (u32 c = warp; c < G; c += WARPS) prepare<QN>(qkv, base + (head * G + c) * D, q_eps, q_turn, queries[c]);
-        if (has_newest && warp == WARPS - 1) prepare<KN>(qkv, base + (HQ + head) * D, k_eps, k_turn, newest[0]);
+        for (u32 c = warp; c < G; c += WARPS) prepare<QN, MT>(qkv, base + (head * G + c) * D, q_eps, q_turn, queries[c]);
+        if (has_newest && warp == WARPS - 1) prepare<KN, KT>(qkv, base + (HQ + head) * D, k_eps, k_turn, newest[0], 1.0f / scale_of_k);
         if (has_newest && warp == 0)
-            for (u32 i = lane; i < D; i += 32) newest[1][i] = ((const u16*)qkv)[base + (HQ + HKV + head) * D + i];
+            for (u32 i = lane; i < D; i += 32) {
+                const u64 from = base + (HQ + HKV + head) * D + i;
+                if (NARROW) store1<KT>(newest[1], i, load1<TYPE>(qkv, from) * (1.0f / scale_of_v));
+                else ((u16*)newest[1])[i] = ((const u16*)qkv)[from];
+            }
         for (u32 i = threadIdx.x; i < (TILES * 8 - G) * (D / 2); i += WARPS * 32)
             ((u32*)queries[G + i / (D / 2)])[i % (D / 2)] = 0;
     } else
@@ -269,15 +287,15 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             uint4 v = make_uint4(0, 0, 0, 0);
             if (c < COLUMNS && t < tokens)
                 v = *(const uint4*)((const u16*)qkv + (u64)(first_token + t) * q_stride + (head * G + c % G) * D + at * 8);
-            *(uint4*)&queries[c][at * 8] = v;
+            *(uint4*)&queries[c][at * 8] = NARROW ? to_half<TYPE>(v) : v;
         }
     __syncthreads();
     if (has_newest) {
         const u32 slot = row.fresh % PAGE;
-        u8* to = kv + ((u64)row.pages[row.fresh / PAGE] * 2 * HKV + head) * (PAGE * D * 2) + slot * (D * 2);
-        for (u32 i = threadIdx.x; i < D; i += WARPS * 32) {
-            const u32 which = i / (D / 2), at = i % (D / 2);
-            ((u32*)(to + which * (u64)(HKV * PAGE * D * 2)))[at] = ((const u32*)newest[which])[at];
+        u8* to = kv + ((u64)row.pages[row.fresh / PAGE] * 2 * HKV + head) * (PAGE * ROW_BYTES) + slot * ROW_BYTES;
+        for (u32 i = threadIdx.x; i < ROW_BYTES / 2; i += WARPS * 32) {
+            const u32 which = i / (ROW_BYTES / 4), at = i % (ROW_BYTES / 4);
+            ((u32*)(to + which * (u64)(HKV * PAGE * ROW_BYTES)))[at] = ((const u32*)newest[which])[at];
         }
     }
     u32 q[TILES][STEPS][2];
@@ -285,8 +303,9 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     for (int n = 0; n < TILES; n++)
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-            q[n][s][0] = *(const u32*)&queries[n * 8 + g][s * 16 + 2 * j];
-            q[n][s][1] = *(const u32*)&queries[n * 8 + g][s * 16 + 2 * j + 8];
+            // With bytes, a lane has four neighbouring elements of a key.
+            q[n][s][0] = *(const u32*)&queries[n * 8 + g][s * 16 + (NARROW ? 4 : 2) * j];
+            q[n][s][1] = *(const u32*)&queries[n * 8 + g][s * 16 + (NARROW ? 4 * j + 2 : 2 * j + 8)];
         }
 
     float sums[STEPS][TILES][4], maximum[TILES][2], total[TILES][2];
@@ -297,18 +316,19 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
         for (int s = 0; s < STEPS; s++) sums[s][n][0] = sums[s][n][1] = sums[s][n][2] = sums[s][n][3] = 0.0f;
     }
-    const float factor = score_factor(scale);
+    const float factor = score_factor(NARROW ? scale * scale_of_k : scale);
     u32 stage = 0;
     for (u32 p = page + warp; p <= last_page; p += WARPS) {
         wait_copies<STAGES - 1>();
         __syncwarp();
         const u32 keys = ring + stage * STAGE_BYTES, values = keys + 16 * PITCH;
         if (ROPE && has_newest && p == row.fresh / PAGE) {
-            const u32 to = (row.fresh % PAGE) * PITCH;
+            const u32 to = NARROW ? 0 : (row.fresh % PAGE) * PITCH;
             u8* here = memory + (warp * STAGES + stage) * STAGE_BYTES + to;
-            for (u32 i = lane; i < D / 2; i += 32) {
-                ((u32*)here)[i] = ((const u32*)newest[0])[i];
-                ((u32*)(here + 16 * PITCH))[i] = ((const u32*)newest[1])[i];
+            for (u32 i = lane; i < ROW_BYTES / 4; i += 32) {
+                const u32 at = NARROW ? byte_place(row.fresh % PAGE, i / 4) / 4 + i % 4 : i;
+                ((u32*)here)[at] = ((const u32*)newest[0])[i];
+                ((u32*)(here + 16 * PITCH))[at] = ((const u32*)newest[1])[i];
             }
             __syncwarp();
         }
@@ -316,16 +336,19 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
         for (int n = 0; n < TILES; n++) scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
         float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        u32 bytes[4];
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             u32 a[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                         : "r"(keys + (lane % 16) * PITCH + s * 32 + (lane / 16) * 16)
-                         : "memory");
+            if (NARROW) {
+                // Bytes of two steps at once.
+                if (s % 2 == 0) load_matrices(bytes, keys + byte_place(lane % 16, min(s + lane / 16, STEPS - 1u)));
+                widen_keys(a, bytes[s % 2 * 2], bytes[s % 2 * 2 + 1]);
+            } else
+                load_matrices(a, keys + (lane % 16) * PITCH + s * 32 + (lane / 16) * 16);
 #pragma unroll
             for (int n = 0; n < TILES; n++)
-                mma_16x8x16<TYPE>(IN_TURN && s % 2 ? odd : scores[n], a[0], a[1], a[2], a[3], q[n][s][0], q[n][s][1]);
+                mma_16x8x16<MT>(IN_TURN && s % 2 ? odd : scores[n], a[0], a[1], a[2], a[3], q[n][s][0], q[n][s][1]);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -353,15 +376,19 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
                 for (int s = 0; s < STEPS; s++) sums[s][n][c] *= keep, sums[s][n][c + 2] *= keep;
             }
-            weights[n][0] = transpose_8x8(pack2<TYPE>(scores[n][0], scores[n][1]));
-            weights[n][1] = transpose_8x8(pack2<TYPE>(scores[n][2], scores[n][3]));
+            weights[n][0] = transpose_8x8(pack2<MT>(scores[n][0], scores[n][1]));
+            weights[n][1] = transpose_8x8(pack2<MT>(scores[n][2], scores[n][3]));
         }
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             u32 a[4];
-            load_matrices_transposed(a, values + ((lane / 16) * 8 + lane % 8) * PITCH + s * 32 + (lane / 8 % 2) * 16);
+            if (NARROW) {
+                if (s % 2 == 0) load_matrices_transposed(bytes, values + byte_place(lane % 16, min(s + lane / 16, STEPS - 1u)));
+                widen_values(a, bytes[s % 2 * 2], bytes[s % 2 * 2 + 1]);
+            } else
+                load_matrices_transposed(a, values + ((lane / 16) * 8 + lane % 8) * PITCH + s * 32 + (lane / 8 % 2) * 16);
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma_16x8x16<TYPE>(sums[s][n], a[0], a[1], a[2], a[3], weights[n][0], weights[n][1]);
+            for (int n = 0; n < TILES; n++) mma_16x8x16<MT>(sums[s][n], a[0], a[1], a[2], a[3], weights[n][0], weights[n][1]);
         }
         __syncwarp();
         if (ahead <= last_page) fetch(ring + stage * STAGE_BYTES, row, ahead, lane);
@@ -386,8 +413,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             if (column < COLUMNS)
 #pragma unroll
                 for (int s = 0; s < STEPS; s++) {
-                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + g] = sums[s][n][c];
-                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + g + 8] = sums[s][n][c + 2];
+                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + (NARROW ? 2 : 1) * g] = sums[s][n][c];
+                    merged[(warp * COLUMNS + column) * (D + 4) + s * 16 + (NARROW ? 2 : 1) * g + (NARROW ? 1 : 8)] = sums[s][n][c + 2];
                 }
         }
     __syncthreads();
@@ -398,7 +425,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     auto leave = [&](u32 i, float top, float weight, float4 sum) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         if (alone) {
-            const float inverse = 1.0f / weight;
+            const float inverse = NARROW ? scale_of_v / weight : 1.0f / weight;
             const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
             store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
         } else {
@@ -497,7 +524,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
             }
         }
-        const float inverse = 1.0f / weight;
+        const float inverse = NARROW ? scale_of_v / weight : 1.0f / weight;
         const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
         store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
     }

@@ -1,14 +1,14 @@
 // Attention for any formats: a block of four warps per token and query head. q is already rotated and
 // this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), SINGLE;
-// types XT (q), KT (pages), YT; SOFTCAP if scores are capped.
-#include "prelude.cuh"
+// types XT (q), KT (pages; for E4M3 see pages.cuh), YT; SOFTCAP if scores are capped.
+#include "pages.cuh"
 
 #define PER ((D + 31) / 32)
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
               const u32* page_table, const u32* token_row, u32 rows, u32 pages_per_seat, u32 q_stride,
-              u32 out_stride, float scale) {
+              u32 out_stride, float scale SCALES_OF_PAGES) {
     __shared__ float merged[4][D];
     __shared__ float maxima[4], totals[4];
     const u32 t = blockIdx.x, h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -26,6 +26,12 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
     const u32 last = SINGLE ? length - 1 : length - (q_start[row + 1] - q_start[row]) + (t - q_start[row]);
     const u32 begin = WINDOW && last + 1 > WINDOW ? last + 1 - WINDOW : 0;
     const u32* pages = page_table + (u64)row_seat[row] * pages_per_seat;
+#if NARROW
+    scale *= __ldg(k_scale + head);
+    const float scale_of_v = __ldg(v_scale + head);
+#else
+    const float scale_of_v = 1.0f;
+#endif
     float q[PER], sums[PER], maximum = -INFINITY, total = 0.0f;
 #pragma unroll
     for (int c = 0; c < PER; c++) {
@@ -61,6 +67,6 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
     for (u32 i = threadIdx.x; i < D; i += 128) {
         float v = 0.0f;
         for (int w = 0; w < 4; w++) v += merged[w][i] * expf(maxima[w] - top);
-        store1<YT>(out, (u64)t * out_stride + h * D + i, v / total);
+        store1<YT>(out, (u64)t * out_stride + h * D + i, NARROW ? v * scale_of_v / total : v / total);
     }
 }

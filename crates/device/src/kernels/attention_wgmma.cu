@@ -11,7 +11,9 @@
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
 // (capacity of the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), ONES (0: rows of one token
-// belong to another kernel), TYPE (of q and pages), YT.
+// belong to another kernel), TYPE (of q and pages), KT if pages have another type (pages.cuh), YT. With pages in e4m3 KV is
+// at most 128, the second argument is the address of the pages, and RAW tiles of bytes lie after the ring.
+#include "pages.cuh"
 #include "wgmma_held.cuh"
 
 #define G (HQ / HKV)
@@ -24,7 +26,7 @@
 #define BINS 128
 #define DEAD 0xffffffffu
 // The limit for the sum of a lane's weights in a tile, far below overflow.
-#define MOST (TYPE == F16 ? 16384.0f : 4294967296.0f)
+#define MOST (MT == F16 ? 16384.0f : 4294967296.0f)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -37,6 +39,9 @@ struct Item {
 struct Shared {
     u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     Item item[Q_STAGES];
+#if NARROW
+    u64 raw_full[RAW], raw_empty[RAW];
+#endif
     u32 count, longest, bins[BINS];
     u8 bin[SLOTS];
     u32 list[SLOTS];
@@ -76,14 +81,14 @@ DEVICE u64 descriptor(u32 low) {
 DEVICE void multiply_keys(float (&scores)[KV / 2], u32 q, u32 keys) {
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
-        Wgmma<TYPE, KV>::add(scores, descriptor(q + i / 4 * (128 * 128 >> 4) + i % 4 * 2),
+        Wgmma<MT, KV>::add(scores, descriptor(q + i / 4 * (128 * 128 >> 4) + i % 4 * 2),
                                descriptor(keys + i / 4 * (PART_BYTES >> 4) + i % 4 * 2), i > 0);
 }
 // c (+)= weights · v.
 DEVICE void multiply_values(float (&sums)[D / 2], const u32 (&w)[KV / 4], u32 values, int keep) {
 #pragma unroll
     for (int i = 0; i < KV / 16; i++)
-        HeldWgmma<TYPE, D>::add(sums, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
+        HeldWgmma<MT, D>::add(sums, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
                                   descriptor(values + i * (16 * 128 >> 4)), i > 0 ? 1 : keep);
 }
 
@@ -238,6 +243,10 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
     }
 }
 
+#if NARROW
+#include "attention_wgmma_bytes.cuh"
+#endif
+
 // Turns scores into weights, powers of two relative to the reference; `sum` is the sum of this lane's weights.
 DEVICE void raise(float (&s)[KV / 2], const float (&shift)[2], float (&sum)[2], float factor) {
 #pragma unroll
@@ -317,8 +326,8 @@ DEVICE void score_again(float (&s)[KV / 2], u32 rows, u32 keys) {
         for (int n = 0; n < KV / 16; n++) {
             load_matrices(b, swizzled(keys + i / 4 * PART_BYTES, n * 16 + lane / 16 * 8 + lane % 8, i % 4 * 2 + lane / 8 % 2));
             float(&c)[4] = *(float(*)[4])(s + 8 * n), (&d)[4] = *(float(*)[4])(s + 8 * n + 4);
-            mma_16x8x16<TYPE>(c, a[0], a[1], a[2], a[3], b[0], b[1]);
-            mma_16x8x16<TYPE>(d, a[0], a[1], a[2], a[3], b[2], b[3]);
+            mma_16x8x16<MT>(c, a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma_16x8x16<MT>(d, a[0], a[1], a[2], a[3], b[2], b[3]);
         }
     }
 }
@@ -346,7 +355,12 @@ DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, floa
     }
 }
 
-DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor) {
+#if NARROW
+#define SCALES_OF_HEAD const float factor = all_factor * __ldg(k_scale + item.head), scale_of_v = __ldg(v_scale + item.head)
+#else
+#define SCALES_OF_HEAD const float factor = all_factor, scale_of_v = 1.0f
+#endif
+DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_factor SCALES_OF_PAGES) {
     // The same in all lanes; the shuffle tells the compiler so, which makes descriptors cheaper.
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0);
     const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
@@ -368,16 +382,20 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
         if (group == 1 && !both) {
             for (u32 tile = item.end; tile > item.begin; tile--) {
                 barrier_wait(shared_address(&s.k_full[k.stage]), k.phase);
-                if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+                if (NARROW || first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
                 k.next();
                 barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
-                if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+                if (NARROW || leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
                 v.next();
             }
             if (first) barrier_arrive(q_empty);
             continue;
         }
         const u32 q_at = base + q_stage * Q_BYTES + group * 8192, q = (u32)swizzled_tile(q_at);
+        SCALES_OF_HEAD;
+#if NARROW
+        narrow_queries(q_at, group);
+#endif
         const int limit[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
         const u32 first_limit = item.position + group * 64 / G, last_limit = item.position + (group * 64 + 63) / G;
         // Tiles that end before the first row's limit need no mask (unless the window starts there), and by then
@@ -394,12 +412,12 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
             multiply_keys(scores, q, b);
             product_commit();
             product_wait<0>();
-            if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            if (NARROW || first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
             k.next();
         }
         weigh(scores, top, shift, total, scale, careful(tile), limit, tile, factor);
 #pragma unroll
-        for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
+        for (int i = 0; i < KV / 4; i++) weights[i] = pack2<MT>(scores[2 * i], scores[2 * i + 1]);
         if (item.end * KV > item.length) {
             // Weights past the row's end are zero, but the values there may be NaN, so they are set to zero.
             barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
@@ -437,7 +455,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
             }
             hold(sum[0] + sum[1], base);
             product_wait<0>();
-            if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+            if (NARROW || leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
             v.next();
             if (fits) {
                 total[0] += sum[0], total[1] += sum[1];
@@ -447,10 +465,10 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
 #pragma unroll
                 for (int i = 0; i < D / 2; i++) sums[i] *= scale[i / 2 % 2];
             }
-            if (first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
+            if (NARROW || first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
             k.next();
 #pragma unroll
-            for (int i = 0; i < KV / 4; i++) weights[i] = pack2<TYPE>(scores[2 * i], scores[2 * i + 1]);
+            for (int i = 0; i < KV / 4; i++) weights[i] = pack2<MT>(scores[2 * i], scores[2 * i + 1]);
         }
         if (first) barrier_arrive(q_empty);
         barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
@@ -459,7 +477,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
         multiply_values(sums, weights, c, keep);
         product_commit();
         product_wait<0>();
-        if (leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
+        if (NARROW || leader) barrier_arrive(shared_address(&s.v_empty[v.stage]));
         v.next();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -468,15 +486,26 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float factor
             sum += __shfl_xor_sync(FULL, sum, 2);
             const u32 row = row0 + 8 * half, t = row / G;
             const bool live = t < item.tokens && row < Q_TOKENS * G;
-            store_row(out, (u64)(item.first_token + t) * out_stride + (item.head * G + row % G) * D, sums, half, 1.0f / sum, live);
+            store_row(out, (u64)(item.first_token + t) * out_stride + (item.head * G + row % G) * D, sums, half, NARROW ? scale_of_v / sum : 1.0f / sum, live);
         }
     }
 }
 
+#if NARROW
+#define PAGES_PARAMETER const u8* kv
+// Registers of copying and widening warps, of computing ones.
+#define FEW "72"
+#define MANY "216"
+#else
+#define PAGES_PARAMETER const __grid_constant__ Map kv_map
+#define FEW "40"
+#define MANY "232"
+#endif
+
 extern "C" __global__ void __launch_bounds__(384, 1)
-attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map kv_map, void* out, const u32* row_seat,
+attention_wgmma(const __grid_constant__ Map q_map, PAGES_PARAMETER, void* out, const u32* row_seat,
                 const u32* q_start, const u32* kv_len, const u32* page_table, u32 rows, u32 slots, u32 pages_per_seat,
-                u32 out_stride, float scale) {
+                u32 out_stride, float scale SCALES_OF_PAGES) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ Shared s;
@@ -486,9 +515,14 @@ attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map k
     if (threadIdx.x == 0) {
         for (int i = 0; i < Q_STAGES; i++) barrier_init(shared_address(&s.q_full[i]), 1), barrier_init(shared_address(&s.q_empty[i]), 8);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&s.k_full[i]), 1), barrier_init(shared_address(&s.k_empty[i]), 8);
-            barrier_init(shared_address(&s.v_full[i]), 1), barrier_init(shared_address(&s.v_empty[i]), 2);
+            // Tiles that threads write have barriers at which every thread arrives: racecheck does not understand one for
+            // its warp.
+            barrier_init(shared_address(&s.k_full[i]), NARROW ? 96 : 1), barrier_init(shared_address(&s.k_empty[i]), NARROW ? 256 : 8);
+            barrier_init(shared_address(&s.v_full[i]), NARROW ? 96 : 1), barrier_init(shared_address(&s.v_empty[i]), NARROW ? 256 : 2);
         }
+#if NARROW
+        for (int i = 0; i < RAW; i++) barrier_init(shared_address(&s.raw_full[i]), 1), barrier_init(shared_address(&s.raw_empty[i]), 96);
+#endif
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     let_successor_start();
@@ -498,14 +532,26 @@ attention_wgmma(const __grid_constant__ Map q_map, const __grid_constant__ Map k
     __syncthreads();
     wait_for_predecessor();
     if (__shfl_sync(FULL, threadIdx.x / 128, 0) == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 " FEW ";");
+#if NARROW
+        if (threadIdx.x < 32) {
+            asm volatile("fence.proxy.async;" ::: "memory");
+            produce_bytes(s, sorted, tables, q_map, kv, page_table, pages_per_seat, base);
+        } else
+            widen(s, sorted, tables, base);
+#else
         if (threadIdx.x < 32) {
             asm volatile("fence.proxy.async;" ::: "memory");
             produce(s, sorted, tables, q_map, kv_map, page_table, pages_per_seat, base);
         }
+#endif
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 " MANY ";");
+#if NARROW
+        consume(s, base, out, out_stride, scale * 1.44269504088896f, k_scale, v_scale);
+#else
         consume(s, base, out, out_stride, scale * 1.44269504088896f);
+#endif
     }
 #endif
 }

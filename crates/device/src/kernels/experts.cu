@@ -14,8 +14,13 @@
 // a task), STAGES, DEPTH (divides I / 64 and H / 64), PHASES (1 gate/up, 2 down, 3 both), PASS (weights are read once: do not
 // keep them in L2), COPIERS (8, 16, 32, 64, 96: as few as keep up), GATHERED (tokens of gate/up lie in the order of the
 // plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other). The task list has 16 entries or more.
+//
+// WEIGHT (weights.cuh): PLAIN, or FP8_BLOCK: gate/up as F8Turns, down as F8Block, H and I multiples of 128, DEPTH 2. Tokens and
+// what lies between the two GEMMs are bf16. BYTES 0: weights are widened in registers (experts_scaled.cuh). BYTES 1: those who
+// copy tokens make them e4m3, with a scale for 128 columns of each (experts_bytes.cuh; COPIERS 32, 64, 96, TILE to 128, no GATHERED).
 #include "experts_plan.cuh"
-#include "wgmma.cuh"
+#include "weights.cuh"
+#include "wgmma_scaled.cuh"
 
 #define WIDE (((UP_WIDE > DOWN_WIDE ? UP_WIDE : DOWN_WIDE) + 63) / 64 * 64)
 #define GROUPS (WIDE / 64)
@@ -23,8 +28,12 @@
 #define THREADS (WORKERS + 128)
 #define WEIGHT_BYTES (WIDE * 128)
 #define TOKEN_BYTES (TILE * 128)
-// A stage has DEPTH times 64 of the inner dimension: weights of each, then tokens of each.
-#define STAGE_BYTES (DEPTH * (WEIGHT_BYTES + TOKEN_BYTES))
+// A stage has DEPTH times 64 of the inner dimension: weights of each (bytes: of each two), then tokens of each.
+#ifndef BYTES
+#define BYTES 0
+#endif
+#define WEIGHT_TILES (FP8 ? DEPTH / 2 : DEPTH)
+#define STAGE_BYTES (WEIGHT_TILES * WEIGHT_BYTES + (BYTES ? DEPTH / 2 : DEPTH) * TOKEN_BYTES)
 // Units of a task.
 #define UP_UNITS (2 * I / UP_WIDE)
 #define DOWN_UNITS (H / DOWN_WIDE)
@@ -34,7 +43,7 @@
 #define RATIO ((H * UP_WIDE + I * DOWN_WIDE / 2) / (I * DOWN_WIDE))
 // Tokens whose addresses a copying thread holds.
 #define OWN ((TILE + COPIERS - 1) / COPIERS)
-#define MOVED (TILE > 128)
+#define MOVED (FP8 ? TILE >= 64 && GROUPS <= 2 && !BYTES : TILE > 128)
 // Tokens whose weights a thread of a warpgroup loads.
 #define EACH ((TILE + 127) / 128)
 
@@ -60,9 +69,12 @@ DEVICE void copiers_meet() {
     if (COPIERS > 32) asm volatile("bar.sync 15, %0;" ::"n"(COPIERS) : "memory");
     else __syncwarp(COPIERS < 32 ? (1u << COPIERS % 32) - 1 : FULL);
 }
+// Arrivals that free a stage: of a warpgroup, or of a warp where it reads weights itself.
+#define RELEASES (GROUPS * (FP8 ? 4 : 1) * CLUSTER)
 // A stage is free in this block; a cluster's blocks copy for each other, and all have to know.
 DEVICE void release(u32 empty) {
-    const u32 within = threadIdx.x % 128;
+    const u32 within = threadIdx.x % (FP8 ? 32 : 128);
+    if (FP8) __syncwarp();
     if (CLUSTER == 1) {
         if (within == 0) barrier_arrive(empty);
     } else if (within < CLUSTER)
@@ -136,10 +148,10 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
         const u32 bytes = (units.is_down ? DOWN_WIDE : UP_WIDE) * 128;
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
-            barrier_expect(ring.full + 8 * ring.stage, DEPTH * bytes);
+            barrier_expect(ring.full + 8 * ring.stage, WEIGHT_TILES * bytes);
 #pragma unroll
-            for (int d = 0; d < DEPTH; d++)
-                tensor_copy(ring.at() + d * WEIGHT_BYTES, map, (chunk * DEPTH + d) * 64, row, ring.full + 8 * ring.stage, policy);
+            for (int d = 0; d < WEIGHT_TILES; d++)
+                tensor_copy(ring.at() + d * WEIGHT_BYTES, map, (chunk * WEIGHT_TILES + d) * (FP8 ? 128 : 64), row, ring.full + 8 * ring.stage, policy);
             ring.advance();
         }
     }
@@ -178,7 +190,7 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
         }
         look_ahead();
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
-            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + DEPTH * WEIGHT_BYTES;
+            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_TILES * WEIGHT_BYTES;
             if (whole && id) break;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
             if (whole) {
@@ -217,8 +229,16 @@ struct Tokens {
 };
 
 // A product of few columns waits for the one before it: several sums take turns.
-#define SETS (TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
+#ifndef SETS
+#define SETS (FP8 ? (TILE <= 32 && !BYTES ? 2 : 1) : TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
+#endif
 
+#if WEIGHT != PLAIN
+#include "experts_scaled.cuh"
+#if BYTES
+#include "experts_bytes.cuh"
+#endif
+#else
 // The sums over the inner dimension, for the first M_ columns.
 template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0);
@@ -244,9 +264,13 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
     product_wait<0>();
     release(ring.empty + 8 * previous);
 }
+#define SCALES_PARAMETERS
+#define SCALES
+#define SCALES_OF_UNIT
+#endif
 
 // The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
-DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts) {
+DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts SCALES_OF_UNIT) {
     const Task& task = units.task;
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128;
     const u32 warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
@@ -261,14 +285,18 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
         }
     float c[SETS * TILE / 2];
     const u32 chunks = __shfl_sync(FULL, units.chunks(), 0), columns = __shfl_sync(FULL, task.count, 0);
-    if (TILE > 128 && columns <= 64) multiply<64>(c, ring, chunks);
-    else if (TILE > 128 && columns <= 128) multiply<128>(c, ring, chunks);
-    else if (TILE > 192 && columns <= 192) multiply<192>(c, ring, chunks);
-    else multiply<TILE>(c, ring, chunks);
+    if (TILE > 128 && columns <= 64) multiply<64>(c, ring, chunks SCALES);
+    else if (TILE > 128 && columns <= 128) multiply<128>(c, ring, chunks SCALES);
+    else if (TILE > 192 && columns <= 192) multiply<192>(c, ring, chunks SCALES);
+    else multiply<TILE>(c, ring, chunks SCALES);
 #pragma unroll
     for (int s = 1; s < SETS; s++)
 #pragma unroll
         for (int i = 0; i < TILE / 2; i++) c[i] += c[s * (TILE / 2) + i];
+#if WEIGHT != PLAIN && !BYTES
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) c[i] *= i % 4 < 2 ? scales.last.x : scales.last.y;
+#endif
     if (!units.is_down) {
         u16* to = act + (u64)task.first * I + units.tile() * (UP_WIDE / 2) + group * 32 + warp * 8 + 2 * j;
 #pragma unroll
@@ -308,12 +336,16 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
         const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows,
-        const float* gains, u32* ready, u16* act, u16* parts, u32 x_stride) {
+        const float* gains, u32* ready, u16* act, u16* parts, u32 x_stride SCALES_PARAMETERS) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     __shared__ __align__(8) Tokens tokens[GROUPS];
+#if BYTES
+    __shared__ __align__(16) float x_scales[STAGES][TILE];
+#else
     __shared__ u32 from[TILE];
+#endif
     Ring ring;
     ring.base = __shfl_sync(FULL, (shared_address(memory) + 1023) & ~1023u, 0);
     ring.full = __shfl_sync(FULL, shared_address(barriers), 0), ring.empty = ring.full + 8 * STAGES;
@@ -321,7 +353,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(ring.full + 8 * s, 1 + COPIERS);
-            barrier_init(ring.empty + 8 * s, GROUPS * CLUSTER);
+            barrier_init(ring.empty + 8 * s, RELEASES);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -337,15 +369,25 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
         const u32 warp = __shfl_sync(FULL, threadIdx.x / 32, 0) - GROUPS * 4;
         if (warp == 0 && threadIdx.x % 32 == 0) copy_weights(ring, Units(tasks, count), &up_map, &down_map);
         if (threadIdx.x - WORKERS - 32 < COPIERS) {
+#if BYTES
+            copy_tokens_as_bytes(ring, Units(tasks, count), x_scales, x, x_stride, rows, ready, act);
+#else
             asm volatile("fence.proxy.async;" ::: "memory");
             copy_tokens(ring, Units(tasks, count), from, x, x_stride, rows, ready, &x_map, &act_map);
+#endif
         }
     } else {
         if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         ring.phase = 0;
         Units units(tasks, count);
+#if WEIGHT != PLAIN
+        Scales scales(units, up_scales, down_scales);
+#if BYTES
+        scales.of_tokens = shared_address(x_scales);
+#endif
+#endif
         while (units.next()) {
-            unit(ring, units, tokens[group], rows, gains, act, parts);
+            unit(ring, units, tokens[group], rows, gains, act, parts SCALES);
             if (PHASES == 3 && !units.is_down && threadIdx.x % 128 == 0) {
                 __threadfence();
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.number()) : "memory");

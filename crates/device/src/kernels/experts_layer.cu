@@ -13,19 +13,24 @@
 //
 // H (a multiple of 2048), I (a multiple of 8; sixteen rows of H and eight of I are at most four stages and one), ROWS (≤ 4),
 // BLOCKS, STAGES, FLYING (stages in flight), COPIES, ACT (2 silu·mul, 4 gelu·mul), NT (the norm's type), and what
-// route_choose.cuh wants.
+// route_choose.cuh wants. WEIGHT (weights.cuh): PLAIN, or FP8_BLOCK (gate/up as F8Turns, down as F8Block; I a multiple of 128, TOP
+// even): tensor cores add up gate and up then, because widening alone is as much work as the sums of bf16.
 #include "exchange.cuh"
 #include "experts_plan.cuh"
 #include "route_choose.cuh"
+#include "weights.cuh"
 
 #define WARPS 8
 #define THREADS (WARPS * 32 + 32)
 #define STAGE_BYTES (16 * 1024)
+// Bytes of a weight; experts whose rows of down are in a stage.
+#define WEIGHT_SIZE (FP8 ? 1 : 2)
+#define TOGETHER (FP8 ? 2 : 1)
 // Pieces of eight columns that a thread has of a row of H, and a lane of a row of I.
 #define PIECES (H / 2048)
 #define DOWN_PIECES ((I + 255) / 256)
 // Rows of gate and up in a stage.
-#define UP_ROWS (STAGE_BYTES / (2 * H))
+#define UP_ROWS (STAGE_BYTES / (WEIGHT_SIZE * H))
 // Experts whose logits a block computes.
 #define OWN ((E + BLOCKS - 1) / BLOCKS)
 // Groups of a token; groups whose sums are added up at the same time.
@@ -40,6 +45,10 @@
 // Words of a token's activations that a thread receives, in pairs.
 #define RECEIVED ((TOP * I / 4 + WARPS * 32 - 1) / (WARPS * 32))
 
+// Blocks of 128 rows of down, for all tokens, that a block has tiles of.
+#define SPAN ((ROWS * TILES + BLOCKS - 1) / BLOCKS / 16 + 2)
+#define DOWN_SCALES (SPAN * TOP * (I / 128))
+
 struct Shared {
     u64 full[STAGES], empty[STAGES], chosen;
     float squares[ROWS][WARPS], dots[ROWS][OWN][WARPS];
@@ -49,6 +58,9 @@ struct Shared {
     __align__(16) float sums[2][WARPS][BATCH * 16 + 4];
     __align__(16) u16 act[TOP * I];
     u32 arrived;
+#if WEIGHT != PLAIN
+    float down_scales[DOWN_SCALES];
+#endif
 };
 
 DEVICE void join() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); }
@@ -85,20 +97,33 @@ DEVICE float add_lanes(float (&v)[16], u32 lane) {
 // Shares of `count` things, about the same for each block.
 DEVICE u32 share(u32 count, u32 block) { return count * block / BLOCKS; }
 
+#if WEIGHT == PLAIN
+typedef u16 Weight;
+#define SCALES_PARAMETERS
+#else
+typedef u8 Weight;
+#define SCALES_PARAMETERS , const float *up_scales, const float *down_scales
+#include "experts_layer_scaled.cuh"
+#endif
+
 struct Weights {
-    const u16 *gate_up, *down;
+    const Weight *gate_up, *down;
 };
 
 // Everything that this block reads, in order.
 DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
     Place at = {0, 0}, landed = {0, 0};
     u32 flying = 0;
-    auto copy = [&](const u16* from, u32 bytes) {
+    auto room = [&](u32 bytes) {
         const u32 full = shared_address(&s.full[at.slot]);
         wait_for(shared_address(&s.empty[at.slot]), at.parity ^ 1);
         if (flying < FLYING) flying++;
         else wait_for(shared_address(&s.full[landed.slot]), landed.parity), landed.next();
         expect(full, bytes);
+        return full;
+    };
+    auto copy = [&](const Weight* from, u32 bytes) {
+        const u32 full = room(bytes);
         copy_bulk(ring + at.slot * STAGE_BYTES, from, bytes, full);
         at.next();
     };
@@ -106,15 +131,24 @@ DEVICE void fetch(Shared& s, u32 ring, u32 rows, const Weights& w) {
 #pragma unroll 1
     for (u32 group = share(rows * UNITS, block); group < share(rows * UNITS, block + 1); group++) {
         const u32 slot = group / (I / 8), expert = s.experts[slot / TOP][slot % TOP];
-        const u16* from = w.gate_up + ((u64)expert * (2 * I) + group % (I / 8) * 16) * H;
+        const Weight* from = w.gate_up + ((u64)expert * (2 * I) + group % (I / 8) * 16) * H;
 #pragma unroll 1
-        for (u32 i = 0; i < 16; i += UP_ROWS) copy(from + i * H, UP_ROWS * H * 2);
+        for (u32 i = 0; i < 16; i += UP_ROWS) copy(from + i * H, UP_ROWS * H * WEIGHT_SIZE);
     }
 #pragma unroll 1
     for (u32 tile = share(rows * TILES, block); tile < share(rows * TILES, block + 1); tile++)
 #pragma unroll 1
-        for (u32 k = 0; k < TOP; k++)
-            copy(w.down + ((u64)s.experts[tile / TILES][k] * H + tile % TILES * 8) * I, 8 * I * 2);
+        for (u32 k = 0; k < TOP; k += TOGETHER) {
+            auto rows_of = [&](u32 k) { return w.down + ((u64)s.experts[tile / TILES][k] * H + tile % TILES * 8) * I; };
+            if (TOGETHER == 1) {
+                copy(rows_of(k), 8 * I * WEIGHT_SIZE);
+                continue;
+            }
+            const u32 full = room(TOGETHER * 8 * I * WEIGHT_SIZE);
+#pragma unroll
+            for (int t = 0; t < TOGETHER; t++) copy_bulk(ring + at.slot * STAGE_BYTES + t * (8 * I * WEIGHT_SIZE), rows_of(k + t), 8 * I * WEIGHT_SIZE, full);
+            at.next();
+        }
 }
 
 // Receives the logits of row `warp` and chooses.
@@ -143,9 +177,9 @@ DEVICE void choose_row(Shared& s, const u64* exchange, u32 tag, const void* bias
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-experts_layer(const u16* x, const void* norm, const u16* router, const void* bias, const u16* gate_up, const u16* down,
+experts_layer(const u16* x, const void* norm, const u16* router, const void* bias, const Weight* gate_up, const Weight* down,
               const u16* residual, u16* y, u32* choice, u64* exchange, const u32* live, u32 words_in_all, u32 x_stride,
-              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load) {
+              u32 residual_stride, u32 y_stride, float eps, float scale, u64* load SCALES_PARAMETERS) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) u8 memory[];
     __shared__ Shared s;
@@ -238,6 +272,13 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
         for (int w = 0; w < WARPS; w++) logit += s.dots[row][threadIdx.x % OWN][w];
         if (expert < E) send_copies<ROWS * E>(exchange + AT_LOGITS + row * E + expert, __float_as_uint(logit), tag);
     }
+#if WEIGHT != PLAIN
+    Operand operands[ROWS][PIECES];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) operands[r][p].make(tokens[r][p], lane);
+#endif
     if (warp < rows) choose_row(s, exchange, tag, bias, scale, choice, warp, lane);
     // The warp that fetches waits for every lane that wrote.
     if (warp < ROWS && lane < TOP) arrive(shared_address(&s.chosen));
@@ -251,6 +292,33 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
         arrive(shared_address(&s.empty[at.slot]));
         at.next();
     };
+#if WEIGHT != PLAIN
+    join();
+    // Scales of down, which all warps need, times the experts' weights; asked for long before.
+    const u32 first_block = share(rows * TILES, blockIdx.x) / 16;
+    float early[(DOWN_SCALES + WARPS * 32 - 1) / (WARPS * 32)];
+#pragma unroll
+    for (int i = 0; i < (DOWN_SCALES + WARPS * 32 - 1) / (WARPS * 32); i++) {
+        const u32 n = i * WARPS * 32 + threadIdx.x, c = n % (I / 128), k = n / (I / 128) % TOP, at = first_block + n / (I / 128) / TOP;
+        early[i] = 0.0f;
+        if (n < DOWN_SCALES && at < rows * (TILES / 16)) {
+            const u32 row = at / (TILES / 16);
+            early[i] = down_scales[((u64)s.experts[row][k] * (H / 128) + at % (TILES / 16)) * (I / 128) + c] * s.gains[row][k];
+        }
+    }
+    // Scales of a group of sixteen rows: of gate and of up, for each 128 of the warp's columns.
+    float2 up_ahead[PIECES][2];
+    auto look_ahead = [&](u32 group) {
+        const u32 slot = group / (I / 8), row = s.experts[slot / TOP][slot % TOP] * (2 * I) + group % (I / 8) * 16;
+        const float* from = up_scales + (u64)(row / 256 * 2) * (H / 128) + warp * 2;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            const float2 gate = *(const float2*)(from + p * 16), up = *(const float2*)(from + H / 128 + p * 16);
+            up_ahead[p][0] = make_float2(gate.x, up.x), up_ahead[p][1] = make_float2(gate.y, up.y);
+        }
+    };
+    if (share(rows * UNITS, blockIdx.x) < share(rows * UNITS, blockIdx.x + 1)) look_ahead(share(rows * UNITS, blockIdx.x));
+#endif
     // Gate and up.
     const u32 end = share(rows * UNITS, blockIdx.x + 1);
     u32 turn = 0;
@@ -260,6 +328,7 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
 #pragma unroll 1
         for (u32 g = 0; g < count; g++) {
             const u32 row = (first + g) / UNITS;
+#if WEIGHT == PLAIN
             float v[PIECES][8], c[16];
 #pragma unroll
             for (int p = 0; p < PIECES; p++) {
@@ -282,6 +351,36 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             }
             const float sum = add_lanes(c, lane);
             if (lane % 2 == 0) s.sums[turn][warp][g * 16 + lane / 2] = sum;
+#else
+            const u32 r = lane / 4;
+            // Where row r of the group is, of the stages that the group has.
+            auto row_at = [&](u32 r) {
+                const u32 slot = at.slot + r / UP_ROWS;
+                return memory + (slot < STAGES ? slot : slot - STAGES) * STAGE_BYTES + r % UP_ROWS * H + warp * 256 + lane % 4 * 16;
+            };
+            Place last = at;
+#pragma unroll
+            for (int i = 0; i < 16; i += UP_ROWS, last.next()) wait_for(shared_address(&s.full[last.slot]), last.parity);
+            float gate = 0.0f, up = 0.0f;
+#pragma unroll
+            for (int p = 0; p < PIECES; p++) {
+                Operand x = operands[0][p];
+#pragma unroll
+                for (int t = 1; t < ROWS; t++)
+                    if (row == t) x = operands[t][p];
+                float c[4][4] = {};
+                multiply(c, row_at(r) + p * 2048, row_at(r + 8) + p * 2048, x);
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    gate += (c[2 * h][0] + c[2 * h + 1][0]) * up_ahead[p][h].x;
+                    up += (c[2 * h][2] + c[2 * h + 1][2]) * up_ahead[p][h].y;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 16; i += UP_ROWS) free_stage();
+            if (first + g + 1 < end) look_ahead(first + g + 1);
+            if (lane % 4 == 0) s.sums[turn][warp][g * 16 + r] = gate * HALF_FACTOR, s.sums[turn][warp][g * 16 + 8 + r] = up * HALF_FACTOR;
+#endif
         }
         join();
         // A thread adds up an output; two are a word.
@@ -295,6 +394,11 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             if (g < count && i % 2 == 0) send_copies<ACT_WORDS>(exchange + AT_ACT + ((first + g) * 8 + i) / 2, pair, tag);
         }
     }
+#if WEIGHT != PLAIN
+#pragma unroll
+    for (int i = 0; i < (DOWN_SCALES + WARPS * 32 - 1) / (WARPS * 32); i++)
+        if (i * WARPS * 32 + threadIdx.x < DOWN_SCALES) s.down_scales[i * WARPS * 32 + threadIdx.x] = early[i];
+#endif
     // Down, and the sum.
     u32 tile = share(rows * TILES, blockIdx.x);
     const u32 last = share(rows * TILES, blockIdx.x + 1);
@@ -327,6 +431,7 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
             const u32 out = tile % TILES * 8 + warp;
             const float before = residual ? bf16_to_float(__ldcg(residual + (u64)row * residual_stride + out)) : 0.0f;
             float sum = 0.0f;
+#if WEIGHT == PLAIN
 #pragma unroll 1
             for (u32 k = 0; k < TOP; k++) {
                 const u8* weights = next_stage() + warp * (I * 2) + lane * 16;
@@ -344,6 +449,31 @@ experts_layer(const u16* x, const void* norm, const u16* router, const void* bia
                 sum = fmaf(dot, s.gains[row][k], sum);
                 free_stage();
             }
+#else
+            const float* scales = s.down_scales + (tile / 16 - first_block) * (TOP * (I / 128));
+#pragma unroll 1
+            for (u32 k = 0; k < TOP; k += TOGETHER) {
+                const u8* weights = next_stage() + warp * I + lane * 8;
+                float dots[TOGETHER][DOWN_PIECES];
+#pragma unroll
+                for (int t = 0; t < TOGETHER; t++)
+#pragma unroll
+                    for (int p = 0; p < DOWN_PIECES; p++) {
+                        const u32 at = p * 256 + lane * 8;
+                        float v[8];
+                        dots[t][p] = 0.0f;
+                        if (I % 256 && at >= I) continue;
+                        const u8* act = (const u8*)(s.act + (k + t) * I + at / 16 * 16 + at / 2 % 8);
+                        in_order(*(const uint2*)act, *(const uint2*)(act + 16), v);
+                        dots[t][p] = scales[(k + t) * (I / 128) + at / 128] * dot8(*(const uint2*)(weights + t * (8 * I) + p * 256), v, 0.0f);
+                    }
+#pragma unroll
+                for (int t = 0; t < TOGETHER; t++)
+#pragma unroll
+                    for (int p = 0; p < DOWN_PIECES; p++) sum += dots[t][p];
+                free_stage();
+            }
+#endif
             sum = warp_sum(sum);
             if (lane == 0) y[(u64)row * y_stride + out] = float_to_bf16(before + sum);
         }

@@ -1,19 +1,19 @@
 // Experts for any formats and shapes: no plan, a warp for each output. `experts_up` makes act(gate)·up of every
 // assignment of a token, `experts_down` the weighed sum over a token's experts.
-// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, TOP, ACT (2 silu·mul, 4 gelu·mul), RESIDUAL,
+// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, EXPERTS, TOP, ACT (2 silu·mul, 4 gelu·mul), RESIDUAL,
 // ALIGNED (rows of x, gate_up and down).
-#include "quant.cuh"
+#include "scaled.cuh"
 
-template <int T> DEVICE float product(const void* x, u64 at, const u8* row, u32 k) {
+template <int T> DEVICE float product(const void* x, u64 at, const void* w, u32 rows, u32 row, u32 k) {
     float sum = 0.0f;
     for (u32 i = threadIdx.x % 32 * 8; i < k; i += 256) {
         float a[8], b[8];
         if (ALIGNED) load8<XT>(x, at + i, a);
         else
             for (u32 t = 0; t < 8; t++) a[t] = i + t < k ? load1<XT>(x, at + i + t) : 0.0f;
-        if (T > BF16 || ALIGNED) weights8<T>(row, i, b);
+        if (T > BF16 || ALIGNED) elements8<T>(w, rows, k, k, row, i, b);
         else
-            for (u32 t = 0; t < 8; t++) b[t] = i + t < k ? load1<T>(row, i + t) : 0.0f;
+            for (u32 t = 0; t < 8; t++) b[t] = i + t < k ? load1<T>(w, (u64)row * k + i + t) : 0.0f;
 #pragma unroll
         for (int t = 0; t < 8; t++) sum += a[t] * b[t];
     }
@@ -28,9 +28,9 @@ experts_up(const void* x, const u32* choice, const void* w, void* act, const u32
     if (token >= (live ? min(*live, most) : most) || i >= I) return;
     const u32 expert = choice[(u64)token * 2 * TOP + slot];
     // Rows of gate and up take turns of eight.
-    const u64 row = (u64)expert * 2 * I + i / 8 * 16 + i % 8;
-    const float gate = product<UT>(x, (u64)token * x_stride, weight_row<UT>(w, row, H), H);
-    const float up = product<UT>(x, (u64)token * x_stride, weight_row<UT>(w, row + 8, H), H);
+    const u32 row = expert * 2 * I + i / 8 * 16 + i % 8;
+    const float gate = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row, H);
+    const float up = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row + 8, H);
     if (threadIdx.x % 32 == 0)
         store1<XT>(act, (u64)blockIdx.x * I + i, gate / (1.0f + expf(-gate_exponent<ACT>(gate))) * up);
 }
@@ -46,7 +46,7 @@ experts_down(const void* act, const u32* choice, const void* w, const void* resi
     for (u32 slot = 0; slot < TOP; slot++) {
         const u32 expert = choice[(u64)token * 2 * TOP + slot];
         const float weight = __uint_as_float(choice[(u64)token * 2 * TOP + TOP + slot]);
-        sum += weight * product<DT>(act, ((u64)token * TOP + slot) * I, weight_row<DT>(w, (u64)expert * H + column, I), I);
+        sum += weight * product<DT>(act, ((u64)token * TOP + slot) * I, w, EXPERTS * H, expert * H + column, I);
     }
     if (threadIdx.x % 32 == 0) store1<YT>(y, (u64)token * y_stride + column, sum);
 }

@@ -1,7 +1,7 @@
 // y = epilogue(norm(x) · wᵀ + bias) for any formats and shapes: a warp per output column (or gate/up
 // pair), ROWS rows at a time. Types XT, WT, NT (norm), BT (bias), RT (residual), YT; NORM, BIAS, LIVE;
 // EPILOGUE 0 store, 1 residual, 2 silu·mul, 4 gelu·mul; ALIGNED rows of x.
-#include "quant.cuh"
+#include "scaled.cuh"
 
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
 #define COLS (GATED ? 2 : 1)
@@ -39,10 +39,11 @@ linear_ref(const void* x, const void* w, const void* bias, const void* norm, con
         float weights[COLS][8], norms[8];
 #pragma unroll
         for (int c = 0; c < COLS; c++) {
-            const u8* row = weight_row<WT>(w, column * COLS + c, w_stride);
-            if (WT > BF16 || ALIGNED) weights8<WT>(row, i, weights[c]);
-            else
+            if (WT > BF16 || ALIGNED) elements8<WT>(w, n, k, w_stride, column * COLS + c, i, weights[c]);
+            else {
+                const u8* row = weight_row<WT>(w, column * COLS + c, w_stride);
                 for (u32 t = 0; t < 8; t++) weights[c][t] = i + t < k ? load1<WT>(row, i + t) : 0.0f;
+            }
         }
         if (NORM)
             for (u32 t = 0; t < 8; t++) norms[t] = i + t < k ? load1<NT>(norm, i + t) : 0.0f;

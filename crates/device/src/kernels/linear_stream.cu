@@ -1,32 +1,73 @@
-// y = epilogue(norm(x) · wᵀ + bias) for up to eight rows: weights are streamed once, 16 output columns at a time, by
-// warps that each own every WARPS-th 64-wide chunk of K and a ring of STAGES chunks in shared memory. Tensor cores
+// y = epilogue(norm(x) · wᵀ + bias) for up to eight rows (16 if WEIGHT is not PLAIN and x is HELD): weights are streamed
+// once, 16 output columns at a time, by warps that each own every WARPS-th chunk of K and a ring of STAGES chunks in
+// shared memory. Tensor cores
 // compute the sums (weights are the 16-row operand, tokens the 8-column one), so the kernel is limited only by
 // reading the weights. When a warp has few chunks (HELD), it keeps its part of x in registers: nothing is exchanged
 // before the MMA, and the norm's scale, which needs all of x, is applied to the sums. The rings are filled before the
 // wait for the predecessor: weights are in flight across the kernel boundary, which is what makes small batches fast.
 //
 // K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS,
-// EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64.
-#include "prelude.cuh"
+// EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64. WEIGHT: weights.cuh; e4m3 needs x in
+// bf16, N and K multiples of 128; int4 K of 256, N of 16, GROUP. There x becomes f16, because widening to f16 takes the fewest
+// instructions; sums of a chunk are scaled before they are added up.
+#include "weights.cuh"
+#include "wgmma.cuh"
 
-#define CHUNK 64
+#define CHUNK (FP8 ? 128 : INT4 ? 256 : 64)
 #define CHUNKS (K / CHUNK)
-#define STAGE_BYTES (16 * CHUNK * 2)
+// A chunk of 16 rows; behind e4m3 weights the scales of even and of odd rows.
+#define STAGE_BYTES (INT4 ? CHUNK / GROUP * PIECE : 2048 + (WEIGHT == FP8_BLOCK ? 16 : 0))
 #define X_PITCH (K * 2 + 64)
 #define TILES ((N + 15) / 16)
 // Chunks of the busiest warp. HELD multiplies x by the norm's weight before scaling: F16 may overflow, bf16 does not.
 #define PER_WARP ((CHUNKS + WARPS - 1) / WARPS)
+// Tokens by eights, and 16-byte words of x that a lane has of a chunk and eight tokens.
+#define SETS ((ROWS + 7) / 8)
+#define WORDS (CHUNK / 32)
+#if WEIGHT == PLAIN
 #define HELD (PER_WARP <= 4 && (!NORM || (TYPE == BF16 && NT == BF16)))
+#else
+// More of x in registers than 64: slower for e4m3, faster for int4 (down of 8B at eight rows 14 instead of 23 µs).
+#define HELD (PER_WARP * WORDS * SETS <= (INT4 && !NORM && SETS == 1 && ROWS > 2 ? 24 : 16) && (!NORM || NT == BF16))
+#endif
+// With one or two rows most lanes of an MMA have none: the lanes of a warp prepare its part of x together, eight columns
+// each, and exchange it through shared memory.
+#define SPREAD (WEIGHT != PLAIN && HELD && ROWS <= 2)
+#define OWN_PIECES (PER_WARP * CHUNK / 8)
+#define OWN_EACH ((OWN_PIECES + 31) / 32)
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
 #define OUT (GATED ? 8 : 16)
 // Tiles between two exchanges of the warps.
-#define BATCH (ROUNDS <= 4 ? ROUNDS : 4)
+#define MOST (WARPS * 2 / ROWS < 4 ? WARPS * 2 / ROWS : 4)
+#define BATCH (ROUNDS <= MOST ? ROUNDS : MOST)
 // Warps that prepare one row of x, and 8-element vectors per thread of these warps.
-#define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : 8)
+#define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : ROWS <= 8 ? 8 : 16)
 #define WARPS_PER_ROW (WARPS / GROUPS)
 #define VECTORS ((K / 8 + WARPS_PER_ROW * 32 - 1) / (WARPS_PER_ROW * 32))
 
-DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 lane) {
+#if WEIGHT == PLAIN
+#define SCALES_PARAMETER
+#define SCALES 0
+#else
+#define SCALES_PARAMETER , const float* scales
+#define SCALES scales
+#endif
+
+DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 lane, const float* scales) {
+    if (INT4) {
+        const u8* from = (const u8*)w + ((u64)tile * (K / GROUP) + chunk * (CHUNK / GROUP)) * PIECE;
+#pragma unroll
+        for (u32 i = lane; i < STAGE_BYTES / 16; i += 32) copy16_async(stage + i * 16, from + i * 16);
+        return;
+    }
+    if (WEIGHT == FP8_BLOCK && lane < (GATED ? 2 : 1))
+        copy4_async(stage + 2048 + lane * 4, scales + (u64)scale_row(tile * 16 + lane, GATED) * (K / SCALED) + chunk);
+    if (FP8) {
+        const u8* from = (const u8*)w + (u64)(tile * 16 + lane / 8) * K + chunk * CHUNK + lane % 8 * 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++) copy16_async(stage + (i * 4 + lane / 8) * 128 + ((lane % 8 ^ (lane / 8 & 1) << 2) << 4), from + i * 4 * K);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const u32 row = i * 4 + lane / 8, piece = lane % 8;
@@ -36,9 +77,129 @@ DEVICE void fetch(u32 stage, const u16* w, u32 tile, u32 chunk, u64 stride, u32 
     }
 }
 
+// Word i of a lane's x in a chunk: what an MMA multiplies with word i of the weights.
+DEVICE uint4 word_of(const void* row, u32 chunk, int i, u32 j) {
+    const u16* at = (const u16*)row + chunk * CHUNK;
+    return *(const uint4*)(at + (FP8 ? (i / 2 * 4 + j) * 16 + i % 2 * 8 : i * 32 + j * 8));
+}
+// Of 32 columns, an int4 lane has words j, 4 + j, 8 + j, 12 + j.
+DEVICE uint4 exchanged(uint4 w) {
+    u32 v[4] = {w.x, w.y, w.z, w.w};
+    exchange(v);
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+DEVICE u32 half_of(u32 v) { return pack_half(low_half<BF16>(v), high_half<BF16>(v)); }
+DEVICE uint4 halves(uint4 v) { return make_uint4(half_of(v.x), half_of(v.y), half_of(v.z), half_of(v.w)); }
+// Pairs of first and of second elements of two words, which bytes 0, 1 and 2, 3 of e4m3 weights go with.
+DEVICE u32 firsts(u32 a, u32 b) { return pack_half(low_half<BF16>(a), low_half<BF16>(b)); }
+DEVICE u32 seconds(u32 a, u32 b) { return pack_half(high_half<BF16>(a), high_half<BF16>(b)); }
+// Two words of x, as bf16, as f16 for the weights.
+DEVICE void prepare(uint4& a, uint4& b) {
+    if (INT4) {
+        a = halves(exchanged(a)), b = halves(exchanged(b));
+        return;
+    }
+    const uint4 c = a, d = b;
+    a = make_uint4(firsts(c.x, d.x), firsts(c.y, d.y), firsts(c.z, d.z), firsts(c.w, d.w));
+    b = make_uint4(seconds(c.x, d.x), seconds(c.y, d.y), seconds(c.z, d.z), seconds(c.w, d.w));
+}
+// Eight columns of x to shared memory, where word i of lane j is at 64·i + 16·j of a chunk.
+DEVICE void place(u8* row, u32 i, uint4 v) {
+    if (FP8) {
+        // Lanes in pairs have the two words that belong together.
+        u32 own[4] = {v.x, v.y, v.z, v.w}, out[4];
+        const u32 active = __activemask();
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const u32 other = __shfl_xor_sync(active, own[e], 1);
+            out[e] = i % 2 ? seconds(other, own[e]) : firsts(own[e], other);
+        }
+        *(uint4*)(row + (i / 8 * 8 + i % 2 * 4 + i / 2 % 4) * 16) = make_uint4(out[0], out[1], out[2], out[3]);
+    } else {
+        u32* to = (u32*)(row + i / 4 * 64) + i % 4;
+        v = halves(v);
+        to[0] = v.x, to[4] = v.y, to[8] = v.z, to[12] = v.w;
+    }
+}
+DEVICE u32 part_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// Adds a chunk's sums: word(set, i) is word i of x of eight tokens.
+template <typename Word> DEVICE void multiply(float (&sums)[SETS][4], u32 stage, u32 lane, Word word) {
+    const u32 g = lane / 4, j = lane % 4;
+#pragma unroll
+    for (int group = 0; group < CHUNK / SCALED; group++) {
+        // An MMA waits for the one before it with the same sums.
+        float part[SETS][2 / SETS][4] = {};
+        float low = HALF_FACTOR, high = HALF_FACTOR;
+        const u32 first = stage + group * (INT4 ? PIECES_128 * PIECE : 0);
+        if (WEIGHT == FP8_BLOCK) low = high = HALF_FACTOR * shared_float(first + 2048 + (GATED ? g % 2 * 4 : 0));
+        Zeros zero_low(0), zero_high(0);
+        // Scales and zeros of an int4 piece.
+        auto begin = [&](u32 at) {
+            zero_low = Zeros(shared_u8(at + PIECE_ZEROS + g)), zero_high = Zeros(shared_u8(at + PIECE_ZEROS + 8 + g));
+            low = HALF_FACTOR * f16_to_float((u16)shared_u16(at + PIECE_SCALES + 2 * g)), high = HALF_FACTOR * f16_to_float((u16)shared_u16(at + PIECE_SCALES + 16 + 2 * g));
+        };
+        auto add_up = [&]() {
+#pragma unroll
+            for (int set = 0; set < SETS; set++) {
+                const float* a = part[set][0];
+                const float* b = part[set][1 / SETS];
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[set][e] += (e < 2 ? low : high) * (SETS == 1 ? a[e] + b[e] : a[e]);
+            }
+        };
+        auto clear = [&]() {
+#pragma unroll
+            for (int set = 0; set < SETS; set++)
+#pragma unroll
+                for (int i = 0; i < 2 / SETS; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) part[set][i][e] = 0.0f;
+        };
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint4 a, b;
+            const u32 at = GROUP == 128 ? first : first + h * (64 / GROUP < 1 ? 1 : 64 / GROUP) * PIECE;
+            const u32 from = !INT4 ? first + g * 128 + (((h * 4 + j) ^ (g & 1) << 2) << 4) : GROUP == 128 ? at + h * 512 + lane * 16 : at + lane * (GROUP / 4);
+            if (INT4 && GROUP == 32) {
+                asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a.x), "=r"(a.y) : "r"(from) : "memory");
+                asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a.z), "=r"(a.w) : "r"(from + PIECE) : "memory");
+            } else
+                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "r"(from) : "memory");
+            if (!INT4) asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(b.x), "=r"(b.y), "=r"(b.z), "=r"(b.w) : "r"(from + 1024) : "memory");
+            uint4 v[SETS][2];
+#pragma unroll
+            for (int set = 0; set < SETS; set++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) v[set][i] = word(set, group * 4 + h * 2 + i);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (INT4 && (h * 64 + i * 16) % GROUP == 0) begin(at + (GROUP == 32 ? i / 2 * PIECE : 0));
+                u32 a0, a1, a2, a3;
+                const u32 w = part_of(a, i);
+                if (INT4) {
+                    a0 = widen_int4_half<false>(w, zero_low), a1 = widen_int4_half<true>(w, zero_high);
+                    a2 = widen_int4_half<false>(w >> 8, zero_low), a3 = widen_int4_half<true>(w >> 8, zero_high);
+                } else {
+                    widen_fp8_half(w, a0, a2);
+                    widen_fp8_half(part_of(b, i), a1, a3);
+                }
+#pragma unroll
+                for (int set = 0; set < SETS; set++) {
+                    const u32 b0 = INT4 ? part_of(v[set][i / 2], i % 2 * 2) : part_of(v[set][0], i);
+                    const u32 b1 = INT4 ? part_of(v[set][i / 2], i % 2 * 2 + 1) : part_of(v[set][1], i);
+                    mma_16x8x16<F16>(part[set][i % (2 / SETS)], a0, a1, a2, a3, b0, b1);
+                }
+                if (INT4 && GROUP < 128 && (h * 64 + i * 16 + 16) % GROUP == 0) add_up(), clear();
+            }
+        }
+        if (!INT4 || GROUP == 128) add_up();
+    }
+}
+
 // Adds up the warps' parts of one output (or gate and up) and stores it.
 DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before, const void* bias, void* y, u32 stride,
-                   const float (*squares)[8], float eps) {
+                   const float (*squares)[8 * SETS], float eps, const float* scales) {
     float scale = 1.0f;
     if (NORM && HELD) {
         float sum = 0.0f;
@@ -56,6 +217,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         gate *= scale, up *= scale;
         const u32 column = tile * 8 + out;
         if (column >= N / 2) return;
+        if (WEIGHT == FP8_CHANNEL) gate *= scales[2 * column], up *= scales[2 * column + 1];
         if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
         store1<YT>(y, (u64)row * stride + column, gate / (1.0f + __expf(-gate_exponent<EPILOGUE>(gate))) * up);
     } else {
@@ -65,6 +227,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         sum *= scale;
         const u32 column = tile * 16 + out;
         if (column >= N) return;
+        if (WEIGHT == FP8_CHANNEL) sum *= scales[column];
         if (BIAS) sum += load1<BT>(bias, column);
         store1<YT>(y, (u64)row * stride + column, sum + before);
     }
@@ -79,13 +242,13 @@ template <int T_> DEVICE float square(u32 v) {
     return a * a + b * b;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, HELD && PER_WARP > 2 ? 1 : 1024 / (WARPS * 32))
+extern "C" __global__ void __launch_bounds__(WARPS * 32, (HELD && PER_WARP > 2) || (WEIGHT != PLAIN && WARPS > 8) ? 1 : WEIGHT != PLAIN ? 2 : 1024 / (WARPS * 32))
 linear_stream(const void* x, const u16* w, const void* bias, const void* norm, const void* residual, void* y,
-              u32 x_stride, u32 w_stride, u32 r_stride, u32 y_stride, float eps) {
+              u32 x_stride, u32 w_stride, u32 r_stride, u32 y_stride, float eps SCALES_PARAMETER) {
     extern __shared__ __align__(128) u8 memory[];
     u8* xs = memory + WARPS * STAGES * STAGE_BYTES;
-    float* partial = (float*)(xs + (HELD ? 0 : ROWS * X_PITCH));
-    __shared__ float squares[WARPS][8];
+    float* partial = (float*)(xs + (SPREAD ? WARPS * ROWS * OWN_PIECES * 16 : HELD ? 0 : ROWS * X_PITCH));
+    __shared__ float squares[WARPS][8 * SETS];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
     const u32 ring = shared_address(memory) + warp * STAGES * STAGE_BYTES;
 
@@ -95,7 +258,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         if (next_tile < TILES) {
-            fetch(ring + s * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane);
+            fetch(ring + s * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane, SCALES);
             next_chunk += WARPS;
             if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
         }
@@ -108,8 +271,21 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     if (NORM && !HELD && VECTORS > 1)
         for (u32 i = threadIdx.x * 8; i < K; i += WARPS * 256)
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm + (NT == F32 ? 4 : 2) * i));
-    uint4 held[HELD ? 2 * PER_WARP : 1];
-    if (HELD && NORM)
+    uint4 held[HELD ? WORDS * SETS * PER_WARP : 1];
+    uint4 weights[SPREAD ? OWN_EACH : 1];
+    if (SPREAD && NORM)
+#pragma unroll
+        for (int e = 0; e < OWN_EACH; e++) {
+            const u32 piece = lane + e * 32, chunk = warp + piece / (CHUNK / 8) * WARPS;
+            weights[SPREAD ? e : 0] = piece < OWN_PIECES && chunk < CHUNKS ? *(const uint4*)((const u16*)norm + chunk * CHUNK + piece % (CHUNK / 8) * 8) : make_uint4(0, 0, 0, 0);
+        }
+    if (WEIGHT != PLAIN && HELD && NORM && !SPREAD)
+#pragma unroll
+        for (int i = 0; i < WORDS * PER_WARP; i++) {
+            const u32 chunk = warp + i / WORDS * WARPS;
+            held[HELD ? i : 0] = chunk < CHUNKS ? word_of(norm, chunk, i % WORDS, j) : make_uint4(0, 0, 0, 0);
+        }
+    if (WEIGHT == PLAIN && HELD && NORM)
 #pragma unroll
         for (int i = 0; i < 2 * PER_WARP; i++) {
             const u32 k = (warp + i / 2 * WARPS) * CHUNK + i % 2 * 32 + j * 8;
@@ -120,7 +296,62 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     let_successor_start();
     wait_for_predecessor();
 
-    if (HELD) {
+    if (SPREAD) {
+        u8* own = xs + warp * (ROWS * OWN_PIECES * 16);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < OWN_EACH; e++) {
+                const u32 piece = lane + e * 32, chunk = warp + piece / (CHUNK / 8) * WARPS;
+                if (piece >= OWN_PIECES) continue;
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (chunk < CHUNKS) v = *(const uint4*)((const u16*)x + (u64)r * x_stride + chunk * CHUNK + piece % (CHUNK / 8) * 8);
+                if (NORM) {
+                    const uint4 n = weights[SPREAD ? e : 0];
+                    sum += square<TYPE>(v.x) + square<TYPE>(v.y) + square<TYPE>(v.z) + square<TYPE>(v.w);
+                    v.x = times<TYPE>(v.x, n.x), v.y = times<TYPE>(v.y, n.y);
+                    v.z = times<TYPE>(v.z, n.z), v.w = times<TYPE>(v.w, n.w);
+                }
+                place(own + r * OWN_PIECES * 16, piece, v);
+            }
+            if (NORM) {
+                sum = warp_sum(sum);
+                if (lane == 0) squares[warp][r] = sum;
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < WORDS * PER_WARP; i++)
+            held[HELD ? i : 0] = g < ROWS ? *(const uint4*)(own + (g < ROWS ? g : 0) * OWN_PIECES * 16 + i * 64 + j * 16) : make_uint4(0, 0, 0, 0);
+    } else if (WEIGHT != PLAIN && HELD) {
+        // From the last eight tokens to the first: the norm's weights are where x of the first will be.
+#pragma unroll
+        for (int set = SETS - 1; set >= 0; set--) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < WORDS * PER_WARP; i++) {
+                const u32 chunk = warp + i / WORDS * WARPS, token = set * 8 + g;
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (token < ROWS && chunk < CHUNKS) v = word_of((const u16*)x + (u64)token * x_stride, chunk, i % WORDS, j);
+                if (NORM) {
+                    const uint4 n = held[HELD ? i : 0];
+                    sum += square<TYPE>(v.x) + square<TYPE>(v.y) + square<TYPE>(v.z) + square<TYPE>(v.w);
+                    v.x = times<TYPE>(v.x, n.x), v.y = times<TYPE>(v.y, n.y);
+                    v.z = times<TYPE>(v.z, n.z), v.w = times<TYPE>(v.w, n.w);
+                }
+                held[HELD ? set * WORDS * PER_WARP + i : 0] = v;
+            }
+#pragma unroll
+            for (int i = 0; HELD && i < WORDS * PER_WARP; i += 2)
+                prepare(held[HELD ? set * WORDS * PER_WARP + i : 0], held[HELD ? set * WORDS * PER_WARP + i + 1 : 0]);
+            if (NORM) {
+                sum += __shfl_xor_sync(FULL, sum, 1);
+                sum += __shfl_xor_sync(FULL, sum, 2);
+                if (j == 0) squares[warp][set * 8 + g] = sum;
+            }
+        }
+    } else if (HELD) {
         // This lane's part of row g of x, times the norm's weights.
         float sum = 0.0f;
 #pragma unroll
@@ -148,7 +379,8 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             const u32 i = first + v * WARPS_PER_ROW * 32;
             if (i >= K / 8) continue;
             const uint4 raw = *(const uint4*)((const u16*)x + (u64)row * x_stride + i * 8);
-            *(uint4*)(xs + row * X_PITCH + i * 16) = raw;
+            if (WEIGHT == PLAIN) *(uint4*)(xs + row * X_PITCH + i * 16) = raw;
+            else if (!NORM) place(xs + row * X_PITCH, i, raw);
             if (NORM) sum += square<TYPE>(raw.x) + square<TYPE>(raw.y) + square<TYPE>(raw.z) + square<TYPE>(raw.w);
         }
         if (NORM) {
@@ -164,7 +396,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
                 const u32 i = first + v * WARPS_PER_ROW * 32;
                 if (i >= K / 8) continue;
                 uint4* at = (uint4*)(xs + row * X_PITCH + i * 16);
-                uint4 raw = *at;
+                uint4 raw = WEIGHT == PLAIN ? *at : *(const uint4*)((const u16*)x + (u64)row * x_stride + i * 8);
                 float n[8];
                 if (VECTORS > 1) load8<NT>(norm, i * 8, n);
                 else
@@ -174,7 +406,8 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
                 raw.y = pack2<TYPE>(low_half<TYPE>(raw.y) * (scale * n[2]), high_half<TYPE>(raw.y) * (scale * n[3]));
                 raw.z = pack2<TYPE>(low_half<TYPE>(raw.z) * (scale * n[4]), high_half<TYPE>(raw.z) * (scale * n[5]));
                 raw.w = pack2<TYPE>(low_half<TYPE>(raw.w) * (scale * n[6]), high_half<TYPE>(raw.w) * (scale * n[7]));
-                *at = raw;
+                if (WEIGHT == PLAIN) *at = raw;
+                else place(xs + row * X_PITCH, i, raw);
             }
         }
     }
@@ -192,7 +425,7 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
     for (u32 tile = blockIdx.x; tile < TILES; tile += gridDim.x) {
         if (EPILOGUE == 1 && count == 0 && item < BATCH && own < TILES && own * 16 + out < N)
             before = load1<RT>(residual, (u64)out_row * r_stride + own * 16 + out);
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float sums[SETS][4] = {};
 #pragma unroll
         for (int turn = 0; turn < PER_WARP; turn++) {
             const u32 chunk = warp + turn * WARPS;
@@ -200,19 +433,24 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
             wait_copies<STAGES - 1>();
             __syncwarp();
             const u8* at = mine + stage * STAGE_BYTES + g * 128;
+            if (WEIGHT != PLAIN)
+                multiply(sums, ring + stage * STAGE_BYTES, lane, [&](int set, int i) {
+                    if (HELD) return held[HELD ? (set * PER_WARP + turn) * WORDS + i : 0];
+                    return *(const uint4*)(x_mine + chunk * (CHUNK * 2) + i * 64);
+                });
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
+            for (int h = 0; WEIGHT == PLAIN && h < 2; h++) {
                 const u32 piece = ((h * 4 + j) ^ (g & 1) << 2) << 4;
                 const uint4 a = *(const uint4*)(at + piece);
                 const uint4 b = *(const uint4*)(at + 8 * 128 + piece);
                 uint4 v = HELD ? held[HELD ? 2 * turn + h : 0] : make_uint4(0, 0, 0, 0);
                 if (!HELD && g < ROWS) v = *(const uint4*)(x_mine + chunk * (CHUNK * 2) + h * 64);
-                mma_16x8x16<TYPE>(sums, a.x, b.x, a.y, b.y, v.x, v.y);
-                mma_16x8x16<TYPE>(sums, a.z, b.z, a.w, b.w, v.z, v.w);
+                mma_16x8x16<TYPE>(sums[0], a.x, b.x, a.y, b.y, v.x, v.y);
+                mma_16x8x16<TYPE>(sums[0], a.z, b.z, a.w, b.w, v.z, v.w);
             }
             __syncwarp();
             if (next_tile < TILES) {
-                fetch(ring + stage * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane);
+                fetch(ring + stage * STAGE_BYTES, w, next_tile, next_chunk, w_stride, lane, SCALES);
                 next_chunk += WARPS;
                 if (next_chunk >= CHUNKS) next_chunk = warp, next_tile += gridDim.x;
             }
@@ -221,12 +459,16 @@ linear_stream(const void* x, const u16* w, const void* bias, const void* norm, c
         }
         // [buffer][tile of the batch][warp][row of x][column]
         float* to = partial + ((buffer + count) * WARPS + warp) * (16 * ROWS);
-        if (2 * j < ROWS) to[2 * j * 16 + g] = sums[0], to[2 * j * 16 + g + 8] = sums[2];
-        if (2 * j + 1 < ROWS) to[(2 * j + 1) * 16 + g] = sums[1], to[(2 * j + 1) * 16 + g + 8] = sums[3];
+#pragma unroll
+        for (int set = 0; set < SETS; set++) {
+            const u32 token = set * 8 + 2 * j;
+            if (token < ROWS) to[token * 16 + g] = sums[set][0], to[token * 16 + g + 8] = sums[set][2];
+            if (token + 1 < ROWS) to[(token + 1) * 16 + g] = sums[set][1], to[(token + 1) * 16 + g + 8] = sums[set][3];
+        }
         if (++count < BATCH && tile + gridDim.x < TILES) continue;
         __syncthreads();
         if (item < count)
-            finish(partial + (buffer + item) * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps);
+            finish(partial + (buffer + item) * WARPS * (16 * ROWS), own, out, out_row, before, bias, y, y_stride, squares, eps, SCALES);
         own += BATCH * gridDim.x;
         count = 0;
         if (ROUNDS > BATCH) buffer ^= BATCH;

@@ -13,18 +13,31 @@
 //
 // K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 3
 // rotate, 4 gelu·mul), PRODUCES, CONSUMES. N is a multiple of 8, of 16 for gates, of 256 with PRODUCES; K of 256 with CONSUMES.
-// To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages), QNT, KNT (norm weights).
-#include "wgmma.cuh"
+// WEIGHT FP8_BLOCK (weights.cuh): w and x are e4m3, x as `quantize.cu` writes it with scales [K / 128][s_stride]; a chunk is
+// 128 columns, K a multiple of 128, N of 128 (256 for gates), and each chunk's sums are scaled in f32 before they are added, half a
+// tile at a time. FP8_CHANNEL: one scale for a row of w and one for a row of x, applied to the sums at the end. QUANTIZES (gates only): y is e4m3, too, and its scales, [N / 256][s_stride], are stored.
+// To rotate: D (64, 128), HQ, HKV, PAGE, QN, KN (norms present), KT (pages; for E4M3 see pages.cuh), QNT, KNT (norm weights).
+#if EPILOGUE == 3
+#include "pages.cuh"
+#else
+#define SCALES_OF_PAGES
+#endif
+#include "weights.cuh"
+#include "wgmma_scaled.cuh"
 
+#ifndef QUANTIZES
+#define QUANTIZES 0
+#endif
 #define TOKENS 128
 #define WIDE 256
 #define X_BYTES (TOKENS * 128)
 #define HALF_BYTES (WIDE / 2 * 128)
 #define STAGE_BYTES (X_BYTES + 2 * HALF_BYTES)
-#define CHUNKS (K / 64)
+#define CHUNK (WEIGHT == PLAIN ? 64 : 128)
+#define CHUNKS (K / CHUNK)
 #define TILES_N ((N + WIDE - 1) / WIDE)
 // Chunks of a tile that are multiplied after the loads of its epilogue's inputs were issued, if it has any.
-#define LAST ((EPILOGUE == 1 || EPILOGUE == 3 || CONSUMES) && CHUNKS >= 8 ? 4 : 0)
+#define LAST (WEIGHT == PLAIN && (EPILOGUE == 1 || EPILOGUE == 3 || CONSUMES) && CHUNKS >= 8 ? 4 : 0)
 
 struct alignas(64) Map {
     u64 words[16];
@@ -91,6 +104,7 @@ struct Memory {
     void* kv;
     u32 rope_stride, max_position;
     float q_eps, k_eps;
+    const float *k_scale, *v_scale;
 };
 
 // Squares of a row that a lane of the quad adds up.
@@ -184,6 +198,43 @@ DEVICE void store_gate_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0
     }
 }
 
+#if QUANTIZES
+// 128 outputs of a row lie in a quad: their largest is the scale. A lane has outputs 4i + j; of 16 outputs it has the bytes
+// 2j, 2j + 1 and those + 8 in the order of weights.cuh.
+DEVICE void store_quantized(float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows, float* scales, u32 s_stride) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 row = row0 + 8 * half;
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WIDE / 8; i++) {
+            float& v = c[4 * i + 2 * half];
+            v = gate_mul_of(v, c[4 * i + 2 * half + 1]);
+            most = fmaxf(most, fabsf(v));
+        }
+        most = fmaxf(most, __shfl_xor_sync(FULL, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(FULL, most, 2));
+        const Fit fit = fit_e4m3(most);
+        if (j == 0 && row < rows) scales[(u64)(column / WIDE) * s_stride + row] = fit.scale;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            u32 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* a = c + (n * 4 + i) * 16 + 2 * half;
+                v[i] = pack_e4m3(a[0] * fit.inverse, a[8] * fit.inverse) | pack_e4m3(a[4] * fit.inverse, a[12] * fit.inverse) << 16;
+            }
+            exchange(v);
+            if (row < rows)
+                *(uint4*)((u8*)m.y + (u64)row * m.y_stride + column / 2 + (n * 4 + j) * 16) =
+                    make_uint4(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410),
+                               __byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
+        }
+    }
+}
+#endif
+
 // Stores y times the next norm's weights; returns the squares of y.
 DEVICE float prepare(const u32 (&v)[4], const Memory& m, u64 to, uint4 weights) {
     const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
@@ -272,6 +323,27 @@ DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[T
     }
 }
 
+#if NARROW
+// Stores a head as bytes; lane j ends with columns 8j to 8j + 7 of each 32.
+DEVICE void store_bytes(u8* to, const float* v, float by, bool live) {
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 64; n++) {
+        u32 p[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *a = v + 4 * (8 * n + i), *b = a + 16;
+            p[i] = pack_e4m3(a[0] * by, a[1] * by) | pack_e4m3(b[0] * by, b[1] * by) << 16;
+        }
+        exchange(p);
+        // Of each word, the lower half is from columns 64n + 8j …, the upper from 32 further.
+        if (live) {
+            *(uint2*)(to + 64 * n + 8 * j) = make_uint2(__byte_perm(p[0], p[1], 0x5410), __byte_perm(p[2], p[3], 0x5410));
+            *(uint2*)(to + 64 * n + 32 + 8 * j) = make_uint2(__byte_perm(p[0], p[1], 0x7632), __byte_perm(p[2], p[3], 0x7632));
+        }
+    }
+}
+#endif
 // Stores q to y, k and v to the token's slot in its page.
 DEVICE void store_rotated(float (&c)[WIDE / 2], const Early& e, const Memory& m, u32 row0, u32 column, u32 rows, const Place& here) {
     const u32 j = threadIdx.x % 4;
@@ -286,6 +358,12 @@ DEVICE void store_rotated(float (&c)[WIDE / 2], const Early& e, const Memory& m,
             if (query || key) turn(v, e.cosine[half], e.sine[half], m, query);
             const u32 row = row0 + 8 * half;
             const u64 in_pages = (((u64)(here.slot[half] / PAGE) * 2 + !key) * HKV + (head - HQ) % HKV) * (PAGE * D) + here.slot[half] % PAGE * D;
+#if NARROW
+            if (!query) {
+                store_bytes((u8*)m.kv + in_pages, v, 1.0f / __ldg((key ? m.k_scale : m.v_scale) + (head - HQ) % HKV), row < rows);
+                continue;
+            }
+#endif
             u16* to = query ? (u16*)m.y + (u64)row * m.y_stride + head * D : (u16*)m.kv + in_pages;
 #pragma unroll
             for (int n = 0; n < D / 32; n++) {
@@ -303,11 +381,37 @@ DEVICE void store_rotated(float (&c)[WIDE / 2], const Early& e, const Memory& m,
 }
 #endif
 
+#if WEIGHT == PLAIN
+#define SCALES_PARAMETERS
+#else
+#define SCALES_PARAMETERS , const float* scales_of_w, const float* scales_of_x, float* scales_of_y, u32 s_stride
+// Scales of a chunk: of this thread's two tokens, and of two blocks of weights (of a gated tile: gates and ups).
+struct Scales {
+    float x[2], w[2];
+    DEVICE void load(const float* of_x, const float* of_w, u32 stride, u32 row0, u32 column, u32 chunk, u32 rows) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            x[i] = row0 + 8 * i < rows ? of_x[(u64)chunk * stride + row0 + 8 * i] : 0.0f;
+            w[i] = __ldg(of_w + (u64)min(column / 128 + i, (N - 1u) / 128) * (K / SCALED) + chunk);
+        }
+    }
+    // Scales the sums of 128 columns and adds them to c.
+    DEVICE void add(float* c, const float (&part)[64], int half) const {
+        const bool gated = EPILOGUE == 2 || EPILOGUE == 4;
+        const float even = w[gated ? 0 : half], odd = w[gated ? 1 : half];
+        const float f[4] = {x[0] * even, x[0] * odd, x[1] * even, x[1] * odd};
+#pragma unroll
+        for (int i = 0; i < 64; i++) c[half * 64 + i] += f[i % 4] * part[i];
+    }
+};
+#endif
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* residual, void* y,
              const u32* live, float* squares, const void* next_norm, void* prepared, u32 most_rows, u32 r_stride,
              u32 y_stride, float eps, const void* q_norm, const void* k_norm, const float* rope, const u32* position,
-             const u32* kv_slot, void* kv, u32 rope_stride, u32 max_position, float q_eps, float k_eps) {
+             const u32* kv_slot, void* kv, u32 rope_stride, u32 max_position, float q_eps, float k_eps
+             SCALES_PARAMETERS SCALES_OF_PAGES) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
@@ -338,8 +442,8 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                     const u32 at = base + stage * STAGE_BYTES, barrier = full + 8 * stage;
                     barrier_wait(empty + 8 * stage, phase);
                     barrier_expect(barrier, STAGE_BYTES);
-                    tensor_copy(at, &x_map, chunk * 64, token + rank * TOKENS, barrier, keep_policy());
-                    copy_to_both(at + X_BYTES + rank * HALF_BYTES, &w_map, chunk * 64, row + rank * (WIDE / 2), barrier);
+                    tensor_copy(at, &x_map, chunk * CHUNK, token + rank * TOKENS, barrier, keep_policy());
+                    copy_to_both(at + X_BYTES + rank * HALF_BYTES, &w_map, chunk * CHUNK, row + rank * (WIDE / 2), barrier);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
         }
@@ -348,7 +452,11 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0), within = threadIdx.x % 128;
         const Memory m = {residual, y, r_stride, y_stride, squares, next_norm, prepared, eps, q_norm, k_norm,
-                          rope, position, kv_slot, kv, rope_stride, max_position, q_eps, k_eps};
+                          rope, position, kv_slot, kv, rope_stride, max_position, q_eps, k_eps,
+#if EPILOGUE == 3 && NARROW
+                          k_scale, v_scale
+#endif
+        };
         u32 stage = 0, phase = 0;
         for (u32 index = share.at; place(index, share.pairs, row, token); index += share.stride) {
             const u32 row0 = token + rank * TOKENS + group * 64 + within / 32 * 16 + within % 32 / 4;
@@ -361,6 +469,33 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 }
             float c[WIDE / 2];
             Early early;
+#if WEIGHT == FP8_BLOCK
+#pragma unroll
+            for (int i = 0; i < WIDE / 2; i++) c[i] = 0.0f;
+            Scales next;
+            next.load(scales_of_x, scales_of_w, s_stride, row0, row, 0, rows);
+#pragma unroll 1
+            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+                const u32 at = base + stage * STAGE_BYTES;
+                const Scales now = next;
+                if (chunk + 1 < CHUNKS) next.load(scales_of_x, scales_of_w, s_stride, row0, row, chunk + 1, rows);
+                barrier_wait(full + 8 * stage, phase);
+                const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + X_BYTES);
+                float part[64];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    product_begin();
+#pragma unroll
+                    for (int k = 0; k < 4; k++) ByteWgmma<128>::add(part, a + 2 * k, b + 2 * k + half * (HALF_BYTES / 16), k > 0);
+                    product_commit();
+                    product_wait<0>();
+                    if (half == 1 && within < 2) arrive_at(empty + 8 * stage, within);
+                    now.add(c, part, half);
+                }
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            ask(early, m, row0, row, rows, here);
+#else
             u32 previous = stage;
             auto multiply = [&](u32 chunk) {
                 const u32 at = base + stage * STAGE_BYTES;
@@ -368,7 +503,13 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
                 const u64 a = swizzled_tile(at + group * 8192), b = swizzled_tile(at + X_BYTES);
                 product_begin();
 #pragma unroll
-                for (int k = 0; k < 4; k++) Wgmma<TYPE, WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
+                for (int k = 0; k < 4; k++) {
+#if WEIGHT == PLAIN
+                    Wgmma<TYPE, WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
+#else
+                    ByteWgmma<WIDE>::add(c, a + 2 * k, b + 2 * k, chunk + k > 0);
+#endif
+                }
                 product_commit();
                 // The previous MMA is done: both blocks can refill its stage.
                 product_wait<1>();
@@ -383,9 +524,22 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             for (u32 chunk = CHUNKS - LAST; chunk < CHUNKS; chunk++) multiply(chunk);
             product_wait<0>();
             if (within < 2) arrive_at(empty + 8 * previous, within);
+#endif
+#if WEIGHT == FP8_CHANNEL
+            const float of_x[2] = {row0 < rows ? scales_of_x[row0] : 0.0f, row0 + 8 < rows ? scales_of_x[row0 + 8] : 0.0f};
+#pragma unroll
+            for (int i = 0; i < WIDE / 8; i++) {
+                const u32 column = row + 8 * i + within % 4 * 2;
+                const float2 of_w = column < N ? *(const float2*)(scales_of_w + column) : make_float2(0.0f, 0.0f);
+                c[4 * i] *= of_x[0] * of_w.x, c[4 * i + 1] *= of_x[0] * of_w.y;
+                c[4 * i + 2] *= of_x[1] * of_w.x, c[4 * i + 3] *= of_x[1] * of_w.y;
+            }
+#endif
             if (CONSUMES) scale_rows(c, early, eps);
 #if EPILOGUE == 3
             store_rotated(c, early, m, row0, row, rows, here);
+#elif QUANTIZES
+            store_quantized(c, m, row0, row, rows, scales_of_y, s_stride);
 #elif EPILOGUE == 2 || EPILOGUE == 4
             store_gate_mul(c, m, row0, row, rows);
 #else

@@ -19,8 +19,14 @@
 // polls only for those, and holds that part of the residual stream, which is the same in every block. Both halves of
 // a layer run through the same code, to keep the code short: each layer runs through all of it once.
 //
-// H, I, D, HQ, HKV, LAYERS, ROWS (≤ 8), BLOCKS, STAGES, COPIES, QN, KN, NT (of the norms: BF16 or F32). All else is bf16.
+// H, I, D, HQ, HKV, LAYERS, ROWS (≤ 8), BLOCKS, STAGES, COPIES, QN, KN, NT (of the norms: BF16 or F32). All else is bf16;
+// with KT = E4M3 pages are bytes (pages.cuh), each layer of the table ends with the addresses of its scales, and the map has
+// lines of 128 bytes.
+#ifndef KT
+#define KT 2
+#endif
 #include "exchange.cuh"
+#include "pages.cuh"
 
 #define WARPS 8
 #define THREADS (WARPS * 32 + 32)
@@ -65,12 +71,15 @@
 #define NORM_BYTES (NT == F32 ? 4 : 2)
 #define STEPS (D / 16)
 #define HELD_PAGES 256
-#define PAGE_BYTES (2 * PAGE * D * 2) // of a KV head
+#define PAGE_BYTES (2 * PAGE * D * ELEMENT) // of a KV head
 
 struct Layer {
     const u16 *qkv, *o, *up, *down;
     const u8 *norm1, *norm2, *q_norm, *k_norm;
     u8* kv;
+#if NARROW
+    const float *k_scale, *v_scale;
+#endif
 };
 struct Table {
     Layer layers[LAYERS];
@@ -189,12 +198,20 @@ struct Fetcher {
     DEVICE void pages(u32 line, u32 first, u32 span) {
         const u32 count = min(span - first, 2u);
         begin(count * PAGE_BYTES, PAGES_FLYING);
+#if NARROW
+        const u32 page = lane / 2, which = lane % 2;
+        if (page < count) {
+            const u32 n = first + page, id = n < HELD_PAGES ? s.pages[n] : __ldcg(s.unit.pages + s.unit.first + n);
+            copy_tile(stage() + page * PAGE_BYTES + which * (PAGE_BYTES / 2), map, 0, line + ((id * 2 + which) * HKV + s.unit.head) * (PAGE * D / 128), full());
+        }
+#else
         const u32 page = lane / (D / 32), which = lane / (D / 64) % 2, part = lane % (D / 64);
         if (page < count) {
             const u32 n = first + page, id = n < HELD_PAGES ? s.pages[n] : __ldcg(s.unit.pages + s.unit.first + n);
             copy_tile(stage() + page * PAGE_BYTES + (which * (D / 64) + part) * 2048, map, part * 64,
                       line + ((id * 2 + which) * HKV + s.unit.head) * PAGE, full());
         }
+#endif
         at.next();
     }
 };
@@ -221,7 +238,7 @@ DEVICE void fetch_all(Shared& s, const Map* map, u32 ring, u32 lane) {
             for (u32 tile = first; tile < last; tile++)
 #pragma unroll 1
                 for (u32 chunk = 0; chunk * CHUNK < width; chunk++) to.rows(w, width, tile, chunk);
-            const u32 line = (u32)((u64)(here.kv - s.layers[0].kv) / (D * 2));
+            const u32 line = (u32)((u64)(here.kv - s.layers[0].kv) / (NARROW ? 128 : D * 2));
             if (p == 0)
 #pragma unroll 1
                 for (u32 page = 0; page < span; page += 2) to.pages(line, page, span);
@@ -509,7 +526,12 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
             turn ^= 1;
         }
         if (!second && span) {
-            if (me.warp < heads) prepare(s, exchange, tag, here.kv, low, high, me.warp < G ? q_eps : k_eps, me);
+#if NARROW
+            const float scale_of_k = __ldg(here.k_scale + s.unit.head), scale_of_v = __ldg(here.v_scale + s.unit.head);
+#else
+            const float scale_of_k = 1.0f, scale_of_v = 1.0f;
+#endif
+            if (me.warp < heads) prepare(s, exchange, tag, here.kv, low, high, me.warp < G ? q_eps : k_eps, NARROW ? 1.0f / (me.warp == G ? scale_of_k : scale_of_v) : 1.0f, me);
             join();
             Sums sums;
             clear(sums);
@@ -523,11 +545,11 @@ persistent(const __grid_constant__ Table table, const __grid_constant__ Map map,
                 if (i >= stages) continue;
                 const Place own = at.after(i);
                 wait_for(full(own), own.parity);
-                attend(s, stage(own), s.unit.first + 2 * i, scale * 1.44269504088896f, sums, me);
+                attend(s, stage(own), s.unit.first + 2 * i, NARROW ? scale * scale_of_k * 1.44269504088896f : scale * 1.44269504088896f, sums, me);
                 arrive(empty(at.after(i)), WARPS);
             }
             at = at.after(stages);
-            merge(s, partials + turn * PARTIAL, sums, exchange, tag, me);
+            merge(s, partials + turn * PARTIAL, sums, exchange, tag, scale_of_v, me);
             turn ^= 1;
         }
         // output linear, or down: added to the residual stream

@@ -55,8 +55,9 @@ DEVICE Unit plan(Shared& s, const u32* kv_len) {
 }
 
 // Polls, normalises and rotates head `me.warp` of the unit: G queries, then, with the newest token, its k and v. `p` and
-// `q` are the norm's weights for the lane's elements of either half of the head.
-DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair& p, const Pair& q, float eps, const Me& me) {
+// `q` are the norm's weights for the lane's elements of either half of the head. k and v become bytes after multiplication
+// by `into`.
+DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair& p, const Pair& q, float eps, float into, const Me& me) {
     const Unit& unit = s.unit;
     const u32 warp = me.warp, lane = min(me.lane, D / 4 - 1u);
     const u32 head = warp < G ? unit.head * G + warp : HQ + (warp - G) * HKV + unit.head;
@@ -69,6 +70,32 @@ DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair&
         patience.lose();
     }
     u32 out[2] = {(u32)low, (u32)high};
+#if NARROW
+    float v[4] = {low_half<BF16>(out[0]), high_half<BF16>(out[0]), low_half<BF16>(out[1]), high_half<BF16>(out[1])};
+    if (warp <= G) {
+        float by = 1.0f;
+        if (warp < G ? QN : KN)
+            by = rsqrtf(warp_sum(me.lane < D / 4 ? v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3] : 0.0f) * (1.0f / D) + eps);
+        v[0] *= by * p.low(), v[1] *= by * p.high();
+        v[2] *= by * q.low(), v[3] *= by * q.high();
+        const float2 c = *(const float2*)&s.rope[2 * lane], n = *(const float2*)&s.rope[D / 2 + 2 * lane];
+        const float a0 = v[0], a1 = v[1];
+        v[0] = a0 * c.x - v[2] * n.x, v[1] = a1 * c.y - v[3] * n.y;
+        v[2] = v[2] * c.x + a0 * n.x, v[3] = v[3] * c.y + a1 * n.y;
+    }
+    if (me.lane >= D / 4) return;
+    if (warp < G) {
+        // In the order in which a lane has the elements of a key: 4j to 4j + 3 are a fragment's 2j, 2j + 1, 2j + 8, 2j + 9.
+        u32* to = (u32*)s.queries[warp] + lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2;
+        to[0] = pack_f16(v[0], v[1]), to[D / 4] = pack_f16(v[2], v[3]);
+    } else {
+        const u16 bytes[2] = {(u16)pack_e4m3(v[0] * into, v[1] * into), (u16)pack_e4m3(v[2] * into, v[3] * into)};
+        const u32 at = unit.length - 1, page = at / PAGE - unit.first;
+        const u32 id = page < HELD_PAGES ? s.pages[page] : __ldcg(unit.pages + at / PAGE);
+        u16* there = (u16*)(kv + (((u64)id * 2 + (warp - G)) * HKV + unit.head) * (PAGE * D) + at % PAGE * D);
+        s.newest[warp - G][lane] = there[lane] = bytes[0], s.newest[warp - G][lane + D / 4] = there[lane + D / 4] = bytes[1];
+    }
+#else
     if (warp <= G) {
         float a0 = low_half<BF16>(out[0]), a1 = high_half<BF16>(out[0]), b0 = low_half<BF16>(out[1]), b1 = high_half<BF16>(out[1]);
         float by = 1.0f;
@@ -89,6 +116,7 @@ DEVICE void prepare(Shared& s, const u64* exchange, u32 tag, u8* kv, const Pair&
         u32* there = (u32*)(kv + (((u64)id * 2 + (warp - G)) * HKV + unit.head) * (PAGE * D * 2) + at % PAGE * (D * 2));
         there[lane] = out[0], there[lane + D / 4] = out[1];
     }
+#endif
 }
 
 // A warp's sums so far: lane 4·g + j holds columns (query heads) 2j and 2j + 1.
@@ -101,8 +129,15 @@ DEVICE void clear(Sums& sums) {
     for (int k = 0; k < STEPS; k++) sums.out[k][0] = sums.out[k][1] = sums.out[k][2] = sums.out[k][3] = 0.0f;
 }
 
-// The place of piece `i` of a token in the tiles of 64 columns that a tensor copy swizzles.
-DEVICE u32 swizzled(u32 token, u32 i) { return i / 8 * 2048 + token * 128 + ((i % 8 ^ token % 8) << 4); }
+// The place of piece `i` of a token in the tiles of 64 columns, or in the lines of 128 bytes, that a tensor copy swizzles.
+#define PIECES (D * ELEMENT / 16)
+DEVICE u32 swizzled(u32 token, u32 i) {
+    if (NARROW) {
+        const u32 line = token * D / 128, piece = (token * PIECES + i) % 8;
+        return line * 128 + ((piece ^ line % 8) << 4);
+    }
+    return i / 8 * 2048 + token * 128 + ((i % 8 ^ token % 8) << 4);
+}
 
 DEVICE void load_matrices(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -118,29 +153,33 @@ DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, con
         // The newest token comes from the exchange, and the values after it must be finite.
         const u32 t = newest % PAGE;
         u8* page = here + (newest / PAGE - first) * PAGE_BYTES;
-        for (u32 i = lane; i < 2 * (D / 8); i += 32)
-            *(uint4*)(page + i / (D / 8) * (PAGE_BYTES / 2) + swizzled(t, i % (D / 8))) = *(const uint4*)&s.newest[i / (D / 8)][i % (D / 8) * 8];
-        for (u32 i = lane; i < (15 - t) * (D / 8); i += 32)
-            *(uint4*)(page + PAGE_BYTES / 2 + swizzled(t + 1 + i / (D / 8), i % (D / 8))) = make_uint4(0, 0, 0, 0);
+        for (u32 i = lane; i < 2 * PIECES; i += 32)
+            *(uint4*)(page + i / PIECES * (PAGE_BYTES / 2) + swizzled(t, i % PIECES)) = *(const uint4*)&s.newest[i / PIECES][i % PIECES * 8];
+        for (u32 i = lane; i < (15 - t) * PIECES; i += 32)
+            *(uint4*)(page + PAGE_BYTES / 2 + swizzled(t + 1 + i / PIECES, i % PIECES)) = make_uint4(0, 0, 0, 0);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
     }
     // If there is no second page, the first is used again with zero weight.
     const u32 base = shared_address(here), other = first < s.unit.last ? PAGE_BYTES : 0;
     const u32 queries = shared_address(&s.queries[lane % 8][lane / 8 * 8]);
-    u32 q[4];
+    u32 q[4], bytes[2][4];
     float scores[2][2][4];
 #pragma unroll
     for (int i = 0; i < 16; i++) scores[i / 8][i / 4 % 2][i % 4] = 0.0f;
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        const u32 from = base + swizzled(lane % 16, 2 * k + lane / 16);
+        const u32 from = base + swizzled(lane % 16, NARROW ? k / 2 * 2 + lane / 16 : 2 * k + lane / 16);
         if (k % 2 == 0) load_matrices(q, queries + k * 32);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             u32 a[4];
-            load_matrices(a, n ? from + other : from);
-            mma_16x8x16<BF16>(scores[n][k % 2], a[0], a[1], a[2], a[3], q[k % 2 * 2], q[k % 2 * 2 + 1]);
+            if (NARROW) {
+                if (k % 2 == 0) load_matrices(bytes[n], n ? from + other : from);
+                widen_keys(a, bytes[n][k % 2 * 2], bytes[n][k % 2 * 2 + 1]);
+            } else
+                load_matrices(a, n ? from + other : from);
+            mma_16x8x16<NARROW ? F16 : BF16>(scores[n][k % 2], a[0], a[1], a[2], a[3], q[k % 2 * 2], q[k % 2 * 2 + 1]);
         }
     }
     u32 p[2][2];
@@ -167,23 +206,29 @@ DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, con
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        p[n][0] = transpose_8x8(pack_bf16(weights[n][0], weights[n][1]));
-        p[n][1] = transpose_8x8(pack_bf16(weights[n][2], weights[n][3]));
+        p[n][0] = transpose_8x8(pack2<NARROW ? F16 : BF16>(weights[n][0], weights[n][1]));
+        p[n][1] = transpose_8x8(pack2<NARROW ? F16 : BF16>(weights[n][2], weights[n][3]));
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             u32 a[4];
-            const u32 from = base + PAGE_BYTES / 2 + swizzled(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
-            load_matrices_transposed(a, n ? from + other : from);
-            mma_16x8x16<BF16>(sums.out[k], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
+            if (NARROW) {
+                const u32 from = base + PAGE_BYTES / 2 + swizzled(lane % 16, k / 2 * 2 + lane / 16);
+                if (k % 2 == 0) load_matrices_transposed(bytes[n], n ? from + other : from);
+                widen_values(a, bytes[n][k % 2 * 2], bytes[n][k % 2 * 2 + 1]);
+            } else {
+                const u32 from = base + PAGE_BYTES / 2 + swizzled(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+                load_matrices_transposed(a, n ? from + other : from);
+            }
+            mma_16x8x16<NARROW ? F16 : BF16>(sums.out[k], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
         }
 }
 
 // Merges all warps' sums of the unit and sends the result to the exchange. `merged` is [warp][column][D]. A warp
 // without pages has a maximum of minus infinity and sums of zero.
-DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32 tag, const Me& me) {
+DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32 tag, float scale_of_v, const Me& me) {
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const u32 column = 2 * me.j + c;
@@ -191,10 +236,10 @@ DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32
 #pragma unroll
         for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(FULL, sum, o);
         if (me.g == 0) s.maxima[column][me.warp] = sums.maximum[c], s.totals[column][me.warp] = sum;
-        float* to = merged + (me.warp * G + column) * (D + 4) + me.g;
+        float* to = merged + (me.warp * G + column) * (D + 4) + (NARROW ? 2 : 1) * me.g;
         if (column < G)
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) to[k * 16] = sums.out[k][c], to[k * 16 + 8] = sums.out[k][c + 2];
+            for (int k = 0; k < STEPS; k++) to[k * 16] = sums.out[k][c], to[k * 16 + (NARROW ? 1 : 8)] = sums.out[k][c + 2];
     }
     join();
 #pragma unroll 1
@@ -209,7 +254,7 @@ DEVICE void merge(Shared& s, float* merged, const Sums& sums, u64* exchange, u32
             weight += s.totals[column][w] * part;
             sum += merged[(w * G + column) * (D + 4) + e] * part;
         }
-        const float v = __fdividef(sum, weight), n = __shfl_down_sync(FULL, v, 1);
+        const float v = NARROW ? __fdividef(sum, weight) * scale_of_v : __fdividef(sum, weight), n = __shfl_down_sync(FULL, v, 1);
         // The blocks of a slot are the KV heads in order.
         if (e % 2 == 0) send_copies<ATT_WORDS>(exchange + AT_ATT + blockIdx.x * (G * D / 2) + i / 2, pack_bf16(v, n), tag);
         if (e == 0) send_copies<LSE_WORDS>(exchange + AT_LSE + blockIdx.x * G + column, __float_as_uint(top + __log2f(weight)), tag);

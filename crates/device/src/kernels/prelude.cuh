@@ -11,6 +11,7 @@ typedef unsigned long long u64;
 #define F32 0
 #define F16 1
 #define BF16 2
+#define E4M3 3
 #define Q4_0 10
 #define Q4_1 11
 #define Q5_0 12
@@ -21,6 +22,14 @@ typedef unsigned long long u64;
 #define Q4K 22
 #define Q5K 23
 #define Q6K 24
+// With scales: `scaled.cuh`.
+#define F8_ROW 30
+#define F8_BLOCK 31
+#define F8_PAIRS 32
+#define F8_TURNS 33
+#define I4_128 34
+#define I4_64 35
+#define I4_32 36
 
 #define DEVICE __device__ __forceinline__
 #define FULL 0xffffffffu
@@ -74,6 +83,35 @@ DEVICE u32 pack_f16(float lo, float hi) {
     return r;
 }
 
+// Two floats as e4m3 bytes, rounded to even, clamped to ±448.
+#if __CUDA_ARCH__ >= 890
+DEVICE u32 pack_e4m3(float lo, float hi) {
+    u16 r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+#else
+DEVICE u32 float_to_e4m3(float v) {
+    const u32 bits = __float_as_uint(v), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
+    if (size > 0x7f800000u) return sign | 0x7f;
+    // Below 2^-6 values are 2^-9 apart.
+    if (size < 0x3c800000u) return sign | (u32)__float2int_rn(__uint_as_float(size) * 512.0f);
+    return sign | min((size + 0x7ffffu + (size >> 20 & 1) >> 20) - (120u << 3), 0x7eu);
+}
+DEVICE u32 pack_e4m3(float lo, float hi) { return float_to_e4m3(lo) | float_to_e4m3(hi) << 8; }
+#endif
+// Four e4m3 as two pairs of f16, exactly: bytes 0 and 1, bytes 2 and 3.
+DEVICE void widen_fp8_half(u32 v, u32& low, u32& high) {
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}" : "=r"(low), "=r"(high) : "r"(v));
+}
+// On every GPU: exponent and mantissa in the fields of a float, whose bias is 120 larger; this holds for subnormal
+// numbers, too.
+DEVICE float e4m3_to_float(u8 v) {
+    const u32 size = v & 0x7f;
+    const float f = size == 0x7f ? __uint_as_float(0x7fc00000u) : __uint_as_float(size << 20) * __uint_as_float(247u << 23);
+    return v & 0x80 ? -f : f;
+}
+
 template <int T> DEVICE u32 pack2(float lo, float hi) {
     return T == F16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
 }
@@ -88,11 +126,13 @@ template <int T> DEVICE float high_half(u32 v) {
 template <int T> DEVICE float load1(const void* p, u64 i) {
     if (T == F32) return ((const float*)p)[i];
     if (T == F16) return f16_to_float(((const u16*)p)[i]);
+    if (T == E4M3) return e4m3_to_float(((const u8*)p)[i]);
     return bf16_to_float(((const u16*)p)[i]);
 }
 template <int T> DEVICE void store1(void* p, u64 i, float v) {
     if (T == F32) ((float*)p)[i] = v;
     else if (T == F16) ((u16*)p)[i] = float_to_f16(v);
+    else if (T == E4M3) ((u8*)p)[i] = (u8)pack_e4m3(v, 0.0f);
     else ((u16*)p)[i] = float_to_bf16(v);
 }
 // A value after it was stored and loaded again.

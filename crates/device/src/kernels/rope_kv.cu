@@ -1,7 +1,8 @@
 // Per token: normalise and rotate q and k, store q in place, write k and v to the token's page slot. LANES lanes per
 // head, each with groups of V neighbours from both halves of it; a thread has ROUNDS heads and loads all of them
-// first. D, HQ, HKV, PAGE, V (4, 1), ROUNDS, QN, KN (norms present); types XT, KT (pages), QNT, KNT (norm weights).
-#include "prelude.cuh"
+// first. D, HQ, HKV, PAGE, V (4, 1), ROUNDS, QN, KN (norms present); types XT, KT (pages; for E4M3 see pages.cuh), QNT,
+// KNT (norm weights).
+#include "pages.cuh"
 
 #define HEADS (HQ + 2 * HKV)
 #define GROUPS (D / 2 / V)
@@ -21,6 +22,7 @@ template <int T> DEVICE void load(const void* p, u64 i, float (&v)[V]) {
 }
 template <int T> DEVICE void store(void* p, u64 i, const float (&v)[V]) {
     if (V == 1) store1<T>(p, i, v[0]);
+    else if (T == E4M3) *(u32*)((u8*)p + i) = pack_e4m3(v[0], v[V > 1]) | pack_e4m3(v[V / 2], v[V - 1]) << 16;
     else if (T == F32) *(float4*)((float*)p + i) = make_float4(v[0], v[V > 1], v[V / 2], v[V - 1]);
     else *(uint2*)((u16*)p + i) = make_uint2(pack2<T>(v[0], v[V > 1]), pack2<T>(v[V / 2], v[V - 1]));
 }
@@ -33,7 +35,8 @@ template <int T> DEVICE void scale_by(float (&v)[V], float scale, const void* we
 
 extern "C" __global__ void __launch_bounds__(256)
 rope_kv(void* qkv, const void* q_norm, const void* k_norm, const float* rope, const u32* position,
-        const u32* kv_slot, void* kv, u32 stride, u32 rope_stride, u32 max_position, float q_eps, float k_eps) {
+        const u32* kv_slot, void* kv, u32 stride, u32 rope_stride, u32 max_position, float q_eps, float k_eps
+        SCALES_OF_PAGES) {
     let_successor_start();
     wait_for_predecessor();
     const u32 t = blockIdx.x, lane = threadIdx.x % LANES, at_once = 256 / LANES;
@@ -93,6 +96,11 @@ rope_kv(void* qkv, const void* q_norm, const void* k_norm, const float* rope, co
                 store<XT>(qkv, row + h * D + i, a[r][c]);
                 store<XT>(qkv, row + h * D + i + D / 2, b[r][c]);
             } else {
+#if NARROW
+                const float by = 1.0f / __ldg((key ? k_scale : v_scale) + (h - HQ) % HKV);
+#pragma unroll
+                for (int e = 0; e < V; e++) a[r][c][e] *= by, b[r][c][e] *= by;
+#endif
                 store<KT>(kv, to + i, a[r][c]);
                 store<KT>(kv, to + i + D / 2, b[r][c]);
             }

@@ -2,7 +2,7 @@
 
 use super::{Access, Contract};
 use crate::op::{KvLayer, Norm};
-use crate::{ALIGN, DType, Error, Region, Result, Span, Tensor};
+use crate::{ALIGN, DType, Error, Region, Result, Span, Tensor, scaled};
 
 /// A matrix starts at a multiple of this, so that kernels can load several elements at once.
 const MATRIX_ALIGN: u64 = 16;
@@ -36,7 +36,8 @@ pub(crate) fn require_fit(tensor: &Tensor, op: &str, what: &str) -> Result<()> {
         format!("{what}: {rows}×{cols} with stride {stride} is not whole rows of {dtype:?}")
     })?;
     let elems = u128::from(rows - 1) * u128::from(stride) + u128::from(cols);
-    let bytes = elems / u128::from(block) * dtype.block_bytes() as u128;
+    let scales = 4 * scaled::scales(dtype, rows as usize, cols as usize) as u128;
+    let bytes = elems / u128::from(block) * dtype.block_bytes() as u128 + scales;
     require(bytes <= u128::from(span.len), op, || {
         format!("{what}: {elems} elements of {dtype:?} do not fit {} bytes", span.len)
     })?;
@@ -79,6 +80,13 @@ pub(crate) fn require_weights(tensor: &Tensor, op: &str, what: &str) -> Result<(
             let whole = crate::cpu::pack::whole(rows as usize, cols as usize);
             require(tensor.stride == cols && whole, op, || {
                 format!("packed {what} of {rows}×{cols} is not whole blocks")
+            })
+        }
+        dtype if scaled::is_scaled(dtype) => {
+            let (rows, cols) = (tensor.rows, tensor.cols);
+            let whole = scaled::fits(dtype, rows as usize, cols as usize);
+            require(tensor.stride == cols && whole, op, || {
+                format!("{what} of {rows}×{cols} {dtype:?} is not dense and whole")
             })
         }
         _ => Ok(()),
@@ -131,7 +139,13 @@ pub(crate) fn require_scratch(scratch: Option<Span>, op: &str) -> Result<()> {
 /// That a layer's pages hold floats and fit its span, and that the step's tables can address all of them.
 pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
     let KvLayer { span, dtype, pages, heads, head_dim, .. } = *kv;
-    require_float_type(dtype, op, "a KV page")?;
+    if dtype == DType::E4M3 {
+        let scales = kv.scales.filter(|scales| scales.len >= kv.scale_bytes());
+        require(scales.is_some(), op, || "pages of e4m3 have no scales".into())?;
+        scales.map_or(Ok(()), |scales| require_aligned(scales, 4, op, "the scales of pages"))?;
+    } else {
+        require_float_type(dtype, op, "a KV page")?;
+    }
     require(pages > 0 && heads > 0 && head_dim > 0, op, || {
         format!("{pages} pages of {heads} heads of {head_dim}")
     })?;

@@ -5,6 +5,7 @@
 //! With [`crate::variant::Pick::Fixed`] a row's sums are in the same order for any number of rows; on the CPU that is
 //! always so.
 //! Rows of `x` past the `live` count may be left uncomputed; their `y` is then unchanged.
+//! Weights in e4m3 may be multiplied with x rounded to e4m3, with a scale for each 128 columns of a row or for a row.
 //! What its kernels can do before and after the linear is in `linear/chain.rs`.
 
 mod cuda;
@@ -37,6 +38,7 @@ pub(super) mod hand;
 mod k_blocks;
 pub(super) mod packed;
 pub(super) mod plain;
+mod scaled;
 mod tiles;
 pub(crate) mod variant;
 mod vnni;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
-use crate::cpu::view::{Matrix, load, store};
+use crate::cpu::view::{Matrix, Words, load, store};
 use crate::op::KvLayer;
 use crate::op::Norm;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
@@ -164,6 +164,9 @@ impl Contract for RopeKv {
         visit(self.rope.span, Access::Read);
         super::visit_step_tables(&self.state, visit);
         visit(self.kv.span, Access::Update);
+        if let Some(scales) = self.kv.scales {
+            visit(scales, Access::Read);
+        }
     }
 }
 
@@ -231,6 +234,7 @@ impl KvLayer {
 
     fn set(&self, memory: &CpuMemory, slot: usize, part: usize, head: usize, i: usize, value: f32) {
         let at = (self.index(slot, part, head) + i) * self.dtype.block_bytes();
+        let value = value * (1.0 / self.scale(memory, part, head));
         // SAFETY: `index` checked the slot against the pages, which fit the span.
         unsafe { store(self.dtype, memory.address(self.span).add(at), value) }
     }
@@ -246,6 +250,13 @@ impl KvLayer {
     ) -> f32 {
         let at = (self.index(slot, part, head) + i) * self.dtype.block_bytes();
         // SAFETY: as for `set`.
-        unsafe { load(self.dtype, memory.address(self.span).add(at)) }
+        let stored = unsafe { load(self.dtype, memory.address(self.span).add(at)) };
+        stored * self.scale(memory, part, head)
+    }
+
+    /// The factor of a head's keys (`part` 0) or values (1): 1 without scales.
+    pub(crate) fn scale(&self, memory: &CpuMemory, part: usize, head: usize) -> f32 {
+        let scales = self.scales.map(|scales| Words::of_span(memory, scales));
+        scales.map_or(1.0, |scales| scales.float(part * self.heads as usize + head))
     }
 }

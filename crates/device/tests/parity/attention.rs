@@ -52,7 +52,7 @@ impl Case {
             group: rng.pick(&[1, 2, 3, 4]),
             dim: rng.pick(&[32, 64, 128, 80, 256]),
             page_size: rng.pick(&[4, 16, 32]),
-            kv: rng.pick(&[DType::F32, DType::F16, DType::BF16]),
+            kv: rng.pick(&[DType::F32, DType::F16, DType::BF16, DType::E4M3]),
             x: rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16]),
             single,
             softcap: rng.pick(&[None, None, Some(0.8), Some(50.0)]),
@@ -164,9 +164,16 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         layout.set(tensor.span, words_to_bytes(words));
     }
     let span = layout.bytes(Region::Kv, "kv", encode(case.kv, &kv));
+    let scales = (case.kv == DType::E4M3).then(|| {
+        // Of each head's keys, then of its values; large enough that what is written is not cut off.
+        let scales = (0..2 * case.kv_heads).map(|at| 0.25 + 0.3 * (at * 5 % 7) as f32);
+        let words: Vec<u32> = scales.map(f32::to_bits).collect();
+        layout.words(&words).span
+    });
     let kv = KvLayer {
         span,
         dtype: case.kv,
+        scales,
         pages: pages as u32,
         page_size: size as u32,
         heads: case.kv_heads as u32,
@@ -352,7 +359,7 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
         group: rng.pick(&[1, 2, 3, 4, 7]),
         dim,
         page_size: 16,
-        kv: half,
+        kv: rng.pick(&[half, half, DType::E4M3]),
         x: half,
         single: false,
         softcap: rng.pick(&[None, None, None, Some(0.8)]),

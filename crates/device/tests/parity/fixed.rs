@@ -140,6 +140,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let span = layout.bytes(Region::Kv, "kv", encode(feed.half, &rng.floats(elems, 1.0)));
     let kv = KvLayer {
         span,
+        scales: None,
         dtype: feed.half,
         pages: 1 + per_seat as u32,
         page_size: PAGE as u32,

@@ -11,5 +11,6 @@ mod planted;
 mod quant;
 mod rows;
 mod sample;
+mod scaled;
 mod step_model;
 mod support;

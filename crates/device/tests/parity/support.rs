@@ -130,6 +130,11 @@ pub(crate) fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        DType::E4M3 => {
+            let mut bytes = Vec::new();
+            dtype.encode(values, &mut bytes);
+            bytes
+        }
         other => panic!("{other:?} is not plain"),
     }
 }
@@ -141,6 +146,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => bytes_to_words(bytes).into_iter().map(f32::from_bits).collect(),
         DType::F16 => halves().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
         DType::BF16 => halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        DType::E4M3 => dtype.decode(bytes),
         other => panic!("{other:?} is not plain"),
     }
 }
@@ -320,6 +326,8 @@ pub(crate) fn tolerance(dtype: DType) -> f32 {
         DType::F32 => 2e-5,
         DType::F16 => 1.5e-3,
         DType::BF16 => 1e-2,
+        // The neighbouring value, if the reference rounded a last bit otherwise.
+        DType::E4M3 => 0.13,
         other => panic!("{other:?} is not a float"),
     }
 }

@@ -4,7 +4,7 @@ use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
 use device::op::*;
 use device::variant::{LinearVariant, Pick};
-use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor};
+use device::{DType, Op, OpenArena, Region, StepLimits, StepState, Tensor, scaled};
 
 /// The sizes that decide a decoder's ops.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,22 @@ pub(crate) struct Model {
     pub(crate) weights: DType,
 }
 
-pub(crate) const MODELS: [Model; 7] = [
+const QWEN3_8B: Model = Model {
+    name: "qwen3-8b",
+    hidden: 4096,
+    inner: 12_288,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    vocab: 151_936,
+    head_norms: true,
+    bias: false,
+    act: Activation::Silu,
+    softcap: None,
+    weights: DType::BF16,
+};
+
+pub(crate) const MODELS: [Model; 11] = [
     Model {
         name: "qwen3-0.6b",
         hidden: 1024,
@@ -39,20 +54,7 @@ pub(crate) const MODELS: [Model; 7] = [
         softcap: None,
         weights: DType::BF16,
     },
-    Model {
-        name: "qwen3-8b",
-        hidden: 4096,
-        inner: 12_288,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        vocab: 151_936,
-        head_norms: true,
-        bias: false,
-        act: Activation::Silu,
-        softcap: None,
-        weights: DType::BF16,
-    },
+    QWEN3_8B,
     Model {
         name: "llama-3.2-1b",
         hidden: 2048,
@@ -123,6 +125,10 @@ pub(crate) const MODELS: [Model; 7] = [
         softcap: Some(50.0),
         weights: DType::BF16,
     },
+    Model { name: "qwen3-8b fp8", weights: DType::F8Block, ..QWEN3_8B },
+    Model { name: "qwen3-8b fp8 by rows", weights: DType::F8Row, bias: true, ..QWEN3_8B },
+    Model { name: "qwen3-8b int4", weights: DType::I4, ..QWEN3_8B },
+    Model { name: "qwen3-8b int4 by 32", weights: DType::I4G32, ..QWEN3_8B },
 ];
 
 /// The sizes of a layer of experts.
@@ -295,10 +301,11 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     };
     let state = lay_out(limits);
     let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
-    // Activations are bf16 beside bf16 weights, f32 beside others.
-    let act = if model.weights == DType::BF16 { DType::BF16 } else { DType::F32 };
+    // Activations are bf16 beside bf16 weights and those with scales, f32 beside others.
+    let with_scales = scaled::is_scaled(model.weights);
+    let act = if model.weights == DType::BF16 || with_scales { DType::BF16 } else { DType::F32 };
     let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
-        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
         Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
     };
     let Model { hidden, inner, heads, kv_heads, head_dim, vocab, weights, .. } = *model;
@@ -313,14 +320,16 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         value(tokens, 2 * inner),
     );
     let (last, logits) = (value(rows, hidden), value(rows, vocab));
-    let mut weight = |rows, cols| tensor(Region::Weights, weights, rows, cols);
+    let mut weight = |dtype, rows, cols| tensor(Region::Weights, dtype, rows, cols);
+    let whole = if with_scales { DType::BF16 } else { weights };
+    let pairs = if weights == DType::F8Block { DType::F8Pairs } else { weights };
     let (embed, w_qkv, w_out, w_up, w_down, head) = (
-        weight(vocab, hidden),
-        weight(qkv_cols, hidden),
-        weight(hidden, q),
-        weight(2 * inner, hidden),
-        weight(hidden, inner),
-        weight(vocab, hidden),
+        weight(whole, vocab, hidden),
+        weight(weights, qkv_cols, hidden),
+        weight(weights, hidden, q),
+        weight(pairs, 2 * inner, hidden),
+        weight(weights, hidden, inner),
+        weight(whole, vocab, hidden),
     );
     let norm_dtype = if act == DType::BF16 { DType::BF16 } else { DType::F32 };
     let mut norm = |cols| Norm { weight: tensor(Region::Weights, norm_dtype, 1, cols), eps: 1e-6 };
@@ -329,9 +338,11 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let k_part = norm(kv_heads * head_dim);
     let bias = model.bias.then(|| tensor(Region::Weights, DType::F32, 1, qkv_cols));
     let rope = tensor(Region::Weights, DType::F32, 4096, head_dim);
+    let pages = if with_scales { DType::E4M3 } else { DType::BF16 };
     let kv = KvLayer {
-        span: tensor(Region::Kv, DType::BF16, 64 * 16, 2 * kv_heads * head_dim).span,
-        dtype: DType::BF16,
+        span: tensor(Region::Kv, pages, 64 * 16, 2 * kv_heads * head_dim).span,
+        scales: with_scales.then(|| tensor(Region::Weights, DType::F32, 2, kv_heads).span),
+        dtype: pages,
         pages: 64,
         page_size: 16,
         heads: kv_heads,

@@ -197,7 +197,7 @@ impl<'a> Shapes<'a> {
     }
 
     fn alloc(&self, region: Region, dtype: DType, rows: u32, cols: u32) -> Tensor {
-        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
         let span = self.arena.borrow_mut().alloc(region, "shapes", bytes);
         Tensor::dense(span, dtype, rows, cols)
     }
@@ -249,7 +249,9 @@ impl Binder<Symbolic> for Shapes<'_> {
         let template = crate::layout::pages_of(cache, Self::PAGE_SIZE, 1);
         let bytes = template.page_bytes();
         let span = self.arena.borrow_mut().alloc(Region::Kv, "shapes", bytes);
-        Ok(KvLayer { span, ..template })
+        let scales = template.scale_bytes();
+        let alloc = || self.arena.borrow_mut().alloc(Region::Weights, "shapes", scales);
+        Ok(KvLayer { span, scales: (scales > 0).then(alloc), ..template })
     }
 
     fn input(&self, id: InputId) -> Result<Tensor, String> {

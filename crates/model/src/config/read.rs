@@ -140,10 +140,6 @@ impl Decoder for NoDecoder {
 }
 
 fn refuse_other_weights(f: &Fields<'_>, experts: bool) -> Result<()> {
-    if let Some(quantised) = f.object("quantization_config")? {
-        let method = quantised.text("quant_method", "")?.unwrap_or("unnamed").to_owned();
-        return Err(f.unsupported("quantization_config", method, "GGUF quantisation, or none"));
-    }
     match f.size("", "expert_count")?.filter(|&n| n > 0 && !experts) {
         Some(count) => Err(f.unsupported("expert_count", count, "0")),
         None => Ok(()),

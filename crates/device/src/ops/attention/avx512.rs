@@ -93,10 +93,10 @@ fn exp(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// `count` values of a float dtype as f32; `count` is a multiple of 16.
+/// `count` values of a float dtype as f32, those of e4m3 times `factor`; `count` is a multiple of 16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn convert(dtype: DType, from: *const u8, to: *mut f32, count: usize) {
+unsafe fn convert(dtype: DType, from: *const u8, factor: f32, to: *mut f32, count: usize) {
     // SAFETY: the caller gives `count` readable and writable values.
     unsafe {
         for i in (0..count).step_by(16) {
@@ -105,6 +105,18 @@ unsafe fn convert(dtype: DType, from: *const u8, to: *mut f32, count: usize) {
                 DType::BF16 => {
                     let half = _mm256_loadu_si256(from.add(2 * i).cast());
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+                }
+                DType::E4M3 => {
+                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.add(i).cast()));
+                    let size = _mm512_and_si512(bytes, _mm512_set1_epi32(0x7f));
+                    // Exponent and mantissa in the fields of f32, whose bias is 120 larger.
+                    let value = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(size));
+                    let value = _mm512_mul_ps(value, _mm512_set1_ps(f32::from_bits(247 << 23)));
+                    let none = _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7f));
+                    let value = _mm512_mask_mov_ps(value, none, _mm512_set1_ps(f32::NAN));
+                    let sign = _mm512_slli_epi32::<24>(_mm512_xor_si512(bytes, size));
+                    let value = _mm512_xor_ps(value, _mm512_castsi512_ps(sign));
+                    _mm512_mul_ps(value, _mm512_set1_ps(factor))
                 }
                 _ => _mm512_loadu_ps(from.add(4 * i).cast()),
             };
@@ -149,7 +161,8 @@ unsafe fn load_tile(
         }
         // SAFETY: `line` checked the page; the tile has room for `count` rows.
         unsafe {
-            convert(heads.dtype(), heads.line(part, position), to.add(at * dim), run * dim);
+            let (from, to) = (heads.line(part, position), to.add(at * dim));
+            convert(heads.dtype(), from, heads.factor(part).unwrap_or(1.0), to, run * dim);
         }
         at += run;
     }

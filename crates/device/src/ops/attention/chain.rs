@@ -101,6 +101,9 @@ impl AttentionChain {
                 visit(self.attention.qkv.span, Access::Read);
                 visit_step_tables(&self.attention.state, visit);
                 visit(self.attention.kv.span, Access::Read);
+                if let Some(scales) = self.attention.kv.scales {
+                    visit(scales, Access::Read);
+                }
             }
         }
         if let Some(scratch) = self.attention.scratch {

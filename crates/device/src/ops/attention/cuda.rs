@@ -9,7 +9,7 @@
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::op::{Attention, AttentionChain, Norm};
+use crate::op::{Attention, AttentionChain, KvLayer, Norm};
 use crate::ops::prologue::cuda::ways;
 use crate::ops::require;
 use crate::step::count;
@@ -147,12 +147,13 @@ impl AttentionChain {
 
     fn tensor_cores(&self, target: &Target) -> bool {
         let kv = &self.attention.kv;
-        let half =
-            matches!(kv.dtype, DType::F16 | DType::BF16) && self.attention.qkv.dtype == kv.dtype;
+        let x = self.attention.qkv.dtype;
+        let bytes = kv.dtype == DType::E4M3 && target.capability >= (8, 9);
+        let half = matches!(x, DType::F16 | DType::BF16) && (x == kv.dtype || bytes);
         let norms = self.rope.iter().flat_map(|rope| [rope.q_norm, rope.k_norm]).flatten();
         let norms_fit = norms
             .map(|norm: Norm| norm.weight.dtype)
-            .all(|dtype| dtype == DType::F32 || dtype == kv.dtype);
+            .all(|dtype| dtype == DType::F32 || dtype == x);
         let dims = kv.head_dim.is_multiple_of(16) && kv.head_dim <= 256 && kv.page_size == 16;
         let group = self.group();
         let group_fits = group * kv.head_dim <= 4096 && group <= 32;
@@ -177,12 +178,28 @@ impl AttentionChain {
     /// A kernel with the macros that all kernels of attention have.
     fn kernel(&self, target: &Target, name: &str) -> Kernel {
         let kv = &self.attention.kv;
-        Kernel::new(target, name, name).defines(&[
+        let kernel = Kernel::new(target, name, name).defines(&[
             ("D", kv.head_dim),
             ("HQ", self.attention.q_heads),
             ("HKV", kv.heads),
             ("PAGE", kv.page_size),
-        ])
+        ]);
+        if self.narrow() && name != "attention_ref" { kernel.define("KT", 3) } else { kernel }
+    }
+
+    /// Whether pages are e4m3.
+    fn narrow(&self) -> bool {
+        self.attention.kv.dtype == DType::E4M3
+    }
+
+    /// Bytes from one token's keys to the next in shared memory.
+    fn pitch(&self) -> u32 {
+        let dim = self.attention.kv.head_dim;
+        match self.narrow() {
+            true if dim.is_multiple_of(128) => dim,
+            true => ((dim / 16) | 1) * 16,
+            false => 2 * dim + 16,
+        }
     }
 
     /// Where results go, and the tables that say which tokens and pages each row has.
@@ -250,13 +267,21 @@ impl AttentionChain {
         let fits = |warps: &u32| {
             2 * warps * self.stage_bytes() + self.static_bytes(1, *warps) <= target.shared_per_block
         };
-        let suited = || [WARPS, 2].into_iter().find(fits).unwrap_or(1);
+        // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
+        let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
+        let most = if many { [2 * WARPS, WARPS, 2] } else { [WARPS, WARPS, 2] };
+        let suited = || most.into_iter().find(fits).unwrap_or(1);
         self.asked(target).warps.unwrap_or_else(suited)
+    }
+
+    /// Whether this is a decode step of few rows over pages of e4m3.
+    fn few_bytes(&self) -> bool {
+        self.narrow() && self.attention.single && !self.fixed() && self.attention.rows <= 32
     }
 
     /// Bytes of a page's keys and values of a head in a ring.
     fn stage_bytes(&self) -> u32 {
-        2 * 16 * (2 * self.attention.kv.head_dim + 16)
+        2 * 16 * self.pitch()
     }
 
     /// Static shared memory of the decode kernel for this many tokens and warps: queries, the newest token, maxima
@@ -288,7 +313,13 @@ impl AttentionChain {
             f64::from(items) / f64::from(items.next_multiple_of(slots))
         };
         let shallow = self.attention.single && !self.fixed() && filled(2) >= filled(deep);
-        let suited = if shallow { 2 } else { deep };
+        let suited = match self.narrow() && self.attention.single && !self.fixed() {
+            true if self.few_bytes() && warps > WARPS => 2,
+            // Four blocks of bytes on a multiprocessor.
+            true => ((48 << 10) / (warps * stage)).clamp(2, 4),
+            false if shallow => 2,
+            false => deep,
+        };
         let stages = self.asked(target).stages.unwrap_or(suited);
         let merged = warps * tokens * group * (dim + 4) * 4;
         let shared = (warps * stages * stage).max(merged) + left;
@@ -329,7 +360,7 @@ impl AttentionChain {
                 ("ROPE", u32::from(rope.is_some())),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
-                ("TYPE", code(kv.dtype, "attention")?),
+                ("TYPE", code(self.attention.qkv.dtype, "attention")?),
                 ("YT", code(self.attention.out.dtype, "attention")?),
                 ("QN", u32::from(q_norm.is_some())),
                 ("KN", u32::from(k_norm.is_some())),
@@ -365,7 +396,8 @@ impl AttentionChain {
             .ints(&rope.map_or([0, 1], |rope| [rope.rope.stride, rope.rope.rows]))
             .arg(Arg::F32(self.attention.scale))
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
-            .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)));
+            .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)))
+            .page_scales(kv);
         Ok(kernel.lowered())
     }
 
@@ -403,12 +435,15 @@ impl AttentionChain {
         let stages = self.asked(target).stages.unwrap_or(2);
         // Few sizes, so that buckets of a model share a kernel.
         let room = slots.max(512).next_power_of_two().min(MOST_SLOTS);
-        // Wide tiles leave room for only one q, and their warpgroups do not take turns.
+        // Wide tiles leave room for only one q, and their warpgroups do not take turns. Tiles of bytes lie beside them.
+        let (raw, one_q) = (3, |tile: u32| tile > 128 || (self.narrow() && kv.head_dim == 128));
         let shared = |tile: u32| {
-            let q = if tile > 128 { 128 } else { 256 };
-            2 * kv.head_dim * (q + 2 * stages * tile) + 1024
+            let q = if one_q(tile) { 128 } else { 256 };
+            let raw = if self.narrow() { raw * tile * kv.head_dim } else { 0 };
+            2 * kv.head_dim * (q + 2 * stages * tile) + 1024 + raw
         };
         let wide = kv.head_dim == 128
+            && !self.narrow()
             && self.context() > SHORT
             && shared(176) + room * 9 + 2048 <= target.shared_per_block;
         let tile = self.asked(target).kv.unwrap_or(if wide { 176 } else { 128 });
@@ -420,27 +455,31 @@ impl AttentionChain {
         };
         let q = map(
             self.attention.qkv.span,
-            kv.dtype,
+            self.attention.qkv.dtype,
             &[kv.head_dim.into(), self.attention.q_heads.into(), self.attention.qkv.rows.into()],
             &[bytes, u64::from(self.attention.qkv.stride) * 2],
             &[64, group, tokens],
         );
         let lines = u64::from(kv.pages) * u64::from(kv.page_size) * 2 * u64::from(kv.heads);
-        let pages =
-            map(kv.span, kv.dtype, &[kv.head_dim.into(), lines], &[bytes], &[64, kv.page_size]);
+        let pages = match self.narrow() {
+            true => Arg::Address(kv.span),
+            false => {
+                map(kv.span, kv.dtype, &[kv.head_dim.into(), lines], &[bytes], &[64, kv.page_size])
+            }
+        };
         let kernel = self
             .kernel(target, "attention_wgmma")
             .defines(&[
                 ("Q_TOKENS", tokens),
                 ("KV", tile),
                 ("STAGES", stages),
-                ("Q_STAGES", 1 + narrow),
+                ("Q_STAGES", if one_q(tile) { 1 } else { 2 }),
                 ("TURNS", self.asked(target).turns.unwrap_or(narrow)),
                 ("SLOTS", room),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
                 ("LAST", u32::from(self.attention.last_only)),
                 ("ONES", u32::from(ones)),
-                ("TYPE", code(kv.dtype, "attention")?),
+                ("TYPE", code(self.attention.qkv.dtype, "attention")?),
                 ("YT", code(self.attention.out.dtype, "attention")?),
             ])
             .grid(target.sms.min(slots * kv.heads), 1, 1)
@@ -450,7 +489,9 @@ impl AttentionChain {
             .arg(pages)
             .tensors(&self.tables())
             .ints(&[self.attention.rows, slots, s.limits.pages_per_seat, self.attention.out.stride])
-            .arg(Arg::F32(self.attention.scale));
+            .arg(Arg::F32(self.attention.scale))
+            .page_scales(kv);
+        let kernel = if self.narrow() { kernel.define("RAW", raw) } else { kernel };
         Ok(kernel.lowered())
     }
 
@@ -459,8 +500,8 @@ impl AttentionChain {
         // Keys and values of two tiles; for wide heads smaller tiles, and the queries.
         let wide = kv.head_dim > 128;
         let shared = |warps: u32| {
-            let rows = if wide { 2 * 2 * 32 + 16 * warps } else { 2 * 2 * 64 };
-            rows * (2 * kv.head_dim + 16)
+            let queries = if wide { 16 * warps * (2 * kv.head_dim + 16) } else { 0 };
+            2 * 2 * if wide { 32 } else { 64 } * self.pitch() + queries
         };
         let fits = |warps: &u32| shared(*warps) + 64 <= target.shared_per_block;
         let suited = || [WARPS, 2].into_iter().find(fits).unwrap_or(1);
@@ -476,7 +517,7 @@ impl AttentionChain {
                 ("WARPS", warps),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
-                ("TYPE", code(kv.dtype, "attention")?),
+                ("TYPE", code(self.attention.qkv.dtype, "attention")?),
                 ("YT", code(self.attention.out.dtype, "attention")?),
             ])
             .softcap(self.attention.softcap)
@@ -487,7 +528,8 @@ impl AttentionChain {
             .spans(&[kv.span])
             .tensors(&self.tables())
             .ints(&self.sizes())
-            .arg(Arg::F32(self.attention.scale));
+            .arg(Arg::F32(self.attention.scale))
+            .page_scales(kv);
         Ok(kernel.lowered())
     }
 
@@ -510,12 +552,22 @@ impl AttentionChain {
             .tensors(&self.tables())
             .tensors(&[&s.token_row])
             .ints(&self.sizes())
-            .arg(Arg::F32(self.attention.scale));
+            .arg(Arg::F32(self.attention.scale))
+            .page_scales(kv);
         Ok(kernel.lowered())
     }
 }
 
 impl Kernel {
+    /// The scales of keys and of values, for pages of e4m3.
+    pub(in crate::ops) fn page_scales(self, kv: &KvLayer) -> Kernel {
+        let half = kv.scale_bytes() / 2;
+        match kv.scales.filter(|_| kv.dtype == DType::E4M3) {
+            Some(scales) => self.spans(&[scales.part(0, half), scales.part(half, half)]),
+            None => self,
+        }
+    }
+
     /// The soft cap as a constant; without one the macro stays undefined.
     fn softcap(self, cap: Option<f32>) -> Kernel {
         match cap {

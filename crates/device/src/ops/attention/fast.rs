@@ -9,7 +9,7 @@ use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::Level;
 use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::tables::Tables;
-use crate::cpu::view::{Matrix, load_floats};
+use crate::cpu::view::{Matrix, Words, load_floats};
 use crate::op::AttentionChain;
 use crate::op::KvLayer;
 use crate::ops::rope_kv::RopeKvStep;
@@ -21,6 +21,7 @@ pub(super) struct AttentionStep {
     q_heads: usize,
     kv: KvLayer,
     pages: *const u8,
+    scales: Option<Words>,
     tables: Tables,
     scale: f32,
     softcap: Option<f32>,
@@ -55,6 +56,7 @@ impl AttentionChain {
             q_heads: self.attention.q_heads as usize,
             kv: self.attention.kv,
             pages: memory.address(self.attention.kv.span),
+            scales: self.attention.kv.scales.map(|scales| Words::of_span(memory, scales)),
             tables: Tables::new(memory, &self.attention.state),
             scale: self.attention.scale,
             softcap: self.attention.softcap,
@@ -115,6 +117,24 @@ impl Heads<'_> {
         let slot = self.step.tables.page(self.seat, position) * size + position % size;
         let at = self.step.kv.index(slot, part, self.kv_head) * self.dtype().block_bytes();
         self.step.pages.wrapping_add(at)
+    }
+
+    /// The factor of what is stored of keys (`part` 0) or values (1); `None` without scales.
+    pub(super) fn factor(&self, part: usize) -> Option<f32> {
+        let at = part * self.step.kv.heads as usize + self.kv_head;
+        self.step.scales.as_ref().map(|scales| scales.float(at))
+    }
+
+    /// k (`part` 0) or v (1) of a position as f32.
+    ///
+    /// # Safety
+    /// The position is that of a live slot.
+    pub(super) unsafe fn load_line(&self, part: usize, position: usize, to: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { load_floats(self.dtype(), self.line(part, position), to) };
+        if let Some(factor) = self.factor(part) {
+            to.iter_mut().for_each(|value| *value *= factor);
+        }
     }
 
     /// One query.

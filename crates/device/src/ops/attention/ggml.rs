@@ -11,7 +11,7 @@ use super::fast::Heads;
 use crate::DType;
 use crate::cpu::ggml::{exp, soft_cap};
 use crate::cpu::simd::{self, LANES, Level, levels};
-use crate::cpu::view::{load_floats, round_to, store_floats};
+use crate::cpu::view::{round_to, store_floats};
 
 /// Registers that take turns in the dot product of a token that is alone.
 const TURNS: usize = 4;
@@ -49,7 +49,7 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: boo
         let at = p - start;
         // SAFETY: a head of a live slot; the level was detected.
         unsafe {
-            load_floats(heads.dtype(), heads.line(0, p), line);
+            heads.load_line(0, p, line);
             score(level, queries, line, heads.scale(), turns, &mut scores[at..], count);
         }
     }
@@ -67,7 +67,7 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: boo
             let at = p % (turns * LANES) * dim;
             // SAFETY: a head of a live slot; the level was detected.
             unsafe {
-                load_floats(heads.dtype(), heads.line(1, p), line);
+                heads.load_line(1, p, line);
                 add(level, &mut lanes[at..at + dim], line, scores[p - start]);
             }
         }

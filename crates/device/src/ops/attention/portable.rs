@@ -2,7 +2,7 @@
 
 use super::fast::Heads;
 use crate::cpu::simd::{LANES, dot, exp, fma, levels, soft_cap};
-use crate::cpu::view::{load_floats, store_floats};
+use crate::cpu::view::store_floats;
 
 /// Floats of scratch for a token that sees `count` positions: queries, outputs, one row of k or v, scores.
 pub(super) fn own_floats(dim: usize, group: usize, count: usize) -> usize {
@@ -24,7 +24,7 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
     for p in 0..count {
         // SAFETY: a head of a live slot; the level was detected.
         unsafe {
-            load_floats(heads.dtype(), heads.line(0, first + p), line);
+            heads.load_line(0, first + p, line);
             score(level, queries, line, heads.scale(), &mut scores[p..], count);
         }
     }
@@ -41,7 +41,7 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
     for p in 0..count {
         // SAFETY: as above.
         unsafe {
-            load_floats(heads.dtype(), heads.line(1, first + p), line);
+            heads.load_line(1, first + p, line);
             add(level, outs, line, &scores[p..], count);
         }
     }

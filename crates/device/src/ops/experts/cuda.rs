@@ -314,6 +314,7 @@ impl Experts {
                         ("H", wide),
                         ("I", inner),
                         ("TOP", top),
+                        ("EXPERTS", self.experts),
                     ])
                     .defines(&[
                         ("ACT", self.act.code()),

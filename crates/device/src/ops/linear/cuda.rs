@@ -7,7 +7,10 @@
 //! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
 //!   the next norm are in the kernel, and nothing is computed past the live rows;
 //! - `gemm`, the rest: cuBLASLt, with norm and gate·mul as separate launches;
+//! - `widen`: weights become bf16 in scratch, then one of the others multiplies;
 //! - `ref`: every other format and shape.
+//!
+//! Weights with scales: `scaled.rs`.
 //!
 //! [`Pick::Fixed`] takes `wgmma` without splitting K for any number of rows, else `ref`; both sum a row in the same
 //! order whatever the other rows are. A kernel that was requested by name and cannot run is an error.
@@ -17,7 +20,7 @@ use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::{Epilogue, GateMul, LinearChain, NormHandoff, RopeKv};
 use crate::ops::require;
 use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Result, Tensor, scaled};
 
 /// Workspace for cuBLASLt.
 const GEMM_WORKSPACE: u64 = 32 << 20;
@@ -25,10 +28,21 @@ const GEMM_WORKSPACE: u64 = 32 << 20;
 /// A kernel and the settings it is compiled with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Plan {
-    Stream { stages: u32 },
-    Wgmma { wide: u32, columns: u32, stages: u32, split: u32, shared: u32 },
+    Stream {
+        stages: u32,
+    },
+    /// `bytes`: x is e4m3, too.
+    Wgmma {
+        wide: u32,
+        columns: u32,
+        stages: u32,
+        split: u32,
+        shared: u32,
+        bytes: bool,
+    },
     Tiles,
     Gemm,
+    Widened,
     Reference,
 }
 
@@ -38,9 +52,12 @@ pub(super) const NARROW: u32 = 48;
 impl Plan {
     /// Whether it has the requested tiles.
     fn has(self, asked: &WgmmaShape) -> bool {
-        let Plan::Wgmma { wide, columns, split, .. } = self else { return false };
+        let Plan::Wgmma { wide, columns, split, bytes, .. } = self else { return false };
         let same = |asked: Option<u32>, found: u32| asked.is_none_or(|asked| asked == found);
-        same(asked.wide, wide) && same(asked.columns, columns) && same(asked.split, split)
+        same(asked.wide, wide)
+            && same(asked.columns, columns)
+            && same(asked.split, split)
+            && same(asked.bytes, u32::from(bytes))
     }
 
     /// The kernel's name.
@@ -50,6 +67,7 @@ impl Plan {
             Plan::Wgmma { .. } => "wgmma",
             Plan::Tiles => "tiles",
             Plan::Gemm => "gemm",
+            Plan::Widened => "widen",
             Plan::Reference => "ref",
         }
     }
@@ -58,12 +76,13 @@ impl Plan {
 impl LinearChain {
     /// Bytes of scratch its kernel needs; 0 if there is no kernel.
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
-        self.plan(target).map_or(0, |plan| self.needs(plan))
+        self.plan(target).map_or(0, |plan| self.needs(plan, target))
     }
 
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let plan = self.plan(target)?;
-        let (room, needs) = (self.scratch.map_or(0, |scratch| scratch.len), self.needs(plan));
+        let (room, needs) =
+            (self.scratch.map_or(0, |scratch| scratch.len), self.needs(plan, target));
         require(room >= needs, Self::NAME, || {
             format!("the kernel `{}` needs {needs} bytes of scratch and has {room}", plan.name())
         })?;
@@ -77,6 +96,7 @@ impl LinearChain {
             Plan::Wgmma { .. } => self.wgmma(target, plan),
             Plan::Tiles => self.tiles(target),
             Plan::Gemm => self.gemm(target),
+            Plan::Widened => self.widen(target),
             Plan::Reference => Ok(vec![self.reference_launch(target)?]),
         }
     }
@@ -113,7 +133,8 @@ impl LinearChain {
     /// norm.
     pub(crate) fn can_hand_on(&self, next: &LinearChain, target: &Target) -> bool {
         let Some(norm) = next.norm else { return false };
-        let halves = [self.y.dtype, norm.weight.dtype, next.w.dtype] == [DType::BF16; 3];
+        let types = [self.y.dtype, norm.weight.dtype, self.w.dtype, next.w.dtype];
+        let halves = types == [DType::BF16; 4];
         let dense = self.y == next.x && self.y.cols.is_multiple_of(256);
         let adds = matches!(self.epilogue, Epilogue::Residual(_));
         let giver = LinearChain { handoff: NormHandoff::Produce(norm), ..self.clone() };
@@ -165,6 +186,10 @@ impl LinearChain {
             seen.push(plan);
             fresh
         };
+        if scaled::is_scaled(self.w.dtype) {
+            let all = self.scaled_variants().into_iter().filter(worth);
+            return all.map(Variant::Linear).collect();
+        }
         own.chain(others).filter(worth).map(Variant::Linear).collect()
     }
 
@@ -181,7 +206,7 @@ impl LinearChain {
     }
 
     /// Whether `wgmma` can store its result.
-    fn stores_pairs(&self) -> bool {
+    pub(super) fn stores_pairs(&self) -> bool {
         self.y.dtype == DType::F32 || self.y.stride.is_multiple_of(2)
     }
 
@@ -192,6 +217,9 @@ impl LinearChain {
 
     /// The kernel that is best according to measurements of other shapes.
     fn rule(&self, target: &Target) -> Plan {
+        if self.w.dtype != self.x.dtype {
+            return self.scaled_rule(target);
+        }
         if !self.tensor_cores(target) {
             return Plan::Reference;
         }
@@ -218,6 +246,9 @@ impl LinearChain {
 
     /// The kernel that sums a row in the same order whatever the other rows are.
     fn fixed(&self, target: &Target) -> Plan {
+        if scaled::is_scaled(self.w.dtype) {
+            return self.scaled_fixed(target);
+        }
         if self.tensor_cores(target) && self.hopper(target) && self.stores_pairs() {
             let alone = WgmmaShape { split: Some(1), ..WgmmaShape::default() };
             return self.wgmma_plan(target, &alone);
@@ -230,8 +261,21 @@ impl LinearChain {
         if variant == LinearVariant::Reference {
             return Ok(Plan::Reference);
         }
-        let (cores, hopper) = (self.tensor_cores(target), self.hopper(target));
+        let with_scales = scaled::is_scaled(self.w.dtype);
+        let (cores, hopper) = match with_scales {
+            true => (self.scaled_cores(target) || variant == LinearVariant::Widen, true),
+            false => (self.tensor_cores(target), self.hopper(target)),
+        };
         let plan = match variant {
+            LinearVariant::Widen => self.widens().then_some(Plan::Widened),
+            LinearVariant::Stream { stages } if with_scales => {
+                self.scaled_stages(target, stages).map(|stages| Plan::Stream { stages })
+            }
+            LinearVariant::Wgmma(asked) if with_scales && self.stores_pairs() => {
+                let bytes = asked.bytes != Some(0) && scaled::is_fp8(self.w.dtype);
+                Some(self.scaled_wgmma(target, &asked, bytes)).filter(|plan| plan.has(&asked))
+            }
+            LinearVariant::Tiles if with_scales && !scaled::is_fp8(self.w.dtype) => None,
             LinearVariant::Stream { stages } => {
                 self.stream_stages(target, stages).map(|stages| Plan::Stream { stages })
             }
@@ -301,7 +345,7 @@ impl LinearChain {
     }
 
     /// Tiles of 16 columns that the busiest block has.
-    fn rounds(&self, target: &Target) -> u32 {
+    pub(super) fn rounds(&self, target: &Target) -> u32 {
         self.w.rows.div_ceil(16).div_ceil(target.sms)
     }
 
@@ -317,9 +361,12 @@ impl LinearChain {
     }
 
     /// Bytes of scratch: the semaphores, the normalised input, then sums or results.
-    fn needs(&self, plan: Plan) -> u64 {
+    fn needs(&self, plan: Plan, target: &Target) -> u64 {
         let normed = self.normed_bytes();
         match plan {
+            Plan::Widened => self.widened_needs(target),
+            Plan::Wgmma { bytes: true, .. } => self.quantised_bytes(),
+            Plan::Tiles if scaled::is_scaled(self.w.dtype) => self.quantised_bytes(),
             Plan::Stream { .. } | Plan::Reference => 0,
             Plan::Wgmma { .. } | Plan::Tiles if !self.handoff.is_nothing() => {
                 let (_, prepared, squares) = self.handed_bytes();
@@ -362,7 +409,10 @@ impl LinearChain {
             .define("NORM", u32::from(self.norm.is_some()))
             .grid(tiles.min(target.sms), 1, 1)
             .threads(512)
-            .shared(self.stream_shared(target, stages))
+            .shared(match scaled::is_scaled(self.w.dtype) {
+                true => self.scaled_shared(target, stages),
+                false => self.stream_shared(target, stages),
+            })
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .optional(self.norm.map(|norm| norm.weight.span))
@@ -371,7 +421,7 @@ impl LinearChain {
             .ints(&[self.x.stride, self.w.stride])
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        Ok(kernel.lowered())
+        Ok(self.add_stream_scales(kernel).lowered())
     }
 
     /// Macros that every kernel of linears has for bias, residual, output and epilogue.

@@ -5,7 +5,7 @@ use super::hand::tiled;
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::op::{Epilogue, LinearChain, Norm, NormHandoff, RopeKv};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Result, Tensor, scaled};
 
 /// Tokens and weight rows that a cluster of two blocks takes at a time.
 const CLUSTER_TILE: (u32, u32) = (256, 256);
@@ -66,7 +66,7 @@ impl LinearChain {
         rope.pairs.is_halves()
             && matches!(kv.head_dim, 64 | 128)
             && half(self.y.dtype)
-            && half(kv.dtype)
+            && (half(kv.dtype) || kv.dtype == DType::E4M3)
             && kv.span.offset.is_multiple_of(16)
             && rope.rope.stride.is_multiple_of(2)
             && pairs(&rope.rope)
@@ -74,8 +74,21 @@ impl LinearChain {
     }
 
     pub(super) fn tiles(&self, target: &Target) -> Result<Vec<Lowered>> {
-        let mut input = self.prepared_input(target)?;
+        // One scale for a row of weights goes with one for a row of x.
+        let whole = self.w.dtype == DType::F8Row;
+        let with_scales = scaled::is_scaled(self.w.dtype);
+        let quantised = with_scales.then(|| self.quantised_input(target, whole)).transpose()?;
+        let input = match quantised {
+            Some(_) => {
+                LinearChain { norm: None, scratch: None, ..self.clone() }.prepared_input(target)?
+            }
+            None => self.prepared_input(target)?,
+        };
         let x = input.x;
+        let (x_map, w_map) = match &quantised {
+            Some(quantised) => (Self::quantised_map(quantised, 128), self.scaled_map(&x, 128, 128)),
+            None => (tiled(&x, 128), tiled(&self.w, 128)),
+        };
         let (epilogue, residual) = self.epilogue_code();
         let epilogue = if self.rope.is_some() { 3 } else { epilogue };
         let tiles = x.rows.div_ceil(CLUSTER_TILE.0) * self.w.rows.div_ceil(CLUSTER_TILE.1);
@@ -91,8 +104,8 @@ impl LinearChain {
             .cluster(2)
             .threads(384)
             .shared(STAGES * (128 + 256) * 128 + 1024)
-            .arg(tiled(&x, 128))
-            .arg(tiled(&self.w, 128))
+            .arg(x_map)
+            .arg(w_map)
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);
@@ -114,8 +127,14 @@ impl LinearChain {
             .ints(&rope.map_or([0, 0], |rope| [rope.rope.stride, rope.rope.rows]))
             .arg(eps(q_norm))
             .arg(eps(k_norm));
-        input.launches.push(kernel.lowered());
-        Ok(input.launches)
+        let kernel = match rope {
+            Some(rope) => kernel.page_scales(&rope.kv),
+            None => kernel,
+        };
+        let kernel = self.add_tiles_scales(kernel, quantised.as_ref());
+        let mut launches = quantised.map_or(input.launches, |quantised| quantised.launches);
+        launches.push(kernel.lowered());
+        Ok(launches)
     }
 
     /// The constants that the kernel needs to rotate.

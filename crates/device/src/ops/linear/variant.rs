@@ -20,6 +20,8 @@ pub enum LinearVariant {
     Tiles,
     /// cuBLASLt.
     Gemm,
+    /// Weights widened to bf16 first.
+    Widen,
     /// The kernel for every format and shape.
     Reference,
 }
@@ -37,6 +39,8 @@ pub struct WgmmaShape {
     pub stages: Option<u32>,
     /// 1: a ring of half a multiprocessor's shared memory at most.
     pub half: Option<u32>,
+    /// 0: x in bf16 with e4m3 weights; 1: x in e4m3.
+    pub bytes: Option<u32>,
 }
 
 impl fmt::Display for LinearVariant {
@@ -44,14 +48,16 @@ impl fmt::Display for LinearVariant {
         match self {
             LinearVariant::Stream { stages } => Options::write(f, "stream", &[("stages", *stages)]),
             LinearVariant::Wgmma(shape) => {
-                let WgmmaShape { wide, columns, split, stages, half } = *shape;
+                let WgmmaShape { wide, columns, split, stages, half, bytes } = *shape;
                 let options =
                     [("wide", wide), ("columns", columns), ("split", split), ("stages", stages)];
                 Options::write(f, "wgmma", &options)?;
-                half.map_or(Ok(()), |half| write!(f, ",half={half}"))
+                half.map_or(Ok(()), |half| write!(f, ",half={half}"))?;
+                bytes.map_or(Ok(()), |bytes| write!(f, ",bytes={bytes}"))
             }
             LinearVariant::Tiles => f.write_str("tiles"),
             LinearVariant::Gemm => f.write_str("gemm"),
+            LinearVariant::Widen => f.write_str("widen"),
             LinearVariant::Reference => f.write_str("ref"),
         }
     }
@@ -71,9 +77,11 @@ impl FromStr for LinearVariant {
                 split: options.take("split"),
                 stages: options.take("stages"),
                 half: options.take("half"),
+                bytes: options.take("bytes"),
             }),
             "tiles" => LinearVariant::Tiles,
             "gemm" => LinearVariant::Gemm,
+            "widen" => LinearVariant::Widen,
             "ref" => LinearVariant::Reference,
             _ => return Err(UnknownVariant(text.into())),
         };

@@ -6,7 +6,7 @@ use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::op::{LinearChain, NormHandoff};
 use crate::variant::WgmmaShape;
-use crate::{DType, Result};
+use crate::{DType, Result, scaled};
 
 impl LinearChain {
     pub(super) fn wgmma_plan(&self, target: &Target, asked: &WgmmaShape) -> Plan {
@@ -62,14 +62,20 @@ impl LinearChain {
         let shared = stages * stage + 1024;
         // If all of K fits the ring, two resident blocks are harmless.
         let shared = if halved && stages < chunks { shared.max(half) } else { shared };
-        Plan::Wgmma { wide, columns, stages, split, shared }
+        Plan::Wgmma { wide, columns, stages, split, shared, bytes: false }
     }
 
     pub(super) fn wgmma(&self, target: &Target, plan: Plan) -> Result<Vec<Lowered>> {
-        let Plan::Wgmma { wide, columns, stages, split, shared } = plan else {
+        let Plan::Wgmma { wide, columns, stages, split, shared, bytes } = plan else {
             return Ok(vec![self.reference_launch(target)?]);
         };
-        let mut input = self.prepared_input(target)?;
+        let quantised = bytes.then(|| self.quantised_input(target, false)).transpose()?;
+        let input = match quantised {
+            Some(_) => {
+                LinearChain { norm: None, scratch: None, ..self.clone() }.prepared_input(target)?
+            }
+            None => self.prepared_input(target)?,
+        };
         let x = input.x;
         let (epilogue, residual) = self.epilogue_code();
         let pairs = residual.is_some_and(|residual| {
@@ -79,6 +85,19 @@ impl LinearChain {
         let tiles = self.w.rows.div_ceil(wide) * x.rows.div_ceil(columns);
         // Warpgroups of 64 weight rows, and a warp that copies; that is a whole warpgroup if it gives up registers.
         let copiers = if wide == 192 && columns > 160 { 128 } else { 32 };
+        let with_scales = scaled::is_scaled(self.w.dtype);
+        let threads = match with_scales {
+            true => Self::scaled_threads(wide),
+            false => wide.next_multiple_of(64) * 2 + copiers,
+        };
+        let x_map = match &quantised {
+            Some(quantised) => Self::quantised_map(quantised, columns),
+            None => tiled(&x, columns),
+        };
+        let w_map = match with_scales {
+            true => self.scaled_map(&x, wide, columns),
+            false => tiled(&self.w, wide),
+        };
         let kernel = Kernel::new(target, "linear_wgmma", "linear_wgmma")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("ROWS", x.rows), ("WIDE", wide)])
             .defines(&[("COLUMNS", columns), ("STAGES", stages), ("SPLIT", split)])
@@ -87,10 +106,10 @@ impl LinearChain {
             .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
             .grid((tiles * split).min(target.sms / split * split), 1, 1)
             .cluster(split)
-            .threads(wide.next_multiple_of(64) * 2 + copiers)
+            .threads(threads)
             .shared(shared)
-            .arg(tiled(&x, columns))
-            .arg(tiled(&self.w, wide))
+            .arg(x_map)
+            .arg(w_map)
             .optional(self.bias.map(|bias| bias.span))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
@@ -99,7 +118,9 @@ impl LinearChain {
             .add_to(kernel)
             .ints(&[residual.map_or(0, |residual| residual.stride), self.y.stride])
             .arg(Arg::F32(self.norm.map_or(0.0, |norm| norm.eps)));
-        input.launches.push(kernel.lowered());
-        Ok(input.launches)
+        let kernel = self.add_wgmma_scales(kernel, quantised.as_ref());
+        let mut launches = quantised.map_or(input.launches, |quantised| quantised.launches);
+        launches.push(kernel.lowered());
+        Ok(launches)
     }
 }

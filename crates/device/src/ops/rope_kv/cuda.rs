@@ -49,7 +49,8 @@ impl RopeKv {
             .spans(&[kv.span])
             .ints(&[self.qkv.stride, self.rope.stride, self.rope.rows])
             .arg(eps(&self.q_norm))
-            .arg(eps(&self.k_norm));
+            .arg(eps(&self.k_norm))
+            .page_scales(kv);
         Ok(vec![kernel.lowered()])
     }
 }

@@ -5,7 +5,7 @@ use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, fma, levels};
 use crate::cpu::step::{Own, Scratch, Step, Team, chunks, part};
 use crate::cpu::tables::Tables;
-use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::cpu::view::{Matrix, Words, load_floats, store_floats};
 use crate::op::{KvLayer, Pairs, RopeKv};
 use crate::ops::rms_norm::NormStep;
 use crate::step::count;
@@ -21,6 +21,7 @@ pub(crate) struct RopeKvStep {
     tables: Tables,
     kv: KvLayer,
     pages: *mut u8,
+    scales: Option<Words>,
     level: Level,
 }
 
@@ -47,6 +48,7 @@ impl RopeKv {
             tables: Tables::new(memory, &self.state),
             kv: self.kv,
             pages: memory.address(self.kv.span),
+            scales: self.kv.scales.map(|scales| Words::of_span(memory, scales)),
             level: lowering.level,
         }
     }
@@ -121,6 +123,10 @@ impl RopeKvStep {
                 let kv = index - self.q_heads;
                 let to = self.kv.index(slot, kv / kv_heads, kv % kv_heads);
                 let to = self.pages.wrapping_add(to * self.kv.dtype.block_bytes());
+                if let Some(scales) = &self.scales {
+                    let by = 1.0 / scales.float(kv);
+                    head.iter_mut().for_each(|value| *value *= by);
+                }
                 // SAFETY: `index` checked the slot; live tokens have slots of their own.
                 unsafe { store_floats(self.kv.dtype, to, head) };
             }

@@ -1,0 +1,83 @@
+// What `linear_wgmma.cu` needs for weights with scales; its macros are defined before this is included.
+#pragma once
+
+DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
+
+DEVICE float block_scale(const float* scales, u32 rows, u32 share, u32 i) {
+    const u32 chunk = i % CHUNKS, odd = i / CHUNKS % 2, group = i / CHUNKS / 2;
+    const u32 row = min(scale_row(rows + group * 64 + odd, GATED), (N - 1u) / 128);
+    return scales[(u64)row * (K / SCALED) + share * CHUNKS + chunk];
+}
+
+// A chunk of this warp's 16 rows as the left operands of eight MMAs.
+DEVICE void widen(u32 (&a)[8][4], float2& scale, u32 at, u32 group) {
+    const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
+    if (INT4) {
+        const u32 first = at + (group * 4 + warp) * PIECE_128;
+        scale.x = scale.y = 1.0f;
+#pragma unroll
+        for (int p = 0; p < PIECES_128; p++) {
+            const u32 piece = first + p * PIECE;
+            const u32 low = zero_pair(shared_u8(piece + PIECE_ZEROS + g)), high = zero_pair(shared_u8(piece + PIECE_ZEROS + 8 + g));
+            const float of_low = f16_to_float((u16)shared_u16(piece + PIECE_SCALES + 2 * g)), of_high = f16_to_float((u16)shared_u16(piece + PIECE_SCALES + 16 + 2 * g));
+            if (GROUP == 128) scale.x = of_low, scale.y = of_high;
+            // Sums have one scale for 128 columns; of smaller groups the weights are scaled, as bf16.
+            const u32 by[2] = {pack_bf16(of_low, of_low), pack_bf16(of_high, of_high)};
+#pragma unroll
+            for (int h = 0; h < (GROUP == 128 ? 2 : 1); h++) {
+                u32 v[4];
+                if (GROUP == 32) asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(piece + lane * 8) : "memory");
+                else asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(piece + h * 512 + lane * 16) : "memory");
+#pragma unroll
+                for (int i = 0; i < (GROUP == 32 ? 2 : 4); i++)
+#pragma unroll
+                    for (int r = 0; r < 4; r++) {
+                        u32 wide = widen_int4(v[i], r, r % 2 ? high : low);
+                        if (GROUP < 128) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(wide) : "r"(wide), "r"(by[r % 2]));
+                        a[p * (GROUP / 16) + h * 4 + i][r] = wide;
+                    }
+            }
+        }
+        return;
+    }
+    const u32 row = warp * 16 + lane % 16, from = at + group * 8192 + row * 128;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        u32 v[4];
+        load_matrices(v, from + ((i + lane / 16 ^ row % 8) << 4));
+        widen_fp8(v[0], a[i][0], a[i][2]);
+        widen_fp8(v[1], a[i][1], a[i][3]);
+        widen_fp8(v[2], a[i + 1][0], a[i + 1][2]);
+        widen_fp8(v[3], a[i + 1][1], a[i + 1][3]);
+    }
+}
+
+// Scales a chunk's sums and adds them to those before. x's scales are loaded before the wait for the MMAs.
+// x's scales for this thread's columns: of the first eight pairs, then of those that follow.
+#define AT_ONCE (EACH / 8 < 8 ? EACH / 8 : 8)
+struct TokenScales {
+    u32 at;
+    float2 of[AT_ONCE];
+    DEVICE void load_one(int n) {
+        if (n < EACH / 8) asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(of[n % AT_ONCE].x), "=f"(of[n % AT_ONCE].y) : "r"(at + n * 32) : "memory");
+    }
+    DEVICE void load(u32 from) {
+        at = from + threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) load_one(n);
+    }
+};
+DEVICE void promote(float (&c)[EACH / 2], const float (&part)[EACH / 2], float2 scale, TokenScales& x) {
+#pragma unroll
+    for (int n = 0; n < EACH / 8; n++) {
+        const float2 of_x = x.of[n % AT_ONCE];
+        const float left = BYTES ? scale.x * of_x.x : scale.x, right = BYTES ? scale.x * of_x.y : scale.x;
+        if (BYTES) x.load_one(n + AT_ONCE);
+        c[4 * n] += left * part[4 * n], c[4 * n + 1] += right * part[4 * n + 1];
+        c[4 * n + 2] += (BYTES ? left : scale.y) * part[4 * n + 2], c[4 * n + 3] += (BYTES ? right : scale.y) * part[4 * n + 3];
+    }
+}

@@ -1,0 +1,115 @@
+//! A text read by a model without an engine: its tokens are fed in order, and the logits after each can be read.
+
+use crate::executor::GraphExecutor;
+use crate::observe::PromptLogits;
+use engine::exec::{ExecError, Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::request::Token;
+
+/// Why a text could not be read on.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The step failed.
+    #[error(transparent)]
+    Step(#[from] ExecError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// More tokens than the model was loaded for.
+    #[error("the model was loaded for {room} tokens, and the text has {tokens}")]
+    TooLong {
+        /// Tokens it holds.
+        room: u32,
+        /// Tokens it was to hold.
+        tokens: u32,
+    },
+    /// The step has no plan that gives logits of every token.
+    #[error("no step with logits of every token: feed tokens first")]
+    NoLogits,
+}
+
+/// One text in a model's KV pages. It takes the executor's pages from the first one on, so an engine must not use the
+/// executor at the same time.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    executor: &'a mut GraphExecutor,
+    number: u64,
+    /// Tokens that were fed.
+    len: u32,
+    /// Tokens of the last step.
+    last: u32,
+    /// Whether the seat has its length and parameters.
+    seated: bool,
+    /// Entries of the seat's page table.
+    pages: u32,
+}
+
+const SEAT: Seat = Seat(0);
+
+impl<'a> Reading<'a> {
+    /// An empty text.
+    pub fn new(executor: &'a mut GraphExecutor) -> Reading<'a> {
+        Reading { executor, number: 0, len: 0, last: 0, seated: false, pages: 0 }
+    }
+
+    /// Most tokens of one [`Reading::feed`].
+    pub fn most(&self) -> u32 {
+        self.executor.coverage().prefill_tokens
+    }
+
+    /// Most tokens of a text.
+    pub fn room(&self) -> u32 {
+        let geometry = self.executor.geometry();
+        geometry.pages_per_seat.min(geometry.pages.saturating_sub(1)) * geometry.page_size
+    }
+
+    /// Continues behind the first `len` tokens: the others are forgotten. 0 begins a new text.
+    ///
+    /// # Panics
+    /// If fewer were fed.
+    pub fn rewind(&mut self, len: u32) {
+        assert!(len <= self.len, "{} tokens were fed", self.len);
+        (self.len, self.last, self.seated, self.pages) = (len, 0, false, 0);
+    }
+
+    /// Feeds the next tokens, at least one and at most [`Reading::most`].
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), ReadError> {
+        let count = tokens.len() as u32;
+        let (room, end) = (self.room(), self.len + count);
+        if end > room {
+            return Err(ReadError::TooLong { room, tokens: end });
+        }
+        self.number += 1;
+        let params = SeatParams::greedy();
+        let join = Join { seat: SEAT, len: self.len, last_token: 0, params };
+        let needed = end.div_ceil(self.executor.geometry().page_size);
+        // Page 0 is for padding.
+        let entry = |index| PageEntry { seat: SEAT, index, page: Page(index + 1) };
+        let step = Step {
+            number: self.number,
+            rows: vec![Row::feed(SEAT, self.len, tokens.to_vec())],
+            joins: if self.seated { Vec::new() } else { vec![join] },
+            pages: (self.pages..needed).map(entry).collect(),
+            ..Step::default()
+        };
+        self.executor.launch(&step)?;
+        if let Some(result) = self.executor.poll(true)? {
+            self.executor.recycle(result);
+        }
+        (self.len, self.last, self.seated, self.pages) = (end, count, true, needed);
+        Ok(())
+    }
+
+    /// Feeds any number of tokens.
+    pub fn feed_all(&mut self, tokens: &[Token]) -> Result<(), ReadError> {
+        let most = self.most() as usize;
+        tokens.chunks(most).try_for_each(|some| self.feed(some))
+    }
+
+    /// The logits after each token of the last [`Reading::feed`].
+    pub fn logits(&self) -> Result<PromptLogits<'_>, ReadError> {
+        if self.last == 0 {
+            return Err(ReadError::NoLogits);
+        }
+        self.executor.prompt_logits(self.last)?.ok_or(ReadError::NoLogits)
+    }
+}
