@@ -62,6 +62,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(SEQUENCES))]
     #[arg(help = "Most sequences that run at once [default: 256 on a GPU, 32 on a CPU]")]
     max_batch: Option<u32>,
+    /// Feed prompts in parts so small that the gap between two tokens of other answers stays below this
+    ///
+    /// How many prompt tokens ride with the rows that decode follows the traffic, and the times of steps measured while
+    /// serving. Without it a step has as many prompt tokens as fit: prompts are done sooner, gaps are longer.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    target_itl: Option<u32>,
     /// The model name for clients [default: the model's own]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
@@ -111,7 +117,8 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     note!("memory: {memory}");
     // Random, so that clients cannot construct prompts that collide in the prefix tree.
     let prefix_seed = std::hash::RandomState::new().build_hasher().finish();
-    let engine = EngineConfig { prefix_seed, ..loaded.engine_config() };
+    let target_gap = args.target_itl.map(|ms| 1000 * u64::from(ms));
+    let engine = EngineConfig { prefix_seed, target_gap, ..loaded.engine_config() };
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     let backend = Serving::new(loaded.executor, engine, info);

@@ -30,7 +30,8 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<StepRecord>> {
+/// The records of a file.
+pub(crate) fn read(path: &Path) -> Result<Vec<StepRecord>> {
     let file = std::fs::File::open(path).map_err(bad_file(path))?;
     let mut records = Vec::new();
     let mut broken = None;
@@ -105,6 +106,8 @@ mod tests {
             bucket_rows: 8,
             bucket_tokens: 8,
             live_rows: 5,
+            live_tokens: 5,
+            share: None,
             padded_rows: 3,
             run,
             host_us: 7,

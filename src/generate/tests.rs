@@ -36,7 +36,12 @@ impl Executor for Scripted {
             RowResult { tokens: sampled.into_iter().collect(), ..RowResult::default() }
         });
         let rows = rows.collect();
-        self.done.push_back(StepResult { number: step.number, more_follow: false, rows });
+        self.done.push_back(StepResult {
+            number: step.number,
+            more_follow: false,
+            rows,
+            took: None,
+        });
         Ok(())
     }
 

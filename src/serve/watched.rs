@@ -130,6 +130,8 @@ impl<X: Executor + Traced> Watched<X> {
             bucket_rows,
             bucket_tokens,
             live_rows: rows,
+            live_tokens: step.tokens() as u32,
+            share: step.share.name().map(Into::into),
             padded_rows: bucket_rows.saturating_sub(rows),
             run: match last.and_then(|ran| ran.eager) {
                 None => Run::Replayed,
@@ -162,6 +164,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
 
     fn hidden(&self) -> Option<u32> {
         self.inner.hidden()
+    }
+
+    fn prefill_buckets(&self) -> Vec<u32> {
+        self.inner.prefill_buckets()
     }
 
     fn steps(&self) -> u32 {
@@ -200,7 +206,7 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         let unwatched = self.looked.elapsed() > UNWATCHED;
         let polled = self.inner.poll(block);
         let before = std::mem::replace(&mut self.looked, Instant::now());
-        let result = match polled {
+        let mut result = match polled {
             Ok(Some(result)) => result,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -217,6 +223,7 @@ impl<X: Executor + Traced> Executor for Watched<X> {
             self.last_result = Some(end);
             self.done += 1;
             let record = launch.step(begin, end, result.more_follow);
+            result.took = (!unwatched).then(|| Micros::from(record.device_us));
             if self.records.len() == self.kept {
                 self.records.pop_front();
             }

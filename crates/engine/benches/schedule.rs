@@ -33,7 +33,12 @@ impl Executor for Null {
             RowResult { tokens, ..RowResult::default() }
         };
         let rows = step.rows.iter().map(|asked| row(asked.sample)).collect();
-        self.results.push_back(StepResult { number: step.number, more_follow: false, rows });
+        self.results.push_back(StepResult {
+            number: step.number,
+            more_follow: false,
+            rows,
+            took: None,
+        });
         Ok(())
     }
 

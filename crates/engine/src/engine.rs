@@ -28,7 +28,9 @@ impl<X: Executor> Engine<X> {
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
         };
-        let sched = Scheduler::new(executor.geometry(), executor.coverage(), reports, config);
+        let buckets = executor.prefill_buckets();
+        let sched =
+            Scheduler::new(executor.geometry(), executor.coverage(), reports, buckets, config);
         Self { executor, sched, gone: None }
     }
 

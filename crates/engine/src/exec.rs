@@ -5,7 +5,7 @@ mod tokens;
 
 pub use tokens::{Sampled, Scored, Tokens};
 
-use crate::request::{Pooling, Token};
+use crate::request::{Micros, Pooling, Token};
 
 /// A running sequence's place on the device, `0..max_seats`. State that outlives a step (length,
 /// last token, page table, sampling parameters) lives there, not on the host.
@@ -48,6 +48,40 @@ pub struct Step {
     /// more than [`Executor::steps`]: the device runs them on its own, feeding each row the token it just
     /// sampled, until one stops, one has no page for its next tokens, or [`Executor::stop_loop`] was called.
     pub steps: u32,
+    /// Why it feeds as many prompt tokens as it does.
+    pub share: Share,
+}
+
+/// Why a step feeds as many prompt tokens as it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// It feeds none.
+    #[default]
+    None,
+    /// No sequence decodes: as many as a step may have.
+    Alone,
+    /// As many as a step may have, because no gap between tokens is aimed at.
+    Full,
+    /// As many for each decode row as the traffic has for each answer token.
+    Traffic,
+    /// More than that, because prompts wait.
+    Backlog,
+    /// As many as the gap between tokens that is aimed at allows.
+    Gap,
+}
+
+impl Share {
+    /// The name used in records; `None` if no prompt is fed.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Share::None => None,
+            Share::Alone => Some("alone"),
+            Share::Full => Some("full"),
+            Share::Traffic => Some("traffic"),
+            Share::Backlog => Some("backlog"),
+            Share::Gap => Some("gap"),
+        }
+    }
 }
 
 impl Step {
@@ -230,6 +264,8 @@ pub struct StepResult {
     pub more_follow: bool,
     /// One per row of the step, in its order.
     pub rows: Vec<RowResult>,
+    /// How long the device took for it, if that was measured.
+    pub took: Option<Micros>,
 }
 
 /// What a row produced.
@@ -311,6 +347,11 @@ pub trait Executor {
     /// Width of the hidden states it can report; `None` if it reports none.
     fn hidden(&self) -> Option<u32> {
         None
+    }
+    /// Sizes of prefill steps that have a graph, in tokens, ascending: a step takes as long as the smallest that it fits.
+    /// Empty if that is not so.
+    fn prefill_buckets(&self) -> Vec<u32> {
+        Vec::new()
     }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {

@@ -17,6 +17,7 @@ mod accept;
 mod admit;
 mod apply;
 mod audit;
+mod balance;
 mod form;
 mod queue;
 mod recover;
@@ -29,6 +30,7 @@ use crate::pages::{PageCounts, Pool};
 use crate::plant::{Plant, planted};
 use crate::request::{Event, Finish, Micros, Output, RequestId, Token};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
+use balance::Balance;
 use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use turns::Turns;
@@ -42,6 +44,9 @@ pub struct EngineConfig {
     /// The same while other sequences decode beside the prompts: such a step delays their next token
     /// by as long as it takes.
     pub mixed_tokens: u32,
+    /// The longest gap between tokens that is aimed at, in microseconds, where the device measures its steps: prompts are
+    /// then fed in small parts beside the rows that decode. `None` feeds as many tokens as a step may have.
+    pub target_gap: Option<Micros>,
     /// Most requests that wait; more are refused.
     pub max_waiting: u32,
     /// Most tokens of a sequence, prompt included; the device's page table limits it further.
@@ -77,6 +82,7 @@ impl Default for EngineConfig {
         Self {
             step_tokens: 2048,
             mixed_tokens: u32::MAX,
+            target_gap: None,
             max_waiting: 4096,
             max_len: u32::MAX,
             prefix_cache: true,
@@ -151,6 +157,8 @@ struct Flight {
     number: u64,
     /// Steps it may still run, this one included.
     steps: u32,
+    /// Tokens it feeds if it feeds prompts, and its rows that decode.
+    fed: (u32, u32),
     rows: Vec<FlightRow>,
 }
 
@@ -238,6 +246,7 @@ pub(crate) struct Scheduler {
     pub(crate) stale_in_flight: usize,
     /// Restarts since the last confirmed step.
     strikes: u32,
+    balance: Balance,
     /// The last step fed no prompt although some were waiting for room.
     prompts_turn: bool,
     /// Steps launched since a row came or went, where launches may have several.
@@ -259,8 +268,10 @@ impl Scheduler {
         geometry: Geometry,
         coverage: Coverage,
         reports: Reports,
+        buckets: Vec<u32>,
         config: EngineConfig,
     ) -> Self {
+        let balance = Balance::new(config.target_gap, buckets);
         let seat_limit = geometry.seats.min(coverage.decode_rows);
         Self {
             pool: Pool::new(
@@ -299,6 +310,7 @@ impl Scheduler {
             void: 0,
             stale_in_flight: 0,
             strikes: 0,
+            balance,
             prompts_turn: false,
             settled: 0,
             settled_rows: 0,

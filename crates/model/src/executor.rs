@@ -183,6 +183,14 @@ impl Executor for GraphExecutor {
         Some(self.width)
     }
 
+    fn prefill_buckets(&self) -> Vec<u32> {
+        match self.runners.coverage().prefill_tokens {
+            // Steps that run op by op have no sizes.
+            0 => Vec::new(),
+            _ => self.runners.prefill.config().buckets.sizes.clone(),
+        }
+    }
+
     fn steps(&self) -> u32 {
         self.runners.decode.config().steps
     }
@@ -251,7 +259,7 @@ impl Executor for GraphExecutor {
         if !more_follow {
             self.flight.pop_front();
         }
-        Ok(Some(StepResult { number, more_follow, rows }))
+        Ok(Some(StepResult { number, more_follow, rows, took: None }))
     }
 }
 

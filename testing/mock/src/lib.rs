@@ -272,6 +272,8 @@ impl Mock {
                 Phase::Prefill => tokens.next_multiple_of(128),
             },
             live_rows: live,
+            live_tokens: tokens,
+            share: None,
             padded_rows: bucket_rows - live,
             run,
             host_us,

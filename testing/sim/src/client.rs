@@ -99,6 +99,8 @@ impl Scenario {
         let config = EngineConfig {
             step_tokens: rng.range(1, 64),
             mixed_tokens: Rng::new(seed, 9).range(1, 80),
+            // Steps of this device take 500 and 40 for each token.
+            target_gap: *Rng::new(seed, 11).pick(&[None, Some(600), Some(1000), Some(2000)]),
             max_waiting: if rng.one_in(8) { rng.range(1, 10) } else { 1000 },
             max_len: if rng.one_in(4) { rng.range(20, longest) } else { u32::MAX },
             prefix_cache: !rng.one_in(4),

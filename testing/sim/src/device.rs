@@ -285,7 +285,9 @@ impl FakeDevice {
         let short = decode.map(|(row, found)| (row.seat, row.most - found.tokens.len() as u32));
         let short = short.collect();
         launch.left = if stopped || no_page || asked { 0 } else { launch.left - 1 };
-        let result = StepResult { number: step.number, more_follow: launch.left > 0, rows };
+        // As on a real device: a part that every step has, and a part for each token.
+        let took = Some(500 + 40 * step.tokens() as u64);
+        let result = StepResult { number: step.number, more_follow: launch.left > 0, rows, took };
         let delay = self.rng.range(0, self.max_delay);
         launch.done.push_back(Done { result, delay, writes, short });
         launch

@@ -21,8 +21,12 @@ impl Scheduler {
         if !planted(Plant::TrustResult) {
             self.believable(flight, result)?;
         }
-        let Flight { number, steps, mut rows } = self.flights.pop_front().expect("looked at above");
+        let Flight { number, steps, fed, mut rows } =
+            self.flights.pop_front().expect("looked at above");
         self.strikes = 0;
+        if let (Some(took), (tokens @ 1.., decoding)) = (result.took, fed) {
+            self.balance.measured(decoding, tokens, took);
+        }
         self.out.reserve(rows.len());
         if result.more_follow {
             rows.iter().for_each(|row| self.goes_on(*row));
@@ -42,7 +46,7 @@ impl Scheduler {
         if result.more_follow {
             self.stats.decode_steps += 1;
             rows.iter_mut().for_each(|row| row.end += row.most);
-            self.flights.push_front(Flight { number, steps: steps - 1, rows });
+            self.flights.push_front(Flight { number, steps: steps - 1, fed, rows });
         } else {
             rows.clear();
             self.spare.push(rows);

@@ -1,7 +1,7 @@
 //! Forms the next step: pages for decoding sequences, seats for waiting ones, then rows.
 
-use super::{Flight, FlightRow, Ready, Scheduler};
-use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat};
+use super::{EngineStats, Flight, FlightRow, Ready, Scheduler};
+use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat, Share};
 use crate::plant::{Plant, planted};
 use crate::request::{Finish, Token};
 use crate::sampling;
@@ -30,7 +30,8 @@ impl Scheduler {
         self.mask_first = None;
         self.step.steps = 1;
         let rows = self.spare.pop().unwrap_or_default();
-        self.forming = Flight { number: 0, steps: 1, rows };
+        self.forming = Flight { number: 0, steps: 1, fed: (0, 0), rows };
+        self.step.share = Share::None;
         self.forming.rows.clear();
 
         let starved = self.gather();
@@ -177,7 +178,7 @@ impl Scheduler {
 
     fn add_rows(&mut self) {
         let decoding = self.ready.len() as u32;
-        let budget = self.prompt_tokens(decoding);
+        let (budget, share) = self.balanced(decoding);
         let room = decoding < budget && decoding < self.coverage.prefill_rows;
         self.order_masks();
         let waits = |this: &mut Self| this.mask_first.is_none() && this.gathers(decoding);
@@ -202,6 +203,7 @@ impl Scheduler {
         self.since_prompts = self.since_prompts.saturating_add(1);
         if mixed || prompts_only {
             (self.since_prompts, self.rows_waited) = (0, 0);
+            let (before, beside) = (tokens, self.forming.rows.len() as u32);
             for index in 0..self.prompts.len() {
                 if tokens == 0 || rows == 0 {
                     self.pass_over(index);
@@ -213,7 +215,22 @@ impl Scheduler {
                 tokens = tokens.saturating_sub(fed.saturating_mul(weight));
                 rows -= 1;
             }
+            self.step.share = share;
+            self.forming.fed = (beside + before - tokens, beside);
         }
+    }
+
+    /// Most tokens of a step that feeds prompts beside so many rows that decode, and why so many.
+    fn balanced(&mut self, decoding: u32) -> (u32, Share) {
+        let most = self.prompt_tokens(decoding);
+        let EngineStats { prompt_tokens, cached_tokens, tokens, .. } = self.stats;
+        self.balance.count(prompt_tokens.saturating_sub(cached_tokens), tokens);
+        let left = |key: &Key| {
+            let sequence = &self.sequences[*key];
+            sequence.goal() - sequence.seated().map_or(0, |at| at.fed)
+        };
+        let waiting = self.prompts.iter().map(left).fold(0, u32::saturating_add);
+        self.balance.tokens(decoding, waiting, most)
     }
 
     /// What a prompt token costs on a device whose steps are kept short, in tokens of a short prompt.

@@ -109,7 +109,12 @@ impl Executor for Echo {
             rows.push(result);
         }
         self.steps.push(step.clone());
-        self.results.push_back(StepResult { number: step.number, more_follow: false, rows });
+        self.results.push_back(StepResult {
+            number: step.number,
+            more_follow: false,
+            rows,
+            took: None,
+        });
         Ok(())
     }
 

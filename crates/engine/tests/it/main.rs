@@ -6,5 +6,6 @@ mod engine;
 mod fair;
 mod grammar;
 mod lists;
+mod load;
 mod offline;
 mod thinking;

@@ -2,6 +2,7 @@
 
 use engine::request::Micros;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The state at one moment.
@@ -115,6 +116,12 @@ pub struct StepRecord {
     pub bucket_tokens: u32,
     /// Rows of live sequences.
     pub live_rows: u32,
+    /// Tokens of live sequences; 0 in traces of before it was recorded.
+    #[serde(default)]
+    pub live_tokens: u32,
+    /// Why it feeds as many prompt tokens as it does: `alone`, `full`, `traffic`, `backlog` or `gap`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Cow<'static, str>>,
     /// Padding rows.
     pub padded_rows: u32,
     /// Replayed, or eager with the reason.
