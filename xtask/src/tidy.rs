@@ -1,5 +1,6 @@
 //! The rules of the source tree, checked over every file git knows.
 
+mod dependencies;
 mod direction;
 mod functions;
 mod public;
@@ -54,14 +55,16 @@ pub(crate) fn run() -> Result<()> {
 }
 
 fn check_tree(root: &Path, files: &[String]) -> Result<Vec<Problem>> {
+    // Of one platform, because crates of others may not have been downloaded.
+    let options = ["--offline", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"];
     let metadata = cargo_metadata::MetadataCommand::new()
         .manifest_path(root.join("Cargo.toml"))
-        .no_deps()
-        .other_options(vec!["--offline".into()])
+        .other_options(options.map(str::to_owned).to_vec())
         .exec()
         .context("cargo metadata")?;
     let edges = direction::edges(&metadata);
     let mut problems = direction::check(&edges);
+    problems.extend(dependencies::check(&metadata));
     let mut sources = Vec::new();
     for path in files {
         problems.extend(source::check_path(path));
