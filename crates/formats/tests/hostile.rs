@@ -3,6 +3,7 @@
 //! Each case names the class of published vulnerability it stands for; `fuzz/README.md` lists them.
 
 mod make;
+mod refusal;
 
 use formats::checkpoint::Checkpoint;
 use formats::gguf::Gguf;
@@ -10,6 +11,7 @@ use formats::safetensors::SafeTensors;
 use formats::tokenizer::Tokenizer;
 use make::{ARRAY, GgufFile, STRING, safetensors, string};
 use proptest::prelude::*;
+use refusal::refused;
 use std::path::Path;
 
 fn gguf(bytes: &[u8]) -> formats::Result<Gguf> {
@@ -18,17 +20,6 @@ fn gguf(bytes: &[u8]) -> formats::Result<Gguf> {
 
 fn tensors(bytes: &[u8]) -> formats::Result<SafeTensors> {
     SafeTensors::read(Path::new("hostile.safetensors"), bytes, bytes.len() as u64)
-}
-
-/// The refusal of `result`, which is one readable line and mentions `about`.
-#[track_caller]
-fn refused<T>(result: formats::Result<T>, about: &str) {
-    let line = match result {
-        Ok(_) => panic!("accepted; expected a refusal about {about}"),
-        Err(error) => error.to_string(),
-    };
-    assert!(line.contains(about), "{line} does not mention {about}");
-    assert!(!line.contains('\n') && line.len() < 1_000, "not one line: {line}");
 }
 
 fn good() -> GgufFile {

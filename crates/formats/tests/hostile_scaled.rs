@@ -1,27 +1,18 @@
 //! Malicious quantised checkpoints: configurations and tensors that do not fit are refused with one line.
 
 mod make;
+mod refusal;
 
 use formats::checkpoint::Checkpoint;
 use formats::scaled::{Quantisation, ScaledWeight};
 use make::safetensors;
 use proptest::prelude::*;
+use refusal::refused;
 use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;
 
 const MODULE: &str = "model.layers.0.self_attn.q_proj";
-
-/// The refusal of `result`, which is one readable line and mentions `about`.
-#[track_caller]
-fn refused<T>(result: formats::Result<T>, about: &str) {
-    let line = match result {
-        Ok(_) => panic!("accepted; expected a refusal about {about}"),
-        Err(error) => error.to_string(),
-    };
-    assert!(line.contains(about), "{line} does not mention {about}");
-    assert!(!line.contains('\n') && line.len() < 1_000, "not one line: {line}");
-}
 
 fn config(quantisation: &Value) -> formats::Result<Option<Quantisation>> {
     let json = json!({ "quantization_config": quantisation }).to_string();

@@ -1,6 +1,7 @@
 //! HTTP: routes, middleware (API keys, request ids, metrics, logging) and connections.
 
 pub(crate) mod auth;
+mod base64;
 mod body;
 pub(crate) mod conn;
 pub(crate) mod cors;

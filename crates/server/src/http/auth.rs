@@ -1,5 +1,6 @@
 //! API keys.
 
+use super::base64;
 use crate::error::ApiError;
 use crate::openai::random;
 use axum::extract::Request;
@@ -102,31 +103,9 @@ pub(super) fn refuse(request: &Request, error: ApiError) -> Response {
 
 /// The password of `user:password` in base64.
 fn password(text: &str) -> Option<Vec<u8>> {
-    let plain = decode_base64(text.trim_end_matches('='))?;
+    let plain = base64::decode(text.trim_end_matches('='), *b"+/")?;
     let colon = plain.iter().position(|b| *b == b':')?;
     Some(plain[colon + 1..].to_vec())
-}
-
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    let (mut out, mut bits, mut held) = (Vec::new(), 0u32, 0);
-    for byte in text.bytes() {
-        let six = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = (bits << 6) | u32::from(six);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            out.push((bits >> held) as u8);
-            bits &= (1 << held) - 1;
-        }
-    }
-    Some(out)
 }
 
 #[cfg(test)]

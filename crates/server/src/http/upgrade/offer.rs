@@ -4,6 +4,7 @@
 //! bodies, several values where there is one, unusual characters, and headers that proxies add.
 
 use crate::config::Limits;
+use crate::http::base64;
 
 /// The largest frame that every server accepts.
 const FRAME: usize = 16_384;
@@ -265,24 +266,7 @@ fn settings(text: &str) -> Option<Vec<u8>> {
     if text.len() > super::SETTINGS_BYTES / 3 * 4 {
         return None;
     }
-    let (mut out, mut bits, mut held) = (Vec::new(), 0u32, 0);
-    for byte in text.bytes() {
-        let six = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'-' => 62,
-            b'_' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(six);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            out.push((bits >> held) as u8);
-            bits &= (1 << held) - 1;
-        }
-    }
+    let out = base64::decode(text, *b"-_")?;
     // Six bytes are eight characters: nothing is left over.
     let whole = text.len().is_multiple_of(8) && out.len().is_multiple_of(6);
     (whole && out.chunks_exact(6).all(is_setting)).then_some(out)
