@@ -1,6 +1,8 @@
 //! `dacapo bench serve`: load tests of any server with OpenAI's API.
 
+mod page;
 mod plot;
+mod ramp;
 
 use crate::exit::{bad_file, bad_input};
 use crate::numbers;
@@ -41,6 +43,17 @@ pub(crate) struct ServeArgs {
     /// Requests a second with random (Poisson) arrivals, independent of the responses
     #[arg(long, value_parser = numbers::positive)]
     rate: Option<f64>,
+    /// Find the highest rate at which 99 % of the requests meet the goals (--slo-…), from --rate upwards
+    #[arg(long)]
+    ramp: bool,
+    /// mixed: token lengths as people have them, lognormal with means of 512 in and 230 out, temperature 0.8, every
+    /// prompt new
+    #[arg(long, value_enum, conflicts_with_all = ["input", "output", "prompts", "shared_prefix"])]
+    preset: Option<Preset>,
+    /// Prompts are random token ids below N, exactly as long as drawn, on /v1/completions
+    #[arg(long, value_name = "N", conflicts_with = "prompts")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    token_ids: Option<u32>,
     /// Requests to measure
     #[arg(long, short = 'n', default_value_t = 200)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_REQUESTS))]
@@ -92,7 +105,10 @@ pub(crate) struct ServeArgs {
     /// Write plots as SVG into this folder
     #[arg(long)]
     plots: Option<PathBuf>,
-    /// Compare earlier results (--json) without sending requests; with --plots, plot them
+    /// Write one HTML page with the table and the plots
+    #[arg(long, value_name = "FILE")]
+    page: Option<PathBuf>,
+    /// Compare earlier results (--json) without sending requests; with --plots or --page, draw them
     #[arg(long, num_args = 2.., value_name = "FILE")]
     compare: Option<Vec<PathBuf>>,
 }
@@ -106,23 +122,35 @@ enum Route {
     Completions,
 }
 
+/// A load with a name, so that anyone can repeat it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Preset {
+    Mixed,
+}
+
+impl Preset {
+    /// Lengths of prompts and answers.
+    fn lengths(self) -> [Dist; 2] {
+        match self {
+            // A lognormal distribution has the mean exp(µ + σ²/2).
+            Self::Mixed => [(512f64, 0.8f64), (230.0, 0.6)]
+                .map(|(mean, sigma)| Dist::LogNormal(mean.ln() - sigma * sigma / 2.0, sigma)),
+        }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(files) = &args.compare {
         let reports = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?;
         say!("{}", side_by_side(&reports))?;
-        return draw(args.plots.as_deref(), &reports);
+        return draw(args, &reports);
     }
-    let total = args.requests + args.warmup;
     let spec = spec(args)?;
-    let progress = Arc::new(Progress::default());
-    let watcher = watch(progress.clone(), total);
-    let report = run_blocking(spec, progress).map_err(|e| anyhow!(e));
-    watcher.finish();
-    let mut report = report?;
-    if report.label.is_empty() {
-        report.label = report.model.clone();
-    }
+    let report = match args.ramp {
+        true => ramp::run(args, &spec)?,
+        false => measure(spec)?,
+    };
     match args.json.as_deref() {
         Some(path) if path == Path::new("-") => {
             say!("{}", serde_json::to_string_pretty(&report)?)?;
@@ -134,32 +162,56 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         }
         None => say!("{report}")?,
     }
-    draw(args.plots.as_deref(), std::slice::from_ref(&report))?;
+    draw(args, std::slice::from_ref(&report))?;
     if report.succeeded == 0 {
         bail!("no request was answered");
     }
     Ok(())
 }
 
+/// One run, with a progress bar.
+fn measure(spec: LoadSpec) -> Result<Report> {
+    let progress = Arc::new(Progress::default());
+    let watcher = watch(progress.clone(), spec.requests + spec.warmup);
+    let report = run_blocking(spec, progress).map_err(|e| anyhow!(e));
+    watcher.finish();
+    let mut report = report?;
+    if report.label.is_empty() {
+        report.label = report.model.clone();
+    }
+    Ok(report)
+}
+
 fn spec(args: &ServeArgs) -> Result<LoadSpec> {
     let target = Target::parse(&args.base_url, args.api_key.clone()).map_err(bad_input)?;
+    let [input, output] = args.preset.map_or([args.input, args.output], Preset::lengths);
     let prompts = match &args.prompts {
         Some(path) => Prompts::List(read_prompts(path)?),
-        None => Prompts::Random { input: args.input, shared: args.shared_prefix },
+        None => {
+            let shared = args.shared_prefix;
+            match args.token_ids {
+                Some(vocab) => Prompts::Tokens { input, shared, vocab },
+                None => Prompts::Random { input, shared },
+            }
+        }
     };
-    let extra: Map<String, Value> = match &args.extra {
+    let mut extra: Map<String, Value> = match &args.extra {
         Some(text) => serde_json::from_str(text)
             .map_err(|error| bad_input(format!("--extra must be a JSON object: {error}")))?,
         None => Map::new(),
     };
+    if args.preset.is_some() {
+        extra.entry("temperature").or_insert(0.8.into());
+    }
     // A low limit of requests in flight would delay arrivals and hide overload.
     let most = if args.rate.is_some() { args.concurrency.max(4096) } else { args.concurrency };
     Ok(LoadSpec {
         target,
         model: args.model.clone(),
         endpoint: match args.endpoint {
-            Route::Chat => Endpoint::Chat,
-            Route::Completions => Endpoint::Completions,
+            // A chat has no token ids.
+            Route::Chat if args.token_ids.is_none() => Endpoint::Chat,
+            Route::Chat | Route::Completions => Endpoint::Completions,
         },
         arrivals: match args.rate {
             Some(rate) => Arrivals::Poisson(rate, most),
@@ -168,7 +220,7 @@ fn spec(args: &ServeArgs) -> Result<LoadSpec> {
         requests: args.requests,
         warmup: args.warmup,
         prompts,
-        output: args.output,
+        output,
         ignore_eos: !args.natural_end,
         extra,
         slo: Slo { ttft_ms: args.slo_ttft, itl_ms: args.slo_itl, e2e_ms: args.slo_e2e },
@@ -283,8 +335,12 @@ fn side_by_side(reports: &[Report]) -> String {
     out
 }
 
-fn draw(folder: Option<&Path>, reports: &[Report]) -> Result<()> {
-    let Some(folder) = folder else { return Ok(()) };
+fn draw(args: &ServeArgs, reports: &[Report]) -> Result<()> {
+    if let Some(path) = &args.page {
+        std::fs::write(path, page::page(reports)?).with_context(|| path.display().to_string())?;
+        note!("wrote {}", path.display());
+    }
+    let Some(folder) = &args.plots else { return Ok(()) };
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     for (name, svg) in plot::all(reports)? {
         let path = folder.join(name);
@@ -318,6 +374,19 @@ mod tests {
         assert!(Cli::try_parse_from(["x", "--rate", "0"]).is_err());
         assert!(super::spec(&args("--base-url https://x")).is_err());
         assert!(super::spec(&args("--extra []")).is_err());
+
+        let spec = super::spec(&args("--preset mixed --token-ids 1000 --seed 3")).unwrap();
+        assert_eq!(spec.endpoint, Endpoint::Completions);
+        assert_eq!(spec.extra["temperature"], 0.8);
+        let mut dice = load::Dice::new(1);
+        let mut mean = |dist: &Dist| {
+            (0..20_000).map(|_| f64::from(dist.draw(&mut dice))).sum::<f64>() / 20_000.0
+        };
+        let Prompts::Tokens { input, .. } = &spec.prompts else { panic!("{:?}", spec.prompts) };
+        assert!((mean(input) / 512.0 - 1.0).abs() < 0.05);
+        assert!((mean(&spec.output) / 230.0 - 1.0).abs() < 0.05);
+        let both = ["x", "--preset", "mixed", "--input", "5"];
+        assert!(Cli::try_parse_from(both).is_err());
     }
 
     #[test]

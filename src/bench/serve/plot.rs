@@ -182,6 +182,7 @@ pub(super) mod tests {
             itl: times(50),
             e2e: times(200),
             slo: Slo::default(),
+            within: 0.9,
             goodput: 3.0,
             timeline: Timeline {
                 tokens: vec![10, 20, 30],

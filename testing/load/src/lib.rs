@@ -3,11 +3,13 @@
 
 pub mod client;
 mod dist;
+mod prompts;
 mod report;
 mod run;
 mod sse;
 
 pub use dist::{Dice, Dist};
+pub use prompts::Prompts;
 pub use report::{Latency, Report, Slo, Timeline};
-pub use run::{Arrivals, Endpoint, LoadSpec, Progress, Prompts, run, run_blocking};
+pub use run::{Arrivals, Endpoint, LoadSpec, Progress, run, run_blocking};
 pub use sse::SseParser;

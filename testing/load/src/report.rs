@@ -117,6 +117,9 @@ pub struct Report {
     pub e2e: Latency,
     /// The latency goals.
     pub slo: Slo,
+    /// The share of measured requests that met the goals; failed ones did not.
+    #[serde(default)]
+    pub within: f64,
     /// Requests a second that met the goals.
     pub goodput: f64,
     /// Counts per second.

@@ -2,6 +2,7 @@
 
 use crate::client::{ClientError, Connection, Target};
 use crate::dist::{Dice, Dist};
+use crate::prompts::Prompts;
 use crate::report::{Latency, Report, Slo, Timeline};
 use crate::sse::SseParser;
 use serde_json::{Map, Value, json};
@@ -28,20 +29,6 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`.
     Completions,
-}
-
-/// The prompts to send.
-#[derive(Clone, Debug)]
-pub enum Prompts {
-    /// Random words, one token each approximately.
-    Random {
-        /// The number of words.
-        input: Dist,
-        /// The fraction of words (0 to 1) that is the same in every prompt.
-        shared: f64,
-    },
-    /// These prompts in turn: text, and optionally the most tokens of its answer.
-    List(Vec<(String, Option<u32>)>),
 }
 
 /// The configuration of a load run.
@@ -199,43 +186,16 @@ async fn send_all(
     samples
 }
 
-const WORDS: [&str; 24] = [
-    "graph", "record", "replay", "slot", "bucket", "page", "token", "the", "of", "and", "a",
-    "step", "device", "host", "row", "plan", "arena", "span", "seat", "with", "from", "phase",
-    "prompt", "again",
-];
-
-fn words(count: u32, dice: &mut Dice, into: &mut String) {
-    for _ in 0..count {
-        into.push_str(WORDS[(dice.roll() % WORDS.len() as u64) as usize]);
-        into.push(' ');
-    }
-}
-
 fn body(shared: &Shared, number: u64, dice: &mut Dice) -> Vec<u8> {
     let spec = &shared.spec;
-    let mut most = spec.output.draw(dice);
-    let text = match &spec.prompts {
-        Prompts::Random { input, shared: share } => {
-            let length = input.draw(dice);
-            let same = (f64::from(length) * share) as u32;
-            let mut text = String::new();
-            words(same, &mut Dice::new(spec.seed), &mut text);
-            words((length - same).max(1), dice, &mut text);
-            text
-        }
-        Prompts::List(list) => {
-            let (text, limit) = &list[number as usize % list.len()];
-            most = limit.unwrap_or(most);
-            text.clone()
-        }
-    };
+    let most = spec.output.draw(dice);
+    let (prompt, limit) = spec.prompts.draw(number, spec.seed, dice);
     let mut body = match spec.endpoint {
-        Endpoint::Chat => json!({"messages": [{"role": "user", "content": text}]}),
-        Endpoint::Completions => json!({"prompt": text}),
+        Endpoint::Chat => json!({"messages": [{"role": "user", "content": prompt}]}),
+        Endpoint::Completions => json!({"prompt": prompt}),
     };
     body["model"] = shared.model.as_str().into();
-    body["max_tokens"] = most.into();
+    body["max_tokens"] = limit.unwrap_or(most).into();
     body["stream"] = true.into();
     body["stream_options"] = json!({"include_usage": true});
     if spec.ignore_eos {
@@ -449,6 +409,7 @@ fn sum_up(shared: &Shared, base_url: String, begin: Duration, samples: Vec<Sampl
         itl: Latency::of(itl),
         e2e: Latency::of(e2e),
         slo: spec.slo,
+        within: good as f64 / samples.len().max(1) as f64,
         goodput: good as f64 / seconds,
         timeline,
     }
@@ -473,14 +434,7 @@ fn describe(spec: &LoadSpec) -> String {
         Arrivals::Fixed(n) => format!("{n} at once"),
         Arrivals::Poisson(rate, _) => format!("Poisson, {rate}/s"),
     };
-    let what = match &spec.prompts {
-        Prompts::Random { input, shared } if *shared > 0.0 => {
-            format!("{input} words in ({:.0} % shared)", shared * 100.0)
-        }
-        Prompts::Random { input, .. } => format!("{input} words in"),
-        Prompts::List(list) => format!("{} prompts from a file", list.len()),
-    };
-    format!("{when}, {what}, {} tokens out", spec.output)
+    format!("{when}, {}, {} tokens out", spec.prompts, spec.output)
 }
 
 #[cfg(test)]
