@@ -1,37 +1,40 @@
 //! The engine: a scheduler and a device, driven by a caller that owns the clock.
 
-use crate::exec::{ExecError, Executor, Page};
-use crate::pages::PageCounts;
+use crate::exec::{ExecError, Executor};
+use crate::pages::{CacheEvent, CachedPage, PageCounts};
 use crate::plant::{Plant, planted};
-use crate::request::{Event, Micros, Output, RequestId, Token};
+use crate::request::{Event, Micros, Output, RequestId};
 use crate::sched::{EngineConfig, EngineStats, Holding, Reports, Scheduler};
-use std::sync::Arc;
+use crate::store::Moved;
 
 /// Many requests on one device.
 ///
 /// Deterministic: the same executor results, events and times give the same
 /// outputs. Every accepted continuation ends with exactly one [`Output::Finished`].
 pub struct Engine<X: Executor> {
-    executor: X,
-    sched: Scheduler,
+    pub(crate) executor: X,
+    pub(crate) sched: Scheduler,
+    /// Kept between calls: copies of the store that are done.
+    pub(crate) moved: Vec<Moved>,
     /// Why the device will never run a step again.
     gone: Option<String>,
 }
 
 impl<X: Executor> Engine<X> {
     /// An engine over a device that is ready.
-    pub fn new(executor: X, mut config: EngineConfig) -> Self {
+    pub fn new(mut executor: X, mut config: EngineConfig) -> Self {
         config.depth = config.depth.clamp(1, X::DEPTH.max(1));
         let reports = Reports {
             scores: executor.scores_prompts(),
             hidden: executor.hidden().unwrap_or(0),
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
+            store: executor.store().is_some(),
         };
         let buckets = executor.prefill_buckets();
         let sched =
             Scheduler::new(executor.geometry(), executor.coverage(), reports, buckets, config);
-        Self { executor, sched, gone: None }
+        Self { executor, sched, moved: Vec::new(), gone: None }
     }
 
     /// Takes what happened, applies finished steps, launches new ones. Never waits.
@@ -116,6 +119,7 @@ impl<X: Executor> Engine<X> {
         if self.sched.stale_in_flight > 0 {
             return;
         }
+        self.tend_store();
         // After a launch of several steps the next step's position is known only at its last step.
         while self.sched.in_flight() < self.sched.depth() && !self.sched.repeating() {
             if !self.sched.stalled && !self.sched.form() {
@@ -142,6 +146,19 @@ impl<X: Executor> Engine<X> {
                 }
             }
         }
+    }
+
+    /// What was cached and evicted since the last call, in order; empty unless
+    /// [`EngineConfig::cache_events`] is set.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        let mut events = self.sched.take_cache_events();
+        if let Some(store) = self.executor.store() {
+            let told = store.take_events();
+            if self.sched.tells() {
+                events.extend(told);
+            }
+        }
+        events
     }
 
     /// Why the device will never run a step again, if so: then every request fails.
@@ -190,8 +207,8 @@ impl<X: Executor> Engine<X> {
         self.sched.holdings()
     }
 
-    /// Every cached page: the position of its first token, and its tokens. For tests.
-    pub fn cached_pages(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
+    /// Every cached page. For tests.
+    pub fn cached_pages(&self) -> Vec<CachedPage> {
         self.sched.cached()
     }
 }

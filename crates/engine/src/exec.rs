@@ -6,6 +6,7 @@ mod tokens;
 pub use tokens::{Sampled, Scored, Tokens};
 
 use crate::request::{Micros, Pooling, Token};
+use crate::store::{Store, StoreUse};
 
 /// A running sequence's place on the device, `0..max_seats`. State that outlives a step (length,
 /// last token, page table, sampling parameters) lives there, not on the host.
@@ -364,6 +365,14 @@ pub trait Executor {
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
     /// one after it. A device that runs a launch to its end before it returns cannot do that.
     fn stop_loop(&mut self) {}
+    /// Where evicted pages are kept, if anywhere.
+    fn store(&mut self) -> Option<&mut dyn Store> {
+        None
+    }
+    /// What each medium of the store did.
+    fn store_uses(&self) -> Vec<StoreUse> {
+        Vec::new()
+    }
     /// Takes back a result whose memory it can reuse for the next one.
     fn recycle(&mut self, _result: StepResult) {}
     /// Starts a step. After a launch of several steps, only once all of them but the last were polled.

@@ -16,6 +16,7 @@ pub mod request;
 pub mod sampling;
 pub(crate) mod sched;
 mod sequence;
+pub mod store;
 mod thought;
 
 pub use engine::Engine;

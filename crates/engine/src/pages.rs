@@ -4,13 +4,18 @@
 //! `tree`, which finds a page by the tokens that are in it.
 
 pub(crate) mod ledger;
+mod names;
 pub(crate) mod tree;
 
 use crate::exec::Page;
 use crate::plant::{Plant, planted};
 use crate::request::Token;
+use crate::store::PageNote;
 use ledger::Ledger;
 pub use ledger::PageCounts;
+use names::Names;
+pub use names::{CacheEvent, Medium, PageKey};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tree::{Found, Node, Tree};
 
@@ -25,6 +30,32 @@ pub(crate) struct Pool {
     /// Grows whenever a page may have become available, so that a refused admission need not be
     /// tried again before anything changed.
     epoch: u64,
+    /// Only where names or events are asked for.
+    names: Option<Names>,
+    idle: IdlePages,
+}
+
+/// Pages that have lost their last reader, and may have to be saved. Each is in the line once.
+#[derive(Default)]
+struct IdlePages {
+    line: VecDeque<Page>,
+    queued: Vec<bool>,
+}
+
+impl IdlePages {
+    fn push(&mut self, page: Page) {
+        if let Some(queued) = self.queued.get_mut(page.0 as usize)
+            && !std::mem::replace(queued, true)
+        {
+            self.line.push_back(page);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Page> {
+        let page = self.line.pop_front()?;
+        self.queued[page.0 as usize] = false;
+        Some(page)
+    }
 }
 
 /// Where a sequence publishes next: below this node of the tree. Holds the node's page, so that the
@@ -39,6 +70,19 @@ impl Cursor {
     }
 }
 
+/// A page of the prefix tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedPage {
+    /// Which.
+    pub page: Page,
+    /// Whose.
+    pub tenant: u64,
+    /// The position of its first token.
+    pub start: u32,
+    /// What is in it.
+    pub tokens: Arc<[Token]>,
+}
+
 /// The cached prefix of a prompt. The pages and the cursor are held for the caller.
 #[derive(Debug, Default)]
 pub(crate) struct Match {
@@ -50,7 +94,48 @@ impl Pool {
     pub(crate) fn new(pages: u32, page_size: u32, cache: bool, seed: u64) -> Self {
         let cached = if cache { pages } else { 0 };
         let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size, seed));
-        Self { ledger, tree, page_size, cache, seed, epoch: 0 }
+        Self {
+            ledger,
+            tree,
+            page_size,
+            cache,
+            seed,
+            epoch: 0,
+            names: None,
+            idle: IdlePages::default(),
+        }
+    }
+
+    /// With `log`, collects what is cached and evicted; with `store`, what became idle.
+    pub(crate) fn with_names(self, log: bool, store: bool) -> Self {
+        let pages = self.ledger.counts().total;
+        let names = (self.cache && (log || store)).then(|| Names::new(pages, log, store));
+        let queued = if store && self.cache { vec![false; pages as usize] } else { Vec::new() };
+        Self { names, idle: IdlePages { queued, ..IdlePages::default() }, ..self }
+    }
+
+    /// The next page that lost its last reader, with what a store has to know.
+    pub(crate) fn next_idle(&mut self) -> Option<(Page, PageNote)> {
+        let names = self.names.as_ref()?;
+        loop {
+            let page = self.idle.pop()?;
+            // It may have been evicted, and be in use for something else.
+            if self.ledger.published(page) && self.ledger.refs(page) == 0 {
+                let (parent, public) = names.note(page)?;
+                let tokens = self.tree.tokens(Node::of(page)).into();
+                return Some((page, PageNote { key: names.key(page), parent, tokens, public }));
+            }
+        }
+    }
+
+    /// It could not be saved now.
+    pub(crate) fn idle_again(&mut self, page: Page) {
+        self.idle.push(page);
+    }
+
+    /// What was cached and evicted since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.names.as_mut().map(Names::take).unwrap_or_default()
     }
 
     /// A page for one holder: a free one, else the least recently used page without readers. Then a few more
@@ -82,6 +167,11 @@ impl Pool {
     fn evict(&mut self) -> bool {
         let Some(page) = self.tree.evict() else { return false };
         self.ledger.withdraw(page);
+        if let Some(names) = &mut self.names
+            && !planted(Plant::SilentEviction)
+        {
+            names.remove(page);
+        }
         true
     }
 
@@ -98,6 +188,7 @@ impl Pool {
             self.epoch += 1;
             if self.ledger.published(page) {
                 self.tree.unpin(Node::of(page));
+                self.idle.push(page);
             }
         }
     }
@@ -160,6 +251,10 @@ impl Pool {
             Err(_) if self.ledger.published(page) => return,
             Err(hash) => {
                 self.ledger.publish(page);
+                if let Some(names) = &mut self.names {
+                    let above = cursor.node().map(|node| self.tree.page(node));
+                    names.insert(above, tenant, tokens, page);
+                }
                 self.tree.insert(parent, hash, tokens, page)
             }
         };
@@ -187,6 +282,9 @@ impl Pool {
         let pages = self.ledger.counts().total;
         self.ledger = Ledger::new(pages);
         self.epoch += 1;
+        if let Some(names) = &mut self.names {
+            names.clear();
+        }
         let cached = if self.cache { pages } else { 0 };
         let new = Tree::new(cached, self.page_size, self.seed);
         let old = std::mem::replace(&mut self.tree, new);
@@ -223,9 +321,12 @@ impl Pool {
         cursor.node().map(|node| self.tree.page(node))
     }
 
-    /// Every cached page: the position of its first token, and its tokens.
-    pub(crate) fn cached(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
-        let page = |found: Found| (found.page, found.depth * self.page_size, found.tokens);
+    /// Every cached page.
+    pub(crate) fn cached(&self) -> Vec<CachedPage> {
+        let page = |Found { tenant, depth, tokens, page }: Found| {
+            let start = depth * self.page_size;
+            CachedPage { page, tenant, start, tokens }
+        };
         self.tree.walk().into_iter().map(page).collect()
     }
 

@@ -18,6 +18,7 @@ mod admit;
 mod apply;
 mod audit;
 mod balance;
+mod fetch;
 mod form;
 mod queue;
 mod recover;
@@ -25,12 +26,13 @@ mod turns;
 
 pub(crate) use audit::Holding;
 
-use crate::exec::{Coverage, Geometry, Seat, Step};
-use crate::pages::{PageCounts, Pool};
+use crate::exec::{Coverage, Geometry, Page, Seat, Step};
+use crate::pages::{CacheEvent, PageCounts, Pool};
 use crate::plant::{Plant, planted};
 use crate::request::{Event, Finish, Micros, Output, RequestId, Token};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
 use balance::Balance;
+use fetch::Fetch;
 use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use turns::Turns;
@@ -56,6 +58,9 @@ pub struct EngineConfig {
     /// Seeds the hash by which pages are found. The same seed gives the same run. Where prompts come
     /// from untrusted clients it should be secret, so that they cannot choose colliding prompts.
     pub prefix_seed: u64,
+    /// Whether [`crate::Engine::take_cache_events`] reports what is cached and evicted. Then it has to be called: the
+    /// list grows until it is taken.
+    pub cache_events: bool,
     /// How often a waiting request may be overtaken by later ones.
     pub patience: u32,
     /// Most steps that short prompts wait for others after a step that fed prompts: beside many decode
@@ -87,6 +92,7 @@ impl Default for EngineConfig {
             max_len: u32::MAX,
             prefix_cache: true,
             prefix_seed: 0,
+            cache_events: false,
             patience: 64,
             gather: 8,
             depth: 2,
@@ -120,6 +126,8 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// Of these, found in the prefix tree.
     pub cached_tokens: u64,
+    /// Pages that came back from the store for a waiting request.
+    pub fetched_pages: u64,
     /// Tokens emitted.
     pub tokens: u64,
     /// Sequences sent back to the queue because pages or seats ran out.
@@ -198,6 +206,8 @@ pub(crate) struct Reports {
     pub(crate) steps: u32,
     /// Most tokens that a decode row returns.
     pub(crate) tokens: u32,
+    /// It has a store for evicted pages.
+    pub(crate) store: bool,
 }
 
 pub(crate) struct Scheduler {
@@ -259,6 +269,12 @@ pub(crate) struct Scheduler {
     rows_waited: u32,
     ready: Vec<Ready>,
     prompts: Vec<Key>,
+    /// Waiting requests whose pages come from the store.
+    fetches: Vec<Fetch>,
+    /// Pages that are being saved.
+    saving: Vec<Page>,
+    /// Copies of the store are from before a restart.
+    pub(crate) store_stale: bool,
     stats: EngineStats,
     pub(crate) out: Vec<Output>,
 }
@@ -273,13 +289,10 @@ impl Scheduler {
     ) -> Self {
         let balance = Balance::new(config.target_gap, buckets);
         let seat_limit = geometry.seats.min(coverage.decode_rows);
+        let pool =
+            Pool::new(geometry.pages, geometry.page_size, config.prefix_cache, config.prefix_seed);
         Self {
-            pool: Pool::new(
-                geometry.pages,
-                geometry.page_size,
-                config.prefix_cache,
-                config.prefix_seed,
-            ),
+            pool: pool.with_names(config.cache_events, reports.store),
             config,
             geometry,
             coverage,
@@ -318,6 +331,9 @@ impl Scheduler {
             rows_waited: 0,
             ready: Vec::new(),
             prompts: Vec::new(),
+            fetches: Vec::new(),
+            saving: Vec::new(),
+            store_stale: false,
             stats: EngineStats::default(),
             out: Vec::new(),
         }
@@ -490,13 +506,24 @@ impl Scheduler {
         self.leaving > 0 || (!self.queue.is_empty() && !refused)
     }
 
+    /// Whether events of the cache are collected.
+    pub(crate) fn tells(&self) -> bool {
+        self.config.cache_events
+    }
+
+    pub(crate) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.pool.take_events()
+    }
+
     pub(crate) fn depth(&self) -> usize {
         self.config.depth
     }
 
-    /// No live request, no step in flight, no sequence.
+    /// No live request, no step in flight, no sequence, no copy under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.live.is_empty() && self.in_flight() == 0 && !self.stalled && self.sequences.is_empty()
+        let copies = self.fetches.len() + self.saving.len();
+        let steps = self.in_flight() > 0 || self.stalled;
+        self.live.is_empty() && !steps && self.sequences.is_empty() && copies == 0
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

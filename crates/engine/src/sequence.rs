@@ -69,6 +69,10 @@ pub(crate) struct ColdState {
     pub(crate) overtaken: u32,
     /// How often it was preempted for pages.
     pub(crate) sent_back: u32,
+    /// The pool's epoch when the store was last asked for its prefix.
+    pub(crate) looked_up: Option<u64>,
+    /// How often its pages were loaded from the store.
+    pub(crate) fetches: u32,
     /// Prompt tokens found in the tree when it was first seated.
     pub(crate) cached: u32,
     pub(crate) scores: Vec<TokenLogprob>,

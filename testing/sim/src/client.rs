@@ -105,6 +105,7 @@ impl Scenario {
             max_len: if rng.one_in(4) { rng.range(20, longest) } else { u32::MAX },
             prefix_cache: !rng.one_in(4),
             prefix_seed: seed,
+            cache_events: true,
             patience: rng.range(1, 8),
             gather: Rng::new(seed, 6).range(0, 10),
             depth: if rng.one_in(6) { 1 } else { 2 },

@@ -5,15 +5,17 @@
 
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
+use crate::shelf::Shelf;
 use engine::exec::{
     Coverage, Detail, ExecError, Executor, Geometry, Page, Row, RowResult, SCRATCH_PAGE, Sampled,
     Seat, SeatParams, Step, StepKind, StepResult, Tokens,
 };
 use engine::plant::{Plant, planted};
 use engine::request::{Pooling, Token};
+use engine::store::Store;
 use std::collections::{BTreeMap, VecDeque};
 
-const POISON: u64 = u64::MAX;
+pub(crate) const POISON: u64 = u64::MAX;
 
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +135,8 @@ pub(crate) struct FakeDevice {
     gone: Option<bool>,
     /// Steps launched with prompt tokens.
     pub prompt_launches: u64,
+    /// Keeps evicted pages, if it has one.
+    pub(crate) shelf: Option<Shelf>,
     /// A log of the launches, if requested.
     pub log: Option<Vec<String>>,
     /// Violations, in order.
@@ -172,6 +176,7 @@ impl FakeDevice {
             failed: false,
             gone: None,
             prompt_launches: 0,
+            shelf: None,
             log: None,
             violations: Vec::new(),
         }
@@ -182,6 +187,12 @@ impl FakeDevice {
         let size = self.geometry.page_size as usize;
         let first = page.0 as usize * size;
         &self.cells[first..first + size]
+    }
+
+    pub(crate) fn page_mut(&mut self, page: Page) -> &mut [u64] {
+        let size = self.geometry.page_size as usize;
+        let first = page.0 as usize * size;
+        &mut self.cells[first..first + size]
     }
 
     /// Whether a step in flight writes this page.
@@ -602,6 +613,10 @@ impl Executor for FakeDevice {
 
     fn stop_loop(&mut self) {
         self.asked = true;
+    }
+
+    fn store(&mut self) -> Option<&mut dyn Store> {
+        if self.shelf.is_some() { Some(self) } else { None }
     }
 
     fn poll(&mut self, block: bool) -> Result<Option<StepResult>, ExecError> {

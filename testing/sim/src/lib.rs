@@ -12,3 +12,4 @@ pub mod expect;
 pub(crate) mod oracle;
 pub(crate) mod rng;
 pub mod run;
+mod shelf;

@@ -5,9 +5,11 @@ use crate::device::{FakeDevice, Faults};
 use crate::expect::{Answer, Next, prompt_logprobs, vector};
 use crate::oracle::cell;
 use crate::rng::{Rng, mix};
+use crate::shelf::Shelf;
+use engine::pages::{CacheEvent, CachedPage, Medium};
 use engine::request::{Event, Finish, Output, Reject, Request, RequestId, Token};
 use engine::{Engine, EngineStats};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -70,6 +72,10 @@ pub(crate) struct Run {
     printed: u64,
     /// Launches refused at the last output.
     refusals: u64,
+    /// What is cached by the engine's events: by block, where a page ends and its tokens.
+    told: BTreeMap<u64, (u32, Box<[Token]>)>,
+    /// The same of the store.
+    told_host: BTreeSet<u64>,
 }
 
 impl Run {
@@ -79,7 +85,7 @@ impl Run {
             0 => Faults::None,
             n => Faults::OneIn(n),
         };
-        let device = FakeDevice::new(
+        let mut device = FakeDevice::new(
             scenario.geometry,
             scenario.coverage,
             faults.unwrap_or(random),
@@ -87,6 +93,8 @@ impl Run {
             (scenario.steps, scenario.tokens),
             Rng::new(seed, 2),
         );
+        let mut shelf = Rng::new(seed, 13);
+        device.shelf = shelf.one_in(2).then(|| Shelf::new(shelf));
         Self {
             engine: Engine::new(device, scenario.config.clone()),
             scenario,
@@ -101,6 +109,8 @@ impl Run {
             trace: 0,
             printed: 0,
             refusals: 0,
+            told: BTreeMap::new(),
+            told_host: BTreeSet::new(),
         }
     }
 
@@ -224,6 +234,7 @@ impl Run {
         self.check_stop(none_waiting, launch)?;
         self.engine.audit()?;
         self.check_cache()?;
+        self.check_events()?;
         let after = self.engine.holdings();
         let waited = before.iter().any(|held| held.unfed > 1 && after.contains(held));
         self.check_fairness(waited)?;
@@ -254,7 +265,7 @@ impl Run {
     /// Every cached page has the tokens that the tree records, written by a confirmed step.
     fn check_cache(&self) -> Result<(), String> {
         let device = self.engine.executor();
-        for (page, start, tokens) in self.engine.cached_pages() {
+        for CachedPage { page, start, tokens, .. } in self.engine.cached_pages() {
             if device.is_writing(page) {
                 return Err(format!("{page:?} was published while a step in flight writes it"));
             }
@@ -268,6 +279,51 @@ impl Run {
             }
         }
         Ok(())
+    }
+
+    /// What the engine told about the cache adds up to the pages of the tree that belong to no tenant.
+    fn check_events(&mut self) -> Result<(), String> {
+        for event in self.engine.take_cache_events() {
+            match event {
+                CacheEvent::Stored { block, medium: Medium::Host, .. } => {
+                    self.told_host.insert(block);
+                }
+                CacheEvent::Removed { block, medium: Medium::Host } => {
+                    self.told_host.remove(&block);
+                }
+                CacheEvent::Stored { block, parent, tokens, .. } => {
+                    let above = match parent {
+                        Some(parent) => self.told.get(&parent).map(|(end, _)| *end),
+                        None => Some(0),
+                    };
+                    let start = above.ok_or("a page was told before the one above it")?;
+                    let end = start + tokens.len() as u32;
+                    if self.told.insert(block, (end, tokens)).is_some() {
+                        return Err("a page was told twice".into());
+                    }
+                }
+                CacheEvent::Removed { block, .. } => {
+                    self.told.remove(&block).ok_or("a page was removed that was never told")?;
+                }
+                CacheEvent::Cleared => self.told.clear(),
+            }
+        }
+        let kept = self.engine.executor().shelf.as_ref().map(Shelf::blocks).unwrap_or_default();
+        if !self.told_host.iter().copied().eq(kept) {
+            return Err("what is told of the store is not what it has".into());
+        }
+        let told = self.told.values().map(|(end, tokens)| (*end, tokens.to_vec()));
+        let mut told: Vec<(u32, Vec<Token>)> = told.collect();
+        let cached = self.engine.cached_pages().into_iter().filter(|page| page.tenant == 0);
+        let mut cached: Vec<(u32, Vec<Token>)> = cached
+            .map(|page| (page.start + page.tokens.len() as u32, page.tokens.to_vec()))
+            .collect();
+        told.sort();
+        cached.sort();
+        match told == cached {
+            true => Ok(()),
+            false => Err(format!("{} pages are told, {} are cached", told.len(), cached.len())),
+        }
     }
 
     /// No request is overtaken beyond the bound, and prompts wait at most every other step.

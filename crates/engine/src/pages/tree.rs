@@ -166,7 +166,7 @@ impl Tree {
         }
     }
 
-    fn tokens(&self, node: Node) -> &[Token] {
+    pub(crate) fn tokens(&self, node: Node) -> &[Token] {
         let from = node.0 as usize * self.page_size;
         &self.tokens[from..from + self.page_size]
     }

@@ -76,6 +76,8 @@ impl Scheduler {
                 unforked: choices - 1,
                 overtaken: 0,
                 sent_back: 0,
+                looked_up: None,
+                fetches: 0,
                 cached: 0,
                 scores: Vec::new(),
                 hidden: Vec::new(),

@@ -24,7 +24,7 @@ impl Scheduler {
         let (mut changed, mut waits, mut passed) = (false, false, 0);
         let mut at = None;
         while let Some((rank, key)) = self.queue.after(at) {
-            let coming = self.prefix_is_coming(key);
+            let coming = self.is_fetching(key) || self.prefix_is_coming(key);
             if !coming && self.seat(key) {
                 changed = true;
                 // A request that was overtaken may be due now; then it must go first.
@@ -50,13 +50,14 @@ impl Scheduler {
             at = Some(rank);
         }
         self.refused = (!waits).then(|| self.pool.epoch());
+        self.end_fetches();
         changed
     }
 
     /// Whether a seated sequence of higher rank is computing a prefix of this one that is worth waiting
     /// for: at least a third of what this one would have to feed. Requests of one template that arrive
     /// together then compute the template once. It waits only for a seated prompt, so never for long.
-    fn prefix_is_coming(&self, key: Key) -> bool {
+    pub(super) fn prefix_is_coming(&self, key: Key) -> bool {
         let sequence = &self.sequences[key];
         if !self.config.prefix_cache || sequence.needs_every_token() || sequence.due {
             return false;
@@ -84,7 +85,7 @@ impl Scheduler {
 
     /// Pages that admission leaves for running sequences: about one each, so that a newly seated one is
     /// not preempted at once.
-    fn spare_pages(&self) -> u32 {
+    pub(super) fn spare_pages(&self) -> u32 {
         self.seated.min(self.geometry.pages / 16)
     }
 
@@ -92,7 +93,7 @@ impl Scheduler {
         1 + self.sequences[key].cold.unforked
     }
 
-    fn pages_needed(&self, key: Key) -> u32 {
+    pub(super) fn pages_needed(&self, key: Key) -> u32 {
         self.sequences[key].len().div_ceil(self.geometry.page_size)
     }
 
@@ -153,7 +154,7 @@ impl Scheduler {
 
     /// The cached prefix, short of the last token: that one must be fed so that there are logits to
     /// sample from. Prompt tokens whose log-probabilities are wanted have to be fed too.
-    fn find_cached(&mut self, key: Key) -> Match {
+    pub(super) fn find_cached(&mut self, key: Key) -> Match {
         let sequence = &self.sequences[key];
         if sequence.needs_every_token() {
             return Match::default();

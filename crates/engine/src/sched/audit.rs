@@ -2,9 +2,9 @@
 
 use super::Scheduler;
 use crate::exec::{Page, Seat};
-use crate::request::{RequestId, Token};
+use crate::pages::CachedPage;
+use crate::request::RequestId;
 use crate::sequence::{Leaving, Sequence};
-use std::sync::Arc;
 
 /// What one sequence holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,7 @@ impl Scheduler {
                 return Err(format!("{:?} published more than it fed", sequence.id));
             }
         }
+        self.copied().for_each(|page| holders[page.0 as usize] += 1);
         for (index, &held) in holders.iter().enumerate() {
             let refs = self.pool.refs(Page(index as u32));
             if refs != held {
@@ -81,8 +82,8 @@ impl Scheduler {
         self.sequences.iter().map(holding).collect()
     }
 
-    /// Every cached page: the position of its first token, and its tokens.
-    pub(crate) fn cached(&self) -> Vec<(Page, u32, Arc<[Token]>)> {
+    /// Every cached page.
+    pub(crate) fn cached(&self) -> Vec<CachedPage> {
         self.pool.cached()
     }
 }

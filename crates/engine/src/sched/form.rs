@@ -568,6 +568,8 @@ impl Scheduler {
                 unforked: 0,
                 overtaken: 0,
                 sent_back: 0,
+                looked_up: None,
+                fetches: 0,
                 cached: sequence.cold.cached,
                 scores: Vec::new(),
                 hidden: Vec::new(),

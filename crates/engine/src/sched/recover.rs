@@ -70,6 +70,7 @@ impl Scheduler {
             self.reserved = 0;
             self.leaving = 0;
             self.pool.reset();
+            self.forget_copies();
         }
         self.refused = None;
         self.rejoin_forks();

@@ -1,0 +1,102 @@
+//! Memory below the device, which keeps pages after their eviction: what the engine asks of it, and when.
+//!
+//! A page that no sequence reads any more is saved, once, while it is still in the prefix tree; so its eviction needs
+//! no copy. A request that waits, and whose prefix the store has and the tree has not, gets pages for it; they are
+//! filled while steps go on, and only when all are complete are they published to the tree and the request is seated.
+
+use crate::engine::Engine;
+use crate::exec::{Executor, Page};
+use crate::pages::{CacheEvent, Medium, PageKey};
+use crate::request::Token;
+
+/// A page to save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageNote {
+    /// The name of its content.
+    pub key: PageKey,
+    /// The name of the page before it.
+    pub parent: Option<PageKey>,
+    /// What is in it.
+    pub tokens: Box<[Token]>,
+    /// Whether events tell of it.
+    pub public: bool,
+}
+
+/// A copy that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// The page was saved, or could not be; it may change again.
+    Saved(Page),
+    /// The page is filled, or (false) its content was not there or damaged.
+    Loaded(Page, bool),
+}
+
+/// What one medium of a store did. Counters only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreUse {
+    /// Which.
+    pub medium: Medium,
+    /// Pages it holds.
+    pub pages: u64,
+    /// Pages it has room for.
+    pub room: u64,
+    /// Pages saved.
+    pub saved: u64,
+    /// Pages loaded.
+    pub loaded: u64,
+    /// Pages given up for others.
+    pub evicted: u64,
+    /// Pages that could not be saved or were found damaged.
+    pub failed: u64,
+}
+
+/// Memory that keeps pages by their names.
+pub trait Store {
+    /// Whether it has all of this page; counts as a use.
+    fn has(&mut self, key: PageKey) -> bool;
+    /// Begins to save a page, which does not change before [`Moved::Saved`]. False if it cannot begin now.
+    fn save(&mut self, page: Page, note: PageNote) -> bool;
+    /// Begins to fill a page.
+    fn load(&mut self, key: PageKey, page: Page);
+    /// Adds the copies that are done.
+    fn poll(&mut self, done: &mut Vec<Moved>);
+    /// Ends all copies under way, done or not: when it returns, none touches a page any more.
+    fn abandon(&mut self);
+    /// What was stored and removed since the last call.
+    fn take_events(&mut self) -> Vec<CacheEvent>;
+}
+
+impl<X: Executor> Engine<X> {
+    /// Takes copies that are done, begins to load what waiting requests need, and to save what became idle.
+    pub(crate) fn tend_store(&mut self) {
+        let Some(store) = self.executor.store() else { return };
+        if std::mem::take(&mut self.sched.store_stale) {
+            store.abandon();
+        }
+        store.poll(&mut self.moved);
+        for moved in self.moved.drain(..) {
+            match moved {
+                Moved::Saved(page) => self.sched.saved(page),
+                Moved::Loaded(page, whole) => self.sched.loaded(page, whole),
+            }
+        }
+        // Saved first: what is loaded may evict it.
+        while let Some((page, note)) = self.sched.next_to_save() {
+            if store.has(note.key) {
+                continue;
+            }
+            if !store.save(page, note) {
+                self.sched.save_later(page);
+                break;
+            }
+            self.sched.begin_save(page);
+        }
+        for key in self.sched.to_look_up() {
+            let names = self.sched.missing_pages(key);
+            let there = names.iter().take_while(|name| store.has(**name)).count();
+            for (name, page) in self.sched.begin_fetch(key, &names[..there]) {
+                store.load(name, page);
+            }
+        }
+    }
+}
