@@ -21,11 +21,12 @@ use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::Program;
 use model::{
-    GraphExecutor, LoadOptions, ModelConfig, ModelSource, Precision, Progress, load_executor,
+    GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision, Progress,
+    load_executor,
 };
 use serde::Serialize;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -53,6 +54,17 @@ pub(crate) struct LoadArgs {
                 a GPU; on a CPU 1GiB, or one context of --max-context tokens if that is more]"
     )]
     kv_cache: Option<u64>,
+    // Not doc comments, because rustdoc would parse the brackets as links.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Loading")]
+    #[arg(
+        help = "Keep evicted KV pages in so much pinned host memory, such as 16GiB [default: none]"
+    )]
+    kv_host_memory: Option<u64>,
+    #[arg(long, value_name = "FOLDER:SIZE", value_parser = parse_disk, help_heading = "Loading")]
+    #[arg(
+        help = "Keep evicted KV pages in a file in this folder, such as /var/kv:64GiB [default: none]"
+    )]
+    kv_disk: Option<(PathBuf, u64)>,
     /// Do not share KV pages between requests with equal prefixes
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
@@ -61,6 +73,21 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// Where evicted pages are kept.
+    fn keep(&self) -> Result<KeepOptions> {
+        let keep = KeepOptions { host_bytes: self.kv_host_memory, disk: self.kv_disk.clone() };
+        if self.no_prefix_cache && keep != KeepOptions::default() {
+            let what = "--kv-host-memory and --kv-disk keep pages of the prefix cache: remove --no-prefix-cache";
+            return Err(bad_input(what));
+        }
+        Ok(keep)
+    }
+
+    /// Whether requests with equal prefixes share pages.
+    pub(crate) fn shares_prefixes(&self) -> bool {
+        !self.no_prefix_cache
+    }
+
     /// The same with an equal share of the free memory, where `left` models are still to be loaded.
     pub(crate) fn one_of(&self, left: usize) -> LoadArgs {
         LoadArgs { memory_share: self.memory_share / left.max(1) as f64, ..self.clone() }
@@ -101,6 +128,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
         // More than any machine has, and small enough that sums do not overflow.
         Some(size) if size <= 1 << 50 => Ok(size),
         _ => Err("the size is too large".into()),
+    }
+}
+
+/// A folder and a number of bytes.
+fn parse_disk(text: &str) -> Result<(PathBuf, u64), String> {
+    match text.rsplit_once(':') {
+        Some((folder, size)) if !folder.is_empty() => Ok((folder.into(), parse_size(size)?)),
+        _ => Err("expected FOLDER:SIZE, such as /var/kv:64GiB".into()),
     }
 }
 
@@ -217,6 +252,7 @@ fn load_with(
         memory_share: args.memory_share,
         kv_bytes: args.kv_cache,
         graphs: args.graph.given.clone(),
+        keep: args.keep()?,
         precision: Some(precision.unwrap_or_else(|| global.precision(&*device.target()))),
         ..LoadOptions::default()
     };

@@ -1,10 +1,12 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
 use crate::observe::{self, Observed, PromptLogits};
+use crate::store::PageStore;
 use device::{Device, Report, Tensor};
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, RowResult, Sampled, Step, StepKind, StepResult,
 };
+use engine::store::{Store, StoreUse};
 use graph::mail::{
     JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
 };
@@ -30,6 +32,8 @@ pub struct GraphExecutor {
     last: Option<Ran>,
     /// State was lost: the runners restart before the next step.
     lost: bool,
+    /// Keeps evicted pages.
+    pub(crate) store: Option<PageStore>,
 }
 
 /// A step in flight.
@@ -63,7 +67,13 @@ impl GraphExecutor {
             flight: VecDeque::new(),
             last: None,
             lost: false,
+            store: None,
         }
+    }
+
+    /// The same with memory for evicted pages.
+    pub(crate) fn with_store(self, store: Option<PageStore>) -> GraphExecutor {
+        GraphExecutor { store, ..self }
     }
 
     /// The runners: plans, graphs and memory.
@@ -201,6 +211,14 @@ impl Executor for GraphExecutor {
 
     fn stop_loop(&mut self) {
         self.runners.stop_loop();
+    }
+
+    fn store(&mut self) -> Option<&mut dyn Store> {
+        if self.store.is_some() { Some(self) } else { None }
+    }
+
+    fn store_uses(&self) -> Vec<StoreUse> {
+        self.store.as_ref().map(PageStore::uses).unwrap_or_default()
     }
 
     fn recycle(&mut self, mut result: StepResult) {

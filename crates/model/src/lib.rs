@@ -31,6 +31,7 @@ pub mod quality;
 mod quantise;
 mod reading;
 mod rope;
+mod store;
 mod stored;
 pub mod weights;
 
@@ -42,6 +43,7 @@ pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
 pub use reading::{ReadError, Reading};
+pub use store::{DiskError, KeepOptions};
 
 use std::path::PathBuf;
 
@@ -88,6 +90,9 @@ pub enum LoadError {
         /// What is wrong with them.
         problem: String,
     },
+    /// The file for evicted pages cannot be used.
+    #[error("keeping KV pages on disk: {0}")]
+    Disk(#[from] DiskError),
     /// ggml's order of sums was asked for, and the model has experts.
     #[error("ggml's numerics are not there for models with experts")]
     GgmlExperts,

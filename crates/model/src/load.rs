@@ -7,8 +7,10 @@ use crate::builder::Precision;
 use crate::config::ModelConfig;
 use crate::executor::GraphExecutor;
 use crate::open::{ModelSource, OpenModel};
+use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
 use crate::weights::WeightSpec;
-use device::{Device, DeviceKind, StepLimits, Target};
+use device::op::KvLayer;
+use device::{Device, DeviceKind, Region, StepLimits, Target};
 use graph::config::{Facts, Given, Resolved};
 use graph::layout::{Layout, pages_that_fit, recording_room};
 use graph::program::Program;
@@ -41,6 +43,8 @@ pub struct LoadOptions {
     pub penalties: bool,
     /// What was asked for about graphs; the rest is decided by the device and the limits.
     pub graphs: Given,
+    /// Where evicted pages are kept.
+    pub keep: KeepOptions,
     /// Activations, pages and weights in other numbers than the device's own choice.
     pub precision: Option<Precision>,
 }
@@ -57,6 +61,7 @@ impl Default for LoadOptions {
             memory_share: 0.9,
             penalties: true,
             graphs: Given::default(),
+            keep: KeepOptions::default(),
             precision: None,
         }
     }
@@ -180,6 +185,24 @@ pub fn load_executor(
         return Err(LoadError::NoRoom { needed: layout.arena.report().device_total() });
     }
     layout.add_pages(program, pages);
+    let page_bytes = layout.bindings.kv.iter().map(KvLayer::page_bytes).sum::<u64>().max(1);
+    let host = options.keep.host_bytes.map(|bytes| {
+        let bytes = (bytes / page_bytes).max(1) * page_bytes;
+        layout.arena.alloc(Region::HostMapped, "kept pages", bytes)
+    });
+    let how = format!("{config:?} {chosen:?} {:?} {kind:?}", device.numerics());
+    let page_tokens = options.page_size;
+    let shape = |identity| Shape { identity, page_bytes, page_tokens };
+    let disk = match &options.keep.disk {
+        None => None,
+        Some((folder, bytes)) => {
+            let identity = identity(source, &how);
+            let identity = identity.map_err(|error| DiskError::Io(folder.clone(), error))?;
+            Some(Disk::open(folder, *bytes, shape(identity))?)
+        }
+    };
+    let keeps = host.is_some() || disk.is_some();
+    let store = keeps.then(|| PageStore::new(host, disk, page_bytes));
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
     let total = model.bytes();
@@ -194,7 +217,7 @@ pub fn load_executor(
         progress(Progress::Graphs(done, total));
     })?;
     Ok(LoadedExecutor {
-        executor: GraphExecutor::new(runners),
+        executor: GraphExecutor::new(runners).with_store(store),
         config: model.config,
         program: written.program,
         weights: written.weights,
