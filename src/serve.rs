@@ -12,16 +12,15 @@ use crate::numbers::SEQUENCES;
 use crate::output::note;
 use anyhow::{Context, Result};
 use backend::Serving;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use device::DeviceKind;
 use engine::EngineConfig;
 use engine::request::Sampling;
-use graph::Form;
 use graph::runner::Ran;
 use model::GraphExecutor;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
-use server::{Limits, Model, Reserved, ServerConfig};
+use server::{EventForm, KvEvents, Limits, Model, Reserved, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -74,12 +73,48 @@ pub(crate) struct ServeArgs {
     /// Set a limit, such as inflight=64 (may be repeated)
     #[arg(long, value_name = "NAME=N", long_help = limits_help())]
     limit: Vec<String>,
+    // Not a doc comment, because rustdoc would parse the address as a link.
+    #[arg(long, value_name = "tcp://HOST:PORT", help_heading = "Fleet", value_parser = kv_address)]
+    #[arg(
+        help = "Publish what the prefix cache holds on this address, as vLLM does over ZMQ, for routers; \
+                tcp://*:5557 is every interface"
+    )]
+    kv_events: Option<SocketAddr>,
+    /// Repeat missed KV events on this address
+    #[arg(long, value_name = "tcp://HOST:PORT", help_heading = "Fleet", value_parser = kv_address)]
+    #[arg(requires = "kv_events")]
+    kv_events_replay: Option<SocketAddr>,
+    /// The topic of KV events, such as kv@POD@MODEL for llm-d
+    #[arg(long, value_name = "TOPIC", help_heading = "Fleet", default_value = "")]
+    kv_events_topic: String,
+    /// map: events as vLLM from 0.24 on writes them; array: as before
+    #[arg(long, value_name = "FORM", help_heading = "Fleet", default_value = "map")]
+    kv_events_form: Form,
     /// Write a record of every step to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Log as JSON, one object per line
     #[arg(long)]
     log_json: bool,
+}
+
+/// How KV events are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// Maps
+    Map,
+    /// Arrays
+    Array,
+}
+
+/// The address of `tcp://HOST:PORT`; `*` is every interface.
+fn kv_address(text: &str) -> Result<SocketAddr, String> {
+    let form = "expected tcp://HOST:PORT, such as tcp://*:5557";
+    let (host, port) =
+        text.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')).ok_or(form)?;
+    let port = port.parse().map_err(|_| form)?;
+    let host = if host == "*" { "0.0.0.0" } else { host };
+    listen_address(host, port).map_err(|_| format!("{host}: no such address"))
 }
 
 const ALLOWED_HOST: &str = "\
@@ -118,7 +153,8 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     // Random, so that clients cannot construct prompts that collide in the prefix tree.
     let prefix_seed = std::hash::RandomState::new().build_hasher().finish();
     let target_gap = args.target_itl.map(|ms| 1000 * u64::from(ms));
-    let engine = EngineConfig { prefix_seed, target_gap, ..loaded.engine_config() };
+    let cache_events = config.kv_events.is_some();
+    let engine = EngineConfig { prefix_seed, target_gap, cache_events, ..loaded.engine_config() };
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     let backend = Serving::new(loaded.executor, engine, info);
@@ -158,6 +194,7 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         allowed_hosts: args.allowed_host.clone(),
         allow_origins: args.allow_origin.clone(),
         share_prefix_cache: args.share_prefix_cache,
+        kv_events: kv_events(args)?,
         trim: Some(device::return_memory),
         trace: args.trace.clone(),
         ..ServerConfig::default()
@@ -169,6 +206,19 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         config.limits.set(name, value).map_err(|why| bad_input(format!("--limit {why}")))?;
     }
     Ok(config)
+}
+
+fn kv_events(args: &ServeArgs) -> Result<Option<KvEvents>> {
+    let Some(listen) = args.kv_events else { return Ok(None) };
+    if !args.load.shares_prefixes() {
+        return Err(bad_input("--kv-events has nothing to tell with --no-prefix-cache"));
+    }
+    let form = match args.kv_events_form {
+        Form::Map => EventForm::Map,
+        Form::Array => EventForm::Array,
+    };
+    let topic = args.kv_events_topic.clone();
+    Ok(Some(KvEvents { listen, replay: args.kv_events_replay, topic, form }))
 }
 
 /// Refuses a key that is empty or cannot be sent in a header.
@@ -240,7 +290,7 @@ fn about(loaded: &Loaded) -> GraphInfo {
     let runners = loaded.executor.runners();
     let plans = runners.decode.plans().chain(runners.prefill.plans());
     // A graph of several steps has the same nodes as the graph of one step.
-    let plans = plans.filter(|plan| plan.key.form != Form::Repeated);
+    let plans = plans.filter(|plan| plan.key.form != graph::Form::Repeated);
     let plans = plans.map(|plan| PlanPicture { bucket: plan.key.to_string(), svg: plan.svg() });
     GraphInfo { about, config: decisions.collect(), plans: plans.collect() }
 }

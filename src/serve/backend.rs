@@ -1,11 +1,13 @@
 //! The engine as the server's backend.
 
 use super::watched::{Traced, Watched};
-use engine::exec::Executor;
+use engine::exec::{Executor, Geometry};
+use engine::pages::{CacheEvent, Medium};
 use engine::request::{Event, Micros, Output};
+use engine::store::StoreUse;
 use engine::{Engine, EngineConfig};
 use graph::runner::ExpertLoad;
-use server::link::{Backend, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot};
+use server::link::{Backend, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot, TierUse};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ const READ_EXPERTS: Duration = Duration::from_secs(1);
 pub(crate) struct Serving<X: Executor + Traced> {
     engine: Engine<Watched<X>>,
     seats: u32,
+    page_tokens: u32,
     info: Arc<GraphInfo>,
     /// What experts did, and when that was read.
     experts: RefCell<(Option<Instant>, Vec<ExpertUse>)>,
@@ -25,9 +28,9 @@ pub(crate) struct Serving<X: Executor + Traced> {
 impl<X: Executor + Traced> Serving<X> {
     /// Takes a loaded executor.
     pub(crate) fn new(executor: X, config: EngineConfig, info: GraphInfo) -> Self {
-        let seats = executor.geometry().seats;
+        let Geometry { seats, page_size: page_tokens, .. } = executor.geometry();
         let engine = Engine::new(Watched::new(executor), config);
-        Self { engine, seats, info: Arc::new(info), experts: RefCell::default() }
+        Self { engine, seats, page_tokens, info: Arc::new(info), experts: RefCell::default() }
     }
 
     fn experts(&self) -> Vec<ExpertUse> {
@@ -47,6 +50,10 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             true => self.engine.step_wait(now, events),
             false => self.engine.step(now, events),
         }
+    }
+
+    fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.engine.take_cache_events()
     }
 
     fn is_idle(&self) -> bool {
@@ -69,12 +76,30 @@ impl<X: Executor + Traced> Backend for Serving<X> {
                 cached: pages.unread.into(),
                 free: pages.free.into(),
             },
+            page_tokens: self.page_tokens.into(),
             prefix: PrefixUse { looked_up: stats.prompt_tokens, found: stats.cached_tokens },
             preemptions: stats.preemptions,
+            tiers: self.engine.executor().store_uses().iter().map(tier_use).collect(),
             experts: self.experts(),
             steps: self.engine.executor().records(),
             graph: self.info.clone(),
         }
+    }
+}
+
+fn tier_use(used: &StoreUse) -> TierUse {
+    TierUse {
+        tier: match used.medium {
+            Medium::Device => "device",
+            Medium::Host => "host",
+            Medium::Disk => "disk",
+        },
+        pages: used.pages,
+        room: used.room,
+        saved: used.saved,
+        loaded: used.loaded,
+        evicted: used.evicted,
+        failed: used.failed,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, StepResult};
 use engine::request::Micros;
+use engine::store::{Store, StoreUse};
 use graph::runner::{ExpertLoad, Ran};
 use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
 use std::collections::VecDeque;
@@ -180,6 +181,14 @@ impl<X: Executor + Traced> Executor for Watched<X> {
 
     fn stop_loop(&mut self) {
         self.inner.stop_loop();
+    }
+
+    fn store(&mut self) -> Option<&mut dyn Store> {
+        self.inner.store()
+    }
+
+    fn store_uses(&self) -> Vec<StoreUse> {
+        self.inner.store_uses()
     }
 
     fn recycle(&mut self, result: StepResult) {

@@ -124,6 +124,8 @@ pub struct App {
     pub(crate) watchers: Arc<Semaphore>,
     /// The OpenAPI document, built at the first request for it.
     pub(crate) document: OnceLock<Bytes>,
+    /// Health checks fail, so that routers send no more requests; those that come are still accepted.
+    pub(crate) leaving: AtomicBool,
     pub(crate) draining: AtomicBool,
 }
 
@@ -160,6 +162,7 @@ impl App {
             responses: Store::new(limits.responses, limits.responses_bytes),
             watchers: Arc::new(Semaphore::new(watchers.min(Semaphore::MAX_PERMITS))),
             document: OnceLock::new(),
+            leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             limits,
         })

@@ -1,6 +1,7 @@
 //! The operator's settings: listen address, API keys and limits.
 
 use crate::budget::most_for_one;
+use crate::kv_events::KvEvents;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ pub struct ServerConfig {
     pub share_prefix_cache: bool,
     /// Limits on requests, memory and time.
     pub limits: Limits,
+    /// Where changes of the prefix cache are published, if anywhere.
+    pub kv_events: Option<KvEvents>,
     /// The file for step records, one JSON object per line.
     pub trace: Option<PathBuf>,
     /// The number of log lines that could not be written; the log writer increments it.
@@ -47,6 +50,7 @@ impl Default for ServerConfig {
             allow_origins: Vec::new(),
             share_prefix_cache: false,
             limits: Limits::default(),
+            kv_events: None,
             trace: None,
             log_lines_dropped: Arc::default(),
             threads: cores().clamp(2, 8),
@@ -239,6 +243,9 @@ limits! {
     stall_ms = 60_000;
     /// Milliseconds that running requests have to finish after SIGTERM.
     drain_ms = 30_000;
+    /// Milliseconds after SIGTERM during which `/health` fails but requests are still accepted, so that routers stop
+    /// sending them.
+    leave_ms = 0;
 }
 
 impl Limits {

@@ -22,6 +22,7 @@ pub(crate) use fields::Refused;
 use crate::anthropic;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fleet;
 use crate::ollama;
 use crate::openai::{chat, completions, embeddings, models, new_id, responses, tokenize};
 use crate::{live, openapi, page};
@@ -64,6 +65,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
         .route("/metrics", get(metrics))
+        .route("/get_server_info", get(fleet::server_info))
+        .route("/get_model_info", get(fleet::model_info))
+        .route("/v1/loads", get(fleet::loads))
+        .route("/get_load", get(fleet::old_loads))
         .route("/openapi.json", get(openapi::serve))
         .route("/live", get(live::stream))
         .route("/live/graph", get(live::graph))

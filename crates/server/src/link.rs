@@ -8,11 +8,13 @@ mod thread;
 pub use call::{Call, Reply};
 pub use snapshot::{
     ConfigRow, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
-    StepRecord,
+    StepRecord, TierUse,
 };
-pub use thread::{PUBLISH_CALLS, spawn};
+pub use thread::PUBLISH_CALLS;
+pub(crate) use thread::spawn;
 
 use crate::metrics::Metrics;
+use engine::pages::CacheEvent;
 use engine::request::{Event, Micros, Output, Request, RequestId};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -27,6 +29,10 @@ pub trait Backend {
     fn is_idle(&self) -> bool;
     /// The state for `/metrics` and the page; called between steps, about ten times a second.
     fn snapshot(&self) -> Snapshot;
+    /// What was cached and evicted since the last call, in order. Called after each step if events are published.
+    fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        Vec::new()
+    }
     /// The reason if the backend has failed for good. Checked after each step; a failed backend is
     /// dropped.
     fn gone(&self) -> Option<String> {

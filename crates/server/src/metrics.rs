@@ -1,7 +1,7 @@
 //! The metrics of `/metrics`, in OpenMetrics format.
 
-use crate::link::{Link, Phase, Run, StepRecord};
-use prometheus_client::encoding::text::encode;
+use crate::link::{Link, Phase, Run, Snapshot, StepRecord};
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -91,6 +91,8 @@ metrics! {
     log_lines_dropped: Counter = Counter::default(), "log_lines_dropped";
     /// Step records that could not be written to the trace file.
     trace_records_dropped: Counter = Counter::default(), "trace_records_dropped";
+    /// Batches of KV events that were dropped because too many waited.
+    kv_event_batches_dropped: Counter = Counter::default(), "kv_event_batches_dropped";
     /// Times the engine failed and was restarted.
     engine_restarts: Counter = Counter::default(), "engine_restarts";
     /// Whether the server accepts requests.
@@ -111,6 +113,12 @@ metrics! {
     prefix_found: Gauge = Gauge::default(), "prefix_tokens_found";
     /// Sequences that were preempted: their pages went to others.
     preemptions: Gauge = Gauge::default(), "preemptions";
+    /// Pages in memory for evicted pages, by tier.
+    tier_pages: Family<Labels, Gauge> = Family::default(), "kv_tier_pages";
+    /// Pages that it has room for, by tier.
+    tier_room: Family<Labels, Gauge> = Family::default(), "kv_tier_room";
+    /// Pages saved, loaded, evicted from there, or lost, by tier.
+    tier_moves: Family<Labels, Counter> = Family::default(), "kv_tier_moves";
     /// Steps that ran a layer of experts, by layer.
     expert_steps: Family<Labels, Counter> = Family::default(), "expert_steps";
     /// Experts that had tokens, added up over the steps, by layer.
@@ -204,6 +212,22 @@ impl Metrics {
         self.prefix_looked_up.set(snapshot.prefix.looked_up as i64);
         self.prefix_found.set(snapshot.prefix.found as i64);
         self.preemptions.set(snapshot.preemptions as i64);
+        for tier in &snapshot.tiers {
+            let labels = Labels(vec![("tier", tier.tier.into())]);
+            self.tier_pages.get_or_create(&labels).set(tier.pages as i64);
+            self.tier_room.get_or_create(&labels).set(tier.room as i64);
+            let moves = [
+                ("saved", tier.saved),
+                ("loaded", tier.loaded),
+                ("evicted", tier.evicted),
+                ("failed", tier.failed),
+            ];
+            for (how, count) in moves {
+                let labels = Labels(vec![("tier", tier.tier.into()), ("move", how.into())]);
+                // The store counts.
+                self.tier_moves.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
+            }
+        }
         for layer in &snapshot.experts {
             let labels = Labels(vec![("layer", layer.layer.to_string())]);
             let counters = [
@@ -219,7 +243,35 @@ impl Metrics {
             self.experts_idle.get_or_create(&labels).set(layer.idle.into());
         }
         let mut text = String::new();
-        encode(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &vllm(&snapshot))?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
+}
+
+/// The gauges that routers read, under vLLM's names.
+fn vllm(snapshot: &Snapshot) -> Registry {
+    let mut registry = Registry::default();
+    let number = |value: u64| {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(value as i64);
+        gauge
+    };
+    let usage = Gauge::<f64, AtomicU64>::default();
+    usage.set(snapshot.pages.used as f64 / snapshot.pages.total().max(1) as f64);
+    let config = Family::<Labels, Gauge>::default();
+    let labels = [
+        ("block_size", snapshot.page_tokens.to_string()),
+        ("num_gpu_blocks", snapshot.pages.total().to_string()),
+    ];
+    config.get_or_create(&Labels(labels.to_vec())).set(1);
+    let waiting = number(snapshot.queue);
+    registry.register("vllm:num_requests_waiting", "Requests waiting to be admitted", waiting);
+    let running = number(snapshot.running);
+    registry.register("vllm:num_requests_running", "Sequences that have a seat", running);
+    let what = "Pages held by sequences, of all";
+    registry.register("vllm:kv_cache_usage_perc", what, usage);
+    registry.register("vllm:cache_config_info", "Size of the KV cache", config);
+    registry
 }

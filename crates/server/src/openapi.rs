@@ -8,6 +8,7 @@ use crate::app::{App, Model};
 use crate::config::Limits;
 use crate::describe::{self, Describe, Schemas};
 use crate::error::ErrorResponse;
+use crate::fleet::{WorkerInfo, WorkerLoad, WorkerLoads, WorkerModel};
 use crate::ollama::error::OllamaError;
 use crate::ollama::types::{
     OllamaChatRequest, OllamaChatResponse, OllamaEmbedRequest, OllamaEmbedResponse,
@@ -120,6 +121,14 @@ fn routes() -> Vec<Route> {
         ),
         get("/health/live", "Check that the process responds", status),
         get("/tokenizer_info", "Describe the tokenizer", TokenizerInfo::describe),
+        get("/get_server_info", "Describe this worker to a router", WorkerInfo::describe),
+        get("/get_model_info", "Describe the model to a router", WorkerModel::describe),
+        get("/v1/loads", "Say how busy this worker is", WorkerLoads::describe),
+        get(
+            "/get_load",
+            "Say how busy this worker is, in an older form",
+            <Vec<WorkerLoad>>::describe,
+        ),
         get("/health/ready", "Check that new requests are accepted", status),
     ]);
     routes

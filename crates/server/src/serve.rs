@@ -4,6 +4,7 @@ use crate::app::{App, Model};
 use crate::config::ServerConfig;
 use crate::http::conn::{self, Exit};
 use crate::http::router;
+use crate::kv_events::Publisher;
 use crate::link::{self, Factory, Health, Link};
 use crate::metrics::Metrics;
 use crate::trace::TraceWriter;
@@ -72,6 +73,7 @@ pub struct Server {
     listener: TcpListener,
     app: Arc<App>,
     engine: JoinHandle<()>,
+    kv_events: Option<(SocketAddr, Option<SocketAddr>)>,
 }
 
 impl Server {
@@ -97,15 +99,25 @@ impl Server {
         let metrics = Arc::new(Metrics::new(config.log_lines_dropped.clone()));
         let create = |path| TraceWriter::create(path, metrics.trace_records_dropped.clone());
         let trace = config.trace.as_deref().map(create).transpose().map_err(ServeError::Trace)?;
+        let publisher = config.kv_events.as_ref().map(Publisher::bind).transpose()?;
+        let kv_events = publisher.as_ref().map(Publisher::addresses).transpose();
+        let kv_events = kv_events.map_err(ServeError::Threads)?;
+        let dropped = &metrics.kv_event_batches_dropped;
+        let sink = publisher.map(|publisher| publisher.start(dropped.clone()));
         let listener = reserved.listen(config.limits.connections)?;
-        let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace);
+        let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace, sink);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
-        Ok(Self { listener, app: Arc::new(app), engine })
+        Ok(Self { listener, app: Arc::new(app), engine, kv_events })
     }
 
     /// The bound address, with the actual port if the configured one is 0.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// The bound addresses of KV events and of their replay, if they are published.
+    pub fn kv_events(&self) -> Option<(SocketAddr, Option<SocketAddr>)> {
+        self.kv_events
     }
 
     /// A handle to the engine's thread.
@@ -115,7 +127,7 @@ impl Server {
 
     /// Serves until `stop` resolves, then drains and ends the engine's thread.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Exit {
-        let Self { listener, app, engine } = self;
+        let Self { listener, app, engine, .. } = self;
         let exit = conn::serve(listener, app.clone(), router(app.clone()), stop).await;
         app.link.stop();
         // A hanging backend must not keep the process alive, so the wait is bounded.

@@ -35,7 +35,7 @@ pub enum Exit {
     Cut,
 }
 
-/// Serves until `stop` resolves, then drains: accepts no new connections or requests and lets
+/// Serves until `stop` resolves, then drains: fails health checks for a while if so configured, then accepts no new connections or requests and lets
 /// running requests finish until the deadline.
 pub(crate) async fn serve(
     listener: TcpListener,
@@ -49,7 +49,11 @@ pub(crate) async fn serve(
     let (closing, closed) = watch::channel(false);
     // Every connection holds a sender; the receiver ends when the last one is dropped.
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
-    let mut stop = pin!(stop);
+    let mut stop = pin!(async {
+        stop.await;
+        app.leaving.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(limits.leave_ms)).await;
+    });
     loop {
         let stream = tokio::select! {
             biased;

@@ -16,10 +16,15 @@ pub struct Snapshot {
     pub seats: u64,
     /// KV pages by state.
     pub pages: Pages,
+    /// Tokens of a page.
+    pub page_tokens: u64,
     /// Prompt tokens looked up and found in the prefix tree, since the start.
     pub prefix: PrefixUse,
     /// Sequences preempted (their pages went to others), since the start.
     pub preemptions: u64,
+    /// What the memory for evicted pages did, since the start; empty without any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierUse>,
     /// What the experts of each layer did, since the start; empty for a model without experts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub experts: Vec<ExpertUse>,
@@ -42,6 +47,13 @@ pub struct Pages {
     pub free: u64,
 }
 
+impl Pages {
+    /// All of them.
+    pub(crate) fn total(&self) -> u64 {
+        self.used + self.cached + self.free
+    }
+}
+
 /// Lookups in the prefix tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixUse {
@@ -49,6 +61,25 @@ pub struct PrefixUse {
     pub looked_up: u64,
     /// Prompt tokens found.
     pub found: u64,
+}
+
+/// What a memory for evicted pages did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierUse {
+    /// `host` or `disk`.
+    pub tier: &'static str,
+    /// Pages it holds.
+    pub pages: u64,
+    /// Pages it has room for.
+    pub room: u64,
+    /// Pages saved.
+    pub saved: u64,
+    /// Pages loaded.
+    pub loaded: u64,
+    /// Pages given up for others.
+    pub evicted: u64,
+    /// Pages that could not be saved or were found damaged.
+    pub failed: u64,
 }
 
 /// What the experts of a layer did.

@@ -2,8 +2,10 @@
 
 use super::{Backend, Factory, Health, Link, Message, Reply, Shared};
 use crate::config::Limits;
+use crate::kv_events::EventSink;
 use crate::metrics::Metrics;
 use crate::trace::TraceWriter;
+use engine::pages::CacheEvent;
 use engine::request::{Event, Finish, Micros, Output, Request, RequestId};
 use std::any::Any;
 use std::collections::HashMap;
@@ -26,11 +28,12 @@ pub const PUBLISH_CALLS: u32 = 128;
 const MESSAGES_PER_STEP: usize = 4096;
 
 /// Starts the engine's thread. It ends after [`Link::stop`] or when every link is dropped.
-pub fn spawn(
+pub(crate) fn spawn(
     factory: Factory,
     limits: &Limits,
     metrics: Arc<Metrics>,
     trace: Option<TraceWriter>,
+    kv_events: Option<EventSink>,
 ) -> (Link, JoinHandle<()>) {
     let (messages, inbox) = mpsc::channel();
     let shared = Arc::new(Shared {
@@ -53,6 +56,7 @@ pub fn spawn(
         live: HashMap::new(),
         events: Vec::new(),
         trace,
+        kv_events,
         last_step: 0,
         stopping: false,
     };
@@ -69,6 +73,7 @@ struct Worker {
     live: HashMap<RequestId, Live>,
     events: Vec<Event>,
     trace: Option<TraceWriter>,
+    kv_events: Option<EventSink>,
     /// The last step record that was counted.
     last_step: u64,
     stopping: bool,
@@ -105,6 +110,10 @@ impl Worker {
                 }
             };
             self.last_step = 0;
+            if let Some(sink) = &mut self.kv_events {
+                // Subscribers may know blocks of an earlier engine.
+                sink.publish(vec![CacheEvent::Cleared]);
+            }
             self.shared.set_health(Health::Ready);
             let before = self.shared.metrics.generated_tokens.get();
             let end = self.step_until_end(&mut *backend);
@@ -169,6 +178,9 @@ impl Worker {
                 Err(panic) => return End::Failed(panic_text(&*panic)),
             };
             self.shared.step_began.store(0, Ordering::Relaxed);
+            if let Some(sink) = &mut self.kv_events {
+                sink.publish(backend.take_cache_events());
+            }
             let now = self.shared.now();
             for output in outputs {
                 self.deliver(output, now);

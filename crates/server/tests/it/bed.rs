@@ -62,6 +62,10 @@ impl Bed {
 
     pub(crate) async fn over(config: ServerConfig, backend: Factory, model: Model) -> Self {
         let server = Server::bind(&config, backend, model).await.unwrap();
+        Self::serve(server, &config).await
+    }
+
+    pub(crate) async fn serve(server: Server, config: &ServerConfig) -> Self {
         let url = format!("http://{}", server.address().unwrap());
         let target = Target::parse(&url, config.api_keys.first().cloned()).unwrap();
         let link = server.link();

@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Limits whose tests need more than one request, with the names of those tests.
-const ELSEWHERE: [(&str, &str); 19] = [
+const ELSEWHERE: [(&str, &str); 20] = [
     ("connections", "abuse: too_many_connections_get_an_error"),
     ("streams", "http2: streams_are_limited_per_connection_and_in_total"),
     ("header_bytes", "abuse: headers_too_large_or_too_many"),
@@ -28,6 +28,7 @@ const ELSEWHERE: [(&str, &str); 19] = [
     ("stall_ms", "faults: a_stalled_step_is_reported"),
     ("responses", "responses: kept_responses_are_limited"),
     ("responses_bytes", "responses: kept_responses_are_limited"),
+    ("leave_ms", "routes: a_server_that_leaves_first_fails_its_health_checks"),
     ("drain_ms", "routes: the_drain_deadline_ends_streams_with_an_error"),
 ];
 

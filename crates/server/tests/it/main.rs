@@ -8,10 +8,14 @@ mod chat;
 mod checkpoint;
 mod completions;
 mod document;
+#[expect(dead_code, reason = "the engine's own tests use all of it")]
+#[path = "../../../engine/tests/it/echo.rs"]
+mod echo;
 mod faults;
 mod fields;
 mod grammars;
 mod http2;
+mod kv_events;
 mod large;
 mod limits;
 mod messages;

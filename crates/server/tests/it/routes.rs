@@ -100,6 +100,10 @@ async fn metrics_count_what_happened() {
         "dacapo_choices_finished_total{finish=\"length\"} 1",
         "dacapo_graph_steps_replayed_total{phase=\"prefill\",bucket=\"128\"} 1",
         "dacapo_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "vllm:num_requests_waiting 0",
+        "vllm:num_requests_running 0",
+        "vllm:kv_cache_usage_perc 0.0",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"65536\"} 1",
         "# EOF",
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
@@ -123,6 +127,10 @@ async fn every_route_but_health_requires_the_key() {
         ("GET", "/v1/responses/x"),
         ("DELETE", "/v1/responses/x"),
         ("GET", "/metrics"),
+        ("GET", "/get_server_info"),
+        ("GET", "/get_model_info"),
+        ("GET", "/v1/loads"),
+        ("GET", "/get_load"),
         ("GET", "/openapi.json"),
         ("GET", "/live"),
         ("GET", "/live/graph"),
@@ -284,6 +292,54 @@ async fn draining_finishes_running_requests_and_accepts_no_new_ones() {
     assert_eq!(events.last().unwrap(), "[DONE]");
     assert!(events.iter().all(|e| !e.contains("error")));
     assert_eq!(bed.ended().await, Exit::Drained);
+}
+
+#[tokio::test]
+async fn a_server_that_leaves_first_fails_its_health_checks() {
+    let mut config = config();
+    config.limits.leave_ms = 1500;
+    let mut bed = Bed::with(config, MockConfig::default(), model()).await;
+    let ask = json!({"prompt": "0123456789", "max_tokens": 10});
+    assert_eq!(bed.get("/health").await.0.status, 200);
+    bed.begin_stop();
+    soon("health checks fail", async {
+        while bed.get("/health").await.0.status != 503 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(bed.get("/health/live").await.0.status, 200);
+    bed.ok("/v1/completions", &ask).await;
+    assert_eq!(bed.ended().await, Exit::Drained);
+    assert!(Connection::open(&bed.target).await.is_err());
+}
+
+#[tokio::test]
+async fn routers_learn_what_the_worker_is_and_how_busy() {
+    let bed = Bed::new(MockConfig::default()).await;
+    bed.ok("/v1/completions", &json!({"prompt": "hello", "max_tokens": 3})).await;
+    bed.until("a snapshot from after the answer", || {
+        let snapshot = bed.link.snapshot();
+        !snapshot.steps.is_empty() && snapshot.running == 0 && snapshot.pages.used == 0
+    })
+    .await;
+    let read = async |path: &str| -> Value {
+        let (head, body) = bed.get(path).await;
+        assert_eq!(head.status, 200, "{path}");
+        serde_json::from_slice(&body).unwrap()
+    };
+    let info = read("/get_server_info").await;
+    assert_eq!((&info["served_model_name"], &info["page_size"]), (&json!("mock"), &json!(16)));
+    assert_eq!(info["max_total_num_tokens"], 65_536 * 16);
+    assert_eq!((&info["max_running_requests"], &info["dp_size"]), (&json!(256), &json!(1)));
+    let info = read("/get_model_info").await;
+    assert_eq!((&info["is_generation"], &info["max_context_length"]), (&json!(true), &json!(8192)));
+    let loads = read("/v1/loads").await;
+    assert_eq!(loads["dp_rank_count"], 1);
+    let load = &loads["loads"][0];
+    assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&json!(0), &json!(0)));
+    assert_eq!((&load["num_used_tokens"], &load["token_usage"]), (&json!(0), &json!(0.0)));
+    assert_eq!(&read("/get_load").await[0], load);
 }
 
 #[tokio::test]
