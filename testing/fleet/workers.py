@@ -1,0 +1,151 @@
+"""Workers for the tests of a fleet: servers with a small model, and requests to them."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+# Small enough that prompts of 1,024 tokens take milliseconds; its weights are random, its tokens are bytes.
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 510,
+    "eos_token_id": 511,
+}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def until(what, happens, seconds=120):
+    """Waits until `happens` returns something true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            found = happens()
+            if found:
+                return found
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"error: not within {seconds} s: {what}")
+
+
+def get(url, timeout=10):
+    with urllib.request.urlopen(url, timeout=timeout) as answer:
+        return answer.read().decode()
+
+
+def model_arguments(cache):
+    """The model of MODEL, or a folder with the small one."""
+    if os.environ.get("MODEL"):
+        return [os.environ["MODEL"]]
+    folder = os.path.join(cache, "tiny")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(TINY, file)
+    return [folder, "--load-format", "dummy"]
+
+
+class Worker:
+    """A `dacapo serve` on a free port."""
+
+    def __init__(self, dacapo, cache, more=(), port=None):
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [dacapo, "serve", *model_arguments(cache), "--device", "cpu", "--threads", "1"]
+        command += ["--port", str(self.port), "--max-context", "2048", *more]
+        self.log = open(os.path.join(cache, f"worker-{self.port}.log"), "w")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def ready(self):
+        def healthy():
+            if self.process.poll() is not None:
+                raise SystemExit(f"error: a worker ended; see {self.log.name}")
+            return get(self.url + "/health")
+
+        until("a worker is ready", healthy)
+        return self
+
+    def metrics(self):
+        """The metrics without labels, by name."""
+        lines = (line.split() for line in get(self.url + "/metrics").splitlines() if "#" not in line)
+        return {line[0]: float(line[1]) for line in lines if len(line) == 2 and "{" not in line[0]}
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def drain(self):
+        """SIGTERM; the worker must end by itself, without an error."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self.log.close()
+
+
+class Failed(Exception):
+    """A request that was not answered: `clear` if the client was told so."""
+
+    def __init__(self, what, clear):
+        super().__init__(what)
+        self.clear = clear
+
+
+def complete(url, model, prompt, tokens):
+    """The text of a streamed completion."""
+    host = url.removeprefix("http://")
+    wire = http.client.HTTPConnection(host, timeout=120)
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0}
+    try:
+        wire.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = wire.getresponse()
+        if answer.status != 200:
+            raise Failed(f"status {answer.status}: {answer.read(300)!r}", True)
+        text, finish = "", None
+        for line in answer:
+            line = line.decode().strip()
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                if finish is None:
+                    raise Failed("a stream ended without a reason", False)
+                return text
+            event = json.loads(data)
+            if "error" in event:
+                raise Failed(f"an error in the stream: {event['error']}", True)
+            for choice in event["choices"]:
+                text += choice["text"]
+                finish = choice["finish_reason"] or finish
+        # The connection ended before the stream did, which every client sees.
+        raise Failed("the stream broke off", True)
+    except (OSError, http.client.HTTPException) as error:
+        raise Failed(f"the connection failed: {error!r}", True) from error
+    finally:
+        wire.close()
