@@ -5,6 +5,7 @@ a worker that is drained.
 """
 
 import argparse
+import atexit
 import concurrent.futures
 import itertools
 import os
@@ -59,6 +60,7 @@ class Router:
         command += ["--worker-urls", *[worker.url for worker in behind]]
         self.log = open(os.path.join(args.cache, f"{args.router}-{policy}.log"), "w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        atexit.register(self.process.kill)
         self.model = re.search(r'"id":"([^"]+)"', get(behind[0].url + "/v1/models").replace(" ", "")).group(1)
 
         def answers():

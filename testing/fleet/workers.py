@@ -1,5 +1,6 @@
 """Workers for the tests of a fleet: servers with a small model, and requests to them."""
 
+import atexit
 import http.client
 import json
 import os
@@ -61,8 +62,11 @@ def model_arguments(cache):
         return [os.environ["MODEL"]]
     folder = os.path.join(cache, "tiny")
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(TINY, file)
+    path, text = os.path.join(folder, "config.json"), json.dumps(TINY)
+    # Written once: workers that are starting read it.
+    if not os.path.exists(path) or open(path).read() != text:
+        with open(path, "w") as file:
+            file.write(text)
     return [folder, "--load-format", "dummy"]
 
 
@@ -76,6 +80,8 @@ class Worker:
         command += ["--port", str(self.port), "--max-context", "2048", *more]
         self.log = open(os.path.join(cache, f"worker-{self.port}.log"), "w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        # A test that fails leaves no worker behind.
+        atexit.register(self.process.kill)
 
     def ready(self):
         def healthy():

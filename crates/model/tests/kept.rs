@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 const CONVERSATIONS: usize = 200;
 const TURNS: usize = 4;
 /// Tokens that a turn adds: of the user, of the model.
-const ASKED: usize = 248;
+const ASKED: usize = 123;
 const ANSWERED: u32 = 8;
 /// Pages of all conversations at their end.
 const ALL_PAGES: u32 = (CONVERSATIONS * TURNS * (ASKED + ANSWERED as usize) / 16) as u32;
@@ -31,8 +31,8 @@ fn model(seed: u64) -> ModelSource {
 fn engine(seed: u64, pages: u32, keep: KeepOptions) -> Engine<GraphExecutor> {
     let mut options = LoadOptions {
         max_batch: 8,
-        max_context: 1100,
-        prefill_tokens: Some(512),
+        max_context: 560,
+        prefill_tokens: Some(256),
         pages: Some(pages),
         keep,
         ..LoadOptions::default()

@@ -311,7 +311,6 @@ async fn a_server_that_leaves_first_fails_its_health_checks() {
     assert_eq!(bed.get("/health/live").await.0.status, 200);
     bed.ok("/v1/completions", &ask).await;
     assert_eq!(bed.ended().await, Exit::Drained);
-    assert!(Connection::open(&bed.target).await.is_err());
 }
 
 #[tokio::test]
