@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::version;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use device::cpu::Numerics;
 use device::{DType, DeviceChoice, Target};
@@ -9,7 +10,8 @@ use model::{Precision, Quantise, precision};
 #[derive(Parser, Debug)]
 #[command(
     name = "dacapo",
-    version,
+    version = version::SHORT,
+    long_version = version::LONG,
     propagate_version = true,
     max_term_width = 100,
     after_help = EXAMPLES
@@ -132,6 +134,8 @@ pub(crate) enum Command {
     Graph(crate::graph_cli::GraphArgs),
     Trace(crate::trace::TraceArgs),
     Doctor(crate::doctor::DoctorArgs),
+    Completions(crate::install::CompletionsArgs),
+    Man(crate::install::ManArgs),
 }
 
 #[cfg(test)]

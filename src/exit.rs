@@ -8,7 +8,6 @@ use server::ServeError;
 use std::fmt;
 use std::io::Write;
 use std::path::Path;
-use std::process::ExitCode;
 
 /// Success.
 pub(crate) const OK: u8 = 0;
@@ -104,31 +103,33 @@ fn is_bad_size(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(device, Some(device::Error::Limits { .. }))
 }
 
-/// Ends the program; prints an error as one line on standard error.
-pub(crate) fn finish(outcome: anyhow::Result<()>) -> ExitCode {
+/// The exit code of a command; prints an error as one line on standard error.
+pub(crate) fn finish(outcome: anyhow::Result<()>) -> u8 {
     // Output without a final newline is still buffered.
     let outcome = outcome.and_then(|()| Ok(Output::new().flush()?));
     let code = outcome.as_ref().map_or_else(code, |()| OK);
     if let Err(error) = outcome
         && !matches!(code, INTERRUPTED | OUTPUT_CLOSED)
     {
-        note!("error: {}", one_line(&format!("{error:#}")));
+        note!("error: {}", one_line(&error));
     }
     log::finish();
-    ExitCode::from(code)
+    code
 }
 
-/// Ends the program after clap's message: help and version on standard output, usage errors on
+/// The exit code after clap's message: help and version on standard output, usage errors on
 /// standard error.
-pub(crate) fn of_usage(said: &clap::Error) -> ExitCode {
+pub(crate) fn of_usage(said: &clap::Error) -> u8 {
     let printed = said.print();
     match said.use_stderr() {
-        true => ExitCode::from(BAD_INPUT),
+        true => BAD_INPUT,
         false => finish(printed.map_err(|error| of_output(error).into())),
     }
 }
 
-fn one_line(text: &str) -> String {
+/// An error and its causes in one line.
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
     text.split('\n').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
@@ -150,6 +151,6 @@ mod tests {
 
     #[test]
     fn errors_are_one_line() {
-        assert_eq!(one_line("a\n  b\n\nc"), "a; b; c");
+        assert_eq!(one_line(&anyhow::anyhow!("a\n  b\n\nc")), "a; b; c");
     }
 }

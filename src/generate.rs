@@ -5,11 +5,11 @@ use anyhow::{Result, bail};
 use engine::Engine;
 use engine::exec::Executor;
 use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token, TokenLogprob};
-use formats::tokenizer::{Detokenizer, Tokenizer};
+use formats::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use text::StopFinder;
+use text::{Detokenize, StopFinder};
 
 /// An engine with one user.
 pub(crate) struct Speaker<X: Executor> {
@@ -154,7 +154,7 @@ impl<X: Executor> Speaker<X> {
         self.last_id += 1;
         let id = RequestId(self.last_id);
         let answering = interrupt.guard();
-        let mut text = Text::new(&self.tokenizer, ask.stop);
+        let mut text = Text::new(text::detokenizer(&self.tokenizer), ask.stop);
         let mut answer = Answer {
             text: String::new(),
             ending: Ending::Stop,
@@ -226,7 +226,9 @@ impl<X: Executor> Speaker<X> {
 
 /// Converts tokens to text: complete characters, without stop strings.
 pub(crate) struct Text {
-    characters: Detokenizer,
+    characters: Box<dyn Detokenize>,
+    /// The characters of one token, kept for its memory.
+    piece: String,
     stops: StopFinder,
     pub(crate) whole: String,
     shown: usize,
@@ -235,9 +237,10 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stop: Vec<String>) -> Self {
+    pub(crate) fn new(characters: Box<dyn Detokenize>, stop: Vec<String>) -> Self {
         Self {
-            characters: Detokenizer::new(tokenizer.clone()),
+            characters,
+            piece: String::new(),
             stops: StopFinder::new(stop),
             whole: String::new(),
             shown: 0,
@@ -247,19 +250,31 @@ impl Text {
 
     /// Adds a token; true if a stop string is complete.
     pub(crate) fn push(&mut self, token: Token) -> bool {
-        self.stopped |= self.stops.push(self.characters.push(token), &mut self.whole);
+        self.piece.clear();
+        self.characters.push(token, &mut self.piece);
+        self.stopped |= self.stops.push(&self.piece, &mut self.whole);
         self.stopped
     }
 
     /// Appends the text held back.
     pub(crate) fn finish(&mut self) {
-        if !self.stopped && !self.stops.push(self.characters.finish(), &mut self.whole) {
+        if self.stopped {
+            return;
+        }
+        self.piece.clear();
+        self.characters.flush(&mut self.piece);
+        if !self.stops.push(&self.piece, &mut self.whole) {
             self.stops.flush(&mut self.whole);
         }
     }
 
+    /// The stop string that was found.
+    pub(crate) fn found(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     /// The text since the last call.
-    fn fresh(&mut self) -> &str {
+    pub(crate) fn fresh(&mut self) -> &str {
         let from = std::mem::replace(&mut self.shown, self.whole.len());
         &self.whole[from..]
     }

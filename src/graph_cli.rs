@@ -4,8 +4,13 @@
 
 mod diff;
 mod explain;
+mod side;
 mod tune;
 mod verify;
+
+pub(crate) use diff::Differences;
+pub(crate) use side::{Side, Spec};
+pub(crate) use verify::{VerifyArgs, verify};
 
 use crate::numbers::{PAGE, SEQUENCES, TOKENS};
 use anyhow::{Result, bail};
@@ -62,13 +67,13 @@ pub(crate) fn run(args: &GraphArgs, source: &dyn ProgramSource) -> Result<()> {
 
 /// The model, and the sizes of its graphs.
 #[derive(Args, Debug)]
-struct ModelArgs {
+pub(crate) struct ModelArgs {
     /// A folder, a .gguf file, a hub id, or with `--load-format dummy` a bundled shape such as
     /// qwen3-8b
-    model: String,
+    pub(crate) model: String,
     /// auto: the model's files; dummy: only its shape
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
-    load_format: String,
+    pub(crate) load_format: String,
     /// Most sequences that run at once
     #[arg(long, value_name = "N", default_value_t = 256)]
     #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
@@ -106,7 +111,7 @@ impl ModelArgs {
     }
 
     /// The plan for a shape, laid out without allocating memory.
-    fn plan(
+    pub(crate) fn plan(
         &self,
         source: &dyn ProgramSource,
         target: &CompileTarget,
@@ -123,13 +128,13 @@ impl ModelArgs {
 
 /// A phase and a size in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    phase: Phase,
-    size: u32,
+pub(crate) struct Shape {
+    pub(crate) phase: Phase,
+    pub(crate) size: u32,
 }
 
 impl Shape {
-    fn key(self, limits: &StepLimits) -> ShapeKey {
+    pub(crate) fn key(self, limits: &StepLimits) -> ShapeKey {
         match self.phase {
             Phase::Decode => ShapeKey::decode(self.size),
             Phase::Prefill => ShapeKey::prefill(self.size, self.size.min(limits.rows)),
@@ -143,8 +148,11 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
     found.ok_or_else(|| format!("unknown phase `{text}`: use decode or prefill"))
 }
 
+/// The target of plans that name none; it does not depend on this machine.
+const DEFAULT_TARGET: &str = "h200";
+
 /// `cpu` or `h200`.
-fn parse_target(name: &str) -> Result<CompileTarget> {
+pub(crate) fn parse_target(name: &str) -> Result<CompileTarget> {
     match name {
         "cpu" => Ok(CompileTarget::cpu()),
         "h200" => Ok(CompileTarget::new(Arc::new(Target::h200()))),

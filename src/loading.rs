@@ -29,6 +29,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use text::CheckpointText;
 
 /// The model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
@@ -103,11 +104,25 @@ impl LoadArgs {
         LoadArgs { max_context: tokens, ..self.clone() }
     }
 
+    /// The name of the format on the command line.
+    pub(crate) fn format_name(&self) -> String {
+        let value = self.load_format.to_possible_value();
+        value.map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
     /// The same with one graph flag set.
     pub(crate) fn with_graph_flag(&self, flag: &str, value: &str) -> LoadArgs {
         let mut args = self.clone();
         args.graph.given.flags.insert(flag.into(), value.into());
         args
+    }
+}
+
+/// How many sequences run at once for several users.
+pub(crate) fn default_batch(kind: DeviceKind) -> u32 {
+    match kind {
+        DeviceKind::Cuda => 256,
+        DeviceKind::Cpu => 32,
     }
 }
 
@@ -364,6 +379,13 @@ impl Loaded {
                 .iter()
                 .sum(),
         }
+    }
+
+    /// Takes the tokenizer and chat template; `None` for dummy weights.
+    pub(crate) fn take_text(&mut self) -> Option<CheckpointText> {
+        let ModelText { tokenizer, template } = self.text.take()?;
+        let (eos, vocab) = (self.config.eos.clone(), self.config.vocab as u32);
+        Some(CheckpointText::new(tokenizer, template, eos, vocab))
     }
 
     /// The engine configuration for this model.

@@ -1,60 +1,7 @@
-//! `dacapo`: the command line program. Each subcommand is a file here; the work is done in the
-//! crates.
+//! The program `dacapo`: the command line of the library.
 
-mod bench;
-mod chat;
-mod cli;
-mod doctor;
-mod exit;
-mod generate;
-mod graph_args;
-mod graph_cli;
-mod interrupt;
-mod loading;
-mod log;
-mod models;
-mod numbers;
-mod output;
-mod programs;
-mod progress;
-mod prompt;
-mod pull;
-mod quantize;
-mod run;
-mod sampling;
-mod serve;
-mod show;
-mod trace;
-
-use clap::Parser;
-use cli::{Cli, Command, Global};
-use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let Cli { global, command } = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(other) => return exit::of_usage(&other),
-    };
-    device::notice::send_to(output::note_line);
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| run(&command, &global)));
-    match outcome {
-        Ok(outcome) => exit::finish(outcome),
-        // The message was printed where it panicked.
-        Err(_) => ExitCode::from(exit::RUNTIME),
-    }
-}
-
-fn run(command: &Command, global: &Global) -> anyhow::Result<()> {
-    match command {
-        Command::Serve(args) => serve::run(args, global),
-        Command::Run(args) => run::run(args, global),
-        Command::Chat(args) => chat::run(args, global),
-        Command::Pull(args) => pull::run(args),
-        Command::Quantize(args) => quantize::run(args, global),
-        Command::Bench(args) => bench::run(args, global),
-        Command::Graph(args) => graph_cli::run(args, &programs::Programs { global }),
-        Command::Trace(args) => trace::run(args),
-        Command::Doctor(args) => doctor::run(args),
-    }
+    ExitCode::from(dacapo::run(std::env::args_os()))
 }

@@ -4,6 +4,8 @@ mod backend;
 mod open_files;
 mod watched;
 
+pub(crate) use backend::Serving;
+
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs, Loaded};
@@ -13,7 +15,6 @@ use crate::output::note;
 use anyhow::{Context, Result};
 use backend::Serving;
 use clap::{Args, ValueEnum};
-use device::DeviceKind;
 use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;
@@ -25,7 +26,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
-use text::{CheckpointText, TextModel, WordText};
+use text::{TextModel, WordText};
 
 /// Serve a model with the OpenAI API and a live page
 ///
@@ -138,11 +139,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     open_files::raise_limit(&mut config.limits);
     // Before the model is loaded, so that a port in use is found at once.
     let reserved = Reserved::new(&config)?;
-    let default_batch = |kind| match kind {
-        DeviceKind::Cuda => 256,
-        DeviceKind::Cpu => 32,
-    };
-    let max_batch = |kind| args.max_batch.unwrap_or_else(|| default_batch(kind));
+    let max_batch = |kind| args.max_batch.unwrap_or_else(|| loading::default_batch(kind));
     let mut loaded = loading::load_suited(&args.load, global, max_batch)?;
     let memory = loaded.memory();
     if !args.log_json {
@@ -241,15 +238,12 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
     let at_once = geometry.seats;
     let embedding = engine::exec::Executor::hidden(&loaded.executor);
-    let config = &loaded.config;
-    let vocab = config.vocab as u32;
-    let Some(text) = loaded.text.take() else {
-        let text = WordText::new(vocab, config.eos.clone());
+    let Some(text) = loaded.take_text() else {
+        let text = WordText::new(loaded.config.vocab as u32, loaded.config.eos.clone());
         return Model { embedding, at_once, ..Model::new(name, context, Arc::new(text)) };
     };
-    let text = CheckpointText::new(text.tokenizer, text.template, config.eos.clone(), vocab);
     let (tools, reasoning) = (ToolFormat::of(&text), Reasoning::of(&text));
-    let suggested = config.sampling;
+    let suggested = loaded.config.sampling;
     let plain = Model::new(name, context, Arc::new(text) as Arc<dyn TextModel>);
     let defaults = Sampling {
         temperature: suggested.temperature.unwrap_or(plain.defaults.temperature),
@@ -262,7 +256,7 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
 }
 
 /// Constant data for the page.
-fn about(loaded: &Loaded) -> GraphInfo {
+pub(crate) fn about(loaded: &Loaded) -> GraphInfo {
     let row = |key: &str, value: String, reason: &str| ConfigRow {
         key: key.into(),
         value,

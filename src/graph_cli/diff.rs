@@ -1,13 +1,15 @@
 //! `dacapo graph diff`.
 
-use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
+use super::side::{Side, Spec};
+use super::{DEFAULT_TARGET, ModelArgs, ProgramSource};
 use crate::exit::{bad_file, bad_input};
-use crate::output::say;
+use crate::output::Output;
 use anyhow::Result;
 use clap::Args;
-use graph::Plan;
-use graph::backend::{BackendKind, Piece};
-use graph::compile::fuse::Fusion;
+use graph::backend::BackendKind;
+use serde::Serialize;
+use std::fmt;
+use std::io::Write;
 
 /// Show the differences between two graphs of a model
 #[derive(Args, Debug)]
@@ -22,89 +24,78 @@ pub(super) struct DiffArgs {
 }
 
 pub(super) fn run(args: &DiffArgs, source: &dyn ProgramSource) -> Result<()> {
-    let a = Side::parse(&args.a, &args.model, source)?;
-    let b = Side::parse(&args.b, &args.model, source)?;
-    say!("{} ({}) → {} ({})", args.a, a.plan.short_hash(), args.b, b.plan.short_hash())?;
-    let mut same = true;
-    for (what, a, b) in a.cuts().into_iter().zip(b.cuts()).map(|((what, a), (_, b))| (what, a, b)) {
-        if a != b {
-            say!("{what}: {a} → {b}")?;
-            same = false;
-        }
-    }
-    for difference in a.plan.diff(&b.plan) {
-        say!("{difference}")?;
-        same = false;
-    }
-    if same {
-        say!("the same")?;
-    }
-    Ok(())
+    let a = side(&args.a, &args.model, source)?;
+    let b = side(&args.b, &args.model, source)?;
+    let differences = Differences::between((&args.a, &a), (&args.b, &b));
+    Ok(write!(Output::new(), "{differences}")?)
 }
 
-/// One of the two: a plan, and the backend that cuts it into graphs.
-struct Side {
-    plan: Plan,
-    backend: BackendKind,
+fn side(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Side> {
+    if text.ends_with(".json") {
+        let json = std::fs::read_to_string(text).map_err(bad_file(text.as_ref()))?;
+        let plan = serde_json::from_str(&json)
+            .map_err(|e| bad_input(format!("{text}: not a plan: {e}")))?;
+        return Ok(Side { plan, backend: BackendKind::Full });
+    }
+    let spec = Spec::parse(text)?;
+    let plan = model.plan(source, &spec.target(DEFAULT_TARGET)?, &spec.shape)?;
+    Ok(Side { plan, backend: spec.backend })
 }
 
-impl Side {
-    fn parse(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Side> {
-        let mut backend = BackendKind::Full;
-        if text.ends_with(".json") {
-            let json = std::fs::read_to_string(text).map_err(bad_file(text.as_ref()))?;
-            let plan = serde_json::from_str(&json)
-                .map_err(|e| bad_input(format!("{text}: not a plan: {e}")))?;
-            return Ok(Side { plan, backend });
-        }
-        let (text, unfused) = match text.strip_suffix("+unfused") {
-            Some(rest) => (rest, true),
-            None => (text, false),
-        };
-        let (shape, target) = text.split_once('@').unwrap_or((text, "h200"));
-        let mut target = parse_target(target)?;
-        target.fusion = unfused.then_some(Fusion::NONE);
-        let wrong = || {
-            let names = BackendKind::ALL.map(BackendKind::name).join(", ");
-            bad_input(format!(
-                "`{text}` is not a graph: use decode/8 or prefill/512, optionally with /BACKEND ({names})"
-            ))
-        };
-        let mut words = shape.split('/');
-        let phase = parse_phase(words.next().ok_or_else(wrong)?).map_err(bad_input)?;
-        let size = words.next().and_then(|size| size.parse().ok()).filter(|&size| size > 0);
-        let size = size.ok_or_else(wrong)?;
-        if let Some(name) = words.next() {
-            let named = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
-            backend = named.ok_or_else(wrong)?;
-        }
-        if words.next().is_some() {
-            return Err(wrong());
-        }
-        let plan = model.plan(source, &target, &Shape { phase, size })?;
-        Ok(Side { plan, backend })
-    }
+/// The differences between two graphs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Differences {
+    a: Named,
+    b: Named,
+    /// How the backends cut the plans, where that differs.
+    cuts: Vec<Cut>,
+    /// The differences of the plans, one line each.
+    plans: Vec<String>,
+}
 
-    /// How the backend cuts the plan, as text that can be compared.
-    fn cuts(&self) -> [(&'static str, String); 3] {
-        let pieces = self.backend.pieces(&self.plan);
-        let graphs = pieces.iter().filter(|piece| matches!(piece, Piece::Graph(_))).count();
-        let alone: Vec<String> = pieces
-            .iter()
-            .filter_map(|piece| match piece {
-                Piece::Alone(index) => Some(self.plan.node_name(*index)),
-                Piece::Graph(_) => None,
-            })
-            .collect();
-        let alone = match alone.as_slice() {
-            [] => "none".into(),
-            [one] => one.clone(),
-            [first, .., last] => format!("{} ({first} … {last})", alone.len()),
+/// A graph, and the short hash of its plan.
+#[derive(Clone, Debug, Serialize)]
+struct Named {
+    graph: String,
+    plan: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Cut {
+    what: &'static str,
+    a: String,
+    b: String,
+}
+
+impl Differences {
+    /// Compares two graphs with their names.
+    pub(crate) fn between(a: (&str, &Side), b: (&str, &Side)) -> Differences {
+        let named = |(graph, side): (&str, &Side)| Named {
+            graph: graph.to_owned(),
+            plan: side.plan.short_hash(),
         };
-        [
-            ("backend", self.backend.to_string()),
-            ("graph launches per step", graphs.to_string()),
-            ("nodes outside graphs", alone),
-        ]
+        let both = a.1.cuts().into_iter().zip(b.1.cuts());
+        let cuts = both.map(|((what, a), (_, b))| Cut { what, a, b });
+        Differences {
+            a: named(a),
+            b: named(b),
+            cuts: cuts.filter(|cut| cut.a != cut.b).collect(),
+            plans: a.1.plan.diff(&b.1.plan).iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Differences { a, b, cuts, plans } = self;
+        writeln!(f, "{} ({}) → {} ({})", a.graph, a.plan, b.graph, b.plan)?;
+        for Cut { what, a, b } in cuts {
+            writeln!(f, "{what}: {a} → {b}")?;
+        }
+        plans.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        match cuts.is_empty() && plans.is_empty() {
+            true => writeln!(f, "the same"),
+            false => Ok(()),
+        }
     }
 }

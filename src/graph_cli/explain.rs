@@ -1,6 +1,6 @@
 //! `dacapo graph explain`.
 
-use super::{ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
+use super::{DEFAULT_TARGET, ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
 use crate::numbers::{SEQUENCES, TOKENS};
 use crate::output::Output;
 use anyhow::{Context, Result};
@@ -28,7 +28,7 @@ pub(super) struct ExplainArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     tokens: u32,
     /// cpu or h200; the default does not depend on this machine
-    #[arg(long, default_value = "h200")]
+    #[arg(long, default_value = DEFAULT_TARGET)]
     target: String,
     /// Disable fusion
     #[arg(long)]

@@ -15,7 +15,7 @@ use graph::{BackendKind, CompileTarget, Phase};
 
 /// Run every bucket and backend on this device, replayed and op by op, and compare every byte
 #[derive(Args, Debug)]
-pub(super) struct VerifyArgs {
+pub(crate) struct VerifyArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Only this backend
@@ -41,6 +41,25 @@ pub(super) struct VerifyArgs {
 }
 
 pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
+    let mut printed = Ok(());
+    let passed = verify(args, source, &mut |line| {
+        if printed.is_ok() {
+            printed = say!("{line}");
+        }
+    })?;
+    printed?;
+    if !passed {
+        bail!("replay and op-by-op results differ; see the lines above");
+    }
+    Ok(())
+}
+
+/// Verifies, with a line of text for each thing found; returns whether everything agreed.
+pub(crate) fn verify(
+    args: &VerifyArgs,
+    source: &dyn ProgramSource,
+    tell: &mut dyn FnMut(String),
+) -> Result<bool> {
     let device = source.open_device()?;
     let target = CompileTarget::new(device.target());
     let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
@@ -65,29 +84,19 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
     source.fill(&model.model, &model.load_format, &device, &arena, &bindings)?;
-    say!("{} on {}", program.name, device.describe())?;
-    let mut printed = Ok(());
-    let tell = &mut |line: &Verified| {
-        if printed.is_ok() {
-            printed = print(line);
-        }
-    };
-    let findings = sweep.run(&device, &arena, &program, &target, &bindings, tell)?;
-    printed?;
+    tell(format!("{} on {}", program.name, device.describe()));
+    let each = &mut |line: &Verified| tell(text(line));
+    let findings = sweep.run(&device, &arena, &program, &target, &bindings, each)?;
     for (backend, time) in &findings.recording {
         let bytes = findings.verified.iter().filter(|line| line.backend == *backend);
-        let bytes: u64 = bytes.map(|line| line.bytes).sum();
-        say!(
-            "{backend:<10} recorded in {:.3} s, {}",
-            time.as_secs_f64(),
-            graph::plan::bytes(bytes)
-        )?;
+        let bytes = graph::plan::bytes(bytes.map(|line| line.bytes).sum());
+        tell(format!("{backend:<10} recorded in {:.3} s, {bytes}", time.as_secs_f64()));
     }
-    if !findings.passed() {
-        bail!("replay and op-by-op results differ; see the lines above");
+    let passed = findings.passed();
+    if passed {
+        tell("all replays match their plans".into());
     }
-    say!("all replays match their plans")?;
-    Ok(())
+    Ok(passed)
 }
 
 fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
@@ -120,11 +129,10 @@ fn pages(limits: &StepLimits) -> u32 {
     1 + limits.seats * (step + 8).min(limits.pages_per_seat)
 }
 
-fn print(line: &Verified) -> Result<()> {
+fn text(line: &Verified) -> String {
     let outcome = match &line.problem {
         None => format!("{} steps agree", line.steps),
         Some(problem) => problem.clone(),
     };
-    say!("{:<10} {:<18} {outcome}", line.backend.name(), line.key.to_string())?;
-    Ok(())
+    format!("{:<10} {:<18} {outcome}", line.backend.name(), line.key.to_string())
 }

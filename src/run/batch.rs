@@ -59,7 +59,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
     let (start, tokens) = (Instant::now(), Cell::new(0_u64));
     // Answers in progress, by line.
     let texts: RefCell<BTreeMap<u64, Text>> = RefCell::default();
-    let text_of = || Text::new(&text.tokenizer, args.sampling.stop.clone());
+    let text_of = || Text::new(::text::detokenizer(&text.tokenizer), args.sampling.stop.clone());
     batch.run(
         &mut engine,
         |item| request(item, args, &text, &sampling).map_err(|error| format!("{error:#}")),

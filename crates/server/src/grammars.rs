@@ -44,7 +44,8 @@ impl Grammars {
         };
         let shared = Arc::clone(&self.shared);
         let done = tokio::task::spawn_blocking(move || {
-            let compiler = shared.compiler.get_or_init(|| shared.compiler());
+            let make = || compiler(&*shared.text, shared.limits.clone());
+            let compiler = shared.compiler.get_or_init(make);
             let compiler = compiler.as_ref().map_err(|why| CompileError::Invalid(why.clone()))?;
             compiler.compile(&source)
         });
@@ -60,15 +61,13 @@ impl Grammars {
     }
 }
 
-impl Shared {
-    fn compiler(&self) -> Result<Compiler, String> {
-        let tokens = 0..self.text.vocab();
-        let bytes: Vec<Vec<u8>> =
-            tokens.clone().map(|token| self.text.token_bytes(token).unwrap_or_default()).collect();
-        let special: Vec<Token> = tokens.filter(|&token| self.text.is_special(token)).collect();
-        let vocabulary = Vocabulary::new(&bytes, &special, self.text.stop_tokens());
-        let vocabulary =
-            vocabulary.map_err(|why| format!("this model does not support grammars: {why}"))?;
-        Ok(Compiler::new(vocabulary, self.limits.clone()))
-    }
+/// A compiler for the vocabulary of a model, which takes a while to make.
+pub fn compiler(text: &dyn TextModel, limits: grammar::Limits) -> Result<Compiler, String> {
+    let tokens = 0..text.vocab();
+    let bytes: Vec<Vec<u8>> =
+        tokens.clone().map(|token| text.token_bytes(token).unwrap_or_default()).collect();
+    let special: Vec<Token> = tokens.filter(|&token| text.is_special(token)).collect();
+    let vocabulary = Vocabulary::new(&bytes, &special, text.stop_tokens())
+        .map_err(|why| format!("this model does not support grammars: {why}"))?;
+    Ok(Compiler::new(vocabulary, limits))
 }

@@ -22,7 +22,7 @@ mod stop;
 mod utf8;
 mod words;
 
-pub use model::CheckpointText;
+pub use model::{CheckpointText, detokenizer};
 pub use stop::StopFinder;
 pub use words::WordText;
 

@@ -72,7 +72,7 @@ impl TextModel for CheckpointText {
     }
 
     fn detokenizer(&self) -> Box<dyn Detokenize> {
-        Box::new(Stream(Detokenizer::new(self.tokenizer.clone())))
+        detokenizer(&self.tokenizer)
     }
 
     fn stop_tokens(&self) -> &[Token] {
@@ -102,6 +102,11 @@ fn explain(error: formats::Error) -> TextError {
         formats::Error::TooLong { max_tokens } => TextError::TooLong { most: max_tokens },
         other => TextError::Encode(other.to_string()),
     }
+}
+
+/// A decoder for one answer.
+pub fn detokenizer(tokenizer: &Arc<Tokenizer>) -> Box<dyn Detokenize> {
+    Box::new(Stream(Detokenizer::new(tokenizer.clone())))
 }
 
 struct Stream(Detokenizer);

@@ -5,8 +5,9 @@ use super::api::{DriverApi, LtApi, NvrtcApi};
 use crate::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// A library that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -202,18 +203,28 @@ fn system_places() -> Vec<PathBuf> {
         .to_vec()
 }
 
-/// Folders a toolkit may be in, in this order: what the user set, the installed toolkits, the pip packages of the
-/// pythons on the PATH.
+/// Folders with Python packages that the program named.
+static PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Searches this folder with Python packages, too. Takes effect if no library was searched for yet.
+pub fn search_packages(folder: PathBuf) {
+    PACKAGES.lock().unwrap_or_else(|e| e.into_inner()).push(folder);
+}
+
+/// Folders a toolkit may be in, in this order: what the user set, the pip packages beside this program, the installed
+/// toolkits, the pip packages of the pythons on the PATH.
 pub(crate) fn toolkit_places() -> Vec<PathBuf> {
     let mut places = Vec::new();
     for home in ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os) {
         let home = PathBuf::from(home);
         places.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|lib| home.join(lib)));
     }
+    places.extend(own_places());
     places.extend(children("/usr/local", "cuda").into_iter().rev().map(|cuda| cuda.join("lib64")));
     places.extend(system_places());
     places.extend(pip_places());
-    places.dedup();
+    let mut seen = HashSet::new();
+    places.retain(|place| seen.insert(place.clone()));
     places
 }
 
@@ -233,22 +244,33 @@ fn pip_places() -> Vec<PathBuf> {
         }
     }
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
-    let mut places: Vec<PathBuf> = Vec::new();
-    for root in roots {
-        for lib in ["lib", "lib64"] {
-            for python in children(root.join(lib), "python3") {
-                for packages in ["site-packages", "dist-packages"] {
-                    for package in children(python.join(packages).join("nvidia"), "") {
-                        let place = package.join("lib");
-                        if place.is_dir() && !places.contains(&place) {
-                            places.push(place);
-                        }
-                    }
-                }
-            }
-        }
+    roots.iter().flat_map(|root| packages_under(root)).flat_map(|found| nvidia(&found)).collect()
+}
+
+/// Those of the environment that this program was installed in: packages it named, and those beside its `bin` folder.
+fn own_places() -> Vec<PathBuf> {
+    let mut packages = PACKAGES.lock().unwrap_or_else(|e| e.into_inner()).clone();
+    if let Ok(program) = std::env::current_exe()
+        && let Some(root) = program.parent().and_then(Path::parent)
+    {
+        packages.extend(packages_under(root));
     }
-    places
+    packages.iter().flat_map(|found| nvidia(found)).collect()
+}
+
+/// The folders with packages of an environment.
+fn packages_under(root: &Path) -> Vec<PathBuf> {
+    let pythons = ["lib", "lib64"].into_iter().flat_map(|lib| children(root.join(lib), "python3"));
+    pythons
+        .flat_map(|python| ["site-packages", "dist-packages"].map(|name| python.join(name)))
+        .collect()
+}
+
+/// The libraries of NVIDIA's packages in a folder with packages: `nvidia/*/lib`.
+fn nvidia(packages: &Path) -> Vec<PathBuf> {
+    let places =
+        children(packages.join("nvidia"), "").into_iter().map(|package| package.join("lib"));
+    places.filter(|place| place.is_dir()).collect()
 }
 
 /// The entries of a folder that start with `prefix`, in order of name.
@@ -266,6 +288,21 @@ fn children(folder: impl AsRef<Path>, prefix: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_of_the_program_come_before_installed_toolkits() {
+        let folder = tempfile::tempdir().unwrap();
+        let [nvrtc, cublas] =
+            ["cuda_nvrtc", "cu13"].map(|name| folder.path().join("nvidia").join(name).join("lib"));
+        std::fs::create_dir_all(&nvrtc).unwrap();
+        std::fs::create_dir_all(&cublas).unwrap();
+        search_packages(folder.path().to_owned());
+        let places = toolkit_places();
+        let at = |place: &Path| places.iter().position(|found| found == place).unwrap();
+        let system = at(Path::new("/usr/lib64"));
+        assert!(at(&nvrtc) < system && at(&cublas) < system);
+        assert_eq!(places.iter().filter(|found| **found == nvrtc).count(), 1);
+    }
 
     #[test]
     fn no_library_of_the_folder_it_is_started_in_is_loaded() {

@@ -53,6 +53,23 @@ api_type! {
     }
 }
 
+impl StructuredOutputs {
+    /// The grammar of the answer, for callers without a request; the error names the field.
+    pub fn grammar(&self) -> Result<Option<Grammar>, String> {
+        let structured = Structured {
+            response_format: None,
+            guided_json: None,
+            guided_regex: None,
+            guided_choice: None,
+            guided_grammar: None,
+            structured_outputs: Some(self),
+            regex: None,
+        };
+        let found = structured.grammar(&Limits::default());
+        found.map(|found| found.map(|(_, grammar)| grammar)).map_err(|error| error.message)
+    }
+}
+
 /// The fields of a request that restrict its answer.
 pub(crate) struct Structured<'a> {
     pub(crate) response_format: Option<&'a ResponseFormat>,

@@ -1,0 +1,1 @@
+"""Tests of the Python package, as it is installed: `testing/python/run`."""
