@@ -14,7 +14,6 @@ use crate::numbers::SEQUENCES;
 use crate::output::note;
 use anyhow::{Context, Result};
 use backend::Serving;
-use clap::{Args, ValueEnum};
 use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;

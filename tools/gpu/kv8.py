@@ -79,7 +79,7 @@ def decode(shape, rows, kt, stages=None, warps=None, cluster=None, single=1, fix
     extra = {} if softcap is None else dict(SOFTCAP="%rf" % softcap)
     grid = (hkv, y * cluster, z) if single else (tokens // q_tokens + rows, hkv, 1)
     return Plan("attention", grid, warps * 32, shared, "%dx%d%s" % (warps, stages, "/%d" % cluster if cluster > 1 else ""), (1, cluster, 1), WARPS=warps, STAGES=stages, SPLIT=split,
-                CLUSTER=cluster, ROWS32=up(rows, 32) if split == 1 else 1, LEAST_PAGES=least, SINGLE=single, ROPE=rope, Q_TOKENS=q_tokens, WINDOW=window, TYPE=2, YT=2, QN=rope, KN=rope,
+                CLUSTER=cluster, ROWS32=up(rows, 32) if split == 1 else 1, LEAST_PAGES=least, SINGLE=single, ROPE=rope, Q_TOKENS=q_tokens, WINDOW=window, CAUSAL=1, TYPE=2, YT=2, QN=rope, KN=rope,
                 QNT=2 * rope, KNT=2 * rope, COUNT_SPLIT=5, FIXED=fixed, ONES=ones, **heads(shape, kt), **extra)
 
 
@@ -105,12 +105,12 @@ def varlen(shape, rows, tokens, kt, window=0, softcap=None):
     shared = (4 * 32 * pitch(d, kt) + 16 * warps * (2 * d + 16)) if wide else 4 * 64 * pitch(d, kt)
     q_tokens = max(16 * warps // (hq // hkv), 1)
     extra = {} if softcap is None else dict(SOFTCAP="%rf" % softcap)
-    return Plan("attention_varlen", (hkv, tokens // q_tokens + rows, 1), warps * 32, shared, "varlen", WARPS=warps, Q_TOKENS=q_tokens, WINDOW=window, TYPE=2, YT=2, **heads(shape, kt), **extra)
+    return Plan("attention_varlen", (hkv, tokens // q_tokens + rows, 1), warps * 32, shared, "varlen", WARPS=warps, Q_TOKENS=q_tokens, WINDOW=window, CAUSAL=1, TYPE=2, YT=2, **heads(shape, kt), **extra)
 
 
 def reference(shape, tokens, kt, single, window=0, softcap=None):
     extra = {} if softcap is None else dict(SOFTCAP="%rf" % softcap)
-    return Plan("attention_ref", (tokens, shape[1], 1), 128, 0, "ref", WINDOW=window, SINGLE=single, XT=2, YT=2, **heads(shape, kt), **extra)
+    return Plan("attention_ref", (tokens, shape[1], 1), 128, 0, "ref", WINDOW=window, CAUSAL=1, SINGLE=single, XT=2, YT=2, **heads(shape, kt), **extra)
 
 
 def rope_kv(shape, tokens, kt, together=4):

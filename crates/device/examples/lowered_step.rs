@@ -7,7 +7,7 @@ use device::cuda::launch::Target;
 use device::cuda::lower::{exchange_bytes, hand_on, lower, scratch_bytes, unfit_layers};
 use device::op::{
     Activation, Attention, AttentionChain, Embed, Epilogue, Fused, FusedKernel, Gather, KvLayer,
-    LinearChain, Norm, Pairs, Prologue, RopeKv, Sample,
+    LinearChain, Lookup, Norm, Pairs, Prologue, RopeKv, Sample,
 };
 use device::variant::{Pick, UnknownVariant};
 use device::{DType, Node, Op, OpenArena, Region, Span, StepLimits, StepState, Tensor};
@@ -178,6 +178,7 @@ fn push_layer(
         scale: (dim as f32).powf(-0.5),
         softcap: None,
         window: None,
+        causal: true,
         rows,
         single: decode,
         last_only: false,
@@ -233,7 +234,11 @@ fn main() {
     let rope = step.tensor(Region::Weights, "rope", context + 32, dim, DType::F32);
     let final_norm = Norm { weight: step.weight("final_norm", 1, hidden), eps: 1e-6 };
     step.push("prologue", None, Op::Prologue(Prologue { state, rows, tokens, pages, given: None }));
-    step.push("embed", None, Op::Embed(Embed { ids: state.token, table, given: None, out: x }));
+    step.push(
+        "embed",
+        None,
+        Op::Embed(Embed { by: Lookup::Token, ids: state.token, table, given: None, out: x }),
+    );
     let values = Values { x, qkv, attended, act, rope, state };
     for layer in 0..layers {
         push_layer(&mut step, shape, &values, layer, (rows, pages), decode);

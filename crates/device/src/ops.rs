@@ -7,6 +7,7 @@
 
 #[macro_use]
 mod list;
+pub(crate) mod activate;
 pub(crate) mod add;
 pub(crate) mod add_gated;
 pub(crate) mod attention;
@@ -21,7 +22,9 @@ pub(crate) mod gather;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod noise;
+pub(crate) mod pool;
 pub(crate) mod prologue;
+pub(crate) mod publish;
 pub(crate) mod rms_norm;
 pub(crate) mod rms_norm_columns;
 pub(crate) mod rope_kv;
@@ -45,7 +48,7 @@ ops! { ($)
     /// Applies the mail and derives the step's tables.
     prologue::Prologue = "prologue";
     /// Gathers embedding rows.
-    embed::Embed = "embed";
+    embed::Embed = "embed" with Lookup;
     /// Normalises rows.
     rms_norm::RmsNorm = "rms_norm" with Norm;
     /// Normalises a range of columns in place.
@@ -62,6 +65,8 @@ ops! { ($)
     scale::Scale = "scale";
     /// Multiplies by an activated gate.
     gate_mul::GateMul = "gate_mul" with Activation;
+    /// Applies a function to each element.
+    activate::Activate = "activate";
     /// Normalises and rotates q and k, writes k and v to their pages.
     rope_kv::RopeKv = "rope_kv" with Pairs;
     /// Attends over pages.
@@ -72,8 +77,12 @@ ops! { ($)
     experts::Experts = "experts";
     /// Gathers rows by index.
     gather::Gather = "gather";
+    /// Combines the tokens of each row to one vector.
+    pool::Pool = "pool" with Pooling;
     /// Chooses tokens, advances the seats, publishes to the ring.
     sample::Sample = "sample";
+    /// Gives the host a vector of each row, advances the seats, publishes to the ring.
+    publish::Publish = "publish";
     /// Copies bytes.
     copy::Copy = "copy";
     /// Fills with a repeated word.

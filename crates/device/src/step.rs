@@ -285,6 +285,9 @@ pub struct StepState {
     pub ring: Span,
     /// One word, host-mapped: a launch that repeats stops after the step that finds its own `counts.BASE` here.
     pub leave: Span,
+    /// Where the host gets a vector of each row, f32, of launch n in place n mod 2; host-mapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vectors: Option<[Span; 2]>,
     /// Whether launches may repeat; without it GPU kernels omit the code for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
@@ -379,8 +382,20 @@ impl StepState {
             mail,
             ring,
             leave,
+            vectors: None,
             repeats: false,
         })
+    }
+
+    /// The same with places for vectors of `width` numbers.
+    pub fn with_vectors(
+        self,
+        width: u32,
+        mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
+    ) -> StepState {
+        let bytes = u64::from(self.limits.rows) * u64::from(width) * 4;
+        let mut place = || alloc(Region::HostMapped, "vectors", bytes);
+        StepState { vectors: Some([place(), place()]), ..self }
     }
 }
 

@@ -3,8 +3,8 @@
 use allocs::{Counting, allocations};
 use device::cpu::{self, pack};
 use device::op::{
-    Activation, Attention, AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Norm, Pairs,
-    Prologue, RopeKv, Sample,
+    Activation, Attention, AttentionChain, Embed, Epilogue, KvLayer, LinearChain, Lookup, Norm,
+    Pairs, Prologue, RopeKv, Sample,
 };
 use device::step::{count, mail, row};
 use device::{
@@ -78,6 +78,7 @@ fn a_decode_step() {
         scale: 0.2,
         softcap: None,
         window: None,
+        causal: true,
         rows: ROWS,
         single: true,
         last_only: false,
@@ -86,7 +87,7 @@ fn a_decode_step() {
     };
     let body = vec![
         node(Op::Prologue(Prologue { state, rows: ROWS, tokens: ROWS, pages: 13, given: None })),
-        node(Op::Embed(Embed { ids: state.token, table, given: None, out: x })),
+        node(Op::Embed(Embed { by: Lookup::Token, ids: state.token, table, given: None, out: x })),
         linear(x, w_qkv, qkv, Epilogue::Store),
         node(Op::from(AttentionChain { attention, rope: Some(Box::new(rope)) })),
         linear(attended, w_out, x, Epilogue::Residual(x)),

@@ -27,6 +27,7 @@ impl<X: Executor> Engine<X> {
         let reports = Reports {
             scores: executor.scores_prompts(),
             hidden: executor.hidden().unwrap_or(0),
+            whole: executor.whole_prompts(),
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
             store: executor.store().is_some(),

@@ -354,6 +354,11 @@ pub trait Executor {
     fn prefill_buckets(&self) -> Vec<u32> {
         Vec::new()
     }
+    /// Most tokens of a prompt, where every prompt must be fed by one row and gives a vector, because tokens see those
+    /// after them; `None` for a device that generates.
+    fn whole_prompts(&self) -> Option<u32> {
+        None
+    }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {
         1

@@ -77,6 +77,9 @@ pub enum Pooling {
     Mean,
     /// The last one's.
     Last,
+    /// Whatever the model's program makes of them. The only one of devices that take whole prompts
+    /// ([`crate::exec::Executor::whole_prompts`]), and of those alone.
+    Model,
 }
 
 /// How the next token is chosen and when to stop. `Default` is greedy with no limit but the context.

@@ -202,6 +202,8 @@ pub(crate) struct Reports {
     pub(crate) scores: bool,
     /// Width of hidden states; 0 for none.
     pub(crate) hidden: u32,
+    /// Most tokens of a prompt, where each is fed whole.
+    pub(crate) whole: Option<u32>,
     /// Most decode steps of one launch.
     pub(crate) steps: u32,
     /// Most tokens that a decode row returns.

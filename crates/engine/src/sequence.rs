@@ -223,8 +223,9 @@ impl Sequence {
 
     /// Whether every prompt token has to be fed, cached or not, because each is reported.
     pub(crate) fn needs_every_token(&self) -> bool {
-        let mean = self.cold.spec.embed.is_some_and(|embed| embed.pooling == Pooling::Mean);
-        self.scoring() || (mean && !planted(Plant::ReuseForMean))
+        let every = |embed: Embed| embed.pooling != Pooling::Last;
+        let every = self.cold.spec.embed.is_some_and(every);
+        self.scoring() || (every && !planted(Plant::ReuseForMean))
     }
 
     /// The hidden states a chunk up to `end` is asked for, if any.
@@ -244,7 +245,7 @@ impl Sequence {
         let sum = std::mem::take(&mut self.cold.hidden);
         let count = match embed.pooling {
             Pooling::Mean => f64::from(self.prompt_len),
-            Pooling::Last => 1.0,
+            Pooling::Last | Pooling::Model => 1.0,
         };
         let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
         let by = if embed.unit && length > 0.0 { length } else { count };

@@ -52,6 +52,12 @@ pub const WIDTH: u64 = 1 << 20;
 /// Tokens in a vocabulary; the largest published has 262 144. Building a tokenizer holds each
 /// token's text about four times.
 pub const VOCAB: u64 = 1 << 20;
+/// Kinds of tokens of an encoder; published ones have 1 or 2.
+pub const TOKEN_TYPES: u64 = 16;
+/// Base64 of a tokenizer's table of replacements; the usual one has 316 720 bytes.
+pub(crate) const CHARSMAP_BYTES: usize = 1 << 22;
+/// Labels of a classifier.
+pub const LABELS: usize = 1 << 14;
 /// Merges of a BPE vocabulary; Llama 3 has 280 147.
 pub(crate) const MERGES: usize = 1 << 21;
 /// Added tokens, control tokens included. Published vocabularies stay under 10 000; those of models
@@ -84,7 +90,7 @@ pub(crate) const TOKEN_BYTES: usize = 4_096;
 pub(crate) const PIECE_BYTES: usize = 256;
 /// Bytes of the normaliser, pre-tokenizer, post-processor or decoder in `tokenizer.json`. The
 /// longest published are a few KB.
-pub(crate) const PIPELINE_BYTES: usize = 1 << 18;
+pub(crate) const PIPELINE_BYTES: usize = 1 << 19;
 /// Steps of a normaliser or pre-tokenizer. Published chains have up to 10.
 pub(crate) const PIPELINE_STEPS: usize = 32;
 /// Bytes in one regular expression of a tokenizer. The longest published has about 700.

@@ -1,6 +1,6 @@
 //! Text to token ids and back, from `tokenizer.json` or from a GGUF vocabulary.
 //!
-//! Both sources are read into the same parts (a BPE model, added tokens, a normaliser, a
+//! Both sources are read into the same parts (a BPE, WordPiece or Unigram model, added tokens, a normaliser, a
 //! pre-tokenizer) and run through the same pipeline, so a model gives the same ids whichever file
 //! it came in. The ids are those of the Python `tokenizers` package; features that no published
 //! decoder needs are refused by name. Words are cut and merged one after the other: memory is a small
@@ -19,10 +19,15 @@ mod expression;
 mod from_gguf;
 mod from_json;
 mod ids;
+mod model;
 mod normalise;
 mod pipeline;
+mod precompiled;
 mod split;
+mod template;
 mod token_bytes;
+mod unigram;
+mod word_piece;
 
 use crate::checkpoint::{Checkpoint, read_capped};
 use crate::gguf::Gguf;
@@ -32,6 +37,7 @@ pub use escape::{Escaped, Escaper};
 use pipeline::Pipeline;
 use std::path::Path;
 use std::sync::Arc;
+pub use template::PairToken;
 use token_bytes::TokenBytes;
 
 /// A vocabulary with the rules to apply it. Immutable; share it behind an [`Arc`].
@@ -203,6 +209,20 @@ impl Tokenizer {
     /// The id of the token written `text`, control or not.
     pub fn id_of(&self, text: &str) -> Option<u32> {
         self.pipeline.id_of(text)
+    }
+
+    /// Tokens of a pair of texts, such as a question and a passage, with the special tokens between and around them.
+    /// Where they are more than `most`, the longer text is cut, or both. An error for a tokenizer that says
+    /// nothing about pairs.
+    pub fn encode_pair(&self, first: &str, second: &str, most: usize) -> Result<Vec<PairToken>> {
+        let (first, second) = (self.encode(first, false)?, self.encode(second, false)?);
+        let joined = self.pipeline.template().join(&first, &second, most);
+        joined.ok_or_else(|| Error::Tokenizer("the tokenizer has no form for pairs".into()))
+    }
+
+    /// How many tokens `add_special` adds behind a text.
+    pub fn closing(&self) -> usize {
+        self.pipeline.template().suffix.len()
     }
 
     /// One more than the largest id. The model's vocabulary may be larger still, for padding.

@@ -83,8 +83,11 @@ impl Layout {
             Tensor::dense(span, DType::F32, positions, table.dim)
         };
         let ropes = program.ropes.iter().map(table).collect();
-        let state =
-            StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))?;
+        let mut alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+        let mut state = StepState::lay_out(limits, &mut alloc)?;
+        if let Some(width) = program.publishes() {
+            state = state.with_vectors(width, &mut alloc);
+        }
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
         let given = |input: &Input| {

@@ -114,6 +114,8 @@ pub struct StepOutput {
     tokens: Vec<TokenOutput>,
     /// Per row: where its tokens end in the list.
     ends: Vec<u32>,
+    /// The vectors of all rows, row after row, of a program that publishes them.
+    vectors: Vec<f32>,
 }
 
 impl StepOutput {
@@ -126,6 +128,12 @@ impl StepOutput {
     /// The tokens of each row of the step.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[TokenOutput]> {
         (0..self.ends.len()).map(|index| self.row(index))
+    }
+
+    /// The vector of a row; empty if the program publishes none.
+    pub fn vector(&self, index: usize) -> &[f32] {
+        let width = self.vectors.len() / self.ends.len().max(1);
+        &self.vectors[index * width..(index + 1) * width]
     }
 
     /// The same, mutable, so that tokens can be moved out.
@@ -164,6 +172,8 @@ pub struct Mailbox {
     banks: MailBank,
     ring: RingReader,
     leave: Mapped,
+    /// The places of vectors.
+    vectors: Option<[Mapped; 2]>,
     launched: u64,
     rows: Vec<MailRow>,
     key: Option<ShapeKey>,
@@ -191,6 +201,10 @@ impl Mailbox {
             banks: MailBank::new(arena, state)?,
             ring: RingReader::new(arena, state)?,
             leave: Mapped::new(arena, state.leave)?,
+            vectors: match state.vectors {
+                Some([even, odd]) => Some([Mapped::new(arena, even)?, Mapped::new(arena, odd)?]),
+                None => None,
+            },
             launched: 0,
             rows: Vec::new(),
             key: None,
@@ -315,6 +329,13 @@ impl Mailbox {
         for (row, index) in rows.iter().zip(0..) {
             output.tokens.extend(entry.row(index).map(|token| token_output(token, row.top)));
             output.ends.push(output.tokens.len() as u32);
+        }
+        output.vectors.clear();
+        if let (Some(places), Some(spans)) = (&self.vectors, self.state.vectors) {
+            let place = &places[(entry.launch % 2) as usize];
+            let words = (spans[0].len / 4) as u32 / self.state.limits.rows * entry.rows;
+            let word = |at| f32::from_bits(place.get(at, Ordering::Relaxed));
+            output.vectors.extend((0..words).map(word));
         }
         self.taken = Some(rows.clone());
         if output.more_follow {

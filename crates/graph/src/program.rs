@@ -10,7 +10,7 @@ mod check;
 pub use builder::{ExpertWeights, ProgramBuilder};
 pub use check::ProgramError;
 
-pub use device::op::{Activation, Pairs, Routing, Score};
+pub use device::op::{Activation, Lookup, Pairs, Pooling, Routing, Score};
 
 use crate::Phase;
 use device::DType;
@@ -331,6 +331,14 @@ impl Program {
                 count: experts.experts,
                 top: self.value(experts.choice).cols / 2,
             })
+        })
+    }
+
+    /// The width of the vectors that it publishes, if it samples nothing.
+    pub fn publishes(&self) -> Option<u32> {
+        self.steps.iter().find_map(|step| match &step.op {
+            ProgramOp::Publish(publish) => Some(self.value(publish.vectors).cols),
+            _ => None,
         })
     }
 

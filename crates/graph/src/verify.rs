@@ -167,6 +167,7 @@ impl<'a> Trial<'a> {
         let seen = state.seen.map(|seen| seen.span);
         let mut own: Vec<Span> = tables.filter(|&span| Some(span) != seen).collect();
         own.push(state.ring);
+        own.extend(state.vectors.into_iter().flatten());
         let before = Snapshot::take(cx, own.iter().copied().chain(seen))?;
         cx.device.run(cx.arena, &plan.nodes[0])?;
         let mut others = Vec::new();

@@ -223,7 +223,7 @@ fn a_builder_remembers_its_first_mistake() {
     let ends = build(&|b| {
         b.embed("embed", w("e", 64, 32));
     });
-    assert_eq!(ends, ProgramError::Ends { embeds: 1, samples: 0 });
+    assert_eq!(ends, ProgramError::Ends { embeds: 1, ends: 0 });
 }
 
 #[test]

@@ -64,8 +64,7 @@ impl Decoder for Dense {
             let d = gated_mlp(config, b, h, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
-        let logits = logits(config, b, x);
-        b.ops().sample("sample", logits);
+        end(config, b, x, |_, logits| logits);
     }
 }
 
@@ -82,10 +81,15 @@ pub(crate) fn layers(
     x
 }
 
-/// The last norm and the head.
-pub(crate) fn logits(config: &ModelConfig, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+/// The last norm, and the end of the program.
+pub(crate) fn end(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    x: ValueId,
+    adjust: impl FnOnce(&mut Builder<'_>, ValueId) -> ValueId,
+) {
     let h = b.rms_norm("norm", x, tensor("norm", "output_norm", config.hidden));
-    b.logits(h)
+    b.end(h, adjust);
 }
 
 /// How a layer attends.

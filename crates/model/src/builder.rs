@@ -1,13 +1,14 @@
 //! Builds a family's program together with its weights: each weight is declared where it is used, with the
 //! checkpoint tensors it comes from and its shape.
 
-use crate::config::{ModelConfig, Rope};
+use crate::config::{Embedding, ModelConfig, Rope, Task};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
 use device::op::{Activation, Pairs, Routing};
 use device::target::WeightUse;
 use device::{DType, scaled};
 use graph::program::{
-    ExpertWeights, ModelShape, Program, ProgramBuilder, ProgramError, RopeId, ValueId, WeightRef,
+    ExpertWeights, Lookup, ModelShape, Pooling, Program, ProgramBuilder, ProgramError, RopeId,
+    ValueId, WeightRef,
 };
 
 /// The number formats of a program on its device.
@@ -87,7 +88,7 @@ pub struct Written {
 }
 
 /// A tensor of a checkpoint by its two names, without layer and suffix, and how many rows it has. `{}` in a name is the
-/// number of an expert.
+/// number of an expert. A name that begins with `/` stands outside the model's own tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     json: &'static str,
@@ -165,7 +166,7 @@ impl<'a> Builder<'a> {
             q_heads: config.q_heads as u32,
             kv_heads: config.kv_heads as u32,
             head_dim: config.head_dim as u32,
-            vocab: config.vocab as u32,
+            vocab: (config.vocab * config.token_types) as u32,
             layers: config.layers as u32,
             max_positions: setting.context,
             act_dtype: setting.precision.act,
@@ -210,9 +211,9 @@ impl<'a> Builder<'a> {
         self.setting.ggml
     }
 
-    /// Whether this is the last layer.
+    /// Whether this is the last layer of a program that needs the last token of each row only.
     pub(crate) fn in_last_layer(&self) -> bool {
-        self.layer == Some(self.config.layers - 1)
+        self.layer == Some(self.config.layers - 1) && self.config.task == Task::Generate
     }
 
     /// The step's tokens through the embedding.
@@ -221,12 +222,59 @@ impl<'a> Builder<'a> {
         self.program.embed("embed", table)
     }
 
+    /// Rows of a table that parts of the tokens' ids, or their positions, select.
+    pub(crate) fn embed_by(
+        &mut self,
+        name: &str,
+        source: Source,
+        cols: usize,
+        by: Lookup,
+    ) -> ValueId {
+        let parts = vec![self.part(&source, ".weight")];
+        let kind = WeightUse::Table;
+        let table = self.weight(name, parts, cols, Arrange::Stacked, kind, Cut::Rows);
+        self.program.embed_by(name, table, by)
+    }
+
+    /// One vector of each row of `x`, as the model's files say; ends the program.
+    pub(crate) fn publish(&mut self, x: ValueId, embedding: Embedding) {
+        let vectors = self.program.pool("pool", x, embedding.pooling, embedding.unit);
+        self.program.publish("publish", vectors);
+    }
+
+    /// Ends a decoder's program, whose last norm made `h`, with what the model is for. `adjust` makes the logits of tokens
+    /// what is sampled from.
+    pub(crate) fn end(&mut self, h: ValueId, adjust: impl FnOnce(&mut Self, ValueId) -> ValueId) {
+        match self.config.task {
+            Task::Generate => {
+                let logits = self.logits(h);
+                let logits = adjust(self, logits);
+                self.program.sample("sample", logits);
+            }
+            Task::Embed(embedding) => self.publish(h, embedding),
+            Task::Classify(classes) => {
+                let last = self.program.pool("pool", h, Pooling::Last, false);
+                let scores = tensor("/score", "", classes.count);
+                let scores = self.linear("score", last, &[scores], false, Cut::Rows);
+                self.program.publish("publish", scores);
+            }
+            Task::Compare { tokens } => {
+                let last = self.program.pool("pool", h, Pooling::Last, false);
+                let name = if self.config.tied { "embed_tokens" } else { "/lm_head" };
+                let head = tensor(name, "", self.config.vocab);
+                let rows = tokens.map(|token| head.part(token as usize, 1));
+                let logits = self.linear("compared", last, &rows, false, Cut::Rows);
+                self.program.publish("publish", logits);
+            }
+        }
+    }
+
     /// The head: the embedding, or a matrix of its own.
-    pub(crate) fn logits(&mut self, x: ValueId) -> ValueId {
+    fn logits(&mut self, x: ValueId) -> ValueId {
         let head = match self.config.tied {
             true => self.table(WeightUse::Head),
             false => {
-                let source = tensor("lm_head", "output", self.config.vocab);
+                let source = tensor("/lm_head", "output", self.config.vocab);
                 let parts = vec![self.part(&source, ".weight")];
                 let (hidden, kind) = (self.config.hidden, WeightUse::Head);
                 self.weight("lm_head", parts, hidden, Arrange::Stacked, kind, Cut::Rows)
@@ -248,6 +296,20 @@ impl<'a> Builder<'a> {
         let weight = if self.layer.is_none() { "final_norm" } else { name };
         let weight = self.vector(weight, &[source], ".weight", Cut::Whole);
         self.program.layer_norm(name, x, weight, None, self.config.norm_eps)
+    }
+
+    /// The same under a name of its own, and with a bias if it has one.
+    pub(crate) fn layer_norm_with(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        source: Source,
+        bias: bool,
+    ) -> ValueId {
+        let weight = self.vector(name, &[source], ".weight", Cut::Whole);
+        let bias_name = format!("{name}_bias");
+        let bias = bias.then(|| self.vector(&bias_name, &[source], ".bias", Cut::Whole));
+        self.program.layer_norm(name, x, weight, bias, self.config.norm_eps)
     }
 
     /// An RMS norm of some columns of `x`, from `from` on; the others stay as they are.
@@ -409,14 +471,15 @@ impl<'a> Builder<'a> {
             stored: self.config.pairs,
             wanted: self.setting.pairs,
         });
+        let ModelConfig { root, layer_names: layers, .. } = self.config;
         let prefix = match (self.config.gguf, self.layer) {
             (true, Some(layer)) => format!("blk.{layer}."),
             (true, None) => String::new(),
-            (false, Some(layer)) => format!("model.layers.{layer}."),
-            (false, None) if json == "lm_head" => String::new(),
-            (false, None) => "model.".into(),
+            (false, Some(layer)) => format!("{root}{layers}.{layer}."),
+            (false, None) if json.starts_with('/') => String::new(),
+            (false, None) => root.clone(),
         };
-        let name = if self.config.gguf { gguf } else { json };
+        let name = if self.config.gguf { gguf } else { json.trim_start_matches('/') };
         let (name, stack, before) = match expert {
             Some(Expert { number, .. }) if name.contains("{}") => {
                 (name.replace("{}", &number.to_string()), None, 0)

@@ -4,11 +4,13 @@ mod bundled;
 mod fields;
 mod read;
 mod rope;
+mod task;
 
 pub use fields::Fields;
 pub use read::Defaults;
 pub(crate) use rope::tensor as small_tensor;
 pub use rope::{Rope, RopeScaling};
+pub use task::{Classes, Embedding, Task};
 
 use crate::families::{self, Decoder};
 use device::op::Pairs;
@@ -52,6 +54,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Rows of the embedding, which may be more than the tokenizer's tokens.
     pub vocab: usize,
+    /// Kinds of tokens. Token `id` of kind `k` is given as `id + k · vocab`.
+    pub token_types: usize,
     /// Epsilon of every norm.
     pub norm_eps: f32,
     /// Longest context the model was made for.
@@ -62,6 +66,14 @@ pub struct ModelConfig {
     pub pairs: Pairs,
     /// Whether tensors have their GGUF names.
     pub gguf: bool,
+    /// What the names of its tensors in other checkpoints begin with.
+    pub root: String,
+    /// What is between that and the number of a layer.
+    pub layer_names: &'static str,
+    /// What it is for.
+    pub task: Task,
+    /// The names of a classifier's labels.
+    pub labels: Vec<String>,
     /// Begin-of-sequence token.
     pub bos: Option<u32>,
     /// Tokens that end an answer, most usual first.
@@ -80,7 +92,14 @@ impl ModelConfig {
     pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
         match checkpoint.gguf() {
             Some(gguf) => families::read(&Fields::gguf(checkpoint, gguf)?, None),
-            None => Self::from_folder(checkpoint.folder()),
+            None => {
+                let mut config = Self::from_folder(checkpoint.folder())?;
+                // Checkpoints of a model without a head have no names in front.
+                if !checkpoint.tensors().any(|tensor| tensor.name.starts_with(&config.root)) {
+                    config.root.clear();
+                }
+                Ok(config)
+            }
         }
     }
 
@@ -89,11 +108,14 @@ impl ModelConfig {
         let path = folder.join("config.json");
         let config = read_capped(&path, limits::CONFIG_BYTES)?;
         let generation = folder.join("generation_config.json");
-        if !generation.is_file() {
-            return Self::from_hf(&path, &config, None);
-        }
-        let bytes = read_capped(&generation, limits::CONFIG_BYTES)?;
-        Self::from_hf(&path, &config, Some((&generation, &bytes)))
+        let bytes = match generation.is_file() {
+            true => Some(read_capped(&generation, limits::CONFIG_BYTES)?),
+            false => None,
+        };
+        let generation = bytes.as_deref().map(|bytes| (&*generation, bytes));
+        let mut config = Self::from_hf(&path, &config, generation)?;
+        task::apply(&mut config, folder)?;
+        Ok(config)
     }
 
     /// The configuration in the bytes of a `config.json`, with those of a
@@ -145,6 +167,7 @@ impl ModelConfig {
         within("key-value heads", self.kv_heads, limits::HEADS)?;
         within("head size", self.head_dim, limits::HEAD_DIM)?;
         within("vocabulary size", self.vocab, limits::VOCAB)?;
+        within("token types", self.token_types, limits::TOKEN_TYPES)?;
         within("longest position", self.max_position, limits::POSITIONS)?;
         within("query heads × head size", self.q_width(), limits::WIDTH)?;
         if !self.q_heads.is_multiple_of(self.kv_heads) {

@@ -4,7 +4,8 @@ use crate::observe::{self, Observed, PromptLogits};
 use crate::store::PageStore;
 use device::{Device, Report, Tensor};
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, Join, RowResult, Sampled, Step, StepKind, StepResult,
+    Coverage, ExecError, Executor, Geometry, Join, Row, RowResult, Sampled, Step, StepKind,
+    StepResult,
 };
 use engine::store::{Store, StoreUse};
 use graph::mail::{
@@ -20,8 +21,10 @@ use std::time::{Duration, Instant};
 pub struct GraphExecutor {
     runners: Runners,
     geometry: Geometry,
-    /// Width of the residual stream.
+    /// Width of the vectors that it reports.
     width: u32,
+    /// Most tokens of a prompt, where the program publishes vectors.
+    whole: Option<u32>,
     /// Kept between steps, so that steady decode allocates nothing for it.
     input: StepInput,
     /// The same for what comes back.
@@ -56,11 +59,15 @@ impl GraphExecutor {
             pages_per_seat: limits.pages_per_seat,
             vocab: limits.vocab,
         };
-        let width = runners.program().shape.hidden;
+        let program = runners.program();
+        let width = program.publishes().unwrap_or(program.shape.hidden);
+        let longest = program.shape.max_positions.min(limits.tokens);
+        let whole = program.publishes().map(|_| longest);
         GraphExecutor {
             runners,
             geometry,
             width,
+            whole,
             input: StepInput::default(),
             output: StepOutput::default(),
             spare: Vec::new(),
@@ -151,7 +158,8 @@ impl GraphExecutor {
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
         translate(step, &mut self.input);
         self.last = Some(self.runners.launch(&self.input)?.ran);
-        let asked = step.rows.iter().any(|row| row.score().is_some() || row.hidden().is_some());
+        let asks = |row: &Row| row.score().is_some() || row.hidden().is_some();
+        let asked = self.whole.is_none() && step.rows.iter().any(asks);
         let observed = match self.last_plan().filter(|_| asked) {
             Some(plan) => observe::observe(&self.runners, plan, step)?,
             None => Vec::new(),
@@ -186,7 +194,11 @@ impl Executor for GraphExecutor {
     }
 
     fn scores_prompts(&self) -> bool {
-        true
+        self.whole.is_none()
+    }
+
+    fn whole_prompts(&self) -> Option<u32> {
+        self.whole
     }
 
     fn hidden(&self) -> Option<u32> {
@@ -265,6 +277,12 @@ impl Executor for GraphExecutor {
         }
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows_mut().map(row_result));
+        if self.whole.is_some() {
+            for (index, row) in rows.iter_mut().enumerate() {
+                let vector = self.output.vector(index).iter().map(|x| f64::from(*x)).collect();
+                row.detail.get_or_insert_default().hidden = Some(vector);
+            }
+        }
         let more_follow = self.output.more_follow;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {

@@ -15,6 +15,8 @@ pub struct Family {
     pub name: &'static str,
     /// The architecture name in GGUF files; empty if it has none of its own.
     pub gguf: &'static str,
+    /// Whether every token sees those after it: it makes vectors, not text.
+    pub encodes: bool,
     /// Reads a configuration.
     pub read: fn(&Fields<'_>) -> Result<ModelConfig>,
 }
@@ -26,6 +28,11 @@ pub trait Decoder: Debug + Send + Sync {
 
     /// Writes the program down.
     fn build(&self, config: &ModelConfig, b: &mut Builder<'_>);
+
+    /// Whether a tensor that no weight is made of may be left unread.
+    fn ignores(&self, _tensor: &str) -> bool {
+        false
+    }
 }
 
 macro_rules! families {
@@ -56,11 +63,21 @@ families![
     olmoe,
     granitemoe,
     granitemoeshared,
+    bert,
+    roberta,
+    xlm_roberta,
+    modernbert,
+    nomic_bert,
 ];
 
 /// The names of all families.
 pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.name)
+}
+
+/// The names of families that make vectors only.
+pub fn encoders() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().filter(|family| family.encodes).map(|family| family.name)
 }
 
 /// The configuration of a model of any family.

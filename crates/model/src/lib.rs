@@ -36,7 +36,7 @@ mod stored;
 pub mod weights;
 
 pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
-pub use config::ModelConfig;
+pub use config::{Classes, Embedding, ModelConfig, Task};
 pub use executor::GraphExecutor;
 pub use load::{LoadOptions, LoadedExecutor, Progress, load_executor, precision};
 pub use observe::PromptLogits;

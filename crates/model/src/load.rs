@@ -4,7 +4,7 @@
 
 use crate::LoadError;
 use crate::builder::Precision;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, Task};
 use crate::executor::GraphExecutor;
 use crate::open::{ModelSource, OpenModel};
 use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
@@ -19,6 +19,11 @@ use graph::{CompileTarget, Phase, ShapeKey};
 
 /// Bytes of KV pages in a host's memory by default.
 pub(crate) const CPU_KV_BYTES: u64 = 1 << 30;
+
+/// Tokens of a step of a model that makes vectors, at least.
+const VECTOR_TOKENS: u32 = 1024;
+/// Tokens of a short prompt: there are seats for a step of such.
+const VECTOR_ROW: u32 = 16;
 
 /// How a model is put on a device.
 #[derive(Clone, Debug)]
@@ -47,6 +52,8 @@ pub struct LoadOptions {
     pub keep: KeepOptions,
     /// Activations, pages and weights in other numbers than the device's own choice.
     pub precision: Option<Precision>,
+    /// What the model is to be used for; `None` is what its files say.
+    pub task: Option<Task>,
 }
 
 impl Default for LoadOptions {
@@ -63,6 +70,7 @@ impl Default for LoadOptions {
             graphs: Given::default(),
             keep: KeepOptions::default(),
             precision: None,
+            task: None,
         }
     }
 }
@@ -137,22 +145,35 @@ pub fn load_executor(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<LoadedExecutor, LoadError> {
     let kind = device.kind();
-    let model = OpenModel::open(source)?;
+    let mut model = OpenModel::open(source)?;
+    model.config.task = options.task.unwrap_or(model.config.task);
     let config = &model.config;
     let context = options.max_context.min(config.max_position as u32);
     let plan_for = device.target();
-    let chosen = options.precision.unwrap_or_else(|| precision(&*plan_for));
+    let mut chosen = options.precision.unwrap_or_else(|| precision(&*plan_for));
+    let vectors = config.task != Task::Generate;
+    if vectors {
+        // Pages live for one step: rounding them would save nothing.
+        chosen.kv = chosen.act;
+    }
     let written = model.write(&*plan_for, device.numerics(), chosen, context)?;
     let program = &written.program;
     let chunk = plan_for.prefill_tokens();
+    let mut tokens = options.prefill_tokens.unwrap_or(chunk).max(options.max_batch);
+    let mut rows = options.max_batch;
+    if vectors {
+        // Every prompt is fed whole; short ones fill a step.
+        tokens = tokens.max(context).max(VECTOR_TOKENS);
+        rows = rows.max(tokens / VECTOR_ROW);
+    }
     let limits = StepLimits {
-        seats: options.max_batch,
-        rows: options.max_batch,
-        tokens: options.prefill_tokens.unwrap_or(chunk).max(options.max_batch),
+        seats: rows,
+        rows,
+        tokens,
         pages_per_seat: context.div_ceil(options.page_size),
         page_size: options.page_size,
-        vocab: config.vocab as u32,
-        penalties: options.penalties,
+        vocab: program.shape.vocab,
+        penalties: options.penalties && !vectors,
         tokens_per_row: 1,
     };
     let facts = Facts {
@@ -165,7 +186,10 @@ pub fn load_executor(
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
     let mut target = CompileTarget::new(plan_for);
     target.merge = graphs.merge;
-    let decode = graphs.runner(Phase::Decode, &limits)?;
+    let mut decode = graphs.runner(Phase::Decode, &limits)?;
+    if !program.phases.contains(&Phase::Decode) {
+        decode.buckets.sizes.clear();
+    }
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
@@ -173,6 +197,10 @@ pub fn load_executor(
     layout.add_inputs(graphs.prep)?;
     let pages = match options.pages {
         Some(pages) => pages,
+        // The prompts of two steps.
+        None if vectors => {
+            2 * (limits.tokens.div_ceil(limits.page_size) + limits.rows) + limits.pages_per_seat + 1
+        }
         None => {
             let free = (device.memory_free()? as f64 * options.memory_share) as u64;
             let room = || recording_room(program, &target, keys.len());

@@ -195,7 +195,7 @@ impl<'a> Tail<'a> {
     fn hidden(&self, first: u32, count: u32, pooling: Pooling) -> Result<Vec<f64>> {
         let (first, count) = match pooling {
             Pooling::Mean => (first, count),
-            Pooling::Last => (first + count - 1, 1),
+            Pooling::Last | Pooling::Model => (first + count - 1, 1),
         };
         let width = self.state.cols as usize;
         let vector = |tensor: Option<Tensor>| tensor.map(|t| self.read(t, 1)).transpose();

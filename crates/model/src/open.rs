@@ -92,7 +92,8 @@ impl OpenModel {
         }
         if let Weights::Stored(files) = &self.weights {
             let scaled = files.scaled_parts(&written.weights)?;
-            check_tensors(&files.checkpoint, &scaled, &written.weights)?;
+            let ignores = |name: &str| is_ignorable(name) || config.decoder.ignores(name);
+            check_tensors(&files.checkpoint, &scaled, &written.weights, &ignores)?;
         }
         Ok(written)
     }
@@ -160,6 +161,7 @@ fn check_tensors(
     checkpoint: &Checkpoint,
     scaled: &ScaledParts,
     specs: &[WeightSpec],
+    ignores: &dyn Fn(&str) -> bool,
 ) -> Result<(), LoadError> {
     let mut problems = Vec::new();
     let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -180,7 +182,7 @@ fn check_tensors(
     let mut found = BTreeSet::new();
     for info in checkpoint.tensors() {
         let Some(shape) = wanted.get(info.name.as_str()) else {
-            if !is_ignorable(&info.name) && !with_scales.contains(info.name.as_str()) {
+            if !ignores(&info.name) && !with_scales.contains(info.name.as_str()) {
                 problems.push(format!("{}: not part of this model", info.name));
             }
             continue;

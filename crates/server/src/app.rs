@@ -24,6 +24,22 @@ use tokio::sync::Semaphore;
 /// Stack size of a worker thread, enough for the bounded nesting of JSON and templates.
 const WORK_STACK: usize = 8 << 20;
 
+/// How a model scores texts and pairs of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scorer {
+    /// The cosine between the vectors of two texts.
+    Cosine,
+    /// The probabilities of labels.
+    Classes {
+        /// The labels' names.
+        labels: Vec<String>,
+        /// Whether labels are independent of each other; else their probabilities add up to 1.
+        apart: bool,
+    },
+    /// The second one's share of the probabilities of two tokens.
+    Compare,
+}
+
 /// The served model.
 #[derive(Clone)]
 pub struct Model {
@@ -43,6 +59,10 @@ pub struct Model {
     pub reasoning: Option<Reasoning>,
     /// The width of its embeddings, if it supports them.
     pub embedding: Option<u32>,
+    /// How it scores texts and pairs of texts, if it does.
+    pub scorer: Option<Scorer>,
+    /// Whether it generates text; if not, it only makes vectors of texts.
+    pub generates: bool,
     /// Sequences that run at once; others wait.
     pub at_once: u32,
 }
@@ -60,6 +80,8 @@ impl Model {
             tools: ToolFormat::Generic { system: true },
             reasoning: None,
             embedding: None,
+            scorer: None,
+            generates: true,
             at_once: u32::MAX,
         }
     }
@@ -74,19 +96,21 @@ impl Model {
         }
     }
 
-    /// The longest prompt in tokens: one token must remain for the answer.
+    /// The longest prompt in tokens: one token must remain for the answer, if there is one.
     pub(crate) fn most_prompt(&self) -> usize {
-        usize::try_from(self.context.saturating_sub(1)).unwrap_or(usize::MAX)
+        let answer = u64::from(self.generates);
+        usize::try_from(self.context.saturating_sub(answer)).unwrap_or(usize::MAX)
     }
 
-    /// Tokens that remain for the answer after a prompt of this length; at least one.
+    /// Tokens that remain for the answer after a prompt of this length; at least one, if it generates.
     pub(crate) fn room(&self, param: &str, prompt: usize) -> Result<u32, ApiError> {
         let prompt = prompt as u64;
         if prompt == 0 {
             return Err(ApiError::invalid(param, "the prompt is empty"));
         }
-        if prompt >= self.context {
-            return Err(ApiError::too_long(param, prompt, self.context.saturating_sub(1)));
+        let most = self.most_prompt() as u64;
+        if prompt > most {
+            return Err(ApiError::too_long(param, prompt, most));
         }
         Ok(u32::try_from(self.context - prompt).unwrap_or(u32::MAX))
     }
@@ -197,6 +221,9 @@ impl App {
             for request in &mut requests {
                 request.sampling.grammar = Some(compiled.clone());
             }
+        }
+        if !self.model.generates && requests.iter().any(|request| request.embed.is_none()) {
+            return Err(ApiError::no_generation());
         }
         self.ready().map_err(ApiError::unavailable)?;
         self.link.submit(requests, consumer).map_err(|refusal| self.refused(refusal))

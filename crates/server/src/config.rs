@@ -179,8 +179,10 @@ limits! {
     json_depth = 128, in 1..=128;
     /// Requests accepted and not yet finished (running and waiting together); then 429.
     inflight = 1024;
-    /// Prompts in one call of completions or embeddings.
+    /// Prompts in one call of completions.
     batch = 256;
+    /// Texts in one call of embeddings, rerank, score or classify.
+    inputs = 2048;
     /// Choices per prompt (`n`).
     choices = 32;
     /// Choices in one call, over all its prompts (prompts × `n`).

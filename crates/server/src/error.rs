@@ -212,6 +212,11 @@ impl ApiError {
         Self::not_supported("the loaded model does not support embeddings")
     }
 
+    /// 501: the loaded model generates no text.
+    pub(crate) fn no_generation() -> Self {
+        Self::not_supported("the loaded model makes vectors of texts; it does not generate text")
+    }
+
     /// 503: the engine is not running, or the server is shutting down.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         let mut e = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);

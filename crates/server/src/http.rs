@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fleet;
 use crate::ollama;
-use crate::openai::{chat, completions, embeddings, models, new_id, responses, tokenize};
+use crate::openai::{chat, completions, embeddings, models, new_id, responses, score, tokenize};
 use crate::{live, openapi, page};
 use axum::Router;
 use axum::body::Body;
@@ -44,6 +44,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::handler::handle))
         .route("/v1/completions", post(completions::handler::handle))
         .route("/v1/embeddings", post(embeddings::handler::handle))
+        .route("/v1/rerank", post(score::handler::rerank))
+        .route("/v2/rerank", post(score::handler::rerank))
+        .route("/rerank", post(score::handler::rerank))
+        .route("/v1/score", post(score::handler::score))
+        .route("/score", post(score::handler::score))
+        .route("/v1/classify", post(score::handler::classify))
+        .route("/classify", post(score::handler::classify))
         .route("/v1/responses", post(responses::handler::create))
         .route(
             "/v1/responses/{id}",

@@ -59,7 +59,7 @@ mod serve;
 pub mod trace;
 pub mod work;
 
-pub use app::{App, Model};
+pub use app::{App, Model, Scorer};
 pub use config::{Limit, Limits, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use http::conn::Exit;

@@ -9,6 +9,7 @@ pub mod models;
 pub mod prompt_logprobs;
 pub mod responses;
 pub mod sampling;
+pub mod score;
 pub mod structured;
 pub(crate) mod tokenize;
 mod truncate;
@@ -43,6 +44,21 @@ impl RequestBody for embeddings::types::EmbeddingRequest {
     const NEEDS_ENGINE: bool = true;
 }
 
+impl RequestBody for score::types::RerankRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = true;
+}
+
+impl RequestBody for score::types::ScoreRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = true;
+}
+
+impl RequestBody for score::types::ClassifyRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = true;
+}
+
 impl RequestBody for tokenize::types::TokenizeRequest {
     const TOKEN_IDS: bool = false;
     const NEEDS_ENGINE: bool = false;
@@ -66,6 +82,9 @@ pub fn check(path: &str, body: &[u8], model: &Model, limits: &Limits) -> Result<
         "/v1/embeddings" => {
             embeddings::validate::validate(&parse(body, limits)?.value, model, limits)
         }
+        "/v1/rerank" => score::validate::rerank(&parse(body, limits)?.value, model, limits),
+        "/v1/score" => score::validate::score(&parse(body, limits)?.value, model, limits),
+        "/v1/classify" => score::validate::classify(&parse(body, limits)?.value, model, limits),
         "/v1/responses" => {
             let request = parse::<responses::types::ResponsesRequest>(body, limits)?.value;
             let messages = responses::convert::messages(&request.input)?;

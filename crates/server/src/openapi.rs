@@ -21,6 +21,9 @@ use crate::openai::models::{ModelCard, ModelList};
 use crate::openai::responses::types::{
     DeletedResponse, ResponsesEvent, ResponsesRequest, ResponsesResponse,
 };
+use crate::openai::score::types::{
+    ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse, ScoreRequest, ScoreResponse,
+};
 use crate::openai::tokenize::types::{
     DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse, TokenizerInfo,
 };
@@ -104,6 +107,19 @@ fn routes() -> Vec<Route> {
             "Embed texts",
             EmbeddingRequest::describe,
             EmbeddingResponse::describe,
+        ),
+        post(
+            "/v1/rerank",
+            "Order documents by how well they answer a query",
+            RerankRequest::describe,
+            RerankResponse::describe,
+        ),
+        post("/v1/score", "Score pairs of texts", ScoreRequest::describe, ScoreResponse::describe),
+        post(
+            "/v1/classify",
+            "Classify texts",
+            ClassifyRequest::describe,
+            ClassifyResponse::describe,
         ),
         get("/v1/models", "List the served model", ModelList::describe),
         get("/v1/models/{name}", "Describe the model with this name", ModelCard::describe),

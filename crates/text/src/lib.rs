@@ -57,6 +57,9 @@ pub enum TextError {
         /// The most tokens allowed.
         most: usize,
     },
+    /// The tokenizer does not say how two texts are joined.
+    #[error("this model takes no pairs of texts")]
+    NoPairs,
     /// The tokenizer failed.
     #[error("cannot tokenize the text: {0}")]
     Encode(String),
@@ -107,6 +110,18 @@ pub trait TextModel: Send + Sync + 'static {
     fn stop_tokens(&self) -> &[Token];
     /// The size of the vocabulary.
     fn vocab(&self) -> u32;
+
+    /// Tokenizes a pair of texts, such as a query and a document, with the special tokens around and between them. Where
+    /// there are more than `most` tokens, the longer text is cut. Tokens of the second kind are those past the
+    /// vocabulary.
+    fn encode_pair(&self, _: &str, _: &str, _most: usize) -> Result<Vec<Token>, TextError> {
+        Err(TextError::NoPairs)
+    }
+
+    /// How many of the special tokens of a plain text stand behind it.
+    fn closing(&self) -> usize {
+        0
+    }
 
     /// The source of the chat template, if there is one.
     fn template(&self) -> Option<&str> {

@@ -12,6 +12,8 @@ pub struct CheckpointText {
     template: Option<ChatTemplate>,
     stop: Vec<Token>,
     vocab: u32,
+    /// Kinds of tokens.
+    kinds: u32,
 }
 
 impl CheckpointText {
@@ -23,7 +25,12 @@ impl CheckpointText {
         stop: Vec<Token>,
         vocab: u32,
     ) -> Self {
-        Self { tokenizer, template, stop, vocab }
+        Self { tokenizer, template, stop, vocab, kinds: 1 }
+    }
+
+    /// The same for a model that tells `kinds` kinds of tokens apart.
+    pub fn with_kinds(self, kinds: u32) -> Self {
+        Self { kinds: kinds.max(1), ..self }
     }
 
     /// The id of the token that is spelled like this.
@@ -57,6 +64,18 @@ impl TextModel for CheckpointText {
         }
         let tokens = self.tokenizer.encode_chat_limited(&rendered, most).map_err(explain)?;
         Ok(Rendered { text: rendered.visible(), tokens })
+    }
+
+    fn encode_pair(&self, first: &str, second: &str, most: usize) -> Result<Vec<Token>, TextError> {
+        let pair = self.tokenizer.encode_pair(first, second, most).map_err(explain)?;
+        Ok(pair
+            .into_iter()
+            .map(|token| token.id + token.kind.min(self.kinds - 1) * self.vocab)
+            .collect())
+    }
+
+    fn closing(&self) -> usize {
+        self.tokenizer.closing()
     }
 
     fn template(&self) -> Option<&str> {

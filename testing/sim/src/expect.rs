@@ -176,7 +176,7 @@ pub(crate) fn vector(request: &Request, embed: Embed) -> Vec<f32> {
     }
     let counted = match embed.pooling {
         Pooling::Mean => &states[..],
-        Pooling::Last => &states[states.len() - 1..],
+        Pooling::Last | Pooling::Model => &states[states.len() - 1..],
     };
     let sum = |at: usize| counted.iter().map(|state| state[at]).sum::<f64>();
     let sums: Vec<f64> = (0..HIDDEN as usize).map(sum).collect();

@@ -91,7 +91,7 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
 
 /// tanh x to 3 ulp, without branches. A polynomial near 0, where the quotient would lose digits.
 #[inline(always)]
-fn tanh<const FMA: bool>(x: f32) -> f32 {
+pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
     let size = x.abs();
     let s = x * x;
     let p = fma::<FMA>(s, -5.704_988_7e-3, 2.063_909e-2);

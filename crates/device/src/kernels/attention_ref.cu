@@ -1,5 +1,5 @@
 // Attention for any formats: a block of four warps per token and query head. q is already rotated and
-// this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), SINGLE;
+// this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), CAUSAL, SINGLE;
 // types XT (q), KT (pages; for E4M3 see pages.cuh), YT; SOFTCAP if scores are capped.
 #include "pages.cuh"
 
@@ -23,8 +23,9 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
             for (u32 i = threadIdx.x; i < D; i += 128) store1<YT>(out, (u64)t * out_stride + h * D + i, 0.0f);
         return;
     }
-    const u32 last = SINGLE ? length - 1 : length - (q_start[row + 1] - q_start[row]) + (t - q_start[row]);
-    const u32 begin = WINDOW && last + 1 > WINDOW ? last + 1 - WINDOW : 0;
+    const u32 place = SINGLE ? length - 1 : length - (q_start[row + 1] - q_start[row]) + (t - q_start[row]);
+    const u32 begin = WINDOW && place + 1 > WINDOW ? place + 1 - WINDOW : 0;
+    const u32 last = CAUSAL ? place : WINDOW ? min(length - 1, place + WINDOW - 1) : length - 1;
     const u32* pages = page_table + (u64)row_seat[row] * pages_per_seat;
 #if NARROW
     scale *= __ldg(k_scale + head);

@@ -1,10 +1,10 @@
-// Paged causal attention for rows of many tokens. A block takes Q_TOKENS tokens of a row with all G query heads of a
-// KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share. Wide heads (D >
-// 128) leave no registers for q, which then stays in shared memory, and tiles have 32 tokens. Items are found on the
-// device from q_start, so the grid depends on the bucket alone; blocks past the live items return immediately.
+// Paged attention for rows of many tokens, causal or both ways. A block takes Q_TOKENS tokens of a row with all G query
+// heads of a KV head: up to 16·WARPS packed rows, 16 per warp, over tiles of 64 KV tokens that all warps share. Wide
+// heads (D > 128) leave no registers for q, which then stays in shared memory, and tiles have 32 tokens. Items are found
+// on the device from q_start, so the grid depends on the bucket alone; blocks past the live items return immediately.
 //
-// D ≤ 256, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), TYPE (of q and pages), KT if pages have another type
-// (pages.cuh), YT; SOFTCAP if scores are capped.
+// D ≤ 256, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), CAUSAL, TYPE (of q and pages), KT if pages have another
+// type (pages.cuh), YT; SOFTCAP if scores are capped.
 #include "pages.cuh"
 
 #define G (HQ / HKV)
@@ -70,7 +70,9 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     const u32* pages = page_table + (u64)row_seat[r] * pages_per_seat;
     const u8* keys_of_head = kv + (u64)head * (PAGE * ROW_BYTES);
     const u32 begin = WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / TILE : 0;
-    const u32 end = (position + tokens + TILE - 1) / TILE;
+    // One past the last position that any token of the block sees.
+    const u32 seen = CAUSAL ? position + tokens : WINDOW ? min(length, position + tokens - 1 + WINDOW) : length;
+    const u32 end = (seen + TILE - 1) / TILE;
     fetch(ring, keys_of_head, pages, begin, length);
     commit_copies();
 
@@ -109,7 +111,11 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
         }
     }
     // The last position each of the lane's two rows may see.
-    const u32 limits[2] = {position + row0 / G, position + row1 / G};
+    const u32 places[2] = {position + row0 / G, position + row1 / G};
+    u32 limits[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        limits[half] = CAUSAL ? places[half] : WINDOW ? min(length - 1, places[half] + WINDOW - 1) : length - 1;
 #if NARROW
     scale *= __ldg(k_scale + head);
     const float scale_of_v = __ldg(v_scale + head);
@@ -154,7 +160,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
                 mma_16x8x16<TYPE>(scores[2 * n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
             }
         }
-        const bool partly = tile * TILE + TILE - 1 > position || WINDOW;
+        const bool partly = tile * TILE + TILE - 1 > (CAUSAL ? position : length - 1) || WINDOW;
         float keep[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -167,7 +173,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
                     s = capped_score(s, factor);
                     if (partly) {
                         const u32 t = tile * TILE + n * 8 + 2 * j + e;
-                        if (t > limits[half] || (WINDOW && t + WINDOW <= limits[half])) s = -INFINITY;
+                        if (t > limits[half] || (WINDOW && t + WINDOW <= places[half])) s = -INFINITY;
                     }
                     top = fmaxf(top, s);
                 }

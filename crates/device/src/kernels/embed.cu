@@ -1,5 +1,5 @@
 // out[t] = table[ids[t]], or with GIVEN_ROW given[ids[t] - GIVEN_ROW] where there is such a row; a block per token. XT:
-// table's type, YT: out's.
+// table's type, YT: out's. LOW: ids modulo it, HIGH: ids divided by it.
 #include "quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -16,6 +16,12 @@ embed(const u32* ids, const void* table, void* out, const void* given, u32 vocab
         for (u32 i = threadIdx.x; i < width; i += 256) store1<YT>(out, at + i, load1<YT>(given, from + i));
         return;
     }
+#endif
+#ifdef LOW
+    id %= LOW;
+#endif
+#ifdef HIGH
+    id /= HIGH;
 #endif
     if (id >= vocab) id = 0;
     const u8* row = weight_row<XT>(table, id, table_stride);

@@ -1,5 +1,5 @@
 // y[i] = act(x[2i]) · x[2i + 1]; four results per thread. Types XT, YT; ALIGNED: rows of x start at multiples of 16 bytes;
-// ACT 2: SiLU, 4: GELU by tanh.
+// ACT as in prelude.cuh.
 #include "prelude.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -18,7 +18,7 @@ gate_mul(const void* x, void* y, u32 half, u32 x_stride, u32 y_stride, const u32
 #endif
     float r[4];
 #pragma unroll
-    for (int t = 0; t < 4; t++) r[t] = v[2 * t] / (1.0f + __expf(-gate_exponent<ACT>(v[2 * t]))) * v[2 * t + 1];
+    for (int t = 0; t < 4; t++) r[t] = activated<ACT>(v[2 * t]) * v[2 * t + 1];
     for (int t = 0; t < 4; t++)
         if (i + t < half) store1<YT>(y, to + i + t, r[t]);
 }

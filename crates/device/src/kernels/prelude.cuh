@@ -176,6 +176,14 @@ template <int ACT_> DEVICE float gate_exponent(float v) {
     return ACT_ == 4 ? v * (1.5957691216f + 0.0713548162726f * v * v) : v;
 }
 
+// A function by its number: 2 SiLU, 4 GELU by tanh, 5 GELU, 6 tanh, 7 ReLU.
+template <int ACT_> DEVICE float activated(float v) {
+    if (ACT_ == 5) return 0.5f * v * (1.0f + erff(v * 0.70710678118655f));
+    if (ACT_ == 6) return tanhf(v);
+    if (ACT_ == 7) return fmaxf(v, 0.0f);
+    return v / (1.0f + __expf(-gate_exponent<ACT_>(v)));
+}
+
 // A score times `factor`, or with SOFTCAP (a float, 0: none) SOFTCAP · tanh(score · scale / SOFTCAP), either way times
 // log₂e, so that weights are powers of 2. The exponential form of tanh is good to 1e-7 of the cap; the instruction
 // for tanh to 5e-4.

@@ -1,5 +1,6 @@
-//! Causal attention over pages. Token j of row r has position p = kv_len[r] − q_len[r] + j and
-//! attends to positions `max(0, p + 1 − window) ..= p` of its row's pages:
+//! Attention over pages. Token j of row r has position p = kv_len[r] − q_len[r] + j and
+//! attends to positions `max(0, p + 1 − window) ..= p` of its row's pages; where it is not causal, up to
+//! `min(kv_len[r], p + window) − 1`:
 //! `out = softmax(scale · q·kᵀ) · v`, scores and sums in f32, one rounding when storing. With a soft cap a score s
 //! becomes `cap · tanh(s / cap)` before the softmax.
 //! Query head h reads KV head h / (q_heads / kv_heads).
@@ -28,6 +29,7 @@ use crate::variant::{AttentionVariant, Pick, Variant};
 use crate::{Result, Span, StepState};
 pub use chain::AttentionChain;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 mod avx512;
 pub(crate) mod chain;
@@ -36,7 +38,7 @@ mod ggml;
 mod portable;
 pub(crate) mod variant;
 
-/// Causal attention over KV pages.
+/// Attention over KV pages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Attention<O: Operands = Bound> {
@@ -56,8 +58,11 @@ pub struct Attention<O: Operands = Bound> {
     /// The soft cap of scores, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
-    /// A token sees at most this many tokens back, itself included.
+    /// A token sees at most this many tokens back, itself included; as many ahead where it is not causal.
     pub window: Option<u32>,
+    /// A token does not see those after it.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub causal: bool,
     /// Rows of the bucket.
     #[serde(skip_serializing_if = "unset")]
     pub rows: O::Late<u32>,
@@ -73,6 +78,16 @@ pub struct Attention<O: Operands = Bound> {
     /// Which kernel.
     #[serde(skip_serializing_if = "unset")]
     pub pick: O::Late<Pick<AttentionVariant>>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl<O: Operands> Bindable for Attention<O> {
@@ -96,6 +111,7 @@ impl<O: Operands> Bindable for Attention<O> {
             scale: self.scale,
             softcap: self.softcap,
             window: self.window,
+            causal: self.causal,
             rows: size.rows,
             single: size.single,
             last_only: to.last_only(self.out),
@@ -140,6 +156,9 @@ impl Contract for Attention {
         require_scratch(self.scratch, Self::NAME)?;
         require(self.out.rows == self.qkv.rows, Self::NAME, || {
             "out and qkv differ in rows".into()
+        })?;
+        require(self.causal || !self.single, Self::NAME, || {
+            "a decode step has nothing after its tokens to attend to".into()
         })?;
         require(!self.single || self.rows == self.out.rows, Self::NAME, || {
             "a decode step has one token per row".into()
@@ -196,6 +215,15 @@ impl Attention {
         AttentionChain::from(self).lower(target)
     }
 
+    /// The positions that a token at `position` of a row of `length` tokens attends to.
+    fn seen(&self, position: usize, length: usize) -> Range<usize> {
+        let window = self.window.map_or(usize::MAX, |window| window as usize);
+        let first = (position + 1).saturating_sub(window);
+        let end =
+            if self.causal { position + 1 } else { position.saturating_add(window).min(length) };
+        first..end
+    }
+
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let tables = Tables::new(memory, &self.state);
         let out = Matrix::new(memory, &self.out);
@@ -211,9 +239,10 @@ impl Attention {
                     continue;
                 };
                 let position = old + (token - tokens.start);
+                let seen = self.seen(position, tables.kv_len.get(row) as usize);
                 let seat = tables.row_seat.get(row) as usize;
                 (0..self.q_heads as usize).for_each(|head| {
-                    self.reference_head(memory, &tables, seat, token, position, head)
+                    self.reference_head(memory, &tables, seat, token, seen.clone(), head)
                 });
             }
         }
@@ -225,14 +254,13 @@ impl Attention {
         tables: &Tables,
         seat: usize,
         token: usize,
-        position: usize,
+        seen: Range<usize>,
         head: usize,
     ) {
         let (qkv, out) = (Matrix::new(memory, &self.qkv), Matrix::new(memory, &self.out));
         let dim = self.kv.head_dim as usize;
         let size = self.kv.page_size as usize;
         let kv_head = head / (self.q_heads / self.kv.heads) as usize;
-        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
         let slot = |p: usize| tables.page(seat, p) * size + p % size;
         let score = |p: usize| {
             let dot: f64 = (0..dim)
@@ -244,12 +272,13 @@ impl Attention {
             let score = f64::from(self.scale) * dot;
             self.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
         };
-        let scores: Vec<f64> = (first..=position).map(score).collect();
+        let scores: Vec<f64> = seen.clone().map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
         let total: f64 = weights.iter().sum();
         for i in 0..dim {
-            let sum: f64 = (first..=position)
+            let sum: f64 = seen
+                .clone()
                 .zip(&weights)
                 .map(|(p, weight)| weight * f64::from(self.kv.get(memory, slot(p), 1, kv_head, i)))
                 .sum();

@@ -1,4 +1,5 @@
-//! `out[t] = table[ids[t]]`, converted to `out`'s dtype. An id past the table reads row 0, so that a wrong token
+//! `out[t] = table[i]`, converted to `out`'s dtype, where i is the token's id, a part of it or the token's position
+//! ([`Lookup`]). An i past the table reads row 0, so that a wrong token
 //! never reads out of bounds. With `given`, an id of [`GIVEN_ROW`] + r reads row r of it instead.
 
 mod cuda;
@@ -16,11 +17,44 @@ use serde::{Deserialize, Serialize};
 
 mod fast;
 
+/// What selects a token's row of the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lookup {
+    /// Its id.
+    #[default]
+    Token,
+    /// Its id modulo this number.
+    Low(u32),
+    /// Its id divided by this number.
+    High(u32),
+    /// Its position.
+    Position,
+}
+
+impl Lookup {
+    fn is_token(&self) -> bool {
+        *self == Lookup::Token
+    }
+
+    /// The row of the table for an id or position.
+    fn row(self, id: u32) -> u32 {
+        match self {
+            Lookup::Token | Lookup::Position => id,
+            Lookup::Low(by) => id % by,
+            Lookup::High(by) => id / by,
+        }
+    }
+}
+
 /// Gathers rows of an embedding table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Embed<O: Operands = Bound> {
-    /// Token ids, u32, one per row of `out`.
+    /// What selects rows.
+    #[serde(default, skip_serializing_if = "Lookup::is_token")]
+    pub by: Lookup,
+    /// Token ids or positions, u32, one per row of `out`.
     #[serde(skip_serializing_if = "unset")]
     pub ids: O::Late<Tensor>,
     /// vocab × width; any dtype.
@@ -44,7 +78,9 @@ impl<O: Operands> Bindable for Embed<O> {
     fn bind<B: Binder<O>>(&self, to: &B) -> Result<Embed, B::Error> {
         let (table, out) = (to.weight(self.table)?, to.value(self.out)?);
         let given = self.given.map(|given| to.input(given)).transpose()?;
-        Ok(Embed { ids: to.state().token, table, given, out })
+        let (by, state) = (self.by, to.state());
+        let ids = if by == Lookup::Position { state.position } else { state.token };
+        Ok(Embed { by, ids, table, given, out })
     }
 }
 
@@ -54,6 +90,12 @@ impl Contract for Embed {
         require_fit(&self.out, Self::NAME, "out")?;
         require_float(&self.out, Self::NAME, "out")?;
         require_indices(&self.ids, self.out.rows, Self::NAME, "ids")?;
+        require(!matches!(self.by, Lookup::Low(0) | Lookup::High(0)), Self::NAME, || {
+            "ids divided by 0".into()
+        })?;
+        require(self.given.is_none() || self.by.is_token(), Self::NAME, || {
+            "given rows are selected by whole ids".into()
+        })?;
         if let Some(given) = &self.given {
             require_fit(given, Self::NAME, "given")?;
             require(
@@ -68,7 +110,13 @@ impl Contract for Embed {
     }
 
     fn describe(&self) -> String {
-        format!("embed {} from {}", self.out, self.table)
+        let by = match self.by {
+            Lookup::Token => String::new(),
+            Lookup::Low(by) => format!(" by id mod {by}"),
+            Lookup::High(by) => format!(" by id / {by}"),
+            Lookup::Position => " by position".into(),
+        };
+        format!("embed {} from {}{by}", self.out, self.table)
     }
 
     /// One row of the table for each token.
@@ -98,7 +146,7 @@ impl Embed {
         let given = self.given.map(|given| Matrix::new(memory, &given));
         let mut values = vec![0.0; table.cols];
         for token in 0..out.rows {
-            read_row(&table, given.as_ref(), ids.get(token), &mut values);
+            read_row(&table, given.as_ref(), self.by.row(ids.get(token)), &mut values);
             for (col, value) in values.iter().enumerate() {
                 out.set(token, col, *value);
             }

@@ -133,6 +133,9 @@ impl Experts {
 impl Contract for Experts {
     fn check(&self) -> Result<()> {
         let (rows, wide) = (self.x.rows, self.x.cols);
+        require(self.act.is_epilogue(), Self::NAME, || {
+            format!("no kernel applies {} to its sums", self.act.name())
+        })?;
         for (tensor, what) in [(&self.x, "x"), (&self.y, "y")]
             .into_iter()
             .chain(self.residual.as_ref().map(|residual| (residual, "residual")))

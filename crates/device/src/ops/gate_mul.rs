@@ -18,7 +18,7 @@ use std::f64::consts::FRAC_2_PI;
 
 pub(crate) use fast::Gate;
 
-/// The function applied to a gate before it multiplies.
+/// A function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -26,6 +26,12 @@ pub enum Activation {
     Silu,
     /// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))`.
     GeluTanh,
+    /// `x · Φ(x)`, where Φ is the normal distribution's.
+    Gelu,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `max(x, 0)`.
+    Relu,
 }
 
 impl Activation {
@@ -34,15 +40,26 @@ impl Activation {
         match self {
             Activation::Silu => "silu",
             Activation::GeluTanh => "gelu",
+            Activation::Gelu => "exact gelu",
+            Activation::Tanh => "tanh",
+            Activation::Relu => "relu",
         }
     }
 
-    /// Its number in the macros ACT of `gate_mul.cu` and EPILOGUE of the kernels of linears.
+    /// Its number in the macros ACT of `gate_mul.cu` and `activate.cu` and EPILOGUE of the kernels of linears.
     pub(crate) const fn code(self) -> u32 {
         match self {
             Activation::Silu => 2,
             Activation::GeluTanh => 4,
+            Activation::Gelu => 5,
+            Activation::Tanh => 6,
+            Activation::Relu => 7,
         }
+    }
+
+    /// Whether the kernels of linears and experts can apply it to their sums.
+    pub(crate) const fn is_epilogue(self) -> bool {
+        matches!(self, Activation::Silu | Activation::GeluTanh)
     }
 
     /// The reference: in f64, rounded once.
@@ -53,8 +70,27 @@ impl Activation {
             Activation::GeluTanh => {
                 0.5 * x * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh())
             }
+            Activation::Gelu => x * share_below(x),
+            Activation::Tanh => x.tanh(),
+            Activation::Relu => x.max(0.0),
         }
     }
+}
+
+/// The share of a normal distribution below `x`: a series near 0, a continued fraction far from it.
+fn share_below(x: f64) -> f64 {
+    let size = x.abs();
+    let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+    if size < 3.0 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..80 {
+            term *= x * x / f64::from(2 * n + 1);
+            sum += term;
+        }
+        return 0.5 + density * sum;
+    }
+    let tail = density / (1..=80).rev().fold(size, |below, n| size + f64::from(n) / below);
+    if x < 0.0 { tail } else { 1.0 - tail }
 }
 
 /// Multiplies by an activated gate.
@@ -87,7 +123,7 @@ impl<O: Operands> Bindable for GateMul<O> {
     }
 
     fn epilogues(&self) -> Vec<(O::Value, GateMul<O>)> {
-        vec![(self.x, self.clone())]
+        self.act.is_epilogue().then(|| (self.x, self.clone())).into_iter().collect()
     }
 }
 

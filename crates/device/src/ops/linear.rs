@@ -39,6 +39,7 @@ mod k_blocks;
 pub(super) mod packed;
 pub(super) mod plain;
 mod scaled;
+mod split;
 mod tiles;
 pub(crate) mod variant;
 mod vnni;

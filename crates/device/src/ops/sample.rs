@@ -35,7 +35,7 @@ use crate::{Result, Span, StepState};
 use serde::{Deserialize, Serialize};
 
 mod fast;
-mod row;
+pub(super) mod row;
 
 use row::{Choice, SampledRow, StepEnd};
 

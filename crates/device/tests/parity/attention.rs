@@ -28,6 +28,8 @@ pub(crate) struct Case {
     pub(crate) single: bool,
     pub(crate) softcap: Option<f32>,
     pub(crate) window: Option<u32>,
+    /// Tokens do not see those after them.
+    pub(crate) causal: bool,
     pub(crate) norms: bool,
     pub(crate) pairs: Pairs,
 }
@@ -59,6 +61,7 @@ impl Case {
             window: rng.pick(&[None, None, Some(1), Some(7), Some(33)]),
             norms: rng.below(2) == 0,
             pairs: rng.pick(&[Pairs::Halves, Pairs::Halves, Pairs::Neighbours]),
+            causal: single || rng.below(3) > 0,
         }
     }
 
@@ -212,6 +215,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         scale: (case.dim as f32).powf(-0.5),
         softcap: case.softcap,
         window: case.window,
+        causal: case.causal,
         rows: case.bucket_rows as u32,
         single: case.single,
         last_only: false,
@@ -276,6 +280,7 @@ fn a_product_rotates_its_heads() {
                 single: false,
                 softcap: None,
                 window: None,
+                causal: true,
                 norms,
                 pairs: Pairs::Halves,
             };
@@ -366,6 +371,7 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
         window: rng.pick(&[None, None, Some(40), Some(200)]),
         norms: false,
         pairs: Pairs::Halves,
+        causal: rng.below(3) > 0,
     }
 }
 
@@ -445,9 +451,18 @@ fn attention_of_heads_of_256() {
             let rows = rows.map(|(q_len, kv_len)| Row { q_len, kv_len }).to_vec();
             let case = mixed(720 + index as u64, 256, rows);
             let bucket_tokens = case.bucket_rows;
-            let (single, norms) = (true, true);
-            let case =
-                Case { kv_heads, group, softcap, window, bucket_tokens, single, norms, ..case };
+            let (single, norms, causal) = (true, true, true);
+            let case = Case {
+                kv_heads,
+                group,
+                softcap,
+                window,
+                bucket_tokens,
+                single,
+                norms,
+                causal,
+                ..case
+            };
             for rotates in [false, true] {
                 let build = |layout: &mut Layout| {
                     let Laid { rope, attention } = lay_out(&case, layout, !rotates);
@@ -477,8 +492,12 @@ fn attention_of_wide_heads() {
         for single in [true, false] {
             let lengths: &[usize] = if single { &[1, 1, 1] } else { &[1, 3, 17, 50] };
             let rows = lengths.iter().map(|q_len| Row { q_len: *q_len, kv_len: q_len + 20 });
-            let case =
-                Case { single, group: 1 + index, ..mixed(600 + index as u64, dim, rows.collect()) };
+            let case = Case {
+                single,
+                causal: true,
+                group: 1 + index,
+                ..mixed(600 + index as u64, dim, rows.collect())
+            };
             let bucket_tokens = if single { case.bucket_rows } else { case.bucket_tokens };
             let case = Case { bucket_tokens, ..case };
             let build = |layout: &mut Layout| {
@@ -506,8 +525,13 @@ fn attention_of_rows_that_are_not_in_their_pages() {
     for (single, kv_len) in [(true, 1 << 20), (true, u32::MAX), (false, 3), (false, 1 << 20)] {
         let q_len = if single { 1 } else { 17 };
         let rows = vec![Row { q_len, kv_len: 40 }; 3];
-        let case =
-            Case { single, bucket_rows: 3, bucket_tokens: 3 * q_len, ..mixed(700, 64, rows) };
+        let case = Case {
+            single,
+            causal: true,
+            bucket_rows: 3,
+            bucket_tokens: 3 * q_len,
+            ..mixed(700, 64, rows)
+        };
         let build = |layout: &mut Layout| {
             let attention = lay_out(&case, layout, true).attention;
             layout.set(attention.state.kv_len.span, words_to_bytes(&[40, kv_len, 40]));
@@ -564,6 +588,7 @@ fn attention_by_hand() {
             single: true,
             softcap: None,
             window: None,
+            causal: true,
             norms: false,
             pairs: Pairs::Halves,
         };

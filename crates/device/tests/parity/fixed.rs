@@ -163,6 +163,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         scale: 0.125,
         softcap: None,
         window: feed.window,
+        causal: true,
         rows: rows as u32,
         single,
         last_only: false,

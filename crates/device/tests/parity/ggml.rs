@@ -219,6 +219,7 @@ fn same_attention(golden: &mut Golden, shape: Heads, window: Option<u32>) {
             scale: (dim as f32).powf(-0.5),
             softcap: None,
             window,
+            causal: true,
             rows: 1,
             single: tokens == 1,
             last_only: false,

@@ -76,6 +76,7 @@ fn case(seed: u64) -> Case {
         single: true,
         softcap: None,
         window: None,
+        causal: true,
         norms: false,
         pairs: Pairs::Halves,
     }

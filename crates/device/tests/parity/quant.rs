@@ -2,7 +2,7 @@
 //! same bits.
 
 use crate::support::*;
-use device::op::Embed;
+use device::op::{Embed, Lookup};
 use device::{DType, Op, Region, Tensor};
 
 #[test]
@@ -35,7 +35,10 @@ fn every_gguf_type_bit_for_bit() {
             let table = Tensor::dense(table, dtype, 1, sizes[1]);
             let ids = layout.words(&[0]);
             let out = layout.poison(DType::F32, 1, sizes[1] as usize, 0);
-            (vec![Op::Embed(Embed { ids, table, given: None, out })], vec![out.span])
+            (
+                vec![Op::Embed(Embed { by: Lookup::Token, ids, table, given: None, out })],
+                vec![out.span],
+            )
         };
         assert_eq!(run(&reference, &build)[0], values, "{dtype:?} in the reference");
         for (name, device) in &devices {

@@ -3,11 +3,11 @@
 use crate::support::*;
 use device::cpu::pack;
 use device::op::{
-    Activation, Add, AddGated, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Noise, Norm, RmsNorm,
-    RmsNormColumns, Scale,
+    Activate, Activation, Add, AddGated, Copy, Embed, Fill, GateMul, Gather, LayerNorm, Lookup,
+    Noise, Norm, Pool, Pooling, RmsNorm, RmsNormColumns, Scale,
 };
 use device::step::GIVEN_ROW;
-use device::{DType, Op, Region, Tensor};
+use device::{DType, Op, Region, StepLimits, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -136,6 +136,127 @@ fn add_and_gate_mul() {
     }
 }
 
+/// Every function, any types, ragged widths, in place or not; rows past the live ones do not change.
+#[test]
+fn activate_and_gates_without_a_kernel_of_their_own() {
+    const ALL: [Activation; 5] = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::Tanh,
+        Activation::Relu,
+    ];
+    let rng = &mut Rng::new(12);
+    for seed in 0..20 {
+        let (rows, cols, gap) = (1 + rng.below(20), 1 + rng.below(300), rng.pick(&[0, 8]));
+        let cols = if seed % 2 == 0 { cols } else { cols.next_multiple_of(8) };
+        let (from, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let (live, in_place, act) = (rng.below(rows + 1), seed % 3 == 0, ALL[seed as usize % 5]);
+        let gates = seed % 4 == 3;
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let live = Some(layout.words(&[live as u32]).span);
+            if gates {
+                let values = rng.floats(rows * 2 * cols, 5.0);
+                let x = layout.floats(from, rows, 2 * cols, gap, &values);
+                let y = layout.poison(to, rows, cols, gap);
+                return (vec![Op::GateMul(GateMul { x, act, y, live })], vec![y.span]);
+            }
+            let x = layout.floats(from, rows, cols, gap, &rng.floats(rows * cols, 5.0));
+            let y = if in_place { x } else { layout.poison(to, rows, cols, gap) };
+            (vec![Op::Activate(Activate { x, act, y, live })], vec![y.span])
+        };
+        let to = if in_place && !gates { from } else { to };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {act:?} {device}"), to, 2.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// GELU at a few points, from tables of the normal distribution.
+#[test]
+fn gelu_by_hand() {
+    let reference = device::cpu::open(None, true).expect("a CPU");
+    let got = run(&reference, &|layout: &mut Layout| {
+        let x = layout.floats(DType::F32, 1, 6, 0, &[0.0, 1.0, -1.0, 2.0, -3.0, 4.0]);
+        let y = layout.poison(DType::F32, 1, 6, 0);
+        let op = Activate { x, act: Activation::Gelu, y, live: None };
+        (vec![Op::Activate(op)], vec![y.span])
+    });
+    let want = [0.0, 0.841_344_7, -0.158_655_3, 1.954_499_7, -0.004_049_7, 3.999_873_3];
+    for (got, want) in decode(DType::F32, &got[0]).iter().zip(want) {
+        assert!((got - want).abs() < 1e-6, "{got} {want}");
+    }
+}
+
+/// Any types, rows of every length, pad rows; the mean, the first and the last token, of unit length or not.
+#[test]
+fn pool() {
+    let rng = &mut Rng::new(21);
+    for seed in 0..18 {
+        let (from, to) = (rng.pick(&FLOATS), rng.pick(&FLOATS));
+        let (rows, cols) = (1 + rng.below(6), rng.pick(&[1, 33, 64, 384, 700]));
+        let lengths: Vec<u32> = (0..rows).map(|_| rng.pick(&[1, 2, 17, 40])).collect();
+        let live: u32 = lengths.iter().sum();
+        let (tokens, bucket) = (live as usize + rng.below(9), rows + rng.below(3));
+        let pooling = [Pooling::Mean, Pooling::First, Pooling::Last][seed as usize % 3];
+        let unit = seed % 2 == 0;
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let limits = StepLimits {
+                seats: 8,
+                rows: bucket as u32,
+                tokens: tokens as u32,
+                pages_per_seat: 4,
+                page_size: 16,
+                vocab: 32,
+                penalties: false,
+                tokens_per_row: 1,
+            };
+            let state = layout.state(limits);
+            let mut starts = vec![0];
+            lengths.iter().for_each(|length| starts.push(starts[starts.len() - 1] + length));
+            starts.resize(bucket + 1, live);
+            let bytes = starts.iter().flat_map(|word| word.to_le_bytes()).collect();
+            layout.set(state.q_start.span, bytes);
+            let mut values = rng.floats(tokens * cols, 2.0);
+            values[live as usize * cols..].fill(f32::NAN);
+            let x = layout.floats(from, tokens, cols, 0, &values);
+            let y = layout.poison(to, bucket, cols, 0);
+            (vec![Op::Pool(Pool { x, pooling, unit, state, y })], vec![y.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_close(&format!("seed {seed} {device}"), to, 1.0, &want[0], &got[0]);
+        });
+    }
+}
+
+/// Rows selected by parts of ids.
+#[test]
+fn embed_by_parts_of_ids() {
+    for by in [Lookup::Low(5), Lookup::High(5), Lookup::Position] {
+        let build = |layout: &mut Layout| {
+            let table = layout.floats(DType::F32, 5, 24, 0, &Rng::new(9).floats(5 * 24, 1.0));
+            let ids = layout.words(&[0, 4, 5, 9, 14, 24, 25, 1000]);
+            let out = layout.poison(DType::F32, 8, 24, 0);
+            let op = Embed { by, ids, table, given: None, out };
+            (vec![Op::Embed(op)], vec![out.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            assert_eq!(want, got, "{by:?} on {device}");
+            let rows =
+                |all: &[u8]| decode(DType::F32, all).chunks(24).map(|r| r[0]).collect::<Vec<_>>();
+            let (made, table) = (rows(&want[0]), Rng::new(9).floats(5 * 24, 1.0));
+            let expected = match by {
+                Lookup::Low(_) => [0, 4, 0, 4, 4, 4, 0, 0],
+                Lookup::High(_) => [0, 0, 1, 1, 2, 4, 0, 0],
+                Lookup::Token | Lookup::Position => [0, 4, 0, 0, 0, 0, 0, 0],
+            };
+            assert_eq!(made, expected.map(|row| table[row * 24]), "{by:?}");
+        });
+    }
+}
+
 /// Any types, ragged widths, gates near 0, 1 and between, in place or not; rows past the live ones do not change.
 #[test]
 fn add_gated() {
@@ -231,7 +352,7 @@ fn embed() {
             let rows = encode(out.dtype, &rng.floats(4 * cols, 1.0));
             let rows = layout.bytes(Region::State, "given", rows);
             let given = Some(Tensor::dense(rows, out.dtype, 4, cols as u32));
-            (vec![Op::Embed(Embed { ids, table, given, out })], vec![out.span])
+            (vec![Op::Embed(Embed { by: Lookup::Token, ids, table, given, out })], vec![out.span])
         };
         against_reference(&build, &|device, want, got| {
             assert_eq!(want, got, "{dtype:?} on {device}");
@@ -259,7 +380,8 @@ fn packing_keeps_every_weight() {
                 let table = Tensor::dense(table, dtype, 32, 96);
                 let ids = layout.words(&(0..32).collect::<Vec<u32>>());
                 let out = layout.poison(DType::F32, 32, 96, 0);
-                (vec![Op::Embed(Embed { ids, table, given: None, out })], vec![out.span])
+                let op = Embed { by: Lookup::Token, ids, table, given: None, out };
+                (vec![Op::Embed(op)], vec![out.span])
             })
         };
         let (plain, packed) = (rows(false), rows(true));

@@ -300,6 +300,10 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         StepState::lay_out(limits, alloc).expect("limits of a few rows")
     };
     let state = lay_out(limits);
+    let publishing = {
+        let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
+        state.with_vectors(model.hidden, alloc)
+    };
     let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
     // Activations are bf16 beside bf16 weights and those with scales, f32 beside others.
     let with_scales = scaled::is_scaled(model.weights);
@@ -386,6 +390,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             scale: 0.125,
             softcap: model.softcap,
             window,
+            causal: true,
             rows,
             single,
             last_only: false,
@@ -398,8 +403,8 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let index = Tensor { cols: rows, stride: rows, ..state.last_index };
     let mut ops = vec![
         Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }),
-        Op::Embed(Embed { ids, table: embed, given: None, out: x }),
-        Op::Embed(Embed { ids, table: embed, given: Some(y), out: x }),
+        Op::Embed(Embed { by: Lookup::Token, ids, table: embed, given: None, out: x }),
+        Op::Embed(Embed { by: Lookup::Token, ids, table: embed, given: Some(y), out: x }),
         Op::RmsNorm(RmsNorm { x, norm: norm1, y }),
         Op::RmsNormColumns(RmsNormColumns { x: qkv, from: q, norm: k_part, y: qkv }),
         Op::LayerNorm(LayerNorm {
@@ -429,6 +434,23 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Sample(Sample { logits, state: several, scratch, rows }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
+    // What encoders have.
+    ops.push(Op::Embed(Embed { by: Lookup::Low(7), ids, table: embed, given: None, out: x }));
+    ops.push(Op::Embed(Embed { by: Lookup::High(7), ids, table: embed, given: None, out: x }));
+    for act in [Activation::Gelu, Activation::Tanh, Activation::Relu, Activation::Silu] {
+        ops.push(Op::Activate(Activate { x: mid, act, y: mid, live }));
+    }
+    ops.push(Op::GateMul(GateMul { x: gates, act: Activation::Gelu, y: mid, live }));
+    for (pooling, unit) in [(Pooling::Mean, true), (Pooling::First, false), (Pooling::Last, true)] {
+        ops.push(Op::Pool(Pool { x, pooling, unit, state, y: last }));
+    }
+    ops.push(Op::Publish(Publish { vectors: last, state: publishing }));
+    if !single {
+        for window in [None, Some(65)] {
+            let Op::Attention(op) = attention(None, window) else { unreachable!() };
+            ops.push(Op::Attention(Attention { causal: false, ..op }));
+        }
+    }
     // Linears that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));

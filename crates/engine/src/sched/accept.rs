@@ -1,7 +1,7 @@
 //! What is accepted, and what is refused with a reason.
 
 use super::{Live, Scheduler};
-use crate::request::{Finish, Output, Reject, Request, Token};
+use crate::request::{Finish, Output, Pooling, Reject, Request, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Place, Sequence, Spec, StopFilter};
 use crate::thought::Thought;
@@ -116,8 +116,9 @@ impl Scheduler {
         if request.prompt.is_empty() {
             return Err(Reject::EmptyPrompt);
         }
-        // One token of an answer has to fit as well.
-        let (found, allowed) = (request.prompt.len() as u64, u64::from(self.longest()) - 1);
+        // One token of an answer has to fit as well, where there is one.
+        let (found, longest) = (request.prompt.len() as u64, self.longest());
+        let allowed = self.reports.whole.map_or(longest - 1, |whole| whole.min(longest)).into();
         if found > allowed {
             return Err(Reject::TooLong { found, allowed });
         }
@@ -140,6 +141,13 @@ impl Scheduler {
         }
         if self.coverage.prefill_tokens == 0 || self.coverage.prefill_rows == 0 {
             return Err(Reject::NotCovered("no graph feeds prompts".into()));
+        }
+        let of_model = request.embed.map(|embed| embed.pooling == Pooling::Model);
+        match (self.reports.whole, of_model) {
+            (Some(_), None) => return bad("embed", "this model gives vectors, not text"),
+            (Some(_), Some(false)) => return bad("embed", "this model has a pooling of its own"),
+            (None, Some(true)) => return bad("embed", "this model has no pooling of its own"),
+            (Some(_), Some(true)) | (None, None | Some(false)) => {}
         }
         if request.embed.is_some() {
             if self.reports.hidden == 0 {

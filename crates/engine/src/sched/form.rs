@@ -173,7 +173,8 @@ impl Scheduler {
     /// Most tokens of a step that feeds prompts beside so many rows that decode.
     fn prompt_tokens(&self, decoding: u32) -> u32 {
         let most = if decoding > 0 { self.config.mixed_tokens } else { u32::MAX };
-        self.config.step_tokens.min(self.coverage.prefill_tokens).min(most).max(1)
+        let step = self.config.step_tokens.max(self.reports.whole.unwrap_or(0));
+        step.min(self.coverage.prefill_tokens).min(most).max(1)
     }
 
     fn add_rows(&mut self) {
@@ -211,6 +212,10 @@ impl Scheduler {
                 }
                 let key = self.prompts[index];
                 let weight = self.weight(key);
+                if self.reports.whole.is_some() && self.left(key) > tokens {
+                    self.pass_over_one(key);
+                    continue;
+                }
                 let fed = self.add_prompt(key, (tokens / weight).max(1));
                 tokens = tokens.saturating_sub(fed.saturating_mul(weight));
                 rows -= 1;
@@ -282,11 +287,21 @@ impl Scheduler {
     /// Prompts that got no row in this step; one passed over too often becomes due.
     fn pass_over(&mut self, from: usize) {
         for index in from..self.prompts.len() {
-            let patience = self.config.patience;
-            let sequence = &mut self.sequences[self.prompts[index]];
-            sequence.cold.passed += 1;
-            sequence.due |= sequence.cold.passed > patience;
+            self.pass_over_one(self.prompts[index]);
         }
+    }
+
+    fn pass_over_one(&mut self, key: Key) {
+        let patience = self.config.patience;
+        let sequence = &mut self.sequences[key];
+        sequence.cold.passed += 1;
+        sequence.due |= sequence.cold.passed > patience;
+    }
+
+    /// Tokens that a prompt still has to feed.
+    fn left(&self, key: Key) -> u32 {
+        let sequence = &self.sequences[key];
+        sequence.goal() - sequence.seated().map_or(0, |at| at.fed)
     }
 
     fn add_decode(&mut self, ready: Ready) {

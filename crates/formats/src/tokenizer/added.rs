@@ -1,8 +1,8 @@
 //! Tokens that are recognised in a text before anything else looks at it: control tokens, and
 //! what was added to a vocabulary later.
 
-use super::bpe::Bpe;
 use super::effort::Effort;
+use super::model::Model;
 use super::normalise::Normaliser;
 use crate::{Error, Result, limits};
 use ahash::AHashMap;
@@ -76,17 +76,17 @@ impl Added {
     pub(super) fn new(
         file: &Path,
         tokens: Vec<AddedToken>,
-        bpe: &Bpe,
+        model: &Model,
         normaliser: &Normaliser,
     ) -> Result<Self> {
         check(file, &tokens)?;
-        let mut free = bpe.len() as u32;
+        let mut free = model.len() as u32;
         let mut last: Vec<AddedToken> = Vec::new();
         let mut places: AHashMap<String, usize> = AHashMap::new();
         for token in tokens {
             let place = places.get(&token.content).copied();
             let given =
-                place.map(|place: usize| last[place].id).or_else(|| bpe.id_of(&token.content));
+                place.map(|place: usize| last[place].id).or_else(|| model.id_of(&token.content));
             let id = match given {
                 Some(id) => Some(id),
                 None if token.content.is_empty() => None,

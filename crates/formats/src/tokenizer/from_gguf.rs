@@ -8,9 +8,11 @@
 use super::added::AddedToken;
 use super::bpe::{Description, Known, Merges};
 use super::expression::Expression;
+use super::model::Model;
 use super::normalise::{Normaliser, Step as Normalise};
 use super::pipeline::Pipeline;
 use super::split::{Behaviour, PreTokenizer, Step};
+use super::template::Template;
 use super::token_bytes::{Spelling, TokenBytes};
 use crate::gguf::Gguf;
 use crate::{Error, Result, limits};
@@ -59,9 +61,10 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let bpe = bpe.build(gguf.file())?;
     let normaliser =
         Normaliser((pre == Pre::Qwen2).then_some(Normalise::Nfc).into_iter().collect());
-    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, pre.steps(gguf)?)?;
+    let pipeline =
+        Pipeline::new(gguf.file(), Model::Bpe(bpe), tokens.added, normaliser, pre.steps(gguf)?)?;
     let (prefix, suffix) = around(gguf, pre.adds_bos())?;
-    Ok((pipeline.around(prefix, suffix), bytes))
+    Ok((pipeline.around(Template { prefix, suffix, ..Template::default() }), bytes))
 }
 
 /// SentencePiece BPE: no merges are stored, a token's score decides how early it is merged.
@@ -87,9 +90,9 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
         steps.insert(0, Normalise::Prepend("▁".to_owned()));
     }
     let (normaliser, whole) = (Normaliser(steps), PreTokenizer::default());
-    let pipeline = Pipeline::new(gguf.file(), bpe, tokens.added, normaliser, whole)?;
+    let pipeline = Pipeline::new(gguf.file(), Model::Bpe(bpe), tokens.added, normaliser, whole)?;
     let (prefix, suffix) = around(gguf, true)?;
-    Ok((pipeline.around(prefix, suffix), bytes))
+    Ok((pipeline.around(Template { prefix, suffix, ..Template::default() }), bytes))
 }
 
 /// Every way to put a token together from two others, best score first: the rule by which the

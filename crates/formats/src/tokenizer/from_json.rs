@@ -4,16 +4,21 @@
 //! by name.
 
 use super::added::{self, AddedToken};
-use super::bpe::{Description, Merges as MergeList};
+use super::bpe::{Bpe, Description, Merges as MergeList};
 use super::expression::Expression;
+use super::model::Model;
 use super::normalise::{Normaliser, Step as Normalise};
 use super::pipeline::Pipeline;
+use super::precompiled::Precompiled;
 use super::split::{Behaviour, PreTokenizer, Prepend, Step};
+use super::template::Template;
 use super::token_bytes::{Spelling, TokenBytes};
+use super::unigram::Unigram;
+use super::word_piece::WordPiece;
 use crate::safetensors::json_error;
 use crate::{Error, Result, limits};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::fmt;
@@ -73,28 +78,32 @@ struct ModelFields {
     r#type: Option<String>,
     dropout: Option<f32>,
     unk_token: Option<String>,
+    unk_id: Option<usize>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
+    max_input_chars_per_word: Option<usize>,
     #[serde(default)]
     fuse_unk: bool,
     #[serde(default)]
     byte_fallback: bool,
     #[serde(default)]
     ignore_merges: bool,
-    // Other kinds of models have other kinds of vocabularies; they are refused by name first.
-    vocab: Option<Pairs>,
+    vocab: Option<Vocab>,
     #[serde(default)]
     merges: Merges,
 }
 
-/// The vocabulary, or nothing when it is not a map of ids.
-struct Pairs(Option<Vec<(String, u32)>>);
+/// The vocabulary: ids by text, or texts with their scores in the order of their ids.
+enum Vocab {
+    Ids(Vec<(String, u32)>),
+    Scores(Vec<(String, f64)>),
+}
 
-impl<'de> Deserialize<'de> for Pairs {
+impl<'de> Deserialize<'de> for Vocab {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         struct Visit;
         impl<'de> Visitor<'de> for Visit {
-            type Value = Pairs;
+            type Value = Vocab;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a vocabulary")
@@ -103,7 +112,7 @@ impl<'de> Deserialize<'de> for Pairs {
             fn visit_map<A: MapAccess<'de>>(
                 self,
                 mut map: A,
-            ) -> std::result::Result<Pairs, A::Error> {
+            ) -> std::result::Result<Vocab, A::Error> {
                 let mut pairs = Vec::new();
                 while let Some(pair) = map.next_entry()? {
                     if pairs.len() as u64 == limits::VOCAB {
@@ -112,15 +121,22 @@ impl<'de> Deserialize<'de> for Pairs {
                     }
                     pairs.push(pair);
                 }
-                Ok(Pairs(Some(pairs)))
+                Ok(Vocab::Ids(pairs))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(
                 self,
                 mut seq: A,
-            ) -> std::result::Result<Pairs, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Pairs(None))
+            ) -> std::result::Result<Vocab, A::Error> {
+                let mut scores = Vec::new();
+                while let Some(pair) = seq.next_element::<(String, f64)>()? {
+                    if scores.len() as u64 == limits::VOCAB {
+                        let cap = limits::VOCAB;
+                        return Err(A::Error::custom(format!("more than {cap} tokens")));
+                    }
+                    scores.push(pair);
+                }
+                Ok(Vocab::Scores(scores))
             }
         }
         deserializer.deserialize_any(Visit)
@@ -195,24 +211,9 @@ impl<'de> Deserialize<'de> for Merges {
 pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let file: File = serde_json::from_slice(json)
         .map_err(|error| json_error(path, 0, "tokenizer", json, &error))?;
-    let model = file.model;
-    if let Some(kind) = model.r#type.as_deref().filter(|&kind| kind != "BPE") {
-        return Err(Error::unsupported(path, "model.type", kind, "BPE"));
-    }
-    let affixes = [
-        ("model.continuing_subword_prefix", &model.continuing_subword_prefix),
-        ("model.end_of_word_suffix", &model.end_of_word_suffix),
-    ];
-    for (field, affix) in affixes {
-        if let Some(affix) = affix.as_ref().filter(|affix| !affix.is_empty()) {
-            return Err(Error::unsupported(path, field, affix, "none"));
-        }
-    }
-    if let Some(dropout) = model.dropout.filter(|&p| p != 0.0) {
-        return Err(Error::unsupported(path, "model.dropout", dropout, "none"));
-    }
-    let Some(Pairs(Some(vocab))) = model.vocab else {
-        return Err(Error::invalid(path, 0, "model.vocab", "another form", "a map of ids"));
+    let mut model = file.model;
+    let Some(vocab) = model.vocab.take() else {
+        return Err(Error::invalid(path, 0, "model.vocab", "nothing", "a vocabulary"));
     };
     let added = file.added_tokens.0;
     added::check(path, &added)?;
@@ -221,26 +222,83 @@ pub(super) fn read(path: &Path, json: &[u8]) -> Result<(Pipeline, TokenBytes)> {
     let normaliser = normaliser(path, part("normalizer", file.normalizer)?)?;
     let pre_tokenizer = pre_tokenizer(path, part("pre_tokenizer", file.pre_tokenizer)?)?;
     let processor = part("post_processor", file.post_processor)?;
-    let (prefix, suffix) = around(path, processor.as_ref())?;
+    let template = Template::read(path, processor.as_ref())?;
 
     let spelling = spelling(path, decoder.as_ref(), model.byte_fallback)?;
-    let bytes = TokenBytes::new(path, spelling, &vocab, &added)?;
-    let bpe = Description {
-        vocab,
-        merges: model.merges.0,
-        known: Vec::new(),
-        unknown: model.unk_token,
-        fuse_unknown: model.fuse_unk,
-        byte_fallback: model.byte_fallback,
-        ignore_merges: model.ignore_merges,
-    }
-    .build(path)?;
-    let pipeline = Pipeline::new(path, bpe, added, normaliser, pre_tokenizer)?;
-    Ok((pipeline.around(prefix, suffix), bytes))
+    let bytes = match &vocab {
+        Vocab::Ids(ids) => TokenBytes::new(path, spelling, ids, &added)?,
+        Vocab::Scores(scores) => {
+            let ids = scores.iter().zip(0..).map(|((text, _), id)| (text.clone(), id));
+            TokenBytes::new(path, spelling, &ids.collect::<Vec<_>>(), &added)?
+        }
+    };
+    let model = model.build(path, vocab)?;
+    let pipeline = Pipeline::new(path, model, added, normaliser, pre_tokenizer)?;
+    Ok((pipeline.around(template), bytes))
 }
 
-const DECODERS: &[&str] =
-    &["Sequence", "ByteLevel", "ByteFallback", "Fuse", "Replace", "Strip", "Metaspace"];
+impl ModelFields {
+    /// The model of a vocabulary.
+    fn build(self, path: &Path, vocab: Vocab) -> Result<Model> {
+        let kind = self.r#type.as_deref();
+        match (kind, vocab) {
+            (None | Some("BPE"), Vocab::Ids(vocab)) => Ok(Model::Bpe(self.bpe(path, vocab)?)),
+            (Some("WordPiece"), Vocab::Ids(vocab)) => {
+                let unknown = self.unk_token.as_deref().unwrap_or("[UNK]");
+                let mark = self.continuing_subword_prefix.as_deref().unwrap_or("##");
+                let most = self.max_input_chars_per_word.unwrap_or(100);
+                Ok(Model::WordPiece(WordPiece::new(path, vocab, unknown, mark, most)?))
+            }
+            (None | Some("Unigram"), Vocab::Scores(vocab)) => {
+                let unknown = self.unk_id.unwrap_or(usize::MAX);
+                Ok(Model::Unigram(Unigram::new(path, &vocab, unknown, self.byte_fallback)?))
+            }
+            (None | Some("BPE" | "WordPiece" | "Unigram"), _) => {
+                let allowed = "a map of ids, or a list of scores for Unigram";
+                Err(Error::invalid(path, 0, "model.vocab", "another form", allowed))
+            }
+            (Some(kind), _) => {
+                Err(Error::unsupported(path, "model.type", kind, "BPE, WordPiece, Unigram"))
+            }
+        }
+    }
+
+    fn bpe(self, path: &Path, vocab: Vec<(String, u32)>) -> Result<Bpe> {
+        let affixes = [
+            ("model.continuing_subword_prefix", &self.continuing_subword_prefix),
+            ("model.end_of_word_suffix", &self.end_of_word_suffix),
+        ];
+        for (field, affix) in affixes {
+            if let Some(affix) = affix.as_ref().filter(|affix| !affix.is_empty()) {
+                return Err(Error::unsupported(path, field, affix, "none"));
+            }
+        }
+        if let Some(dropout) = self.dropout.filter(|&p| p != 0.0) {
+            return Err(Error::unsupported(path, "model.dropout", dropout, "none"));
+        }
+        Description {
+            vocab,
+            merges: self.merges.0,
+            known: Vec::new(),
+            unknown: self.unk_token,
+            fuse_unknown: self.fuse_unk,
+            byte_fallback: self.byte_fallback,
+            ignore_merges: self.ignore_merges,
+        }
+        .build(path)
+    }
+}
+
+const DECODERS: &[&str] = &[
+    "Sequence",
+    "ByteLevel",
+    "ByteFallback",
+    "Fuse",
+    "Replace",
+    "Strip",
+    "Metaspace",
+    "WordPiece",
+];
 
 /// One part of the pipeline, once it is known to be small.
 fn part(path: &Path, field: &str, raw: Option<&RawValue>) -> Result<Option<Value>> {
@@ -316,22 +374,69 @@ enum NormaliserStep {
     Prepend { prepend: String },
     Replace { pattern: Pattern, content: String },
     Strip { strip_left: bool, strip_right: bool },
+    BertNormalizer(BertNormaliser),
+    StripAccents,
+    Precompiled { precompiled_charsmap: String },
 }
 
-const NORMALISERS: &[&str] =
-    &["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Strip", "Lowercase"];
+#[derive(Deserialize)]
+struct BertNormaliser {
+    clean_text: bool,
+    handle_chinese_chars: bool,
+    strip_accents: Option<bool>,
+    lowercase: bool,
+}
+
+impl BertNormaliser {
+    fn steps(&self) -> Vec<Normalise> {
+        let accents = self.strip_accents.unwrap_or(self.lowercase);
+        [
+            (self.clean_text, Normalise::Clean),
+            (self.handle_chinese_chars, Normalise::SpaceIdeographs),
+            (accents, Normalise::Nfd),
+            (accents, Normalise::StripAccents),
+            (self.lowercase, Normalise::Lowercase),
+        ]
+        .into_iter()
+        .filter_map(|(on, step)| on.then_some(step))
+        .collect()
+    }
+}
+
+const NORMALISERS: &[&str] = &[
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Prepend",
+    "Replace",
+    "Strip",
+    "Lowercase",
+    "StripAccents",
+    "BertNormalizer",
+    "Precompiled",
+];
 
 fn normaliser(path: &Path, value: Option<Value>) -> Result<Normaliser> {
     const FIELD: &str = "normalizer";
     let Some(value) = value else { return Ok(Normaliser::default()) };
     let steps = steps(path, (FIELD, "normalizers"), value, NORMALISERS)?;
-    let steps = steps.into_iter().map(|step| {
-        Ok(match read_step(path, FIELD, step)? {
+    let mut all = Vec::new();
+    for step in steps {
+        let step = match read_step(path, FIELD, step)? {
             NormaliserStep::NFC => Normalise::Nfc,
             NormaliserStep::NFD => Normalise::Nfd,
             NormaliserStep::NFKC => Normalise::Nfkc,
             NormaliserStep::NFKD => Normalise::Nfkd,
             NormaliserStep::Lowercase => Normalise::Lowercase,
+            NormaliserStep::StripAccents => Normalise::StripAccents,
+            NormaliserStep::Precompiled { precompiled_charsmap: table } => {
+                Normalise::Precompiled(Precompiled::read(path, &table)?)
+            }
+            NormaliserStep::BertNormalizer(bert) => {
+                all.extend(bert.steps());
+                continue;
+            }
             NormaliserStep::Prepend { prepend } => Normalise::Prepend(prepend),
             NormaliserStep::Strip { strip_left: left, strip_right: right } => {
                 Normalise::Strip { left, right }
@@ -343,9 +448,10 @@ fn normaliser(path: &Path, value: Option<Value>) -> Result<Normaliser> {
                 };
                 Normalise::Replace { what: pattern.compile(path, FIELD)?, fixed, with }
             }
-        })
-    });
-    Ok(Normaliser(steps.collect::<Result<_>>()?))
+        };
+        all.push(step);
+    }
+    Ok(Normaliser(all))
 }
 
 #[derive(Deserialize)]
@@ -374,21 +480,32 @@ enum PreTokenizerStep {
         behavior: Option<Behaviour>,
     },
     Whitespace,
+    WhitespaceSplit,
+    BertPreTokenizer,
 }
 
 fn yes() -> bool {
     true
 }
 
-const PRE_TOKENIZERS: &[&str] =
-    &["Split", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace"];
+const PRE_TOKENIZERS: &[&str] = &[
+    "Split",
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Punctuation",
+    "Whitespace",
+    "WhitespaceSplit",
+    "BertPreTokenizer",
+];
 
 fn pre_tokenizer(path: &Path, value: Option<Value>) -> Result<PreTokenizer> {
     const FIELD: &str = "pre_tokenizer";
     let Some(value) = value else { return Ok(PreTokenizer::default()) };
     let steps = steps(path, (FIELD, "pretokenizers"), value, PRE_TOKENIZERS)?;
-    let steps = steps.into_iter().map(|step| {
-        Ok(match read_step(path, FIELD, step)? {
+    let mut all = Vec::new();
+    for step in steps {
+        let step = match read_step(path, FIELD, step)? {
             PreTokenizerStep::Split { pattern, behavior: behaviour, invert } => {
                 Step::Split { at: pattern.compile(path, FIELD)?, behaviour, invert }
             }
@@ -413,9 +530,15 @@ fn pre_tokenizer(path: &Path, value: Option<Value>) -> Result<PreTokenizer> {
                 Step::punctuation(behavior.unwrap_or(Behaviour::Isolated))
             }
             PreTokenizerStep::Whitespace => Step::whitespace()?,
-        })
-    });
-    Ok(PreTokenizer(steps.collect::<Result<_>>()?))
+            PreTokenizerStep::WhitespaceSplit => Step::spaces(),
+            PreTokenizerStep::BertPreTokenizer => {
+                all.push(Step::spaces());
+                Step::punctuation(Behaviour::Isolated)
+            }
+        };
+        all.push(step);
+    }
+    Ok(PreTokenizer(all))
 }
 
 /// Every `type` in a tree of steps.
@@ -451,56 +574,11 @@ fn spelling(path: &Path, decoder: Option<&Value>, byte_fallback: bool) -> Result
     if kinds.contains(&"ByteLevel") {
         return Ok(Spelling::ByteLevel);
     }
+    if kinds.contains(&"WordPiece") {
+        return Ok(Spelling::WordPiece);
+    }
     let keeps_space = decoder.get("prepend_scheme").and_then(Value::as_str) == Some("never");
     let strips_first_space =
         kinds.contains(&"Strip") || (kinds.contains(&"Metaspace") && !keeps_space);
     Ok(Spelling::SentencePiece { strips_first_space })
-}
-
-/// The ids a post-processor puts before and after a text.
-fn around(path: &Path, processor: Option<&Value>) -> Result<(Vec<u32>, Vec<u32>)> {
-    let Some(processor) = processor else { return Ok((Vec::new(), Vec::new())) };
-    let refuse = |found: &str| {
-        let allowed = "ByteLevel, Sequence, and one TemplateProcessing of special tokens";
-        Err(Error::unsupported(path, "post_processor", found, allowed))
-    };
-    match processor.get("type").and_then(Value::as_str) {
-        // Adjusts only offsets, which are not used here.
-        Some("ByteLevel") => Ok((Vec::new(), Vec::new())),
-        Some("Sequence") => {
-            let steps = processor.get("processors").and_then(Value::as_array);
-            let mut ids = (Vec::new(), Vec::new());
-            for step in steps.into_iter().flatten() {
-                if step.get("type").and_then(Value::as_str) == Some("Sequence") {
-                    return refuse("Sequence in Sequence");
-                }
-                let step = around(path, Some(step))?;
-                ids.0.splice(0..0, step.0);
-                ids.1.extend(step.1);
-            }
-            Ok(ids)
-        }
-        Some("TemplateProcessing") => match template_ids(processor) {
-            Some(ids) => Ok(ids),
-            None => refuse("a TemplateProcessing of another form"),
-        },
-        other => refuse(other.unwrap_or("a processor without a type")),
-    }
-}
-
-fn template_ids(processor: &Value) -> Option<(Vec<u32>, Vec<u32>)> {
-    let mut ids = (Vec::new(), Vec::new());
-    let mut after = false;
-    for item in processor.get("single")?.as_array()? {
-        if item.get("Sequence").is_some() {
-            after = true;
-            continue;
-        }
-        let name = item.get("SpecialToken")?.get("id")?.as_str()?;
-        let token = processor.get("special_tokens")?.get(name)?.get("ids")?.as_array()?;
-        let token = token.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-        let token = token.collect::<Option<Vec<u32>>>()?;
-        if after { &mut ids.1 } else { &mut ids.0 }.extend(token);
-    }
-    Some(ids)
 }

@@ -2,8 +2,10 @@
 
 use super::effort::Effort;
 use super::expression::{Expression, Part};
+use super::precompiled::Precompiled;
 use crate::{Error, Result, limits};
 use std::borrow::Cow;
+use unicode_categories::UnicodeCategories;
 use unicode_normalization_alignments::UnicodeNormalization;
 
 #[derive(Debug)]
@@ -13,6 +15,12 @@ pub(super) enum Step {
     Nfkc,
     Nfkd,
     Lowercase,
+    /// Drops control characters and makes every space a plain one.
+    Clean,
+    /// Puts spaces around Chinese characters.
+    SpaceIdeographs,
+    /// Drops marks that stand on other characters.
+    StripAccents,
     Prepend(String),
     Replace {
         /// What is replaced.
@@ -21,6 +29,8 @@ pub(super) enum Step {
         fixed: Option<usize>,
         with: String,
     },
+    /// SentencePiece's table.
+    Precompiled(Precompiled),
     Strip {
         left: bool,
         right: bool,
@@ -51,7 +61,10 @@ impl Normaliser {
                 Step::Prepend(_) => 1,
                 // U+212A, three bytes, becomes K; its like in the compatibility forms have four.
                 Step::Nfc | Step::Nfd | Step::Nfkc | Step::Nfkd | Step::Lowercase => 4,
-                Step::Strip { .. } => return None,
+                Step::SpaceIdeographs => 1,
+                Step::Strip { .. } | Step::Clean | Step::StripAccents | Step::Precompiled(_) => {
+                    return None;
+                }
                 Step::Replace { fixed, with, .. } => (*fixed).filter(|_| !with.is_empty())?,
             };
             factor.checked_mul(step.max(1))
@@ -89,10 +102,31 @@ impl Step {
             Step::Nfkc => collect(&mut text.nfkc().map(|(c, _)| c)),
             Step::Nfkd => collect(&mut text.nfkd().map(|(c, _)| c)),
             Step::Lowercase => collect(&mut text.chars().flat_map(char::to_lowercase)),
+            Step::Clean => {
+                let kept = |c: &char| !matches!(c, '\0' | '\u{fffd}') && !is_control(*c);
+                let plain = |c: char| if is_space(c) { ' ' } else { c };
+                collect(&mut text.chars().filter(kept).map(plain))
+            }
+            Step::SpaceIdeographs if !text.chars().any(is_ideograph) => Ok(text),
+            Step::SpaceIdeographs => collect(&mut text.chars().flat_map(|c| {
+                let spaced = [Some(' '), Some(c), Some(' ')];
+                let one = if is_ideograph(c) { spaced } else { [Some(c), None, None] };
+                one.into_iter().flatten()
+            })),
+            Step::StripAccents => collect(&mut text.chars().filter(|c| !c.is_mark_nonspacing())),
             Step::Prepend(_) if text.is_empty() => Ok(text),
             Step::Prepend(prefix) => {
                 grow(&text, prefix.len())?;
                 Ok(Cow::Owned(prefix.clone() + &text))
+            }
+            Step::Precompiled(table) => {
+                let mut out = String::with_capacity(text.len());
+                table.apply(&text, |part| {
+                    grow(&out, part.len())?;
+                    out.push_str(part);
+                    Ok(())
+                })?;
+                Ok(Cow::Owned(out))
             }
             Step::Strip { left, right } => {
                 let mut rest: &str = &text;
@@ -116,4 +150,27 @@ impl Step {
             }
         }
     }
+}
+
+fn is_space(c: char) -> bool {
+    matches!(c, '\t' | '\n' | '\r') || c.is_whitespace()
+}
+
+fn is_control(c: char) -> bool {
+    !matches!(c, '\t' | '\n' | '\r') && c.is_other()
+}
+
+/// The blocks that BERT's normaliser calls Chinese.
+fn is_ideograph(c: char) -> bool {
+    matches!(
+        u32::from(c),
+        0x4E00..=0x9FFF
+            | 0x3400..=0x4DBF
+            | 0x20000..=0x2A6DF
+            | 0x2A700..=0x2B73F
+            | 0x2B740..=0x2B81F
+            | 0x2B920..=0x2CEAF
+            | 0xF900..=0xFAFF
+            | 0x2F800..=0x2FA1F
+    )
 }

@@ -1,30 +1,29 @@
 //! The steps from text to ids: split off added tokens, normalise, cut into words, merge.
 
 use super::added::{Added, AddedToken, Segment};
-use super::bpe::{Bpe, Room};
 use super::effort::Effort;
 use super::ids::Ids;
+use super::model::{Model, Room};
 use super::normalise::Normaliser;
 use super::split::{ALPHABET, PreTokenizer};
+use super::template::Template;
 use crate::{Error, Result, limits};
 use std::borrow::Cow;
 use std::path::Path;
 
 /// Everything needed to encode.
 pub(super) struct Pipeline {
-    bpe: Bpe,
+    model: Model,
     added: Added,
     normaliser: Normaliser,
     pre_tokenizer: PreTokenizer,
-    /// Ids put before a whole text.
-    prefix: Vec<u32>,
-    /// Ids put after a whole text.
-    suffix: Vec<u32>,
+    /// What is put around whole texts.
+    template: Template,
 }
 
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline").field("tokens", &self.bpe.len()).finish_non_exhaustive()
+        f.debug_struct("Pipeline").field("tokens", &self.model.len()).finish_non_exhaustive()
     }
 }
 
@@ -32,7 +31,7 @@ impl Pipeline {
     /// Puts the parts together. Every added token must end up with the id the file gave it.
     pub(super) fn new(
         file: &Path,
-        bpe: Bpe,
+        model: Model,
         added: Vec<AddedToken>,
         normaliser: Normaliser,
         pre_tokenizer: PreTokenizer,
@@ -45,15 +44,19 @@ impl Pipeline {
                 return Err(Error::invalid(file, 0, field, format!("{steps} steps"), allowed));
             }
         }
-        let added = Added::new(file, added, &bpe, &normaliser)?;
-        let (prefix, suffix) = (Vec::new(), Vec::new());
-        Ok(Self { bpe, added, normaliser, pre_tokenizer, prefix, suffix })
+        let added = Added::new(file, added, &model, &normaliser)?;
+        let template = Template::default();
+        Ok(Self { model, added, normaliser, pre_tokenizer, template })
     }
 
-    /// Sets the ids put around a whole text.
-    pub(super) fn around(mut self, prefix: Vec<u32>, suffix: Vec<u32>) -> Self {
-        (self.prefix, self.suffix) = (prefix, suffix);
-        self
+    /// Sets what is put around whole texts.
+    pub(super) fn around(self, template: Template) -> Self {
+        Self { template, ..self }
+    }
+
+    /// What is put around whole texts.
+    pub(super) fn template(&self) -> &Template {
+        &self.template
     }
 
     /// Ids of `text`, at most `max`. A `marker` is taken out after added tokens have been
@@ -70,7 +73,7 @@ impl Pipeline {
         let mut room = Room::default();
         let marker = marker.filter(|&marker| text.contains(marker));
         if add_special {
-            ids.extend(&self.prefix)?;
+            ids.extend(&self.template.prefix)?;
         }
         let mut first = true;
         self.added.split_plain(text, |segment| {
@@ -92,18 +95,18 @@ impl Pipeline {
                     },
                 };
                 self.pre_tokenizer.words(&text, at_start, &mut effort, &mut |_, word| {
-                    self.bpe.encode(word, &mut room, &mut ids)
+                    self.model.encode(word, &mut room, &mut ids)
                 })
             })
         })?;
         if add_special {
-            ids.extend(&self.suffix)?;
+            ids.extend(&self.template.suffix)?;
         }
         Ok(ids.into_inner())
     }
 
     pub(super) fn id_of(&self, text: &str) -> Option<u32> {
-        self.added.id_of(text).or_else(|| self.bpe.id_of(text))
+        self.added.id_of(text).or_else(|| self.model.id_of(text))
     }
 
     /// Texts of the control tokens.
@@ -117,7 +120,7 @@ impl Pipeline {
         let alphabet = self.pre_tokenizer.is_byte_level().then(|| &*ALPHABET);
         let keeps_all = self.added.keeps_all()
             && self.pre_tokenizer.keeps_all()
-            && self.bpe.keeps_all(alphabet);
+            && self.model.keeps_all(alphabet);
         self.normaliser.shrinks().filter(|_| keeps_all)
     }
 }

@@ -47,6 +47,11 @@ impl Step {
         Self::Chars { at: |c| c.is_ascii_punctuation() || c.is_punctuation(), behaviour }
     }
 
+    /// What is between spaces.
+    pub(super) fn spaces() -> Self {
+        Self::Chars { at: char::is_whitespace, behaviour: Behaviour::Removed }
+    }
+
     /// Words and runs of other characters, without what is between.
     pub(super) fn whitespace() -> Result<Self> {
         let at = Expression::new(Path::new("Whitespace"), "pattern", r"\w+|[^\w\s]+")?;

@@ -15,6 +15,8 @@ pub(super) enum Spelling {
         /// Whether a text begins with a space that is not part of it.
         strips_first_space: bool,
     },
+    /// `##` continues a word, all else begins one.
+    WordPiece,
 }
 
 #[derive(Debug)]
@@ -55,7 +57,7 @@ impl TokenBytes {
             control,
             strips_first_space: matches!(
                 spelling,
-                Spelling::SentencePiece { strips_first_space: true }
+                Spelling::SentencePiece { strips_first_space: true } | Spelling::WordPiece
             ),
         };
         let alphabet = alphabet();
@@ -67,6 +69,10 @@ impl TokenBytes {
                     table.push_byte_level(text, &alphabet)
                 }
                 (Some((text, false)), Spelling::SentencePiece { .. }) => table.push_piece(text),
+                (Some((text, false)), Spelling::WordPiece) => match text.strip_prefix("##") {
+                    Some(rest) => table.bytes.extend_from_slice(rest.as_bytes()),
+                    None => table.bytes.extend(b" ".iter().chain(text.as_bytes())),
+                },
             }
             table.ends.push(table.bytes.len() as u32);
         }

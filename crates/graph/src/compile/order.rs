@@ -25,7 +25,7 @@ pub(crate) fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Ste
 }
 
 /// A topological order that keeps the given one wherever it can: each time the first step whose
-/// inputs are there. The prologue comes first and the sampler last, because they own the state.
+/// inputs are there. The prologue comes first and the end last, because they own the state.
 pub fn order(mut waiting: Vec<Step>) -> Result<Vec<Step>, CompileError> {
     let made: HashSet<ValueId> = waiting.iter().filter_map(|step| step.op.made()).collect();
     let mut ready: HashSet<ValueId> = HashSet::new();
@@ -33,7 +33,8 @@ pub fn order(mut waiting: Vec<Step>) -> Result<Vec<Step>, CompileError> {
     while !waiting.is_empty() {
         let last = waiting.len() == 1;
         let can_run = |step: &Step| {
-            let early = matches!(step.op, ProgramOp::Sample(_)) && !last;
+            let ends = matches!(step.op, ProgramOp::Sample(_) | ProgramOp::Publish(_));
+            let early = ends && !last;
             !early && step.op.reads().iter().all(|v| ready.contains(v) || !made.contains(v))
         };
         let prologue = waiting.iter().position(|step| matches!(step.op, ProgramOp::Prologue(_)));

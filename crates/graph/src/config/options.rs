@@ -56,8 +56,20 @@ const PREPS: &[&str] =
     &[Prep::Copy.name(), Prep::Fused.name(), Prep::Async.name(), Prep::Device.name()];
 
 /// The op names of plans: where breaks may be placed.
-pub(super) const OPS: &[&str] =
-    &["prologue", "embed", "rms_norm", "linear", "rope_kv", "attention", "gather", "sample"];
+pub(super) const OPS: &[&str] = &[
+    "prologue",
+    "embed",
+    "rms_norm",
+    "layer_norm",
+    "linear",
+    "activate",
+    "rope_kv",
+    "attention",
+    "gather",
+    "pool",
+    "sample",
+    "publish",
+];
 
 fn fixed(value: &str, why: &str) -> (String, String) {
     (value.to_owned(), why.to_owned())

@@ -12,8 +12,20 @@ const FOLD: f64 = 150.0;
 const TOP: f64 = 64.0;
 const STRIP: f64 = 46.0;
 const HEIGHT: f64 = 250.0;
-const OPS: [&str; 8] =
-    ["prologue", "embed", "linear", "attention", "rms_norm", "rope_kv", "gather", "sample"];
+const OPS: [&str; 12] = [
+    "prologue",
+    "embed",
+    "linear",
+    "attention",
+    "rms_norm",
+    "layer_norm",
+    "rope_kv",
+    "activate",
+    "gather",
+    "pool",
+    "sample",
+    "publish",
+];
 
 /// The contents of a column.
 enum Column {
@@ -250,10 +262,10 @@ fn colour(op: &str) -> &'static str {
         "embed" => "#3a8a63",
         "linear" => "#2f6a9e",
         "attention" => "#c06a00",
-        "rms_norm" => "#8a4fb0",
+        "rms_norm" | "layer_norm" => "#8a4fb0",
         "rope_kv" => "#a8781e",
-        "gather" => "#4a7a7a",
-        "sample" => "#b83232",
+        "gather" | "pool" => "#4a7a7a",
+        "sample" | "publish" => "#b83232",
         _ => "#555",
     }
 }

@@ -1,14 +1,15 @@
 //! Builds a program op by op: values in, values out, layers by index.
 
 use super::{
-    Cache, CacheId, Dim, Input, InputId, Mark, ModelShape, Pairs, Program, ProgramError, ProgramOp,
-    RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId, WeightRef,
+    Cache, CacheId, Dim, Input, InputId, Lookup, Mark, ModelShape, Pairs, Pooling, Program,
+    ProgramError, ProgramOp, RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId,
+    WeightRef,
 };
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activation, Add, AddGated, Attention, Embed, Experts, GateMul, Gather, LayerNorm, Linear, Norm,
-    RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
+    Activate, Activation, Add, AddGated, Attention, Embed, Experts, GateMul, Gather, LayerNorm,
+    Linear, Norm, Pool, Publish, RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -157,7 +158,16 @@ impl ProgramBuilder {
         let cols = table.cols;
         let table = self.weight(table);
         let dtype = self.program.shape.act_dtype;
-        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { ids: Unset, table, given, out })
+        let (by, ids) = (Lookup::Token, Unset);
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { by, ids, table, given, out })
+    }
+
+    /// Rows of `table` that parts of the tokens' ids, or their positions, select.
+    pub fn embed_by(&mut self, name: &str, table: WeightRef, by: Lookup) -> ValueId {
+        let cols = table.cols;
+        let table = self.weight(table);
+        let (dtype, ids, given) = (self.program.shape.act_dtype, Unset, None);
+        self.make(name, Dim::Tokens, cols, dtype, |out| Embed { by, ids, table, given, out })
     }
 
     /// RMS normalisation of each row of `x`.
@@ -266,6 +276,12 @@ impl ProgramBuilder {
         self.make(name, rows, cols / 2, dtype, |y| GateMul { x, act, y, live: Unset })
     }
 
+    /// `act(x)`.
+    pub fn activate(&mut self, name: &str, x: ValueId, act: Activation) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(x);
+        self.make(name, rows, cols, dtype, |y| Activate { x, act, y, live: Unset })
+    }
+
     /// The experts of each row of `x`, by the router `w` (experts × hidden) and a bias of the choice.
     pub fn route(
         &mut self,
@@ -364,6 +380,17 @@ impl ProgramBuilder {
         self.attention_capped(name, qkv, scale, None, window)
     }
 
+    /// As [`ProgramBuilder::attention`], to the tokens after it too.
+    pub fn attention_both_ways(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        scale: f32,
+        window: Option<u32>,
+    ) -> ValueId {
+        self.attend(name, qkv, scale, None, window, false)
+    }
+
     /// As [`ProgramBuilder::attention`], with scores soft-capped to ±`softcap`.
     pub fn attention_capped(
         &mut self,
@@ -372,6 +399,18 @@ impl ProgramBuilder {
         scale: f32,
         softcap: Option<f32>,
         window: Option<u32>,
+    ) -> ValueId {
+        self.attend(name, qkv, scale, softcap, window, true)
+    }
+
+    fn attend(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        scale: f32,
+        softcap: Option<f32>,
+        window: Option<u32>,
+        causal: bool,
     ) -> ValueId {
         let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
@@ -387,6 +426,7 @@ impl ProgramBuilder {
             scale,
             softcap,
             window,
+            causal,
             rows: Unset,
             single: Unset,
             last_only: Unset,
@@ -405,6 +445,18 @@ impl ProgramBuilder {
     pub fn sample(&mut self, name: &str, logits: ValueId) {
         let (state, scratch, rows) = (Unset, Unset, Unset);
         self.push(name, Sample { logits, state, scratch, rows }.into());
+    }
+
+    /// One vector of the tokens of each row, in f32; with `unit` divided by its length.
+    pub fn pool(&mut self, name: &str, x: ValueId, pooling: Pooling, unit: bool) -> ValueId {
+        let cols = self.program.value(x).cols;
+        self.make(name, Dim::Rows, cols, DType::F32, |y| Pool { x, pooling, unit, state: Unset, y })
+    }
+
+    /// Gives the host a vector of each row; ends the program, which then has no decode phase.
+    pub fn publish(&mut self, name: &str, vectors: ValueId) {
+        self.program.phases.retain(|phase| *phase != Phase::Decode);
+        self.push(name, Publish { vectors, state: Unset }.into());
     }
 
     /// Marks the step that made `value`.

@@ -4,7 +4,7 @@ use super::{
     CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
     WeightLayout,
 };
-use crate::ShapeKey;
+use crate::{Phase, ShapeKey};
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
 use device::step::HostInputs;
@@ -67,14 +67,19 @@ pub enum ProgramError {
         /// What is wrong.
         problem: String,
     },
-    /// Not exactly one sampler, or no embedding.
-    #[error("a program embeds once and samples once; this one has {embeds} and {samples}")]
+    /// Not exactly one end, or no embedding.
+    #[error(
+        "a program embeds, and samples or publishes once; this one has {embeds} embeddings and {ends} ends"
+    )]
     Ends {
         /// Embeddings.
         embeds: usize,
-        /// Samplers.
-        samples: usize,
+        /// Samplers, and ops that publish vectors.
+        ends: usize,
     },
+    /// Vectors of decode steps.
+    #[error("a program that publishes vectors has no decode phase")]
+    Decodes,
 }
 
 impl Program {
@@ -88,9 +93,12 @@ impl Program {
         self.check_makers()?;
         self.check_shapes()?;
         let count = |name: &str| self.steps.iter().filter(|s| s.op.name() == name).count();
-        match (count("embed"), count("sample")) {
-            (1, 1) => Ok(()),
-            (embeds, samples) => Err(ProgramError::Ends { embeds, samples }),
+        match (count("embed"), count("sample") + count("publish")) {
+            (1.., 1) if self.publishes().is_some() && self.phases.contains(&Phase::Decode) => {
+                Err(ProgramError::Decodes)
+            }
+            (1.., 1) => Ok(()),
+            (embeds, ends) => Err(ProgramError::Ends { embeds, ends }),
         }
     }
 
@@ -129,7 +137,7 @@ impl Program {
         };
         let shapes = Shapes::of(self).map_err(|problem| match self.steps.first() {
             Some(step) => wrong(step)(problem),
-            None => ProgramError::Ends { embeds: 0, samples: 0 },
+            None => ProgramError::Ends { embeds: 0, ends: 0 },
         })?;
         for step in &self.steps {
             let op = step.op.bind(&shapes).map_err(wrong(step))?;
@@ -192,7 +200,11 @@ impl<'a> Shapes<'a> {
         let mut arena = OpenArena::new();
         let state =
             StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes));
-        let state = state.map_err(|error| error.to_string())?;
+        let mut state = state.map_err(|error| error.to_string())?;
+        if let Some(width) = program.publishes() {
+            let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+            state = state.with_vectors(width, alloc);
+        }
         Ok(Shapes { program, arena: RefCell::new(arena), values: RefCell::default(), state })
     }
 

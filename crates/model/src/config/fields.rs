@@ -144,6 +144,28 @@ impl<'a> Fields<'a> {
         Ok(map.map(|map| Fields { file: self.file, source: Source::Json(map.clone()) }))
     }
 
+    /// How many fields there are.
+    pub(crate) fn count(&self) -> usize {
+        match &self.source {
+            Source::Json(map) => map.len(),
+            Source::Gguf { .. } => 0,
+        }
+    }
+
+    /// The same with fields of other names where those of the first are absent.
+    pub(crate) fn aliased(&self, names: &[(&str, &str)]) -> Fields<'a> {
+        let mut fields = self.clone();
+        if let Source::Json(map) = &mut fields.source {
+            for (name, other) in names {
+                if let (None, Some(value)) = (map.get(*name), map.get(*other)) {
+                    let value = value.clone();
+                    map.insert((*name).to_owned(), value);
+                }
+            }
+        }
+        fields
+    }
+
     /// A list of strings of `config.json`.
     pub fn texts(&self, json: &str) -> Result<Option<Vec<&str>>> {
         let Source::Json(_) = &self.source else { return Ok(None) };

@@ -1,6 +1,6 @@
 //! The numbers that every decoder has, from `config.json` (before and since transformers 5) or GGUF metadata.
 
-use super::{Fields, ModelConfig, SamplingDefaults};
+use super::{Fields, ModelConfig, SamplingDefaults, Task};
 use crate::families::{Decoder, Family};
 use device::op::Pairs;
 use formats::dtype::DType;
@@ -75,7 +75,12 @@ impl ModelConfig {
             max_position: longest.unwrap_or(defaults.max_position),
             tied,
             pairs: Pairs::Halves,
+            token_types: 1,
             gguf: f.is_gguf(),
+            root: "model.".into(),
+            layer_names: "layers",
+            task: Task::Generate,
+            labels: Vec::new(),
             bos: token(f, "bos")?,
             eos: match f.metadata() {
                 Some(gguf) => turn_ends(f, gguf)?,
@@ -97,6 +102,9 @@ impl ModelConfig {
         generation: Option<&Fields<'_>>,
     ) -> Result<ModelConfig> {
         self.family = family.name;
+        if let Some((classes, labels)) = super::task::classes(f)? {
+            (self.task, self.labels) = (Task::Classify(classes), labels);
+        }
         if let Some(generation) = generation {
             self.apply_generation(generation)?;
         }

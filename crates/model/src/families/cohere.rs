@@ -8,7 +8,7 @@ use device::op::{Activation, Pairs};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "cohere", gguf: "command-r", read };
+pub(super) const FAMILY: Family = Family { name: "cohere", gguf: "command-r", encodes: false, read };
 
 #[derive(Debug)]
 struct Cohere {
@@ -50,8 +50,6 @@ impl Decoder for Cohere {
             b.ops().add("mlp_out", x, d)
         });
         let h = b.layer_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
-        let logits = b.ops().scale("logit_scale", logits, self.logit_scale);
-        b.ops().sample("sample", logits);
+        b.end(h, |b, logits| b.ops().scale("logit_scale", logits, self.logit_scale));
     }
 }

@@ -9,7 +9,7 @@ use device::op::Activation;
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "gemma2", gguf: "gemma2", read };
+pub(super) const FAMILY: Family = Family { name: "gemma2", gguf: "gemma2", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     let mut config = base(f, Defaults { max_position: 8_192, ..DEFAULTS })?;
@@ -121,10 +121,9 @@ impl Decoder for Gemma {
             b.ops().add("mlp_out", x, d)
         });
         let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let mut logits = b.logits(h);
-        if let Some(cap) = self.logit_cap {
-            logits = b.ops().soft_cap("logit_cap", logits, 1.0, cap);
-        }
-        b.ops().sample("sample", logits);
+        b.end(h, |b, logits| match self.logit_cap {
+            Some(cap) => b.ops().soft_cap("logit_cap", logits, 1.0, cap),
+            None => logits,
+        });
     }
 }

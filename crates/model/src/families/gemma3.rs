@@ -7,7 +7,7 @@ use crate::config::{Fields, ModelConfig, Rope};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "gemma3_text", gguf: "gemma3", read };
+pub(super) const FAMILY: Family = Family { name: "gemma3_text", gguf: "gemma3", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     let mut config = base(f, DEFAULTS)?;

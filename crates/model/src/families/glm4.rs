@@ -9,7 +9,7 @@ use device::op::{Activation, Pairs};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "glm4", gguf: "glm4", read };
+pub(super) const FAMILY: Family = Family { name: "glm4", gguf: "glm4", encodes: false, read };
 
 #[derive(Debug)]
 struct Glm4 {
@@ -65,7 +65,6 @@ impl Decoder for Glm4 {
             let d = b.rms_norm("mlp_post_norm", d, norm("post_mlp_layernorm", "post_ffw_norm"));
             b.ops().add("mlp_out", x, d)
         });
-        let logits = blocks::logits(config, b, x);
-        b.ops().sample("sample", logits);
+        blocks::end(config, b, x, |_, logits| logits);
     }
 }

@@ -9,7 +9,7 @@ use device::op::{Activation, Pairs};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "granite", gguf: "granite", read };
+pub(super) const FAMILY: Family = Family { name: "granite", gguf: "granite", encodes: false, read };
 
 #[derive(Debug)]
 struct Granite {
@@ -86,8 +86,8 @@ impl Decoder for Granite {
             let d = b.ops().scale("mlp_scale", d, self.residual);
             b.ops().add("mlp_out", x, d)
         });
-        let logits = blocks::logits(config, b, x);
-        let logits = b.ops().scale("logit_scale", logits, 1.0 / self.logits);
-        b.ops().sample("sample", logits);
+        blocks::end(config, b, x, |b, logits| {
+            b.ops().scale("logit_scale", logits, 1.0 / self.logits)
+        });
     }
 }

@@ -6,7 +6,7 @@ use crate::builder::{Source, tensor};
 use crate::config::{Defaults, Fields, ModelConfig};
 use formats::{Result, limits};
 
-pub(super) const FAMILY: Family = Family { name: "granitemoe", gguf: "granitemoe", read };
+pub(super) const FAMILY: Family = Family { name: "granitemoe", gguf: "granitemoe", encodes: false, read };
 
 /// The same for models with a shared expert, whose GGUF files have no name of their own.
 pub(super) fn read(f: &Fields<'_>) -> Result<ModelConfig> {

@@ -3,4 +3,4 @@
 use super::{Family, granitemoe};
 
 pub(super) const FAMILY: Family =
-    Family { name: "granitemoeshared", gguf: "", read: granitemoe::read };
+    Family { name: "granitemoeshared", gguf: "", encodes: false, read: granitemoe::read };

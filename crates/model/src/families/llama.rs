@@ -7,7 +7,7 @@ use device::op::Pairs;
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "llama", gguf: "llama", read };
+pub(super) const FAMILY: Family = Family { name: "llama", gguf: "llama", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.silu_without_bias()?;

@@ -8,7 +8,7 @@ use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "mixtral", gguf: "", read };
+pub(super) const FAMILY: Family = Family { name: "mixtral", gguf: "", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.activation("hidden_act", &["silu"])?;

@@ -8,7 +8,7 @@ use device::op::Activation;
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "olmo2", gguf: "olmo2", read };
+pub(super) const FAMILY: Family = Family { name: "olmo2", gguf: "olmo2", encodes: false, read };
 
 #[derive(Debug)]
 struct Olmo2 {
@@ -43,7 +43,6 @@ impl Decoder for Olmo2 {
             let d = b.rms_norm("mlp_post_norm", d, after);
             b.ops().add("mlp_out", x, d)
         });
-        let logits = blocks::logits(config, b, x);
-        b.ops().sample("sample", logits);
+        blocks::end(config, b, x, |_, logits| logits);
     }
 }

@@ -8,7 +8,7 @@ use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "olmoe", gguf: "olmoe", read };
+pub(super) const FAMILY: Family = Family { name: "olmoe", gguf: "olmoe", encodes: false, read };
 
 #[derive(Debug)]
 struct Olmoe {
@@ -53,7 +53,6 @@ impl Decoder for Olmoe {
             self.experts.build(b, x, h)
         });
         let h = b.rms_norm("norm", x, norm("norm", "output_norm"));
-        let logits = b.logits(h);
-        b.ops().sample("sample", logits);
+        b.end(h, |_, logits| logits);
     }
 }

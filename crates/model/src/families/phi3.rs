@@ -9,7 +9,7 @@ use device::op::Activation;
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "phi3", gguf: "phi3", read };
+pub(super) const FAMILY: Family = Family { name: "phi3", gguf: "phi3", encodes: false, read };
 
 #[derive(Debug)]
 struct Phi3 {
@@ -121,7 +121,6 @@ impl Decoder for Phi3 {
             let d = blocks::joined_mlp(config, b, h, sources, Activation::Silu);
             b.ops().add("mlp_out", x, d)
         });
-        let logits = blocks::logits(config, b, x);
-        b.ops().sample("sample", logits);
+        blocks::end(config, b, x, |_, logits| logits);
     }
 }

@@ -8,7 +8,7 @@ use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use formats::{Result, limits};
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "qwen2_moe", gguf: "qwen2moe", read };
+pub(super) const FAMILY: Family = Family { name: "qwen2_moe", gguf: "qwen2moe", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.activation("hidden_act", &["silu"])?;

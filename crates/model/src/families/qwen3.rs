@@ -6,7 +6,7 @@ use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "qwen3", gguf: "qwen3", read };
+pub(super) const FAMILY: Family = Family { name: "qwen3", gguf: "qwen3", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.silu_without_bias()?;

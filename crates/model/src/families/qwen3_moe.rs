@@ -7,7 +7,7 @@ use crate::config::{Defaults, Fields, ModelConfig, Rope};
 use formats::Result;
 use std::sync::Arc;
 
-pub(super) const FAMILY: Family = Family { name: "qwen3_moe", gguf: "qwen3moe", read };
+pub(super) const FAMILY: Family = Family { name: "qwen3_moe", gguf: "qwen3moe", encodes: false, read };
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.activation("hidden_act", &["silu"])?;

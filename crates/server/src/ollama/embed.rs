@@ -54,7 +54,12 @@ pub(crate) fn convert(
         _ => {
             let most = usize::try_from(limits.tokenize_tokens).unwrap_or(usize::MAX);
             let mut lists = tokenize(model, "input", texts, most)?;
-            lists.iter_mut().for_each(|list| list.truncate(model.most_prompt()));
+            let most = model.most_prompt();
+            for list in lists.iter_mut().filter(|list| list.len() > most) {
+                let closing = list.split_off(list.len() - model.text.closing());
+                list.truncate(most - closing.len());
+                list.extend(closing);
+            }
             Prompt::TokenLists(lists)
         }
     };

@@ -33,12 +33,20 @@ impl Truncation {
         }
     }
 
-    /// Removes the beginning of a prompt that is too long.
+    /// Removes the beginning of a prompt that is too long; of a model that makes vectors the end of the text, as
+    /// such models are trained, and not the special tokens behind it.
     pub(crate) fn apply(self, model: &Model, prompt: &mut Vec<Token>) {
         let keep = match self.0 {
             None => return,
             Some(keep) => usize::try_from(keep).unwrap_or(model.most_prompt()),
         };
-        prompt.drain(..prompt.len().saturating_sub(keep));
+        let extra = prompt.len().saturating_sub(keep);
+        match model.generates {
+            true => drop(prompt.drain(..extra)),
+            false => {
+                let end = prompt.len() - model.text.closing().min(keep);
+                drop(prompt.drain(end.saturating_sub(extra)..end));
+            }
+        }
     }
 }

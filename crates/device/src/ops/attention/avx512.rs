@@ -216,8 +216,8 @@ unsafe fn cap(heads: &Heads<'_>, scores: *mut f32, count: usize) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
     let (dim, group) = (heads.dim(), heads.group());
-    let first = heads.first(position);
-    let count = position + 1 - first;
+    let (first, end) = (heads.first(position), heads.end(position));
+    let count = end - first;
     let parts = FewParts::new(dim, group, count);
     let (padded, own) = (parts.padded, heads.own.bytes(parts.bytes));
     let (queries, outs) = (parts.queries.of(own), parts.outs.of(own));
@@ -230,9 +230,9 @@ pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
             let here = TILE.min(count - start);
             if start + TILE >= count {
                 fetch(heads, 1, first);
-                fetch(heads, 1, position.min(first + heads.page_size()));
+                fetch(heads, 1, (end - 1).min(first + heads.page_size()));
             }
-            load_tile(heads, 0, first + start, here, position + 1, tile);
+            load_tile(heads, 0, first + start, here, end, tile);
             for p in (0..here).step_by(16) {
                 for g in 0..group {
                     let mut dots = [_mm512_setzero_ps(); 16];
@@ -275,7 +275,7 @@ pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
         (0..group * dim).for_each(|i| *outs.add(i) = 0.0);
         for start in (0..count).step_by(TILE) {
             let here = TILE.min(count - start);
-            load_tile(heads, 1, first + start, here, position + 1, tile);
+            load_tile(heads, 1, first + start, here, end, tile);
             for g in 0..group {
                 let weights = scores.add(g * padded + start);
                 let out = outs.add(g * dim);
@@ -361,7 +361,7 @@ unsafe fn block_of<const N: usize>(
         for lane in 0..width {
             // Lanes past the last query repeat it, so that they stay finite.
             let lane_token = (lane / group).min(tokens - 1);
-            *lasts.add(lane) = (position + lane_token) as i32;
+            *lasts.add(lane) = heads.end(position + lane_token) as i32 - 1;
             *firsts.add(lane) = heads.first(position + lane_token) as i32;
         }
         for lane in 0..lanes {
@@ -370,7 +370,7 @@ unsafe fn block_of<const N: usize>(
         }
         let mut max = [_mm512_set1_ps(NEVER); N];
         let mut total = [_mm512_setzero_ps(); N];
-        let (from, end) = (heads.first(position), position + tokens);
+        let (from, end) = (heads.first(position), heads.end(position + tokens - 1));
         for start in (from..end).step_by(TILE) {
             let here = TILE.min(end - start);
             load_tile(heads, 0, start, here, end, tile);

@@ -77,6 +77,9 @@ impl AttentionChain {
         let (q, kv, dim) =
             (self.attention.q_heads, self.attention.kv.heads, self.attention.kv.head_dim);
         text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.attention.rows));
+        if !self.attention.causal {
+            text.push_str(" both ways");
+        }
         if let Some(window) = self.attention.window {
             text.push_str(&format!(" window {window}"));
         }

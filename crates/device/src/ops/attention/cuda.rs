@@ -1,7 +1,7 @@
 //! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode. Rows of many tokens:
 //! `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (if there can be many
 //! rows, those of one token run in the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
-//! Everything else: `kernels/attention_ref.cu`.
+//! Everything else: `kernels/attention_ref.cu`. Attention both ways runs in the last two.
 //!
 //! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was requested by name
 //! and cannot run is an error.
@@ -27,7 +27,7 @@ const SHORT: u32 = 1024;
 impl AttentionChain {
     pub(crate) fn scratch_bytes(&self, target: &Target) -> u64 {
         let (split, y, z) = self.pieces(target);
-        if !self.tensor_cores(target) || split == 0 {
+        if !self.tensor_cores(target) || split == 0 || !self.attention.causal {
             return 0;
         }
         let parts = u64::from(y * z) * u64::from(self.attention.kv.heads);
@@ -48,6 +48,7 @@ impl AttentionChain {
                 format!("the kernel needs {needs} bytes of scratch and has {room}")
             })?;
             return Ok(match (self.attention.single || self.fixed(), self.attention.kv.head_dim) {
+                _ if !self.attention.causal => vec![self.varlen(target)?],
                 (false, 64 | 128)
                     if self.warpgroups(target) && self.attention.rows >= MANY_ROWS =>
                 {
@@ -425,7 +426,8 @@ impl AttentionChain {
         let mapped = lines <= i32::MAX as u64;
         // The kernel scales and exponentiates scores in one instruction, so it cannot apply a cap.
         let plain = self.attention.softcap.is_none();
-        target.capability == (9, 0) && listed && wide && asked && mapped && plain
+        let causal = self.attention.causal;
+        target.capability == (9, 0) && listed && wide && asked && mapped && plain && causal
     }
 
     fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
@@ -517,6 +519,7 @@ impl AttentionChain {
                 ("WARPS", warps),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
+                ("CAUSAL", u32::from(self.attention.causal)),
                 ("TYPE", code(self.attention.qkv.dtype, "attention")?),
                 ("YT", code(self.attention.out.dtype, "attention")?),
             ])
@@ -539,6 +542,7 @@ impl AttentionChain {
             .kernel(target, "attention_ref")
             .defines(&[
                 ("WINDOW", self.attention.window.unwrap_or(0)),
+                ("CAUSAL", u32::from(self.attention.causal)),
                 ("SINGLE", u32::from(self.attention.single)),
                 ("XT", code(self.attention.qkv.dtype, "attention")?),
                 ("KT", code(kv.dtype, "attention")?),

@@ -26,6 +26,7 @@ pub(super) struct AttentionStep {
     scale: f32,
     softcap: Option<f32>,
     window: Option<usize>,
+    causal: bool,
     rows: usize,
     single: bool,
     rope: Option<RopeKvStep>,
@@ -61,6 +62,7 @@ impl AttentionChain {
             scale: self.attention.scale,
             softcap: self.attention.softcap,
             window: self.attention.window.map(|window| window as usize),
+            causal: self.attention.causal,
             rows: self.attention.rows as usize,
             single: self.attention.single,
             rope: self.rope.as_ref().map(|rope| rope.resolve(memory, lowering)),
@@ -76,6 +78,8 @@ impl AttentionChain {
 pub(super) struct Heads<'a> {
     pub(super) step: &'a AttentionStep,
     pub(super) seat: usize,
+    /// Tokens of the row, this step's included.
+    length: usize,
     pub(super) kv_head: usize,
     pub(super) own: Own,
 }
@@ -109,6 +113,15 @@ impl Heads<'_> {
     /// The first position a token at `position` sees.
     pub(super) fn first(&self, position: usize) -> usize {
         self.step.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// One past the last position a token at `position` sees.
+    pub(super) fn end(&self, position: usize) -> usize {
+        match (self.step.causal, self.step.window) {
+            (true, _) => position + 1,
+            (false, None) => self.length,
+            (false, Some(window)) => position.saturating_add(window).min(self.length),
+        }
     }
 
     /// Where k (`part` 0) or v (1) of a position lies; the rest of its page follows.
@@ -240,7 +253,8 @@ impl AttentionStep {
             return;
         };
         let seat = self.tables.row_seat.get(row) as usize;
-        let heads = Heads { step: self, seat, kv_head, own };
+        let length = self.tables.kv_len.get(row) as usize;
+        let heads = Heads { step: self, seat, length, kv_head, own };
         #[cfg(target_arch = "x86_64")]
         if self.wide {
             // SAFETY: `wide` says the processor has AVX-512; the row's tokens are in its pages.
@@ -254,7 +268,8 @@ impl AttentionStep {
             return;
         }
         let alone = self.tokens(row).1 == 1;
-        (0..tokens).for_each(|i| match self.ggml {
+        // llama.cpp's order of sums is known for causal attention only.
+        (0..tokens).for_each(|i| match self.ggml && self.causal {
             true => ggml::token(&heads, token + i, position + i, alone),
             false => portable::token(&heads, token + i, position + i),
         });
@@ -268,7 +283,10 @@ impl Step for AttentionStep {
             #[cfg(target_arch = "x86_64")]
             false if self.wide => avx512::own_bytes(dim, group, context),
             false => portable::own_floats(dim, group, context) * size_of::<f32>(),
-            true => ggml::own_floats(dim, group, context) * size_of::<f32>(),
+            true => {
+                let floats = portable::own_floats(dim, group, context);
+                ggml::own_floats(dim, group, context).max(floats) * size_of::<f32>()
+            }
         };
         let own = Scratch { shared: 0, own };
         self.rope.as_ref().map_or(own, |rope| rope.scratch().max(own))

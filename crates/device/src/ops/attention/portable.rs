@@ -13,7 +13,7 @@ pub(super) fn own_floats(dim: usize, group: usize, count: usize) -> usize {
 pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
     let (dim, group, level) = (heads.dim(), heads.group(), heads.step.level);
     let first = heads.first(position);
-    let count = position + 1 - first;
+    let count = heads.end(position) - first;
     // SAFETY: this worker's own scratch.
     let own = unsafe { heads.own.floats(own_floats(dim, group, count)) };
     let (queries, rest) = own.split_at_mut(group * dim);

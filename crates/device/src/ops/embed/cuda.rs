@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
-use crate::op::Embed;
+use crate::op::{Embed, Lookup};
 use crate::step::GIVEN_ROW;
 
 impl Embed {
@@ -19,6 +19,11 @@ impl Embed {
         let kernel = match self.given {
             None => kernel,
             Some(_) => kernel.define("GIVEN_ROW", format!("{GIVEN_ROW}u")),
+        };
+        let kernel = match self.by {
+            Lookup::Token | Lookup::Position => kernel,
+            Lookup::Low(by) => kernel.define("LOW", by),
+            Lookup::High(by) => kernel.define("HIGH", by),
         };
         let kernel = kernel
             .tensors(&[&self.ids, &self.table, &self.out])

@@ -5,9 +5,10 @@ use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, Words, store_floats};
-use crate::op::Embed;
+use crate::op::{Embed, Lookup};
 
 struct EmbedStep {
+    by: Lookup,
     ids: Words,
     table: Matrix,
     given: Option<Matrix>,
@@ -17,6 +18,7 @@ struct EmbedStep {
 impl Embed {
     pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
         Box::new(EmbedStep {
+            by: self.by,
             ids: Words::new(memory, &self.ids),
             table: Matrix::new(memory, &self.table),
             given: self.given.map(|given| Matrix::new(memory, &given)),
@@ -37,7 +39,8 @@ impl Step for EmbedStep {
             // SAFETY: this worker's own scratch.
             let values = unsafe { team.own(worker).floats(self.table.cols) };
             for token in part(tokens, chunks, chunk) {
-                read_row(&self.table, self.given.as_ref(), self.ids.get(token), values);
+                let id = self.by.row(self.ids.get(token));
+                read_row(&self.table, self.given.as_ref(), id, values);
                 // SAFETY: a row of `out`, written by this chunk alone.
                 unsafe { store_floats(self.out.dtype, self.out.at(token, 0), values) };
             }

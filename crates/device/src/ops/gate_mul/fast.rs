@@ -8,6 +8,7 @@ use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{Level, exp, fma, levels};
 use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::ops::activate::activate;
 use crate::ops::live_rows;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -23,6 +24,8 @@ pub(crate) struct Gate {
 enum Kind {
     Silu,
     GeluTanh,
+    /// Another function, without a kernel for pairs.
+    Other(Activation),
     /// With ggml's e^x.
     GgmlSilu,
     /// By ggml's table.
@@ -36,6 +39,7 @@ impl Gate {
             (Activation::Silu, true) => Kind::GgmlSilu,
             (Activation::GeluTanh, false) => Kind::GeluTanh,
             (Activation::GeluTanh, true) => Kind::GgmlGelu(ggml::gelu_table()),
+            (Activation::Gelu | Activation::Tanh | Activation::Relu, _) => Kind::Other(act),
         };
         Gate { kind, level: lowering.level }
     }
@@ -48,6 +52,13 @@ impl Gate {
             match self.kind {
                 Kind::Silu => silu_mul(self.level, pairs, out),
                 Kind::GeluTanh => gelu_mul(self.level, pairs, out),
+                Kind::Other(act) => {
+                    let gates = pairs.iter().step_by(2);
+                    out.iter_mut().zip(gates).for_each(|(out, gate)| *out = *gate);
+                    activate(self.level, out, act);
+                    let ups = pairs[1..].iter().step_by(2);
+                    out.iter_mut().zip(ups).for_each(|(out, up)| *out *= up);
+                }
                 Kind::GgmlSilu => ggml::silu_mul(self.level, pairs, out),
                 Kind::GgmlGelu(table) => ggml::gelu_mul(table, pairs, out),
             }
@@ -60,7 +71,9 @@ impl Gate {
         match self.kind {
             // SAFETY: the level was detected.
             Kind::Silu => unsafe { silu_mul16(self.level, pairs, out) },
-            Kind::GeluTanh | Kind::GgmlSilu | Kind::GgmlGelu(_) => self.row(pairs, out),
+            Kind::GeluTanh | Kind::Other(_) | Kind::GgmlSilu | Kind::GgmlGelu(_) => {
+                self.row(pairs, out);
+            }
         }
     }
 

@@ -191,6 +191,10 @@ impl LinearChain {
 
     /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
+        if let Epilogue::GateMul(act) = self.epilogue {
+            let problem = || format!("no kernel applies {} to its sums", act.name());
+            require(act.is_epilogue(), Self::NAME, problem)?;
+        }
         match &self.handoff {
             NormHandoff::Nothing => Ok(()),
             NormHandoff::Produce(norm) => require_norm(norm, self.y.cols, Self::NAME),
@@ -288,7 +292,8 @@ impl LinearChain {
             Epilogue::Residual(_) if !self.handoff.is_nothing() => "+residual+prepare",
             Epilogue::Residual(_) => "+residual",
             Epilogue::GateMul(Activation::Silu) => "+silu",
-            Epilogue::GateMul(Activation::GeluTanh) => "+gelu",
+            // The only other one that `check` admits is GELU by tanh.
+            Epilogue::GateMul(_) => "+gelu",
         };
         let (x, w, y) = (self.x.dtype, self.w.dtype, self.y.dtype);
         let (rows, k, n) = (self.x.rows, self.x.cols, self.w.rows);

@@ -3,6 +3,8 @@
 
 use super::acts::Acts;
 use super::finish::Finish;
+#[cfg(target_arch = "x86_64")]
+use super::split;
 use super::{k_blocks, packed, plain};
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
@@ -13,6 +15,8 @@ use crate::cpu::step::{Scratch, Step, Team, chunks, falling, falling_part, part}
 use crate::cpu::view::{Matrix, Words, load_floats, round_to};
 use crate::op::LinearChain;
 use crate::ops::rms_norm::NormStep;
+#[cfg(target_arch = "x86_64")]
+use crate::variant::Pick;
 
 /// Rows of x up to which one thread prepares them all.
 const FEW: usize = 4;
@@ -24,6 +28,8 @@ struct LinearStep {
     live: Option<Words>,
     finish: Finish,
     kernel: Kernel,
+    /// Many rows are multiplied in bf16 parts.
+    splits: bool,
     level: Level,
 }
 
@@ -52,6 +58,7 @@ impl LinearChain {
             live: self.live.map(|live| Words::of_span(memory, live)),
             finish: Finish::new(self, memory, lowering),
             kernel,
+            splits: splits(self, memory, lowering) && kernel == Kernel::Plain,
             level,
         };
         match &self.rope {
@@ -59,6 +66,25 @@ impl LinearChain {
             Some(rope) => Box::new(RotatedStep { product, rope: rope.prepare(memory, lowering) }),
         }
     }
+}
+
+/// The fewest rows that pay for unpacking weights.
+#[cfg(target_arch = "x86_64")]
+const LEAST: usize = split::LEAST;
+#[cfg(not(target_arch = "x86_64"))]
+const LEAST: usize = usize::MAX;
+
+/// Whether many rows are multiplied in bf16 parts. With fixed kernels every row is multiplied in the same way, however
+/// many there are.
+#[cfg(target_arch = "x86_64")]
+fn splits(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> bool {
+    let may = lowering.features.amx_bf16 && !lowering.ggml() && op.pick != Pick::Fixed;
+    may && op.w.dtype.is_plain() && split::takes(&Matrix::new(memory, &op.w))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn splits(_op: &LinearChain, _memory: &CpuMemory, _lowering: &Lowering) -> bool {
+    false
 }
 
 /// A linear followed by the rotation of its rows.
@@ -130,6 +156,32 @@ impl LinearStep {
                 unsafe { task.run(unit * plain::ROWS, scratch) };
             }
         });
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn run_split(&self, team: &Team<'_>, rows: usize) {
+        let cols = self.x.cols;
+        let inputs = split::Inputs::new(team.shared(split::shared_bytes(rows, cols)), cols);
+        self.prepare_rows(team, rows, &|row, values| {
+            // SAFETY: the processor has AVX-512; row `row` is written by this chunk alone.
+            unsafe { inputs.store(row, values) };
+        });
+        // SAFETY: as above, and no chunk runs now.
+        unsafe { inputs.fill(rows) };
+        let (tiles, group) = (self.w.rows / 16, split::group(&self.w));
+        let most = tiles.div_ceil(team.threads()).next_multiple_of(2);
+        let group = group.min(most);
+        team.parallel(tiles.div_ceil(group), &|chunk, worker| {
+            let own = team.own(worker).bytes(split::own_bytes(&self.w));
+            let task = split::Task { w: &self.w, inputs, rows, finish: &self.finish, own };
+            // SAFETY: tiles of w, rows prepared above; the processor has AMX bf16.
+            unsafe { task.run(chunk * group..((chunk + 1) * group).min(tiles)) };
+        });
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn run_split(&self, team: &Team<'_>, rows: usize) {
+        self.run_plain(team, rows);
     }
 
     fn run_k_blocks(&self, team: &Team<'_>, rows: usize) {
@@ -217,10 +269,19 @@ impl Step for LinearStep {
         let (rows, cols) = (self.x.rows, self.x.cols);
         let floats = |count: usize| count * size_of::<f32>();
         match self.kernel {
-            Kernel::Plain => Scratch {
-                shared: floats(rows * cols),
-                own: floats(2 * cols).max(plain::own_bytes(cols)),
-            },
+            Kernel::Plain => {
+                let plain = Scratch {
+                    shared: floats(rows * cols),
+                    own: floats(2 * cols).max(plain::own_bytes(cols)),
+                };
+                #[cfg(target_arch = "x86_64")]
+                if self.splits {
+                    let (shared, own) =
+                        (split::shared_bytes(rows, cols), split::own_bytes(&self.w));
+                    return plain.max(Scratch { shared, own });
+                }
+                plain
+            }
             Kernel::Packed(_) => Scratch {
                 shared: Acts::bytes(rows, cols),
                 own: floats(2 * cols).max(packed::own_bytes(cols)),
@@ -236,6 +297,7 @@ impl Step for LinearStep {
         let rows = self.live.map_or(self.x.rows, |live| self.x.rows.min(live.get(0) as usize));
         match self.kernel {
             _ if rows == 0 => {}
+            Kernel::Plain if self.splits && rows >= LEAST => self.run_split(team, rows),
             Kernel::Plain => self.run_plain(team, rows),
             Kernel::Packed(kind) => self.run_packed(team, rows, kind),
             Kernel::KBlocks => self.run_k_blocks(team, rows),

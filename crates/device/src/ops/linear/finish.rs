@@ -17,7 +17,7 @@ pub(in crate::ops) struct Finish {
     bias: Option<Matrix>,
     kind: Kind,
     y: Matrix,
-    /// Everything is f32 and there is no bias: sums can go from a register to memory.
+    /// Everything is f32: sums can go from a register to memory.
     plain: bool,
 }
 
@@ -40,7 +40,8 @@ impl Finish {
             Kind::Residual(residual) => residual.dtype == DType::F32,
             Kind::Store | Kind::GateMul(_) => true,
         };
-        let plain = bias.is_none() && y.dtype == DType::F32 && f32s;
+        let f32s = f32s && bias.as_ref().is_none_or(|bias| bias.dtype == DType::F32);
+        let plain = y.dtype == DType::F32 && f32s;
         Finish { bias, kind, y, plain }
     }
 
@@ -57,8 +58,17 @@ impl Finish {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub(in crate::ops) unsafe fn lanes16(&self, row: usize, n: usize, products: __m512) {
-        // SAFETY: 16 (or 8) floats inside the row, as asserted; the residual has y's shape.
+        // SAFETY: 16 (or 8) floats inside the row, as asserted; the residual has y's shape, and the bias an element
+        // for each sum.
         unsafe {
+            let sums = products;
+            let products = match &self.bias {
+                Some(bias) if self.plain => {
+                    assert!(n + MOST <= bias.cols);
+                    _mm512_add_ps(products, _mm512_loadu_ps(bias.at(0, n).cast()))
+                }
+                _ => products,
+            };
             match &self.kind {
                 Kind::Store if self.plain => {
                     assert!(n + MOST <= self.y.cols);
@@ -75,7 +85,8 @@ impl Finish {
                 }
                 Kind::Store | Kind::Residual(_) | Kind::GateMul(_) => {
                     let mut array = [0.0f32; MOST];
-                    _mm512_storeu_ps(array.as_mut_ptr(), products);
+                    // Adds the bias itself.
+                    _mm512_storeu_ps(array.as_mut_ptr(), sums);
                     self.row(row, n, &mut array);
                 }
             }

@@ -7,18 +7,18 @@ use crate::cpu::view::Words;
 use crate::step::{self, MAX_BIASES, MAX_STOPS, MAX_TOP, PARAM_WORDS, count, mail, param, ring};
 
 /// The end of a step: where its results are written.
-pub(super) struct StepEnd {
+pub(in crate::ops) struct StepEnd {
     tables: Tables,
     launch: u64,
     bank: Option<Words>,
     entry: usize,
     /// Live rows.
-    pub(super) live: usize,
+    pub(in crate::ops) live: usize,
 }
 
 /// What was chosen for a row.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Choice {
+pub(in crate::ops) struct Choice {
     pub(super) token: u32,
     pub(super) logprob: f32,
     pub(super) top: [(u32, f32); MAX_TOP as usize],
@@ -43,7 +43,7 @@ pub(super) struct SampledRow<'a> {
 
 impl StepEnd {
     /// For the current launch and a bucket of `rows`.
-    pub(super) fn new(memory: &CpuMemory, state: &StepState, rows: u32) -> StepEnd {
+    pub(in crate::ops) fn new(memory: &CpuMemory, state: &StepState, rows: u32) -> StepEnd {
         let tables = Tables::new(memory, state);
         let launch = tables.launch();
         let words = state.limits.ring_entry_words() as usize;
@@ -54,6 +54,11 @@ impl StepEnd {
             live: tables.counts.get(count::ROWS as usize).min(rows) as usize,
             tables,
         }
+    }
+
+    /// The number of the launch.
+    pub(in crate::ops) fn launch(&self) -> u64 {
+        self.launch
     }
 
     fn param(&self, seat: usize, word: u32) -> u32 {
@@ -97,7 +102,7 @@ impl StepEnd {
     }
 
     /// Advances the row's seat and writes its part of the ring entry.
-    pub(super) fn store(&self, r: usize, choice: Option<&Choice>) {
+    pub(in crate::ops) fn store(&self, r: usize, choice: Option<&Choice>) {
         let tables = &self.tables;
         let seat = tables.row_seat.get(r) as usize;
         let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
@@ -133,7 +138,7 @@ impl StepEnd {
     }
 
     /// Writes the entry's header, its launch number last.
-    pub(super) fn publish(&self) {
+    pub(in crate::ops) fn publish(&self) {
         let flags = |r: usize| self.tables.ring.get(self.place(r, 0) + 1);
         let goes_on = self.tables.counts.get(count::LEFT as usize) > 0
             && (0..self.live).all(|r| flags(r) & ring::STOPPED == 0);

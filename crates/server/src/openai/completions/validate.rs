@@ -29,7 +29,7 @@ pub(crate) fn validate(
         let text = "best_of is not supported unless it equals n: every candidate is returned";
         return Err(ApiError::invalid("best_of", text));
     }
-    prompt("prompt", &request.prompt, model, limits)?;
+    prompt("prompt", &request.prompt, model, limits.batch)?;
     let choices = u64::from(request.n.unwrap_or(1));
     let sequences = (request.prompt.count() as u64).saturating_mul(choices);
     if sequences > limits.sequences {
@@ -45,7 +45,7 @@ pub(crate) fn prompt(
     name: &str,
     prompt: &Prompt,
     model: &Model,
-    limits: &Limits,
+    most: u64,
 ) -> Result<(), ApiError> {
     let empty = match prompt {
         Prompt::Text(text) => text.is_empty(),
@@ -56,7 +56,7 @@ pub(crate) fn prompt(
     if empty {
         return Err(ApiError::invalid(name, format!("{name} must not be empty")));
     }
-    at_most(name, "entries", prompt.count(), limits.batch)?;
+    at_most(name, "entries", prompt.count(), most)?;
     let lists = match prompt {
         Prompt::Tokens(tokens) => std::slice::from_ref(tokens),
         Prompt::TokenLists(lists) => lists.as_slice(),

@@ -9,17 +9,18 @@ use crate::openai::completions::convert::tokenize;
 use crate::openai::truncate::Truncation;
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 
-/// One engine request per input, each within the context. Vectors are normalized, like those of
-/// OpenAI's models; pooling is the mean over the tokens by default.
+/// One engine request per input, each within the context. Vectors of a model that generates are normalized, like those
+/// of OpenAI's models; pooling is the mean over the tokens by default. Other models have their own rules.
 pub(crate) fn convert(
     model: &Model,
     limits: &Limits,
     request: &EmbeddingRequest,
     caller: Caller,
 ) -> Result<Vec<Request>, ApiError> {
-    let pooling = match request.pooling.as_deref() {
-        Some("last") => Pooling::Last,
-        _ => Pooling::Mean,
+    let (pooling, unit) = match request.pooling.as_deref() {
+        _ if !model.generates => (Pooling::Model, false),
+        Some("last") => (Pooling::Last, true),
+        _ => (Pooling::Mean, true),
     };
     let truncation = Truncation(request.truncate_prompt_tokens);
     let most = truncation.most_prompt(model, limits);
@@ -28,11 +29,21 @@ pub(crate) fn convert(
         truncation.apply(model, &mut input);
         model.room("input", input.len())?;
         let sampling = Sampling { max_tokens: 1, ..Sampling::default() };
-        let embed = Some(Embed { pooling, unit: true });
+        let embed = Some(Embed { pooling, unit });
         let tenant = caller.tenant(None);
         Ok(Request { embed, tenant, ..Request::new(RequestId(0), input, sampling) })
     };
     inputs.into_iter().map(one).collect()
+}
+
+/// The first numbers of a vector, with the length 1: what models trained for it give instead of the whole.
+pub(crate) fn shorten(vector: &mut Vec<f32>, dimensions: Option<u32>) {
+    let Some(keep) = dimensions.map(|n| n as usize).filter(|&n| n < vector.len()) else { return };
+    vector.truncate(keep);
+    let length = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x /= length);
+    }
 }
 
 /// A vector in the requested encoding.

@@ -1,6 +1,6 @@
 //! Handles embedding requests.
 
-use super::convert::{convert, vector};
+use super::convert::{convert, shorten, vector};
 use super::types::{Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage};
 use super::validate::validate;
 use crate::answer::rejected;
@@ -23,10 +23,11 @@ pub(crate) async fn handle(
     let caller = Caller::of(&request);
     let work = move |app: &App, request: EmbeddingRequest| {
         let coded = request.encoding_format.as_deref() == Some("base64");
-        Ok((prepare(app, &request, caller)?, coded))
+        Ok((prepare(app, &request, caller)?, coded, request.dimensions))
     };
-    let (requests, coded) = read_json(&app, request, work).await?;
-    let (vectors, tokens) = compute(&app, requests).await?;
+    let (requests, coded, dimensions) = read_json(&app, request, work).await?;
+    let (mut vectors, tokens) = compute(&app, requests).await?;
+    vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     let bytes = bytes(&vectors);
     let one = move |(made, index): (Vec<f32>, u32)| Embedding {
         object: "embedding".into(),

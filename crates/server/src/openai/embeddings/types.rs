@@ -14,7 +14,7 @@ api_type! {
         pub model: Option<String>,
         /// Numbers, or little-endian 32-bit floats in base64.
         pub encoding_format: Option<String> = {"enum": ["float", "base64"]},
-        /// The width of the vectors; must be that of the model.
+        /// The width of the vectors: that of the model, or less for a model that only makes vectors.
         pub dimensions: Option<u32> = {"enum": (crate::describe::VOCAB)},
         /// How the token vectors are combined. An extension.
         pub pooling: Option<String> = {"enum": ["mean", "last"]},

@@ -27,11 +27,18 @@ pub(crate) fn validate(
         return Err(ApiError::invalid("pooling", text));
     }
     if let (Some(asked), Some(width)) = (request.dimensions, model.embedding)
-        && asked != width
+        && (asked == 0 || asked > width || (asked < width && model.generates))
     {
-        let text = format!("this model has {width} dimensions, which cannot be reduced");
+        let text = match model.generates {
+            true => format!("this model has {width} dimensions, which cannot be reduced"),
+            false => format!("dimensions must be between 1 and {width}"),
+        };
         return Err(ApiError::invalid("dimensions", text));
     }
+    if !model.generates && request.pooling.is_some() {
+        let text = "this model has a pooling of its own, which cannot be changed";
+        return Err(ApiError::invalid("pooling", text));
+    }
     Truncation(request.truncate_prompt_tokens).check(model)?;
-    prompt("input", &request.input, model, limits)
+    prompt("input", &request.input, model, limits.inputs)
 }
