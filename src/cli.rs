@@ -128,6 +128,7 @@ pub(crate) enum Command {
     Serve(crate::serve::ServeArgs),
     Run(crate::run::RunArgs),
     Chat(crate::chat::ChatArgs),
+    Embed(crate::embed::EmbedArgs),
     Pull(crate::pull::PullArgs),
     Quantize(crate::quantize::QuantizeArgs),
     Bench(crate::bench::BenchArgs),

@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod cli;
 mod doctor;
+mod embed;
 mod exit;
 mod generate;
 mod graph_args;
@@ -54,6 +55,7 @@ fn execute(command: &Command, global: &Global) -> anyhow::Result<()> {
         Command::Serve(args) => serve::run(args, global),
         Command::Run(args) => run::run(args, global),
         Command::Chat(args) => chat::run(args, global),
+        Command::Embed(args) => embed::run(args, global),
         Command::Pull(args) => pull::run(args),
         Command::Quantize(args) => quantize::run(args, global),
         Command::Bench(args) => bench::run(args, global),

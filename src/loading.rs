@@ -19,10 +19,10 @@ use formats::checkpoint::Checkpoint;
 use formats::tokenizer::Tokenizer;
 use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
-use graph::program::Program;
+use graph::program::{Pooling, Program};
 use model::{
-    GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision, Progress,
-    load_executor,
+    Embedding, GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision,
+    Progress, Task,     load_executor,
 };
 use serde::Serialize;
 use std::fmt;
@@ -69,6 +69,9 @@ pub(crate) struct LoadArgs {
     /// Do not share KV pages between requests with equal prefixes
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
+    /// auto: what the model's files say; embed: vectors of texts; rerank: scores of pairs by `yes` and `no`
+    #[arg(long, value_name = "TASK", default_value = "auto", help_heading = "Loading")]
+    task: TaskChoice,
     #[command(flatten)]
     graph: GraphArgs,
 }
@@ -161,6 +164,37 @@ pub(crate) enum LoadFormat {
     Auto,
     /// From a seed
     Dummy,
+}
+
+/// What a model is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TaskChoice {
+    /// What its files say
+    Auto,
+    /// Vectors of texts: the last token's, of unit length
+    Embed,
+    /// Scores of pairs: the share of `yes` against `no` after a question
+    Rerank,
+}
+
+impl TaskChoice {
+    /// The task of a decoder with this tokenizer; `None` is what its files say.
+    fn task(self, text: Option<&ModelText>) -> Result<Option<Task>> {
+        match self {
+            TaskChoice::Auto => Ok(None),
+            TaskChoice::Embed => {
+                Ok(Some(Task::Embed(Embedding { pooling: Pooling::Last, unit: true })))
+            }
+            TaskChoice::Rerank => {
+                let text = text.ok_or_else(|| bad_input("dummy weights have no tokenizer"))?;
+                let id = |word: &str| {
+                    let missing = || bad_input(format!("--task rerank: no token `{word}`"));
+                    text.tokenizer.id_of(word).ok_or_else(missing)
+                };
+                Ok(Some(Task::Compare { tokens: [id("no")?, id("yes")?] }))
+            }
+        }
+    }
 }
 
 /// A model loaded on a device.
@@ -269,6 +303,7 @@ fn load_with(
         graphs: args.graph.given.clone(),
         keep: args.keep()?,
         precision: Some(precision.unwrap_or_else(|| global.precision(&*device.target()))),
+        task: args.task.task(text.as_ref())?,
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());
@@ -392,7 +427,8 @@ impl Loaded {
     pub(crate) fn engine_config(&self) -> EngineConfig {
         let mut config = EngineConfig {
             eos: self.config.eos.clone(),
-            prefix_cache: self.prefix_cache,
+            // A token of a model without a causal mask depends on those after it, so prefixes are of no use.
+            prefix_cache: self.prefix_cache && self.config.task == Task::Generate,
             ..EngineConfig::default()
         };
         if self.executor.device().kind() == DeviceKind::Cpu {

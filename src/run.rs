@@ -1,7 +1,7 @@
 //! `dacapo run`: answers one prompt, or a file of prompts.
 
 mod batch;
-mod failures;
+pub(crate) mod failures;
 
 use crate::cli::Global;
 use crate::exit::Interrupted;

@@ -13,14 +13,14 @@ use crate::log;
 use crate::numbers::SEQUENCES;
 use crate::output::note;
 use anyhow::{Context, Result};
-use backend::Serving;
+use clap::{Args, ValueEnum};
 use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;
-use model::GraphExecutor;
+use model::{GraphExecutor, ModelConfig, Task};
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
-use server::{EventForm, KvEvents, Limits, Model, Reserved, ServerConfig};
+use server::{EventForm, KvEvents, Limits, Model, Reserved, Scorer, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -234,13 +234,19 @@ fn check_key(key: &str) -> Result<()> {
 fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
     let name = args.served_model_name.clone().unwrap_or_else(|| loaded.name.clone());
     let geometry = engine::exec::Executor::geometry(&loaded.executor);
-    let context = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
+    let whole = engine::exec::Executor::whole_prompts(&loaded.executor);
+    let pages = u64::from(geometry.pages_per_seat) * u64::from(geometry.page_size);
+    let (context, generates) = (whole.map_or(pages, u64::from), whole.is_none());
     let at_once = geometry.seats;
     let embedding = engine::exec::Executor::hidden(&loaded.executor);
+    let vocab = loaded.config.vocab as u32;
     let Some(text) = loaded.take_text() else {
-        let text = WordText::new(loaded.config.vocab as u32, loaded.config.eos.clone());
-        return Model { embedding, at_once, ..Model::new(name, context, Arc::new(text)) };
+        let text = WordText::new(vocab, loaded.config.eos.clone());
+        let plain = Model::new(name, context, Arc::new(text));
+        return Model { embedding, generates, at_once, ..plain };
     };
+    let text = text.with_kinds(loaded.config.token_types as u32);
+    let scorer = scorer(&loaded.config, embedding.is_some());
     let (tools, reasoning) = (ToolFormat::of(&text), Reasoning::of(&text));
     let suggested = loaded.config.sampling;
     let plain = Model::new(name, context, Arc::new(text) as Arc<dyn TextModel>);
@@ -251,7 +257,18 @@ fn model(args: &ServeArgs, loaded: &mut Loaded) -> Model {
         min_p: suggested.min_p.unwrap_or(plain.defaults.min_p),
         ..plain.defaults.clone()
     };
-    Model { defaults, tools, reasoning, embedding, at_once, ..plain }
+    Model { defaults, tools, reasoning, embedding, scorer, generates, at_once, ..plain }
+}
+
+/// How a model scores texts.
+fn scorer(config: &ModelConfig, embeds: bool) -> Option<Scorer> {
+    match config.task {
+        Task::Classify(classes) => {
+            Some(Scorer::Classes { labels: config.labels.clone(), apart: classes.apart })
+        }
+        Task::Compare { .. } => Some(Scorer::Compare),
+        Task::Generate | Task::Embed(_) => embeds.then_some(Scorer::Cosine),
+    }
 }
 
 /// Constant data for the page.

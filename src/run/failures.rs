@@ -25,7 +25,7 @@ fn lines(path: &Path, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Resu
 }
 
 /// The number of answers and of failures in an output.
-pub(super) fn count(path: &Path) -> Result<(u64, u64)> {
+pub(crate) fn count(path: &Path) -> Result<(u64, u64)> {
     let (mut all, mut failures) = (0, 0);
     let read = lines(path, |line| {
         all += 1;
@@ -38,7 +38,7 @@ pub(super) fn count(path: &Path) -> Result<(u64, u64)> {
 
 /// Removes the failures of an output, if it exists; returns their number. The file is replaced at
 /// once, so that a kill loses nothing.
-pub(super) fn remove(path: &Path) -> Result<u64> {
+pub(crate) fn remove(path: &Path) -> Result<u64> {
     if !path.is_file() {
         return Ok(0);
     }

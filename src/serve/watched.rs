@@ -171,6 +171,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.prefill_buckets()
     }
 
+    fn whole_prompts(&self) -> Option<u32> {
+        self.inner.whole_prompts()
+    }
+
     fn steps(&self) -> u32 {
         self.inner.steps()
     }
