@@ -22,7 +22,7 @@ use graph::config::Resolved;
 use graph::program::{Pooling, Program};
 use model::{
     Embedding, GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision,
-    Progress, Task,     load_executor,
+    Progress, Task, load_executor,
 };
 use serde::Serialize;
 use std::fmt;

@@ -300,11 +300,11 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         StepState::lay_out(limits, alloc).expect("limits of a few rows")
     };
     let state = lay_out(limits);
+    let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
     let publishing = {
         let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
         state.with_vectors(model.hidden, alloc)
     };
-    let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
     // Activations are bf16 beside bf16 weights and those with scales, f32 beside others.
     let with_scales = scaled::is_scaled(model.weights);
     let act = if model.weights == DType::BF16 || with_scales { DType::BF16 } else { DType::F32 };

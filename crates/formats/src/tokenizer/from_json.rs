@@ -253,7 +253,7 @@ impl ModelFields {
                 let unknown = self.unk_id.unwrap_or(usize::MAX);
                 Ok(Model::Unigram(Unigram::new(path, &vocab, unknown, self.byte_fallback)?))
             }
-            (None | Some("BPE" | "WordPiece" | "Unigram"), _) => {
+            (Some("BPE" | "WordPiece" | "Unigram"), _) => {
                 let allowed = "a map of ids, or a list of scores for Unigram";
                 Err(Error::invalid(path, 0, "model.vocab", "another form", allowed))
             }
