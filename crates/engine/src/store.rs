@@ -91,7 +91,7 @@ impl<X: Executor> Engine<X> {
             }
             self.sched.begin_save(page);
         }
-        for key in self.sched.to_look_up() {
+        for key in self.sched.wanting_pages() {
             let names = self.sched.missing_pages(key);
             let there = names.iter().take_while(|name| store.has(**name)).count();
             for (name, page) in self.sched.begin_fetch(key, &names[..there]) {

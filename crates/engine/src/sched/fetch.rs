@@ -55,7 +55,7 @@ impl Scheduler {
     }
 
     /// Waiting requests that may find more in the store than in the tree, the first in order of service first.
-    pub(crate) fn to_look_up(&mut self) -> Vec<Key> {
+    pub(crate) fn wanting_pages(&mut self) -> Vec<Key> {
         for index in (0..self.fetches.len()).rev() {
             if self.fetches[index].left == 0 && !self.fetch_waits(index) {
                 let fetch = self.fetches.swap_remove(index);
