@@ -43,6 +43,8 @@ COMMANDS = {
 
 def workers():
     more = ["--kv-cache", KV_CACHE, "--max-batch", "32"]
+    # After SIGTERM health checks fail while requests are still accepted, until the router has looked.
+    more += ["--limit", "leave_ms=3000"]
     started = [Worker(args.dacapo, args.cache, more) for _ in range(WORKERS)]
     return [worker.ready() for worker in started]
 
@@ -57,6 +59,7 @@ class Router:
         # Round-robin is to be compared with routing by prefix, not by load.
         if policy == "cache_aware":
             command += ["--balance-abs-threshold", "32"]
+        command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
         command += ["--worker-urls", *[worker.url for worker in behind]]
         self.log = open(os.path.join(args.cache, f"{args.router}-{policy}.log"), "w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
@@ -150,6 +153,7 @@ def disturbed(what, happens, count):
         failed = [(began, error) for began, error in results if error]
         # A router needs a moment to see that a worker is gone.
         late = [error for began, error in failed if began > when[0] + 5]
+        assert behind[0].process.wait(timeout=60) in (0, -9), f"{what}: the worker's exit code"
         unclear = [error for _, error in failed if not error.clear]
         print(f"{what}: {count - len(failed)} of {count} answered, {len(failed)} told that they failed")
         assert not unclear, f"{what}: {unclear[0]}"
