@@ -11,7 +11,7 @@ mod options;
 mod thread;
 mod wake;
 
-pub use call::{Call, Next};
+pub use call::{Call, Next, exiting};
 pub use engine::request::TokenLogprob;
 pub use thread::{End, Piece, Reply, Stop};
 pub use wake::Wake;

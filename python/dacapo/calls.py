@@ -8,7 +8,7 @@ import json
 import weakref
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._dacapo import Engine, EngineError, InvalidInput, Submitted
+from ._dacapo import Engine, EngineError, InvalidInput, Submitted, exiting
 from .array import Array
 from .outputs import (
     CompletionOutput,
@@ -72,7 +72,8 @@ class Client:
 
     @classmethod
     def close_all(cls) -> None:
-        """Ends every engine before the interpreter does."""
+        """Ends every engine before the interpreter does; daemon threads that wait for one wait until then."""
+        exiting()
         for client in list(cls._open):
             client.engine.close()
 

@@ -26,7 +26,7 @@ class LLM:
 
     `model` is what the command line takes: a folder, a `.gguf` file, a hub id, or nothing for SmolLM2-135M-Instruct. The
     options are the flags of the command line: `device="cpu"`, `threads=4`, `max_context=4096`, `max_batch=16`,
-    `quantize="int4"`, `graph_backend_decode="eager"`, … vLLM's `max_model_len`, `max_num_seqs`,
+    `quantize="int4"`, `graph_backend_decode="disabled"`, … vLLM's `max_model_len`, `max_num_seqs`,
     `gpu_memory_utilization`, `quantization` and `kv_cache_dtype` are understood, too.
 
     >>> llm = LLM(device="cpu", max_context=1024)
@@ -204,8 +204,8 @@ class LLM:
         """Its device graphs: `explain`, `diff`, `verify`.
 
         >>> llm = LLM(device="cpu", max_context=1024)
-        >>> print(str(llm.graphs.diff("decode/8/full", "decode/8/eager")).splitlines()[1])
-        backend: full → eager
+        >>> print(str(llm.graphs.diff("decode/8/full", "decode/8/disabled")).splitlines()[1])
+        backend: full → disabled
         """
         return Graphs(self._client.engine)
 

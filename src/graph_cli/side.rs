@@ -98,9 +98,9 @@ mod tests {
 
     #[test]
     fn names_of_graphs() {
-        let spec = Spec::parse("decode/8/eager@cpu+unfused").unwrap();
+        let spec = Spec::parse("decode/8/disabled@cpu+unfused").unwrap();
         assert_eq!((spec.shape.phase.name(), spec.shape.size), ("decode", 8));
-        assert_eq!((spec.backend.name(), spec.target.as_deref()), ("eager", Some("cpu")));
+        assert_eq!((spec.backend.name(), spec.target.as_deref()), ("disabled", Some("cpu")));
         assert!(spec.unfused && spec.target("h200").unwrap().fusion.is_some());
         assert!(spec.target("nothing").is_ok(), "a target that is named needs no default");
         for wrong in

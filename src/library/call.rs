@@ -3,7 +3,8 @@
 use super::Problem;
 use super::thread::{Message, Reply};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 /// Requests that were submitted together. Dropping it cancels what is not answered.
@@ -21,6 +22,15 @@ struct Inbox {
     replies: mpsc::Receiver<Reply>,
     /// Requests that have not ended.
     left: u64,
+}
+
+/// The thread that ends the process.
+static EXITING: OnceLock<ThreadId> = OnceLock::new();
+
+/// Says that this thread ends the process: others that wait for replies wait until it has ended.
+pub fn exiting() {
+    // Later calls change nothing.
+    let _ = EXITING.set(thread::current().id());
 }
 
 /// What a call has next.
@@ -61,7 +71,14 @@ impl Call {
         if inbox.left == 0 {
             return Ok(Next::Ended);
         }
-        match inbox.replies.recv_timeout(time) {
+        let next = inbox.replies.recv_timeout(time);
+        if EXITING.get().is_some_and(|one| *one != thread::current().id()) {
+            // It must not return to a program that is being taken apart.
+            loop {
+                thread::park();
+            }
+        }
+        match next {
             Ok(reply) => {
                 inbox.left -= u64::from(reply.end.is_some());
                 Ok(Next::Reply(Box::new(reply)))

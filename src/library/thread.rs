@@ -119,7 +119,8 @@ pub(super) fn run(
     if done.send(Ok(loaded)).is_ok() {
         let start = Instant::now();
         let (live, events) = (HashMap::new(), Vec::new());
-        let mut worker = Worker { backend, text, inbox, start, live, events };
+        let told = Vec::new();
+        let mut worker = Worker { backend, text, inbox, start, live, events, told };
         let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
         // The message of a panic was printed where it happened.
         let problem = ended.unwrap_or_else(|_| Problem {
@@ -172,6 +173,8 @@ struct Worker {
     start: Instant,
     live: HashMap<RequestId, Live>,
     events: Vec<Event>,
+    /// Requests with pieces to send.
+    told: Vec<RequestId>,
 }
 
 /// A request that has not ended.
@@ -215,6 +218,12 @@ impl Worker {
             let events = std::mem::take(&mut self.events);
             for output in self.backend.step(now, events, true) {
                 self.hear(output);
+            }
+            // After all outputs of the step, so that the last token of an answer comes with its end.
+            for id in self.told.drain(..) {
+                if let Some(live) = self.live.get_mut(&id) {
+                    live.send(None);
+                }
             }
             if let Some(why) = self.backend.gone() {
                 return Problem { invalid: false, text: format!("the device failed: {why}") };
@@ -295,7 +304,11 @@ impl Worker {
             Output::Token { choice, token, logprob, .. } => live.push(choice, token, logprob),
             Output::Finished { choice, finish, .. } => live.finish(choice, finish),
         };
-        if !more && let Some(mut live) = self.live.remove(&id) {
+        if more {
+            if live.stream {
+                self.told.push(id);
+            }
+        } else if let Some(mut live) = self.live.remove(&id) {
             // Unless it ended by itself, the engine still works on it.
             self.events.push(Event::Cancel(id));
             let end = std::mem::take(&mut live.end);
@@ -320,7 +333,7 @@ impl Live {
                 answer.stop = Some(Stop::Text(found));
             }
         }
-        self.go_on()
+        self.is_open()
     }
 
     /// Ends an answer; false if every answer has ended.
@@ -346,22 +359,19 @@ impl Live {
             answer.stop = asked.map(Stop::Token);
         }
         self.end.problem = problem.or(self.end.problem.take());
-        self.go_on()
+        self.is_open()
     }
 
     fn open(&mut self, choice: u32) -> Option<&mut Answer> {
         self.answers.get_mut(choice as usize).filter(|answer| answer.finish.is_none())
     }
 
-    /// Sends what is new, if it is wanted piece by piece; false if every answer has ended.
-    fn go_on(&mut self) -> bool {
-        let more = self.answers.iter().any(|answer| answer.finish.is_none());
-        if more && self.stream {
-            self.send(None);
-        }
-        more
+    /// Whether an answer has not ended.
+    fn is_open(&self) -> bool {
+        self.answers.iter().any(|answer| answer.finish.is_none())
     }
 
+    /// Sends what is new.
     fn send(&mut self, end: Option<End>) {
         let pieces = self.answers.iter_mut().enumerate();
         let pieces: Vec<Piece> = pieces.filter_map(|(at, answer)| answer.piece(at)).collect();

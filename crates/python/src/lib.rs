@@ -259,6 +259,12 @@ fn search_packages(folder: std::path::PathBuf) {
     dacapo::library::search_packages(folder);
 }
 
+/// Says that the interpreter ends: other threads that wait for replies wait until it has.
+#[pyfunction]
+fn exiting() {
+    dacapo::library::exiting();
+}
+
 #[pymodule]
 fn _dacapo(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
@@ -266,6 +272,7 @@ fn _dacapo(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Waker>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(search_packages, module)?)?;
+    module.add_function(wrap_pyfunction!(exiting, module)?)?;
     module.add("InvalidInput", module.py().get_type::<InvalidInput>())?;
     module.add("EngineError", module.py().get_type::<EngineError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))

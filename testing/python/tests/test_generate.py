@@ -163,9 +163,9 @@ class Errors(unittest.TestCase):
                 with self.assertRaises(InvalidInput) as caught:
                     LLM(**{"model": TINY, "load_format": "dummy", **options})
                 self.assertIn(says, str(caught.exception))
-        eager = LLM(TINY, load_format="dummy", device="cpu", max_context=64, graph_backend_decode="eager")
+        eager = LLM(TINY, load_format="dummy", device="cpu", max_context=64, graph_backend_decode="disabled")
         backend = [row for row in eager.about["graphs"] if row["key"].endswith("decode.backend")]
-        self.assertEqual([row["value"] for row in backend], ["eager"])
+        self.assertEqual([row["value"] for row in backend], ["disabled"])
         eager.close()
         with self.assertRaises(EngineError):
             eager.generate("a", GREEDY, use_tqdm=False)

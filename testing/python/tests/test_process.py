@@ -47,7 +47,7 @@ print("last line")
         program = """
 print("ready", flush=True)
 try:
-    llm.generate(["a"] * 50, long, use_tqdm=False)
+    llm.generate(["a"] * 20000, long, use_tqdm=False)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 while llm.stats()["running"]:
@@ -68,7 +68,7 @@ print(len(llm.generate("a", short, use_tqdm=False)), flush=True)
         with tempfile.TemporaryDirectory() as folder:
             env = {**os.environ, "TMPDIR": folder, "DACAPO_CACHE": f"{folder}/cache", "HOME": folder}
             before = set(os.listdir("/dev/shm"))
-            process = start('print("ready", flush=True)\nlist(llm.stream(["a"] * 8, long))', env=env)
+            process = start('print("ready", flush=True)\nwhile True: list(llm.stream(["a"] * 8, long))', env=env)
             self.assertEqual(process.stdout.readline().strip(), "ready")
             time.sleep(0.2)
             self.assertEqual(children(process.pid), [], "the engine is a thread, not a process")

@@ -154,7 +154,7 @@ class Asynchronous(unittest.IsolatedAsyncioTestCase):
         pieces = [piece async for piece in engine.stream(["a", "b"], LONG)]
         counting.cancel()
         self.assertEqual(len([piece for piece in pieces if piece.finish_reason]), 2)
-        self.assertGreater(turns, len(pieces))
+        self.assertGreater(turns, 10)
 
     async def test_errors_are_raised_where_they_are_awaited(self):
         engine = AsyncLLM(tiny())
