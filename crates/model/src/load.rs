@@ -137,6 +137,32 @@ fn kv_pages(
     Ok(wanted)
 }
 
+/// Where evicted pages are kept, if anywhere: its memory is laid out with the rest. `how` is what pages depend on besides
+/// the model's files.
+fn page_store(
+    source: &ModelSource,
+    options: &LoadOptions,
+    how: &str,
+    layout: &mut Layout,
+) -> Result<Option<PageStore>, LoadError> {
+    let page_bytes = layout.bindings.kv.iter().map(KvLayer::page_bytes).sum::<u64>().max(1);
+    let host = options.keep.host_bytes.map(|bytes| {
+        let bytes = (bytes / page_bytes).max(1) * page_bytes;
+        layout.arena.alloc(Region::HostMapped, "kept pages", bytes)
+    });
+    let disk = match &options.keep.disk {
+        None => None,
+        Some((folder, bytes)) => {
+            let identity = identity(source, how);
+            let identity = identity.map_err(|error| DiskError::Io(folder.clone(), error))?;
+            let shape = Shape { identity, page_bytes, page_tokens: options.page_size };
+            Some(Disk::open(folder, *bytes, shape)?)
+        }
+    };
+    let keeps = host.is_some() || disk.is_some();
+    Ok(keeps.then(|| PageStore::new(host, disk, page_bytes)))
+}
+
 /// Puts a model on a device: lays out, seals, fills, records.
 pub fn load_executor(
     source: &ModelSource,
@@ -213,24 +239,8 @@ pub fn load_executor(
         return Err(LoadError::NoRoom { needed: layout.arena.report().device_total() });
     }
     layout.add_pages(program, pages);
-    let page_bytes = layout.bindings.kv.iter().map(KvLayer::page_bytes).sum::<u64>().max(1);
-    let host = options.keep.host_bytes.map(|bytes| {
-        let bytes = (bytes / page_bytes).max(1) * page_bytes;
-        layout.arena.alloc(Region::HostMapped, "kept pages", bytes)
-    });
     let how = format!("{config:?} {chosen:?} {:?} {kind:?}", device.numerics());
-    let page_tokens = options.page_size;
-    let shape = |identity| Shape { identity, page_bytes, page_tokens };
-    let disk = match &options.keep.disk {
-        None => None,
-        Some((folder, bytes)) => {
-            let identity = identity(source, &how);
-            let identity = identity.map_err(|error| DiskError::Io(folder.clone(), error))?;
-            Some(Disk::open(folder, *bytes, shape(identity))?)
-        }
-    };
-    let keeps = host.is_some() || disk.is_some();
-    let store = keeps.then(|| PageStore::new(host, disk, page_bytes));
+    let store = page_store(source, options, &how, &mut layout)?;
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
     let total = model.bytes();

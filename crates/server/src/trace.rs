@@ -14,7 +14,7 @@ const WAITING: usize = 65_536;
 
 /// Queues records for a writer thread. If the disk is too slow or full, records are dropped and
 /// counted.
-pub struct TraceWriter {
+pub(crate) struct TraceWriter {
     /// `None` only during drop.
     records: Option<SyncSender<StepRecord>>,
     writer: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ impl Drop for TraceWriter {
 
 impl TraceWriter {
     /// Creates or truncates the file; `dropped` counts records that could not be written.
-    pub fn create(path: &Path, dropped: Counter) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path, dropped: Counter) -> io::Result<Self> {
         let file = File::create(path)?;
         let (records, inbox) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("trace".into());
@@ -43,7 +43,7 @@ impl TraceWriter {
     }
 
     /// Queues a record, or drops it if the queue is full.
-    pub fn write(&mut self, record: &StepRecord) {
+    pub(crate) fn write(&mut self, record: &StepRecord) {
         let Some(records) = &self.records else { return };
         match records.try_send(record.clone()) {
             Ok(()) => {}

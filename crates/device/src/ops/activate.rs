@@ -163,7 +163,7 @@ fn share_below<const FMA: bool>(x: f32) -> f32 {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
     let t = 1.0 / fma::<FMA>(z, 0.327_591_1, 1.0);
     let p = fma::<FMA>(t, 0.530_702_7, -0.726_576_03);
-    let p = fma::<FMA>(p, t, 0.710_706_87);
+    let p = fma::<FMA>(p, t, 0.710_706_9);
     let p = fma::<FMA>(p, t, -0.142_248_37);
     let p = fma::<FMA>(p, t, 0.127_414_8);
     let tail = p * t * exp::<FMA>(-z * z);
