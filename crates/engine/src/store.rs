@@ -92,6 +92,10 @@ impl<X: Executor> Engine<X> {
             self.sched.begin_save(page);
         }
         for key in self.sched.wanting_pages() {
+            if self.sched.fetches_are_many() {
+                self.sched.ask_later(key);
+                continue;
+            }
             let names = self.sched.missing_pages(key);
             let there = names.iter().take_while(|name| store.has(**name)).count();
             for (name, page) in self.sched.begin_fetch(key, &names[..there]) {

@@ -56,7 +56,7 @@ pub mod openai;
 mod openapi;
 mod page;
 mod serve;
-pub mod trace;
+mod trace;
 pub mod work;
 
 pub use app::{App, Model, Scorer};

@@ -24,7 +24,7 @@ impl Scheduler {
         let (mut changed, mut waits, mut passed) = (false, false, 0);
         let mut at = None;
         while let Some((rank, key)) = self.queue.after(at) {
-            let coming = self.is_fetching(key) || self.prefix_is_coming(key);
+            let coming = self.awaits_pages(key) || self.prefix_is_coming(key);
             if !coming && self.seat(key) {
                 changed = true;
                 // A request that was overtaken may be due now; then it must go first.

@@ -9,6 +9,8 @@ use crate::store::PageNote;
 
 /// Most waiting requests whose pages are being loaded.
 const MOST_FETCHES: usize = 4;
+/// Most waiting requests that are looked at between two steps; the others wait until they come first.
+const MOST_SCANNED: u32 = 64;
 /// How often the pages of one request are loaded: they may be evicted before it is seated.
 const MOST_TRIES: u32 = 3;
 
@@ -63,25 +65,33 @@ impl Scheduler {
             }
         }
         let mut found = Vec::new();
-        let (epoch, mut at) = (self.pool.epoch(), None);
-        while found.len() + self.fetches.len() < MOST_FETCHES
+        let (epoch, mut at, mut scanned) = (self.pool.epoch(), None, 0);
+        while scanned < MOST_SCANNED
+            && !self.fetches_are_many()
             && let Some((rank, key)) = self.queue.after(at)
         {
             at = Some(rank);
+            scanned += 1;
             if self.is_fetching(key) || self.prefix_is_coming(key) {
                 continue;
             }
             let sequence = &mut self.sequences[key];
             let again = sequence.cold.looked_up.replace(epoch) != Some(epoch);
-            // Those further back wait for the first ones.
-            if !again {
-                break;
-            }
-            if !sequence.needs_every_token() && sequence.cold.fetches < MOST_TRIES {
+            if again && !sequence.needs_every_token() && sequence.cold.fetches < MOST_TRIES {
                 found.push(key);
             }
         }
         found
+    }
+
+    /// Whether no more requests may have their pages loaded now.
+    pub(crate) fn fetches_are_many(&self) -> bool {
+        self.fetches.len() >= MOST_FETCHES
+    }
+
+    /// The store was not asked for this request after all: it waits until it is.
+    pub(crate) fn ask_later(&mut self, key: Key) {
+        self.sequences[key].cold.looked_up = None;
     }
 
     /// The names of the pages of a waiting request's prefix that the tree does not have.
@@ -177,8 +187,14 @@ impl Scheduler {
         sequence.is_some_and(|found| found.cold.arrival == arrival && found.seated().is_none())
     }
 
+    /// Whether a request has to wait for its pages, or until the store was asked for them.
+    pub(super) fn awaits_pages(&self, key: Key) -> bool {
+        let unasked = self.sequences[key].cold.looked_up.is_none();
+        (self.reports.store && self.config.prefix_cache && unasked) || self.is_fetching(key)
+    }
+
     /// Whether pages of this request are being loaded.
-    pub(super) fn is_fetching(&self, key: Key) -> bool {
+    fn is_fetching(&self, key: Key) -> bool {
         let of = |fetch: &Fetch| {
             fetch.key == key && fetch.left > 0 && fetch.arrival == self.sequences[key].cold.arrival
         };
