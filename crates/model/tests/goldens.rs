@@ -334,11 +334,9 @@ fn gguf_files_give_the_same_logits() {
             check_loaded(case, loaded, &[17, 1, 1, 14, 7], EXACT);
         }
     }
-    assert_eq!(
-        families,
-        model::families::names().collect(),
-        "every family with tensors of its own"
-    );
+    let encoders: BTreeSet<_> = model::families::encoders().collect();
+    let decoders = model::families::names().filter(|name| !encoders.contains(name));
+    assert_eq!(families, decoders.collect(), "every family with tensors of its own");
 }
 
 #[test]

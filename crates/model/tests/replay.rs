@@ -73,6 +73,8 @@ fn every_family_replays_what_its_plan_says() {
         let cases = models::cases();
         let families: BTreeSet<_> =
             cases.iter().map(|case| sweep(&models::folder().join(case), device)).collect();
-        assert_eq!(families, model::families::names().collect());
+        let encoders: BTreeSet<_> = model::families::encoders().collect();
+        let decoders = model::families::names().filter(|name| !encoders.contains(name));
+        assert_eq!(families, decoders.collect());
     }
 }
