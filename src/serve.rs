@@ -153,6 +153,10 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let engine = EngineConfig { prefix_seed, target_gap, cache_events, ..loaded.engine_config() };
     let info = about(&loaded);
     let model = model(args, &mut loaded);
+    if !model.generates && config.limits.inflight == Limits::default().inflight {
+        // One call may have as many texts as are allowed, each of which takes a few milliseconds.
+        config.limits.inflight = 2 * config.limits.inputs;
+    }
     let backend = Serving::new(loaded.executor, engine, info);
     let name = model.name.clone();
     server::serve(config, reserved, link::once(backend), model, |address| {

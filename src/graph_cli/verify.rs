@@ -66,7 +66,7 @@ pub(crate) fn verify(
         let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
         Buckets::generate(&spec, phase, max, None).map_err(|error| bad_input(error.to_string()))
     };
-    let sweep = Sweep {
+    let mut sweep = Sweep {
         backends: backends(args.backend.as_deref())?,
         decode: list(&args.buckets_decode, Phase::Decode, args.model.max_batch)?,
         prefill: list(&args.buckets_prefill, Phase::Prefill, args.model.max_tokens)?,
@@ -77,6 +77,9 @@ pub(crate) fn verify(
     let model = &args.model;
     let program = source.program(&model.model, &model.load_format, &target)?;
     let limits = small_limits(&sweep, model, &program);
+    if !program.phases.contains(&Phase::Decode) {
+        sweep.decode.sizes.clear();
+    }
     let keys: Vec<_> =
         [&sweep.decode, &sweep.prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
     let mut layout = Layout::new(&program, &target, limits, &keys)?;

@@ -60,7 +60,7 @@ def rerank():
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
         body = {"model": MODEL, "query": QUERY, "documents": TEXTS[::-1], "top_n": 2, "return_documents": True}
         made = requests.post(URL + path, json=body, timeout=60).json()["results"]
-        assert [one["index"] for one in made][0] == 2 and made[0]["document"] == TEXTS[0], made
+        assert [one["index"] for one in made][0] == 2 and made[0]["document"]["text"] == TEXTS[0], made
     pairs = {"model": MODEL, "text_1": QUERY, "text_2": TEXTS}
     scores = [one["score"] for one in requests.post(V1 + "/score", json=pairs, timeout=60).json()["data"]]
     assert max(scores) == scores[0], scores

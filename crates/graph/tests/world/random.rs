@@ -106,6 +106,7 @@ impl Maker {
         let name = self.name("act");
         let act = if self.rng.once_in(3) { Activation::GeluTanh } else { Activation::Silu };
         let m = b.gate_mul(&name, g, act);
+        let m = self.maybe_activate(b, m);
         let d = self.linear(b, m, hidden, inner, false);
         let d = self.maybe_scale(b, d);
         if self.rng.once_in(6) {
@@ -114,6 +115,14 @@ impl Maker {
             return b.add_gated(&name, x, d, h, w);
         }
         if self.rng.once_in(4) { d } else { self.add(b, x, d) }
+    }
+
+    fn maybe_activate(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+        if !self.rng.once_in(6) {
+            return x;
+        }
+        let name = self.name("function");
+        b.activate(&name, x, Activation::Gelu)
     }
 
     /// Norms of all heads of q, and of k, inside the joined matrix.

@@ -23,6 +23,7 @@ mod ollama;
 mod page;
 mod responses;
 mod routes;
+mod score;
 mod streams;
 mod thinking;
 mod tools;

@@ -2,7 +2,7 @@
 
 use super::convert::{Pairs, pairs, scores, single};
 use super::types::{
-    Classified, ClassifyRequest, ClassifyResponse, Ranked, RerankRequest, RerankResponse,
+    Classified, ClassifyRequest, ClassifyResponse, Document, Ranked, RerankRequest, RerankResponse,
     ScoreRequest, ScoreResponse, Scored,
 };
 use super::validate;
@@ -48,7 +48,7 @@ pub(crate) async fn rerank(
         .map(|((index, relevance_score), document)| Ranked {
             index,
             relevance_score,
-            document: shown.then_some(document),
+            document: shown.then(|| Document::Object { text: document.text().to_owned() }),
         })
         .collect();
     // Equal scores keep the order of the request.
