@@ -125,8 +125,9 @@ class Asynchronous(unittest.IsolatedAsyncioTestCase):
         engine = AsyncLLM(llm)
 
         async def endless():
-            async for _ in engine.generate("a", LONG):
-                pass
+            while True:
+                async for _ in engine.generate("a", LONG):
+                    pass
 
         task = asyncio.create_task(endless())
         await asyncio.sleep(0.02)
