@@ -64,9 +64,10 @@ mod tests {
     ];
     /// Flags for which every number of their type has a meaning, or that are checked together with
     /// the model's settings.
-    const LARGE: [&str; 11] = [
+    const LARGE: [&str; 12] = [
         "frequency-penalty",
         "kv-cache",
+        "kv-host-memory",
         "max-tokens",
         "min-p",
         "min-tokens",

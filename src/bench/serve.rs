@@ -52,7 +52,7 @@ pub(crate) struct ServeArgs {
     preset: Option<Preset>,
     /// Prompts are random token ids below N, exactly as long as drawn, on /v1/completions
     #[arg(long, value_name = "N", conflicts_with = "prompts")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     token_ids: Option<u32>,
     /// Requests to measure
     #[arg(long, short = 'n', default_value_t = 200)]

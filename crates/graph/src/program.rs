@@ -336,9 +336,9 @@ impl Program {
 
     /// The width of the vectors that it publishes, if it samples nothing.
     pub fn publishes(&self) -> Option<u32> {
-        self.steps.iter().find_map(|step| match &step.op {
-            ProgramOp::Publish(publish) => Some(self.value(publish.vectors).cols),
-            _ => None,
+        self.steps.iter().find_map(|step| {
+            let ProgramOp::Publish(publish) = &step.op else { return None };
+            Some(self.value(publish.vectors).cols)
         })
     }
 
