@@ -1,7 +1,7 @@
 //! The engine for programs in other languages: a model that is loaded once, on a thread of its own, and answers
 //! calls from any number of threads. The Python package is made of this.
 //!
-//! Options are those of the command line, as its flags. Requests come as JSON ([`ask`]), because that is what
+//! Options are those of the command line, as its flags. Requests come as JSON (`ask`), because that is what
 //! every language can write; replies are plain structs.
 
 mod ask;

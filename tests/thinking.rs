@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::OnceLock;
 
 const OPEN: usize = 128;
 const CLOSE: usize = 129;
@@ -56,7 +57,13 @@ fn weights(file: &Path) -> Vec<u8> {
     bytes
 }
 
-fn model() -> PathBuf {
+/// The model's folder, written once: both tests use it at the same time.
+fn model() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(write_model)
+}
+
+fn write_model() -> PathBuf {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/model/tests/goldens/qwen3");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("thinker");
     fs::create_dir_all(&folder).unwrap();
@@ -161,7 +168,7 @@ fn a_budget_ends_the_reasoning_and_the_answer_follows() {
     let mut before = None;
     // One step per launch, and several.
     for steps in ["1", "4"] {
-        let server = Server::start(&folder, &["--graph-steps", steps]);
+        let server = Server::start(folder, &["--graph-steps", steps]);
         let free = server.json(CHAT, &chat(json!({"thinking_token_budget": null})));
         assert_eq!(reasoning_tokens(&free), 40, "without a budget it never ends: {free}");
 
@@ -206,7 +213,7 @@ fn a_budget_ends_the_reasoning_and_the_answer_follows() {
 
 #[test]
 fn anthropics_budget() {
-    let server = Server::start(&model(), &[]);
+    let server = Server::start(model(), &[]);
     let body = json!({
         "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1040, "temperature": 0,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
