@@ -245,8 +245,9 @@ fn vocabularies_must_fit_together() {
     let json = |text: &str| Tokenizer::from_json(Path::new("tokenizer.json"), text.as_bytes());
     refused(
         json(r#"{"model":{"type":"Unigram","vocab":[["a",0.0]]}}"#),
-        "Unigram is not supported",
+        "model.unk_id: found none",
     );
+    refused(json(r#"{"model":{"type":"Forest","vocab":{"a":0}}}"#), "Forest is not supported");
     refused(json(r#"{"model":{"vocab":{"a":4294967295}}}"#), "token id");
     refused(json(r#"{"model":{"vocab":{"a":0},"merges":[["a","a"]]}}"#), "merge 0");
     refused(json(r#"{"model":{"vocab":{"a":0},"merges":["a"]}}"#), "tokenizer");
@@ -255,7 +256,7 @@ fn vocabularies_must_fit_together() {
         json(
             r#"{"normalizer":{"type":"Precompiled","precompiled_charsmap":"AAAA"},"model":{"vocab":{"a":0}}}"#,
         ),
-        "Precompiled",
+        "precompiled_charsmap",
     );
     let added = r#"{"added_tokens":[{"id":7,"content":"b","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"model":{"vocab":{"a":0}}}"#;
     refused(json(added), "id of added token b");

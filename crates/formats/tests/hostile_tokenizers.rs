@@ -165,8 +165,8 @@ fn files_and_texts_are_held_to_time_and_memory() {
         "hi",
         much,
     );
-    let content = "x".repeat(300_000);
-    refused("a long step", &normaliser(&[each(&content)]), "hi", "at most 262144 bytes");
+    let content = "x".repeat(600_000);
+    refused("a long step", &normaliser(&[each(&content)]), "hi", "at most 524288 bytes");
 
     // Expressions.
     let split = |pattern: &str| {
@@ -193,7 +193,7 @@ fn files_and_texts_are_held_to_time_and_memory() {
         format!("{{\"{field}\":{zeros},\"model\":{{\"vocab\":{{\"a\":0}}}}}}").into_bytes()
     };
     for field in ["normalizer", "pre_tokenizer", "post_processor", "decoder"] {
-        refused(&format!("a long {field}"), &raw(field), "hi", "at most 262144 bytes");
+        refused(&format!("a long {field}"), &raw(field), "hi", "at most 524288 bytes");
     }
     refused("long added tokens", &raw("added_tokens"), "hi", "tokenizer");
     let deep = format!("{{\"normalizer\":{}", "[".repeat(1_000_000));

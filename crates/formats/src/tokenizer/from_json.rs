@@ -250,7 +250,9 @@ impl ModelFields {
                 Ok(Model::WordPiece(WordPiece::new(path, vocab, unknown, mark, most)?))
             }
             (None | Some("Unigram"), Vocab::Scores(vocab)) => {
-                let unknown = self.unk_id.unwrap_or(usize::MAX);
+                let missing =
+                    || Error::invalid(path, 0, "model.unk_id", "none", "the id of a token");
+                let unknown = self.unk_id.ok_or_else(missing)?;
                 Ok(Model::Unigram(Unigram::new(path, &vocab, unknown, self.byte_fallback)?))
             }
             (Some("BPE" | "WordPiece" | "Unigram"), _) => {
