@@ -15,7 +15,7 @@ use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::{Kernel, code};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::ops::prologue::cuda::layout;
-use crate::{Region, Result, StepState};
+use crate::{Region, Result, Span, StepState};
 use serde::{Deserialize, Serialize};
 
 /// Ends a step: gives the host a vector of each row, advances the seats, publishes to the ring.
@@ -52,7 +52,12 @@ impl Contract for Publish {
         })?;
         let bytes = u64::from(self.vectors.rows) * u64::from(self.vectors.cols) * 4;
         let fits = self.state.vectors.is_some_and(|places| {
-            places.iter().all(|span| span.region == Region::HostMapped && span.len >= bytes)
+            let right = |span: &Span| {
+                span.region == Region::HostMapped
+                    && span.len >= bytes
+                    && span.offset.is_multiple_of(4)
+            };
+            places.iter().all(right)
         });
         require(fits, Self::NAME, || format!("no place for vectors of {bytes} bytes"))
     }

@@ -3,10 +3,11 @@
 use crate::bed::{Bed, config, model};
 use mock::MockConfig;
 use serde_json::{Value, json};
-use server::Limits;
+use server::{Limits, Model};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// Limits whose tests need more than one request, with the names of those tests.
 const ELSEWHERE: [(&str, &str); 20] = [
@@ -70,6 +71,14 @@ fn cases() -> Vec<(&'static str, u64, &'static str, Value, Value, u16)> {
         ("json_values", 20, COMPLETIONS, list(10), list(20), 400),
         ("json_depth", 3, CHAT, chat(json!({"x": [1]})), chat(json!({"x": [[[1]]]})), 400),
         ("batch", 3, COMPLETIONS, list(3), list(4), 400),
+        (
+            "inputs",
+            2,
+            EMBEDDINGS,
+            json!({"input": ["a", "b"]}),
+            json!({"input": ["a", "b", "c"]}),
+            400,
+        ),
         ("choices", 3, COMPLETIONS, complete(json!({"n": 3})), complete(json!({"n": 4})), 400),
         (
             "sequences",
@@ -172,7 +181,8 @@ async fn every_limit_is_enforced() {
     for (name, value, path, within, beyond, status) in cases() {
         let mut config = config();
         config.limits.set(name, value).unwrap();
-        let bed = Bed::with(config, MockConfig::default(), model()).await;
+        let mock = MockConfig { embedding: 8, ..MockConfig::default() };
+        let bed = Bed::with(config, mock, Model { embedding: Some(8), ..model() }).await;
         let (found, answer) = bed.post(path, &within).await;
         assert_eq!(found, 200, "{name}={value}: {within} → {answer}");
         let error = bed.error(path, &beyond, status).await;

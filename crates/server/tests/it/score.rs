@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use server::{Model, Scorer};
 
 fn mock(width: usize) -> MockConfig {
-    MockConfig { embedding: width, ..MockConfig::default() }
+    // The mock keeps a token for an answer, which these models do not have.
+    MockConfig { embedding: width, context: 8193, ..MockConfig::default() }
 }
 
 /// A server whose model makes vectors of `width` numbers.
