@@ -20,8 +20,17 @@ short = dacapo.SamplingParams(temperature=0, max_tokens=4)
 
 
 def start(program, **options):
+    def hear_interrupts():
+        # A shell that starts these tests in the background lets its children ignore them.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     return subprocess.Popen(
-        [sys.executable, "-c", LOAD + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        [sys.executable, "-c", LOAD + program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+        **options,
     )
 
 
