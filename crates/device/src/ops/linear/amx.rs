@@ -23,20 +23,26 @@ pub(super) fn own_bytes(cols: usize) -> usize {
     blocks * (BLOCK + 2 * 64) + DOTS + 64
 }
 
-/// The shapes of the tile registers: results 0 and 3, activations 1 and 4, weights 2 and 5.
+/// The shapes of the tile registers, as the processor reads them.
 #[repr(C, align(64))]
-struct Config {
+pub(super) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
     /// Bytes per row.
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
+    pub(super) row_bytes: [u16; 16],
+    pub(super) rows: [u8; 16],
 }
 
-static CONFIG: Config = {
-    let mut config =
+impl Config {
+    /// No tile has any rows.
+    pub(super) const EMPTY: Config =
         Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+}
+
+/// Results are 0 and 3, activations 1 and 4, weights 2 and 5.
+static CONFIG: Config = {
+    let mut config = Config::EMPTY;
     let mut i = 0;
     while i < 6 {
         config.row_bytes[i] = if i % 3 == 1 { COLS as u16 } else { 64 };

@@ -3,6 +3,7 @@
 //! Products of bf16 are exact in f32, in which tiles add them. Weights in bf16 need three products.
 #![cfg(target_arch = "x86_64")]
 
+use super::amx::Config;
 use super::finish::Finish;
 use crate::DType;
 use crate::cpu::view::Matrix;
@@ -53,19 +54,9 @@ pub(super) fn own_bytes(w: &Matrix) -> usize {
     4 * BYTES + PARTS * BYTES + group(w) * blocks(w.cols) * parts(w.dtype) * BYTES
 }
 
-/// The shapes of the tile registers: all are whole.
-#[repr(C, align(64))]
-struct Config {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
+/// All tiles are whole.
 static CONFIG: Config = {
-    let mut config =
-        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut config = Config::EMPTY;
     let mut i = 0;
     while i < 8 {
         (config.row_bytes[i], config.rows[i]) = (64, TILE as u8);
