@@ -193,6 +193,8 @@ struct Flops {
     token: u64,
     row: u64,
     pair: u64,
+    /// Whether tokens also attend to those after them.
+    both_ways: bool,
 }
 
 impl Flops {
@@ -200,8 +202,11 @@ impl Flops {
         let program = &loaded.program;
         let shape = program.shape;
         let pair = 2 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
-        let mut flops = Flops { token: 0, row: 0, pair };
+        let mut flops = Flops { token: 0, row: 0, pair, both_ways: false };
         for step in &program.steps {
+            if let ProgramOp::Attention(attention) = &step.op {
+                flops.both_ways |= !attention.causal;
+            }
             if let ProgramOp::Linear(linear) = &step.op {
                 let w = program.weight(linear.w);
                 let once = u64::from(w.rows) * u64::from(w.cols);
@@ -217,7 +222,8 @@ impl Flops {
     fn of_step(&self, rows: &[(u32, u32)]) -> f64 {
         let of_row = |&(tokens, context): &(u32, u32)| {
             let (tokens, context) = (u64::from(tokens), u64::from(context));
-            let pairs = tokens * context + tokens * (tokens + 1) / 2;
+            let own = if self.both_ways { tokens * tokens } else { tokens * (tokens + 1) / 2 };
+            let pairs = tokens * context + own;
             2 * (self.token * tokens + self.row + self.pair * pairs)
         };
         rows.iter().map(of_row).sum::<u64>() as f64

@@ -54,7 +54,7 @@ fn bundled_shapes_are_the_published_ones() {
     let shapes: Vec<_> = ModelConfig::bundled_names()
         .map(|name| {
             let c = ModelConfig::bundled(name).unwrap();
-            assert_eq!(c.dtype, DType::BF16);
+            assert_eq!(c.dtype, if name == "bert-base" { DType::F32 } else { DType::BF16 });
             (name, c.layers, c.hidden, c.intermediate, c.q_heads, c.kv_heads, c.head_dim, c.tied)
         })
         .collect();
@@ -69,6 +69,8 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
             ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, false),
+            ("bert-base", 12, 768, 3072, 12, 12, 64, false),
+            ("qwen3-embedding-0.6b", 28, 1024, 3072, 16, 8, 128, true),
         ]
     );
     let qwen = ModelConfig::bundled("qwen3-8b").unwrap();

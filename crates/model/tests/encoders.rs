@@ -1,7 +1,7 @@
 //! Vectors and scores of every family that makes them, and of decoders used so, against `transformers` (CPU, float32); the
 //! checkpoints and the expected numbers under `encoders/` come from `tools/make_encoder_goldens.py`.
 
-use device::{Device, DeviceChoice};
+use device::{Device, DeviceChoice, DeviceKind};
 use engine::Engine;
 use engine::request::{Embed, Event, Output, Pooling, Reject, Request, RequestId, Sampling};
 use formats::checkpoint::Checkpoint;
@@ -12,6 +12,8 @@ use std::path::PathBuf;
 
 /// The float32 error after a few layers, for any order of summation.
 const EXACT: f32 = 1e-4;
+/// The error of bf16 after a few layers, relative to the largest number.
+const BF16: f32 = 0.05;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/encoders")
@@ -55,8 +57,22 @@ fn golden(case: &str) -> Golden {
     Golden { texts: cut(words("tokens")), kinds: cut(words("kinds")), vectors }
 }
 
-fn load(case: &str, graphs: Given, precision: Option<Precision>) -> (GraphExecutor, Task, usize) {
-    let device = Device::open(DeviceChoice::Cpu).unwrap().0;
+fn cpu() -> Device {
+    Device::open(DeviceChoice::Cpu).unwrap().0
+}
+
+fn devices() -> Vec<Device> {
+    let gpu =
+        Device::open(DeviceChoice::Cuda(0)).inspect_err(|reason| println!("skipped: {reason}"));
+    [cpu()].into_iter().chain(gpu.ok().map(|(device, _)| device)).collect()
+}
+
+fn load(
+    device: &Device,
+    case: &str,
+    graphs: Given,
+    precision: Option<Precision>,
+) -> (GraphExecutor, Task, usize) {
     let options = LoadOptions {
         max_batch: 4,
         max_context: 64,
@@ -66,7 +82,7 @@ fn load(case: &str, graphs: Given, precision: Option<Precision>) -> (GraphExecut
         ..LoadOptions::default()
     };
     let source = ModelSource::Checkpoint(folder().join(case));
-    let loaded = load_executor(&source, &device, &options, &|_| {}).unwrap();
+    let loaded = load_executor(&source, device, &options, &|_| {}).unwrap();
     (loaded.executor, loaded.config.task, loaded.config.vocab)
 }
 
@@ -104,13 +120,17 @@ fn prompts(golden: &Golden, vocab: usize) -> Vec<Vec<u32>> {
     golden.texts.iter().zip(&golden.kinds).map(kinds).collect()
 }
 
-fn check(case: &str, graphs: Given, precision: Option<Precision>) {
-    let (golden, (executor, _, vocab)) = (golden(case), load(case, graphs, precision));
+/// Compares vectors with the expected ones; a GPU without a precision computes in bf16.
+fn check(device: &Device, case: &str, graphs: Given, precision: Option<Precision>) {
+    let (golden, (executor, _, vocab)) = (golden(case), load(device, case, graphs, precision));
+    let exact = precision.is_some() || device.kind() == DeviceKind::Cpu;
     let made = vectors(executor, prompts(&golden, vocab));
     for (index, (ours, theirs)) in made.iter().zip(&golden.vectors).enumerate() {
         assert_eq!(ours.len(), theirs.len(), "{case}");
         let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst <= EXACT, "{case}: text {index}: vectors differ by {worst}");
+        let size = theirs.iter().map(|x| x.abs()).fold(0.0, f32::max);
+        let allowed = if exact { EXACT } else { BF16 * size.max(1.0) };
+        assert!(worst <= allowed, "{case}: text {index}: vectors differ by {worst} of {size}");
     }
 }
 
@@ -118,8 +138,10 @@ fn check(case: &str, graphs: Given, precision: Option<Precision>) {
 fn vectors_are_those_of_transformers() {
     let mut families = BTreeSet::new();
     for case in cases() {
-        check(&case, Given::default(), Some(Precision::EXACT));
-        check(&case, Given::default(), None);
+        for device in &devices() {
+            check(device, &case, Given::default(), Some(Precision::EXACT));
+            check(device, &case, Given::default(), None);
+        }
         let config = model::ModelConfig::from_folder(&folder().join(&case)).unwrap();
         families.insert(config.family);
     }
@@ -134,16 +156,19 @@ fn replays_are_their_plans() {
     for case in cases() {
         let mut graphs = Given::default();
         graphs.flags.insert("graph-debug".into(), "verify".into());
-        check(&case, graphs, None);
+        for device in &devices() {
+            check(device, &case, graphs.clone(), None);
+        }
     }
 }
 
 #[test]
 fn a_text_does_not_depend_on_the_others_of_its_step() {
     let golden = golden("modernbert");
-    let all = vectors(load("modernbert", Given::default(), None).0, golden.texts.clone());
+    let all = vectors(load(&cpu(), "modernbert", Given::default(), None).0, golden.texts.clone());
     for (text, together) in golden.texts.iter().zip(all) {
-        let alone = vectors(load("modernbert", Given::default(), None).0, vec![text.clone()]);
+        let alone =
+            vectors(load(&cpu(), "modernbert", Given::default(), None).0, vec![text.clone()]);
         let worst = alone[0].iter().zip(&together).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst <= 1e-6, "{worst}");
     }
@@ -151,7 +176,7 @@ fn a_text_does_not_depend_on_the_others_of_its_step() {
 
 #[test]
 fn what_such_a_model_cannot_do_is_refused() {
-    let (executor, ..) = load("bert", Given::default(), None);
+    let (executor, ..) = load(&cpu(), "bert", Given::default(), None);
     let mut engine = Engine::new(executor, engine::EngineConfig::default());
     let generate = Request::new(RequestId(1), vec![5, 6], Sampling::default());
     let long = request(2, vec![5; 65]);

@@ -8,6 +8,7 @@ use super::library;
 use crate::arena::ArenaInner;
 use crate::{DType, Error, Result, Tensor};
 use cudarc::cublaslt::sys as lt;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
 use std::collections::{HashMap, hash_map::Entry};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -18,6 +19,7 @@ struct Shape {
     /// rows, n, k and the four strides.
     sizes: [u32; 7],
     dtypes: [DType; 4],
+    bias: bool,
     residual: bool,
     workspace: u64,
 }
@@ -120,6 +122,9 @@ impl Gemms {
             arena.check("gemm", tensor.span)?;
             Ok(arena.address(tensor.span) as *mut c_void)
         };
+        if let Some(bias) = &gemm.bias {
+            layouts.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address(bias)?)?;
+        }
         let (x, w, y) = (address(&gemm.x)?, address(&gemm.w)?, address(&gemm.y)?);
         let c = gemm.residual.as_ref().map_or(Ok(y), address)?;
         let scratch = match gemm.workspace {
@@ -174,6 +179,7 @@ fn shape(gemm: &Gemm) -> Shape {
     Shape {
         sizes: [x.rows, w.rows, x.cols, x.stride, w.stride, c.stride, y.stride],
         dtypes: [x.dtype, w.dtype, c.dtype, y.dtype],
+        bias: gemm.bias.is_some(),
         residual: residual.is_some(),
         workspace: workspace(gemm),
     }
@@ -223,11 +229,6 @@ impl<'a> Layouts<'a> {
             // SAFETY: writes one handle.
             unsafe { api.cublasLtMatmulDescCreate(handle, compute, scale) }
         })?;
-        let transposed: u32 = 1; // CUBLAS_OP_T, which the bindings lack.
-        let which = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        let value = std::ptr::from_ref(&transposed).cast();
-        // SAFETY: the attribute is a 32-bit enum.
-        unsafe { api.cublasLtMatmulDescSetAttribute(desc.raw, which, value, 4) }?;
         let layout = |tensor: &Tensor| {
             let dtype = dtype(tensor.dtype)?;
             let (rows, cols) = (tensor.cols.into(), tensor.rows.into());
@@ -239,7 +240,22 @@ impl<'a> Layouts<'a> {
             })
         };
         let c = layout(gemm.residual.as_ref().unwrap_or(&gemm.y))?;
-        Ok(Layouts { desc, w: layout(&gemm.w)?, x: layout(&gemm.x)?, c, y: layout(&gemm.y)? })
+        let (w, x, y) = (layout(&gemm.w)?, layout(&gemm.x)?, layout(&gemm.y)?);
+        let layouts = Layouts { desc, w, x, c, y };
+        // CUBLAS_OP_T, which the bindings lack.
+        layouts.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, 1_u32)?;
+        if gemm.bias.is_some() {
+            let adds = lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            layouts.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, adds)?;
+        }
+        Ok(layouts)
+    }
+
+    /// Sets an attribute of the GEMM whose type is `T`.
+    fn set<T>(&self, which: Attribute, value: T) -> Result<()> {
+        let (desc, value) = (&self.desc, std::ptr::from_ref(&value).cast());
+        // SAFETY: the value lives, and callers pass what the attribute is: a 32-bit enum or an address.
+        unsafe { desc.api.cublasLtMatmulDescSetAttribute(desc.raw, which, value, size_of::<T>()) }
     }
 }
 

@@ -79,6 +79,8 @@ pub struct Gemm {
     pub x: crate::Tensor,
     /// n × k.
     pub w: crate::Tensor,
+    /// n elements added to each row, if given; of y's format.
+    pub bias: Option<crate::Tensor>,
     /// Added, if given (may be y).
     pub residual: Option<crate::Tensor>,
     /// rows × n.

@@ -7,7 +7,7 @@
 //! span must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
-use crate::op::{Fused, FusedKernel, LinearChain, NormHandoff};
+use crate::op::{Activation, Fused, FusedKernel, LinearChain, NormHandoff};
 use crate::ops::fused::layers::Layers;
 use crate::variant::Pick;
 use crate::{DType, Error, Node, Op, Result, Span, Tensor};
@@ -104,6 +104,14 @@ impl Kernel {
     pub(crate) fn define(mut self, name: &str, value: impl std::fmt::Display) -> Kernel {
         self.0.kernel.defines.push((name.into(), value.to_string()));
         self
+    }
+
+    /// What the kernel of a linear applies to its sums.
+    pub(crate) fn after(self, act: Option<Activation>) -> Kernel {
+        match act {
+            Some(act) => self.define("AFTER", act.code()),
+            None => self,
+        }
     }
 
     /// Several shape constants.

@@ -145,7 +145,7 @@ fn library_products_equal_sums_by_hand() {
             values
         };
         let (xs, ws, ys) = (fill(&x), fill(&w), fill(&y));
-        let gemm = Gemm { x, w, residual: residual.then_some(y), y, workspace };
+        let gemm = Gemm { x, w, bias: None, residual: residual.then_some(y), y, workspace };
         let steps = [Step::Work(vec![Lowered::Gemm(gemm)])];
         let graph = record(cuda(&device), &arena, &steps, true).expect("it records");
         graph.replay().expect("it replays");

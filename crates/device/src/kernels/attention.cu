@@ -199,12 +199,12 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         if (block >= q_len) return;
         first_token = start + block;
         tokens = min(q_len - block, (u32)Q_TOKENS);
-    } else if (!ROPE) {
+    } else if (!ROPE && !ONES) {
         wait_for_predecessor();
     }
     if (ONES) {
         first_token = q_start[r];
-        if (q_start[r + 1] - first_token != 1) return;
+        if (q_start[r + 1] - first_token != 1) return wait_for_predecessor();
     }
     Row row;
     // With ROPE this is before the wait: read from L2, where the prologue wrote them.
@@ -230,6 +230,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
                 store1<YT>(out, (u64)r * out_stride + head * (G * D) + i, 0.0f);
         }
+        if (ONES) wait_for_predecessor();
         return;
     }
     // The position of the item's first token; column c is token c / G, head c % G.
@@ -286,7 +287,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             const u32 c = i / (D / 8), at = i % (D / 8), t = c / G;
             uint4 v = make_uint4(0, 0, 0, 0);
             if (c < COLUMNS && t < tokens)
-                v = *(const uint4*)((const u16*)qkv + (u64)(first_token + t) * q_stride + (head * G + c % G) * D + at * 8);
+                v = __ldcg((const uint4*)((const u16*)qkv + (u64)(first_token + t) * q_stride + (head * G + c % G) * D + at * 8));
             *(uint4*)&queries[c][at * 8] = NARROW ? to_half<TYPE>(v) : v;
         }
     __syncthreads();
@@ -484,6 +485,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             leave(i, top, weight, sum);
         }
     }
+    // The kernel beside this one is done, too, when this one is.
+    if (ONES) wait_for_predecessor();
     if (alone) return;
     // The barrier orders the block's stores before thread 0's release.
     __syncthreads();

@@ -1,4 +1,4 @@
-// Paged causal attention for rows of many tokens on Hopper. One block per multiprocessor works through a list of
+// Paged attention, causal or both ways, for rows of many tokens on Hopper. One block per multiprocessor works through a list of
 // items (a row's next Q_TOKENS tokens with all G query heads of one KV head: up to 128 packed rows), longest first.
 // Every block computes the same list from the step's tables, so the grid never depends on the rows. One warp copies q
 // and pages (KV tokens per tile, last tile first). Of two warpgroups of 64 packed rows one runs MMA while the other
@@ -10,7 +10,7 @@
 // are computed again, and the sums so far are rescaled.
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
-// (capacity of the list), WINDOW (0: none), LAST (1: only blocks with a row's last token), ONES (0: rows of one token
+// (capacity of the list), WINDOW (0: none), CAUSAL, LAST (1: only blocks with a row's last token), ONES (0: rows of one token
 // belong to another kernel), TYPE (of q and pages), KT if pages have another type (pages.cuh), YT. With pages in e4m3 KV is
 // at most 128, the second argument is the address of the pages, and RAW tiles of bytes lie after the ring.
 #include "pages.cuh"
@@ -97,9 +97,11 @@ struct Rows {
 };
 
 // Tiles of KV that a block of tokens needs: [begin, end).
-DEVICE void tiles_of(u32 position, u32 tokens, u32& begin, u32& end) {
+DEVICE void tiles_of(u32 position, u32 tokens, u32 length, u32& begin, u32& end) {
+    // One past the last position that any of the tokens sees.
+    const u32 seen = CAUSAL ? position + tokens : WINDOW ? min(length, position + tokens - 1 + WINDOW) : length;
     begin = WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / KV : 0;
-    end = (position + tokens + KV - 1) / KV;
+    end = (seen + KV - 1) / KV;
 }
 
 // Every block computes the same list: blocks of tokens sorted by their tiles, most first, equal ones in order.
@@ -126,7 +128,7 @@ DEVICE void make_list(Shared& s, const Rows& t, u32 rows, u32 slots) {
             for (u32 b = lane; b * Q_TOKENS < q_len; b += 32) {
                 if (LAST && (b + 1) * Q_TOKENS < q_len) continue;
                 u32 begin, end;
-                tiles_of(length - q_len + b * Q_TOKENS, min(q_len - b * Q_TOKENS, (u32)Q_TOKENS), begin, end);
+                tiles_of(length - q_len + b * Q_TOKENS, min(q_len - b * Q_TOKENS, (u32)Q_TOKENS), length, begin, end);
                 const u32 bin = BINS - 1 - min((end - begin) / shrink, BINS - 1u);
                 s.list[slot + b] = (chunk + i) << 16 | b;
                 s.bin[slot + b] = (u8)bin;
@@ -185,7 +187,7 @@ DEVICE bool find_item(Item& item, const Shared& s, const u32* list, const Rows& 
     item.tokens = min(q_len - b, (u32)Q_TOKENS);
     item.length = t.kv_len[r];
     item.position = item.length - q_len + b;
-    tiles_of(item.position, item.tokens, item.begin, item.end);
+    tiles_of(item.position, item.tokens, item.length, item.begin, item.end);
     return true;
 }
 
@@ -267,18 +269,18 @@ DEVICE void raise(float (&s)[KV / 2], const float (&shift)[2], float (&sum)[2], 
 // The same for a tile that must be masked or whose maxima must be known: references grow to the maxima. Earlier sums
 // must be multiplied by `scale`.
 DEVICE void weigh(float (&s)[KV / 2], float (&top)[2], float (&shift)[2], float (&total)[2], float (&scale)[2], bool masked,
-                  const int (&limit)[2], u32 tile, float factor) {
+                  const int (&place)[2], const int (&limit)[2], u32 tile, float factor) {
     if (masked) {
         const int column = tile * KV + 2 * (threadIdx.x % 4);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int most = limit[half] - column;
+            const int here = place[half] - column, most = limit[half] - column;
 #pragma unroll
             for (int n = 0; n < KV / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const int t = n * 8 + e;
-                    if (t > most || (WINDOW && t + (int)WINDOW <= most)) s[4 * n + 2 * half + e] = -INFINITY;
+                    if (t > most || (WINDOW && t + (int)WINDOW <= here)) s[4 * n + 2 * half + e] = -INFINITY;
                 }
         }
     }
@@ -396,11 +398,14 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
 #if NARROW
         narrow_queries(q_at, group);
 #endif
-        const int limit[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
-        const u32 first_limit = item.position + group * 64 / G, last_limit = item.position + (group * 64 + 63) / G;
+        // The last position that a token sees.
+        auto limit_of = [&](u32 at) { return CAUSAL ? at : WINDOW ? min(item.length - 1, at + WINDOW - 1) : item.length - 1; };
+        const int place[2] = {(int)(item.position + row0 / G), (int)(item.position + (row0 + 8) / G)};
+        const int limit[2] = {(int)limit_of(place[0]), (int)limit_of(place[1])};
+        const u32 first_limit = limit_of(item.position + group * 64 / G), last_place = item.position + (group * 64 + 63) / G;
         // Tiles that end before the first row's limit need no mask (unless the window starts there), and by then
         // every row has a reference.
-        auto careful = [&](u32 tile) { return tile * KV + KV > first_limit || (WINDOW && tile * KV + WINDOW <= last_limit); };
+        auto careful = [&](u32 tile) { return tile * KV + KV > first_limit || (WINDOW && tile * KV + WINDOW <= last_place); };
         float scores[KV / 2], sums[D / 2], top[2] = {-INFINITY, -INFINITY}, shift[2], total[2] = {0.0f, 0.0f}, scale[2];
         u32 weights[KV / 4];
 
@@ -415,7 +420,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
             if (NARROW || first) barrier_arrive(shared_address(&s.k_empty[k.stage]));
             k.next();
         }
-        weigh(scores, top, shift, total, scale, careful(tile), limit, tile, factor);
+        weigh(scores, top, shift, total, scale, careful(tile), place, limit, tile, factor);
 #pragma unroll
         for (int i = 0; i < KV / 4; i++) weights[i] = pack2<MT>(scores[2 * i], scores[2 * i + 1]);
         if (item.end * KV > item.length) {
@@ -461,7 +466,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
                 total[0] += sum[0], total[1] += sum[1];
             } else {
                 if (known) score_again(scores, q_at + warp * 2048, k_base + k.stage * TILE_BYTES);
-                weigh(scores, top, shift, total, scale, !known, limit, tile - 1, factor);
+                weigh(scores, top, shift, total, scale, !known, place, limit, tile - 1, factor);
 #pragma unroll
                 for (int i = 0; i < D / 2; i++) sums[i] *= scale[i / 2 % 2];
             }
@@ -525,12 +530,14 @@ attention_wgmma(const __grid_constant__ Map q_map, PAGES_PARAMETER, void* out, c
 #endif
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    let_successor_start();
+    if (ONES) let_successor_start();
     // The prologue wrote the tables, so every kernel may read them before its predecessor has ended.
     make_list(s, tables, rows, slots);
     if (threadIdx.x < 32) sort_list(s, sorted, slots);
     __syncthreads();
     wait_for_predecessor();
+    // The kernel for rows of one token runs beside this one: it does not wait for it, and starts when q and pages are there.
+    if (!ONES) let_successor_start();
     if (__shfl_sync(FULL, threadIdx.x / 128, 0) == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 " FEW ";");
 #if NARROW

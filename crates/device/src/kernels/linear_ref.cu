@@ -1,6 +1,6 @@
 // y = epilogue(norm(x) · wᵀ + bias) for any formats and shapes: a warp per output column (or gate/up
 // pair), ROWS rows at a time. Types XT, WT, NT (norm), BT (bias), RT (residual), YT; NORM, BIAS, LIVE;
-// EPILOGUE 0 store, 1 residual, 2 silu·mul, 4 gelu·mul; ALIGNED rows of x.
+// EPILOGUE 0 store, 1 residual, 2 silu·mul, 4 gelu·mul; AFTER (prelude.cuh); ALIGNED rows of x.
 #include "scaled.cuh"
 
 #define GATED (EPILOGUE == 2 || EPILOGUE == 4)
@@ -76,6 +76,7 @@ linear_ref(const void* x, const void* w, const void* bias, const void* norm, con
         if (lane == 0) {
             float v = p[0];
             if (EPILOGUE == 1) v += load1<RT>(residual, (u64)(first + r) * r_stride + column);
+            if (AFTER) v = activated<AFTER>(v);
             if (GATED) v = p[0] / (1.0f + expf(-gate_exponent<EPILOGUE>(p[0]))) * p[COLS - 1];
             store1<YT>(y, (u64)(first + r) * y_stride + column, v);
         }

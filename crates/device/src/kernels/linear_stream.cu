@@ -7,7 +7,7 @@
 // wait for the predecessor: weights are in flight across the kernel boundary, which is what makes small batches fast.
 //
 // K, N, ROWS, WARPS, STAGES, ROUNDS (tiles of the busiest block), TYPE (of x and w), NT, BT, RT, YT; NORM, BIAS,
-// EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul). K is a multiple of 64. WEIGHT: weights.cuh; e4m3 needs x in
+// EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), AFTER (prelude.cuh). K is a multiple of 64. WEIGHT: weights.cuh; e4m3 needs x in
 // bf16, N and K multiples of 128; int4 K of 256, N of 16, GROUP. There x becomes f16, because widening to f16 takes the fewest
 // instructions; sums of a chunk are scaled before they are added up.
 #include "weights.cuh"
@@ -229,7 +229,7 @@ DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before,
         if (column >= N) return;
         if (WEIGHT == FP8_CHANNEL) sum *= scales[column];
         if (BIAS) sum += load1<BT>(bias, column);
-        store1<YT>(y, (u64)row * stride + column, sum + before);
+        store1<YT>(y, (u64)row * stride + column, after(sum + before));
     }
 }
 

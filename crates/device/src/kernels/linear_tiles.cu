@@ -1,4 +1,4 @@
-// y = epilogue(x · wᵀ) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster take
+// y = epilogue(x · wᵀ + bias) for many rows on Hopper. Tiles of 128 tokens × 256 weight rows; two blocks of a cluster take
 // neighbouring tokens and the same weights, of which each copies half for both. One thread copies, two warpgroups of
 // 64 tokens run MMA, sums go from registers to memory. Blocks are persistent and take tile after tile, in bands of
 // BAND pairs of token tiles so that a band's tokens stay in L2. Only as many blocks take part as the number of rounds
@@ -11,8 +11,8 @@
 // sums. EPILOGUE 3 applies the rotation and KV write of `rope_kv.cu` to the sums: a thread has both halves of its
 // rows' heads.
 //
-// K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), RT, YT, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 3
-// rotate, 4 gelu·mul), PRODUCES, CONSUMES. N is a multiple of 8, of 16 for gates, of 256 with PRODUCES; K of 256 with CONSUMES.
+// K (a multiple of 64), N, STAGES, BAND, TYPE (of x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 3
+// rotate, 4 gelu·mul), AFTER (prelude.cuh), PRODUCES, CONSUMES. N is a multiple of 8, of 16 for gates, of 256 with PRODUCES; K of 256 with CONSUMES.
 // WEIGHT FP8_BLOCK (weights.cuh): w and x are e4m3, x as `quantize.cu` writes it with scales [K / 128][s_stride]; a chunk is
 // 128 columns, K a multiple of 128, N of 128 (256 for gates), and each chunk's sums are scaled in f32 before they are added, half a
 // tile at a time. FP8_CHANNEL: one scale for a row of w and one for a row of x, applied to the sums at the end. QUANTIZES (gates only): y is e4m3, too, and its scales, [N / 256][s_stride], are stored.
@@ -89,7 +89,7 @@ DEVICE float gate_mul_of(float gate, float up) {
 
 // The inputs and outputs of the epilogues.
 struct Memory {
-    const void* residual;
+    const void *bias, *residual;
     void* y;
     u32 r_stride, y_stride;
     // For the handoff between two linears with a norm between them.
@@ -172,7 +172,22 @@ DEVICE void scale_rows(float (&c)[WIDE / 2], const Early& e, float eps) {
     }
 }
 
+template <int T> DEVICE float2 pair_at(const void* p, u32 i) {
+    if (T == F32) return *(const float2*)((const float*)p + i);
+    const u32 v = *(const u32*)((const u16*)p + i);
+    return make_float2(low_half<T>(v), high_half<T>(v));
+}
+
 // In the functions below: this warp's rows g (`half` 0) and g + 8 (1); sums of columns 8i + 2j and + 1 from `column`.
+
+DEVICE void add_bias(float (&c)[WIDE / 2], const void* bias, u32 column) {
+#pragma unroll
+    for (int i = 0; i < WIDE / 8; i++) {
+        const u32 at = column + 8 * i + threadIdx.x % 4 * 2;
+        const float2 b = at < N ? pair_at<BT>(bias, at) : make_float2(0.0f, 0.0f);
+        c[4 * i] += b.x, c[4 * i + 1] += b.y, c[4 * i + 2] += b.x, c[4 * i + 3] += b.y;
+    }
+}
 
 DEVICE void store_gate_mul(const float (&c)[WIDE / 2], const Memory& m, u32 row0, u32 column, u32 rows) {
     const u32 j = threadIdx.x % 4;
@@ -274,7 +289,7 @@ DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u
             for (int i = 0; i < 4; i++) {
                 float a = c[4 * (4 * n + i) + 2 * half], b = c[4 * (4 * n + i) + 2 * half + 1];
                 if (EPILOGUE == 1) a += low_half<RT>(v[i]), b += high_half<RT>(v[i]);
-                v[i] = pack2<YT>(a, b);
+                v[i] = pack2<YT>(after(a), after(b));
             }
             exchange(v);
             if (row >= rows || to >= N) continue;
@@ -289,12 +304,6 @@ DEVICE void store(const float (&c)[WIDE / 2], const Early& e, const Memory& m, u
 }
 
 #if EPILOGUE == 3
-template <int T> DEVICE float2 weights_at(const void* p, u32 i) {
-    if (T == F32) return *(const float2*)((const float*)p + i);
-    const u32 v = *(const u32*)((const u16*)p + i);
-    return make_float2(low_half<T>(v), high_half<T>(v));
-}
-
 // Normalises and rotates a head of one row, of which this thread has columns 8i + 2j and + 1.
 DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[TURNS], const Memory& m, bool query) {
     const u32 j = threadIdx.x % 4;
@@ -312,8 +321,8 @@ DEVICE void turn(float* v, const float2 (&cosine)[TURNS], const float2 (&sine)[T
         float* b = v + 4 * (i + TURNS);
         if (normed) {
             const u32 at = 8 * i + 2 * j;
-            const float2 wa = query ? weights_at<QNT>(m.q_norm, at) : weights_at<KNT>(m.k_norm, at);
-            const float2 wb = query ? weights_at<QNT>(m.q_norm, at + D / 2) : weights_at<KNT>(m.k_norm, at + D / 2);
+            const float2 wa = query ? pair_at<QNT>(m.q_norm, at) : pair_at<KNT>(m.k_norm, at);
+            const float2 wb = query ? pair_at<QNT>(m.q_norm, at + D / 2) : pair_at<KNT>(m.k_norm, at + D / 2);
             a[0] *= scale * wa.x, a[1] *= scale * wa.y, b[0] *= scale * wb.x, b[1] *= scale * wb.y;
         }
         const float2 s = sine[i], t = cosine[i];
@@ -407,7 +416,7 @@ struct Scales {
 #endif
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* residual, void* y,
+linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_map, const void* bias, const void* residual, void* y,
              const u32* live, float* squares, const void* next_norm, void* prepared, u32 most_rows, u32 r_stride,
              u32 y_stride, float eps, const void* q_norm, const void* k_norm, const float* rope, const u32* position,
              const u32* kv_slot, void* kv, u32 rope_stride, u32 max_position, float q_eps, float k_eps
@@ -451,7 +460,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0), within = threadIdx.x % 128;
-        const Memory m = {residual, y, r_stride, y_stride, squares, next_norm, prepared, eps, q_norm, k_norm,
+        const Memory m = {bias, residual, y, r_stride, y_stride, squares, next_norm, prepared, eps, q_norm, k_norm,
                           rope, position, kv_slot, kv, rope_stride, max_position, q_eps, k_eps,
 #if EPILOGUE == 3 && NARROW
                           k_scale, v_scale
@@ -536,6 +545,7 @@ linear_tiles(const __grid_constant__ Map x_map, const __grid_constant__ Map w_ma
             }
 #endif
             if (CONSUMES) scale_rows(c, early, eps);
+            if (BIAS) add_bias(c, m.bias, row);
 #if EPILOGUE == 3
             store_rotated(c, early, m, row0, row, rows, here);
 #elif QUANTIZES

@@ -9,7 +9,7 @@
 // squares of y summed over each 64 columns; the second (CONSUMES) reads those and applies the rows' scales to its sums.
 //
 // K, N, ROWS, WIDE (48, 64, 128, 192), COLUMNS (a multiple of 8, beyond 128 of 16, to 256), STAGES, SPLIT, TYPE (of
-// x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), PAIRS (residuals can be
+// x, w), BT, RT, YT, BIAS, LIVE, EPILOGUE (0 store, 1 residual, 2 silu·mul, 4 gelu·mul), AFTER (prelude.cuh), PAIRS (residuals can be
 // loaded by twos), PRODUCES, CONSUMES. K is a multiple of 64 · SPLIT; with SPLIT > 1 there is one tile per cluster. PRODUCES:
 // EPILOGUE 1, bf16, N a multiple of 256, whole warpgroups; CONSUMES: K a multiple of 256, one tile of tokens.
 //
@@ -140,7 +140,7 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
             const u32 row = token + 2 * j + e % 2, column = top + g + e / 2 * 8;
             if (row >= o.rows || column >= N) continue;
             if (EPILOGUE == 1) v[e] += load1<RT>(o.residual, (u64)row * o.r_stride + column);
-            store1<YT>(o.y, (u64)row * o.y_stride + column, v[e]);
+            store1<YT>(o.y, (u64)row * o.y_stride + column, after(v[e]));
         }
     } else {
         const u32 row = token + g;
@@ -158,7 +158,7 @@ DEVICE float finish(const Output& o, u32 top, u32 token, float (&v)[4], float2 s
                 a += load1<RT>(o.residual, (u64)row * o.r_stride + column);
                 b += load1<RT>(o.residual, (u64)row * o.r_stride + column + 1);
             }
-            const u32 stored = pack2<YT>(a, b);
+            const u32 stored = pack2<YT>(after(a), after(b));
             *(u32*)((u16*)o.y + (u64)row * o.y_stride + column) = stored;
             if (PRODUCES) {
                 const u32 weights = half ? next.high : next.low;

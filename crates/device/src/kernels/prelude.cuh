@@ -184,6 +184,20 @@ template <int ACT_> DEVICE float activated(float v) {
     return v / (1.0f + __expf(-gate_exponent<ACT_>(v)));
 }
 
+// What a linear applies to its sums before it stores them; 0: nothing. GELU by a polynomial times e^(−x²/2) for the smaller
+// side of the normal distribution, to 2e-7.
+#ifndef AFTER
+#define AFTER 0
+#endif
+DEVICE float after(float v) {
+    if (AFTER == 0) return v;
+    if (AFTER != 5) return activated<AFTER>(v);
+    const float z = fabsf(v) * 0.70710678118655f, t = __fdividef(1.0f, fmaf(z, 0.3275911f, 1.0f));
+    const float p = fmaf(fmaf(fmaf(fmaf(0.5307027f, t, -0.72657603f), t, 0.7107069f), t, -0.14224837f), t, 0.1274148f);
+    const float tail = p * t * __expf(-z * z);
+    return v * (v < 0.0f ? tail : 1.0f - tail);
+}
+
 // A score times `factor`, or with SOFTCAP (a float, 0: none) SOFTCAP · tanh(score · scale / SOFTCAP), either way times
 // log₂e, so that weights are powers of 2. The exponential form of tanh is good to 1e-7 of the cap; the instruction
 // for tanh to 5e-4.

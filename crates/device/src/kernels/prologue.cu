@@ -32,24 +32,33 @@ DEVICE u32 scan(u32 v, u32* shared, u32& total) {
     return before + sum - v;
 }
 
-DEVICE void apply_mail(const volatile u32* mail, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
+// `joined` is room for a word of each join.
+DEVICE void apply_mail(const volatile u32* mail, u32* joined, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
                        u32* biases, u32* seen, u32* counts, u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket,
                        u32 page_count) {
     const u32 tid = threadIdx.x;
     const u32 joins = min(mail[MAIL_JOINS], ROWS_LIMIT), pages = min(mail[MAIL_PAGES], PAGES_CAP);
     const u32 bias_count = min(mail[MAIL_BIASES], BIASES_CAP), seen_count = min(mail[MAIL_SEEN], SEEN_CAP);
-    for (u32 j = 0; j < joins; j++) {
+    // A warp for each: host memory is far away, and a join is one round trip.
+    for (u32 j = tid / 32; j < joins; j += THREADS / 32) {
         const volatile u32* join = mail + AREA_JOINS + j * JOIN_WORDS;
-        const u32 seat = join[0];
+        const u32 lane = tid % 32, seat = join[0], length = join[1], last = join[2];
+        u32 own[(PARAM_WORDS + 31) / 32];
+#pragma unroll
+        for (u32 i = 0; i < (PARAM_WORDS + 31) / 32; i++) own[i] = join[4 + min(lane + 32 * i, PARAM_WORDS - 1u)];
+        if (lane == PARAM_PENALISED % 32) joined[j] = own[PARAM_PENALISED / 32] ? seat : SEATS;
         if (seat >= SEATS) continue;
-        if (tid == 0) {
-            seat_len[seat] = join[1];
-            seat_token[seat] = join[2];
-        }
-        for (u32 i = tid; i < PARAM_WORDS; i += THREADS) params[seat * PARAM_WORDS + i] = join[4 + i];
-        for (u32 i = tid; i < PAGES_PER_SEAT; i += THREADS) page_table[(u64)seat * PAGES_PER_SEAT + i] = 0;
-        if (seen && join[4 + PARAM_PENALISED])
-            for (u32 i = tid; i < VOCAB; i += THREADS) seen[(u64)seat * VOCAB + i] = 0;
+        if (lane == 0) seat_len[seat] = length, seat_token[seat] = last;
+#pragma unroll
+        for (u32 i = 0; i < (PARAM_WORDS + 31) / 32; i++)
+            if (lane + 32 * i < PARAM_WORDS) params[seat * PARAM_WORDS + lane + 32 * i] = own[i];
+        for (u32 i = lane; i < PAGES_PER_SEAT; i += 32) page_table[(u64)seat * PAGES_PER_SEAT + i] = 0;
+    }
+    __syncthreads();
+    for (u32 j = 0; seen && j < joins; j++) {
+        const u32 seat = joined[j];
+        if (seat >= SEATS) continue;
+        for (u32 i = tid; i < VOCAB; i += THREADS) seen[(u64)seat * VOCAB + i] = 0;
     }
     __syncthreads();
     for (u32 i = tid; i < pages; i += THREADS) {
@@ -211,7 +220,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     const volatile u32* mail = shared_launch[0] & 1 ? mail1 : mail0;
     if (mailed) {
         __threadfence_system();
-        apply_mail(mail, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
+        apply_mail(mail, starts, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
                    row_q_len, bucket_rows, page_count);
         rows = min(counts[COUNT_ROWS], bucket_rows);
 #if PLAIN

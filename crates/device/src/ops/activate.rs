@@ -46,6 +46,10 @@ impl<O: Operands> Bindable for Activate<O> {
         Ok(Activate { x, act: self.act, y, live: to.live(self.y) })
     }
 
+    fn epilogues(&self) -> Vec<(O::Value, Activate<O>)> {
+        vec![(self.x, self.clone())]
+    }
+
     fn reuse(&self) -> Option<Reuse<O::Value>> {
         Some(Reuse { from: self.x, to: self.y, must: false })
     }
@@ -171,7 +175,7 @@ fn share_below<const FMA: bool>(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn activate_body<const FMA: bool>(values: &mut [f32], act: Activation) {
+pub(super) fn activate_body<const FMA: bool>(values: &mut [f32], act: Activation) {
     match act {
         Activation::Silu => values.iter_mut().for_each(|x| *x /= 1.0 + exp::<FMA>(-*x)),
         Activation::GeluTanh => values.iter_mut().for_each(|x| {

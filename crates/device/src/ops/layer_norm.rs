@@ -124,25 +124,30 @@ impl LayerNorm {
     /// `kernels/layer_norm.cu`: a block per row.
     pub(crate) fn lower(&self, target: &Target) -> Result<Vec<Lowered>> {
         let bias = self.bias.unwrap_or(self.weight);
-        let kernel = Kernel::new(target, "layer_norm", "layer_norm")
+        let whole = [&self.x, &self.weight, &bias, &self.y].into_iter().all(aligned);
+        let eights = self.x.cols.div_ceil(256);
+        let held = if whole && eights <= MOST_HELD { eights } else { 0 };
+        let entry = if held > 0 { "layer_norm_held" } else { "layer_norm" };
+        let kernel = Kernel::new(target, "layer_norm", entry)
             .define("XT", code(self.x.dtype, Self::NAME)?)
             .define("WT", code(self.weight.dtype, Self::NAME)?)
             .define("BT", code(bias.dtype, Self::NAME)?)
             .define("YT", code(self.y.dtype, Self::NAME)?)
             .define("BIAS", u32::from(self.bias.is_some()))
-            .define(
-                "ALIGNED",
-                u32::from([&self.x, &self.weight, &bias, &self.y].into_iter().all(aligned)),
-            )
-            .grid(self.x.rows, 1, 1)
+            .defines(&[("ALIGNED", u32::from(whole)), ("HELD", held)])
+            .grid(if held > 0 { self.x.rows.div_ceil(8) } else { self.x.rows }, 1, 1)
             .tensors(&[&self.x, &self.weight])
             .optional(self.bias.map(|bias| bias.span))
-            .tensors(&[&self.y])
-            .ints(&[self.x.cols, self.x.stride, self.y.stride])
-            .arg(Arg::F32(self.eps));
+            .tensors(&[&self.y]);
+        let kernel = if held > 0 { kernel.ints(&[self.x.rows]) } else { kernel };
+        let kernel =
+            kernel.ints(&[self.x.cols, self.x.stride, self.y.stride]).arg(Arg::F32(self.eps));
         Ok(vec![kernel.lowered()])
     }
 }
+
+/// Eights of a row that a lane of a warp can hold: rows of up to 2,048 columns.
+const MOST_HELD: u32 = 8;
 
 /// Rows, divided among the threads.
 struct LayerNormStep {

@@ -10,7 +10,7 @@ use crate::cpu::step::{Scratch, Step, Team, chunks, part};
 use crate::cpu::tables::Tables;
 use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::cuda::launch::{Lowered, Target};
-use crate::cuda::lower::{Kernel, code};
+use crate::cuda::lower::{Kernel, aligned, code};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, StepState};
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,9 @@ impl Pool {
             .define("POOLING", self.pooling as u32)
             .define("UNIT", u32::from(self.unit))
             .define("WIDTH", self.x.cols)
+            .defines(&[("EACH", if aligned(&self.x) { 8 } else { 1 }), ("THREADS", 1024)])
             .grid(self.y.rows, 1, 1)
+            .threads(1024)
             .tensors(&[&self.state.q_start, &self.x, &self.y])
             .ints(&[self.x.rows, self.x.stride, self.y.stride]);
         Ok(vec![kernel.lowered()])

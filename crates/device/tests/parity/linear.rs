@@ -8,6 +8,9 @@ use device::{DType, Op, Region, Span, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+const ACTIVATIONS: [Activation; 5] =
+    [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Relu];
+
 struct Shape {
     rows: usize,
     n: usize,
@@ -54,7 +57,7 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
         let bias = rng.floats(n, 1.0);
         layout.floats(rng.pick(&FLOATS), 1, n, 0, &bias)
     });
-    let (epilogue, y) = match rng.below(4) {
+    let (epilogue, y) = match rng.below(5) {
         0 if n % 2 == 0 => {
             let act = rng.pick(&[Activation::Silu, Activation::GeluTanh]);
             (Epilogue::GateMul(act), layout.poison(y, rows, n / 2, gap))
@@ -69,6 +72,7 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
             let y = layout.floats(y, rows, n, gap, &rng.floats(rows * n, 1.0));
             (Epilogue::Residual(y), y)
         }
+        3 => (Epilogue::Activate(rng.pick(&ACTIVATIONS)), layout.poison(y, rows, n, gap)),
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
     let linear = LinearChain { bias, norm, epilogue, ..LinearChain::new(x, w, y) };
@@ -157,6 +161,13 @@ fn many_rows_by_tiles() {
     }
 }
 
+/// The same by the library, with additions and activations of its own or as a launch after it.
+#[test]
+fn many_rows_by_the_library() {
+    many_rows((300, 272, 128, 300), "gemm");
+    many_rows((96, 64, 192, 96), "gemm");
+}
+
 /// The same with weight rows as the tall operand, for up to 256 rows: registers that move to the warpgroups that run
 /// MMA; K split over blocks with one or two tiles of tokens each.
 #[test]
@@ -180,9 +191,9 @@ fn tiles_of_any_width() {
     }
 }
 
-/// Rows, columns, inner dimension and live rows of a linear by a variant, with every epilogue.
+/// Rows, columns, inner dimension and live rows of a linear by a variant, with every epilogue, with and without a bias.
 fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
-    let bf16 = [0, 1, 2, 3].map(|which| (which, DType::BF16));
+    let bf16 = [0, 1, 2, 3, 4, 5, 6, 7].map(|which| (which, DType::BF16));
     for (which, half) in bf16.into_iter().chain([(2, DType::F16), (3, DType::F16)]) {
         let build = |layout: &mut Layout| {
             let rng = &mut Rng::new(700 + rows as u64);
@@ -191,18 +202,24 @@ fn many_rows((rows, n, k, live): (usize, usize, usize, u32), variant: &str) {
             let x = layout.floats(half, rows, k, 0, &values);
             let w = weights(layout, rng, half, n, k);
             let (epilogue, y) = match which {
-                0 => (Epilogue::Store, layout.poison(half, rows, n, 8)),
-                1 => {
+                0 | 4 => (Epilogue::Store, layout.poison(half, rows, n, 8)),
+                1 | 5 => {
                     let y = layout.floats(half, rows, n, 0, &rng.floats(rows * n, 1.0));
                     (Epilogue::Residual(y), y)
                 }
                 2 => (Epilogue::GateMul(Activation::Silu), layout.poison(half, rows, n / 2, 0)),
+                6 => (Epilogue::Activate(Activation::Gelu), layout.poison(half, rows, n, 0)),
+                7 => (Epilogue::Activate(Activation::Tanh), layout.poison(half, rows, n, 0)),
                 _ => (Epilogue::GateMul(Activation::GeluTanh), layout.poison(half, rows, n / 2, 0)),
             };
+            let bias = (which > 3).then(|| {
+                let of = if which == 4 && variant != "gemm" { DType::F32 } else { half };
+                layout.floats(of, 1, n, 0, &rng.floats(n, 1.0))
+            });
             let live_bytes = half.bytes(live as usize * y.stride as usize) as u64;
             let live = Some(layout.words(&[live]).span);
             let pick = Pick::Named(variant.parse().expect("a variant"));
-            let linear = LinearChain { epilogue, live, pick, ..LinearChain::new(x, w, y) };
+            let linear = LinearChain { bias, epilogue, live, pick, ..LinearChain::new(x, w, y) };
             (vec![Op::from(linear)], vec![y.span.part(0, live_bytes.min(y.span.len))])
         };
         against_reference(&build, &|device, want, got| {

@@ -1,7 +1,8 @@
 //! Published shapes, kept as the `config.json` files they come from.
 
-use super::ModelConfig;
+use super::{Embedding, ModelConfig, Task};
 use formats::{Error, Result};
+use graph::program::Pooling;
 use std::path::Path;
 
 macro_rules! bundled {
@@ -19,6 +20,14 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-30b-a3b",
     "llama-3.2-1b",
     "llama-3.1-8b",
+    "bert-base",
+    "qwen3-embedding-0.6b",
+];
+
+/// What sentence-transformers' files say of those that make vectors.
+const VECTORS: &[(&str, Embedding)] = &[
+    ("bert-base", Embedding { pooling: Pooling::Mean, unit: false }),
+    ("qwen3-embedding-0.6b", Embedding { pooling: Pooling::Last, unit: true }),
 ];
 
 pub(super) fn names() -> impl ExactSizeIterator<Item = &'static str> {
@@ -34,5 +43,9 @@ pub(super) fn json(name: &str) -> Result<&'static str> {
 }
 
 pub(super) fn read(name: &str) -> Result<ModelConfig> {
-    ModelConfig::from_hf(Path::new(name), json(name)?.as_bytes(), None)
+    let mut config = ModelConfig::from_hf(Path::new(name), json(name)?.as_bytes(), None)?;
+    if let Some((_, embedding)) = VECTORS.iter().find(|(known, _)| *known == name) {
+        config.task = Task::Embed(*embedding);
+    }
+    Ok(config)
 }

@@ -1,7 +1,7 @@
 //! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode. Rows of many tokens:
 //! `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (if there can be many
 //! rows, those of one token run in the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
-//! Everything else: `kernels/attention_ref.cu`. Attention both ways runs in the last two.
+//! Everything else: `kernels/attention_ref.cu`. Attention both ways never runs in the decode kernel.
 //!
 //! [`Pick::Fixed`]: the decode kernel without splits for any number of tokens. A variant that was requested by name
 //! and cannot run is an error.
@@ -48,6 +48,9 @@ impl AttentionChain {
                 format!("the kernel needs {needs} bytes of scratch and has {room}")
             })?;
             return Ok(match (self.attention.single || self.fixed(), self.attention.kv.head_dim) {
+                (_, 64 | 128) if !self.attention.causal && self.warpgroups(target) => {
+                    vec![self.wgmma(target, true)?]
+                }
                 _ if !self.attention.causal => vec![self.varlen(target)?],
                 (false, 64 | 128)
                     if self.warpgroups(target) && self.attention.rows >= MANY_ROWS =>
@@ -426,8 +429,7 @@ impl AttentionChain {
         let mapped = lines <= i32::MAX as u64;
         // The kernel scales and exponentiates scores in one instruction, so it cannot apply a cap.
         let plain = self.attention.softcap.is_none();
-        let causal = self.attention.causal;
-        target.capability == (9, 0) && listed && wide && asked && mapped && plain && causal
+        target.capability == (9, 0) && listed && wide && asked && mapped && plain
     }
 
     fn wgmma(&self, target: &Target, ones: bool) -> Result<Lowered> {
@@ -479,6 +481,7 @@ impl AttentionChain {
                 ("TURNS", self.asked(target).turns.unwrap_or(narrow)),
                 ("SLOTS", room),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
+                ("CAUSAL", u32::from(self.attention.causal)),
                 ("LAST", u32::from(self.attention.last_only)),
                 ("ONES", u32::from(ones)),
                 ("TYPE", code(self.attention.qkv.dtype, "attention")?),

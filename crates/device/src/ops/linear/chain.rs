@@ -6,7 +6,9 @@
 //! apply the row's scale to the f32 sum: the same relative rounding, one exchange fewer.) What follows works on the f32
 //! sums and rounds once, when storing.
 
-use crate::op::{Activation, Add, Fused, FusedKernel, GateMul, Linear, Norm, RmsNorm, RopeKv};
+use crate::op::{
+    Activate, Activation, Add, Fused, FusedKernel, GateMul, Linear, Norm, RmsNorm, RopeKv,
+};
 use crate::ops::fused::Inside;
 use crate::ops::{
     Access, Contract, Named, SpanVisitor, Traffic, norm_bytes, require, require_norm,
@@ -24,6 +26,8 @@ pub enum Epilogue {
     Residual(Tensor),
     /// Weight rows alternate gate and up: `y[i] = act(sum[2i]) · sum[2i + 1]`.
     GateMul(Activation),
+    /// y = act(sum)
+    Activate(Activation),
 }
 
 /// How two linears with a norm between them cooperate, where kernels can: it saves the launch of the norm. The result
@@ -95,7 +99,7 @@ impl From<LinearChain> for Op {
         });
         let sums = match chain.epilogue {
             Epilogue::Store => y,
-            Epilogue::Residual(_) | Epilogue::GateMul(_) => {
+            Epilogue::Residual(_) | Epilogue::GateMul(_) | Epilogue::Activate(_) => {
                 inside.tensor(DType::F32, x.rows, w.rows)
             }
         };
@@ -105,6 +109,9 @@ impl From<LinearChain> for Op {
             Epilogue::Residual(a) => members.push(Op::Add(Add { a, b: sums, y, live })),
             Epilogue::GateMul(act) => {
                 members.push(Op::GateMul(GateMul { x: sums, act, y, live }));
+            }
+            Epilogue::Activate(act) => {
+                members.push(Op::Activate(Activate { x: sums, act, y, live }));
             }
         }
         members.extend(chain.rope.map(|rope| Op::RopeKv(*rope)));
@@ -184,6 +191,13 @@ impl LinearChain {
             (chain.epilogue, chain.y) = (Epilogue::GateMul(gate.act), gate.y);
             return Some(chain);
         }
+        if let [Op::Activate(activate)] = rest
+            && sums(&activate.x)
+            && activate.live == linear.live
+        {
+            (chain.epilogue, chain.y) = (Epilogue::Activate(activate.act), activate.y);
+            return Some(chain);
+        }
         let [Op::RopeKv(rope)] = rest else { return None };
         chain.rope = Some(Box::new(rope.clone()));
         (rope.qkv == linear.y).then_some(chain)
@@ -217,6 +231,7 @@ impl LinearChain {
             Epilogue::Store => {}
             Epilogue::Residual(_) => text.push_str(" + residual"),
             Epilogue::GateMul(act) => text.push_str(&format!(", {}·mul", act.name())),
+            Epilogue::Activate(act) => text.push_str(&format!(", {}", act.name())),
         }
         if let Some(rope) = &self.rope {
             text.push_str(if rope.q_norm.is_some() { ", qk-norm + rope" } else { ", rope" });
@@ -230,7 +245,7 @@ impl LinearChain {
     pub(crate) fn traffic(&self) -> Traffic {
         let residual = match &self.epilogue {
             Epilogue::Residual(residual) => residual.bytes(),
-            Epilogue::Store | Epilogue::GateMul(_) => 0,
+            Epilogue::Store | Epilogue::GateMul(_) | Epilogue::Activate(_) => 0,
         };
         let bias = self.bias.as_ref().map_or(0, Tensor::bytes);
         let rope = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
@@ -277,7 +292,7 @@ impl LinearChain {
     pub(crate) fn in_place(&self) -> Option<(Tensor, Tensor)> {
         match &self.epilogue {
             Epilogue::Residual(residual) => Some((*residual, self.y)),
-            Epilogue::Store | Epilogue::GateMul(_) => None,
+            Epilogue::Store | Epilogue::GateMul(_) | Epilogue::Activate(_) => None,
         }
     }
 
@@ -294,6 +309,7 @@ impl LinearChain {
             Epilogue::GateMul(Activation::Silu) => "+silu",
             // The only other one that `check` admits is GELU by tanh.
             Epilogue::GateMul(_) => "+gelu",
+            Epilogue::Activate(_) => "+act",
         };
         let (x, w, y) = (self.x.dtype, self.w.dtype, self.y.dtype);
         let (rows, k, n) = (self.x.rows, self.x.cols, self.w.rows);

@@ -17,7 +17,7 @@
 
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::op::{Epilogue, GateMul, LinearChain, NormHandoff, RopeKv};
+use crate::op::{Activate, Activation, Epilogue, GateMul, LinearChain, NormHandoff, RopeKv};
 use crate::ops::require;
 use crate::variant::{LinearVariant, Pick, Variant, WgmmaShape};
 use crate::{DType, Result, Tensor, scaled};
@@ -212,7 +212,10 @@ impl LinearChain {
 
     fn suits_gemm(&self) -> bool {
         let stored = self.y.dtype == self.x.dtype || self.epilogue == Epilogue::Store;
-        self.bias.is_none() && stored && self.x.rows > 8
+        // The library adds a bias of the result's format.
+        let gated = matches!(self.epilogue, Epilogue::GateMul(_));
+        let adds = self.bias.is_none_or(|bias| bias.dtype == self.y.dtype && !gated);
+        adds && stored && self.x.rows > 8
     }
 
     /// The kernel that is best according to measurements of other shapes.
@@ -238,7 +241,7 @@ impl LinearChain {
                 return self.wgmma_plan(target, &WgmmaShape::default());
             }
         }
-        if hopper && self.suits_tiles(target, false) {
+        if hopper && self.suits_tiles(target, !self.suits_gemm()) {
             return Plan::Tiles;
         }
         if self.suits_gemm() { Plan::Gemm } else { Plan::Reference }
@@ -310,7 +313,8 @@ impl LinearChain {
             129..=256 if fills(whole) && (rows > 192 || whole <= target.sms) => {
                 Some(WgmmaShape { wide: Some(192), ..WgmmaShape::default() })
             }
-            129..=224 if round * 10 >= target.sms * 7 && k <= 4096 => {
+            // The more rows, the less the library loses.
+            129..=224 if round * 10 >= target.sms * if rows > 192 { 9 } else { 7 } && k <= 4096 => {
                 let (columns, split) = (Some(rows.div_ceil(2)), Some(1));
                 Some(WgmmaShape { columns, split, ..WgmmaShape::default() })
             }
@@ -391,9 +395,17 @@ impl LinearChain {
 
     pub(super) fn epilogue_code(&self) -> (u32, Option<Tensor>) {
         match self.epilogue {
-            Epilogue::Store => (0, None),
+            Epilogue::Store | Epilogue::Activate(_) => (0, None),
             Epilogue::Residual(residual) => (1, Some(residual)),
             Epilogue::GateMul(act) => (act.code(), None),
+        }
+    }
+
+    /// What is applied to each sum before it is stored.
+    pub(super) fn after(&self) -> Option<Activation> {
+        match self.epilogue {
+            Epilogue::Activate(act) => Some(act),
+            Epilogue::Store | Epilogue::Residual(_) | Epilogue::GateMul(_) => None,
         }
     }
 
@@ -413,6 +425,7 @@ impl LinearChain {
                 true => self.scaled_shared(target, stages),
                 false => self.stream_shared(target, stages),
             })
+            .after(self.after())
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .optional(self.norm.map(|norm| norm.weight.span))
@@ -445,15 +458,19 @@ impl LinearChain {
         let from = SEMAPHORE_BYTES + self.normed_bytes();
         let workspace = Some(scratch.part(from + self.pair_bytes(), GEMM_WORKSPACE));
         let (_, residual) = self.epilogue_code();
-        let mut gemm = Gemm { x, w: self.w, residual, y: self.y, workspace };
+        let mut gemm = Gemm { x, w: self.w, bias: self.bias, residual, y: self.y, workspace };
         if let Epilogue::GateMul(act) = self.epilogue {
             let span = scratch.part(from, self.pair_bytes());
             gemm.y = Tensor::dense(span, self.x.dtype, x.rows, self.w.rows);
             launches.push(Lowered::Gemm(gemm.clone()));
             let gate = GateMul { x: gemm.y, act, y: self.y, live: self.live };
             launches.extend(gate.lower(target)?);
-        } else {
-            launches.push(Lowered::Gemm(gemm));
+            return Ok(launches);
+        }
+        launches.push(Lowered::Gemm(gemm));
+        if let Epilogue::Activate(act) = self.epilogue {
+            let activate = Activate { x: self.y, act, y: self.y, live: self.live };
+            launches.extend(activate.lower(target)?);
         }
         Ok(launches)
     }
@@ -474,6 +491,7 @@ impl LinearChain {
                 ("ROWS", rows),
             ])
             .grid(self.y.cols.div_ceil(8), self.x.rows.div_ceil(rows), 1)
+            .after(self.after())
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .optional(self.norm.map(|norm| norm.weight.span))

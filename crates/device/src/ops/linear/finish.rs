@@ -3,8 +3,10 @@
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
+use crate::cpu::simd::Level;
 use crate::cpu::view::{Matrix, load_floats, store_floats};
-use crate::op::{Epilogue, LinearChain};
+use crate::op::{Activation, Epilogue, LinearChain};
+use crate::ops::activate::{activate, activate_body};
 use crate::ops::gate_mul::Gate;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -25,6 +27,7 @@ enum Kind {
     Store,
     Residual(Matrix),
     GateMul(Gate),
+    Activate(Activation, Level),
 }
 
 impl Finish {
@@ -33,12 +36,13 @@ impl Finish {
             Epilogue::Store => Kind::Store,
             Epilogue::Residual(residual) => Kind::Residual(Matrix::new(memory, residual)),
             Epilogue::GateMul(act) => Kind::GateMul(Gate::new(*act, lowering)),
+            Epilogue::Activate(act) => Kind::Activate(*act, lowering.level),
         };
         let bias = op.bias.as_ref().map(|bias| Matrix::new(memory, bias));
         let y = Matrix::new(memory, &op.y);
         let f32s = match &kind {
             Kind::Residual(residual) => residual.dtype == DType::F32,
-            Kind::Store | Kind::GateMul(_) => true,
+            Kind::Store | Kind::GateMul(_) | Kind::Activate(..) => true,
         };
         let f32s = f32s && bias.as_ref().is_none_or(|bias| bias.dtype == DType::F32);
         let plain = y.dtype == DType::F32 && f32s;
@@ -83,7 +87,14 @@ impl Finish {
                     assert!(n / 2 + MOST / 2 <= self.y.cols);
                     _mm256_storeu_ps(self.y.at(row, n / 2).cast(), gate.lanes16(products));
                 }
-                Kind::Store | Kind::Residual(_) | Kind::GateMul(_) => {
+                Kind::Activate(act, _) if self.plain => {
+                    assert!(n + MOST <= self.y.cols);
+                    let mut array = [0.0f32; MOST];
+                    _mm512_storeu_ps(array.as_mut_ptr(), products);
+                    activate_body::<true>(&mut array, *act);
+                    self.y.at(row, n).cast::<[f32; MOST]>().write_unaligned(array);
+                }
+                Kind::Store | Kind::Residual(_) | Kind::GateMul(_) | Kind::Activate(..) => {
                     let mut array = [0.0f32; MOST];
                     // Adds the bias itself.
                     _mm512_storeu_ps(array.as_mut_ptr(), sums);
@@ -114,6 +125,7 @@ impl Finish {
                 gate.row16(products, &mut out);
                 self.put(row, n / 2, &out);
             }
+            Kind::Activate(..) => self.row(row, n, products),
         }
     }
 
@@ -149,6 +161,11 @@ impl Finish {
                 let half = products.len() / 2;
                 gate.row(products, &mut other[..half]);
                 self.store(row, n / 2, &other[..half]);
+            }
+            Kind::Activate(act, level) => {
+                // SAFETY: the level was detected.
+                unsafe { activate(*level, products, *act) };
+                self.store(row, n, products);
             }
         }
     }

@@ -17,17 +17,22 @@ impl LinearChain {
     /// Whether `tiles` can run this linear, and (unless `asked` for) faster than cuBLASLt: its waves are well filled,
     /// and it saves a pass over the result or at least loses nothing.
     pub(super) fn suits_tiles(&self, target: &Target, asked: bool) -> bool {
-        let halves = self.y.dtype == self.x.dtype && self.bias.is_none();
+        let halves = self.y.dtype == self.x.dtype;
+        let halves = halves && self.bias.is_none_or(|bias| bias.span.offset.is_multiple_of(8));
         let wide = self.y.stride.is_multiple_of(8) && self.y.span.offset.is_multiple_of(16);
         let columns = match self.epilogue {
             Epilogue::GateMul(_) => self.w.rows.is_multiple_of(16),
-            Epilogue::Store => true,
+            Epilogue::Store | Epilogue::Activate(_) => true,
             Epilogue::Residual(r) => aligned(&r) && r.dtype == self.y.dtype,
         };
         let (rows, filled) = (self.x.rows, self.filled(target));
         let faster = match self.epilogue {
             Epilogue::GateMul(_) => rows > 128 && filled > 0.8,
-            Epilogue::Store => rows > 512 && filled > 0.9,
+            // A bias goes with a rotation or an activation, which would be a pass of their own.
+            Epilogue::Store | Epilogue::Activate(_) if self.bias.is_some() => {
+                rows > 512 && filled > 0.8
+            }
+            Epilogue::Store | Epilogue::Activate(_) => rows > 512 && filled > 0.9,
             // Steps that use the whole token budget are full, and powers of two. Other buckets are mostly padded:
             // there `tiles` gains by not computing the padding and by saving the norm's pass.
             Epilogue::Residual(_)
@@ -95,10 +100,9 @@ impl LinearChain {
         let kernel = Kernel::new(target, "linear_tiles", "linear_tiles")
             .defines(&[("K", x.cols), ("N", self.w.rows), ("STAGES", STAGES), ("BAND", 8)])
             .define("TYPE", code(x.dtype, "linear")?)
-            .define("RT", type_of(residual)?)
-            .define("YT", code(self.y.dtype, "linear")?)
+            .defines(&self.types(residual, epilogue)?)
             .define("LIVE", u32::from(self.live.is_some()))
-            .define("EPILOGUE", epilogue)
+            .after(self.after())
             .defines(&self.rotation()?)
             .grid((2 * tiles).min(target.sms / 2 * 2), 1, 1)
             .cluster(2)
@@ -106,6 +110,7 @@ impl LinearChain {
             .shared(STAGES * (128 + 256) * 128 + 1024)
             .arg(x_map)
             .arg(w_map)
+            .optional(self.bias.map(|bias| bias.span))
             .optional(residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live);

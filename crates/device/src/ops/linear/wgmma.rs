@@ -105,6 +105,7 @@ impl LinearChain {
             .defines(&self.types(residual, epilogue)?)
             .defines(&[("LIVE", u32::from(self.live.is_some())), ("PAIRS", u32::from(pairs))])
             .grid((tiles * split).min(target.sms / split * split), 1, 1)
+            .after(self.after())
             .cluster(split)
             .threads(threads)
             .shared(shared)
