@@ -32,13 +32,14 @@ mod tree;
 mod value;
 
 use crate::checkpoint::Checkpoint;
+use crate::gguf::Gguf;
 use crate::tokenizer::{Escaped, Escaper};
 use crate::{Error, Result, limits};
 use ahash::AHashMap;
 use budget::Budget;
 use fault::{Fault, Outcome};
 use run::Run;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 use tree::{Name, Stmt};
@@ -53,6 +54,23 @@ pub struct ChatTemplate {
     tool_use: Option<Vec<Stmt>>,
     specials: Vec<(Name, Made)>,
     clock: fn() -> SystemTime,
+}
+
+/// The templates and special tokens of a GGUF file as fields of `tokenizer_config.json`.
+pub(crate) fn template_fields(gguf: &Gguf) -> Result<Map<String, Value>> {
+    let source::Found { default, tool_use, specials } = source::from_gguf(gguf)?;
+    let mut fields: Map<String, Value> =
+        specials.into_iter().map(|(name, text)| (name, text.into())).collect();
+    match (default, tool_use) {
+        (Some(default), Some(tool_use)) => {
+            let named = [("default", default), ("tool_use", tool_use)];
+            let named = named.map(|(name, template)| json!({"name": name, "template": template}));
+            fields.insert("chat_template".into(), named.into_iter().collect());
+        }
+        (Some(default), None) => drop(fields.insert("chat_template".into(), default.into())),
+        (None, _) => {}
+    }
+    Ok(fields)
 }
 
 impl ChatTemplate {

@@ -25,6 +25,7 @@ mod pipeline;
 mod precompiled;
 mod split;
 mod template;
+mod to_json;
 mod token_bytes;
 mod unigram;
 mod word_piece;
@@ -73,6 +74,12 @@ impl Tokenizer {
     /// The vocabulary in GGUF metadata: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         Ok(Self::new(from_gguf::read(gguf)?))
+    }
+
+    /// The vocabulary in GGUF metadata as files of a folder, for programs that read no GGUF: `tokenizer.json` and
+    /// `tokenizer_config.json` with the chat template, by name.
+    pub fn files_of(gguf: &Gguf) -> Result<[(&'static str, serde_json::Value); 2]> {
+        to_json::files(gguf)
     }
 
     fn new((pipeline, bytes): (Pipeline, TokenBytes)) -> Self {

@@ -82,6 +82,33 @@ fn small_tokenizers_give_the_reference_ids_from_either_file() {
     }
 }
 
+/// Files written for programs that read no GGUF: the package that they use gives our ids and texts.
+#[test]
+fn a_gguf_vocabulary_as_tokenizer_json_means_the_same_to_the_tokenizers_package() {
+    for kind in KINDS.into_iter().chain(["llama"]) {
+        let path = data(&format!("{kind}.gguf"));
+        let bytes = std::fs::read(&path).unwrap();
+        let file = Gguf::read(&path, &bytes[..], bytes.len() as u64).unwrap();
+        let ours = Tokenizer::from_gguf(&file).unwrap();
+        let [(name, written), (_, config)] = Tokenizer::files_of(&file).unwrap();
+        assert_eq!((name, config["tokenizer_class"].as_str().is_some()), ("tokenizer.json", true));
+        let written = serde_json::to_vec(&written).unwrap();
+        let theirs = tokenizers::Tokenizer::from_bytes(&written).unwrap();
+        let again = Tokenizer::from_json(&path, &written).unwrap();
+        for text in strings(300, 3) {
+            let text = String::from_utf8_lossy(&text);
+            for special in [false, true] {
+                let ids = ours.encode(&text, special).unwrap();
+                let found = theirs.encode(text.as_ref(), special).unwrap();
+                assert_eq!(found.get_ids(), ids, "{kind} {text:?}");
+                assert_eq!(again.encode(&text, special).unwrap(), ids, "{kind} {text:?}");
+                let decoded = theirs.decode(&ids, true).unwrap();
+                assert_eq!(decoded, ours.decode(&ids), "{kind} {text:?}");
+            }
+        }
+    }
+}
+
 fn fnv(mut hash: u64, ids: &[u32]) -> u64 {
     for id in ids.iter().copied().chain([ids.len() as u32]) {
         for byte in id.to_le_bytes() {

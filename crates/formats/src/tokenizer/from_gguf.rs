@@ -41,21 +41,8 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
     let pre = Pre::named(gguf)?;
     let tokens = Tokens::read(gguf)?;
     let bytes = TokenBytes::new(gguf.file(), Spelling::ByteLevel, &tokens.vocab, &tokens.added)?;
-    let stored = gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default();
-    if stored.len() > limits::MERGES {
-        let allowed = format!("at most {}", limits::MERGES);
-        return Err(gguf.refuse("tokenizer.ggml.merges", stored.len(), allowed));
-    }
     let mut merges = Merges::default();
-    for (number, merge) in stored.iter().enumerate() {
-        // The space that separates is not the first character: that one belongs to a token.
-        let first = merge.chars().next().map_or(0, char::len_utf8);
-        let Some(space) = merge[first..].find(' ').map(|at| at + first) else {
-            let field = format!("tokenizer.ggml.merges[{number}]");
-            return Err(gguf.refuse(&field, merge, "two tokens with a space between"));
-        };
-        merges.push(&merge[..space], &merge[space + 1..]);
-    }
+    merge_pairs(gguf)?.into_iter().for_each(|(left, right)| merges.push(left, right));
     let ignore_merges = pre.ignore_merges();
     let bpe = Description { vocab: tokens.vocab, merges, ignore_merges, ..Description::default() };
     let bpe = bpe.build(gguf.file())?;
@@ -65,6 +52,26 @@ fn read_byte_level(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
         Pipeline::new(gguf.file(), Model::Bpe(bpe), tokens.added, normaliser, pre.steps(gguf)?)?;
     let (prefix, suffix) = around(gguf, pre.adds_bos())?;
     Ok((pipeline.around(Template { prefix, suffix, ..Template::default() }), bytes))
+}
+
+/// The two texts of every merge of a byte-level vocabulary, in order.
+pub(super) fn merge_pairs(gguf: &Gguf) -> Result<Vec<(&str, &str)>> {
+    let stored = gguf.strings("tokenizer.ggml.merges")?.unwrap_or_default();
+    if stored.len() > limits::MERGES {
+        let allowed = format!("at most {}", limits::MERGES);
+        return Err(gguf.refuse("tokenizer.ggml.merges", stored.len(), allowed));
+    }
+    let mut pairs = Vec::with_capacity(stored.len());
+    for (number, merge) in stored.iter().enumerate() {
+        // The space that separates is not the first character: that one belongs to a token.
+        let first = merge.chars().next().map_or(0, char::len_utf8);
+        let Some(space) = merge[first..].find(' ').map(|at| at + first) else {
+            let field = format!("tokenizer.ggml.merges[{number}]");
+            return Err(gguf.refuse(&field, merge, "two tokens with a space between"));
+        };
+        pairs.push((&merge[..space], &merge[space + 1..]));
+    }
+    Ok(pairs)
 }
 
 /// SentencePiece BPE: no merges are stored, a token's score decides how early it is merged.
@@ -97,7 +104,7 @@ fn read_sentence_piece(gguf: &Gguf) -> Result<(Pipeline, TokenBytes)> {
 
 /// Every way to put a token together from two others, best score first: the rule by which the
 /// original tokenizers were converted.
-fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<Known>> {
+pub(super) fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<Known>> {
     let scores = gguf.array("tokenizer.ggml.scores")?;
     let Some(scores) = scores.filter(|scores| scores.len() == tokens.vocab.len()) else {
         let found = scores.map_or(0, crate::gguf::Array::len);
@@ -141,7 +148,7 @@ fn merges_from_scores(gguf: &Gguf, tokens: &Tokens) -> Result<Vec<Known>> {
 }
 
 /// The ids that the file puts before and after a whole text.
-fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
+pub(super) fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
     let adds_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
     let adds_eos = gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
     let id = |adds: bool, which: &str| {
@@ -153,14 +160,14 @@ fn around(gguf: &Gguf, adds_bos: bool) -> Result<(Vec<u32>, Vec<u32>)> {
 }
 
 /// The vocabulary with its kinds.
-struct Tokens {
-    vocab: Vec<(String, u32)>,
-    added: Vec<AddedToken>,
-    unknown: Option<String>,
+pub(super) struct Tokens {
+    pub(super) vocab: Vec<(String, u32)>,
+    pub(super) added: Vec<AddedToken>,
+    pub(super) unknown: Option<String>,
 }
 
 impl Tokens {
-    fn read(gguf: &Gguf) -> Result<Self> {
+    pub(super) fn read(gguf: &Gguf) -> Result<Self> {
         let Some(texts) = gguf.strings("tokenizer.ggml.tokens")?.filter(|texts| !texts.is_empty())
         else {
             return Err(gguf.refuse("tokenizer.ggml.tokens", "nothing", "an array of strings"));
@@ -202,7 +209,7 @@ impl Tokens {
 
 /// The pre-tokenizers that files name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pre {
+pub(super) enum Pre {
     Llama3,
     Qwen2,
     SmolLm,
@@ -212,7 +219,7 @@ enum Pre {
 }
 
 impl Pre {
-    fn named(gguf: &Gguf) -> Result<Self> {
+    pub(super) fn named(gguf: &Gguf) -> Result<Self> {
         Ok(match gguf.str("tokenizer.ggml.pre")?.unwrap_or("default") {
             "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => Pre::Llama3,
             "qwen2" | "deepseek-r1-qwen" => Pre::Qwen2,
@@ -227,37 +234,53 @@ impl Pre {
         })
     }
 
-    fn ignore_merges(self) -> bool {
+    pub(super) fn ignore_merges(self) -> bool {
         matches!(self, Pre::Llama3 | Pre::Tekken)
     }
 
-    fn adds_bos(self) -> bool {
+    pub(super) fn adds_bos(self) -> bool {
         matches!(self, Pre::Llama3 | Pre::Tekken)
+    }
+
+    /// How a text is cut into words.
+    pub(super) fn cuts(self) -> Vec<Cut> {
+        let bytes = |words| Cut::ByteLevel { words };
+        match self {
+            Pre::Llama3 => vec![Cut::Split(LLAMA3), bytes(false)],
+            Pre::Qwen2 => vec![Cut::Split(QWEN2), bytes(false)],
+            Pre::SmolLm => vec![Cut::Digits, bytes(true)],
+            Pre::Gpt2 => vec![bytes(true)],
+            Pre::Tekken => vec![Cut::Split(TEKKEN), bytes(false)],
+            Pre::Default => {
+                let signs = [r"[\p{P}\$\+<=>\^~\|]+", WORDS, r"\p{N}+", "[0-9][0-9][0-9]"];
+                signs.map(Cut::Split).into_iter().chain([bytes(false)]).collect()
+            }
+        }
     }
 
     fn steps(self, gguf: &Gguf) -> Result<PreTokenizer> {
-        let split = |expression: &str| {
-            let at = Expression::new(gguf.file(), "tokenizer.ggml.pre", expression)?;
-            Ok::<_, Error>(Step::Split { at, behaviour: Behaviour::Isolated, invert: false })
+        let step = |cut: Cut| {
+            Ok::<_, Error>(match cut {
+                Cut::Split(expression) => {
+                    let at = Expression::new(gguf.file(), "tokenizer.ggml.pre", expression)?;
+                    Step::Split { at, behaviour: Behaviour::Isolated, invert: false }
+                }
+                Cut::Digits => Step::digits(true),
+                Cut::ByteLevel { words } => Step::ByteLevel { add_prefix_space: false, words },
+            })
         };
-        let bytes = |words| Step::ByteLevel { add_prefix_space: false, words };
-        Ok(PreTokenizer(match self {
-            Pre::Llama3 => vec![split(LLAMA3)?, bytes(false)],
-            Pre::Qwen2 => vec![split(QWEN2)?, bytes(false)],
-            Pre::SmolLm => vec![Step::digits(true), bytes(true)],
-            Pre::Gpt2 => vec![bytes(true)],
-            Pre::Tekken => vec![split(TEKKEN)?, bytes(false)],
-            Pre::Default => {
-                vec![
-                    split(r"[\p{P}\$\+<=>\^~\|]+")?,
-                    split(WORDS)?,
-                    split(r"\p{N}+")?,
-                    split("[0-9][0-9][0-9]")?,
-                    bytes(false),
-                ]
-            }
-        }))
+        Ok(PreTokenizer(self.cuts().into_iter().map(step).collect::<Result<_>>()?))
     }
+}
+
+/// A step of a pre-tokenizer.
+pub(super) enum Cut {
+    /// At what an expression matches.
+    Split(&'static str),
+    /// Around every digit.
+    Digits,
+    /// Into bytes, after GPT-2's words if so.
+    ByteLevel { words: bool },
 }
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
