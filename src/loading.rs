@@ -107,6 +107,11 @@ impl LoadArgs {
         LoadArgs { max_context: tokens, ..self.clone() }
     }
 
+    /// Where the weights come from.
+    pub(crate) fn source(&self) -> Result<ModelSource> {
+        source(&self.model, self.load_format)
+    }
+
     /// The name of the format on the command line.
     pub(crate) fn format_name(&self) -> String {
         let value = self.load_format.to_possible_value();
@@ -288,7 +293,7 @@ fn load_with(
     prefill_tokens: Option<u32>,
     precision: Option<Precision>,
 ) -> Result<Loaded> {
-    let source = source(&args.model, args.load_format)?;
+    let source = args.source()?;
     let text = match &source {
         ModelSource::Checkpoint(path) => Some(read_text(path)?),
         ModelSource::Dummy { .. } => None,

@@ -2,6 +2,7 @@
 
 mod backend;
 mod open_files;
+mod tokenizer_folder;
 mod watched;
 
 pub(crate) use backend::Serving;
@@ -17,10 +18,10 @@ use clap::{Args, ValueEnum};
 use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;
-use model::{GraphExecutor, ModelConfig, Task};
+use model::{GraphExecutor, ModelConfig, ModelSource, Task};
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
-use server::{EventForm, KvEvents, Limits, Model, Reserved, Scorer, ServerConfig};
+use server::{EventForm, Grpc, KvEvents, Limits, Model, Reserved, Scorer, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -90,6 +91,12 @@ pub(crate) struct ServeArgs {
     /// map: events as vLLM from 0.24 on writes them; array: as before
     #[arg(long, value_name = "FORM", help_heading = "Fleet", default_value = "map")]
     kv_events_form: Form,
+    /// Serve vLLM's gRPC services on this address, such as 127.0.0.1:50051, for Dynamo's sidecar and other clients
+    ///
+    /// A model that is one GGUF file gets a folder with its tokenizer in Dacapo's cache. Keys, limits and draining are
+    /// those of HTTP.
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Fleet", value_parser = grpc_address)]
+    grpc: Option<SocketAddr>,
     /// Write a record of every step to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -105,6 +112,17 @@ enum Form {
     Map,
     /// Arrays
     Array,
+}
+
+/// The address of `HOST:PORT`.
+fn grpc_address(text: &str) -> Result<SocketAddr, String> {
+    if !server::HAS_GRPC {
+        return Err("this build cannot serve gRPC: build it with --features grpc".into());
+    }
+    let form = "expected HOST:PORT, such as 127.0.0.1:50051";
+    let (host, port) = text.rsplit_once(':').ok_or(form)?;
+    let port = port.parse().map_err(|_| form)?;
+    listen_address(host, port).map_err(|_| format!("{host}: no such address"))
 }
 
 /// The address of `tcp://HOST:PORT`; `*` is every interface.
@@ -151,6 +169,9 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     let target_gap = args.target_itl.map(|ms| 1000 * u64::from(ms));
     let cache_events = config.kv_events.is_some();
     let engine = EngineConfig { prefix_seed, target_gap, cache_events, ..loaded.engine_config() };
+    if let Some(grpc) = &mut config.grpc {
+        grpc.model_id = model_id(&args.load, &loaded)?;
+    }
     let info = about(&loaded);
     let model = model(args, &mut loaded);
     if !model.generates && config.limits.inflight == Limits::default().inflight {
@@ -164,6 +185,19 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
         note!("serving {name} at {url} (a page; the OpenAI API is at {url}v1)");
     })?;
     Ok(())
+}
+
+/// The model as routers find it: a folder with its tokenizer, or, of random weights, its name.
+fn model_id(load: &LoadArgs, loaded: &Loaded) -> Result<String> {
+    match load.source()? {
+        ModelSource::Checkpoint(path) => {
+            let folder = tokenizer_folder::of(&path, &loaded.config)?;
+            folder.into_os_string().into_string().map_err(|name| {
+                bad_input(format!("{}: --grpc needs a path in UTF-8", name.to_string_lossy()))
+            })
+        }
+        ModelSource::Dummy { .. } => Ok(loaded.name.clone()),
+    }
 }
 
 /// The URL of a bound address; one of every interface is shown as this machine.
@@ -194,6 +228,8 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         allowed_hosts: args.allowed_host.clone(),
         allow_origins: args.allow_origin.clone(),
         share_prefix_cache: args.share_prefix_cache,
+        // The model is known when it is loaded.
+        grpc: args.grpc.map(|listen| Grpc { listen, model_id: String::new() }),
         kv_events: kv_events(args)?,
         trim: Some(device::return_memory),
         trace: args.trace.clone(),

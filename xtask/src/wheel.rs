@@ -55,6 +55,7 @@ pub(crate) fn build(folders: &Folders) -> Result<PathBuf> {
         std::env::join_paths([tools.clone()].into_iter().chain(std::env::split_paths(&path)))?;
     let mut cargo = Command::new(tools.join("cargo-zigbuild"));
     cargo.args(["zigbuild", "--release", "--locked", "--package", "dacapo", "--package", "python"]);
+    cargo.args(["--features", "dacapo/grpc"]);
     cargo.arg("--target").arg(format!("{TARGET}.{GLIBC}"));
     succeed(cargo.current_dir(&folders.root).env("PATH", path))?;
     let wheel = pack(folders, &folders.release(), TAG)?;

@@ -26,6 +26,8 @@ pub struct ServerConfig {
     pub share_prefix_cache: bool,
     /// Limits on requests, memory and time.
     pub limits: Limits,
+    /// vLLM's gRPC services, if they are served; needs the feature `grpc`.
+    pub grpc: Option<Grpc>,
     /// Where changes of the prefix cache are published, if anywhere.
     pub kv_events: Option<KvEvents>,
     /// The file for step records, one JSON object per line.
@@ -41,6 +43,15 @@ pub struct ServerConfig {
     pub trim: Option<fn()>,
 }
 
+/// Where and as what the gRPC services are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// The listen address.
+    pub listen: SocketAddr,
+    /// The model as its clients find it: a folder with its tokenizer.
+    pub model_id: String,
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
@@ -50,6 +61,7 @@ impl Default for ServerConfig {
             allow_origins: Vec::new(),
             share_prefix_cache: false,
             limits: Limits::default(),
+            grpc: None,
             kv_events: None,
             trace: None,
             log_lines_dropped: Arc::default(),

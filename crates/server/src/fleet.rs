@@ -90,7 +90,8 @@ api_type! {
     }
 }
 
-fn version() -> String {
+/// This program and its version.
+pub(crate) fn version() -> String {
     concat!("dacapo ", env!("CARGO_PKG_VERSION")).into()
 }
 

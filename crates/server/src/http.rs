@@ -16,6 +16,8 @@ mod two;
 pub mod upgrade;
 mod write_timeout;
 
+#[cfg(feature = "grpc")]
+pub(crate) use body::receive;
 pub(crate) use body::{RequestBody, parse, read_json};
 pub(crate) use fields::Refused;
 
@@ -200,10 +202,13 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
 const CLIENT_LEFT: u16 = 499;
 
 /// Counts a request that is dropped before it is answered.
-struct Counted {
-    app: Arc<App>,
-    route: String,
-    answered: bool,
+pub(crate) struct Counted {
+    /// Where it is counted.
+    pub(crate) app: Arc<App>,
+    /// Its route.
+    pub(crate) route: String,
+    /// Whether it was answered, and counted by that.
+    pub(crate) answered: bool,
 }
 
 impl Drop for Counted {

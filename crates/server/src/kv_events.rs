@@ -26,11 +26,11 @@ use tokio::time::timeout;
 use zmtp::{Frame, Wire};
 
 /// Batches that wait to be encoded.
-const QUEUED: usize = 4096;
+pub(crate) const QUEUED: usize = 4096;
 /// Batches that a subscriber may be behind; one further behind skips some.
-const BEHIND: usize = 1024;
+pub(crate) const BEHIND: usize = 1024;
 /// Batches kept for replay, and their most bytes together.
-const KEPT: usize = 10_000;
+pub(crate) const KEPT: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
 /// Connections of subscribers and replays together.
 const CONNECTIONS: usize = 64;

@@ -46,6 +46,8 @@ mod describe;
 mod error;
 mod fleet;
 pub mod grammars;
+#[cfg(feature = "grpc")]
+mod grpc;
 pub mod http;
 mod kv_events;
 pub mod link;
@@ -60,10 +62,13 @@ mod trace;
 pub mod work;
 
 pub use app::{App, Model, Scorer};
-pub use config::{Limit, Limits, ServerConfig};
+pub use config::{Grpc, Limit, Limits, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use http::conn::Exit;
 pub use kv_events::{EventForm, KvEvents};
 pub use metrics::Metrics;
 pub use openapi::document;
 pub use serve::{Reserved, ServeError, Server, serve};
+
+/// Whether this build can serve gRPC (the feature `grpc`).
+pub const HAS_GRPC: bool = cfg!(feature = "grpc");

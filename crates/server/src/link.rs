@@ -95,8 +95,15 @@ pub(crate) enum Refusal {
 }
 
 pub(crate) enum Message {
-    Submit { requests: Vec<Request>, replies: tokio::sync::mpsc::Sender<Reply> },
+    Submit {
+        requests: Vec<Request>,
+        replies: tokio::sync::mpsc::Sender<Reply>,
+    },
+    /// The client has left.
     Cancel(Vec<RequestId>),
+    /// The client wants no more tokens, but the end.
+    #[cfg(feature = "grpc")]
+    End(Vec<RequestId>),
     AbortAll(String),
     Stop,
 }
@@ -211,6 +218,13 @@ impl Link {
             return Err(Refusal::Down(Health::Dead));
         }
         Ok(Call::new(inbox, first, count, self.messages.clone()))
+    }
+
+    /// Ends these requests, whose clients still get the end; those that have finished are ignored.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn end(&self, ids: Vec<RequestId>) {
+        // A closed channel means that the thread has ended, with all requests.
+        let _ = self.messages.send(Message::End(ids));
     }
 
     /// Cancels every live request, with a final reply that gives the reason.

@@ -1,13 +1,16 @@
 //! Starts a server, runs it and shuts it down.
 
 use crate::app::{App, Model};
-use crate::config::ServerConfig;
+use crate::config::{Limits, ServerConfig};
 use crate::http::conn::{self, Exit};
 use crate::http::router;
+#[cfg(feature = "grpc")]
+use crate::kv_events::KvEvents;
 use crate::kv_events::Publisher;
 use crate::link::{self, Factory, Health, Link};
 use crate::metrics::Metrics;
 use crate::trace::TraceWriter;
+use axum::Router;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -15,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
 
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -36,18 +40,32 @@ pub enum ServeError {
 /// An address that is reserved: no other process can listen on it, and connections are refused until
 /// the server listens.
 pub struct Reserved {
+    http: Socket,
+    grpc: Option<Socket>,
+}
+
+struct Socket {
     socket: TcpSocket,
     address: SocketAddr,
 }
 
 impl Reserved {
-    /// Reserves the address of a configuration.
+    /// Reserves the addresses of a configuration.
     pub fn new(config: &ServerConfig) -> Result<Self, ServeError> {
-        let address = config.listen;
-        let socket = bind(address).map_err(|e| ServeError::Listen(address, e))?;
-        Ok(Self { socket, address })
+        if config.grpc.is_some() && !crate::HAS_GRPC {
+            let text = "this build cannot serve gRPC: build it with --features grpc";
+            return Err(ServeError::Config(text.into()));
+        }
+        let reserve = |address| {
+            let socket = bind(address).map_err(|e| ServeError::Listen(address, e))?;
+            Ok(Socket { socket, address })
+        };
+        let grpc = config.grpc.as_ref().map(|grpc| reserve(grpc.listen)).transpose()?;
+        Ok(Self { http: reserve(config.listen)?, grpc })
     }
+}
 
+impl Socket {
     /// Listens, with a backlog of the connection limit (at most 4096). When the backlog is full, a
     /// client retries only after a second.
     fn listen(self, connections: u64) -> Result<TcpListener, ServeError> {
@@ -71,6 +89,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
 /// A server that listens but does not accept connections yet.
 pub struct Server {
     listener: TcpListener,
+    grpc: Option<(TcpListener, Router)>,
     app: Arc<App>,
     engine: JoinHandle<()>,
     kv_events: Option<(SocketAddr, Option<SocketAddr>)>,
@@ -104,15 +123,24 @@ impl Server {
         let kv_events = kv_events.map_err(ServeError::Threads)?;
         let dropped = &metrics.kv_event_batches_dropped;
         let sink = publisher.map(|publisher| publisher.start(dropped.clone()));
-        let listener = reserved.listen(config.limits.connections)?;
+        let listener = reserved.http.listen(config.limits.connections)?;
+        let grpc = reserved.grpc.map(|socket| socket.listen(config.limits.connections));
+        let grpc = grpc.transpose()?;
         let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace, sink);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
-        Ok(Self { listener, app: Arc::new(app), engine, kv_events })
+        let app = Arc::new(app);
+        let grpc = grpc.map(|listener| (listener, services(&app, config, kv_events)));
+        Ok(Self { listener, grpc, app, engine, kv_events })
     }
 
     /// The bound address, with the actual port if the configured one is 0.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// The bound address of the gRPC services, if they are served.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
     /// The bound addresses of KV events and of their replay, if they are published.
@@ -127,14 +155,53 @@ impl Server {
 
     /// Serves until `stop` resolves, then drains and ends the engine's thread.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Exit {
-        let Self { listener, app, engine, .. } = self;
-        let exit = conn::serve(listener, app.clone(), router(app.clone()), stop).await;
+        let Self { listener, grpc, app, engine, .. } = self;
+        let (tell, mut told) = watch::channel(false);
+        let stop = async move {
+            stop.await;
+            let _ = tell.send(true);
+        };
+        let limits = app.limits.clone();
+        let http = conn::serve(listener, app.clone(), router(app.clone()), limits.clone(), stop);
+        let grpc = async {
+            let Some((listener, services)) = grpc else { return Exit::Drained };
+            // A router sends all its requests over few connections.
+            let limits = Limits { streams: limits.streams.max(limits.inflight), ..limits.clone() };
+            let stopped = async move {
+                // An error means that the other has ended.
+                let _ = told.wait_for(|stopped| *stopped).await;
+            };
+            conn::serve(listener, app.clone(), services, limits, stopped).await
+        };
+        let exit = match tokio::join!(http, grpc) {
+            (Exit::Drained, Exit::Drained) => Exit::Drained,
+            _ => Exit::Cut,
+        };
         app.link.stop();
         // A hanging backend must not keep the process alive, so the wait is bounded.
         let ended = tokio::task::spawn_blocking(move || engine.join());
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
         exit
     }
+}
+
+/// The gRPC services. `kv_events` are the bound addresses.
+#[cfg(feature = "grpc")]
+fn services(
+    app: &Arc<App>,
+    config: &ServerConfig,
+    kv_events: Option<(SocketAddr, Option<SocketAddr>)>,
+) -> Router {
+    let events = config.kv_events.clone().zip(kv_events);
+    let events = events.map(|(events, (listen, replay))| KvEvents { listen, replay, ..events });
+    let model_id = config.grpc.as_ref().map_or_else(String::new, |grpc| grpc.model_id.clone());
+    crate::grpc::router(app.clone(), crate::grpc::Described { model_id, kv_events: events })
+}
+
+/// Nothing: [`Reserved::new`] refuses the address.
+#[cfg(not(feature = "grpc"))]
+fn services(_: &Arc<App>, _: &ServerConfig, _: Option<(SocketAddr, Option<SocketAddr>)>) -> Router {
+    Router::new()
 }
 
 /// Runs a server on its own runtime until SIGTERM or Ctrl-C, then drains. A second signal while

@@ -17,7 +17,7 @@ pub struct Keys {
 }
 
 /// Identifies the client for the prefix cache; 0 if the cache is shared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Caller(u64);
 
 impl Caller {

@@ -92,7 +92,11 @@ fn check_headers(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Receives the body within the time limit. A declared length is used only to refuse the body
 /// early.
-async fn receive(body: &mut Body, limits: &Limits, lease: &mut Lease) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn receive(
+    body: &mut Body,
+    limits: &Limits,
+    lease: &mut Lease,
+) -> Result<Vec<u8>, ApiError> {
     if body.size_hint().lower() > limits.body_bytes {
         return Err(ApiError::body_too_large(limits.body_bytes));
     }

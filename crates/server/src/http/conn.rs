@@ -41,9 +41,9 @@ pub(crate) async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     router: Router,
+    limits: Limits,
     stop: impl Future<Output = ()>,
 ) -> Exit {
-    let limits = app.limits.clone();
     let permits = Arc::new(Semaphore::new(limits.connections as usize));
     let streams = Arc::new(Semaphore::new(limits.connections as usize));
     let (closing, closed) = watch::channel(false);

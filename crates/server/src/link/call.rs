@@ -38,6 +38,12 @@ impl Call {
         Self { inbox, first, count, messages: Some(messages) }
     }
 
+    /// The engine's ids of its requests.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn ids(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.count
+    }
+
     /// The position of a request in the submitted list.
     pub fn position(&self, id: RequestId) -> usize {
         id.0.wrapping_sub(self.first) as usize

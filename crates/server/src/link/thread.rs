@@ -114,6 +114,8 @@ impl Worker {
                 // Subscribers may know blocks of an earlier engine.
                 sink.publish(vec![CacheEvent::Cleared]);
             }
+            // Routers ask for the size of the cache as soon as it is ready.
+            self.publish(&mut *backend);
             self.shared.set_health(Health::Ready);
             let before = self.shared.metrics.generated_tokens.get();
             let end = self.step_until_end(&mut *backend);
@@ -210,6 +212,11 @@ impl Worker {
                         self.events.push(Event::Cancel(id));
                     }
                 }
+            }
+            #[cfg(feature = "grpc")]
+            Message::End(ids) => {
+                let live = ids.into_iter().filter(|id| self.live.contains_key(id));
+                self.events.extend(live.map(Event::Cancel));
             }
             Message::AbortAll(why) => {
                 let ids: Vec<_> = self.live.keys().copied().collect();
@@ -336,6 +343,8 @@ impl Worker {
                 false
             }
             Message::Cancel(_) | Message::AbortAll(_) => false,
+            #[cfg(feature = "grpc")]
+            Message::End(_) => false,
             Message::Stop => true,
         }
     }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{Factory, Link};
 use server::{Exit, Model, Server, ServerConfig};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use text::bytes::ByteText;
@@ -17,6 +18,9 @@ use tokio::task::JoinHandle;
 pub(crate) struct Bed {
     pub(crate) target: Target,
     pub(crate) link: Link,
+    /// The address of the gRPC services.
+    #[cfg_attr(not(feature = "grpc"), expect(dead_code))]
+    pub(crate) grpc: Option<SocketAddr>,
     stop: Option<oneshot::Sender<()>>,
     ended: JoinHandle<Exit>,
 }
@@ -68,12 +72,12 @@ impl Bed {
     pub(crate) async fn serve(server: Server, config: &ServerConfig) -> Self {
         let url = format!("http://{}", server.address().unwrap());
         let target = Target::parse(&url, config.api_keys.first().cloned()).unwrap();
-        let link = server.link();
+        let (link, grpc) = (server.link(), server.grpc_address());
         let (stop, stopped) = oneshot::channel::<()>();
         let ended = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        let bed = Self { target, link, stop: Some(stop), ended };
+        let bed = Self { target, link, grpc, stop: Some(stop), ended };
         bed.until("the engine has started", || {
             bed.link.health().as_str() != "the engine is starting"
         })

@@ -14,6 +14,8 @@ mod echo;
 mod faults;
 mod fields;
 mod grammars;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod http2;
 mod kv_events;
 mod large;
