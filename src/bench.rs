@@ -4,6 +4,7 @@ mod cpu;
 mod decode;
 mod device;
 mod experts;
+mod kept;
 mod mix;
 mod mixed;
 mod nodes;
@@ -36,6 +37,7 @@ enum What {
     Nodes(nodes::NodesArgs),
     Prefill(prefill::PrefillArgs),
     Mixed(mixed::MixedArgs),
+    Kept(Box<kept::KeptArgs>),
     Quality(quality::QualityArgs),
     Replay(replay::ReplayArgs),
     Tune(tune::TuneArgs),
@@ -50,6 +52,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Nodes(args) => nodes::run(args, global),
         What::Prefill(args) => prefill::run(args, global),
         What::Mixed(args) => mixed::run(args, global),
+        What::Kept(args) => kept::run(args, global),
         What::Quality(args) => quality::run(args, global),
         What::Replay(args) => replay::run(args, global),
         What::Tune(args) => tune::run(args, global),

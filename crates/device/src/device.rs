@@ -48,6 +48,12 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     /// A copy in order with everything launched before, or, with `beside`, at the same time: then only what is
     /// launched from now on waits for it.
     fn copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()>;
+    /// Copies bytes on a stream of its own and waits for them on this thread. Nothing that is launched waits.
+    ///
+    /// # Safety
+    /// Every place is one of this device's memory or of the host's that stays until the call returns, `bytes` long, and
+    /// nothing else uses the targets or changes the sources meanwhile.
+    unsafe fn transfer(&self, pieces: &[Transfer], way: Way) -> Result<()>;
     /// Marks in the launched work, between which time can be measured.
     fn marks(&self, count: usize) -> Result<Box<dyn Marks>>;
     /// Prepares everything that the items need (compiles kernels), so that running allocates nothing.
@@ -68,6 +74,23 @@ pub(crate) trait Driver: Send + Sync + std::fmt::Debug {
     fn alive(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// A copy between two addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) bytes: usize,
+    /// One of them is host-mapped.
+    pub(crate) shared: bool,
+}
+
+/// Which way bytes go. Each has a stream of its own: a GPU copies both ways at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToHost,
+    ToDevice,
 }
 
 /// The kinds of device there are.
@@ -176,6 +199,60 @@ impl Device {
     /// what is launched from now on waits for it. Nothing that is running may use the target.
     pub fn copy_beside(&self, arena: &Arena, from: Span, to: Span) -> Result<()> {
         self.checked_copy(arena, from, to, true)
+    }
+
+    /// Copies spans to others of the same length, apart from all that is launched, and returns when that is done: call it
+    /// from another thread. Until then nothing may use the targets or change the sources, running or launched.
+    pub fn copy_apart(&self, arena: &Arena, copies: &[(Span, Span)]) -> Result<()> {
+        self.own(arena, "copy")?;
+        let host = |span: &Span| span.region == Region::HostMapped;
+        let transfer = |&(from, to): &(Span, Span)| {
+            Contract::check(&crate::op::Copy { from, to })?;
+            arena.inner.check("copy", from)?;
+            arena.inner.check("copy", to)?;
+            let [source, target] = [from, to].map(|span| arena.inner.address(span));
+            let (bytes, shared) = (from.len as usize, host(&from) || host(&to));
+            Ok(Transfer { from: source, to: target, bytes, shared })
+        };
+        let pieces = copies.iter().map(transfer).collect::<Result<Vec<_>>>()?;
+        let down = copies.first().is_some_and(|(_, to)| host(to));
+        let way = if down { Way::ToHost } else { Way::ToDevice };
+        // SAFETY: the spans were checked and are equally long; the arena stays, and the caller keeps others away.
+        unsafe { self.driver.transfer(&pieces, way) }
+    }
+
+    /// As [`Device::copy_apart`], from spans into consecutive bytes.
+    pub fn read_apart(&self, arena: &Arena, from: &[Span]) -> Result<Vec<u8>> {
+        from.iter().try_for_each(|&span| arena.inner.check("read", span))?;
+        let mut bytes = vec![0u8; from.iter().map(|span| span.len as usize).sum()];
+        let pieces = self.pieces(arena, from, bytes.as_mut_ptr() as u64, true)?;
+        // SAFETY: the spans were checked, `bytes` are as many as they are; the caller keeps others away.
+        unsafe { self.driver.transfer(&pieces, Way::ToHost) }?;
+        Ok(bytes)
+    }
+
+    /// As [`Device::copy_apart`], from consecutive bytes into spans.
+    pub fn write_apart(&self, arena: &Arena, to: &[Span], bytes: &[u8]) -> Result<()> {
+        let total: u64 = to.iter().map(|span| span.len).sum();
+        assert_eq!(bytes.len() as u64, total, "write of a different length");
+        let pieces = self.pieces(arena, to, bytes.as_ptr() as u64, false)?;
+        // SAFETY: as in `read_apart`.
+        unsafe { self.driver.transfer(&pieces, Way::ToDevice) }
+    }
+
+    /// Copies between spans and consecutive host bytes.
+    fn pieces(&self, arena: &Arena, spans: &[Span], host: u64, out: bool) -> Result<Vec<Transfer>> {
+        self.own(arena, "copy")?;
+        let mut at = host;
+        let piece = |&span: &Span| {
+            arena.inner.check("copy", span)?;
+            let (place, host) = (arena.inner.address(span), at);
+            at += span.len;
+            let (from, to) = if out { (place, host) } else { (host, place) };
+            let shared = span.region == Region::HostMapped;
+            Ok(Transfer { from, to, bytes: span.len as usize, shared })
+        };
+        spans.iter().map(piece).collect()
     }
 
     fn checked_copy(&self, arena: &Arena, from: Span, to: Span, beside: bool) -> Result<()> {

@@ -65,6 +65,12 @@ impl<X: Executor> Engine<X> {
                 self.make_way();
                 self.launch();
             }
+        } else if wait
+            && self.sched.out.is_empty()
+            && self.sched.in_flight() == 0
+            && let Some(store) = self.executor.store()
+        {
+            store.rest();
         }
         self.sched.check();
         std::mem::take(&mut self.sched.out)

@@ -58,6 +58,10 @@ pub trait Store {
     fn save(&mut self, page: Page, note: PageNote) -> bool;
     /// Begins to fill a page.
     fn load(&mut self, key: PageKey, page: Page);
+    /// Begins what [`Self::load`] was asked for since the last call, if it waited for more.
+    fn begin(&mut self) {}
+    /// Waits a moment for a copy under way: called when there is nothing else to do.
+    fn rest(&mut self) {}
     /// Adds the copies that are done.
     fn poll(&mut self, done: &mut Vec<Moved>);
     /// Ends all copies under way, done or not: when it returns, none touches a page any more.
@@ -102,5 +106,6 @@ impl<X: Executor> Engine<X> {
                 store.load(name, page);
             }
         }
+        store.begin();
     }
 }

@@ -145,7 +145,8 @@ fn page_store(
     how: &str,
     layout: &mut Layout,
 ) -> Result<Option<PageStore>, LoadError> {
-    let page_bytes = layout.bindings.kv.iter().map(KvLayer::page_bytes).sum::<u64>().max(1);
+    let caches: Vec<u64> = layout.bindings.kv.iter().map(KvLayer::page_bytes).collect();
+    let page_bytes = caches.iter().sum::<u64>().max(1);
     let host = options.keep.host_bytes.map(|bytes| {
         let bytes = (bytes / page_bytes).max(1) * page_bytes;
         layout.arena.alloc(Region::HostMapped, "kept pages", bytes)
@@ -160,7 +161,7 @@ fn page_store(
         }
     };
     let keeps = host.is_some() || disk.is_some();
-    Ok(keeps.then(|| PageStore::new(host, disk, page_bytes)))
+    Ok(keeps.then(|| PageStore::new(host, disk, caches)))
 }
 
 /// Puts a model on a device: lays out, seals, fills, records.

@@ -1,24 +1,32 @@
 //! Keeps evicted KV pages: in host memory that the device copies to and from, in a file, or in both.
 //!
-//! Host memory is pinned and part of the arena; copies run on the device's second stream. What is launched after a copy
-//! waits for it, so a page is complete before any step reads it, and is not overwritten before it was saved. What host
-//! memory gives up goes to the file. Reading and writing the file happens on the engine's thread.
+//! Threads of its own copy pages, read and write the file ([`mover`]); the engine's thread keeps the index and never
+//! waits for them. A page that is being filled is in no step, and one that is being saved is not changed, so no step
+//! waits for a copy either. A page is found only when all of it was saved. What host memory gives up goes to the file.
 
 mod disk;
 mod identity;
+mod lane;
 mod lru;
+mod mover;
 
 pub use disk::DiskError;
 pub(crate) use disk::{Disk, Shape};
 pub(crate) use identity::identity;
 
 use crate::executor::GraphExecutor;
-use device::{Arena, Device, Span};
+use device::Span;
+use disk::PageFile;
 use engine::exec::Page;
 use engine::pages::{CacheEvent, Medium, PageKey};
 use engine::store::{Moved, PageNote, Store, StoreUse};
 use lru::{Lru, Slot};
+use mover::{Done, Mover, Written};
+use std::collections::HashMap;
 use std::path::PathBuf;
+
+/// Most pages that are being saved: each stays in the device's cache until it was.
+const MOST_SAVES: usize = 64;
 
 /// Where evicted pages are kept; nowhere by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,12 +46,26 @@ struct Count {
     failed: u64,
 }
 
+/// What is being saved to a medium, and under which number: it may give way and come again meanwhile.
+type Pending = HashMap<PageKey, u64>;
+
 /// Pages in host memory.
 #[derive(Debug)]
 struct Host {
-    /// All slots, one after the other.
-    span: Span,
+    /// For each cache the pages of all slots, one after the other: pages in consecutive slots are one copy per cache.
+    areas: Vec<Span>,
     slots: Lru,
+    pending: Pending,
+    /// Slots that are being read or written, and how often.
+    busy: HashMap<Slot, u32>,
+    count: Count,
+}
+
+/// Pages in a file.
+#[derive(Debug)]
+struct Filed {
+    disk: Disk,
+    pending: Pending,
     count: Count,
 }
 
@@ -51,52 +73,142 @@ struct Host {
 #[derive(Debug)]
 pub(crate) struct PageStore {
     host: Option<Host>,
-    disk: Option<(Disk, Count)>,
-    /// Bytes of a page in every cache together.
-    page_bytes: u64,
+    filed: Option<Filed>,
+    /// Bytes of a page in each cache.
+    caches: Vec<u64>,
+    mover: Mover,
+    saves: usize,
+    /// Numbers saves.
+    ticket: u64,
+    /// What was asked for and not begun: from which slot of host memory into which page.
+    loads: Vec<(Slot, Page)>,
     done: Vec<Moved>,
     events: Vec<CacheEvent>,
 }
 
 impl PageStore {
-    /// Over slots in host memory and a file, or one of them.
-    pub(crate) fn new(host: Option<Span>, disk: Option<Disk>, page_bytes: u64) -> PageStore {
+    /// Over slots in host memory and a file, or one of them. `caches` are the bytes of a page in each cache.
+    pub(crate) fn new(host: Option<Span>, disk: Option<Disk>, caches: Vec<u64>) -> PageStore {
         let host = host.map(|span| {
-            let slots = u32::try_from(span.len / page_bytes).unwrap_or(u32::MAX);
-            Host { span, slots: Lru::new(slots), count: Count::default() }
+            let slots = span.len / caches.iter().sum::<u64>().max(1);
+            let mut at = 0;
+            let area = |bytes: &u64| {
+                let area = span.part(at, slots * bytes);
+                at += area.len;
+                area
+            };
+            let areas = caches.iter().map(area).collect();
+            let slots = Lru::new(u32::try_from(slots).unwrap_or(u32::MAX));
+            let (pending, busy) = (Pending::new(), HashMap::new());
+            Host { areas, slots, pending, busy, count: Count::default() }
         });
-        let mut store =
-            PageStore { host, disk: None, page_bytes, done: Vec::new(), events: Vec::new() };
+        let mut events = Vec::new();
         if let Some(disk) = &disk {
             let known = disk.notes().filter(|note| note.public);
-            known.for_each(|note| tell(&mut store.events, note, Medium::Disk));
+            known.for_each(|note| tell(&mut events, note, Medium::Disk));
         }
-        store.disk = disk.map(|disk| (disk, Count::default()));
-        store
+        let filed =
+            disk.map(|disk| Filed { disk, pending: Pending::new(), count: Count::default() });
+        PageStore {
+            host,
+            filed,
+            caches,
+            mover: Mover::new(),
+            saves: 0,
+            ticket: 0,
+            loads: Vec::new(),
+            done: Vec::new(),
+            events,
+        }
     }
 
-    fn place(&self, slot: Slot) -> Option<Span> {
-        let host = self.host.as_ref()?;
-        Some(host.span.part(u64::from(slot.0) * self.page_bytes, self.page_bytes))
+    /// The parts of a slot of host memory, one for each cache.
+    fn place(&self, slot: Slot) -> Vec<Span> {
+        let areas = self.host.iter().flat_map(|host| &host.areas);
+        let part = |(area, &bytes): (&Span, &u64)| area.part(u64::from(slot.0) * bytes, bytes);
+        areas.zip(&self.caches).map(part).collect()
     }
 
-    fn write_file(&mut self, note: PageNote, bytes: &[u8]) {
-        let Some((disk, count)) = &mut self.disk else { return };
-        if disk.slots().get(note.key).is_some() {
+    fn next_ticket(&mut self) -> u64 {
+        self.ticket += 1;
+        self.ticket
+    }
+
+    /// Takes a slot of the file for a page; `None` if the file has it or there is none.
+    fn file_slot(&mut self, note: &PageNote) -> Option<(std::sync::Arc<PageFile>, Slot, u64)> {
+        let ticket = self.next_ticket();
+        let filed = self.filed.as_mut()?;
+        if filed.disk.slots().get(note.key).is_some() {
+            return None;
+        }
+        let (slot, evicted) = filed.disk.slots().insert(note.clone());
+        if let Some(evicted) = evicted {
+            filed.count.evicted += 1;
+            // What was not whole yet was told to nobody.
+            if filed.pending.remove(&evicted.key).is_none() {
+                untell(&mut self.events, &evicted, Medium::Disk);
+            }
+        }
+        filed.pending.insert(note.key, ticket);
+        Some((filed.disk.file(), slot, ticket))
+    }
+
+    /// Takes what a thread did into the index.
+    fn take(&mut self, done: Done) {
+        for written in done.written {
+            self.written(written);
+        }
+        if let Some(page) = done.saved {
+            self.saves -= 1;
+            self.done.push(Moved::Saved(page));
+        }
+        for slot in done.slots {
+            let host = self.host.as_mut().expect("a slot of host memory");
+            let busy = host.busy.get_mut(&slot).expect("it was busy");
+            *busy -= 1;
+            if *busy == 0 {
+                host.busy.remove(&slot);
+            }
+        }
+        for (page, medium, key, whole) in done.loaded {
+            let count = match medium {
+                Medium::Disk => self.filed.as_mut().map(|filed| &mut filed.count),
+                _ => self.host.as_mut().map(|host| &mut host.count),
+            };
+            if let Some(count) = count {
+                *(if whole { &mut count.loaded } else { &mut count.failed }) += 1;
+            }
+            if let (false, Some(filed), Some(key)) = (whole, &mut self.filed, key)
+                && let Some(lost) = filed.disk.slots().remove(key)
+            {
+                untell(&mut self.events, &lost, Medium::Disk);
+            }
+            self.done.push(Moved::Loaded(page, whole));
+        }
+    }
+
+    /// A page was saved to a medium, or could not be.
+    fn written(&mut self, Written { medium, note, ticket, whole }: Written) {
+        let (slots, pending, count) = match medium {
+            Medium::Disk => {
+                let Some(filed) = &mut self.filed else { return };
+                (filed.disk.slots(), &mut filed.pending, &mut filed.count)
+            }
+            _ => {
+                let Some(host) = &mut self.host else { return };
+                (&mut host.slots, &mut host.pending, &mut host.count)
+            }
+        };
+        *(if whole { &mut count.saved } else { &mut count.failed }) += 1;
+        // It may have given way meanwhile.
+        if pending.get(&note.key) != Some(&ticket) {
             return;
         }
-        match disk.write(&note, bytes) {
-            Ok(evicted) => {
-                count.saved += 1;
-                if let Some(evicted) = evicted {
-                    count.evicted += 1;
-                    untell(&mut self.events, &evicted, Medium::Disk);
-                }
-                if note.public {
-                    tell(&mut self.events, &note, Medium::Disk);
-                }
-            }
-            Err(_) => count.failed += 1,
+        pending.remove(&note.key);
+        match whole {
+            true if note.public => tell(&mut self.events, &note, medium),
+            true => {}
+            false => drop(slots.remove(note.key)),
         }
     }
 
@@ -112,9 +224,9 @@ impl PageStore {
             failed: count.failed,
         };
         let host = self.host.as_ref().map(|host| of(Medium::Host, &host.slots, host.count));
-        let disk = self.disk.as_ref();
-        let disk = disk.map(|(disk, count)| of(Medium::Disk, disk.look(), *count));
-        host.into_iter().chain(disk).collect()
+        let filed = self.filed.as_ref();
+        let filed = filed.map(|filed| of(Medium::Disk, filed.disk.look(), filed.count));
+        host.into_iter().chain(filed).collect()
     }
 }
 
@@ -136,141 +248,149 @@ fn parts(executor: &GraphExecutor, page: Page) -> Vec<Span> {
     caches.map(|cache| part(cache.page_bytes(), cache.span)).collect()
 }
 
-/// Copies between the parts of a page and a place in host memory.
-fn copy(
-    (device, arena): (&Device, &Arena),
-    parts: &[Span],
-    place: Span,
-    save: bool,
-) -> device::Result<()> {
-    let mut at = 0;
-    for &part in parts {
-        let kept = place.part(at, part.len);
-        let (from, to) = if save { (part, kept) } else { (kept, part) };
-        device.copy_beside(arena, from, to)?;
-        at += part.len;
-    }
-    Ok(())
-}
-
 impl GraphExecutor {
     fn kept(&mut self) -> &mut PageStore {
         self.store.as_mut().expect("only an executor with a store is asked")
     }
 
-    /// Saves to host memory; false if that failed.
+    fn there(&self) -> mover::There {
+        (self.device().clone(), self.runners().arena().clone())
+    }
+
+    /// Begins to save to host memory; false if the slot that would give way is in use.
     fn save_host(&mut self, page: Page, note: PageNote) -> bool {
-        let parts = parts(self, page);
-        let host = self.kept().host.as_mut().expect("the caller looked");
+        let (there, from) = (self.there(), parts(self, page));
+        let store = self.kept();
+        let host = store.host.as_mut().expect("the caller looked");
+        if host.slots.oldest().is_some_and(|slot| host.busy.contains_key(&slot)) {
+            return false;
+        }
         let (slot, evicted) = host.slots.insert(note.clone());
-        host.count.saved += 1;
-        let place = self.kept().place(slot).expect("it has host memory");
+        *host.busy.entry(slot).or_default() += 1;
+        let mut retired = None;
         if let Some(evicted) = evicted {
-            let store = self.kept();
+            host.count.evicted += 1;
             untell(&mut store.events, &evicted, Medium::Host);
-            store.host.as_mut().expect("looked at above").count.evicted += 1;
-            if store.disk.is_some() {
-                // Waits for the steps under way, and the copy that filled it.
-                match self.device().read(self.runners().arena(), place) {
-                    Ok(bytes) => self.kept().write_file(evicted, &bytes),
-                    Err(_) => return false,
-                }
-            }
+            retired = store.file_slot(&evicted).map(|at| (evicted, at));
         }
-        let there = (self.device(), self.runners().arena());
-        let copied = copy(there, &parts, place, true).is_ok();
-        let store = self.kept();
-        let host = store.host.as_mut().expect("looked at above");
-        match copied {
-            true if note.public => tell(&mut store.events, &note, Medium::Host),
-            true => {}
-            false => {
-                host.slots.remove(note.key);
-                host.count.failed += 1;
-            }
-        }
-        copied
+        let ticket = store.next_ticket();
+        let host = store.host.as_mut().expect("the caller looked");
+        host.pending.insert(note.key, ticket);
+        let to = store.place(slot);
+        store.mover.save(there, page, (from, to, slot), (note, ticket), retired);
+        true
     }
 
-    /// Saves to the file.
-    fn save_disk(&mut self, page: Page, note: PageNote) {
-        let read = self.device().read_all(self.runners().arena(), &parts(self, page));
+    /// Begins to save to the file.
+    fn save_disk(&mut self, page: Page, note: PageNote) -> bool {
+        let (there, from) = (self.there(), parts(self, page));
         let store = self.kept();
-        match (read, &mut store.disk) {
-            (Ok(bytes), _) => store.write_file(note, &bytes),
-            (Err(_), Some((_, count))) => count.failed += 1,
-            (Err(_), None) => {}
-        }
-    }
-
-    fn load_host(&mut self, slot: Slot, page: Page) -> bool {
-        let place = self.kept().place(slot).expect("it has host memory");
-        let parts = parts(self, page);
-        let there = (self.device(), self.runners().arena());
-        let copied = copy(there, &parts, place, false).is_ok();
-        let host = self.kept().host.as_mut().expect("the caller looked");
-        *(if copied { &mut host.count.loaded } else { &mut host.count.failed }) += 1;
-        copied
-    }
-
-    fn load_disk(&mut self, key: PageKey, page: Page) -> bool {
-        let parts = parts(self, page);
-        let store = self.kept();
-        let Some((disk, count)) = &mut store.disk else { return false };
-        let bytes = match disk.read(key) {
-            Ok(bytes) => bytes,
-            Err(lost) => {
-                if let Some(lost) = lost {
-                    count.failed += 1;
-                    untell(&mut store.events, &lost, Medium::Disk);
-                }
-                return false;
+        match store.file_slot(&note) {
+            Some((file, slot, ticket)) => {
+                store.mover.write(there, page, from, (note, ticket), (file, slot));
             }
-        };
-        count.loaded += 1;
-        self.device().write_all(self.runners().arena(), &parts, &bytes).is_ok()
+            None => return false,
+        }
+        true
     }
 }
 
 impl Store for GraphExecutor {
     fn has(&mut self, key: PageKey) -> bool {
         let store = self.kept();
-        let host = store.host.as_mut().is_some_and(|host| host.slots.get(key).is_some());
-        host || store.disk.as_mut().is_some_and(|(disk, _)| disk.slots().get(key).is_some())
+        let host = store
+            .host
+            .as_mut()
+            .is_some_and(|host| !host.pending.contains_key(&key) && host.slots.get(key).is_some());
+        host || store.filed.as_mut().is_some_and(|filed| {
+            !filed.pending.contains_key(&key) && filed.disk.slots().get(key).is_some()
+        })
     }
 
     fn save(&mut self, page: Page, note: PageNote) -> bool {
-        match self.kept().host.is_some() {
-            true => drop(self.save_host(page, note)),
-            false => self.save_disk(page, note),
+        let store = self.kept();
+        let known = |pending: &Pending| pending.contains_key(&note.key);
+        if store.host.as_ref().is_some_and(|host| known(&host.pending))
+            || store.filed.as_ref().is_some_and(|filed| known(&filed.pending))
+        {
+            // The same is being saved from another page.
+            store.done.push(Moved::Saved(page));
+            return true;
         }
-        // What is launched from now on waits for the copy.
-        self.kept().done.push(Moved::Saved(page));
-        true
+        if store.saves >= MOST_SAVES {
+            return false;
+        }
+        let begun = match store.host.is_some() {
+            true => self.save_host(page, note),
+            false => self.save_disk(page, note),
+        };
+        self.kept().saves += usize::from(begun);
+        begun
     }
 
     fn load(&mut self, key: PageKey, page: Page) {
-        let host = self.kept().host.as_mut().and_then(|host| host.slots.get(key));
-        let whole = match host {
-            Some(slot) => self.load_host(slot, page),
-            None => self.load_disk(key, page),
+        let store = self.kept();
+        if let Some(host) = &mut store.host
+            && !host.pending.contains_key(&key)
+            && let Some(slot) = host.slots.get(key)
+        {
+            *host.busy.entry(slot).or_default() += 1;
+            return store.loads.push((slot, page));
+        }
+        let filed = store.filed.as_mut();
+        let slot = filed.and_then(|filed| Some((filed.disk.slots().get(key)?, filed.disk.file())));
+        let Some((slot, file)) = slot else {
+            return store.done.push(Moved::Loaded(page, false));
         };
-        self.kept().done.push(Moved::Loaded(page, whole));
+        let (there, to) = (self.there(), parts(self, page));
+        self.kept().mover.read(there, page, to, (file, slot, key));
+    }
+
+    fn begin(&mut self) {
+        let loads = std::mem::take(&mut self.kept().loads);
+        if loads.is_empty() {
+            return;
+        }
+        let pages: Vec<Vec<Span>> = loads.iter().map(|(_, page)| parts(self, *page)).collect();
+        let there = self.there();
+        let store = self.kept();
+        let places = loads.iter().map(|(slot, _)| store.place(*slot)).collect();
+        store.mover.load(there, loads, places, pages);
     }
 
     fn poll(&mut self, done: &mut Vec<Moved>) {
-        done.append(&mut self.kept().done);
+        let store = self.kept();
+        while let Some(found) = store.mover.poll() {
+            store.take(found);
+        }
+        done.append(&mut store.done);
+    }
+
+    fn rest(&mut self) {
+        let store = self.kept();
+        if store.done.is_empty()
+            && let Some(found) = store.mover.wait_a_moment()
+        {
+            store.take(found);
+        }
     }
 
     fn abandon(&mut self) {
         let store = self.kept();
+        store.loads.clear();
+        for done in store.mover.finish_all() {
+            store.take(done);
+        }
         store.done.clear();
+        store.saves = 0;
         // A copy to host memory may have failed with the device, so none of them is trusted.
         if let Some(host) = &mut store.host {
             let empty = Lru::new(host.slots.room());
             let lost = std::mem::replace(&mut host.slots, empty);
             lost.notes().for_each(|note| untell(&mut store.events, note, Medium::Host));
             host.count.failed += lost.len() as u64;
+            host.pending.clear();
+            host.busy.clear();
         }
     }
 

@@ -8,7 +8,7 @@ use super::pool::Pool;
 use super::step::{Scratch, Step, Team};
 use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
-use crate::device::{DeviceKind, Driver};
+use crate::device::{DeviceKind, Driver, Transfer, Way};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
 use crate::stopwatch::Marks;
 use crate::{Arena, Error, Look, Region, Result, Span};
@@ -246,6 +246,15 @@ impl Driver for CpuDriver {
         executor.meet();
         // SAFETY: both spans were checked and do not overlap; no replay runs while the lock is held.
         unsafe { copy_bytes(from as *const u8, to as *mut u8, bytes, shared) };
+        Ok(())
+    }
+
+    unsafe fn transfer(&self, pieces: &[Transfer], _way: Way) -> Result<()> {
+        for piece in pieces {
+            let (from, to) = (piece.from as *const u8, piece.to as *mut u8);
+            // SAFETY: the caller's promise; all memory is the host's.
+            unsafe { copy_bytes(from, to, piece.bytes, piece.shared) };
+        }
         Ok(())
     }
 

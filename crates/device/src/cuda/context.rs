@@ -5,6 +5,7 @@ use super::cache::Cache;
 use super::launch::{Target, arch};
 use super::library;
 use super::tuned::Tuned;
+use crate::device::{Transfer, Way};
 use crate::{Error, Result, notice};
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -79,6 +80,8 @@ pub(crate) struct Context {
     /// A stream for copies that need not wait for `stream`, and the event that `stream` then waits for; created on
     /// first use.
     beside: OnceLock<(Stream, Event)>,
+    /// Streams for copies that nothing waits for but the thread that asked, one each way; created on first use.
+    apart: [OnceLock<Stream>; 2],
 }
 
 // SAFETY: driver handles may be used from any thread; `bind` makes the context current first.
@@ -105,7 +108,14 @@ impl Context {
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
         bind(api, raw)?;
         let stream = Stream::new(api)?;
-        Ok(Arc::new(Context { api, gpu, raw, stream, beside: OnceLock::new() }))
+        Ok(Arc::new(Context {
+            api,
+            gpu,
+            raw,
+            stream,
+            beside: OnceLock::new(),
+            apart: Default::default(),
+        }))
     }
 
     /// Makes the context current on this thread; every path into the driver starts here.
@@ -129,6 +139,29 @@ impl Context {
         done.record(stream)?;
         // SAFETY: both belong to this context; the event was just recorded.
         unsafe { api.cuStreamWaitEvent(self.stream.raw, done.raw, 0) }
+    }
+
+    /// Copies on a stream of its own, and waits for that.
+    ///
+    /// # Safety
+    /// As [`crate::device::Driver::transfer`].
+    pub(crate) unsafe fn transfer(&self, pieces: &[Transfer], way: Way) -> Result<()> {
+        let api = self.bind()?;
+        let lane = &self.apart[way as usize];
+        if lane.get().is_none() {
+            // If another thread was faster, this stream is dropped.
+            drop(lane.set(Stream::new(api)?));
+        }
+        let stream = lane.get().expect("set above").raw;
+        let issue = |piece: &Transfer| {
+            // SAFETY: the caller's promise; addresses of the host are told apart by the driver.
+            unsafe { api.cuMemcpyAsync(piece.to, piece.from, piece.bytes, stream) }
+        };
+        let issued = pieces.iter().try_for_each(issue);
+        // Waited for even if one could not be issued: those before it use the same places.
+        // SAFETY: the stream lives as long as the context.
+        let waited = unsafe { api.cuStreamSynchronize(stream) };
+        issued.and(waited)
     }
 
     /// Waits for everything launched.

@@ -11,7 +11,7 @@ use super::memory::{CudaMemory, Staging};
 use super::record::{CudaGraph, Step, condition};
 use crate::arena::{ArenaInner, Memory};
 use crate::capture::CaptureState;
-use crate::device::{DeviceKind, Driver};
+use crate::device::{DeviceKind, Driver, Transfer, Way};
 use crate::graph::{Item, Node, RecordOptions, Recorded};
 use crate::stopwatch::Marks;
 use crate::{Arena, Error, Look, Result, Span};
@@ -215,6 +215,11 @@ impl Driver for Cuda {
         let (api, stream) = (self.context().bind()?, self.context().stream.raw);
         // SAFETY: both spans were checked and are equally long.
         unsafe { api.cuMemcpyAsync(to_address, from_address, bytes, stream) }
+    }
+
+    unsafe fn transfer(&self, pieces: &[Transfer], way: Way) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.context().transfer(pieces, way) }
     }
 
     fn marks(&self, count: usize) -> Result<Box<dyn Marks>> {

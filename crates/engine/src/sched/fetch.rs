@@ -122,7 +122,9 @@ impl Scheduler {
             return Vec::new();
         }
         let take = |_: &PageKey| self.pool.take().expect("ensured above");
-        let pages: Vec<Page> = names.iter().map(take).collect();
+        let mut pages: Vec<Page> = names.iter().map(take).collect();
+        // Pages in a row are copied together.
+        pages.sort_unstable();
         let sequence = &mut self.sequences[key];
         sequence.cold.fetches += 1;
         let (arrival, tenant) = (sequence.cold.arrival, sequence.cold.spec.tenant);

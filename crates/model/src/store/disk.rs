@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes of a head, and of the file's first block.
 const HEAD: usize = 4096;
@@ -53,11 +54,17 @@ pub(crate) struct Shape {
     pub(crate) page_tokens: u32,
 }
 
-/// A file of pages.
+/// A file of pages, and what is where in it.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    file: File,
+    file: Arc<PageFile>,
     slots: Lru,
+}
+
+/// The file itself. Different slots may be read and written at once.
+#[derive(Debug)]
+pub(super) struct PageFile {
+    file: File,
     shape: Shape,
 }
 
@@ -93,12 +100,33 @@ impl Disk {
         if file.metadata().map_err(io)?.len() > most {
             file.set_len(most).map_err(io)?;
         }
-        let mut disk = Disk { file, slots: Lru::new(room), shape };
-        let found = disk.scan(room).map_err(io)?;
-        disk.slots = Lru::restore(room, found);
-        Ok(disk)
+        let file = PageFile { file, shape };
+        let slots = Lru::restore(room, file.scan(room).map_err(io)?);
+        Ok(Disk { file: Arc::new(file), slots })
     }
 
+    /// The file, for the thread that reads and writes it.
+    pub(super) fn file(&self) -> Arc<PageFile> {
+        self.file.clone()
+    }
+
+    /// What is where; looking a page up counts as a use.
+    pub(super) fn slots(&mut self) -> &mut Lru {
+        &mut self.slots
+    }
+
+    /// The same, to count.
+    pub(super) fn look(&self) -> &Lru {
+        &self.slots
+    }
+
+    /// Every page, pages before those that follow them if nothing was used since the file was opened.
+    pub(super) fn notes(&self) -> impl Iterator<Item = &PageNote> {
+        self.slots.notes()
+    }
+}
+
+impl PageFile {
     /// Pages found in the file whose pages before them are there too: others can never be reached.
     fn scan(&self, room: u32) -> io::Result<Vec<(Slot, PageNote)>> {
         let len = self.file.metadata()?.len();
@@ -133,40 +161,16 @@ impl Disk {
         HEAD as u64 + u64::from(slot.0) * (HEAD as u64 + self.shape.page_bytes)
     }
 
-    /// What is where; looking a page up counts as a use.
-    pub(super) fn slots(&mut self) -> &mut Lru {
-        &mut self.slots
-    }
-
-    /// The same, to count.
-    pub(super) fn look(&self) -> &Lru {
-        &self.slots
-    }
-
-    /// Every page, pages before those that follow them if nothing was used since the file was opened.
-    pub(super) fn notes(&self) -> impl Iterator<Item = &PageNote> {
-        self.slots.notes()
-    }
-
-    /// Writes a page; returns what gave way to it.
-    pub(super) fn write(&mut self, note: &PageNote, page: &[u8]) -> io::Result<Option<PageNote>> {
-        let (slot, evicted) = self.slots.insert(note.clone());
+    /// Writes a page into a slot.
+    pub(super) fn write(&self, slot: Slot, note: &PageNote, page: &[u8]) -> io::Result<()> {
         let at = self.at(slot);
-        let written = self
-            .file
-            .write_all_at(&[0; FIXED], at)
-            .and_then(|()| self.file.write_all_at(page, at + HEAD as u64))
-            .and_then(|()| self.file.write_all_at(&head(note, page), at));
-        if let Err(error) = written {
-            self.slots.remove(note.key);
-            return Err(error);
-        }
-        Ok(evicted)
+        self.file.write_all_at(&[0; FIXED], at)?;
+        self.file.write_all_at(page, at + HEAD as u64)?;
+        self.file.write_all_at(&head(note, page), at)
     }
 
-    /// The bytes of a page; an error with what was lost if they are damaged.
-    pub(super) fn read(&mut self, key: PageKey) -> Result<Vec<u8>, Option<PageNote>> {
-        let slot = self.slots.get(key).ok_or(None)?;
+    /// The bytes of a page; `None` if the slot does not have it whole.
+    pub(super) fn read(&self, slot: Slot, key: PageKey) -> Option<Vec<u8>> {
         let (mut head, mut page) = (vec![0; HEAD], vec![0; self.shape.page_bytes as usize]);
         let at = self.at(slot);
         let read = self.file.read_exact_at(&mut head, at);
@@ -175,7 +179,7 @@ impl Disk {
             && self.parse(&head).is_some_and(|(note, checksum)| {
                 note.key == key && *blake3::hash(&page).as_bytes() == checksum
             });
-        if whole { Ok(page) } else { Err(self.slots.remove(key)) }
+        whole.then_some(page)
     }
 
     /// What a head says, and the checksum of the page; `None` if the slot is empty or damaged.

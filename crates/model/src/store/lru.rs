@@ -5,7 +5,7 @@ use engine::store::PageNote;
 use std::collections::{BTreeMap, HashMap};
 
 /// A place for one page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Slot(pub(super) u32);
 
 /// A fixed number of slots; the least recently used gives way.
@@ -43,6 +43,15 @@ impl Lru {
         *used = self.clock;
         self.order.insert(self.clock, note);
         Some(*slot)
+    }
+
+    /// The slot that gives way next; `None` while there is room.
+    pub(super) fn oldest(&self) -> Option<Slot> {
+        if !self.free.is_empty() || self.fresh < self.room {
+            return None;
+        }
+        let (_, oldest) = self.order.first_key_value()?;
+        self.slots.get(&oldest.key).map(|(slot, _)| *slot)
     }
 
     /// A slot for a page that has none, and what gave way. There is room for one page at least.

@@ -27,6 +27,21 @@ fn page(n: u8) -> Vec<u8> {
     (0..PAGE).map(|at| (at as u8).wrapping_mul(n)).collect()
 }
 
+/// Both halves of what the store does, one after the other.
+impl Disk {
+    /// Writes a page; returns what gave way to it.
+    fn write(&mut self, note: &PageNote, page: &[u8]) -> io::Result<Option<PageNote>> {
+        let (slot, evicted) = self.slots.insert(note.clone());
+        self.file.write(slot, note, page).map(|()| evicted)
+    }
+
+    /// The bytes of a page; an error with what was lost if they are damaged.
+    fn read(&mut self, key: PageKey) -> Result<Vec<u8>, Option<PageNote>> {
+        let slot = self.slots.get(key).ok_or(None)?;
+        self.file.read(slot, key).ok_or_else(|| self.slots.remove(key))
+    }
+}
+
 fn keys(disk: &Disk) -> Vec<u8> {
     let mut keys: Vec<u8> = disk.notes().map(|note| note.key.0[0]).collect();
     keys.sort_unstable();
@@ -97,7 +112,7 @@ fn a_damaged_page_is_never_used() {
     for at in [0, 1, PAGE - 1] {
         let whole = page(1);
         let wrong = whole[at as usize] ^ 1;
-        let place = disk.at(Slot(0)) + HEAD as u64 + at;
+        let place = disk.file.at(Slot(0)) + HEAD as u64 + at;
         file.write_all_at(&[wrong], place).unwrap();
         assert_eq!(disk.read(PageKey([1; 16])), Err(Some(note(1, None))));
         assert_eq!(disk.read(PageKey([1; 16])), Err(None), "and is forgotten");
@@ -105,7 +120,7 @@ fn a_damaged_page_is_never_used() {
         assert_eq!(disk.read(PageKey([1; 16])).unwrap(), whole);
     }
     for at in [0, 9, 30, 45, 60, 85, HEAD as u64 - 1] {
-        let place = disk.at(Slot(1)) + at;
+        let place = disk.file.at(Slot(1)) + at;
         let mut byte = [0];
         file.read_exact_at(&mut byte, place).unwrap();
         file.write_all_at(&[byte[0] ^ 0x10], place).unwrap();
@@ -122,7 +137,7 @@ fn a_write_that_ends_early_leaves_no_page() {
     let folder = tempfile::tempdir().unwrap();
     let mut disk = open(folder.path(), 1);
     disk.write(&note(1, None), &page(1)).unwrap();
-    let (file, at) = (raw(folder.path()), disk.at(Slot(0)));
+    let (file, at) = (raw(folder.path()), disk.file.at(Slot(0)));
     drop(disk);
     // The head erased; the page written in part; the page written and no head.
     file.write_all_at(&[0; FIXED], at).unwrap();
