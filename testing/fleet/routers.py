@@ -1,5 +1,5 @@
 """A router from PyPI in front of several workers: cache-aware routing against round-robin, a worker that is killed,
-a worker that is drained.
+a worker that is drained. Dynamo is started by deploy/dynamo/run, which starts its workers too.
 
     python testing/fleet/routers.py smg --dacapo target/release/dacapo --cache .cache/fleet [--quick]
 """
@@ -11,26 +11,36 @@ import itertools
 import os
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
 
-from workers import Failed, Worker, complete, free_port, get, until
+from workers import Failed, Foreign, Worker, complete, free_port, get, model_arguments, until
 
 parser = argparse.ArgumentParser()
-parser.add_argument("router", choices=["smg", "sglang-router", "vllm-router"])
+parser.add_argument("router", choices=["smg", "sglang-router", "vllm-router", "dynamo"])
 parser.add_argument("--dacapo", required=True)
 parser.add_argument("--cache", required=True)
 parser.add_argument("--quick", action="store_true")
 args = parser.parse_args()
 
-REQUESTS = int(os.environ.get("REQUESTS", 180 if args.quick else 1000))
-PREFIXES = int(os.environ.get("PREFIXES", 24 if args.quick else 120))
+# Dynamo tokenizes, so it needs a model with a tokenizer.
+if args.router == "dynamo":
+    os.environ.setdefault("MODEL", "smollm2")
+REAL = os.environ.get("MODEL")
+# A real model takes a second of a core for a prompt of 1,024 tokens.
+SMALL = args.quick or REAL
+REQUESTS = int(os.environ.get("REQUESTS", 180 if SMALL else 1000))
+PREFIXES = int(os.environ.get("PREFIXES", 24 if SMALL else 120))
 WORKERS = int(os.environ.get("WORKERS", 3))
 PREFIX_TOKENS = 1024
 AT_ONCE = 8
-# Bytes of a token in the small model's cache: 2 layers, keys and values, one head of 32 numbers of 2 bytes.
-TOKEN_BYTES = int(os.environ.get("TOKEN_BYTES", 2 * 2 * 32 * 2))
+# What prompts are made of, each about a token: the small model's tokens are bytes, those of real models words.
+WORDS = "time year people way day man thing woman life child world school state family student group country".split()
+UNITS = [" " + word for word in WORDS] if REAL else list("abcdefghijklmnopqrstuvwxyz      ")
+# Bytes of a token in the cache: layers, keys and values, heads, numbers of 2 bytes; of the small model, and of SmolLM2.
+TOKEN_BYTES = int(os.environ.get("TOKEN_BYTES", 30 * 2 * 3 * 64 * 2 if REAL else 2 * 2 * 1 * 32 * 2))
 # A worker's cache holds a third of the prefixes.
 KV_CACHE = os.environ.get("KV_CACHE", str((PREFIXES // 3) * (PREFIX_TOKENS + 64) * TOKEN_BYTES))
 # Each has its own package, with its own programs.
@@ -41,10 +51,13 @@ COMMANDS = {
 }
 
 
-def workers():
-    more = ["--kv-cache", KV_CACHE, "--max-batch", "32"]
+def worker_flags():
     # After SIGTERM health checks fail while requests are still accepted, until the router has looked.
-    more += ["--limit", "leave_ms=3000"]
+    return ["--kv-cache", KV_CACHE, "--max-batch", "32", "--limit", "leave_ms=3000"]
+
+
+def workers():
+    more = worker_flags()
     started = [Worker(args.dacapo, args.cache, more) for _ in range(WORKERS)]
     return [worker.ready() for worker in started]
 
@@ -85,11 +98,60 @@ class Router:
         self.log.close()
 
 
+class Dynamo:
+    """The frontend, sidecars and workers that deploy/dynamo/run starts."""
+
+    def __init__(self, policy):
+        self.port, logs = free_port(), os.path.abspath(os.path.join(args.cache, f"dynamo-{policy}"))
+        shutil.rmtree(logs, ignore_errors=True)
+        self.url = f"http://127.0.0.1:{self.port}"
+        mode = "kv" if policy == "cache_aware" else "round-robin"
+        model, *rest = model_arguments(args.cache)
+        command = ["deploy/dynamo/run", model, "-n", str(WORKERS), "-p", str(self.port), "--", *rest]
+        command += ["--device", "cpu", "--threads", "1", "--max-context", "2048", *worker_flags()]
+        venv = os.path.join(args.cache, "dynamo")
+        more = {"DACAPO": os.path.abspath(args.dacapo), "DYNAMO_VENV": os.path.abspath(venv), "LOGS": logs, "MODE": mode}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more})
+        atexit.register(self.process.terminate)
+        self.behind = []
+        for line in self.process.stdout:
+            found = re.match(r"worker \d+: process (\d+), (\S+)", line)
+            if found:
+                self.behind.append(Foreign(int(found.group(1)), found.group(2)))
+            elif line.startswith(self.url):
+                break
+        else:
+            raise SystemExit(f"error: dynamo ended; see {logs}")
+        # What it says later is not needed, but must not block it.
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        self.model = re.search(r'"id":"([^"]+)"', get(self.behind[0].url + "/v1/models").replace(" ", "")).group(1)
+
+        def answers():
+            try:
+                return complete(self.url, self.model, "hello", 1) is not None
+            except Failed:
+                return False
+
+        until("dynamo answers", answers)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+def fleet(policy):
+    """Fresh workers and a router before them."""
+    if args.router == "dynamo":
+        router = Dynamo(policy)
+        return router.behind, router
+    behind = workers()
+    return behind, Router(behind, policy)
+
+
 def prompts(count, seed):
     """Prompts over shared prefixes, in random order."""
     dice = random.Random(seed)
-    letters = "abcdefghijklmnopqrstuvwxyz      "
-    prefixes = ["".join(dice.choices(letters, k=PREFIX_TOKENS)) for _ in range(PREFIXES)]
+    prefixes = ["".join(dice.choices(UNITS, k=PREFIX_TOKENS)) for _ in range(PREFIXES)]
     chosen = [prefixes[n % PREFIXES] for n in range(count)]
     dice.shuffle(chosen)
     return [f"{prefix} {number:06}" for number, prefix in enumerate(chosen)]
@@ -124,8 +186,7 @@ def hits(behind):
 
 def rate(policy):
     """The prefix hit rate of fresh workers behind a router."""
-    behind = workers()
-    router = Router(behind, policy)
+    behind, router = fleet(policy)
     try:
         failed = [error for _, error in load(router, REQUESTS, 1) if error]
         assert not failed, f"{len(failed)} of {REQUESTS} requests failed: {failed[0]}"
@@ -140,8 +201,7 @@ def rate(policy):
 
 def disturbed(what, happens, count):
     """The failures of a load during which something happens to the first worker."""
-    behind = workers()
-    router = Router(behind, "cache_aware")
+    behind, router = fleet("cache_aware")
     when = []
 
     def now():
@@ -153,7 +213,7 @@ def disturbed(what, happens, count):
         failed = [(began, error) for began, error in results if error]
         # A router needs a moment to see that a worker is gone.
         late = [error for began, error in failed if began > when[0] + 5]
-        assert behind[0].process.wait(timeout=60) in (0, -9), f"{what}: the worker's exit code"
+        behind[0].ended()
         unclear = [error for _, error in failed if not error.clear]
         print(f"{what}: {count - len(failed)} of {count} answered, {len(failed)} told that they failed")
         assert not unclear, f"{what}: {unclear[0]}"
@@ -171,9 +231,9 @@ def main():
     print(f"prefix hit rate: cache-aware {aware:.2f}, round-robin {turns:.2f}, {aware / turns:.1f} times")
     assert aware >= 2 * turns, "cache-aware routing should find twice as much"
     count = REQUESTS // 2
-    killed = disturbed("killed with SIGKILL", Worker.kill, count)
+    killed = disturbed("killed with SIGKILL", lambda worker: worker.kill(), count)
     assert len(killed) <= AT_ONCE, f"more failed than were under way: {killed[-1][1]}"
-    drained = disturbed("drained with SIGTERM", Worker.drain, count)
+    drained = disturbed("drained with SIGTERM", lambda worker: worker.drain(), count)
     assert not drained, f"{len(drained)} failed: {drained[0][1]}"
     print(f"{args.router}: ok, {time.monotonic() - began:.0f} s")
 

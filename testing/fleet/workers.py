@@ -105,6 +105,11 @@ class Worker:
         """SIGTERM; the worker must end by itself, without an error."""
         self.process.send_signal(signal.SIGTERM)
 
+    def ended(self):
+        """Waits for its end, which must be one that was asked for."""
+        code = self.process.wait(timeout=60)
+        assert code in (0, -9), f"the worker's exit code is {code}"
+
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -113,6 +118,28 @@ class Worker:
             except subprocess.TimeoutExpired:
                 self.kill()
         self.log.close()
+
+
+class Foreign:
+    """A worker that another program started."""
+
+    def __init__(self, pid, url):
+        self.pid, self.url = pid, url
+
+    metrics = Worker.metrics
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def drain(self):
+        os.kill(self.pid, signal.SIGTERM)
+
+    def ended(self):
+        """Waits for its end, which its parent sees."""
+        until("a worker ends", lambda: not os.path.exists(f"/proc/{self.pid}"), 60)
+
+    def stop(self):
+        """Its own program ends it."""
 
 
 class Failed(Exception):
@@ -148,7 +175,7 @@ def complete(url, model, prompt, tokens):
                 raise Failed(f"an error in the stream: {event['error']}", True)
             for choice in event["choices"]:
                 text += choice["text"]
-                finish = choice["finish_reason"] or finish
+                finish = choice.get("finish_reason") or finish
         # The connection ended before the stream did, which every client sees.
         raise Failed("the stream broke off", True)
     except (OSError, http.client.HTTPException) as error:
