@@ -22,7 +22,7 @@ use graph::config::Resolved;
 use graph::program::{Pooling, Program};
 use model::{
     Embedding, GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision,
-    Progress, Task, load_executor,
+    Progress, Speculation, Task, load_executor,
 };
 use serde::Serialize;
 use std::fmt;
@@ -69,6 +69,13 @@ pub(crate) struct LoadArgs {
     /// Do not share KV pages between requests with equal prefixes
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
+    // Not a doc comment, because rustdoc would parse the brackets as a link.
+    #[arg(long, value_name = "METHOD[:K]", help_heading = "Loading")]
+    #[arg(
+        help = "Verify up to K drafts (1 to 8) of each answer in one step; ngram: what followed the last tokens earlier \
+                [default K: 3]"
+    )]
+    spec: Option<Speculation>,
     /// auto: what the model's files say; embed: vectors of texts; rerank: scores of pairs by `yes` and `no`
     #[arg(long, value_name = "TASK", default_value = "auto", help_heading = "Loading")]
     task: TaskChoice,
@@ -309,6 +316,7 @@ fn load_with(
         keep: args.keep()?,
         precision: Some(precision.unwrap_or_else(|| global.precision(&*device.target()))),
         task: args.task.task(text.as_ref())?,
+        spec: args.spec,
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());

@@ -469,3 +469,24 @@ fn invalid_usage_gives_code_2_and_help_code_0() {
         assert!(help.contains("--device"), "{help}");
     }
 }
+
+/// A text that repeats part of its prompt: with drafts it is the same, in fewer steps.
+#[test]
+fn drafts_change_no_answer() {
+    let Some(model) = smollm2() else { return };
+    let prompt = "Repeat the following text exactly, word for word. Text: The quick brown fox jumps over the \
+                  lazy dog. A journey of a thousand miles begins with a single step.";
+    let text = |flags: &[&str]| {
+        let how = ["run", model, "--numerics", "exact", "--temperature", "0", "-n", "40"];
+        let args = [&how, &["-p", prompt][..], flags].concat();
+        succeeds(dacapo(&args).output().unwrap()).0
+    };
+    let wanted = text(&[]);
+    assert!(wanted.len() > 40, "{wanted}");
+    assert_eq!(text(&["--spec", "ngram:4"]), wanted);
+    for wrong in ["medusa", "ngram:0", "ngram:9", "ngram:x"] {
+        let output = dacapo(&["run", model, "--spec", wrong, "-p", "a"]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains("--spec"), "{error}");
+    }
+}

@@ -272,6 +272,7 @@ impl<'a> Steady<'a> {
                 len: context,
                 last_token: seat + 1,
                 params: SeatParams::greedy(),
+                history: Vec::new(),
             })
             .collect();
         // Pages of a sequence are scattered, as on a server that has run for a while.

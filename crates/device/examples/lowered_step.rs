@@ -249,7 +249,7 @@ fn main() {
         head_in = last;
     }
     step.push("head", None, linear(head_in, head, Some(final_norm), Epilogue::Store, logits));
-    step.push("sample", None, Op::Sample(Sample { logits, state, scratch: None, rows }));
+    step.push("sample", None, Op::Sample(Sample { logits, state, scratch: None, rows, q_len: 1 }));
     if args[4] == "persistent" {
         merge_layers(&mut step);
     }

@@ -149,6 +149,7 @@ struct Counts {
     pages: u32,
     biases: u32,
     seen: u32,
+    history: u32,
 }
 
 /// A row of a step, as the mail gives it.
@@ -231,6 +232,17 @@ impl<W: Words> Letter<'_, W> {
         self.put(at + 4, params);
         self.counts.joins = count;
         self.count(header::JOINS, count);
+        Ok(())
+    }
+
+    /// The tokens in the pages of the sequence that joined last, where the device keeps them.
+    pub fn history(&mut self, tokens: &[u32]) -> Result<()> {
+        let held = self.counts.history;
+        let count = fits("history", held as usize + tokens.len(), self.layout.history_cap)?;
+        self.put(self.layout.history + held, tokens);
+        self.counts.history = count;
+        let join = self.counts.joins.checked_sub(1).expect("a sequence joined");
+        self.put(self.layout.joins + join * JOIN_WORDS + 3, &[count - held]);
         Ok(())
     }
 

@@ -142,6 +142,8 @@ pub struct StepShape {
     pub rows: u32,
     /// Tokens of the bucket.
     pub tokens: u32,
+    /// Tokens of every row of a decode step; 1 for prefill steps, whose rows have any number.
+    pub q_len: u32,
     /// Every row has exactly one token.
     pub single: bool,
 }

@@ -13,6 +13,7 @@ pub(crate) mod add_gated;
 pub(crate) mod attention;
 mod check;
 pub(crate) mod copy;
+pub(crate) mod draft;
 pub(crate) mod embed;
 pub(crate) mod experts;
 pub(crate) mod fill;
@@ -47,6 +48,8 @@ use serde::{Deserialize, Serialize};
 ops! { ($)
     /// Applies the mail and derives the step's tables.
     prologue::Prologue = "prologue";
+    /// Drafts tokens from the sequences themselves.
+    draft::Draft = "draft";
     /// Gathers embedding rows.
     embed::Embed = "embed" with Lookup;
     /// Normalises rows.

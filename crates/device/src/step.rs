@@ -90,13 +90,20 @@ pub mod row {
     pub const PROMPT: u32 = 2;
     /// The row has an allowed-token mask in the mail.
     pub const MASKED: u32 = 4;
+    /// The lowest bit of a number: how many drafts the row may accept in a step that verifies some.
+    pub const DRAFTS: u32 = 8;
+
+    /// The drafts that a row with these flags may accept.
+    pub const fn drafts(flags: u32) -> u32 {
+        flags >> DRAFTS
+    }
 }
 
 /// A prompt token of `GIVEN_ROW` + r selects row r of the input rows that the embedding reads ([`crate::op::Embed`]),
 /// instead of a row of its table.
 pub const GIVEN_ROW: u32 = 1 << 31;
 
-/// Words of a join record: seat, len, last token, 0, then the parameters.
+/// Words of a join record: seat, len, last token, tokens of it in the mail's history, then the parameters.
 pub const JOIN_WORDS: u32 = 4 + PARAM_WORDS;
 
 /// Word offsets in the `counts` tensor, written by the prologue for every other op of the step.
@@ -197,7 +204,8 @@ pub mod ring {
     pub const AGAIN: u32 = 3;
     /// Words of the header.
     pub const HEADER_WORDS: u32 = 16;
-    /// Words of a place: token, flags, f32 log-probability, 0, then [`super::MAX_TOP`] pairs.
+    /// Words of a place: token, flags, f32 log-probability, in a row's first place the drafts that were verified, then
+    /// [`super::MAX_TOP`] pairs.
     pub const PLACE_WORDS: u32 = 4 + 2 * super::MAX_TOP;
     /// Flag: the place has a token.
     pub const SAMPLED: u32 = 1;
@@ -279,6 +287,13 @@ pub struct StepState {
     pub kv_slot: Tensor,
     /// Per token: its row (pad tokens: `rows` limit).
     pub token_row: Tensor,
+    /// Per seat: the tokens of its sequence up to the one that it feeds next, by position. Only where rows return several
+    /// tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<Tensor>,
+    /// Per row: drafts of this step that it may accept (pad rows: 0). Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_drafts: Option<Tensor>,
     /// Two mail banks, host-mapped.
     pub mail: [Span; 2],
     /// [`ring::ENTRIES`] entries, host-mapped.
@@ -314,6 +329,10 @@ pub struct MailLayout {
     pub seen: u32,
     /// Seen entries that fit.
     pub seen_cap: u32,
+    /// Tokens of sequences that join, one sequence after the other.
+    pub history: u32,
+    /// Tokens that fit there; 0 where rows return one token.
+    pub history_cap: u32,
     /// Masks: one row of `mask_words` per row of the step.
     pub masks: u32,
     /// Words of a mask.
@@ -354,6 +373,9 @@ impl StepState {
         let position = words("position", 1, limits.tokens);
         let kv_slot = words("kv_slot", 1, limits.tokens);
         let token_row = words("token_row", 1, limits.tokens);
+        let several = limits.tokens_per_row > 1;
+        let history = several.then(|| words("history", seats, limits.context()));
+        let row_drafts = several.then(|| words("row_drafts", 1, limits.rows));
         let bank = u64::from(limits.mail_layout().words) * 4;
         let mail =
             [alloc(Region::HostMapped, "mail", bank), alloc(Region::HostMapped, "mail", bank)];
@@ -379,6 +401,8 @@ impl StepState {
             position,
             kv_slot,
             token_row,
+            history,
+            row_drafts,
             mail,
             ring,
             leave,

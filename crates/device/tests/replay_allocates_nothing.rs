@@ -93,7 +93,7 @@ fn a_decode_step() {
         linear(attended, w_out, x, Epilogue::Residual(x)),
         linear(x, w_up, hidden, Epilogue::GateMul(Activation::Silu)),
         linear(hidden, table, logits, Epilogue::Store),
-        node(Op::Sample(Sample { logits, state, scratch: None, rows: ROWS })),
+        node(Op::Sample(Sample { logits, state, scratch: None, rows: ROWS, q_len: 1 })),
     ];
     let arena = device.seal(open).expect("memory");
     let mut recording = device.record(&arena, "step", RecordOptions::default()).expect("idle");

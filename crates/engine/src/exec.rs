@@ -188,6 +188,8 @@ pub struct Join {
     pub last_token: Token,
     /// How its tokens are chosen.
     pub params: SeatParams,
+    /// The tokens in its pages, for a device whose rows may return several tokens: it drafts from them. Else empty.
+    pub history: Vec<Token>,
 }
 
 /// Sampling parameters as the device keeps them, one record per seat.

@@ -68,8 +68,8 @@ pub struct EngineConfig {
     pub gather: u32,
     /// Steps launched ahead of results; the executor's depth limits it further.
     pub depth: usize,
-    /// Most tokens that count for penalties in the joins of one step, unless one join alone has
-    /// more: a device's mail holds no more.
+    /// Most tokens that count for penalties in the joins of one step, and most tokens of their histories, unless one
+    /// join alone has more: a device's mail holds no more.
     pub max_seen: u32,
     /// How often a failed launch is retried before the device is restarted.
     pub launch_retries: u32,
@@ -241,6 +241,8 @@ pub(crate) struct Scheduler {
     forming: Flight,
     /// Tokens for penalties in the joins of the step being formed.
     seen: u32,
+    /// Tokens of histories in these joins.
+    told: u32,
     /// Cost of its masks so far.
     mask_cost: u64,
     /// Sequences that got no mask because the step's mask cost was used up, the longest wait first.
@@ -314,6 +316,7 @@ impl Scheduler {
             step: Step::default(),
             forming: Flight::default(),
             seen: 0,
+            told: 0,
             mask_cost: 0,
             unmasked: VecDeque::new(),
             mask_first: None,

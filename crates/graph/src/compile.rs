@@ -3,6 +3,7 @@
 //! | pass | does |
 //! |---|---|
 //! | [`fold`] | additions and activations are fused with the linear before them, the prologue is put in front |
+//! | `draft` | a step that verifies drafts gets the op that makes them, after the prologue |
 //! | [`fuse`] | norms are fused with linears, rope with attention, where the target has such kernels |
 //! | `rotate` | rope is fused with the linear before it, where the target has such a kernel; after `bind` |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
@@ -17,6 +18,7 @@
 
 pub mod bind;
 pub(crate) mod choose;
+pub(crate) mod draft;
 pub mod fold;
 pub mod fuse;
 pub mod mark;
@@ -191,7 +193,7 @@ pub fn schedule(
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
-    let steps = fold::fold(program);
+    let steps = draft::draft(fold::fold(program), key);
     let steps = fuse::fuse(program, steps, key, fusion(target, key));
     let steps = order::drop_idle_gathers(steps, key);
     let steps = order::order(steps)?;

@@ -249,6 +249,7 @@ impl Resolved {
             options: RecordOptions { dependent_launch: self.pdl },
             prep: if phase == Phase::Decode { self.prep } else { Prep::Device },
             steps: if phase == Phase::Decode { self.steps } else { 1 },
+            q_lens: Vec::new(),
         })
     }
 

@@ -118,6 +118,14 @@ impl ShapeKey {
         ShapeKey { q_len, ..Self::new(Phase::Decode, rows.saturating_mul(q_len), rows) }
     }
 
+    /// The same rows with `q_len` tokens each, if it is a decode step.
+    pub(crate) const fn with_q_len(self, q_len: u32) -> ShapeKey {
+        match self.phase {
+            Phase::Decode => ShapeKey { q_len, tokens: self.rows.saturating_mul(q_len), ..self },
+            Phase::Prefill => self,
+        }
+    }
+
     /// Whether every row has exactly one token.
     pub fn single(&self) -> bool {
         self.phase == Phase::Decode && self.q_len == 1

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub enum Dim {
     /// Tokens of the step.
     Tokens,
-    /// Rows (sequences) of the step.
+    /// Rows (sequences) of the step; in a decode step its tokens, because each of them is sampled after.
     Rows,
     /// A constant.
     Const(u32),
@@ -33,8 +33,8 @@ impl Dim {
     /// The length in a bucket.
     pub fn size(self, key: &crate::ShapeKey) -> u32 {
         match self {
-            Dim::Tokens => key.tokens,
-            Dim::Rows => key.rows,
+            Dim::Rows if key.phase == Phase::Prefill => key.rows,
+            Dim::Tokens | Dim::Rows => key.tokens,
             Dim::Const(n) => n,
         }
     }

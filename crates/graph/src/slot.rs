@@ -27,6 +27,8 @@ pub(crate) enum Length {
     SeatPages,
     /// One word per seat and token of the vocabulary.
     SeatVocab,
+    /// One word per seat and position.
+    SeatContext,
     /// One word per row, and this many more.
     Rows(u32),
     /// One word per token.
@@ -44,6 +46,7 @@ impl Length {
             Length::Seats(each) => seats * u64::from(each),
             Length::SeatPages => seats * u64::from(limits.pages_per_seat),
             Length::SeatVocab => seats * u64::from(limits.vocab),
+            Length::SeatContext => seats * u64::from(limits.context()),
             Length::Rows(more) => u64::from(limits.rows + more),
             Length::Tokens => u64::from(limits.tokens),
             Length::Fixed(words) => u64::from(words),
@@ -108,15 +111,8 @@ macro_rules! slots {
             dtype: DType::U32,
             length: $length,
             padding: $padding,
-            table: |state| Some(state.$name),
-        },)* Slot {
-            name: "seen",
-            owner: Owner::Sampler,
-            dtype: DType::U32,
-            length: Length::SeatVocab,
-            padding: Padding::Keep,
-            table: |state| state.seen,
-        }];
+            table: |state| state.$name.into(),
+        },)*];
     };
 }
 
@@ -137,6 +133,9 @@ slots! {
     position: Prologue, Length::Tokens, Padding::Zero;
     kv_slot: Prologue, Length::Tokens, Padding::ScratchPage;
     token_row: Prologue, Length::Tokens, Padding::Sentinel(Sentinel::RowLimit);
+    seen: Sampler, Length::SeatVocab, Padding::Keep;
+    history: Sampler, Length::SeatContext, Padding::Keep;
+    row_drafts: Prologue, Length::Rows(0), Padding::Keep;
 }
 
 /// A pad entry that breaks its slot's padding policy.
@@ -219,7 +218,7 @@ mod tests {
             page_size: 16,
             vocab: 100,
             penalties: true,
-            tokens_per_row: 1,
+            tokens_per_row: 3,
         }
     }
 

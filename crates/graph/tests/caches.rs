@@ -87,7 +87,14 @@ fn answer(runners: &mut Runners, chunks: &[&[u32]], moved: bool) -> Vec<u32> {
         if index == 0 {
             let params = SeatParams::greedy();
             let (seat, len, last_token, seen) = (0, 0, 0, Vec::new());
-            input.joins.push(JoinInput { seat, len, last_token, params, seen });
+            input.joins.push(JoinInput {
+                seat,
+                len,
+                last_token,
+                params,
+                seen,
+                history: Vec::new(),
+            });
             input.pages.extend((0..4).map(|index| PageInput { seat, index, page: 3 + index }));
         } else if moved {
             input.copies = (0..4).map(|index| (3 + index, 20 + index)).collect();

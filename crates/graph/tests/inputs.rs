@@ -36,7 +36,7 @@ fn feed(tokens: &[u32], given: Vec<GivenRows>) -> StepInput {
     input.add(0, tokens, true);
     let params = SeatParams::greedy();
     let (seat, len, last_token, seen) = (0, 0, 0, Vec::new());
-    input.joins.push(JoinInput { seat, len, last_token, params, seen });
+    input.joins.push(JoinInput { seat, len, last_token, params, seen, history: Vec::new() });
     input.pages.extend((0..4).map(|index| PageInput { seat, index, page: 1 + index }));
     input
 }

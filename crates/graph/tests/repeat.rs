@@ -30,7 +30,7 @@ fn seats(pages: u32, stop: Option<u32>) -> StepInput {
         params.temperature = if seat > 0 { 1.0 } else { 0.0 };
         params.logprobs = (seat == 1).then_some(2);
         params.stop_tokens = stop.into_iter().filter(|_| seat == 2).collect();
-        JoinInput { seat, len: 0, last_token: 5 + seat, params, seen: vec![] }
+        JoinInput { seat, len: 0, last_token: 5 + seat, params, seen: vec![], history: vec![] }
     };
     let entries = (0..SEATS).flat_map(|seat| {
         (0..pages).map(move |index| PageInput { seat, index, page: 1 + seat * pages + index })

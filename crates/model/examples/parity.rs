@@ -172,7 +172,8 @@ impl Batch {
                 let mut step = Step { rows: vec![row], ..Step::default() };
                 if start == 0 {
                     let params = SeatParams::greedy();
-                    step.joins = vec![Join { seat, len: 0, last_token: 0, params }];
+                    step.joins =
+                        vec![Join { seat, len: 0, last_token: 0, params, history: vec![] }];
                     let entry = |index| PageEntry { seat, index, page: Page(next_page + index) };
                     step.pages = (0..pages).map(entry).collect();
                 }
@@ -253,6 +254,7 @@ fn write_layers(
         last_token: 0,
         params: mail::SeatParams::greedy(),
         seen: Vec::new(),
+        history: Vec::new(),
     };
     let mut prefill = StepInput {
         joins: (0..rows).map(join).collect(),

@@ -2,7 +2,7 @@
 
 use crate::observe::{self, Observed, PromptLogits};
 use crate::store::PageStore;
-use device::{Device, Report, Tensor};
+use device::{Device, Report, StepLimits, Tensor};
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, Row, RowResult, Sampled, Step, StepKind,
     StepResult,
@@ -15,6 +15,11 @@ use graph::runner::{ExpertLoad, Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// Pages at the end of every seat's table that only drafts reach, so that a row has room for drafts to its last token.
+pub(crate) fn draft_pages(limits: &StepLimits) -> u32 {
+    (limits.tokens_per_row - 1).div_ceil(limits.page_size)
+}
 
 /// Runs steps by replaying device graphs.
 #[derive(Debug)]
@@ -56,7 +61,8 @@ impl GraphExecutor {
             seats: limits.seats,
             pages: bindings.kv.first().map_or(0, |kv| kv.pages),
             page_size: limits.page_size,
-            pages_per_seat: limits.pages_per_seat,
+            // The rest is for drafts that are not accepted.
+            pages_per_seat: limits.pages_per_seat - draft_pages(&limits),
             vocab: limits.vocab,
         };
         let program = runners.program();
@@ -156,7 +162,7 @@ impl GraphExecutor {
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
-        translate(step, &mut self.input);
+        translate(step, self.q_len(step), &mut self.input);
         self.last = Some(self.runners.launch(&self.input)?.ran);
         let asks = |row: &Row| row.score().is_some() || row.hidden().is_some();
         let asked = self.whole.is_none() && step.rows.iter().any(asks);
@@ -166,6 +172,14 @@ impl GraphExecutor {
         };
         self.flight.push_back(Flight { number: step.number, observed });
         Ok(())
+    }
+
+    /// Tokens that every row of a step feeds: more than one, with drafts, if a row of a decode step may return several.
+    fn q_len(&self, step: &Step) -> u32 {
+        let most = step.rows.iter().map(|row| row.most).max().unwrap_or(1);
+        let q_lens = &self.runners.decode.config().q_lens;
+        let fits = q_lens.iter().rev().find(|&&q_len| q_len <= most);
+        fits.filter(|_| step.kind() == StepKind::Decode).copied().unwrap_or(1)
     }
 
     fn state_lost(&mut self, error: &RunError) -> ExecError {
@@ -327,13 +341,17 @@ impl Vigil {
 }
 
 /// Converts the engine's step to the runners' input, reusing its lists.
-fn translate(step: &Step, input: &mut StepInput) {
+fn translate(step: &Step, q_len: u32, input: &mut StepInput) {
     input.steps = step.steps;
+    input.q_len = if q_len > 1 { q_len } else { 0 };
     input.rows.clear();
     input.tokens.clear();
     input.masks.clear();
     for row in &step.rows {
-        input.add(row.seat.0, row.tokens(), row.sample);
+        match q_len {
+            1 => input.add(row.seat.0, row.tokens(), row.sample),
+            _ => input.add_verified(row.seat.0, row.most.min(q_len) - 1),
+        }
     }
     for (row, mask) in &step.masks {
         input.mask(*row, mask.clone());
@@ -367,7 +385,8 @@ fn join(join: &Join) -> JoinInput {
         biases: from.logit_bias.clone(),
     };
     let (seat, len, last_token) = (join.seat.0, join.len, join.last_token);
-    JoinInput { seat, len, last_token, params, seen: from.seen.clone() }
+    let (seen, history) = (from.seen.clone(), join.history.clone());
+    JoinInput { seat, len, last_token, params, seen, history }
 }
 
 fn row_result(row: &mut [TokenOutput]) -> RowResult {

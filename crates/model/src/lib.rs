@@ -31,6 +31,7 @@ pub mod quality;
 mod quantise;
 mod reading;
 mod rope;
+mod spec;
 mod store;
 mod stored;
 pub mod weights;
@@ -43,6 +44,7 @@ pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
 pub use reading::{ReadError, Reading};
+pub use spec::{Method, SpecError, Speculation};
 pub use store::{DiskError, KeepOptions};
 
 use std::path::PathBuf;
@@ -96,6 +98,9 @@ pub enum LoadError {
     /// ggml's order of sums was asked for, and the model has experts.
     #[error("ggml's numerics are not there for models with experts")]
     GgmlExperts,
+    /// Drafts were asked for, and the model generates no text.
+    #[error("speculation is for models that generate text")]
+    NoText,
     /// The model does not make a program.
     #[error(transparent)]
     Program(#[from] graph::program::ProgramError),

@@ -5,8 +5,9 @@
 use crate::LoadError;
 use crate::builder::Precision;
 use crate::config::{ModelConfig, Task};
-use crate::executor::GraphExecutor;
+use crate::executor::{GraphExecutor, draft_pages};
 use crate::open::{ModelSource, OpenModel};
+use crate::spec::Speculation;
 use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
 use crate::weights::WeightSpec;
 use device::op::KvLayer;
@@ -54,6 +55,8 @@ pub struct LoadOptions {
     pub precision: Option<Precision>,
     /// What the model is to be used for; `None` is what its files say.
     pub task: Option<Task>,
+    /// Whether steps verify drafts, and of which kind.
+    pub spec: Option<Speculation>,
 }
 
 impl Default for LoadOptions {
@@ -71,6 +74,7 @@ impl Default for LoadOptions {
             keep: KeepOptions::default(),
             precision: None,
             task: None,
+            spec: None,
         }
     }
 }
@@ -137,6 +141,36 @@ fn kv_pages(
     Ok(wanted)
 }
 
+/// The largest step, where one of prompts has `chunk` tokens if nothing else is asked for.
+fn step_limits(
+    options: &LoadOptions,
+    program: &Program,
+    chunk: u32,
+    context: u32,
+    vectors: bool,
+) -> StepLimits {
+    let tokens_per_row = options.spec.map_or(1, |spec| spec.drafts + 1);
+    let mut rows = options.max_batch;
+    let mut tokens = options.prefill_tokens.unwrap_or(chunk).max(rows * tokens_per_row);
+    if vectors {
+        // Every prompt is fed whole; short ones fill a step.
+        tokens = tokens.max(context).max(VECTOR_TOKENS);
+        rows = rows.max(tokens / VECTOR_ROW);
+    }
+    let mut limits = StepLimits {
+        seats: rows,
+        rows,
+        tokens,
+        pages_per_seat: context.div_ceil(options.page_size),
+        page_size: options.page_size,
+        vocab: program.shape.vocab,
+        penalties: options.penalties && !vectors,
+        tokens_per_row,
+    };
+    limits.pages_per_seat += draft_pages(&limits);
+    limits
+}
+
 /// Where evicted pages are kept, if anywhere: its memory is laid out with the rest. `how` is what pages depend on besides
 /// the model's files.
 fn page_store(
@@ -185,24 +219,10 @@ pub fn load_executor(
     }
     let written = model.write(&*plan_for, device.numerics(), chosen, context)?;
     let program = &written.program;
-    let chunk = plan_for.prefill_tokens();
-    let mut tokens = options.prefill_tokens.unwrap_or(chunk).max(options.max_batch);
-    let mut rows = options.max_batch;
-    if vectors {
-        // Every prompt is fed whole; short ones fill a step.
-        tokens = tokens.max(context).max(VECTOR_TOKENS);
-        rows = rows.max(tokens / VECTOR_ROW);
+    if options.spec.is_some() && vectors {
+        return Err(LoadError::NoText);
     }
-    let limits = StepLimits {
-        seats: rows,
-        rows,
-        tokens,
-        pages_per_seat: context.div_ceil(options.page_size),
-        page_size: options.page_size,
-        vocab: program.shape.vocab,
-        penalties: options.penalties && !vectors,
-        tokens_per_row: 1,
-    };
+    let limits = step_limits(options, program, plan_for.prefill_tokens(), context, vectors);
     let facts = Facts {
         capability: plan_for.compute_capability(),
         records: true,
@@ -217,6 +237,7 @@ pub fn load_executor(
     if !program.phases.contains(&Phase::Decode) {
         decode.buckets.sizes.clear();
     }
+    decode.q_lens = options.spec.iter().map(|spec| spec.drafts + 1).collect();
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();

@@ -80,7 +80,7 @@ impl<'a> Reading<'a> {
         }
         self.number += 1;
         let params = SeatParams::greedy();
-        let join = Join { seat: SEAT, len: self.len, last_token: 0, params };
+        let join = Join { seat: SEAT, len: self.len, last_token: 0, params, history: Vec::new() };
         let needed = end.div_ceil(self.executor.geometry().page_size);
         // Page 0 is for padding.
         let entry = |index| PageEntry { seat: SEAT, index, page: Page(index + 1) };

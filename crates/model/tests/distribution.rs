@@ -38,7 +38,7 @@ impl Bench {
         let mut join = |seat: Seat| {
             self.seed += 1;
             let params = SeatParams { seed: self.seed, ..params.clone() };
-            Join { seat, len: 0, last_token: START, params }
+            Join { seat, len: 0, last_token: START, params, history: Vec::new() }
         };
         let step = Step {
             number: self.number,

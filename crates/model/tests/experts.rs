@@ -59,7 +59,7 @@ fn golden(file: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
 /// Logits of all tokens in one prefill step: of the last one of them.
 fn last_logits(loaded: &mut LoadedExecutor, tokens: &[u32]) -> Vec<f32> {
     let seat = Seat(0);
-    let join = Join { seat, len: 0, last_token: 0, params: SeatParams::greedy() };
+    let join = Join { seat, len: 0, last_token: 0, params: SeatParams::greedy(), history: vec![] };
     let pages = (0..4).map(|index| PageEntry { seat, index, page: Page(1 + index) });
     let step = Step {
         number: 1,

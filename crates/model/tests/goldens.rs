@@ -95,7 +95,13 @@ fn worst_logit(case: &str, mut loaded: LoadedExecutor, chunks: &[usize], toleran
         let end = (start + chunk).min(golden.tokens.len());
         let first = number == 0;
         let joins = if first {
-            vec![Join { seat, len: 0, last_token: 0, params: SeatParams::greedy() }]
+            vec![Join {
+                seat,
+                len: 0,
+                last_token: 0,
+                params: SeatParams::greedy(),
+                history: vec![],
+            }]
         } else {
             vec![]
         };

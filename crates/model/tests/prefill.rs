@@ -67,6 +67,7 @@ impl Bench {
             len,
             last_token: 0,
             params: SeatParams::greedy(),
+            history: Vec::new(),
         });
         let entries = pages.iter().zip(0..);
         step.pages.extend(entries.map(|(&page, index)| PageEntry {

@@ -91,7 +91,13 @@ fn logits(path: &Path, precision: Precision) -> Vec<f32> {
     let step = Step {
         number: 1,
         rows: vec![Row::feed(seat, 0, TOKENS.to_vec())],
-        joins: vec![Join { seat, len: 0, last_token: 0, params: SeatParams::greedy() }],
+        joins: vec![Join {
+            seat,
+            len: 0,
+            last_token: 0,
+            params: SeatParams::greedy(),
+            history: vec![],
+        }],
         pages: vec![PageEntry { seat, index: 0, page: Page(3) }],
         ..Step::default()
     };

@@ -105,7 +105,14 @@ impl Model {
             let mut input = StepInput::default();
             if start == 0 {
                 let (seat, params) = (1, SeatParams::greedy());
-                input.joins = vec![JoinInput { seat, len: 0, last_token: 0, params, seen: vec![] }];
+                input.joins = vec![JoinInput {
+                    seat,
+                    len: 0,
+                    last_token: 0,
+                    params,
+                    seen: vec![],
+                    history: vec![],
+                }];
                 let pages = tokens.len() as u32 / bindings.state.limits.page_size + 1;
                 let page = |index| PageInput { seat, index, page: 30 - 3 * index };
                 input.pages = (0..pages).map(page).collect();

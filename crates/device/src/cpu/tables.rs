@@ -25,6 +25,8 @@ pub(crate) struct Tables {
     pub(crate) position: Words,
     pub(crate) kv_slot: Words,
     pub(crate) token_row: Words,
+    pub(crate) history: Option<Words>,
+    pub(crate) row_drafts: Option<Words>,
     pub(crate) mail: [Words; 2],
     pub(crate) ring: Words,
     pub(crate) leave: Words,
@@ -53,6 +55,8 @@ impl Tables {
             position: words(&state.position),
             kv_slot: words(&state.kv_slot),
             token_row: words(&state.token_row),
+            history: state.history.as_ref().map(words),
+            row_drafts: state.row_drafts.as_ref().map(words),
             mail: state.mail.map(|bank| Words::of_span(memory, bank)),
             ring: Words::of_span(memory, state.ring),
             leave: Words::of_span(memory, state.leave),
@@ -84,6 +88,19 @@ impl Tables {
         let kv_len = self.kv_len.get(row) as usize;
         let held = kv_len > 0 && kv_len <= self.limits.context() as usize;
         kv_len.checked_sub(q_len).filter(|_| held)
+    }
+
+    /// Writes a token of a seat's sequence into its history, where there is one.
+    pub(crate) fn remember(&self, seat: usize, position: usize, token: u32) {
+        let context = self.limits.context() as usize;
+        if let Some(history) = self.history.filter(|_| position < context) {
+            history.set(seat * context + position, token);
+        }
+    }
+
+    /// Drafts of a row in this step that it may accept.
+    pub(crate) fn drafts(&self, row: usize) -> u32 {
+        self.row_drafts.map_or(0, |drafts| drafts.get(row))
     }
 
     /// Marks a token as seen by a penalised seat; `answer` also counts it.

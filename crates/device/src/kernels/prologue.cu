@@ -7,6 +7,14 @@
 #define PLAIN (!GIVEN)
 // The longest a sequence can be.
 #define CONTEXT (PAGES_PER_SEAT * PAGE)
+// With a history (the tokens of each sequence are kept, for drafts) there is one more argument.
+#ifdef HISTORY
+#define HISTORY_ARGUMENT , u32* history
+#define HISTORY_PASSED , history
+#else
+#define HISTORY_ARGUMENT
+#define HISTORY_PASSED
+#endif
 
 // A row's KV length after `q_len` more tokens; 0 if its page table is too short.
 DEVICE u32 held(u32 length, u32 q_len) { return length <= CONTEXT && q_len <= CONTEXT - length ? length + q_len : 0; }
@@ -32,21 +40,28 @@ DEVICE u32 scan(u32 v, u32* shared, u32& total) {
     return before + sum - v;
 }
 
-// `joined` is room for a word of each join.
-DEVICE void apply_mail(const volatile u32* mail, u32* joined, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
+// Room in shared memory for what is needed of each join later: its seat, its tokens in the history, whether it has penalties.
+struct Joined {
+    u32 *seat, *told, *penalised;
+};
+
+DEVICE void apply_mail(const volatile u32* mail, Joined joined, u32* seat_len, u32* seat_token, u32* page_table, u32* params,
                        u32* biases, u32* seen, u32* counts, u32* row_seat, u32* row_flags, u32* row_q_len, u32 bucket,
-                       u32 page_count) {
+                       u32 page_count HISTORY_ARGUMENT) {
     const u32 tid = threadIdx.x;
+#ifdef HISTORY
+    u32 told = 0;
+#endif
     const u32 joins = min(mail[MAIL_JOINS], ROWS_LIMIT), pages = min(mail[MAIL_PAGES], PAGES_CAP);
     const u32 bias_count = min(mail[MAIL_BIASES], BIASES_CAP), seen_count = min(mail[MAIL_SEEN], SEEN_CAP);
     // A warp for each: host memory is far away, and a join is one round trip.
     for (u32 j = tid / 32; j < joins; j += THREADS / 32) {
         const volatile u32* join = mail + AREA_JOINS + j * JOIN_WORDS;
-        const u32 lane = tid % 32, seat = join[0], length = join[1], last = join[2];
+        const u32 lane = tid % 32, seat = join[0], length = join[1], last = join[2], tells = join[3];
         u32 own[(PARAM_WORDS + 31) / 32];
 #pragma unroll
         for (u32 i = 0; i < (PARAM_WORDS + 31) / 32; i++) own[i] = join[4 + min(lane + 32 * i, PARAM_WORDS - 1u)];
-        if (lane == PARAM_PENALISED % 32) joined[j] = own[PARAM_PENALISED / 32] ? seat : SEATS;
+        if (lane == PARAM_PENALISED % 32) joined.seat[j] = seat, joined.told[j] = tells, joined.penalised[j] = own[PARAM_PENALISED / 32];
         if (seat >= SEATS) continue;
         if (lane == 0) seat_len[seat] = length, seat_token[seat] = last;
 #pragma unroll
@@ -55,10 +70,19 @@ DEVICE void apply_mail(const volatile u32* mail, u32* joined, u32* seat_len, u32
         for (u32 i = lane; i < PAGES_PER_SEAT; i += 32) page_table[(u64)seat * PAGES_PER_SEAT + i] = 0;
     }
     __syncthreads();
-    for (u32 j = 0; seen && j < joins; j++) {
-        const u32 seat = joined[j];
+    for (u32 j = 0; j < joins; j++) {
+        const u32 seat = joined.seat[j];
+#ifdef HISTORY
+        const u32 from = told, count = min(joined.told[j], (u32)HISTORY_CAP - told);
+        told += count;
+#endif
         if (seat >= SEATS) continue;
-        for (u32 i = tid; i < VOCAB; i += THREADS) seen[(u64)seat * VOCAB + i] = 0;
+#ifdef HISTORY
+        for (u32 i = tid; i < min(count, (u32)CONTEXT); i += THREADS)
+            history[(u64)seat * CONTEXT + i] = mail[AREA_HISTORY + from + i];
+#endif
+        if (seen && joined.penalised[j])
+            for (u32 i = tid; i < VOCAB; i += THREADS) seen[(u64)seat * VOCAB + i] = 0;
     }
     __syncthreads();
     for (u32 i = tid; i < pages; i += THREADS) {
@@ -176,7 +200,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
          u32* position, u32* kv_slot, u32* token_row, const u32* mail0, const u32* mail1, const u32* leave,
          const u32* given0, const u32* given1, u32 bucket_rows, u32 bucket_tokens, u32 ways,
-         u32 page_count) {
+         u32 page_count HISTORY_ARGUMENT) {
     __shared__ u32 shared[THREADS / 32], sums[THREADS / 32];
     __shared__ u64 shared_launch[2];
 #if REPEATS
@@ -220,8 +244,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     const volatile u32* mail = shared_launch[0] & 1 ? mail1 : mail0;
     if (mailed) {
         __threadfence_system();
-        apply_mail(mail, starts, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat, row_flags,
-                   row_q_len, bucket_rows, page_count);
+        // These tables are filled below.
+        apply_mail(mail, {starts, lengths, seats}, seat_len, seat_token, page_table, params, biases, seen, counts, row_seat,
+                   row_flags, row_q_len, bucket_rows, page_count HISTORY_PASSED);
         rows = min(counts[COUNT_ROWS], bucket_rows);
 #if PLAIN
         own = entry_of(tid, min(rows, (u32)THREADS), row_seat, row_flags, row_q_len, seat_len, seat_token, page_table);
@@ -255,6 +280,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             position[t] = fed ? own.length : 0;
             kv_slot[t] = fed ? own.page * PAGE + own.length % PAGE : t % PAGE;
             token_row[t] = fed ? t : ROWS_LIMIT;
+#ifdef HISTORY
+            if (fed && own.length < CONTEXT) history[(u64)own.seat * CONTEXT + own.length] = own.token;
+#endif
         }
         u32 longest = live ? held(own.length, 1) : 0, pages = (longest + PAGE - 1) / PAGE;
 #if REPEATS
@@ -356,6 +384,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         kv_slot[t] = page * PAGE + at % PAGE;
 #endif
         token_row[t] = low;
+#ifdef HISTORY
+        if (at < CONTEXT) history[(u64)seat * CONTEXT + at] = token[t];
+#endif
     }
     // Only now: attention kernels read these tables before they wait.
     __threadfence();

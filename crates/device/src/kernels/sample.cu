@@ -2,10 +2,23 @@
 // last to arrive finishes it, and the last of all rows publishes. Greedy rows need one pass over the logits; other
 // rows are finished by one block with radix selection over integer keys and masses, so that the same logits always
 // give the same token. Record layouts are given as macros; XT: logits' type.
+// With Q_LEN every row has as many rows of logits. All are evaluated at once, each as if the drafts before it were
+// accepted; the last block then accepts what agrees.
 #include "prelude.cuh"
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
+#ifdef HISTORY
+#define HISTORY_ARGUMENT , u32* history
+#define CONTEXT (PAGES_PER_SEAT * PAGE)
+#else
+#define HISTORY_ARGUMENT
+#endif
+#ifdef Q_LEN
+#define DRAFT_ARGUMENTS , const u32* fed, const u32* row_drafts, u32* chosen
+#else
+#define DRAFT_ARGUMENTS
+#endif
 
 struct Best {
     float value;
@@ -43,13 +56,22 @@ struct Row {
     bool plain, too_short;
 };
 
+#ifdef Q_LEN
+// The drafts before this token, which count as seen, and at the end how many there are.
+__shared__ u32 earlier[Q_LEN + 1];
+#endif
+
 DEVICE float as_float(u32 v) { return __uint_as_float(v); }
 
 DEVICE float adjusted(const Row& row, u32 i) {
     float l = load1<XT>(row.logits, row.base + i);
     if (row.plain) return l;
     if (row.seen) {
-        const u32 s = row.seen[i];
+        u32 s = row.seen[i];
+#ifdef Q_LEN
+        for (u32 d = 0; d < earlier[Q_LEN]; d++)
+            if (earlier[d] == i) s = (s + 1) | 0x80000000u;
+#endif
         if (s & 0x80000000u) {
             const float r = as_float(row.params[PARAM_REPETITION]);
             l = l > 0.0f ? l / r : l * r;
@@ -440,28 +462,88 @@ DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u3
     }
 }
 
+#ifdef Q_LEN
+// Accepts a row's drafts as long as they agree with what was chosen, advances its seat by the tokens it returns, and
+// writes them to their places in the ring. Only this thread touches the row and its seat.
+DEVICE void accept(u32 r, u32* entry, u32* seat_len, u32* seat_token, const u32* params, u32* seen, u32* counts,
+                   const u32* row_seat, const u32* row_flags, const u32* row_q_len, u32* history, const u32* fed,
+                   const u32* row_drafts, const u32* chosen) {
+    const u32 seat = row_seat[r], length = seat_len[seat], drafted = row_drafts[r];
+    volatile u32* place = entry + RING_HEADER_WORDS + (u64)r * RING_ROW_WORDS;
+    if (!(row_flags[r] & ROW_SAMPLE)) {
+        seat_len[seat] = length + row_q_len[r];
+        place[0] = place[1] = place[3] = 0;
+        return;
+    }
+    const u32* own = params + (u64)seat * PARAM_WORDS;
+    const u32 stop_count = min(own[PARAM_STOPS], (u32)MAX_STOPS);
+    u32 count = 0, token;
+    bool accepted;
+    do {
+        token = __ldcg(chosen + r * Q_LEN + count);
+        u32 bits = RING_SAMPLED | (own[PARAM_LOGPROBS] ? RING_LOGPROBS : 0);
+        for (u32 i = 0; i < stop_count; i++)
+            if (own[PARAM_STOP + i] == token) bits |= RING_STOPPED;
+        if (seen && own[PARAM_PENALISED]) {
+            u32* counted = seen + (u64)seat * VOCAB + token;
+            *counted = (*counted + 1) | 0x80000000u;
+        }
+        const u32 position = length + count + 1;
+        if (position < CONTEXT) history[(u64)seat * CONTEXT + position] = token;
+        place[0] = token;
+        place[1] = bits;
+        place[3] = count ? 0 : drafted;
+        place += RING_PLACE_WORDS;
+        count++;
+        accepted = count <= drafted && !(bits & RING_STOPPED) && fed[r * Q_LEN + count] == token;
+#if REPEATS
+        // A repeating launch stops here; every row that stops writes the same value.
+        if (bits & RING_STOPPED) counts[COUNT_LEFT] = 0;
+#endif
+    } while (accepted);
+    seat_len[seat] = length + count;
+    seat_token[seat] = token;
+    if (count * RING_PLACE_WORDS < RING_ROW_WORDS) place[1] = 0; // the row's list ends here
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, const u32* biases, u32* seen,
        u32* counts, const u32* row_seat, const u32* row_flags, const u32* row_q_len, const u32* mail0,
-       const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride) {
+       const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride HISTORY_ARGUMENT DRAFT_ARGUMENTS) {
     __shared__ Select s;
     __shared__ u32 order;
     __shared__ Row held; // in shared memory, which leaves registers for the sums
     extern __shared__ u32 marked[];
-    const u32 r = blockIdx.y, part = blockIdx.x;
+    // `at` is a row of logits, `r` its row of the step.
+    const u32 at = blockIdx.y, part = blockIdx.x;
+#ifdef Q_LEN
+    const u32 r = at / Q_LEN, before = at % Q_LEN;
+#else
+    const u32 r = at;
+#endif
     // All of this was written by the prologue or earlier, so it is loaded before the wait for the logits.
     const u32 rows = __ldcg(counts + COUNT_ROWS);
     const u64 launch = (u64)__ldcg(counts + COUNT_LAUNCH_HI) << 32 | __ldcg(counts + COUNT_LAUNCH_LO);
     u32* entry = ring + (u64)(launch % RING_ENTRIES) * RING_ENTRY_WORDS;
     const u32 flags = r < rows ? __ldcg(row_flags + r) : 0;
+#ifdef Q_LEN
+    const u32 drafted = r < rows ? __ldcg(row_drafts + r) : 0;
+    const bool sampled = flags & ROW_SAMPLE && before <= drafted;
+#else
     const bool sampled = flags & ROW_SAMPLE;
+#endif
     u32 seat = SEATS, length = 0;
     Row row;
     if (r < rows) {
         seat = __ldcg(row_seat + r);
+#ifdef Q_LEN
+        length = __ldcg(seat_len + seat) + before + 1;
+#else
         length = __ldcg(seat_len + seat) + __ldcg(row_q_len + r);
+#endif
         row.logits = logits;
-        row.base = (u64)r * stride;
+        row.base = (u64)at * stride;
         row.params = params + (u64)seat * PARAM_WORDS;
         row.biases = biases + (u64)seat * (2 * MAX_BIASES);
         row.seen = seen && __ldcg(row.params + PARAM_PENALISED) ? seen + (u64)seat * VOCAB : (const u32*)0;
@@ -474,7 +556,7 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     }
     let_successor_start();
     wait_for_predecessor();
-    if (rows == 0 && r == 0 && part == 0 && threadIdx.x == 0) {
+    if (rows == 0 && at == 0 && part == 0 && threadIdx.x == 0) {
         entry[RING_ROWS] = 0;
 #if REPEATS
         entry[RING_AGAIN] = counts[COUNT_AGAIN] = REPEAT_DONE;
@@ -486,6 +568,10 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     if (sampled) {
         if (!row.plain) {
             for (u32 i = threadIdx.x; i < MASK_WORDS; i += THREADS) marked[i] = 0;
+#ifdef Q_LEN
+            if (threadIdx.x < before) earlier[threadIdx.x] = fed[r * Q_LEN + 1 + threadIdx.x];
+            if (threadIdx.x == before) earlier[Q_LEN] = before;
+#endif
             __syncthreads();
             for (u32 b = threadIdx.x; b < row.bias_count; b += THREADS) {
                 const u32 id = row.biases[2 * b];
@@ -522,24 +608,27 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
     }
     if (PARTS > 1) {
         if (threadIdx.x == 0) {
-            partial[r * PARTS + part] = best;
-            order = add_acquire_release(&semaphores[r + 1], 1);
+            partial[at * PARTS + part] = best;
+            order = add_acquire_release(&semaphores[at + 1], 1);
         }
         __syncthreads();
         if (order != PARTS - 1) return;
-        if (threadIdx.x == 0) semaphores[r + 1] = 0;
+        if (threadIdx.x == 0) semaphores[at + 1] = 0;
         best.value = -INFINITY;
         best.index = VOCAB;
         if (sampled)
             for (u32 p = threadIdx.x; p < PARTS; p += THREADS) {
                 Best other;
-                other.value = __ldcg(&partial[r * PARTS + p].value);
-                other.index = __ldcg(&partial[r * PARTS + p].index);
+                other.value = __ldcg(&partial[at * PARTS + p].value);
+                other.index = __ldcg(&partial[at * PARTS + p].index);
                 best = better(best, other);
             }
         best = block_best(best, s.best);
     }
     volatile u32* ring_row = entry + RING_HEADER_WORDS + (u64)r * RING_ROW_WORDS;
+#ifdef Q_LEN
+    ring_row += before * RING_PLACE_WORDS;
+#endif
     u32 token = best.index < VOCAB ? best.index : 0, wanted = 0;
     if (sampled) {
         if (threadIdx.x == 0) held = row;
@@ -549,11 +638,34 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         wanted = held.params[PARAM_LOGPROBS];
         if (wanted) report(held, best, token, wanted - 1, ring_row, s);
     }
+#ifdef Q_LEN
+    if (threadIdx.x == 0) {
+        chosen[at] = token;
+        order = add_acquire_release(&semaphores[0], 1);
+    }
+    __syncthreads();
+    if (order != rows * Q_LEN - 1) return;
+    for (u32 row = threadIdx.x; row < rows; row += THREADS)
+        accept(row, entry, seat_len, seat_token, params, seen, counts, row_seat, row_flags, row_q_len, history, fed,
+               row_drafts, chosen);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        semaphores[0] = 0;
+        entry[RING_ROWS] = rows;
+#if REPEATS
+        entry[RING_AGAIN] = counts[COUNT_AGAIN] = counts[COUNT_LEFT] ? REPEAT_NEXT : REPEAT_DONE;
+#endif
+        store_release_system((u64*)entry, launch);
+    }
+#else
     if (threadIdx.x == 0) {
         u32 bits = sampled ? RING_SAMPLED : 0;
         seat_len[seat] = length;
         if (sampled) {
             seat_token[seat] = token;
+#ifdef HISTORY
+            if (length < CONTEXT) history[(u64)seat * CONTEXT + length] = token;
+#endif
             if (held.seen) {
                 u32* count = seen + (u64)seat * VOCAB + token;
                 *count = (*count + 1) | 0x80000000u;
@@ -568,7 +680,8 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         }
         ring_row[0] = sampled ? token : 0;
         ring_row[1] = bits;
-#ifdef RING_PLACE_WORDS
+#ifdef HISTORY
+        ring_row[3] = 0;
         if (sampled) ring_row[RING_PLACE_WORDS + 1] = 0; // the row's list ends here
 #endif
         // A row's words are released to the GPU by its arrival; the last arrival acquires them and releases all of
@@ -582,4 +695,5 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
             store_release_system((u64*)entry, launch);
         }
     }
+#endif
 }

@@ -1,7 +1,8 @@
 //! Starts a step. In this order:
 //!
 //! 1. `counts.LAUNCH += 1`; call the new value n (the device counts launches itself, from 1).
-//! 2. If mail bank n mod 2 carries launch number n, apply it: joins (seat_len, seat_token, params;
+//! 2. If mail bank n mod 2 carries launch number n, apply it: joins (seat_len, seat_token, params, and where a history is
+//!    kept the sequence's tokens, which the mail holds one join after the other;
 //!    a joined seat's page table becomes scratch, its bias count comes with the params, its `seen` row
 //!    is zeroed if penalised), page entries, biases, seen tokens (u32: count in the answer in the low
 //!    half, bit 31 set), then the row list if it changed (row_seat, row_q_len, row_flags, counts.ROWS;
@@ -16,7 +17,7 @@
 //!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
 //!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
-//!    seat_token.
+//!    seat_token. Where a history is kept, `history[seat][position]` = token.
 //!    Pad rows: kv_len 0, last_index 0. Pad tokens: id 0, position 0, slot = index % page_size (inside
 //!    page 0), token_row = the `rows` limit. counts.MAX_KV and counts.SPLIT (the attention split).
 //!    With a block, position and slot are the block's.
@@ -128,11 +129,8 @@ impl Contract for Prologue {
             &s.kv_slot,
             &s.token_row,
         ];
-        for table in tables {
+        for table in tables.into_iter().chain(&s.seen).chain(&s.history) {
             visit(table.span, Access::Update);
-        }
-        if let Some(seen) = &s.seen {
-            visit(seen.span, Access::Update);
         }
         for bank in s.mail.into_iter().chain([s.leave]) {
             visit(bank, Access::Read);
@@ -245,11 +243,17 @@ impl Prologue {
             bank.get(area as usize + i * words as usize + word)
         };
         let per_seat = limits.pages_per_seat as usize;
+        let mut told = 0u32;
         for i in 0..given(mail::JOINS, limits.rows) {
             let word = |word: usize| entry(layout.joins, JOIN_WORDS, i, word);
             let seat = word(0) as usize;
+            let history = told..told.saturating_add(word(3)).min(layout.history_cap);
+            told = history.end;
             if seat >= limits.seats as usize {
                 continue;
+            }
+            for (position, at) in history.enumerate() {
+                tables.remember(seat, position, bank.get((layout.history + at) as usize));
             }
             tables.seat_len.set(seat, word(1));
             tables.seat_token.set(seat, word(2));
@@ -328,6 +332,7 @@ impl Prologue {
                     _ => tables.seat_token.get(seat),
                 };
                 tables.token.set(token, id);
+                tables.remember(seat, position, id);
                 let slot = tables.page(seat, position) * size + position % size;
                 let (position, slot) = match block {
                     Some(Block { words, layout }) => (

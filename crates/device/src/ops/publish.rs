@@ -98,7 +98,7 @@ impl Publish {
     }
 
     pub(crate) fn reference(&self, memory: &CpuMemory) {
-        let end = StepEnd::new(memory, &self.state, self.vectors.rows);
+        let end = StepEnd::new(memory, &self.state, self.vectors.rows, 1);
         let vectors = Matrix::new(memory, &self.vectors);
         let places = self.state.vectors.expect("checked with the op");
         let to = Words::of_span(memory, places[(end.launch() % 2) as usize]);
@@ -106,7 +106,7 @@ impl Publish {
             for col in 0..vectors.cols {
                 to.set(r * vectors.cols + col, vectors.get(r, col).to_bits());
             }
-            end.store(r, None);
+            end.pass(r);
         }
         end.publish();
     }

@@ -16,10 +16,17 @@
 //!    lies at `masks + r · mask_words` of the launch's bank.
 //!
 //! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
-//! counted in `seen` if the seat is penalised. Last, the ring entry (launch n mod ENTRIES) is written:
+//! counted in `seen` if the seat is penalised and written to the seat's history if there is one. Last, the ring entry (launch n mod ENTRIES) is written:
 //! rows, per row one token with flags and log-probabilities (further places stay empty), whether another step of this launch follows
 //! (`counts.LEFT` is not 0 and no row stopped; `counts.AGAIN` says the same); its launch number after everything else, so that a
 //! host that sees n sees the whole entry.
+//!
+//! With a `q_len` of more than 1 every row has as many rows of logits, and d drafts (`row_drafts`). A token is chosen after its first token,
+//! as above. As long as the token chosen is no stop token and equals the next of the d drafts, that draft is accepted and
+//! a token is chosen after it, with the accepted ones counted: the tokens are those of as many single steps. Each is in a
+//! place of the ring. seat_len grows by their number, and seat_token is the last one. At a temperature a draft x is so
+//! accepted with its probability p(x), and what is chosen instead is drawn from p without x: rejection sampling, with
+//! one random number for each position.
 
 mod cuda;
 
@@ -43,7 +50,7 @@ use row::{Choice, SampledRow, StepEnd};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Sample<O: Operands = Bound> {
-    /// rows × vocab, f32 or bf16; may be overwritten.
+    /// rows · q_len × vocab, f32 or bf16; may be overwritten.
     pub logits: O::Value,
     /// Parameters, flags, and the state that is advanced.
     #[serde(skip_serializing_if = "unset")]
@@ -54,6 +61,9 @@ pub struct Sample<O: Operands = Bound> {
     /// Rows of the bucket.
     #[serde(skip_serializing_if = "unset")]
     pub rows: O::Late<u32>,
+    /// Rows of logits of each: more than one where drafts are verified.
+    #[serde(skip_serializing_if = "unset")]
+    pub q_len: O::Late<u32>,
 }
 
 impl<O: Operands> Bindable for Sample<O> {
@@ -65,8 +75,8 @@ impl<O: Operands> Bindable for Sample<O> {
     }
 
     fn bind<B: Binder<O>>(&self, to: &B) -> Result<Sample, B::Error> {
-        let (logits, state, rows) = (to.value(self.logits)?, to.state(), to.size().rows);
-        Ok(Sample { logits, state, scratch: None, rows })
+        let (logits, state, size) = (to.value(self.logits)?, to.state(), to.size());
+        Ok(Sample { logits, state, scratch: None, rows: size.rows, q_len: size.q_len })
     }
 }
 
@@ -82,15 +92,21 @@ impl Contract for Sample {
                 self.logits.cols, self.state.limits.vocab
             )
         })?;
-        require(
-            self.logits.rows == self.rows && self.rows <= self.state.limits.rows,
-            Self::NAME,
-            || format!("{} rows of logits for a bucket of {}", self.logits.rows, self.rows),
-        )
+        let (rows, q_len, limits) = (self.rows, self.q_len, &self.state.limits);
+        require((1..=limits.tokens_per_row).contains(&q_len), Self::NAME, || {
+            format!("{q_len} tokens per row; rows return up to {}", limits.tokens_per_row)
+        })?;
+        let fits = rows.checked_mul(q_len) == Some(self.logits.rows) && rows <= limits.rows;
+        require(fits, Self::NAME, || {
+            format!("{} rows of logits for a bucket of {rows} with {q_len} each", self.logits.rows)
+        })
     }
 
     fn describe(&self) -> String {
-        format!("sample {}", self.logits)
+        match self.q_len {
+            1 => format!("sample {}", self.logits),
+            q_len => format!("sample {}, verify {} drafts a row", self.logits, q_len - 1),
+        }
     }
 
     fn traffic(&self) -> Traffic {
@@ -119,9 +135,13 @@ impl Contract for Sample {
         for bank in s.mail {
             visit(bank, Access::Read);
         }
-        for table in [Some(&s.seat_len), Some(&s.seat_token), s.seen.as_ref()].into_iter().flatten()
-        {
+        for table in [&s.seat_len, &s.seat_token].into_iter().chain(&s.seen).chain(&s.history) {
             visit(table.span, Access::Update);
+        }
+        for table in [Some(&s.token), s.row_drafts.as_ref()].into_iter().flatten() {
+            if self.q_len > 1 {
+                visit(table.span, Access::Read);
+            }
         }
         if let Some(scratch) = self.scratch {
             visit(scratch, Access::Write);
@@ -132,16 +152,15 @@ impl Contract for Sample {
 
 impl Sample {
     pub(crate) fn reference(&self, memory: &CpuMemory) {
-        let end = StepEnd::new(memory, &self.state, self.rows);
+        let end = StepEnd::new(memory, &self.state, self.rows, self.q_len);
         let logits = Matrix::new(memory, &self.logits);
         let mut values = vec![0.0; logits.cols];
         for r in 0..end.live {
-            let choice = end.row(r).map(|row| {
-                logits.read_row(r, &mut values);
+            end.sample(r, |row, index| {
+                logits.read_row(index, &mut values);
                 row.adjust(&mut values);
-                choose(&row, &values)
+                choose(row, &values)
             });
-            end.store(r, choice.as_ref());
         }
         end.publish();
     }

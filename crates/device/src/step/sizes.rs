@@ -31,9 +31,9 @@ fn narrow(words: u64) -> u32 {
 
 /// A mail bank's areas, as [`MailLayout`] but for any limits.
 struct WideMail {
-    /// Where rows, tokens, joins, pages, biases, seen and masks begin.
-    starts: [u64; 7],
-    caps: [u64; 3],
+    /// Where rows, tokens, joins, pages, biases, seen, history and masks begin.
+    starts: [u64; 8],
+    caps: [u64; 4],
     words: u64,
 }
 
@@ -59,6 +59,7 @@ impl StepLimits {
             ("a sequence, in tokens,", u64::from(pages_per_seat) * u64::from(page_size), MOST),
             ("a table of all seats, in words,", (seats + 1) * u64::from(per_seat), MOST),
             ("the seen tokens of all seats, in words,", (seats + 1) * u64::from(vocab), MOST_SEEN),
+            ("the tokens of all seats, in words,", self.wide_history(), MOST),
             ("a mail bank, in words,", self.wide_mail().words, MOST),
             ("a block of inputs, in words,", self.wide_input(rows)[6], MOST),
             ("the ring, in words,", self.wide_entry().saturating_mul(ring::ENTRIES.into()), MOST),
@@ -80,6 +81,16 @@ impl StepLimits {
         narrow(u64::from(self.pages_per_seat) * u64::from(self.page_size))
     }
 
+    /// Words of the tokens of all sequences, where they are kept.
+    fn wide_history(&self) -> u64 {
+        let context = u64::from(self.pages_per_seat) * u64::from(self.page_size);
+        if self.tokens_per_row > 1 {
+            (u64::from(self.seats) + 1).saturating_mul(context)
+        } else {
+            0
+        }
+    }
+
     fn wide_mail(&self) -> WideMail {
         let [rows, tokens, per_seat] = [self.rows, self.tokens, self.pages_per_seat].map(u64::from);
         // Every row may join with a whole page table found in the prefix tree.
@@ -87,8 +98,9 @@ impl StepLimits {
         let biases_cap = rows * u64::from(MAX_BIASES);
         let context = per_seat * u64::from(self.page_size);
         // All rows at once, if that is a few megabytes; always enough for one row.
-        let seen = rows.saturating_mul(context).min(1 << 20).max(context);
-        let seen_cap = if self.penalties { seen } else { 0 };
+        let most = rows.saturating_mul(context).min(1 << 20).max(context);
+        let seen_cap = if self.penalties { most } else { 0 };
+        let history_cap = if self.tokens_per_row > 1 { most } else { 0 };
         let mut areas = Areas(u64::from(mail::HEADER_WORDS));
         let starts = [
             areas.take(rows, 3),
@@ -97,13 +109,14 @@ impl StepLimits {
             areas.take(pages_cap, 3),
             areas.take(biases_cap, 4),
             areas.take(seen_cap, 3),
+            areas.take(history_cap, 1),
         ];
         areas.0 = areas.0.div_ceil(64).saturating_mul(64);
         let masks = areas.take(rows, u64::from(self.vocab.div_ceil(32)));
-        let [rows, tokens, joins, pages, biases, seen] = starts;
+        let [rows, tokens, joins, pages, biases, seen, history] = starts;
         WideMail {
-            starts: [rows, tokens, joins, pages, biases, seen, masks],
-            caps: [pages_cap, biases_cap, seen_cap],
+            starts: [rows, tokens, joins, pages, biases, seen, history, masks],
+            caps: [pages_cap, biases_cap, seen_cap, history_cap],
             words: areas.0,
         }
     }
@@ -114,8 +127,8 @@ impl StepLimits {
     /// For limits that [`StepLimits::check`] refuses.
     pub fn mail_layout(&self) -> MailLayout {
         let WideMail { starts, caps, words } = self.wide_mail();
-        let [rows, tokens, joins, pages, biases, seen, masks] = starts.map(narrow);
-        let [pages_cap, biases_cap, seen_cap] = caps.map(narrow);
+        let [rows, tokens, joins, pages, biases, seen, history, masks] = starts.map(narrow);
+        let [pages_cap, biases_cap, seen_cap, history_cap] = caps.map(narrow);
         MailLayout {
             rows,
             tokens,
@@ -126,6 +139,8 @@ impl StepLimits {
             biases_cap,
             seen,
             seen_cap,
+            history,
+            history_cap,
             masks,
             mask_words: self.vocab.div_ceil(32),
             words: narrow(words),
@@ -227,7 +242,15 @@ impl StepState {
             (&self.token_row, "token_row", tokens),
         ];
         let seen = self.seen.iter().map(|seen| (seen, "seen", per_seat(limits.vocab)));
-        for (table, what, words) in tables.into_iter().chain(seen) {
+        let several = limits.tokens_per_row > 1;
+        if several && (self.history.is_none() || self.row_drafts.is_none()) {
+            let problem = "no tables for the drafts of rows that return several tokens".into();
+            return Err(Error::Contract { op: "step state".into(), problem });
+        }
+        let history = self.history.iter().map(|table| (table, "history", limits.wide_history()));
+        let drafts = self.row_drafts.iter().map(|table| (table, "row_drafts", rows));
+        let tables = tables.into_iter().chain(seen).chain(history).chain(drafts);
+        for (table, what, words) in tables {
             require_u32(table, what)?;
             require_words(table.span, what, words)?;
         }

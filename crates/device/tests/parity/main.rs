@@ -2,6 +2,7 @@
 //! outputs are poisoned before each run. A GPU is one more device if there is one.
 
 mod attention;
+mod drafts;
 mod experts;
 mod fixed;
 mod ggml;

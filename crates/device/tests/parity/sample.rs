@@ -22,7 +22,7 @@ fn limits(vocab: usize, tokens_per_row: u32) -> StepLimits {
 }
 
 /// A row's parameters: word offsets and values of its parameter record.
-type Params = Vec<(u32, u32)>;
+pub(crate) type Params = Vec<(u32, u32)>;
 
 struct Case {
     seed: u64,
@@ -97,7 +97,7 @@ fn build(case: &Case, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         state.seat_token.span,
         state.seen.map_or(state.ring, |seen| seen.span),
     ];
-    (vec![Op::Sample(Sample { logits, state, scratch: None, rows: ROWS as u32 })], outs)
+    (vec![Op::Sample(Sample { logits, state, scratch: None, rows: ROWS as u32, q_len: 1 })], outs)
 }
 
 /// Tokens, flags, lengths and counts are equal; log-probabilities are close.
@@ -141,12 +141,12 @@ fn check(case: &Case) {
     });
 }
 
-fn float(value: f32) -> u32 {
+pub(crate) fn float(value: f32) -> u32 {
     value.to_bits()
 }
 
 /// All filters off.
-fn neutral(seed: u32) -> Params {
+pub(crate) fn neutral(seed: u32) -> Params {
     vec![
         (param::TOP_P, float(1.0)),
         (param::REPETITION, float(1.0)),
@@ -155,7 +155,7 @@ fn neutral(seed: u32) -> Params {
     ]
 }
 
-fn with(seed: u32, more: &[(u32, u32)]) -> Params {
+pub(crate) fn with(seed: u32, more: &[(u32, u32)]) -> Params {
     let mut params = neutral(seed);
     params.extend_from_slice(more);
     params

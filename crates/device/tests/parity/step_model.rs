@@ -258,7 +258,7 @@ impl Machine {
             let logits = Tensor::dense(logits, DType::F32, rows, LIMITS.vocab);
             [
                 Op::Prologue(Prologue { state, rows, tokens, pages: PAGES, given: None }),
-                Op::Sample(Sample { logits, state, scratch: None, rows }),
+                Op::Sample(Sample { logits, state, scratch: None, rows, q_len: 1 }),
             ]
         });
         for ops in &mut steps {

@@ -300,7 +300,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         StepState::lay_out(limits, alloc).expect("limits of a few rows")
     };
     let state = lay_out(limits);
-    let several = lay_out(StepLimits { tokens_per_row: 3, ..limits });
+    let several = lay_out(StepLimits { tokens_per_row: 9, ..limits });
     let publishing = {
         let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
         state.with_vectors(model.hidden, alloc)
@@ -430,10 +430,18 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Gather(Gather { index, x, y: last }),
         linear(last, head, Some(norm3), None, Epilogue::Store, logits),
         Op::Scale(Scale { x: logits, factor: 1.0, cap: Some(30.0), y: logits, live: None }),
-        Op::Sample(Sample { logits, state, scratch, rows }),
-        Op::Sample(Sample { logits, state: several, scratch, rows }),
+        Op::Sample(Sample { logits, state, scratch, rows, q_len: 1 }),
+        Op::Sample(Sample { logits, state: several, scratch, rows, q_len: 1 }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
+    // Fewer rows with drafts.
+    ops.push(Op::Prologue(Prologue { state: several, rows, tokens, pages: 64, given: None }));
+    let q_len = if rows < 8 { 2 } else { 4 };
+    if rows.is_multiple_of(q_len) {
+        let state = several;
+        ops.push(Op::Draft(Draft { state, rows: rows / q_len, q_len }));
+        ops.push(Op::Sample(Sample { logits, state, scratch, rows: rows / q_len, q_len }));
+    }
     // What encoders have.
     ops.push(Op::Embed(Embed { by: Lookup::Low(7), ids, table: embed, given: None, out: x }));
     ops.push(Op::Embed(Embed { by: Lookup::High(7), ids, table: embed, given: None, out: x }));
@@ -482,7 +490,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         // Prologue and sampler of a launch that repeats.
         let state = StepState { repeats: true, ..state };
         ops.push(Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }));
-        ops.push(Op::Sample(Sample { logits, state, scratch, rows }));
+        ops.push(Op::Sample(Sample { logits, state, scratch, rows, q_len: 1 }));
         let attend = attention(Some(Box::new(rope_kv)), None);
         let layer = [
             linear(x, w_qkv, Some(norm1), bias, Epilogue::Store, qkv),

@@ -26,6 +26,7 @@ impl Scheduler {
         self.step.copies.clear();
         self.step.masks.clear();
         self.seen = 0;
+        self.told = 0;
         self.mask_cost = 0;
         self.mask_first = None;
         self.step.steps = 1;
@@ -431,14 +432,10 @@ impl Scheduler {
     /// Adds to the step what the device needs before a row of this sequence: mask, join, pages, page copy.
     /// Returns the row's start, or `None` when the sequence just ended or has to join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
-        let sequence = &mut self.sequences[key];
-        if sampling::penalised(&sequence.cold.spec.sampling) && !sequence.seated()?.joined {
-            let seen = self.seen.saturating_add(sequence.len());
-            if self.seen > 0 && seen > self.config.max_seen {
-                return None;
-            }
-            self.seen = seen;
+        if !self.sequences[key].seated()?.joined && !self.may_join(key) {
+            return None;
         }
+        let sequence = &mut self.sequences[key];
         if sample && sequence.guided {
             let spent = self.mask_cost > 0 && self.mask_cost >= self.config.mask_cost;
             if spent || self.mask_first.is_some_and(|first| first != key) {
@@ -474,6 +471,10 @@ impl Scheduler {
                 len: fed,
                 last_token: sequence.tokens[fed as usize],
                 params: sampling::seat_params(sequence),
+                history: match self.reports.tokens {
+                    1 => Vec::new(),
+                    _ => sequence.tokens[..fed as usize].to_vec(),
+                },
             });
         }
         let Place::Seated(at) = &mut sequence.place else { return None };
@@ -491,6 +492,25 @@ impl Scheduler {
             // The source is freed after all rows are added: until then no other sequence can get it.
         }
         Some(fed)
+    }
+
+    /// Whether the step has room for what a sequence tells when it joins: the tokens that count for penalties, and its
+    /// history. The first always has.
+    fn may_join(&mut self, key: Key) -> bool {
+        let sequence = &self.sequences[key];
+        let penalised = sampling::penalised(&sequence.cold.spec.sampling);
+        let seen = if penalised { sequence.len() } else { 0 };
+        let fed = sequence.seated().map_or(0, |at| at.fed);
+        let told = if self.reports.tokens > 1 { fed } else { 0 };
+        let fits = |held: u32, more: u32| {
+            held == 0 || more == 0 || held.saturating_add(more) <= self.config.max_seen
+        };
+        let fits = fits(self.seen, seen) && fits(self.told, told);
+        if fits {
+            self.seen = self.seen.saturating_add(seen);
+            self.told = self.told.saturating_add(told);
+        }
+        fits
     }
 
     /// As [`Self::prepare`], with pages for all tokens the row may return and for the rows launched ahead of results,

@@ -3,11 +3,11 @@
 use super::place::{Buffer, Placement};
 use super::uses::only_gathered;
 use super::{Bindings, CompileError};
-use crate::ShapeKey;
 use crate::plan::PlacedValue;
 use crate::program::{
     CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId,
 };
+use crate::{Phase, ShapeKey};
 use device::op::KvLayer;
 use device::operand::{Binder, StepShape};
 use device::ops::Reuse;
@@ -142,8 +142,8 @@ impl Binder<Symbolic> for Places<'_> {
     }
 
     fn size(&self) -> StepShape {
-        let ShapeKey { rows, tokens, .. } = *self.key;
-        StepShape { rows, tokens, single: self.key.single() }
+        let ShapeKey { rows, tokens, q_len, .. } = *self.key;
+        StepShape { rows, tokens, q_len, single: self.key.single() }
     }
 
     fn pages(&self) -> u32 {
@@ -154,10 +154,10 @@ impl Binder<Symbolic> for Places<'_> {
         self.bindings.inputs
     }
 
-    /// The count of live rows, on the device: rows past it need no work. With one token per row a row is a token.
+    /// The count of live rows, on the device: rows past it need no work. Values of a decode step have a row for each token.
     fn live(&self, value: ValueId) -> Option<Span> {
         let word = match self.program.value(value).rows {
-            Dim::Rows if !self.key.single() => count::ROWS,
+            Dim::Rows if self.key.phase == Phase::Prefill => count::ROWS,
             Dim::Rows | Dim::Tokens | Dim::Const(_) => count::TOKENS,
         };
         Some(self.bindings.state.counts.span.part(u64::from(word) * 4, 4))

@@ -1,14 +1,14 @@
 //! The order steps run in.
 
 use super::CompileError;
-use crate::ShapeKey;
 use crate::program::{ProgramOp, Step, ValueId};
+use crate::{Phase, ShapeKey};
 use std::collections::HashSet;
 
-/// With one token per row a row is a token, so the last token of each row is the value itself: such a gather
-/// disappears.
+/// In a decode step a token is sampled after each token, drafts included, so there is nothing to select: gathers of
+/// the last token of each row disappear.
 pub(crate) fn drop_idle_gathers(mut steps: Vec<Step>, key: &ShapeKey) -> Vec<Step> {
-    if !key.single() {
+    if key.phase != Phase::Decode {
         return steps;
     }
     let mut index = 0;

@@ -96,6 +96,8 @@ pub struct JoinInput {
     pub params: SeatParams,
     /// Tokens that count for the penalties; true for those of the answer.
     pub seen: Vec<(u32, bool)>,
+    /// The tokens in its pages, where the device keeps them.
+    pub history: Vec<u32>,
 }
 
 /// A page-table entry written before the step.
@@ -140,7 +142,7 @@ pub struct StepInput {
     pub copies: Vec<(u32, u32)>,
     /// Rows of the program's inputs. Prompt tokens of [`device::step::GIVEN_ROW`] and a number stand for them.
     pub given: Vec<GivenRows>,
-    /// Every row has this many tokens, all of them in the mail, to verify drafts; 0 for any other step.
+    /// Every row has this many tokens, to verify drafts that the device makes or the mail gives; 0 for any other step.
     pub q_len: u32,
     /// Most steps that the launch may run, for decode steps of a runner that has such graphs; 0 is 1.
     pub steps: u32,
@@ -161,6 +163,12 @@ impl StepInput {
         let flags = flag(sample, row::SAMPLE) | flag(!prompt.is_empty(), row::PROMPT);
         self.rows.push(MailRow { seat, q_len: (prompt.len() as u32).max(1), flags });
         self.tokens.extend_from_slice(prompt);
+    }
+
+    /// Adds a row to a step that verifies drafts, of which it may accept so many.
+    pub fn add_verified(&mut self, seat: u32, drafts: u32) {
+        let flags = row::SAMPLE | drafts << row::DRAFTS;
+        self.rows.push(MailRow { seat, q_len: self.q_len, flags });
     }
 
     /// Allows a row only some tokens.

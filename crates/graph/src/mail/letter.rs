@@ -23,6 +23,7 @@ pub(crate) fn write_letter<W: Words>(
     }
     for join in &input.joins {
         letter.join(join.seat, join.len, join.last_token, &join.params.words())?;
+        letter.history(&join.history)?;
         for (&(token, bias), index) in join.params.biases.iter().zip(0..) {
             letter.bias(join.seat, index, token, bias)?;
         }
@@ -47,6 +48,11 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     within("biases", biases, layout.biases_cap)?;
     let penalised = input.joins.iter().filter(|join| join.params.penalised());
     within("seen tokens", penalised.map(|join| join.seen.len()).sum(), layout.seen_cap)?;
+    within(
+        "tokens of histories",
+        input.joins.iter().map(|join| join.history.len()).sum(),
+        layout.history_cap,
+    )?;
     let uneven = |row: &&MailRow| input.q_len > 1 && row.q_len != input.q_len;
     if let Some(row) = input.rows.iter().find(uneven) {
         let (found, q_len) = (row.q_len, input.q_len);

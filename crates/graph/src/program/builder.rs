@@ -443,8 +443,8 @@ impl ProgramBuilder {
 
     /// Chooses tokens from `logits`; ends the program.
     pub fn sample(&mut self, name: &str, logits: ValueId) {
-        let (state, scratch, rows) = (Unset, Unset, Unset);
-        self.push(name, Sample { logits, state, scratch, rows }.into());
+        let (state, scratch, rows, q_len) = (Unset, Unset, Unset, Unset);
+        self.push(name, Sample { logits, state, scratch, rows, q_len }.into());
     }
 
     /// One vector of the tokens of each row, in f32; with `unit` divided by its length.

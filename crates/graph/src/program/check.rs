@@ -283,7 +283,7 @@ impl Binder<Symbolic> for Shapes<'_> {
 
     fn size(&self) -> StepShape {
         let ShapeKey { rows, tokens, .. } = Self::KEY;
-        StepShape { rows, tokens, single: false }
+        StepShape { rows, tokens, q_len: 1, single: false }
     }
 
     fn pages(&self) -> u32 {

@@ -43,6 +43,8 @@ pub struct RunnerConfig {
     pub prep: Prep,
     /// Most decode steps of one launch.
     pub steps: u32,
+    /// Tokens per row for which every decode bucket is recorded besides one, ascending: to verify as many drafts less one.
+    pub q_lens: Vec<u32>,
 }
 
 impl RunnerConfig {
@@ -61,6 +63,7 @@ impl RunnerConfig {
             break_at: None,
             prep: Prep::Device,
             steps: 1,
+            q_lens: Vec::new(),
         }
     }
 
@@ -76,7 +79,9 @@ impl RunnerConfig {
     /// Every graph of the phase, largest first.
     pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
         let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.with(*form));
-        self.buckets.keys(limits).into_iter().flat_map(forms).collect()
+        let wide = self.q_lens.iter().rev().copied().chain([1]);
+        let q_lens = |key: ShapeKey| wide.clone().map(move |q_len| key.with_q_len(q_len));
+        self.buckets.keys(limits).into_iter().flat_map(q_lens).flat_map(forms).collect()
     }
 }
 
@@ -215,13 +220,15 @@ impl<P: PhaseRule> Runner<P> {
         if self.config.backend == BackendKind::Disabled {
             return Err(Reason::Disabled);
         }
-        // Buckets are recorded for one token per row.
-        if P::exact(shape, &self.bindings.state.limits).q_len > 1 {
+        let limits = &self.bindings.state.limits;
+        let q_len = P::exact(shape, limits).q_len;
+        if q_len > 1 && !self.config.q_lens.contains(&q_len) {
             return Err(Reason::NotCovered);
         }
         let size = P::size(shape);
         let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
-        let key = self.config.buckets.key(bucket, &self.bindings.state.limits).with(form);
+        let of = |bucket| self.config.buckets.key(bucket, limits).with_q_len(q_len).with(form);
+        let key = of(bucket);
         let wasted = f64::from(bucket - size) / f64::from(bucket);
         if self.config.max_padding.is_some_and(|most| wasted > most) {
             return Err(Reason::Padding);
@@ -230,9 +237,8 @@ impl<P: PhaseRule> Runner<P> {
             return Ok(key);
         }
         // A larger graph is better than none.
-        let limits = &self.bindings.state.limits;
         let larger = self.config.buckets.sizes.iter().filter(|&&other| other > bucket);
-        let mut larger = larger.map(|&other| self.config.buckets.key(other, limits).with(form));
+        let mut larger = larger.map(|&other| of(other));
         match self.config.capture {
             _ if self.over_budget.contains(&key) => {
                 larger.find(|key| self.backend.has(key)).ok_or(Reason::OverBudget)
@@ -355,11 +361,13 @@ impl<P: PhaseRule> Runner<P> {
                     return Err(RunError::NotCovered { rows, tokens, reason });
                 }
                 // The bucket's plan can also run op by op. A step gets its own plan only past the last
-                // bucket, or with several tokens per row, for which there are no buckets.
+                // bucket, or with a number of tokens per row for which there are no buckets.
                 let own = P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
-                let bucket = self.config.buckets.fit(P::size(shape)).filter(|_| own.q_len == 1);
-                let planned = |b: u32| self.config.buckets.key(b, &limits).with(form);
-                (bucket.map_or(own, planned), Some(reason))
+                let bucket = self.config.buckets.fit(P::size(shape));
+                let planned =
+                    |b: u32| self.config.buckets.key(b, &limits).with_q_len(own.q_len).with(form);
+                let planned = bucket.map(planned).filter(|key| self.plans.contains_key(key));
+                (planned.unwrap_or(own), Some(reason))
             }
         };
         if !self.plans.contains_key(&key) {

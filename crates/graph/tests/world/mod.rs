@@ -10,7 +10,7 @@ use graph::bucket::{BucketSpec, Buckets};
 use graph::layout::{Layout, rope_table};
 use graph::program::Program;
 use graph::runner::{RunnerConfig, Runners};
-use graph::{Bindings, CompileTarget, Phase, Prep};
+use graph::{Bindings, CompileTarget, Phase, Prep, ShapeKey};
 
 pub const PAGES: u32 = 40;
 
@@ -67,6 +67,11 @@ impl Place {
     pub fn prepared(&self, program: &Program, prep: Prep) -> World {
         World::prepared(self.device.clone(), program, &self.target, prep)
     }
+
+    /// With other limits and another number of pages.
+    pub fn world_of(&self, program: &Program, limits: StepLimits, pages: u32) -> World {
+        World::sized(self.device.clone(), program, &self.target, Prep::Device, limits, pages)
+    }
 }
 
 pub struct World {
@@ -94,14 +99,27 @@ impl World {
         target: &CompileTarget,
         prep: Prep,
     ) -> World {
-        let limits = limits(program);
+        Self::sized(device, program, target, prep, limits(program), PAGES)
+    }
+
+    fn sized(
+        device: Device,
+        program: &Program,
+        target: &CompileTarget,
+        prep: Prep,
+        limits: StepLimits,
+        pages: u32,
+    ) -> World {
         let mut keys = Vec::new();
         for (phase, max) in [(Phase::Decode, limits.rows), (Phase::Prefill, limits.tokens)] {
             keys.extend(buckets("auto", phase, max).keys(&limits));
         }
+        // Of a step with several tokens in every row, as far as there is room for them.
+        let rows = (limits.tokens / limits.tokens_per_row).min(limits.rows);
+        keys.push(ShapeKey::verify(rows, limits.tokens_per_row));
         let mut layout = Layout::new(program, target, limits, &keys).unwrap();
         layout.add_inputs(prep).unwrap();
-        layout.add_pages(program, PAGES);
+        layout.add_pages(program, pages);
         let Layout { arena, bindings } = layout;
         let arena = device.seal(arena).unwrap();
         let world = World { device, arena, program: program.clone(), bindings, limits };

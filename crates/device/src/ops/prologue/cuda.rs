@@ -12,7 +12,7 @@ use crate::step::{
 /// The layout of the step's records, for the kernels that read them.
 pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
     let areas = limits.mail_layout();
-    vec![
+    let mut words = vec![
         ("SEATS", limits.seats),
         ("ROWS_LIMIT", limits.rows),
         ("TOKENS_LIMIT", limits.tokens),
@@ -82,7 +82,17 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("RING_SAMPLED", ring::SAMPLED),
         ("RING_STOPPED", ring::STOPPED),
         ("RING_LOGPROBS", ring::LOGPROBS),
-    ]
+    ];
+    if limits.tokens_per_row > 1 {
+        words.extend([
+            ("HISTORY", 1),
+            ("AREA_HISTORY", areas.history),
+            ("HISTORY_CAP", areas.history_cap),
+            ("ROW_DRAFTS", row::DRAFTS),
+            ("RING_PLACE_WORDS", ring::PLACE_WORDS),
+        ]);
+    }
+    words
 }
 
 /// Into how many blocks attention divides the pages of one of eight KV heads. Up to four rows: as many as are
@@ -134,7 +144,8 @@ impl Prologue {
             .spans(&[s.leave])
             .optional(self.given.map(|given| given.blocks[0]))
             .optional(self.given.map(|given| given.blocks[1]))
-            .ints(&[self.rows, self.tokens, ways(self.rows, target), self.pages]);
+            .ints(&[self.rows, self.tokens, ways(self.rows, target), self.pages])
+            .tensors(s.history.as_ref().as_slice());
         Ok(vec![kernel.lowered()])
     }
 }

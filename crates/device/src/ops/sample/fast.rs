@@ -14,6 +14,7 @@ struct SampleStep {
     state: StepState,
     memory: CpuMemory,
     rows: u32,
+    q_len: u32,
     level: Level,
 }
 
@@ -24,6 +25,7 @@ impl Sample {
             state: self.state,
             memory: *memory,
             rows: self.rows,
+            q_len: self.q_len,
             level: lowering.level,
         })
     }
@@ -40,19 +42,19 @@ impl Step for SampleStep {
     }
 
     fn run(&self, team: &Team<'_>) {
-        let end = StepEnd::new(&self.memory, &self.state, self.rows);
+        let end = StepEnd::new(&self.memory, &self.state, self.rows, self.q_len);
         team.parallel(end.live, &|r, worker| {
-            let choice = end.row(r).map(|row| self.sample(r, &row, team.own(worker)));
-            end.store(r, choice.as_ref());
+            end.sample(r, |row, index| self.sample(index, row, team.own(worker)));
         });
         end.publish();
     }
 }
 
 impl SampleStep {
-    fn sample(&self, r: usize, row: &SampledRow<'_>, own: Own) -> Choice {
+    /// Chooses a token from row `index` of the logits.
+    fn sample(&self, index: usize, row: &SampledRow<'_>, own: Own) -> Choice {
         let vocab = self.logits.cols;
-        let at = self.logits.at(r, 0);
+        let at = self.logits.at(index, 0);
         let own = own.bytes(own_bytes(vocab));
         let in_place = self.logits.dtype == crate::DType::F32;
         // SAFETY: the row's own logits, which the op may overwrite, or this worker's scratch.

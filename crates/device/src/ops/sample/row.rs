@@ -12,6 +12,8 @@ pub(in crate::ops) struct StepEnd {
     launch: u64,
     bank: Option<Words>,
     entry: usize,
+    /// Rows of logits of each row.
+    q_len: u32,
     /// Live rows.
     pub(in crate::ops) live: usize,
 }
@@ -42,8 +44,13 @@ pub(super) struct SampledRow<'a> {
 }
 
 impl StepEnd {
-    /// For the current launch and a bucket of `rows`.
-    pub(in crate::ops) fn new(memory: &CpuMemory, state: &StepState, rows: u32) -> StepEnd {
+    /// For the current launch and a bucket of `rows` with `q_len` rows of logits each.
+    pub(in crate::ops) fn new(
+        memory: &CpuMemory,
+        state: &StepState,
+        rows: u32,
+        q_len: u32,
+    ) -> StepEnd {
         let tables = Tables::new(memory, state);
         let launch = tables.launch();
         let words = state.limits.ring_entry_words() as usize;
@@ -51,6 +58,7 @@ impl StepEnd {
             launch,
             bank: tables.mail_for(launch),
             entry: (launch % u64::from(ring::ENTRIES)) as usize * words,
+            q_len,
             live: tables.counts.get(count::ROWS as usize).min(rows) as usize,
             tables,
         }
@@ -65,14 +73,40 @@ impl StepEnd {
         self.tables.params.get(seat * PARAM_WORDS as usize + word as usize)
     }
 
-    /// Row `r`, if a token is sampled for it.
-    pub(super) fn row(&self, r: usize) -> Option<SampledRow<'_>> {
+    /// Samples after the tokens of row `r` until a draft is not accepted, advances its seat, and writes its part of the ring entry.
+    /// `choose` gets the index of a row of logits.
+    pub(super) fn sample(
+        &self,
+        r: usize,
+        mut choose: impl FnMut(&SampledRow<'_>, usize) -> Choice,
+    ) {
+        let tables = &self.tables;
+        let drafts = if self.q_len > 1 { tables.drafts(r) } else { 0 };
+        let first = r * self.q_len as usize;
+        let mut count = 0;
+        loop {
+            let Some(row) = self.row(r, count) else { return self.pass(r) };
+            let choice = choose(&row, first + count as usize);
+            let stopped = self.put(&row, count, drafts, &choice);
+            count += 1;
+            let accepted = count <= drafts
+                && !stopped
+                && tables.token.get(first + count as usize) == choice.token;
+            if !accepted {
+                return self.advance(&row, count, choice.token);
+            }
+        }
+    }
+
+    /// Row `r` after `count` of its tokens were accepted, if tokens are sampled for it.
+    fn row(&self, r: usize, count: u32) -> Option<SampledRow<'_>> {
         let tables = &self.tables;
         if tables.row_flags.get(r) & step::row::SAMPLE == 0 {
             return None;
         }
         let seat = tables.row_seat.get(r) as usize;
-        let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
+        let fed = if self.q_len > 1 { count + 1 } else { tables.row_q_len.get(r) };
+        let len = tables.seat_len.get(seat).saturating_add(fed);
         let float = |word: u32| f32::from_bits(self.param(seat, word));
         let key = [self.param(seat, param::SEED_LO), self.param(seat, param::SEED_HI)];
         let random = philox([len, 0, 0, 0], key)[0];
@@ -101,47 +135,62 @@ impl StepEnd {
         self.entry + (ring::HEADER_WORDS + index * ring::PLACE_WORDS) as usize + row
     }
 
-    /// Advances the row's seat and writes its part of the ring entry.
-    pub(in crate::ops) fn store(&self, r: usize, choice: Option<&Choice>) {
+    /// Advances the seat of a row that samples nothing.
+    pub(in crate::ops) fn pass(&self, r: usize) {
         let tables = &self.tables;
         let seat = tables.row_seat.get(r) as usize;
         let len = tables.seat_len.get(seat).saturating_add(tables.row_q_len.get(r));
         tables.seat_len.set(seat, len);
         let at = self.place(r, 0);
-        let Some(choice) = choice else {
-            (0..4).for_each(|word| tables.ring.set(at + word, 0));
-            return;
-        };
-        tables.seat_token.set(seat, choice.token);
+        (0..4).for_each(|word| tables.ring.set(at + word, 0));
+    }
+
+    /// Writes a token that was chosen to its place; returns whether it stops the row.
+    fn put(&self, row: &SampledRow<'_>, index: u32, drafts: u32, choice: &Choice) -> bool {
+        let (tables, seat, at) = (&self.tables, row.seat, self.place(row.row, index));
+        tables.remember(seat, row.len as usize, choice.token);
         if self.param(seat, param::PENALISED) != 0 {
             tables.mark_seen(seat, choice.token, true);
         }
-        let logprobs = self.param(seat, param::LOGPROBS);
+        let stopped = self.is_stop(seat, choice.token);
         let mut flags = ring::SAMPLED;
-        if self.is_stop(seat, choice.token) {
+        if stopped {
             flags |= ring::STOPPED;
         }
-        if logprobs > 0 {
+        if row.logprobs > 0 {
             flags |= ring::LOGPROBS;
         }
-        let head = [choice.token, flags, choice.logprob.to_bits(), 0];
+        let verified = if index == 0 { drafts } else { 0 };
+        let head = [choice.token, flags, choice.logprob.to_bits(), verified];
         head.iter().enumerate().for_each(|(i, word)| tables.ring.set(at + i, *word));
-        if tables.limits.tokens_per_row > 1 {
-            // The row's list ends here.
-            tables.ring.set(self.place(r, 1) + 1, 0);
-        }
-        let alternatives = logprobs.saturating_sub(1).min(MAX_TOP) as usize;
-        for (i, (token, logprob)) in choice.top.iter().take(alternatives).enumerate() {
+        for (i, (token, logprob)) in choice.top.iter().take(row.alternatives()).enumerate() {
             tables.ring.set(at + 4 + 2 * i, *token);
             tables.ring.set(at + 5 + 2 * i, logprob.to_bits());
         }
+        stopped
+    }
+
+    /// Advances the seat of a row by the tokens that it returned, and ends its list.
+    fn advance(&self, row: &SampledRow<'_>, count: u32, last: u32) {
+        let tables = &self.tables;
+        tables.seat_len.set(row.seat, row.len);
+        tables.seat_token.set(row.seat, last);
+        if count < tables.limits.tokens_per_row {
+            tables.ring.set(self.place(row.row, count) + 1, 0);
+        }
+    }
+
+    /// Whether a token of row `r` stops it.
+    fn stops(&self, r: usize) -> bool {
+        let flags = (0..self.q_len).map(|index| self.tables.ring.get(self.place(r, index) + 1));
+        let mut given = flags.take_while(|flags| flags & ring::SAMPLED != 0);
+        given.any(|flags| flags & ring::STOPPED != 0)
     }
 
     /// Writes the entry's header, its launch number last.
     pub(in crate::ops) fn publish(&self) {
-        let flags = |r: usize| self.tables.ring.get(self.place(r, 0) + 1);
         let goes_on = self.tables.counts.get(count::LEFT as usize) > 0
-            && (0..self.live).all(|r| flags(r) & ring::STOPPED == 0);
+            && !(0..self.live).any(|r| self.stops(r));
         let again = if goes_on { step::repeat::NEXT } else { step::repeat::DONE };
         self.tables.counts.set(count::AGAIN as usize, again);
         self.tables.ring.set(self.entry + ring::ROWS as usize, self.live as u32);

@@ -1,0 +1,104 @@
+//! Speculation: which drafts a step verifies.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Most drafts that a row can have.
+pub(crate) const MOST_DRAFTS: u32 = 8;
+
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// From the sequence itself: what followed the last time that its latest tokens occurred.
+    Ngram,
+}
+
+impl Method {
+    /// All, in the order of help texts.
+    pub const ALL: [Method; 1] = [Method::Ngram];
+
+    /// Its name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Ngram => "ngram",
+        }
+    }
+}
+
+/// What `--spec` asks for: `METHOD` or `METHOD:k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speculation {
+    /// Where drafts come from.
+    pub method: Method,
+    /// Drafts of each row, 1 to 8.
+    pub drafts: u32,
+}
+
+/// Drafts of a row if their number is not given.
+const USUAL_DRAFTS: u32 = 3;
+
+/// Why a text is no speculation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No such method.
+    #[error("`{name}` is no method; there is {}", names())]
+    Method {
+        /// What was given.
+        name: String,
+    },
+    /// A number of drafts that cannot be.
+    #[error("`{number}` is no number of drafts from 1 to {MOST_DRAFTS}")]
+    Drafts {
+        /// What was given.
+        number: String,
+    },
+}
+
+fn names() -> String {
+    Method::ALL.map(Method::name).join(", ")
+}
+
+impl FromStr for Speculation {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Speculation, SpecError> {
+        let (name, number) = text.split_once(':').map_or((text, None), |(a, b)| (a, Some(b)));
+        let method = Method::ALL.into_iter().find(|method| method.name() == name);
+        let method = method.ok_or_else(|| SpecError::Method { name: name.into() })?;
+        let drafts = match number {
+            None => USUAL_DRAFTS,
+            Some(number) => {
+                let drafts =
+                    number.parse().ok().filter(|drafts| (1..=MOST_DRAFTS).contains(drafts));
+                drafts.ok_or_else(|| SpecError::Drafts { number: number.into() })?
+            }
+        };
+        Ok(Speculation { method, drafts })
+    }
+}
+
+impl fmt::Display for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.method.name(), self.drafts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_may_have_a_number_of_drafts() {
+        let ngram = |drafts| Ok(Speculation { method: Method::Ngram, drafts });
+        assert_eq!("ngram".parse(), ngram(USUAL_DRAFTS));
+        assert_eq!("ngram:8".parse(), ngram(8));
+        for wrong in
+            ["ngram:0", "ngram:9", "ngram:", "ngram:x", "ngram:-1", "", "Ngram", "medusa:2"]
+        {
+            assert!(wrong.parse::<Speculation>().is_err(), "{wrong}");
+        }
+        assert_eq!(ngram(5).unwrap().to_string(), "ngram:5");
+        let unknown = "medusa".parse::<Speculation>().unwrap_err();
+        assert_eq!(unknown.to_string(), "`medusa` is no method; there is ngram");
+    }
+}

@@ -1,0 +1,164 @@
+//! Answers with drafts are those without, to the bit where kernels are fixed: greedy and drawn, with penalties, biases,
+//! stop tokens, log-probabilities and several choices, from cached prefixes, in pieces, preempted, and several steps to a
+//! launch.
+
+use device::{Device, DeviceChoice};
+use engine::offline::{Completion, Offline};
+use engine::request::{Request, RequestId, Sampling};
+use engine::{Engine, EngineConfig};
+use model::{GraphExecutor, LoadOptions, ModelConfig, ModelSource, load_executor};
+
+const VOCAB: u32 = 96;
+
+fn model() -> ModelSource {
+    let mut config = ModelConfig::bundled("qwen3-0.6b").unwrap();
+    config.layers = 2;
+    (config.hidden, config.intermediate, config.vocab) = (128, 256, VOCAB as usize);
+    (config.q_heads, config.kv_heads, config.head_dim) = (4, 2, 64);
+    ModelSource::Dummy { config: Box::new(config), seed: 3 }
+}
+
+#[derive(Clone, Copy)]
+struct Setting {
+    spec: Option<&'static str>,
+    steps: &'static str,
+    pages: u32,
+    step_tokens: u32,
+    context: u32,
+}
+
+const PLAIN: Setting =
+    Setting { spec: None, steps: "1", pages: 200, step_tokens: 64, context: 192 };
+
+fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
+    let mut options = LoadOptions {
+        max_batch: 6,
+        max_context: setting.context,
+        prefill_tokens: Some(64),
+        pages: Some(setting.pages),
+        spec: setting.spec.map(|spec| spec.parse().unwrap()),
+        ..LoadOptions::default()
+    };
+    let flags = &mut options.graphs.flags;
+    flags.insert("graph-kernels".into(), "fixed".into());
+    flags.insert("graph-steps".into(), setting.steps.into());
+    flags.insert("graph-fallback".into(), "error".into());
+    let loaded = load_executor(&model(), device, &options, &|_| {}).unwrap();
+    let config = EngineConfig { step_tokens: setting.step_tokens, ..EngineConfig::default() };
+    Engine::builder(loaded.executor).config(config).build()
+}
+
+/// A prompt that says some things more than once.
+fn prompt(n: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|at| (at % (7 + n) * 13 + n * 29) % VOCAB).collect()
+}
+
+fn requests() -> Vec<Request> {
+    let base = || Sampling { max_tokens: 70, logprobs: Some(3), ..Sampling::default() };
+    let drawn = |temperature| Sampling { temperature, seed: 11, ..base() };
+    let samplings = [
+        base(),
+        drawn(0.7),
+        Sampling { top_k: 4, ..drawn(1.0) },
+        Sampling { top_p: 0.5, min_p: 0.05, ..drawn(1.2) },
+        Sampling {
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.1,
+            presence_penalty: 0.3,
+            ..base()
+        },
+        Sampling { repetition_penalty: 1.1, ..drawn(0.5) },
+        Sampling { logit_bias: vec![(5, 3.0), (17, -4.0), (40, 2.5)], ..drawn(0.4) },
+        Sampling { stop_tokens: (0..VOCAB).step_by(9).collect(), min_tokens: 12, ..base() },
+        Sampling { stop_tokens: (1..VOCAB).step_by(30).collect(), ..drawn(0.6) },
+        Sampling { max_tokens: 1, ..base() },
+        Sampling { max_tokens: 200, logprobs: None, ..base() },
+    ];
+    let mut requests = Vec::new();
+    for (sampling, n) in samplings.into_iter().zip(0..) {
+        let mut request = Request::new(RequestId(0), prompt(n % 4, 20 + n % 4 * 11), sampling);
+        request.choices = if n % 5 == 1 { 2 } else { 1 };
+        requests.push(request);
+    }
+    requests
+}
+
+/// All answers, and the decode steps that they took.
+fn answers(engine: &mut Offline<GraphExecutor>) -> (Vec<Completion>, u64) {
+    let before = engine.stats().decode_steps;
+    let answers = engine.answer(requests());
+    let steps = engine.stats().decode_steps - before;
+    (answers.into_iter().map(|answer| answer.unwrap()).collect(), steps)
+}
+
+fn check(device: &Device) {
+    let (wanted, plain_steps) = answers(&mut engine(device, PLAIN));
+    let choices = |answers: &[Completion]| -> Vec<_> {
+        answers.iter().map(|answer| answer.choices.clone()).collect()
+    };
+    let wanted = choices(&wanted);
+    assert!(wanted.iter().flatten().any(|answer| answer.tokens.len() > 100));
+    let ways = [
+        ("three drafts", Setting { spec: Some("ngram"), ..PLAIN }),
+        ("one draft", Setting { spec: Some("ngram:1"), ..PLAIN }),
+        ("eight drafts", Setting { spec: Some("ngram:8"), ..PLAIN }),
+        ("several steps a launch", Setting { spec: Some("ngram:3"), steps: "6", ..PLAIN }),
+        ("few pages", Setting { spec: Some("ngram:4"), pages: 34, ..PLAIN }),
+        ("pieces of 5", Setting { spec: Some("ngram:2"), step_tokens: 5, ..PLAIN }),
+    ];
+    for (name, setting) in ways {
+        let mut engine = engine(device, setting);
+        for turn in ["at first", "from cached prefixes"] {
+            let (found, steps) = answers(&mut engine);
+            assert_eq!(choices(&found), wanted, "{name}, {turn}");
+            if setting.pages == PLAIN.pages && setting.step_tokens == PLAIN.step_tokens {
+                assert!(steps < plain_steps, "{name}: {steps} steps, {plain_steps} without drafts");
+            }
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.stop_disagreements, 0, "{name}");
+        assert!(stats.preemptions > 0 || setting.pages == PLAIN.pages, "{name}");
+        assert!(stats.cached_tokens > 0, "{name}");
+    }
+}
+
+#[test]
+fn drafts_change_nothing_on_the_cpu() {
+    check(&device::cpu::open(Some(2), false).unwrap());
+}
+
+#[test]
+fn drafts_change_nothing_on_the_gpu() {
+    match Device::open(DeviceChoice::Cuda(0)) {
+        Ok((device, _)) => check(&device),
+        Err(reason) => eprintln!("skipped: no GPU ({reason})"),
+    }
+}
+
+/// Answers that end with the context: drafts past its end have no pages, and nothing is written over.
+#[test]
+fn answers_reach_the_end_of_the_context() {
+    let device = device::cpu::open(Some(1), false).unwrap();
+    for context in [48, 61] {
+        let ask = || Sampling { max_tokens: 500, ..Sampling::default() };
+        let ask = || Request::new(RequestId(0), prompt(1, 20), ask());
+        let setting = Setting { context, ..PLAIN };
+        let wanted = engine(&device, setting).answer(vec![ask(), ask()]);
+        assert!(wanted[0].as_ref().unwrap().choices[0].tokens.len() >= 28);
+        for spec in ["ngram:2", "ngram:8"] {
+            let mut engine = engine(&device, Setting { spec: Some(spec), ..setting });
+            assert_eq!(engine.answer(vec![ask(), ask()]), wanted, "{spec} in {context}");
+        }
+    }
+}
+
+/// What drafts exclude is refused when the model is loaded.
+#[test]
+fn inputs_prepared_by_the_host_are_refused() {
+    let device = device::cpu::open(Some(1), false).unwrap();
+    let mut options =
+        LoadOptions { spec: Some("ngram".parse().unwrap()), ..LoadOptions::default() };
+    options.graphs.flags.insert("graph-prep".into(), "copy".into());
+    let error = load_executor(&model(), &device, &options, &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("return up to 4 tokens"), "{error}");
+}
