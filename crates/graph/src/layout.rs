@@ -29,6 +29,17 @@ impl Layout {
         limits: StepLimits,
         keys: &[ShapeKey],
     ) -> Result<Layout, CompileError> {
+        Self::with_others(program, &[], target, limits, keys)
+    }
+
+    /// As [`Layout::new`], with room for steps of `others`: programs over the same weights that publish vectors.
+    pub fn with_others(
+        program: &Program,
+        others: &[Program],
+        target: &CompileTarget,
+        limits: StepLimits,
+        keys: &[ShapeKey],
+    ) -> Result<Layout, CompileError> {
         let (mut workspace, mut scratch) = (0, 0);
         let rows = limits.rows.min(limits.tokens);
         let fixed = keys.first().is_some_and(|key| key.fixed);
@@ -38,8 +49,17 @@ impl Layout {
         for key in largest.chain(keys) {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
             scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
+            for other in others.iter().filter(|other| other.phases.contains(&key.phase)) {
+                workspace = workspace.max(workspace_bytes(other, target, &limits, key)?);
+                scratch = scratch.max(scratch_bytes(other, target, &limits, key)?);
+            }
         }
         let mut layout = Self::with_sizes(program, limits, workspace, scratch)?;
+        if let Some(width) = others.iter().filter_map(Program::publishes).max() {
+            let (state, arena) = (layout.bindings.state, &mut layout.arena);
+            let mut alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+            layout.bindings.state = state.with_vectors(width, &mut alloc);
+        }
         // For every number of rows that can merge, bucket or no bucket.
         let mut exchange = 0;
         let most =

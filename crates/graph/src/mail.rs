@@ -174,6 +174,8 @@ pub struct Mailbox {
     leave: Mapped,
     /// The places of vectors.
     vectors: Option<[Mapped; 2]>,
+    /// The launches under way that publish vectors.
+    publishing: VecDeque<u64>,
     launched: u64,
     rows: Vec<MailRow>,
     key: Option<ShapeKey>,
@@ -205,6 +207,7 @@ impl Mailbox {
                 Some([even, odd]) => Some([Mapped::new(arena, even)?, Mapped::new(arena, odd)?]),
                 None => None,
             },
+            publishing: VecDeque::new(),
             launched: 0,
             rows: Vec::new(),
             key: None,
@@ -298,6 +301,11 @@ impl Mailbox {
         self.steps = 0;
     }
 
+    /// The launch that was sent last publishes vectors.
+    pub(crate) fn publishes(&mut self) {
+        self.publishing.push_back(self.launched);
+    }
+
     /// Asks the launch of several steps under way, or else the next one, to end early. It ends with the
     /// first step that begins after it has seen this: at the latest the one after the step under way.
     pub fn stop_loop(&mut self) {
@@ -331,7 +339,8 @@ impl Mailbox {
             output.ends.push(output.tokens.len() as u32);
         }
         output.vectors.clear();
-        if let (Some(places), Some(spans)) = (&self.vectors, self.state.vectors) {
+        let published = self.publishing.pop_front_if(|launch| *launch == entry.launch).is_some();
+        if let (Some(places), Some(spans), true) = (&self.vectors, self.state.vectors, published) {
             let place = &places[(entry.launch % 2) as usize];
             let words = (spans[0].len / 4) as u32 / self.state.limits.rows * entry.rows;
             let word = |at| f32::from_bits(place.get(at, Ordering::Relaxed));

@@ -7,6 +7,7 @@ use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, Row, RowResult, Sampled, Step, StepKind,
     StepResult,
 };
+use engine::request::Pooling;
 use engine::store::{Store, StoreUse};
 use graph::mail::{
     JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
@@ -50,6 +51,8 @@ struct Flight {
     number: u64,
     /// What was observed of each row; empty when no row asked.
     observed: Vec<Observed>,
+    /// If the step publishes vectors: for each row that asked for its own what it is multiplied by.
+    vectors: Vec<Option<f64>>,
 }
 
 impl GraphExecutor {
@@ -163,6 +166,12 @@ impl GraphExecutor {
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
         translate(step, self.q_len(step), &mut self.input);
+        let number = step.number;
+        if let Some((which, vectors)) = self.other_for(step) {
+            self.last = Some(self.runners.launch_other(which, &self.input)?.ran);
+            self.flight.push_back(Flight { number, observed: Vec::new(), vectors });
+            return Ok(());
+        }
         self.last = Some(self.runners.launch(&self.input)?.ran);
         let asks = |row: &Row| row.score().is_some() || row.hidden().is_some();
         let asked = self.whole.is_none() && step.rows.iter().any(asks);
@@ -170,8 +179,29 @@ impl GraphExecutor {
             Some(plan) => observe::observe(&self.runners, plan, step)?,
             None => Vec::new(),
         };
-        self.flight.push_back(Flight { number: step.number, observed });
+        let all = self.whole.map(|_| vec![Some(1.0); step.rows.len()]);
+        self.flight.push_back(Flight { number, observed, vectors: all.unwrap_or_default() });
         Ok(())
+    }
+
+    /// The program beside the model's own that gives what every row of a step asks for, with each row's factor: a step
+    /// that makes vectors only, all of them of means or all of last states. Other steps are observed.
+    fn other_for(&self, step: &Step) -> Option<(usize, Vec<Option<f64>>)> {
+        let place = |pooling: Pooling| usize::from(pooling != Pooling::Mean);
+        let which = step.rows.iter().find_map(Row::hidden).map(place)?;
+        let factor = |row: &Row| match row.hidden() {
+            Some(pooling) if place(pooling) != which => None,
+            // The engine adds up the states of all chunks.
+            Some(Pooling::Mean) => Some(Some(row.tokens().len() as f64)),
+            Some(Pooling::Last | Pooling::Model) => Some(Some(1.0)),
+            None => {
+                (!row.tokens().is_empty() && !row.sample && row.score().is_none()).then_some(None)
+            }
+        };
+        let scored = step.rows.iter().any(|row| row.score().is_some());
+        let there = which < self.runners.others() && !scored;
+        let factors = step.rows.iter().map(factor).collect::<Option<Vec<_>>>()?;
+        there.then_some((which, factors))
     }
 
     /// Tokens that every row of a step feeds: more than one, with drafts, if a row of a decode step may return several.
@@ -291,14 +321,15 @@ impl Executor for GraphExecutor {
         }
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows_mut().map(row_result));
-        if self.whole.is_some() {
-            for (index, row) in rows.iter_mut().enumerate() {
-                let vector = self.output.vector(index).iter().map(|x| f64::from(*x)).collect();
-                row.detail.get_or_insert_default().hidden = Some(vector);
-            }
-        }
         let more_follow = self.output.more_follow;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
+        for (index, (row, factor)) in rows.iter_mut().zip(flight.vectors.drain(..)).enumerate() {
+            let vector = self.output.vector(index).iter();
+            let vector = factor.map(|factor| vector.map(|x| f64::from(*x) * factor).collect());
+            if vector.is_some() {
+                row.detail.get_or_insert_default().hidden = vector;
+            }
+        }
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
             if !observed.scores.is_empty() || observed.hidden.is_some() {
                 let detail = row.detail.get_or_insert_default();

@@ -241,7 +241,12 @@ pub fn load_executor(
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
-    let mut layout = Layout::new(program, &target, limits, &keys)?;
+    // Vectors of prompts are asked of generating models, too.
+    let others = match vectors {
+        true => Vec::new(),
+        false => model.write_vectors(&*target.device, device.numerics(), chosen, context)?,
+    };
+    let mut layout = Layout::with_others(program, &others, &target, limits, &keys)?;
     layout.add_inputs(graphs.prep)?;
     let pages = match options.pages {
         Some(pages) => pages,
@@ -269,7 +274,8 @@ pub fn load_executor(
     let report = |done| progress(Progress::Weights(done, total));
     model.fill(&written, device, &arena, &bindings, &report)?;
     let mut runners =
-        Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?;
+        Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?
+            .with_others(others);
     let total = keys.len() as u64;
     let mut done = 0;
     runners.record_all(&mut |_, _| {

@@ -5,7 +5,8 @@
 //! row asks for more, the last layer's attention runs again for every token (in the plan it is for the last ones
 //! only), and the plan's own nodes after the gathers run again after the step, op by op, over
 //! as many tokens at a time as they have rows for; hidden states are read and normalised here. The host
-//! waits for such a step. A step without such requests costs nothing extra.
+//! waits for such a step. A step without such requests costs nothing extra. (A step of nothing but vectors has a program of
+//! its own, which is replayed.)
 
 use device::op::{Attention, Copy, Gather, LayerNorm, Norm, RmsNorm};
 use device::{Node, Op, Result, Tensor};

@@ -1,7 +1,7 @@
 //! A model's files, or only its shape: its program for a device, and its weights in that device's memory.
 
 use crate::builder::{Builder, Precision, Setting, Written};
-use crate::config::ModelConfig;
+use crate::config::{Embedding, ModelConfig, Task};
 use crate::stored::{Files, ScaledParts, device_dtype};
 use crate::weights::WeightSpec;
 use crate::{LoadError, fill, rope};
@@ -10,7 +10,7 @@ use device::op::Pairs;
 use device::{Arena, DType, Device, Target};
 use formats::checkpoint::{Checkpoint, TensorInfo};
 use graph::Bindings;
-use graph::program::{ProgramOp, Step};
+use graph::program::{Pooling, Program, ProgramOp, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -67,7 +67,44 @@ impl OpenModel {
         precision: Precision,
         context: u32,
     ) -> Result<Written, LoadError> {
-        let config = &self.config;
+        let written = self.write_for(&self.config, target, numerics, precision, context)?;
+        let routes = |step: &Step| matches!(step.op, ProgramOp::Route(_));
+        if numerics == Numerics::Ggml && written.program.steps.iter().any(routes) {
+            return Err(LoadError::GgmlExperts);
+        }
+        if let Weights::Stored(files) = &self.weights {
+            let scaled = files.scaled_parts(&written.weights)?;
+            let ignores = |name: &str| is_ignorable(name) || self.config.decoder.ignores(name);
+            check_tensors(&files.checkpoint, &scaled, &written.weights, &ignores)?;
+        }
+        Ok(written)
+    }
+
+    /// The programs of a generating model that make vectors of prompts by the same weights: of the mean of their tokens'
+    /// states, and of the last one.
+    pub(crate) fn write_vectors(
+        &self,
+        target: &dyn Target,
+        numerics: Numerics,
+        precision: Precision,
+        context: u32,
+    ) -> Result<Vec<Program>, LoadError> {
+        let program = |pooling| {
+            let task = Task::Embed(Embedding { pooling, unit: false });
+            let config = ModelConfig { task, ..self.config.clone() };
+            Ok(self.write_for(&config, target, numerics, precision, context)?.program)
+        };
+        [Pooling::Mean, Pooling::Last].into_iter().map(program).collect()
+    }
+
+    fn write_for(
+        &self,
+        config: &ModelConfig,
+        target: &dyn Target,
+        numerics: Numerics,
+        precision: Precision,
+        context: u32,
+    ) -> Result<Written, LoadError> {
         let stored = |spec: &WeightSpec| {
             let quantised = precision.quantise.and_then(|quantise| quantise.stored(spec));
             let parts: Vec<DType> = match quantised {
@@ -85,17 +122,7 @@ impl OpenModel {
         let setting = Setting { precision, context, pairs, ggml, stored: &stored };
         let mut builder = Builder::new(config, setting);
         config.decoder.build(config, &mut builder);
-        let written = builder.finish()?;
-        let routes = |step: &Step| matches!(step.op, ProgramOp::Route(_));
-        if ggml && written.program.steps.iter().any(routes) {
-            return Err(LoadError::GgmlExperts);
-        }
-        if let Weights::Stored(files) = &self.weights {
-            let scaled = files.scaled_parts(&written.weights)?;
-            let ignores = |name: &str| is_ignorable(name) || config.decoder.ignores(name);
-            check_tensors(&files.checkpoint, &scaled, &written.weights, &ignores)?;
-        }
-        Ok(written)
+        Ok(builder.finish()?)
     }
 
     /// Bytes of the checkpoint's tensors; 0 for weights from a seed.

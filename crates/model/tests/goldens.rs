@@ -217,6 +217,20 @@ fn check_prompt(case: &str, device: &Device, chunk: u32, tolerance: f32) {
     }
     assert!(answers[2].choices[0].tokens.is_empty(), "a vector comes without an answer");
     assert_eq!(engine.engine().pages().held, 0);
+
+    // Steps of nothing but vectors are replayed, and give the same.
+    for (which, embed, answer) in [(0, mean, &answers[2]), (1, last, &answers[3])] {
+        let alone = engine.answer([request(None, Some(embed)), request(None, Some(embed))]);
+        for alone in alone.into_iter().map(Result::unwrap) {
+            for (ours, beside) in alone.embedding.iter().zip(&answer.embedding) {
+                close(*ours, *beside, "a vector of its own program");
+            }
+            assert_eq!(alone.embedding.len(), answer.embedding.len());
+        }
+        let counters = engine.engine().executor().runners().counters_of_other(which);
+        let counters = counters.expect("a step was launched");
+        assert!(counters.steps > 0 && counters.eager.is_empty(), "{case}: {counters:?}");
+    }
 }
 
 #[test]

@@ -181,6 +181,11 @@ impl<P: PhaseRule> Runner<P> {
         &self.counters
     }
 
+    /// What its plans are made for.
+    pub(super) fn target(&self) -> &CompileTarget {
+        &self.target
+    }
+
     /// How it runs.
     pub fn config(&self) -> &RunnerConfig {
         &self.config
@@ -400,6 +405,26 @@ impl<P: PhaseRule> Runner<P> {
     fn record(&mut self, key: &ShapeKey) -> Result<(), RunError> {
         let cx = Context::new(&self.device, &self.arena, self.config.options);
         Ok(self.backend.record(&cx, &self.plans[key])?)
+    }
+
+    /// Records the step's bucket now, unless it is recorded or does not fit the budget.
+    pub(super) fn make_ready(&mut self, shape: &StepShape) -> Result<(), RunError> {
+        let Some(bucket) = self.config.buckets.fit(P::size(shape)) else { return Ok(()) };
+        let key = self.config.buckets.key(bucket, &self.bindings.state.limits);
+        let key = key.with(self.config.forms()[0]);
+        let off = self.config.backend == BackendKind::Disabled || self.backend.has(&key);
+        if off || self.over_budget.contains(&key) {
+            return Ok(());
+        }
+        let cx = Context::new(&self.device, &self.arena, self.config.options);
+        self.backend.prepare(&cx, &self.plans[&key])?;
+        self.record(&key)?;
+        let bytes = self.recorded().iter().map(|(_, bytes)| bytes).sum::<u64>();
+        if self.config.budget.is_some_and(|budget| bytes > budget) {
+            self.backend.forget(&key);
+            self.over_budget.push(key);
+        }
+        Ok(())
     }
 
     fn keep_within_budget(&mut self) {

@@ -55,6 +55,8 @@ pub struct Runners {
     pub decode: Runner<Decode>,
     /// Steps with prompt chunks.
     pub prefill: Runner<Prefill>,
+    /// Programs over the same weights whose prefill steps publish vectors.
+    others: Vec<Other>,
     mailbox: Mailbox,
     /// The host's mirror of the seats, where it prepares decode steps.
     inputs: Option<Inputs>,
@@ -63,6 +65,13 @@ pub struct Runners {
     /// What the last launch's call to the device took.
     replay: Duration,
     watch: Option<Watch>,
+}
+
+/// A program beside the model's own. Its graphs are recorded when a step first needs them.
+#[derive(Debug)]
+struct Other {
+    program: Arc<Program>,
+    runner: Option<Runner<Prefill>>,
 }
 
 /// Marks around launches.
@@ -107,6 +116,7 @@ impl Runners {
             bindings,
             decode,
             prefill,
+            others: Vec::new(),
             mailbox,
             inputs,
             repeating,
@@ -115,6 +125,23 @@ impl Runners {
         };
         runners.reset()?;
         Ok(runners)
+    }
+
+    /// The same with programs over the same weights that publish vectors, for which memory was laid out.
+    pub fn with_others(mut self, others: Vec<Program>) -> Runners {
+        let other = |program| Other { program: Arc::new(program), runner: None };
+        self.others = others.into_iter().map(other).collect();
+        self
+    }
+
+    /// How many other programs there are.
+    pub fn others(&self) -> usize {
+        self.others.len()
+    }
+
+    /// What happened so far to steps of another program; `None` if it had none.
+    pub fn counters_of_other(&self, which: usize) -> Option<&Counters> {
+        Some(self.others.get(which)?.runner.as_ref()?.counters())
     }
 
     /// Records all graphs of both phases, decode first.
@@ -145,6 +172,7 @@ impl Runners {
 
     /// Records all graphs again, after a weight change.
     pub fn re_record(&mut self, progress: &mut dyn FnMut(Phase, Progress)) -> Result<(), RunError> {
+        self.others.iter_mut().for_each(|other| other.runner = None);
         self.decode.re_record(&mut |at| progress(Phase::Decode, at))?;
         self.prefill.re_record(&mut |at| progress(Phase::Prefill, at))
     }
@@ -219,6 +247,25 @@ impl Runners {
 
     /// Starts a step. An error leaves the device unchanged unless it is [`RunError::Device`].
     pub fn launch(&mut self, input: &StepInput) -> Result<Launched, RunError> {
+        self.launch_as(None, input)
+    }
+
+    /// Starts a prefill step of another program, which publishes vectors and samples nothing.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn launch_other(&mut self, which: usize, input: &StepInput) -> Result<Launched, RunError> {
+        let other = &mut self.others[which];
+        if other.runner.is_none() {
+            let (device, arena, bindings) = (&self.device, &self.arena, self.bindings.clone());
+            let (target, config) = (self.prefill.target().clone(), self.prefill.config().clone());
+            let program = other.program.clone();
+            other.runner = Some(Runner::new(device, arena, program, target, bindings, config)?);
+        }
+        self.launch_as(Some(which), input)
+    }
+
+    fn launch_as(&mut self, other: Option<usize>, input: &StepInput) -> Result<Launched, RunError> {
         let shape = input.shape();
         for given in &input.given {
             self.place_of(given)?;
@@ -228,16 +275,28 @@ impl Runners {
                 let form = self.decode.form(&shape, self.mailbox.launched() + 1, input.steps);
                 self.decode.choose(&shape, form)?
             }
-            Phase::Prefill => self.prefill.choose(&shape, Form::Once)?,
+            Phase::Prefill => {
+                let others = &mut self.others;
+                match other.and_then(|which| others[which].runner.as_mut()) {
+                    Some(runner) => {
+                        runner.make_ready(&shape)?;
+                        runner.choose(&shape, Form::Once)?
+                    }
+                    None => self.prefill.choose(&shape, Form::Once)?,
+                }
+            }
         };
         let number = self.mailbox.post(input, &choice.key)?;
         let prepared = self.prepare(input, &choice.key, choice.eager.is_none(), number);
         let start = Instant::now();
-        let ran = prepared.and_then(|()| self.run(&shape, &choice));
+        let ran = prepared.and_then(|()| self.run(other, &shape, &choice));
         self.replay = start.elapsed();
         match ran {
             Ok(ran) => {
                 self.mailbox.sent();
+                if other.is_some() || self.program().publishes().is_some() {
+                    self.mailbox.publishes();
+                }
                 if let Some(inputs) = &mut self.inputs {
                     inputs.launched(input, number);
                 }
@@ -295,7 +354,12 @@ impl Runners {
         Ok(Tensor::dense(span, all.dtype, (values.len() / cols) as u32, all.cols))
     }
 
-    fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
+    fn run(
+        &mut self,
+        other: Option<usize>,
+        shape: &StepShape,
+        choice: &Choice,
+    ) -> Result<Ran, RunError> {
         let mut mark = |after: usize| match &mut self.watch {
             Some(watch) if watch.seen < watch.launches => {
                 watch.stopwatch.mark(2 * watch.seen + after)?;
@@ -305,9 +369,11 @@ impl Runners {
             _ => Ok::<(), RunError>(()),
         };
         mark(0)?;
-        let ran = match shape.phase {
-            Phase::Decode => self.decode.run(shape, choice),
-            Phase::Prefill => self.prefill.run(shape, choice),
+        let others = &mut self.others;
+        let ran = match (other.and_then(|which| others[which].runner.as_mut()), shape.phase) {
+            (Some(runner), _) => runner.run(shape, choice),
+            (None, Phase::Decode) => self.decode.run(shape, choice),
+            (None, Phase::Prefill) => self.prefill.run(shape, choice),
         }?;
         mark(1)?;
         Ok(ran)
