@@ -111,6 +111,8 @@ class Dynamo:
         command += ["--device", "cpu", "--threads", "1", "--max-context", "2048", *worker_flags()]
         venv = os.path.join(args.cache, "dynamo")
         more = {"DACAPO": os.path.abspath(args.dacapo), "DYNAMO_VENV": os.path.abspath(venv), "LOGS": logs, "MODE": mode}
+        # As above: a prefix to compute counts more than requests that are running.
+        more["DYN_ROUTER_PREFILL_LOAD_SCALE"] = "8"
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more})
         atexit.register(self.process.terminate)
         self.behind = []

@@ -59,15 +59,15 @@ pub(super) fn convert(
     if !request.model.is_empty() && request.model != model_id {
         body.insert("model".into(), request.model.into());
     }
-    put(&mut body, "temperature", request.temperature);
+    put(&mut body, "temperature", finite("temperature", request.temperature)?);
     if let Some(sampling) = request.sampling {
         put(&mut body, "n", Some(sampling.num_sequences).filter(|n| *n > 0));
         put(&mut body, "top_k", sampling.top_k);
-        put(&mut body, "top_p", sampling.top_p);
-        put(&mut body, "min_p", sampling.min_p);
+        put(&mut body, "top_p", finite("top_p", sampling.top_p)?);
+        put(&mut body, "min_p", finite("min_p", sampling.min_p)?);
         put(&mut body, "seed", sampling.seed);
     }
-    decoding(&mut body, request.decoding.unwrap_or_default());
+    decoding(&mut body, request.decoding.unwrap_or_default())?;
     stops(&mut body, stopping);
     // The rank of a greedy choice is known only beside an alternative.
     put(&mut body, "logprobs", wanted.logprobs.then_some(wanted.candidates.max(1)));
@@ -102,11 +102,27 @@ fn put(body: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>
     }
 }
 
-fn decoding(body: &mut Map<String, Value>, decoding: DecodingParameters) {
-    let set = |value: f32| Some(value).filter(|value| *value != 0.0);
-    put(body, "presence_penalty", set(decoding.presence_penalty));
-    put(body, "frequency_penalty", set(decoding.frequency_penalty));
-    put(body, "repetition_penalty", set(decoding.repetition_penalty));
+/// JSON has no other numbers: they would be left out in silence.
+fn finite(name: &str, value: Option<f32>) -> Result<Option<f32>, ApiError> {
+    match value {
+        Some(value) if !value.is_finite() => {
+            Err(ApiError::invalid(name, format!("{name} must be a number, not {value}")))
+        }
+        value => Ok(value),
+    }
+}
+
+fn decoding(body: &mut Map<String, Value>, decoding: DecodingParameters) -> Result<(), ApiError> {
+    for (name, value) in [
+        ("presence_penalty", decoding.presence_penalty),
+        ("frequency_penalty", decoding.frequency_penalty),
+        ("repetition_penalty", decoding.repetition_penalty),
+    ] {
+        put(body, name, finite(name, Some(value).filter(|value| *value != 0.0))?);
+    }
+    for bias in decoding.logit_bias.values() {
+        finite("logit_bias", Some(*bias))?;
+    }
     let biases = decoding.logit_bias.into_iter();
     let biases: Map<_, _> = biases.map(|(token, bias)| (token.to_string(), bias.into())).collect();
     put(body, "logit_bias", (!biases.is_empty()).then_some(biases));
@@ -117,9 +133,10 @@ fn decoding(body: &mut Map<String, Value>, decoding: DecodingParameters) {
         Some(StructuredOutput::Grammar(grammar)) => json!({"grammar": grammar}),
         Some(StructuredOutput::JsonObject(any)) => json!({"json_object": any}),
         Some(StructuredOutput::StructuralTag(tag)) => json!({"structural_tag": tag}),
-        None => return,
+        None => return Ok(()),
     };
     body.insert("structured_outputs".into(), restriction);
+    Ok(())
 }
 
 fn stops(body: &mut Map<String, Value>, stopping: StoppingCriteria) {

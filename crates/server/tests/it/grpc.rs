@@ -70,7 +70,6 @@ async fn a_stream_has_tokens_text_and_one_end() {
     let mut client = InferenceClient::new(channel);
     for given in [Prompt::Text("héllo".into()), Prompt::TokenIds(TokenIds { ids: ids("héllo") })]
     {
-        let by_text = matches!(given, Prompt::Text(_));
         let request = GenerateRequest { prompt: Some(given), ..ask("", 100) };
         let stream = client.generate_stream(request).await.unwrap().into_inner();
         let messages = all(stream).await.unwrap();
@@ -85,8 +84,7 @@ async fn a_stream_has_tokens_text_and_one_end() {
         }
         assert_eq!((text.as_str(), tokens), ("héllo", ids("héllo")));
         let prompt = messages[0].prompt_info.as_ref().unwrap();
-        // A text gets the token that begins every text.
-        assert_eq!(prompt.num_prompt_tokens, 6 + u32::from(by_text));
+        assert_eq!(prompt.num_prompt_tokens, 6);
         let end = messages.last().unwrap().outputs.as_ref().unwrap().finish_info.clone().unwrap();
         assert_eq!((end.num_output_tokens, end.finish_reason()), (6, FinishReason::Stop));
         assert!(matches!(end.stop_reason, Some(StopReason::EosTokenId(_))), "{end:?}");
