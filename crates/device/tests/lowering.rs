@@ -34,7 +34,12 @@ fn parameters(launch: &Launch) -> usize {
     // Pages of e4m3 have two arrays of scales.
     let bytes = launch.kernel.defines.iter().any(|(name, value)| name == "KT" && value == "3");
     let pages = if bytes && list.contains("SCALES_OF_PAGES") { 2 } else { 0 };
-    list.split(',').count() + pages + if scaled { more } else { 0 }
+    // Where sequences are remembered and drafts are verified, there are more.
+    let defined = |wanted: &str| launch.kernel.defines.iter().any(|(name, _)| name == wanted);
+    let history = defined("HISTORY") && list.contains("HISTORY_ARGUMENT");
+    let drafts = defined("Q_LEN") && list.contains("DRAFT_ARGUMENTS");
+    let remembered = usize::from(history) + if drafts { 3 } else { 0 };
+    list.split(',').count() + pages + remembered + if scaled { more } else { 0 }
 }
 
 fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {
