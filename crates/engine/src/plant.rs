@@ -72,6 +72,11 @@ plants! {
     MissAhead => "a row may return a token more than there are pages for",
     BlindList => "a row with a grammar may return several tokens under one mask",
     KeepShortfall => "a row that returned fewer tokens than it might counts as if it had returned all",
+    AcceptOneMore => "a draft is accepted that is not what was chosen",
+    KeepDraft => "a draft that was not accepted is returned instead of what was chosen",
+    ReadRejected => "a seat advances over drafts that were not accepted",
+    BlindStop => "a stop token inside an accepted draft is not marked",
+    ForgetHistory => "a sequence that joins does not tell its tokens",
     ThinkOn => "a thought goes on when its budget is used up",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }

@@ -347,6 +347,23 @@ impl FakeDevice {
             let first = from.0 as usize * size;
             self.cells.copy_within(first..first + size, to.0 as usize * size);
         }
+        self.check_histories(step);
+    }
+
+    /// Where rows may return several tokens, a sequence that joins tells the tokens that are in its pages.
+    fn check_histories(&mut self, step: &Step) {
+        for join in &step.joins {
+            let wanted = if self.tokens > 1 { join.len } else { 0 };
+            let told = join.history.len() as u32 == wanted;
+            let same = |(position, &token): (u32, &Token)| {
+                self.cell_at(join.seat, position).map(|at| self.cells[at])
+                    == Some(cell(token, position))
+            };
+            if !told || !(0..).zip(&join.history).all(same) {
+                let (seat, len, told) = (join.seat, join.len, join.history.len());
+                self.wrong(format!("{seat:?} joins with {len} tokens and tells {told}, or others"));
+            }
+        }
     }
 
     /// Writes one row's tokens and checks that no other seat writes the same pages.
@@ -394,7 +411,8 @@ impl FakeDevice {
             }
             prompt => (Vec::new(), prompt.to_vec()),
         };
-        let kept = if row.prompt.is_some() { tokens.len() } else { sampled.len() };
+        let all = row.prompt.is_some() || planted(Plant::ReadRejected);
+        let kept = if all { tokens.len() } else { sampled.len() };
         let len = start + kept as u32;
         if step.rows[..index].iter().any(|other| other.seat == seat) {
             self.wrong(format!("{seat:?} has two rows in one step"));
@@ -465,6 +483,20 @@ impl FakeDevice {
             if (sampled.len() as u32) < count {
                 sampled.push(found);
             }
+        }
+        // Where a row had drafts, bugs of their acceptance.
+        let last = sampled.len();
+        if last > 0 && last < row.most as usize {
+            let draft = Sampled { token: written[last], ..Sampled::default() };
+            if planted(Plant::AcceptOneMore) {
+                sampled.push(draft);
+            } else if planted(Plant::KeepDraft) {
+                sampled[last - 1].token = draft.token;
+            }
+        }
+        if planted(Plant::BlindStop) {
+            let accepted = sampled.len().saturating_sub(1);
+            sampled[..accepted].iter_mut().for_each(|found| found.stopped = false);
         }
         written.truncate(row.most as usize);
         self.extra += (sampled.len() as u64).saturating_sub(1);

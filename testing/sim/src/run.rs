@@ -497,6 +497,10 @@ impl Run {
         if pages.held != 0 || pages.free + pages.unread + 1 != pages.total {
             return Err(format!("at the end pages are still held: {pages:?}"));
         }
+        let disagreed = self.engine.stats().stop_disagreements;
+        if disagreed > 0 {
+            return Err(format!("{disagreed} tokens stop for the engine or for the device alone"));
+        }
         let mut answers = BTreeMap::new();
         for (&id, client) in &self.clients {
             if client.rejected {

@@ -473,6 +473,7 @@ impl Scheduler {
                 params: sampling::seat_params(sequence),
                 history: match self.reports.tokens {
                     1 => Vec::new(),
+                    _ if planted(Plant::ForgetHistory) => Vec::new(),
                     _ => sequence.tokens[..fed as usize].to_vec(),
                 },
             });
