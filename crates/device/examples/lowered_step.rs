@@ -181,6 +181,7 @@ fn push_layer(
         causal: true,
         rows,
         single: decode,
+        even: None,
         last_only: false,
         scratch: None,
         pick: pick("ATTENTION"),

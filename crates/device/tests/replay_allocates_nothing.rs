@@ -81,6 +81,7 @@ fn a_decode_step() {
         causal: true,
         rows: ROWS,
         single: true,
+        even: None,
         last_only: false,
         scratch: None,
         pick: Default::default(),

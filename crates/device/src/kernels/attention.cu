@@ -3,7 +3,7 @@
 // pages of the KV range round robin, each with its own ring, and merge at the end. Blocks of a row share its KV range
 // by splits; the last one to arrive merges them, always in the same order.
 //
-// Decode (SINGLE): the prologue's plan splits rows into pieces, so that all pieces of all rows are about equal. SPLIT
+// Decode (SINGLE): every row has Q_TOKENS tokens, one or a few with its drafts. The prologue's plan splits rows into pieces, so that all pieces of all rows are about equal. SPLIT
 // 0: no splitting, grid (HKV, rows). SPLIT 1: grid (HKV, items); there are at most as many pieces as rows plus the
 // plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows: grid (HKV, most pieces of a
 // row, rows). Blocks without a piece return immediately. With ROPE the block prepares q itself, and the block that
@@ -83,7 +83,7 @@ template <int NORM, int T_> DEVICE Turn turn(const void* weight, const float* ta
 }
 // The number of pieces that the pages of a row of `length` tokens are split into.
 DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
-    const u32 begin = WINDOW && length > WINDOW ? length - WINDOW : 0;
+    const u32 begin = WINDOW && length + 1 > WINDOW + Q_TOKENS ? length + 1 - WINDOW - Q_TOKENS : 0;
     const u32 pages = length ? (length - 1) / PAGE + 1 - begin / PAGE : 0, splits = min((pages + share / 2) / share, most);
     if (splits <= 1) return 1;
     const u32 each = (pages + splits - 1) / splits;
@@ -182,7 +182,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 
     // Which row, and which of its tokens.
     const u32 rank = blockIdx.y % CLUSTER, cut = blockIdx.y / CLUSTER, cuts = gridDim.y / CLUSTER, piece = blockIdx.z * cuts + cut;
-    u32 r = SPLIT == 2 ? blockIdx.z : cut, first_token = r, tokens = 1, split = 0, splits = 1;
+    u32 r = SPLIT == 2 ? blockIdx.z : cut, first_token = r * Q_TOKENS, tokens = Q_TOKENS, split = 0, splits = 1;
     if (!SINGLE) {
         wait_for_predecessor();
         if (threadIdx.x == 0) shared_word = rows;
@@ -211,7 +211,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     if (SINGLE && SPLIT == 1) {
         const Item item = find(cut, rows, kv_len, row_seat, counts);
         if (item.row >= rows) return;
-        r = first_token = item.row, split = item.split, splits = item.splits;
+        r = item.row, first_token = r * Q_TOKENS, split = item.split, splits = item.splits;
         row.length = item.length;
         row.pages = page_table + (u64)item.seat * pages_per_seat;
     } else {
@@ -223,18 +223,18 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         }
     }
     row.kv = kv + (u64)head * (PAGE * ROW_BYTES);
-    if (row.length == 0) {
+    if (SINGLE ? row.length < Q_TOKENS : row.length == 0) {
         // With ONES the row's length does not fit its pages, and its token is not `r`.
         if (SINGLE && !ONES) {
             wait_for_predecessor();
-            for (u32 i = threadIdx.x; i < G * D; i += WARPS * 32)
-                store1<YT>(out, (u64)r * out_stride + head * (G * D) + i, 0.0f);
+            for (u32 i = threadIdx.x; i < Q_TOKENS * G * D; i += WARPS * 32)
+                store1<YT>(out, (u64)(first_token + i / (G * D)) * out_stride + head * (G * D) + i % (G * D), 0.0f);
         }
         if (ONES) wait_for_predecessor();
         return;
     }
     // The position of the item's first token; column c is token c / G, head c % G.
-    const u32 position = SINGLE ? row.length - 1 : row.length - (q_start[r + 1] - first_token);
+    const u32 position = SINGLE ? row.length - Q_TOKENS : row.length - (q_start[r + 1] - first_token);
     const u32 end = position + tokens;
     row.fresh = ROPE ? row.length - 1 : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
@@ -359,7 +359,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         for (int n = 0; n < TILES; n++) {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const u32 limit = SINGLE ? position : position + (n * 8 + 2 * j + c) / G;
+                const u32 limit = SINGLE && Q_TOKENS == 1 ? position : position + (n * 8 + 2 * j + c) / G;
                 const u32 t0 = p * PAGE + g, t1 = t0 + 8;
                 const bool in0 = t0 <= limit && t0 < row.length && (!WINDOW || t0 + WINDOW > limit);
                 const bool in1 = t1 <= limit && t1 < row.length && (!WINDOW || t1 + WINDOW > limit);

@@ -10,6 +10,8 @@
 //! in the decode form; pad tokens of the varlen form are not written. A row whose kv_len is less than its tokens, or
 //! more than its page table holds, attends to nothing: devices write zeros for it, or do not write its tokens. With
 //! `last_only` tokens that are not the last of their row may be left out.
+//! With `even` every live row has as many tokens, more than one, and rows follow each other without gaps: drafts that
+//! are verified. Devices may then write zeros for pad rows.
 //! With [`Pick::Fixed`] the order of every sum follows from the token's position alone, whatever step it is part of.
 
 mod cuda;
@@ -69,6 +71,9 @@ pub struct Attention<O: Operands = Bound> {
     /// Every row has exactly one token (decode); lets kernels use a fixed grid of rows.
     #[serde(skip_serializing_if = "unset")]
     pub single: O::Late<bool>,
+    /// Every row has exactly so many tokens, more than one, and row r's first is r times as many: drafts are verified.
+    #[serde(skip_serializing_if = "unset")]
+    pub even: O::Late<Option<u32>>,
     /// Only the last token of each row is needed; a device may leave the others' rows of `out` unchanged.
     #[serde(skip_serializing_if = "unset")]
     pub last_only: O::Late<bool>,
@@ -114,6 +119,7 @@ impl<O: Operands> Bindable for Attention<O> {
             causal: self.causal,
             rows: size.rows,
             single: size.single,
+            even: (size.q_len > 1).then_some(size.q_len),
             last_only: to.last_only(self.out),
             scratch: None,
             pick: Pick::Best,
@@ -162,6 +168,12 @@ impl Contract for Attention {
         })?;
         require(!self.single || self.rows == self.out.rows, Self::NAME, || {
             "a decode step has one token per row".into()
+        })?;
+        let even = self.even.is_none_or(|each| {
+            each > 1 && !self.single && self.rows.checked_mul(each) == Some(self.out.rows)
+        });
+        require(even, Self::NAME, || {
+            format!("{} tokens in {} rows of {:?} each", self.out.rows, self.rows, self.even)
         })
     }
 

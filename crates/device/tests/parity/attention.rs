@@ -218,6 +218,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         causal: case.causal,
         rows: case.bucket_rows as u32,
         single: case.single,
+        even: None,
         last_only: false,
         scratch: None,
         pick: Default::default(),
@@ -316,6 +317,62 @@ fn a_product_rotates_its_heads() {
                 assert_close(&what, kv, scale, &want[1], &got[1]);
             });
         }
+    }
+}
+
+/// Rows of a few tokens each, as where drafts are verified: split into pieces of every size, with windows, pad rows, and
+/// more columns than a tile has.
+#[test]
+fn attention_of_rows_with_drafts() {
+    let halves = [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::E4M3)];
+    for seed in 0..36 {
+        let rng = &mut Rng::new(700 + seed);
+        let each = 2 + rng.below(8);
+        let count = rng.pick(&[1, 2, 4, 6, 9, 40]);
+        let row = |rng: &mut Rng| {
+            let before = rng.pick(&[0, 1, 15, 16, 40, 250, 700]);
+            Row { q_len: each, kv_len: each + before + rng.below(20) }
+        };
+        let rows: Vec<Row> = (0..count).map(|_| row(rng)).collect();
+        let bucket_rows = count + rng.below(3);
+        let (x, kv) = halves[seed as usize % 3];
+        let case = Case {
+            seed,
+            bucket_rows,
+            bucket_tokens: bucket_rows * each,
+            rows,
+            kv_heads: rng.pick(&[1, 2, 8]),
+            group: rng.pick(&[1, 3, 4, 8]),
+            dim: rng.pick(&[64, 128, 128, 80, 256]),
+            page_size: 16,
+            kv,
+            x,
+            single: false,
+            softcap: rng.pick(&[None, None, Some(30.0)]),
+            window: rng.pick(&[None, None, Some(5), Some(33), Some(200)]),
+            causal: true,
+            norms: false,
+            pairs: Pairs::Halves,
+        };
+        let share = 16 * rng.pick(&[1, 2, 7, 64]);
+        let build = |layout: &mut Layout| {
+            let mut attention = lay_out(&case, layout, true).attention;
+            attention.even = Some(each as u32);
+            let state = attention.state;
+            let mut counts = vec![0u32; count::WORDS as usize];
+            let longest = case.rows.iter().map(|row| row.kv_len).max().unwrap_or(0);
+            counts[count::ROWS as usize] = case.rows.len() as u32;
+            counts[count::TOKENS as usize] = case.live() as u32;
+            counts[count::MAX_KV as usize] = longest as u32;
+            counts[count::SPLIT as usize] = share as u32;
+            layout.set(state.counts.span, words_to_bytes(&counts));
+            let outs = vec![live_rows(&attention.out, case.live())];
+            (vec![Op::from(attention)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("seed {seed}, {count} rows of {each} on {device}");
+            assert_close(&what, case.x, 1.0, &want[0], &got[0]);
+        });
     }
 }
 

@@ -166,6 +166,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         causal: true,
         rows: rows as u32,
         single,
+        even: None,
         last_only: false,
         scratch: None,
         pick: if feed.fixed { Pick::Fixed } else { Pick::Best },

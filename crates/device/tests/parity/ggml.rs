@@ -222,6 +222,7 @@ fn same_attention(golden: &mut Golden, shape: Heads, window: Option<u32>) {
             causal: true,
             rows: 1,
             single: tokens == 1,
+            even: None,
             last_only: false,
             scratch: None,
             pick: Default::default(),

@@ -393,6 +393,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             causal: true,
             rows,
             single,
+            even: None,
             last_only: false,
             scratch,
             pick: Default::default(),
@@ -441,6 +442,11 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         let state = several;
         ops.push(Op::Draft(Draft { state, rows: rows / q_len, q_len }));
         ops.push(Op::Sample(Sample { logits, state, scratch, rows: rows / q_len, q_len }));
+        for window in [None, Some(65)].into_iter().filter(|_| single) {
+            let Op::Attention(op) = attention(None, window) else { unreachable!() };
+            let (rows, even) = (rows / q_len, Some(q_len));
+            ops.push(Op::Attention(Attention { rows, even, single: false, ..op }));
+        }
     }
     // What encoders have.
     ops.push(Op::Embed(Embed { by: Lookup::Low(7), ids, table: embed, given: None, out: x }));

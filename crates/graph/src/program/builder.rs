@@ -429,6 +429,7 @@ impl ProgramBuilder {
             causal,
             rows: Unset,
             single: Unset,
+            even: Unset,
             last_only: Unset,
             scratch: Unset,
             pick: Unset,

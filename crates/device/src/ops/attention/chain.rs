@@ -73,7 +73,11 @@ impl AttentionChain {
         if let Some(rope) = &self.rope {
             text.push_str(if rope.q_norm.is_some() { "qk-norm + rope + " } else { "rope + " });
         }
-        let form = if self.attention.single { "decode" } else { "varlen" };
+        let form = match (self.attention.single, self.attention.even) {
+            (true, _) => "decode".to_owned(),
+            (false, Some(each)) => format!("of {each} tokens each in"),
+            (false, None) => "varlen".to_owned(),
+        };
         let (q, kv, dim) =
             (self.attention.q_heads, self.attention.kv.heads, self.attention.kv.head_dim);
         text.push_str(&format!("attention {form} {} rows {q}/{kv}×{dim}", self.attention.rows));

@@ -1,4 +1,5 @@
-//! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode. Rows of many tokens:
+//! Half formats, pages of 16 and heads of up to 256: `kernels/attention.cu` for decode, also with the drafts of each row
+//! packed into the columns of a tile. Rows of many tokens:
 //! `kernels/attention_wgmma.cu` on Hopper with heads of 64 or 128 and scores without a cap (if there can be many
 //! rows, those of one token run in the decode kernel, whose blocks are small), else `kernels/attention_varlen.cu`.
 //! Everything else: `kernels/attention_ref.cu`. Attention both ways never runs in the decode kernel.
@@ -47,7 +48,7 @@ impl AttentionChain {
             require(room >= needs, Self::NAME, || {
                 format!("the kernel needs {needs} bytes of scratch and has {room}")
             })?;
-            return Ok(match (self.attention.single || self.fixed(), self.attention.kv.head_dim) {
+            return Ok(match (self.decodes() || self.fixed(), self.attention.kv.head_dim) {
                 (_, 64 | 128) if !self.attention.causal && self.warpgroups(target) => {
                     vec![self.wgmma(target, true)?]
                 }
@@ -110,11 +111,11 @@ impl AttentionChain {
         let asked = self.asked(target);
         let AttentionVariant { kernel, warps, stages, least, cluster, kv, turns } = asked;
         let cores = self.tensor_cores(target);
-        let decode = cores && self.attention.single;
+        let decode = cores && self.decodes();
         let hopper = cores && !decode && matches!(self.attention.kv.head_dim, 64 | 128);
         let hopper = hopper && self.warpgroups(target);
-        let clusters = self.attention.single && target.capability.0 >= 9;
-        let fits = !cores || !(self.attention.single || self.fixed()) || {
+        let clusters = self.decodes() && target.capability.0 >= 9;
+        let fits = !cores || !(self.decodes() || self.fixed()) || {
             let (tokens, _, shared) = self.shape(target);
             shared + self.static_bytes(tokens, self.warps(target)) <= target.shared_per_block
         };
@@ -179,6 +180,23 @@ impl AttentionChain {
         self.attention.q_heads / self.attention.kv.heads
     }
 
+    /// Columns of a tile: packed tokens and query heads.
+    fn columns(&self) -> u32 {
+        if self.attention.kv.head_dim > 128 { 8 } else { 32 }
+    }
+
+    /// Tokens of every row, where the decode kernel takes whole rows; else 0.
+    fn each(&self) -> u32 {
+        let fits = |each: &u32| each * self.group() <= self.columns() && !self.fixed();
+        let even = self.attention.even.filter(fits).filter(|_| self.attention.causal);
+        if self.attention.single { 1 } else { even.unwrap_or(0) }
+    }
+
+    /// Whether the decode kernel takes whole rows, and splits long ones.
+    fn decodes(&self) -> bool {
+        self.each() > 0
+    }
+
     /// A kernel with the macros that all kernels of attention have.
     fn kernel(&self, target: &Target, name: &str) -> Kernel {
         let kv = &self.attention.kv;
@@ -228,7 +246,7 @@ impl AttentionChain {
             <= SEMAPHORE_BYTES;
         match self.attention.rows {
             _ if self.fixed() || !counted => (0, self.attention.rows, 1),
-            0..=4 if self.attention.single => {
+            0..=4 if self.decodes() => {
                 let cluster = self.cluster(target);
                 (
                     2,
@@ -236,7 +254,7 @@ impl AttentionChain {
                     self.attention.rows,
                 )
             }
-            5..=64 if self.attention.single => {
+            5..=64 if self.decodes() => {
                 (1, self.attention.rows + ways.div_ceil(self.cluster(target)), 1)
             }
             _ => (0, self.attention.rows, 1),
@@ -247,7 +265,7 @@ impl AttentionChain {
     fn cluster(&self, target: &Target) -> u32 {
         let asked = self.asked(target).cluster;
         let suited = match self.attention.rows {
-            _ if !self.attention.single || self.fixed() || target.capability.0 < 9 => return 1,
+            _ if !self.decodes() || self.fixed() || target.capability.0 < 9 => return 1,
             // Clusters of eight leave some multiprocessors unused, so they are only for contexts that do not need all
             // of them.
             1 | 2 if self.attention.state.limits.pages_per_seat <= 512 => 8,
@@ -255,7 +273,8 @@ impl AttentionChain {
             _ => 1,
         };
         // The partial results of a cluster's blocks must fit beside the rings of its first block.
-        let rings = 2 * self.warps(target) * self.stage_bytes() + self.static_bytes(1, WARPS);
+        let each = self.each().max(1);
+        let rings = 2 * self.warps(target) * self.stage_bytes() + self.static_bytes(each, WARPS);
         let fits = |cluster: &u32| cluster * self.part_bytes() + rings <= target.shared_per_block;
         let fitting = [8, 4, 2].into_iter().find(|cluster| *cluster <= suited && fits(cluster));
         asked.unwrap_or(fitting.unwrap_or(1))
@@ -263,13 +282,15 @@ impl AttentionChain {
 
     /// Bytes of the partial result of a piece.
     fn part_bytes(&self) -> u32 {
-        self.group() * (self.attention.kv.head_dim + 4) * 4
+        self.each().max(1) * self.group() * (self.attention.kv.head_dim + 4) * 4
     }
 
     /// Warps that share the pages of a piece: fewer if two stages of each do not fit.
     fn warps(&self, target: &Target) -> u32 {
         let fits = |warps: &u32| {
-            2 * warps * self.stage_bytes() + self.static_bytes(1, *warps) <= target.shared_per_block
+            let each = self.each().max(1);
+            2 * warps * self.stage_bytes() + self.static_bytes(each, *warps)
+                <= target.shared_per_block
         };
         // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
         let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
@@ -280,7 +301,7 @@ impl AttentionChain {
 
     /// Whether this is a decode step of few rows over pages of e4m3.
     fn few_bytes(&self) -> bool {
-        self.narrow() && self.attention.single && !self.fixed() && self.attention.rows <= 32
+        self.narrow() && self.decodes() && !self.fixed() && self.attention.rows <= 32
     }
 
     /// Bytes of a page's keys and values of a head in a ring.
@@ -299,8 +320,10 @@ impl AttentionChain {
     /// (tokens per block, stages, dynamic shared memory).
     fn shape(&self, target: &Target) -> (u32, u32, u32) {
         let (dim, group) = (self.attention.kv.head_dim, self.group());
-        let columns = if dim > 128 { 8 } else { 32 };
-        let tokens = if self.attention.single { 1 } else { (columns / group).max(1) };
+        let tokens = match self.each() {
+            0 => (self.columns() / group).max(1),
+            each => each,
+        };
         let stage = self.stage_bytes();
         let warps = self.warps(target);
         let cluster = self.cluster(target);
@@ -316,8 +339,8 @@ impl AttentionChain {
             let slots = target.sms * (target.shared_per_sm / each).max(1);
             f64::from(items) / f64::from(items.next_multiple_of(slots))
         };
-        let shallow = self.attention.single && !self.fixed() && filled(2) >= filled(deep);
-        let suited = match self.narrow() && self.attention.single && !self.fixed() {
+        let shallow = self.decodes() && !self.fixed() && filled(2) >= filled(deep);
+        let suited = match self.narrow() && self.decodes() && !self.fixed() {
             true if self.few_bytes() && warps > WARPS => 2,
             // Four blocks of bytes on a multiprocessor.
             true => ((48 << 10) / (warps * stage)).clamp(2, 4),
@@ -332,8 +355,8 @@ impl AttentionChain {
 
     /// The rows of one token, among rows of any length.
     fn ones(&self, target: &Target) -> Result<Lowered> {
-        let (single, scratch, pick) = (true, None, Pick::Best);
-        let attention = Attention { single, scratch, pick, ..self.attention.clone() };
+        let (single, even, scratch, pick) = (true, None, None, Pick::Best);
+        let attention = Attention { single, even, scratch, pick, ..self.attention.clone() };
         AttentionChain { attention, ..self.clone() }.fast(target, true)
     }
 
@@ -360,7 +383,7 @@ impl AttentionChain {
                 ("CLUSTER", cluster),
                 ("ROWS32", if split == 1 { self.attention.rows.div_ceil(32) } else { 1 }),
                 ("LEAST_PAGES", self.asked(target).least.unwrap_or(WARPS)),
-                ("SINGLE", u32::from(self.attention.single)),
+                ("SINGLE", u32::from(self.decodes())),
                 ("ROPE", u32::from(rope.is_some())),
                 ("Q_TOKENS", tokens),
                 ("WINDOW", self.attention.window.unwrap_or(0)),
@@ -376,13 +399,13 @@ impl AttentionChain {
             ])
             .softcap(self.attention.softcap)
             .grid(
-                if self.attention.single {
+                if self.decodes() {
                     kv.heads
                 } else {
                     self.attention.out.rows / tokens + self.attention.rows
                 },
-                if self.attention.single { y * cluster } else { kv.heads },
-                if self.attention.single { z } else { 1 },
+                if self.decodes() { y * cluster } else { kv.heads },
+                if self.decodes() { z } else { 1 },
             )
             .cluster_along_y(cluster)
             .threads(self.warps(target) * 32)
