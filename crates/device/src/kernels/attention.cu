@@ -516,12 +516,13 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 #pragma unroll
             for (int u = 0; u < MERGED; u++)
                 if (base + u < splits) next = fmaxf(next, stats[u].x);
-            const float keep = exp2f(top - next);
+            // A token with drafts after it may see nothing of some pieces.
+            const float safe = next == -INFINITY ? 0.0f : next, keep = exp2f(top - safe);
             weight *= keep, sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
             top = next;
 #pragma unroll
             for (int u = 0; u < MERGED; u++) {
-                const float part = base + u < splits ? exp2f(stats[u].x - top) : 0.0f;
+                const float part = base + u < splits ? exp2f(stats[u].x - safe) : 0.0f;
                 const float4 v = parts[u];
                 weight += stats[u].y * part;
                 sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
