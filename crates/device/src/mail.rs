@@ -345,6 +345,12 @@ impl EntryToken<'_> {
 }
 
 impl<'a> Entry<'a> {
+    /// Drafts of row `index` that were verified.
+    pub fn drafts(&self, index: u32) -> u32 {
+        assert!(index < self.rows);
+        self.words[(index * self.row_words) as usize + 3]
+    }
+
     /// The tokens that row `index` returned, in order.
     pub fn row(&self, index: u32) -> impl Iterator<Item = EntryToken<'a>> + use<'a> {
         assert!(index < self.rows);
@@ -436,6 +442,7 @@ impl<W: Words> RingReader<W> {
         copy(0);
         let flags = copy(1);
         copy(2);
+        copy(3);
         if flags & ring::LOGPROBS != 0 {
             (4..ring::PLACE_WORDS).for_each(|word| {
                 copy(word);

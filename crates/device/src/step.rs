@@ -93,9 +93,18 @@ pub mod row {
     /// The lowest bit of a number: how many drafts the row may accept in a step that verifies some.
     pub const DRAFTS: u32 = 8;
 
+    /// The lowest bit of another: how many drafts the row accepts whatever they are. For benchmarks: the tokens that
+    /// follow are not the model's.
+    pub const FORCED: u32 = 16;
+
     /// The drafts that a row with these flags may accept.
     pub const fn drafts(flags: u32) -> u32 {
-        flags >> DRAFTS
+        flags >> DRAFTS & 0xff
+    }
+
+    /// The drafts that a row with these flags accepts whatever they are.
+    pub const fn forced(flags: u32) -> u32 {
+        flags >> FORCED
     }
 }
 

@@ -250,6 +250,7 @@ impl Resolved {
             prep: if phase == Phase::Decode { self.prep } else { Prep::Device },
             steps: if phase == Phase::Decode { self.steps } else { 1 },
             q_lens: Vec::new(),
+            most_verified: u32::MAX,
         })
     }
 

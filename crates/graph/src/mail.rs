@@ -114,6 +114,8 @@ pub struct StepOutput {
     tokens: Vec<TokenOutput>,
     /// Per row: where its tokens end in the list.
     ends: Vec<u32>,
+    /// Per row: drafts that were verified.
+    drafts: Vec<u32>,
     /// The vectors of all rows, row after row, of a program that publishes them.
     vectors: Vec<f32>,
 }
@@ -128,6 +130,11 @@ impl StepOutput {
     /// The tokens of each row of the step.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[TokenOutput]> {
         (0..self.ends.len()).map(|index| self.row(index))
+    }
+
+    /// Drafts of a row that were verified.
+    pub fn drafts(&self, index: usize) -> u32 {
+        self.drafts[index]
     }
 
     /// The vector of a row; empty if the program publishes none.
@@ -334,9 +341,11 @@ impl Mailbox {
         output.more_follow = entry.again;
         output.tokens.clear();
         output.ends.clear();
+        output.drafts.clear();
         for (row, index) in rows.iter().zip(0..) {
             output.tokens.extend(entry.row(index).map(|token| token_output(token, row.top)));
             output.ends.push(output.tokens.len() as u32);
+            output.drafts.push(entry.drafts(index));
         }
         output.vectors.clear();
         let published = self.publishing.pop_front_if(|launch| *launch == entry.launch).is_some();

@@ -1,8 +1,10 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
 use crate::observe::{self, Observed, PromptLogits};
+use crate::spec::SpecUse;
+use crate::spec::pace::{Candidate, Pace};
 use crate::store::PageStore;
-use device::{Device, Report, StepLimits, Tensor};
+use device::{Device, DeviceKind, Report, StepLimits, Tensor};
 use engine::exec::{
     Coverage, ExecError, Executor, Geometry, Join, Row, RowResult, Sampled, Step, StepKind,
     StepResult,
@@ -43,6 +45,15 @@ pub struct GraphExecutor {
     lost: bool,
     /// Keeps evicted pages.
     pub(crate) store: Option<PageStore>,
+    /// Chooses drafts, if steps can have some.
+    pace: Option<Pace>,
+    /// For benchmarks: the drafts of every row, and how many are accepted whatever they are.
+    forced: Option<(u32, u32)>,
+    /// The rows of the step to be launched, and lists for later ones.
+    candidates: Vec<Vec<Candidate>>,
+    /// When the last result came, and when it was last looked for.
+    last_result: Option<Instant>,
+    looked: Option<Instant>,
 }
 
 /// A step in flight.
@@ -53,6 +64,23 @@ struct Flight {
     observed: Vec<Observed>,
     /// If the step publishes vectors: for each row that asked for its own what it is multiplied by.
     vectors: Vec<Option<f64>>,
+    /// Of a decode step where drafts are chosen.
+    decode: Option<DecodeFlight>,
+}
+
+/// What is measured of a decode step.
+#[derive(Debug)]
+struct DecodeFlight {
+    rows: Vec<Candidate>,
+    bucket: u32,
+    q_len: u32,
+    /// It replays a graph.
+    replays: bool,
+    launched: Instant,
+    /// The time of all its steps, on a device that runs them within the launch.
+    within: Option<Duration>,
+    /// Results so far.
+    results: u32,
 }
 
 impl GraphExecutor {
@@ -72,6 +100,7 @@ impl GraphExecutor {
         let width = program.publishes().unwrap_or(program.shape.hidden);
         let longest = program.shape.max_positions.min(limits.tokens);
         let whole = program.publishes().map(|_| longest);
+        let pace = (!runners.decode.config().q_lens.is_empty()).then(Pace::default);
         GraphExecutor {
             runners,
             geometry,
@@ -84,6 +113,11 @@ impl GraphExecutor {
             last: None,
             lost: false,
             store: None,
+            pace,
+            forced: None,
+            candidates: Vec::new(),
+            last_result: None,
+            looked: None,
         }
     }
 
@@ -165,14 +199,21 @@ impl GraphExecutor {
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
-        translate(step, self.q_len(step), &mut self.input);
+        let (q_len, mut decode) = self.q_len(step);
+        let forced = self.forced.map_or(0, |(_, accepted)| accepted);
+        translate(step, (q_len, forced), &mut self.input);
         let number = step.number;
         if let Some((which, vectors)) = self.other_for(step) {
             self.last = Some(self.runners.launch_other(which, &self.input)?.ran);
-            self.flight.push_back(Flight { number, observed: Vec::new(), vectors });
+            self.flight.push_back(Flight { number, observed: Vec::new(), vectors, decode: None });
             return Ok(());
         }
         self.last = Some(self.runners.launch(&self.input)?.ran);
+        if let Some(decode) = &mut decode {
+            decode.replays = self.last.as_ref().is_some_and(|ran| ran.eager.is_none());
+            let here = self.device().kind() == DeviceKind::Cpu;
+            decode.within = here.then(|| self.runners.replay_call());
+        }
         let asks = |row: &Row| row.score().is_some() || row.hidden().is_some();
         let asked = self.whole.is_none() && step.rows.iter().any(asks);
         let observed = match self.last_plan().filter(|_| asked) {
@@ -180,7 +221,12 @@ impl GraphExecutor {
             None => Vec::new(),
         };
         let all = self.whole.map(|_| vec![Some(1.0); step.rows.len()]);
-        self.flight.push_back(Flight { number, observed, vectors: all.unwrap_or_default() });
+        self.flight.push_back(Flight {
+            number,
+            observed,
+            vectors: all.unwrap_or_default(),
+            decode,
+        });
         Ok(())
     }
 
@@ -204,12 +250,66 @@ impl GraphExecutor {
         there.then_some((which, factors))
     }
 
-    /// Tokens that every row of a step feeds: more than one, with drafts, if a row of a decode step may return several.
-    fn q_len(&self, step: &Step) -> u32 {
-        let most = step.rows.iter().map(|row| row.most).max().unwrap_or(1);
-        let q_lens = &self.runners.decode.config().q_lens;
-        let fits = q_lens.iter().rev().find(|&&q_len| q_len <= most);
-        fits.filter(|_| step.kind() == StepKind::Decode).copied().unwrap_or(1)
+    /// For benchmarks: every decode step has so many drafts, and accepts so many of them whatever they are. What it then
+    /// generates is not the model's text.
+    pub fn force_drafts(&mut self, drafts: u32, accepted: u32) {
+        self.forced = Some((drafts, accepted));
+    }
+
+    /// What drafts did so far; `None` if steps have none.
+    pub fn spec_use(&self) -> Option<&SpecUse> {
+        self.pace.as_ref().map(Pace::used)
+    }
+
+    /// Tokens that every row of a step feeds: more than one, with drafts, where that pays. Also what is to be measured.
+    fn q_len(&mut self, step: &Step) -> (u32, Option<DecodeFlight>) {
+        let Some(pace) = &mut self.pace else { return (1, None) };
+        step.joins.iter().for_each(|join| pace.join(join.seat.0));
+        let config = self.runners.decode.config();
+        let Some(bucket) = config.buckets.fit(step.rows.len() as u32) else { return (1, None) };
+        if step.kind() != StepKind::Decode {
+            return (1, None);
+        }
+        let mut rows = self.candidates.pop().unwrap_or_default();
+        rows.clear();
+        rows.extend(step.rows.iter().map(|row| Candidate { seat: row.seat.0, most: row.most }));
+        let covers = |q_len| config.covers(bucket, q_len);
+        let q_len = match self.forced {
+            Some((drafts, _)) => drafts + 1,
+            None => pace.choose(bucket, &rows, covers, &config.q_lens),
+        };
+        let (launched, replays, within, results) = (Instant::now(), false, None, 0);
+        let flight = DecodeFlight { rows, bucket, q_len, replays, launched, within, results };
+        (q_len, Some(flight))
+    }
+
+    /// Takes the measurements of a result of the oldest step in flight; `late` if it may have been there for a while.
+    fn measure(&mut self, late: bool) {
+        let now = Instant::now();
+        let before = self.last_result.replace(now);
+        let Some(flight) = self.flight.front_mut() else { return };
+        let (Some(decode), Some(pace)) = (&mut flight.decode, &mut self.pace) else { return };
+        decode.results += 1;
+        pace.ran(decode.q_len);
+        if decode.q_len > 1 {
+            for (index, (row, tokens)) in decode.rows.iter().zip(self.output.rows()).enumerate() {
+                let limit = row.most.min(decode.q_len) - 1;
+                if limit > 0 {
+                    let drafted = self.output.drafts(index);
+                    pace.returned(row.seat, limit, drafted, tokens.len() as u32);
+                }
+            }
+        }
+        let took = match decode.within {
+            Some(within) => (!self.output.more_follow).then(|| within / decode.results),
+            None => {
+                let begin = before.map_or(decode.launched, |before| before.max(decode.launched));
+                (!late).then(|| now - begin)
+            }
+        };
+        if let Some(took) = took.filter(|_| decode.replays) {
+            pace.measured(decode.bucket, decode.q_len, took.as_secs_f64() * 1e6);
+        }
     }
 
     fn state_lost(&mut self, error: &RunError) -> ExecError {
@@ -304,10 +404,12 @@ impl Executor for GraphExecutor {
             return Ok(None);
         }
         let mut vigil = Vigil::default();
+        let mut late = self.looked.is_none_or(|looked| looked.elapsed() > LATE);
         loop {
             match self.runners.poll_into(&mut self.output) {
                 Err(error) => return Err(self.state_lost(&error)),
                 Ok(false) if block => {
+                    late = false;
                     std::hint::spin_loop();
                     if vigil.is_over()
                         && let Err(error) = self.device().alive()
@@ -315,9 +417,16 @@ impl Executor for GraphExecutor {
                         return Err(self.state_lost(&error.into()));
                     }
                 }
-                Ok(false) => return Ok(None),
+                Ok(false) => {
+                    self.looked = Some(Instant::now());
+                    return Ok(None);
+                }
                 Ok(true) => break,
             }
+        }
+        if self.pace.is_some() {
+            self.looked = Some(Instant::now());
+            self.measure(late);
         }
         let mut rows = std::mem::take(&mut self.spare);
         rows.extend(self.output.rows_mut().map(row_result));
@@ -337,12 +446,17 @@ impl Executor for GraphExecutor {
             }
         }
         let number = flight.number;
-        if !more_follow {
-            self.flight.pop_front();
+        if !more_follow
+            && let Some(decode) = self.flight.pop_front().and_then(|flight| flight.decode)
+        {
+            self.candidates.push(decode.rows);
         }
         Ok(Some(StepResult { number, more_follow, rows, took: None }))
     }
 }
+
+/// A result that was not looked for during this time may have been there for a while.
+const LATE: Duration = Duration::from_micros(200);
 
 /// Decides when a wait for a result checks the device: one whose kernel failed never writes a result.
 #[derive(Default)]
@@ -372,7 +486,8 @@ impl Vigil {
 }
 
 /// Converts the engine's step to the runners' input, reusing its lists.
-fn translate(step: &Step, q_len: u32, input: &mut StepInput) {
+/// A step whose rows have `q_len` tokens accepts `forced` drafts whatever they are.
+fn translate(step: &Step, (q_len, forced): (u32, u32), input: &mut StepInput) {
     input.steps = step.steps;
     input.q_len = if q_len > 1 { q_len } else { 0 };
     input.rows.clear();
@@ -381,7 +496,10 @@ fn translate(step: &Step, q_len: u32, input: &mut StepInput) {
     for row in &step.rows {
         match q_len {
             1 => input.add(row.seat.0, row.tokens(), row.sample),
-            _ => input.add_verified(row.seat.0, row.most.min(q_len) - 1),
+            _ => {
+                input.add_verified(row.seat.0, row.most.min(q_len) - 1);
+                input.force(forced);
+            }
         }
     }
     for (row, mask) in &step.masks {

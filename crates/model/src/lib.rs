@@ -44,7 +44,7 @@ pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
 pub use reading::{ReadError, Reading};
-pub use spec::{Method, SpecError, Speculation};
+pub use spec::{Choice, Method, SpecError, SpecUse, Speculation, Why};
 pub use store::{DiskError, KeepOptions};
 
 use std::path::PathBuf;

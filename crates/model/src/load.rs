@@ -26,6 +26,9 @@ const VECTOR_TOKENS: u32 = 1024;
 /// Tokens of a short prompt: there are seats for a step of such.
 const VECTOR_ROW: u32 = 16;
 
+/// Tokens of a step that verifies drafts, at most where there are no more rows.
+const VERIFIED: u32 = 256;
+
 /// How a model is put on a device.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -237,7 +240,11 @@ pub fn load_executor(
     if !program.phases.contains(&Phase::Decode) {
         decode.buckets.sizes.clear();
     }
-    decode.q_lens = options.spec.iter().map(|spec| spec.drafts + 1).collect();
+    if let Some(spec) = options.spec {
+        decode.q_lens = spec.q_lens();
+        // Not many more rows of logits than without drafts: with many sequences they do not pay.
+        decode.most_verified = limits.rows.max(VERIFIED);
+    }
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
     let keys: Vec<ShapeKey> =
         [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();

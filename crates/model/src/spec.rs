@@ -1,5 +1,8 @@
 //! Speculation: which drafts a step verifies.
 
+pub(crate) mod pace;
+
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -32,6 +35,77 @@ pub struct Speculation {
     pub method: Method,
     /// Drafts of each row, 1 to 8.
     pub drafts: u32,
+}
+
+impl Speculation {
+    /// Tokens per row that steps are recorded for besides one: for all drafts, about half of them, and one.
+    pub(crate) fn q_lens(self) -> Vec<u32> {
+        let mut drafts = vec![1, self.drafts.div_ceil(2), self.drafts];
+        drafts.sort_unstable();
+        drafts.dedup();
+        drafts.into_iter().map(|drafts| drafts + 1).collect()
+    }
+}
+
+/// Why a step has drafts or none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Why {
+    /// No step was chosen yet, or one without drafts has to be measured first.
+    #[default]
+    Unmeasured,
+    /// No graph has drafts for so many rows.
+    NoGraph,
+    /// No row may return more than one token.
+    NoRow,
+    /// Drafts make more tokens per second.
+    Pays,
+    /// They would make fewer.
+    TooSlow,
+    /// They would make fewer, and it is time to look again.
+    Test,
+}
+
+/// The drafts of a decode step, and why so many.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// Drafts of each row.
+    pub drafts: u32,
+    /// Why.
+    pub why: Why,
+    /// The best number of drafts, if there are to be any.
+    pub best: u32,
+    /// Tokens that a row then returns.
+    pub gain: f64,
+    /// The time of such a step, in that of one without.
+    pub slowdown: f64,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Choice { drafts, best, gain, slowdown, .. } = *self;
+        let what = format!("{gain:.2} tokens a row in {slowdown:.2} times the time");
+        match self.why {
+            Why::Unmeasured => f.write_str("none: a step without drafts is to be measured first"),
+            Why::NoGraph => f.write_str("none: no graph has drafts for so many rows"),
+            Why::NoRow => f.write_str("none: no row may return more than one token"),
+            Why::Pays => write!(f, "{drafts}: {what}"),
+            Why::TooSlow => write!(f, "none: {best} would give {what}"),
+            Why::Test => write!(f, "{drafts}, to measure again: {what}"),
+        }
+    }
+}
+
+/// What drafts did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SpecUse {
+    /// Drafts that were verified.
+    pub drafted: u64,
+    /// Those that were accepted.
+    pub accepted: u64,
+    /// Decode steps by drafts per row.
+    pub steps: BTreeMap<u32, u64>,
+    /// The choice for the last decode step.
+    pub last: Choice,
 }
 
 /// Drafts of a row if their number is not given.

@@ -1,5 +1,6 @@
 //! What every sampler draws, on every device, through the recorded decode graph: a chi-square test
-//! against probabilities that this file computes from the logits by itself.
+//! against probabilities that this file computes from the logits by itself. The same where the likeliest token is a draft that
+//! the step verifies: accepted or not, tokens have the same distribution.
 
 mod models;
 
@@ -11,38 +12,52 @@ use model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 const SEATS: u32 = 16;
 const DRAWS: u64 = 6000;
 const START: Token = 17;
+const DRAFTS: u32 = 3;
 
 struct Bench {
     executor: GraphExecutor,
     number: u64,
     seed: u64,
+    /// With drafts: what follows START.
+    draft: Option<Token>,
+    /// Rows that returned more than one token.
+    accepted: u64,
 }
 
 impl Bench {
-    fn new(device: &Device) -> Bench {
+    fn new(device: &Device, draft: Option<Token>) -> Bench {
         let options = LoadOptions {
             max_batch: SEATS,
             max_context: 32,
             pages: Some(SEATS + 1),
+            spec: draft.map(|_| format!("ngram:{DRAFTS}").parse().unwrap()),
             ..LoadOptions::default()
         };
         let source = ModelSource::Checkpoint(models::folder().join("llama"));
-        let executor = load_executor(&source, device, &options, &|_| {}).unwrap().executor;
-        Bench { executor, number: 0, seed: 0 }
+        let mut executor = load_executor(&source, device, &options, &|_| {}).unwrap().executor;
+        if draft.is_some() {
+            executor.force_drafts(DRAFTS, 0);
+        }
+        Bench { executor, number: 0, seed: 0, draft, accepted: 0 }
     }
 
     /// A decode step in which every seat starts over with a new seed; what each drew.
     fn draw(&mut self, params: &SeatParams, mask: Option<&[u32]>) -> Vec<Token> {
         self.number += 1;
         let seats = (0..SEATS).map(Seat);
+        let history: Vec<Token> = self.draft.iter().flat_map(|&draft| [START, draft]).collect();
+        let len = history.len() as u32;
         let mut join = |seat: Seat| {
             self.seed += 1;
-            let params = SeatParams { seed: self.seed, ..params.clone() };
-            Join { seat, len: 0, last_token: START, params, history: Vec::new() }
+            let min_len = if params.min_len > 0 { params.min_len + len } else { 0 };
+            let params = SeatParams { seed: self.seed, min_len, ..params.clone() };
+            Join { seat, len, last_token: START, params, history: history.clone() }
         };
+        let most = if self.draft.is_some() && mask.is_none() { 1 + DRAFTS } else { 1 };
+        let row = |seat| Row { most, ..Row::decode(seat, len) };
         let step = Step {
             number: self.number,
-            rows: seats.clone().map(|seat| Row::decode(seat, 0)).collect(),
+            rows: seats.clone().map(row).collect(),
             joins: seats.clone().map(&mut join).collect(),
             pages: seats.map(|seat| PageEntry { seat, index: 0, page: Page(seat.0 + 1) }).collect(),
             masks: (0..SEATS).filter_map(|row| Some((row, mask?.to_vec()))).collect(),
@@ -50,6 +65,12 @@ impl Bench {
         };
         self.executor.launch(&step).unwrap();
         let result = self.executor.poll(true).unwrap().expect("a result");
+        for row in result.rows.iter().filter(|_| most > 1) {
+            // A stop token ends the row, draft or not.
+            let same = self.draft == Some(row.tokens[0].token) && !row.tokens[0].stopped;
+            assert_eq!(row.tokens.len() > 1, same, "{row:?}");
+            self.accepted += u64::from(same);
+        }
         result.rows.iter().map(|row| row.tokens[0].token).collect()
     }
 }
@@ -208,7 +229,13 @@ fn check(name: &str, weights: &[f64], counts: &[u64]) {
 }
 
 fn check_device(device: &Device) {
-    let mut bench = Bench::new(device);
+    check_bench(Bench::new(device, None));
+    // The likeliest token becomes the draft.
+    let likeliest = Bench::new(device, Some(0)).draw(&SeatParams::greedy(), None)[0];
+    check_bench(Bench::new(device, Some(likeliest)));
+}
+
+fn check_bench(mut bench: Bench) {
     bench.draw(&SeatParams::greedy(), None);
     // Greedy rows leave their logits unchanged.
     let logits: Vec<f64> =
@@ -230,6 +257,7 @@ fn check_device(device: &Device) {
     }
     let counters = bench.executor.counters(StepKind::Decode);
     assert!(counters.eager.is_empty(), "every step replayed its graph: {:?}", counters.eager);
+    assert_eq!(bench.accepted > DRAWS, bench.draft.is_some(), "{} accepted", bench.accepted);
 }
 
 #[test]
@@ -250,7 +278,7 @@ fn every_sampler_draws_its_distribution_on_the_gpu() {
 #[should_panic(expected = "chi-square")]
 fn a_wrong_temperature_is_noticed() {
     let device = device::cpu::open(None, false).unwrap();
-    let mut bench = Bench::new(&device);
+    let mut bench = Bench::new(&device, None);
     bench.draw(&SeatParams::greedy(), None);
     let logits: Vec<f64> =
         bench.executor.read_logits(0).unwrap().into_iter().map(f64::from).collect();

@@ -6,7 +6,7 @@ use device::{Device, DeviceChoice};
 use engine::offline::{Completion, Offline};
 use engine::request::{Request, RequestId, Sampling};
 use engine::{Engine, EngineConfig};
-use model::{GraphExecutor, LoadOptions, ModelConfig, ModelSource, load_executor};
+use model::{GraphExecutor, LoadOptions, ModelConfig, ModelSource, Speculation, load_executor};
 
 const VOCAB: u32 = 96;
 
@@ -25,25 +25,31 @@ struct Setting {
     pages: u32,
     step_tokens: u32,
     context: u32,
+    /// Every step has as many drafts as there can be, not as many as pay.
+    all: bool,
 }
 
 const PLAIN: Setting =
-    Setting { spec: None, steps: "1", pages: 200, step_tokens: 64, context: 192 };
+    Setting { spec: None, steps: "1", pages: 200, step_tokens: 64, context: 192, all: true };
 
 fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
+    let spec: Option<Speculation> = setting.spec.map(|spec| spec.parse().unwrap());
     let mut options = LoadOptions {
         max_batch: 6,
         max_context: setting.context,
         prefill_tokens: Some(64),
         pages: Some(setting.pages),
-        spec: setting.spec.map(|spec| spec.parse().unwrap()),
+        spec,
         ..LoadOptions::default()
     };
     let flags = &mut options.graphs.flags;
     flags.insert("graph-kernels".into(), "fixed".into());
     flags.insert("graph-steps".into(), setting.steps.into());
     flags.insert("graph-fallback".into(), "error".into());
-    let loaded = load_executor(&model(), device, &options, &|_| {}).unwrap();
+    let mut loaded = load_executor(&model(), device, &options, &|_| {}).unwrap();
+    if let Some(spec) = spec.filter(|_| setting.all) {
+        loaded.executor.force_drafts(spec.drafts, 0);
+    }
     let config = EngineConfig { step_tokens: setting.step_tokens, ..EngineConfig::default() };
     Engine::builder(loaded.executor).config(config).build()
 }
@@ -105,13 +111,15 @@ fn check(device: &Device) {
         ("several steps a launch", Setting { spec: Some("ngram:3"), steps: "6", ..PLAIN }),
         ("few pages", Setting { spec: Some("ngram:4"), pages: 34, ..PLAIN }),
         ("pieces of 5", Setting { spec: Some("ngram:2"), step_tokens: 5, ..PLAIN }),
+        ("as many as pay", Setting { spec: Some("ngram:8"), all: false, ..PLAIN }),
     ];
     for (name, setting) in ways {
         let mut engine = engine(device, setting);
         for turn in ["at first", "from cached prefixes"] {
             let (found, steps) = answers(&mut engine);
             assert_eq!(choices(&found), wanted, "{name}, {turn}");
-            if setting.pages == PLAIN.pages && setting.step_tokens == PLAIN.step_tokens {
+            let usual = (setting.pages, setting.step_tokens) == (PLAIN.pages, PLAIN.step_tokens);
+            if usual && setting.all {
                 assert!(steps < plain_steps, "{name}: {steps} steps, {plain_steps} without drafts");
             }
         }

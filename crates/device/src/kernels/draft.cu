@@ -15,7 +15,7 @@ draft(const u32* counts, const u32* seat_len, const u32* row_seat, const u32* ro
     const u32 rows = counts[COUNT_ROWS];
     const u32 seat = r < rows ? min(row_seat[r], (u32)SEATS) : SEATS;
     const u32 flags = r < rows ? row_flags[r] : 0u, length = seat_len[seat];
-    const u32 asked = min(flags >> ROW_DRAFTS, (u32)(Q_LEN - 1));
+    const u32 asked = min(flags >> ROW_DRAFTS & 255, (u32)(Q_LEN - 1));
     // Drafts need a page for their keys and values.
     u32 most = 0;
     while (most < asked) {
@@ -49,8 +49,8 @@ draft(const u32* counts, const u32* seat_len, const u32* row_seat, const u32* ro
     if (tid == 0) {
         for (u32 w = 1; w < THREADS / 32; w++)
             if (found[w] > best) best = found[w];
-        if (searched && !best) most = 0;
-        if (searched) {
+        if (searched && !best) most = min(flags >> ROW_FORCED, most);
+        if (searched && best) {
             const u32 p = (u32)best, start = q_start[r];
             for (u32 j = 1; j <= most; j++) {
                 const u32 at = p + j;

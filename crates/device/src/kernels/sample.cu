@@ -468,7 +468,7 @@ DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u3
 DEVICE void accept(u32 r, u32* entry, u32* seat_len, u32* seat_token, const u32* params, u32* seen, u32* counts,
                    const u32* row_seat, const u32* row_flags, const u32* row_q_len, u32* history, const u32* fed,
                    const u32* row_drafts, const u32* chosen) {
-    const u32 seat = row_seat[r], length = seat_len[seat], drafted = row_drafts[r];
+    const u32 seat = row_seat[r], length = seat_len[seat], drafted = row_drafts[r], forced = row_flags[r] >> ROW_FORCED;
     volatile u32* place = entry + RING_HEADER_WORDS + (u64)r * RING_ROW_WORDS;
     if (!(row_flags[r] & ROW_SAMPLE)) {
         seat_len[seat] = length + row_q_len[r];
@@ -495,7 +495,7 @@ DEVICE void accept(u32 r, u32* entry, u32* seat_len, u32* seat_token, const u32*
         place[3] = count ? 0 : drafted;
         place += RING_PLACE_WORDS;
         count++;
-        accepted = count <= drafted && !(bits & RING_STOPPED) && fed[r * Q_LEN + count] == token;
+        accepted = count <= drafted && !(bits & RING_STOPPED) && (fed[r * Q_LEN + count] == token || count <= forced);
 #if REPEATS
         // A repeating launch stops here; every row that stops writes the same value.
         if (bits & RING_STOPPED) counts[COUNT_LEFT] = 0;

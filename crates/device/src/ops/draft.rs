@@ -6,7 +6,8 @@
 //! 2. Drafts of a `PROMPT` row are in the mail; the prologue has put them in place.
 //! 3. Otherwise the position p < n − 1 is searched where most tokens up to p equal the last ones of the history, at most
 //!    [`LONGEST`], the latest among equals. Draft j is the token at p + j; past the end of the history the drafts themselves
-//!    continue it. Without a token that equals the last one there are no drafts.
+//!    continue it. Without a token that equals the last one there are no drafts, but for those that a benchmark forces the
+//!    row to accept.
 //!
 //! `row_drafts` gets the number of drafts; pad rows get 0. Tokens of a row after its drafts keep what the prologue wrote:
 //! they are computed and never accepted.
@@ -128,10 +129,10 @@ impl Draft {
             let same = |i: &usize| known(p - i) == known(len - i);
             (0..=p.min(LONGEST as usize - 1)).take_while(same).count()
         };
-        let Some((found, p)) = (0..len).map(|p| (equal(p), p)).max() else { return 0 };
-        if found == 0 {
-            return 0;
-        }
+        let best = (0..len).map(|p| (equal(p), p)).max();
+        let Some((_, p)) = best.filter(|(found, _)| *found > 0) else {
+            return row::forced(flags).min(most as u32);
+        };
         let start = tables.q_start.get(r) as usize;
         for j in 1..=most {
             let at = p + j;

@@ -26,7 +26,7 @@
 //! a token is chosen after it, with the accepted ones counted: the tokens are those of as many single steps. Each is in a
 //! place of the ring. seat_len grows by their number, and seat_token is the last one. At a temperature a draft x is so
 //! accepted with its probability p(x), and what is chosen instead is drawn from p without x: rejection sampling, with
-//! one random number for each position.
+//! one random number for each position. A benchmark may force a row to accept drafts ([`crate::step::row::FORCED`]).
 
 mod cuda;
 

@@ -171,6 +171,11 @@ impl StepInput {
         self.rows.push(MailRow { seat, q_len: self.q_len, flags });
     }
 
+    /// Makes the row added last accept so many drafts, whatever they are: for benchmarks.
+    pub fn force(&mut self, drafts: u32) {
+        self.rows.iter_mut().last().expect("a row was added").flags |= drafts << row::FORCED;
+    }
+
     /// Allows a row only some tokens.
     pub fn mask(&mut self, row: u32, mask: Vec<u32>) {
         self.rows[row as usize].flags |= row::MASKED;

@@ -45,6 +45,8 @@ pub struct RunnerConfig {
     pub steps: u32,
     /// Tokens per row for which every decode bucket is recorded besides one, ascending: to verify as many drafts less one.
     pub q_lens: Vec<u32>,
+    /// Most tokens of a step with several tokens per row.
+    pub most_verified: u32,
 }
 
 impl RunnerConfig {
@@ -64,7 +66,14 @@ impl RunnerConfig {
             prep: Prep::Device,
             steps: 1,
             q_lens: Vec::new(),
+            most_verified: u32::MAX,
         }
+    }
+
+    /// Whether a decode bucket is recorded for so many tokens per row.
+    pub fn covers(&self, bucket: u32, q_len: u32) -> bool {
+        let wide = self.q_lens.contains(&q_len);
+        q_len == 1 || (wide && bucket.saturating_mul(q_len) <= self.most_verified)
     }
 
     /// In which forms every bucket is recorded.
@@ -80,7 +89,10 @@ impl RunnerConfig {
     pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
         let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.with(*form));
         let wide = self.q_lens.iter().rev().copied().chain([1]);
-        let q_lens = |key: ShapeKey| wide.clone().map(move |q_len| key.with_q_len(q_len));
+        let q_lens = |key: ShapeKey| {
+            let wide = wide.clone().filter(move |&q_len| self.covers(key.rows, q_len));
+            wide.map(move |q_len| key.with_q_len(q_len))
+        };
         self.buckets.keys(limits).into_iter().flat_map(q_lens).flat_map(forms).collect()
     }
 }
@@ -227,11 +239,11 @@ impl<P: PhaseRule> Runner<P> {
         }
         let limits = &self.bindings.state.limits;
         let q_len = P::exact(shape, limits).q_len;
-        if q_len > 1 && !self.config.q_lens.contains(&q_len) {
-            return Err(Reason::NotCovered);
-        }
         let size = P::size(shape);
         let bucket = self.config.buckets.fit(size).ok_or(Reason::NotCovered)?;
+        if !self.config.covers(bucket, q_len) {
+            return Err(Reason::NotCovered);
+        }
         let of = |bucket| self.config.buckets.key(bucket, limits).with_q_len(q_len).with(form);
         let key = of(bucket);
         let wasted = f64::from(bucket - size) / f64::from(bucket);

@@ -89,6 +89,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
             ("AREA_HISTORY", areas.history),
             ("HISTORY_CAP", areas.history_cap),
             ("ROW_DRAFTS", row::DRAFTS),
+            ("ROW_FORCED", row::FORCED),
             ("RING_PLACE_WORDS", ring::PLACE_WORDS),
         ]);
     }

@@ -83,15 +83,15 @@ impl StepEnd {
         let tables = &self.tables;
         let drafts = if self.q_len > 1 { tables.drafts(r) } else { 0 };
         let first = r * self.q_len as usize;
+        let forced = step::row::forced(tables.row_flags.get(r));
         let mut count = 0;
         loop {
             let Some(row) = self.row(r, count) else { return self.pass(r) };
             let choice = choose(&row, first + count as usize);
             let stopped = self.put(&row, count, drafts, &choice);
             count += 1;
-            let accepted = count <= drafts
-                && !stopped
-                && tables.token.get(first + count as usize) == choice.token;
+            let agrees = |count: u32| tables.token.get(first + count as usize) == choice.token;
+            let accepted = count <= drafts && !stopped && (agrees(count) || count <= forced);
             if !accepted {
                 return self.advance(&row, count, choice.token);
             }
