@@ -112,7 +112,7 @@ class Dynamo:
         venv = os.path.join(args.cache, "dynamo")
         more = {"DACAPO": os.path.abspath(args.dacapo), "DYNAMO_VENV": os.path.abspath(venv), "LOGS": logs, "MODE": mode}
         # As above: a prefix to compute counts more than requests that are running.
-        more |= {"DYN_ROUTER_PREFILL_LOAD_SCALE": "8", "DYN_ROUTER_TRACK_PREFILL_TOKENS": "false"}
+        more |= {"DYN_ROUTER_PREFILL_LOAD_SCALE": "8", "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "8"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more})
         atexit.register(self.process.terminate)
         self.behind = []

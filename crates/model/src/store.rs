@@ -16,12 +16,11 @@ pub(crate) use identity::identity;
 
 use crate::executor::GraphExecutor;
 use device::Span;
-use disk::PageFile;
 use engine::exec::Page;
 use engine::pages::{CacheEvent, Medium, PageKey};
 use engine::store::{Moved, PageNote, Store, StoreUse};
 use lru::{Lru, Slot};
-use mover::{Done, Mover, Written};
+use mover::{Done, InFile, Mover, Written};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -135,7 +134,7 @@ impl PageStore {
     }
 
     /// Takes a slot of the file for a page; `None` if the file has it or there is none.
-    fn file_slot(&mut self, note: &PageNote) -> Option<(std::sync::Arc<PageFile>, Slot, u64)> {
+    fn file_slot(&mut self, note: &PageNote) -> Option<InFile> {
         let ticket = self.next_ticket();
         let filed = self.filed.as_mut()?;
         if filed.disk.slots().get(note.key).is_some() {

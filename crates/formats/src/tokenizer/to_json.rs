@@ -131,9 +131,7 @@ fn template(gguf: &Gguf, adds_bos: bool, tokens: &Tokens) -> Result<Option<Value
     }
     let text = |id: &u32| {
         let known = tokens.vocab.get(*id as usize).map(|(text, _)| text.clone());
-        known.ok_or_else(|| {
-            Error::unsupported(gguf.file(), "a special token id", &id.to_string(), "a token")
-        })
+        known.ok_or_else(|| Error::unsupported(gguf.file(), "a special token id", id, "a token"))
     };
     let [before, after] =
         [prefix, suffix].map(|ids| ids.iter().map(text).collect::<Result<Vec<_>>>());

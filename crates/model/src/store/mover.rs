@@ -19,6 +19,9 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// The device and its memory.
 pub(super) type There = (Device, Arena);
 
+/// A slot of the file that is being written, and under which number.
+pub(super) type InFile = (Arc<PageFile>, Slot, u64);
+
 /// A page that was saved to a medium, or could not be.
 #[derive(Debug)]
 pub(super) struct Written {
@@ -80,7 +83,7 @@ impl Mover {
         page: Page,
         (from, to, slot): (Vec<Span>, Vec<Span>, Slot),
         (note, ticket): (PageNote, u64),
-        retired: Option<(PageNote, (Arc<PageFile>, Slot, u64))>,
+        retired: Option<(PageNote, InFile)>,
     ) {
         let which = if retired.is_some() { Which::File } else { Which::Save };
         let job = move |wanted: bool| {
