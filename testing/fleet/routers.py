@@ -117,9 +117,9 @@ class Dynamo:
         atexit.register(self.process.terminate)
         self.behind = []
         for line in self.process.stdout:
-            found = re.match(r"worker \d+: process (\d+), (\S+)", line)
+            found = re.match(r"worker \d+: process (\d+), sidecar (\d+), (\S+)", line)
             if found:
-                self.behind.append(Foreign(int(found.group(1)), found.group(2)))
+                self.behind.append(Foreign(int(found.group(1)), int(found.group(2)), found.group(3)))
             elif line.startswith(self.url):
                 break
         else:
@@ -235,6 +235,8 @@ def main():
     count = REQUESTS // 2
     killed = disturbed("killed with SIGKILL", lambda worker: worker.kill(), count)
     assert len(killed) <= AT_ONCE, f"more failed than were under way: {killed[-1][1]}"
+    if args.router == "dynamo":
+        assert not killed, f"another worker goes on with a stream: {killed[0][1]}"
     drained = disturbed("drained with SIGTERM", lambda worker: worker.drain(), count)
     assert not drained, f"{len(drained)} failed: {drained[0][1]}"
     print(f"{args.router}: ok, {time.monotonic() - began:.0f} s")

@@ -121,14 +121,16 @@ class Worker:
 
 
 class Foreign:
-    """A worker that another program started."""
+    """A worker that another program started, and the process that registers it."""
 
-    def __init__(self, pid, url):
-        self.pid, self.url = pid, url
+    def __init__(self, pid, sidecar, url):
+        self.pid, self.sidecar, self.url = pid, sidecar, url
 
     metrics = Worker.metrics
 
     def kill(self):
+        """Both, as when their machine is lost."""
+        os.kill(self.sidecar, signal.SIGKILL)
         os.kill(self.pid, signal.SIGKILL)
 
     def drain(self):
