@@ -32,7 +32,8 @@ impl Layout {
         Self::with_others(program, &[], target, limits, keys)
     }
 
-    /// As [`Layout::new`], with room for steps of `others`: programs over the same weights that publish vectors.
+    /// As [`Layout::new`], with room for the largest steps of `others`: programs over the same weights that publish
+    /// vectors. Their other steps need no more than those of `program`, which has the same layers.
     pub fn with_others(
         program: &Program,
         others: &[Program],
@@ -45,14 +46,17 @@ impl Layout {
         let fixed = keys.first().is_some_and(|key| key.fixed);
         let largest = [ShapeKey::decode(rows), ShapeKey::prefill(limits.tokens, rows)]
             .map(|key| key.with_fixed(fixed));
+        for other in others {
+            let largest = largest.iter().filter(|key| other.phases.contains(&key.phase));
+            for key in largest {
+                workspace = workspace.max(workspace_bytes(other, target, &limits, key)?);
+                scratch = scratch.max(scratch_bytes(other, target, &limits, key)?);
+            }
+        }
         let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
         for key in largest.chain(keys) {
             workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
             scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
-            for other in others.iter().filter(|other| other.phases.contains(&key.phase)) {
-                workspace = workspace.max(workspace_bytes(other, target, &limits, key)?);
-                scratch = scratch.max(scratch_bytes(other, target, &limits, key)?);
-            }
         }
         let mut layout = Self::with_sizes(program, limits, workspace, scratch)?;
         if let Some(width) = others.iter().filter_map(Program::publishes).max() {

@@ -232,7 +232,7 @@ impl GraphExecutor {
 
     /// The program beside the model's own that gives what every row of a step asks for, with each row's factor: a step
     /// that makes vectors only, all of them of means or all of last states. Other steps are observed.
-    fn other_for(&self, step: &Step) -> Option<(usize, Vec<Option<f64>>)> {
+    fn other_for(&mut self, step: &Step) -> Option<(usize, Vec<Option<f64>>)> {
         let place = |pooling: Pooling| usize::from(pooling != Pooling::Mean);
         let which = step.rows.iter().find_map(Row::hidden).map(place)?;
         let factor = |row: &Row| match row.hidden() {
@@ -245,9 +245,8 @@ impl GraphExecutor {
             }
         };
         let scored = step.rows.iter().any(|row| row.score().is_some());
-        let there = which < self.runners.others() && !scored;
         let factors = step.rows.iter().map(factor).collect::<Option<Vec<_>>>()?;
-        there.then_some((which, factors))
+        (!scored && self.runners.has_other(which)).then_some((which, factors))
     }
 
     /// For benchmarks: every decode step has so many drafts, and accepts so many of them whatever they are. What it then

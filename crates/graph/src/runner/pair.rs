@@ -72,6 +72,8 @@ pub struct Runners {
 struct Other {
     program: Arc<Program>,
     runner: Option<Runner<Prefill>>,
+    /// Its plans do not fit the memory that was laid out.
+    unfit: bool,
 }
 
 /// Marks around launches.
@@ -129,14 +131,24 @@ impl Runners {
 
     /// The same with programs over the same weights that publish vectors, for which memory was laid out.
     pub fn with_others(mut self, others: Vec<Program>) -> Runners {
-        let other = |program| Other { program: Arc::new(program), runner: None };
+        let other = |program| Other { program: Arc::new(program), runner: None, unfit: false };
         self.others = others.into_iter().map(other).collect();
         self
     }
 
-    /// How many other programs there are.
-    pub fn others(&self) -> usize {
-        self.others.len()
+    /// Whether there is another program of this number; makes its plans the first time.
+    pub fn has_other(&mut self, which: usize) -> bool {
+        let Some(other) = self.others.get_mut(which).filter(|other| !other.unfit) else {
+            return false;
+        };
+        if other.runner.is_none() {
+            let (device, arena, bindings) = (&self.device, &self.arena, self.bindings.clone());
+            let (target, config) = (self.prefill.target().clone(), self.prefill.config().clone());
+            let program = other.program.clone();
+            other.runner = Runner::new(device, arena, program, target, bindings, config).ok();
+            other.unfit = other.runner.is_none();
+        }
+        !other.unfit
     }
 
     /// What happened so far to steps of another program; `None` if it had none.
@@ -253,15 +265,9 @@ impl Runners {
     /// Starts a prefill step of another program, which publishes vectors and samples nothing.
     ///
     /// # Panics
-    /// If there is no such program.
+    /// If there is none ([`Runners::has_other`]).
     pub fn launch_other(&mut self, which: usize, input: &StepInput) -> Result<Launched, RunError> {
-        let other = &mut self.others[which];
-        if other.runner.is_none() {
-            let (device, arena, bindings) = (&self.device, &self.arena, self.bindings.clone());
-            let (target, config) = (self.prefill.target().clone(), self.prefill.config().clone());
-            let program = other.program.clone();
-            other.runner = Some(Runner::new(device, arena, program, target, bindings, config)?);
-        }
+        assert!(self.has_other(which), "no program {which}");
         self.launch_as(Some(which), input)
     }
 
