@@ -21,8 +21,8 @@ use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::{Pooling, Program};
 use model::{
-    Embedding, GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Precision,
-    Progress, Speculation, Task, load_executor,
+    Embedding, GraphExecutor, KeepOptions, LoadOptions, Method, ModelConfig, ModelSource,
+    Precision, Progress, Speculation, Task, load_executor,
 };
 use serde::Serialize;
 use std::fmt;
@@ -107,6 +107,12 @@ impl LoadArgs {
     /// The same for another model, from its files.
     pub(crate) fn of_model(&self, model: &str) -> LoadArgs {
         LoadArgs { model: model.to_owned(), ..self.clone() }
+    }
+
+    /// The same with so many drafts of every sequence.
+    pub(crate) fn with_drafts(&self, drafts: Option<u32>) -> LoadArgs {
+        let ngram = |drafts| Speculation { method: Method::Ngram, drafts };
+        LoadArgs { spec: drafts.map(ngram).or(self.spec), ..self.clone() }
     }
 
     /// The same for contexts of so many tokens.

@@ -5,6 +5,7 @@ use super::plot;
 use super::report::{BackendArgs, ReportArgs};
 use super::steady::{Pace, Steady};
 use crate::cli::Global;
+use crate::exit::bad_input;
 use crate::loading::{self, LoadArgs};
 use crate::numbers::{SEQUENCES, TIMES, TOKENS_BEFORE};
 use crate::output::say;
@@ -12,6 +13,7 @@ use crate::progress;
 use anyhow::Result;
 use clap::Args;
 use engine::exec::StepKind;
+use graph::Plan;
 use serde::Serialize;
 
 /// Measure decode steps: milliseconds per step, tokens per second, share of the bandwidth
@@ -31,6 +33,14 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
+    /// Verify K drafts of every sequence in each step, to compare its time with that of a step without
+    #[arg(long, value_name = "K", conflicts_with = "spec")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
+    spec_k: Option<u32>,
+    /// Accept N of them whatever they are, for the rate at this acceptance: what is generated is not the model's text
+    #[arg(long, value_name = "N", requires = "spec_k", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=8))]
+    force_accept: u32,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -46,6 +56,9 @@ pub(crate) struct Figure {
     ms: f64,
     ms_p99: f64,
     tokens_per_second: f64,
+    /// Drafts of every sequence in a step, and how many of them were accepted by force.
+    drafts: u32,
+    forced: u32,
     /// Bytes read by a step: weights (of experts, those that were chosen), and the KV pages of all sequences.
     bytes: u64,
     /// For a model with experts, which of them were chosen.
@@ -92,7 +105,14 @@ fn measure(
     let most = args.batch.iter().copied().max().unwrap_or(1);
     // Measured before the model fills the memory.
     let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
-    let mut loaded = loading::load(load, global, most)?;
+    let (drafts, forced) = (args.spec_k.unwrap_or(0), args.force_accept);
+    if forced > drafts {
+        return Err(bad_input(format!("--force-accept {forced} of {drafts} drafts")));
+    }
+    let mut loaded = loading::load(&load.with_drafts(args.spec_k), global, most)?;
+    if drafts > 0 {
+        loaded.executor.force_drafts(drafts, forced);
+    }
     let read = Read::of(&loaded.program);
     let shape = loaded.program.shape;
     let kv_token = 2
@@ -105,7 +125,8 @@ fn measure(
     for &batch in &args.batch {
         for &context in &args.context {
             let warm = Pace::warm(args.steps);
-            let pace = Pace { batch, context, warm, steps: args.steps, depth: 2, room: 0 };
+            let steps = args.steps;
+            let pace = Pace { drafts, ..Pace::plain(batch, context, warm, steps) };
             let before = loads(steady.executor())?;
             let timing = steady.decode(&pace)?;
             let after = loads(steady.executor())?;
@@ -126,15 +147,17 @@ fn measure(
         let achieved = bytes as f64 / (ms * 1e-3);
         let pairs = 4 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
         let flops = (u64::from(batch) * (2 * read.parameters + pairs * middle)) as f64;
-        let plan =
-            runner.plans().filter(|plan| plan.key.rows >= batch).min_by_key(|plan| plan.key.rows);
+        let fits = |plan: &&Plan| plan.key.rows >= batch && plan.key.q_len == drafts + 1;
+        let plan = runner.plans().filter(fits).min_by_key(|plan| plan.key.rows);
         figures.push(Figure {
             backend: runner.config().backend.to_string(),
             batch,
             context,
             ms,
             ms_p99: timing.step_ms(0.99),
-            tokens_per_second: f64::from(batch) / timing.mean_step().as_secs_f64(),
+            tokens_per_second: f64::from(batch * (1 + forced)) / timing.mean_step().as_secs_f64(),
+            drafts,
+            forced,
             bytes,
             experts,
             terabytes_per_second: achieved * 1e-12,
@@ -178,7 +201,12 @@ fn print(device: &str, figures: &[Figure]) -> Result<()> {
             f.host_us,
             f.host_us_p99,
             f.call_us,
-            if f.replayed { "" } else { "  not all replayed" }
+            match (f.replayed, f.drafts, f.forced) {
+                (false, ..) => "  not all replayed".to_owned(),
+                (true, 0, _) => String::new(),
+                (true, drafts, 0) => format!("  {drafts} drafts"),
+                (true, drafts, forced) => format!("  {drafts} drafts, {forced} accepted by force"),
+            }
         )?;
     }
     for f in figures {

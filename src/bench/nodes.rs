@@ -112,7 +112,7 @@ fn decode(
     let room = 5 * (args.replays + 1);
     let before = loads(executor)?;
     let mut steady = Steady::new(executor)?;
-    let timing = steady.decode(&Pace { batch, context, warm, steps, depth: 2, room })?;
+    let timing = steady.decode(&Pace { room, ..Pace::plain(batch, context, warm, steps) })?;
     let whole = Whole::new(executor, timing.step_ms(0.5), &before, bandwidth)?;
     let plans = executor.runners().decode.plans().filter(|plan| plan.key.rows >= batch);
     let plan = plans.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;

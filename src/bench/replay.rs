@@ -95,8 +95,7 @@ pub(crate) fn run(args: &ReplayArgs, global: &Global) -> Result<()> {
 
 fn measure(args: &ReplayArgs, steady: &mut Steady<'_>, prep: Prep, batch: u32) -> Result<Figure> {
     let warm = Pace::warm(args.steps);
-    let pace =
-        |depth| Pace { batch, context: args.context, warm, steps: args.steps, depth, room: 0 };
+    let pace = |depth| Pace { depth, ..Pace::plain(batch, args.context, warm, args.steps) };
     let alone = steady.decode(&pace(1))?;
     let paced = steady.decode(&pace(2))?;
     let busy = steady.busy(&pace(2))?;

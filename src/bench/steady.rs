@@ -62,9 +62,17 @@ pub(crate) struct Pace {
     pub(crate) depth: usize,
     /// Tokens for which each sequence has spare pages.
     pub(crate) room: u32,
+    /// Drafts of each sequence in every step.
+    pub(crate) drafts: u32,
 }
 
 impl Pace {
+    /// Steps without drafts and spare pages, two in flight.
+    pub(crate) fn plain(batch: u32, context: u32, warm: u32, steps: u32) -> Pace {
+        let (depth, room, drafts) = (2, 0, 0);
+        Pace { batch, context, warm, steps, depth, room, drafts }
+    }
+
     /// Warm-up steps for `steps` measured ones: a multiple of the steps of a launch, so that the
     /// same steps are measured for every launch length.
     pub(crate) fn warm(steps: u32) -> u32 {
@@ -164,8 +172,11 @@ impl<'a> Steady<'a> {
     /// Measures decode steps. If the device has graphs of several steps, those are used.
     pub(crate) fn decode(&mut self, pace: &Pace) -> Result<Timing> {
         let total = pace.warm + pace.steps;
-        let mut step = self.seats(pace.batch, pace.context, total + pace.room)?;
-        step.rows = (0..pace.batch).map(|seat| Row::decode(Seat(seat), pace.context)).collect();
+        // Drafts that happen to be right are accepted too, so there are pages for all of them.
+        let most = if pace.drafts > 0 { pace.drafts + 1 } else { 1 };
+        let mut step = self.seats(pace.batch, pace.context, total * most + pace.room)?;
+        let row = |seat| Row { most, ..Row::decode(Seat(seat), pace.context) };
+        step.rows = (0..pace.batch).map(row).collect();
         // On a CPU a launch returns when it is done: only one is in flight, and its results arrive
         // together.
         let one_by_one = self.executor.device().gpu().is_some();

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &TuneArgs, global: &Global) -> Result<()> {
     for &batch in batches {
         // A real step first, because the time of attention depends on the prologue's plan of the
         // rows.
-        let pace = Pace { batch, context: args.context, warm: 2, steps: 2, depth: 2, room: 0 };
+        let pace = Pace::plain(batch, args.context, 2, 2);
         Steady::new(&mut loaded.executor)?.decode(&pace)?;
         let runners = loaded.executor.runners();
         let mut plans = runners.decode.plans();
