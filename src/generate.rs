@@ -4,7 +4,9 @@ use crate::interrupt::Interrupt;
 use anyhow::{Result, bail};
 use engine::Engine;
 use engine::exec::Executor;
-use engine::request::{Event, Finish, Output, Request, RequestId, Sampling, Token, TokenLogprob};
+use engine::request::{
+    Drafts, Event, Finish, Output, Request, RequestId, Sampling, Token, TokenLogprob,
+};
 use formats::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -49,6 +51,8 @@ pub(crate) struct Answer {
     /// Prompt tokens found in the prefix cache.
     pub(crate) cached_tokens: u32,
     pub(crate) answer_tokens: u32,
+    /// What drafts did.
+    pub(crate) drafts: Drafts,
     /// Time until the prompt was processed.
     pub(crate) prompt_time: Duration,
     /// Time from then to the end.
@@ -81,8 +85,12 @@ impl Answer {
             0 => String::new(),
             cached => format!(" ({cached} cached)"),
         };
+        let drafts = match self.drafts {
+            Drafts { drafted: 0, .. } => String::new(),
+            Drafts { drafted, accepted } => format!("; {accepted} of {drafted} drafts accepted"),
+        };
         format!(
-            "prompt {} tokens{cached}, {:.1} tok/s; answer {} tokens{}{}",
+            "prompt {} tokens{cached}, {:.1} tok/s; answer {} tokens{}{drafts}{}",
             self.prompt_tokens,
             self.prompt_rate(),
             self.answer_tokens,
@@ -107,6 +115,8 @@ impl Answer {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "answer_tokens": self.answer_tokens,
+            "drafted_tokens": self.drafts.drafted,
+            "accepted_tokens": self.drafts.accepted,
             "prompt_seconds": self.prompt_time.as_secs_f64(),
             "answer_seconds": self.answer_time.as_secs_f64(),
             "prompt_tokens_per_second": self.prompt_rate(),
@@ -161,6 +171,7 @@ impl<X: Executor> Speaker<X> {
             prompt_tokens: ask.prompt.len() as u32,
             cached_tokens: 0,
             answer_tokens: 0,
+            drafts: Drafts::default(),
             prompt_time: Duration::ZERO,
             answer_time: Duration::ZERO,
             prompt_logprobs: None,
@@ -194,7 +205,8 @@ impl<X: Executor> Speaker<X> {
                             events.push(Event::Cancel(id));
                         }
                     }
-                    Output::Finished { finish, .. } => {
+                    Output::Finished { finish, drafts, .. } => {
+                        answer.drafts = drafts;
                         answer.answer_time = begin.elapsed().saturating_sub(answer.prompt_time);
                         match finish {
                             Finish::Stop(_) => {}

@@ -355,6 +355,10 @@ impl watched::Traced for GraphExecutor {
         (!on_its_own).then(|| self.runners().replay_call())
     }
 
+    fn spec_use(&self) -> Option<&model::SpecUse> {
+        GraphExecutor::spec_use(self)
+    }
+
     fn expert_loads(&self) -> Vec<graph::runner::ExpertLoad> {
         self.expert_loads().unwrap_or_else(|error| {
             tracing::warn!(%error, "what experts did cannot be read");

@@ -108,6 +108,7 @@ mod tests {
             live_rows: 5,
             live_tokens: 5,
             share: None,
+            drafts: None,
             padded_rows: 3,
             run,
             host_us: 7,

@@ -128,6 +128,7 @@ fn rates_exclude_cached_tokens() {
         prompt_tokens: 30,
         cached_tokens: 10,
         answer_tokens: 11,
+        drafts: Drafts::default(),
         prompt_time: Duration::from_secs(2),
         answer_time: Duration::from_secs(1),
         prompt_logprobs: None,

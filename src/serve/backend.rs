@@ -7,7 +7,8 @@ use engine::request::{Event, Micros, Output};
 use engine::store::StoreUse;
 use engine::{Engine, EngineConfig};
 use graph::runner::ExpertLoad;
-use server::link::{Backend, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot, TierUse};
+use model::SpecUse;
+use server::link::{Backend, DraftUse, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot, TierUse};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,6 +82,7 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             preemptions: stats.preemptions,
             tiers: self.engine.executor().store_uses().iter().map(tier_use).collect(),
             experts: self.experts(),
+            drafts: self.engine.executor().spec_use().map(draft_use),
             steps: self.engine.executor().records(),
             graph: self.info.clone(),
         }
@@ -100,6 +102,15 @@ fn tier_use(used: &StoreUse) -> TierUse {
         loaded: used.loaded,
         evicted: used.evicted,
         failed: used.failed,
+    }
+}
+
+fn draft_use(used: &SpecUse) -> DraftUse {
+    DraftUse {
+        drafted: used.drafted,
+        accepted: used.accepted,
+        steps: used.steps.iter().map(|(drafts, steps)| (*drafts, *steps)).collect(),
+        choice: used.last.to_string(),
     }
 }
 

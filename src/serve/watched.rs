@@ -4,6 +4,7 @@ use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, Step
 use engine::request::Micros;
 use engine::store::{Store, StoreUse};
 use graph::runner::{ExpertLoad, Ran};
+use model::SpecUse;
 use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,6 +24,9 @@ pub(crate) trait Traced {
 
     /// What experts have done; waits for steps under way.
     fn expert_loads(&self) -> Vec<ExpertLoad>;
+
+    /// What drafts did; `None` if steps have none.
+    fn spec_use(&self) -> Option<&SpecUse>;
 }
 
 /// An executor, and the records of its last steps.
@@ -107,6 +111,11 @@ impl<X: Executor + Traced> Watched<X> {
         self.inner.expert_loads()
     }
 
+    /// What drafts did; `None` if steps have none.
+    pub(crate) fn spec_use(&self) -> Option<&SpecUse> {
+        self.inner.spec_use()
+    }
+
     /// The last steps that are done, oldest first.
     pub(crate) fn records(&self) -> Vec<StepRecord> {
         self.records.iter().cloned().collect()
@@ -133,6 +142,10 @@ impl<X: Executor + Traced> Watched<X> {
             live_rows: rows,
             live_tokens: step.tokens() as u32,
             share: step.share.name().map(Into::into),
+            drafts: match (step.kind(), self.inner.spec_use()) {
+                (StepKind::Decode, Some(used)) => Some(used.last.to_string().into()),
+                _ => None,
+            },
             padded_rows: bucket_rows.saturating_sub(rows),
             run: match last.and_then(|ran| ran.eager) {
                 None => Run::Replayed,
@@ -274,6 +287,10 @@ mod tests {
 
         fn expert_loads(&self) -> Vec<ExpertLoad> {
             Vec::new()
+        }
+
+        fn spec_use(&self) -> Option<&SpecUse> {
+            None
         }
     }
 

@@ -278,6 +278,8 @@ pub struct RowResult {
     /// in the same step; another decode row one, or none to [`Row::most`] on a device whose rows may return several. Each but the last was fed as well: the seat's tokens are
     /// as many longer as were returned.
     pub tokens: Tokens,
+    /// Drafts of a decode row that were verified; the tokens but the last are those that were accepted.
+    pub drafted: u32,
     /// What else was asked for. Separate, because most rows of most steps ask for nothing else.
     pub detail: Option<Box<Detail>>,
 }

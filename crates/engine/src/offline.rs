@@ -243,7 +243,7 @@ fn hear(
             }
             finish(open, id, choice, Finish::Stop(None))
         }
-        Output::Finished { id, choice, finish: how } => finish(open, id, choice, how),
+        Output::Finished { id, choice, finish: how, .. } => finish(open, id, choice, how),
     }
 }
 

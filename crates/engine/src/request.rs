@@ -117,6 +117,8 @@ pub struct Sampling {
     pub grammar: Option<Compiled>,
     /// The thought before the answer.
     pub thinking: Option<Thinking>,
+    /// Drafts of it may be verified, where the device does that; the answer is the same.
+    pub speculate: bool,
 }
 
 /// What a model thinks before it answers, between two tags.
@@ -152,6 +154,7 @@ impl Default for Sampling {
             ignore_eos: false,
             grammar: None,
             thinking: None,
+            speculate: true,
         }
     }
 }
@@ -212,7 +215,18 @@ pub enum Output {
         choice: u32,
         /// How.
         finish: Finish,
+        /// What drafts did for it.
+        drafts: Drafts,
     },
+}
+
+/// Drafts of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drafts {
+    /// Tokens that were drafted and verified.
+    pub drafted: u32,
+    /// Those that were accepted.
+    pub accepted: u32,
 }
 
 impl Output {

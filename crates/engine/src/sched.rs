@@ -378,16 +378,16 @@ impl Scheduler {
     /// The one place where a continuation ends: it emits the end, and frees what the continuation holds
     /// as soon as no step in flight can touch it.
     fn end(&mut self, key: Key, finish: Finish) {
-        let (id, choice, unforked) = {
+        let (id, choice, unforked, drafts) = {
             let sequence = &self.sequences[key];
-            (sequence.id, sequence.choice, sequence.cold.unforked)
+            (sequence.id, sequence.choice, sequence.cold.unforked, sequence.cold.drafts)
         };
         // Choices that never split off end with the one they would have split from.
         for choice in choice..=choice + unforked {
             self.stats.finished += 1;
-            self.out.push(Output::Finished { id, choice, finish: finish.clone() });
+            self.out.push(Output::Finished { id, choice, finish: finish.clone(), drafts });
             if planted(Plant::FinishTwice) && self.stats.finished.is_multiple_of(7) {
-                self.out.push(Output::Finished { id, choice, finish: finish.clone() });
+                self.out.push(Output::Finished { id, choice, finish: finish.clone(), drafts });
             }
         }
         let live = self.live.get_mut(&id).expect("an ended request has no sequences");

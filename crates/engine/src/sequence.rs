@@ -7,7 +7,7 @@
 use crate::exec::{Page, Seat};
 use crate::pages::Cursor;
 use crate::plant::{Plant, planted};
-use crate::request::{Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
+use crate::request::{Drafts, Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
 use crate::thought::Thought;
 use grammar::Matcher;
 use std::cmp::Reverse;
@@ -46,6 +46,8 @@ pub(crate) struct Sequence {
     pub(crate) due: bool,
     /// Its next token needs a mask.
     pub(crate) guided: bool,
+    /// Its rows return one token, whatever the device could.
+    pub(crate) plain: bool,
     pub(crate) place: Place,
 }
 
@@ -82,6 +84,8 @@ pub(crate) struct ColdState {
     pub(crate) copy: Option<(Page, u32)>,
     /// Of a seated one: steps since its last row that fed other prompts instead.
     pub(crate) passed: u32,
+    /// What drafts did for it.
+    pub(crate) drafts: Drafts,
 }
 
 /// A filter that excludes most tokens that are not stop tokens without reading the list.
@@ -250,6 +254,11 @@ impl Sequence {
         let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
         let by = if embed.unit && length > 0.0 { length } else { count };
         sum.iter().map(|x| (x / by) as f32).collect()
+    }
+
+    /// Most tokens that its decode rows may return on a device whose rows return up to `tokens`.
+    pub(crate) fn widest(&self, tokens: u32) -> u32 {
+        if self.plain { 1 } else { tokens }
     }
 
     /// Its seat and position if it is in steady decode: the next row feeds the token that the device holds, into an

@@ -143,13 +143,13 @@ impl StepOutput {
         &self.vectors[index * width..(index + 1) * width]
     }
 
-    /// The same, mutable, so that tokens can be moved out.
-    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [TokenOutput]> {
+    /// The tokens of each row, mutable, so that they can be moved out, and its drafts that were verified.
+    pub fn rows_drafted(&mut self) -> impl Iterator<Item = (&mut [TokenOutput], u32)> {
         let (mut rest, mut start) = (&mut self.tokens[..], 0);
-        self.ends.iter().map(move |&end| {
+        self.ends.iter().zip(&self.drafts).map(move |(&end, &drafts)| {
             let (row, after) = std::mem::take(&mut rest).split_at_mut((end - start) as usize);
             (rest, start) = (after, end);
-            row
+            (row, drafts)
         })
     }
 }

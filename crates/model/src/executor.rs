@@ -428,7 +428,7 @@ impl Executor for GraphExecutor {
             self.measure(late);
         }
         let mut rows = std::mem::take(&mut self.spare);
-        rows.extend(self.output.rows_mut().map(row_result));
+        rows.extend(self.output.rows_drafted().map(row_result));
         let more_follow = self.output.more_follow;
         let Some(flight) = self.flight.front_mut() else { return Ok(None) };
         for (index, (row, factor)) in rows.iter_mut().zip(flight.vectors.drain(..)).enumerate() {
@@ -537,11 +537,11 @@ fn join(join: &Join) -> JoinInput {
     JoinInput { seat, len, last_token, params, seen, history }
 }
 
-fn row_result(row: &mut [TokenOutput]) -> RowResult {
+fn row_result((row, drafted): (&mut [TokenOutput], u32)) -> RowResult {
     let sampled = |found: &mut TokenOutput| Sampled {
         token: found.token,
         stopped: found.stopped,
         logprob: found.logprob.take().map(Box::new),
     };
-    RowResult { tokens: row.iter_mut().map(sampled).collect(), detail: None }
+    RowResult { tokens: row.iter_mut().map(sampled).collect(), drafted, detail: None }
 }

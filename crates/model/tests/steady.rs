@@ -86,7 +86,7 @@ fn answers(device: &Device, flags: &[(&str, &str)], pages: Option<u32>) -> (Answ
                     let entry = answers.entry((id.0, choice)).or_default();
                     entry.0.push((token, logprob.map(|scored| scored.logprob)));
                 }
-                Output::Finished { id, choice, finish } => {
+                Output::Finished { id, choice, finish, .. } => {
                     answers.entry((id.0, choice)).or_default().1 = Some(finish);
                 }
                 Output::Prefilled { .. } | Output::Embedded { .. } => {}

@@ -7,7 +7,7 @@ mod thread;
 
 pub use call::{Call, Reply};
 pub use snapshot::{
-    ConfigRow, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
+    ConfigRow, DraftUse, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
     StepRecord, TierUse,
 };
 pub use thread::PUBLISH_CALLS;

@@ -119,6 +119,12 @@ metrics! {
     tier_room: Family<Labels, Gauge> = Family::default(), "kv_tier_room";
     /// Pages saved, loaded, evicted from there, or lost, by tier.
     tier_moves: Family<Labels, Counter> = Family::default(), "kv_tier_moves";
+    /// Drafts that were verified, by outcome.
+    drafts: Family<Labels, Counter> = Family::default(), "drafts";
+    /// Decode steps where drafts are chosen, by drafts of each row.
+    draft_steps: Family<Labels, Counter> = Family::default(), "draft_steps";
+    /// 1, with the number of drafts that the last decode step had and the reason as a label.
+    draft_choice: Family<Labels, Gauge> = Family::default(), "draft_choice";
     /// Steps that ran a layer of experts, by layer.
     expert_steps: Family<Labels, Counter> = Family::default(), "expert_steps";
     /// Experts that had tokens, added up over the steps, by layer.
@@ -227,6 +233,21 @@ impl Metrics {
                 // The store counts.
                 self.tier_moves.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
             }
+        }
+        if let Some(drafts) = &snapshot.drafts {
+            let rejected = drafts.drafted.saturating_sub(drafts.accepted);
+            for (outcome, count) in [("accepted", drafts.accepted), ("rejected", rejected)] {
+                let labels = Labels(vec![("outcome", outcome.into())]);
+                // The executor counts.
+                self.drafts.get_or_create(&labels).inner().store(count, Ordering::Relaxed);
+            }
+            for (each, count) in &drafts.steps {
+                let labels = Labels(vec![("drafts", each.to_string())]);
+                self.draft_steps.get_or_create(&labels).inner().store(*count, Ordering::Relaxed);
+            }
+            self.draft_choice.clear();
+            let labels = Labels(vec![("choice", drafts.choice.clone())]);
+            self.draft_choice.get_or_create(&labels).set(1);
         }
         for layer in &snapshot.experts {
             let labels = Labels(vec![("layer", layer.layer.to_string())]);

@@ -8,7 +8,8 @@ mod picture;
 pub use oracle::{Oracle, demo, echo};
 
 use engine::request::{
-    Embed, Event, Finish, Micros, Output, Pooling, Reject, Request, RequestId, Token, TokenLogprob,
+    Drafts, Embed, Event, Finish, Micros, Output, Pooling, Reject, Request, RequestId, Token,
+    TokenLogprob,
 };
 use server::link::{
     Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
@@ -195,7 +196,12 @@ impl Mock {
             let id = request.id;
             let vector = vector(&request.prompt, embed, self.config.embedding);
             outputs.push(Output::Embedded { id, vector });
-            outputs.push(Output::Finished { id, choice: 0, finish: Finish::Stop(None) });
+            outputs.push(Output::Finished {
+                id,
+                choice: 0,
+                finish: Finish::Stop(None),
+                drafts: Drafts::default(),
+            });
             return Some(prompt);
         }
         for choice in 0..choices as u32 {
@@ -221,7 +227,12 @@ impl Mock {
         if let Some(i) = self.waiting.iter().position(|r| r.id == id) {
             let request = self.waiting.remove(i).map_or(1, |r| r.choices.max(1));
             for choice in 0..request {
-                outputs.push(Output::Finished { id, choice, finish: Finish::Cancelled });
+                outputs.push(Output::Finished {
+                    id,
+                    choice,
+                    finish: Finish::Cancelled,
+                    drafts: Drafts::default(),
+                });
             }
         }
         let used = &mut self.used;
@@ -229,7 +240,12 @@ impl Mock {
             if s.id == id {
                 *used -= s.pages;
                 let finish = Finish::Cancelled;
-                outputs.push(Output::Finished { id, choice: s.choice, finish });
+                outputs.push(Output::Finished {
+                    id,
+                    choice: s.choice,
+                    finish,
+                    drafts: Drafts::default(),
+                });
             }
             s.id != id
         });
@@ -245,7 +261,12 @@ impl Mock {
             let ended = (0..count).find_map(|_| s.advance(now, fail_every, outputs));
             if let Some(finish) = ended {
                 *used -= s.pages;
-                outputs.push(Output::Finished { id: s.id, choice: s.choice, finish });
+                outputs.push(Output::Finished {
+                    id: s.id,
+                    choice: s.choice,
+                    finish,
+                    drafts: Drafts::default(),
+                });
                 return false;
             }
             true
@@ -274,6 +295,7 @@ impl Mock {
             live_rows: live,
             live_tokens: tokens,
             share: None,
+            drafts: None,
             padded_rows: bucket_rows - live,
             run,
             host_us,
@@ -391,6 +413,7 @@ impl Backend for Mock {
             preemptions: 0,
             tiers: Vec::new(),
             experts: Vec::new(),
+            drafts: None,
             steps: self.ring.iter().cloned().collect(),
             graph: self.graph.clone(),
         }

@@ -525,7 +525,7 @@ impl FakeDevice {
         state.len = len;
         state.token = sampled.last().map_or(state.token, |found| found.token);
         state.seen.extend(sampled.iter().map(|found| (found.token, true)));
-        RowResult { tokens: sampled.into_iter().collect(), detail: None }
+        RowResult { tokens: sampled.into_iter().collect(), drafted: 0, detail: None }
     }
 
     /// A row starts where its seat is, as far as the engine can know: tokens that rows in flight may still return count

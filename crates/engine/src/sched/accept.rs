@@ -1,7 +1,7 @@
 //! What is accepted, and what is refused with a reason.
 
 use super::{Live, Scheduler};
-use crate::request::{Finish, Output, Pooling, Reject, Request, Token};
+use crate::request::{Drafts, Finish, Output, Pooling, Reject, Request, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Place, Sequence, Spec, StopFilter};
 use crate::thought::Thought;
@@ -65,6 +65,7 @@ impl Scheduler {
             announced: false,
             due: false,
             guided: matcher.is_some(),
+            plain: !spec.sampling.speculate,
             place: Place::Waiting,
             cold: Box::new(ColdState {
                 spec: Arc::new(spec),
@@ -83,6 +84,7 @@ impl Scheduler {
                 hidden: Vec::new(),
                 copy: None,
                 passed: 0,
+                drafts: Drafts::default(),
             }),
         };
         sequence.begin_thought();

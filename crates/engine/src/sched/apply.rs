@@ -3,7 +3,7 @@
 use super::{Flight, FlightRow, Scheduler};
 use crate::exec::{RowResult, Sampled, StepResult};
 use crate::plant::{Plant, planted};
-use crate::request::{Finish, Output, TokenLogprob};
+use crate::request::{Drafts, Finish, Output, TokenLogprob};
 use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
 
 impl Scheduler {
@@ -118,6 +118,9 @@ impl Scheduler {
         }
         at.came_back(row, count);
         at.confirmed = known - 1 + count;
+        if result.drafted > 0 {
+            sequence.cold.drafts.add(result);
+        }
         sequence.tokens.extend(result.tokens.iter().map(|found| found.token));
         true
     }
@@ -152,6 +155,7 @@ impl Scheduler {
                 self.token(key, found);
             }
         } else {
+            self.sequences[key].cold.drafts.add(result);
             self.apply_tokens(key, &mut result.tokens);
         }
         self.vacate_if_done(key);
@@ -323,6 +327,14 @@ impl Scheduler {
             self.end(key, finish);
         }
         goes_on
+    }
+}
+
+impl Drafts {
+    /// Counts those of a decode row.
+    fn add(&mut self, result: &RowResult) {
+        self.drafted += result.drafted;
+        self.accepted += result.drafted.min((result.tokens.len() as u32).saturating_sub(1));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{EngineStats, Flight, FlightRow, Ready, Scheduler};
 use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat, Share};
 use crate::plant::{Plant, planted};
-use crate::request::{Finish, Token};
+use crate::request::{Drafts, Finish, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Key, Place, Seated, Sequence, Work};
 use grammar::Mask;
@@ -89,8 +89,9 @@ impl Scheduler {
                 let Some(key) = self.seats[seat] else { continue };
                 let sequence = &self.sequences[key];
                 let depth = self.config.depth as u32;
+                let most = sequence.widest(self.reports.tokens);
                 if let Some((seat, start)) =
-                    sequence.is_steady_decode(self.geometry.page_size, depth, self.reports.tokens)
+                    sequence.is_steady_decode(self.geometry.page_size, depth, most)
                 {
                     self.ready.push(Ready { key, seat, start, steady: true });
                     continue;
@@ -313,12 +314,11 @@ impl Scheduler {
             return;
         }
         // The first row after a join returns one token, so that an answer begins when its prompt is done.
+        let widest = self.sequences[key].widest(self.reports.tokens);
         let most = match (steady, joins) {
-            (true, _) => self.reports.tokens,
+            (true, _) => widest,
             (false, true) => 1,
-            (false, false) => {
-                self.sequences[key].most_next(self.geometry.page_size, self.reports.tokens)
-            }
+            (false, false) => self.sequences[key].most_next(self.geometry.page_size, widest),
         };
         let Some(at) = self.sequences[key].seated_mut() else { return };
         if !steady {
@@ -579,6 +579,7 @@ impl Scheduler {
             announced: true,
             due: sequence.due,
             guided: sequence.guided,
+            plain: sequence.plain,
             place: Place::Seated(Seated {
                 table,
                 seat: Seat(index as u32),
@@ -611,6 +612,7 @@ impl Scheduler {
                 hidden: Vec::new(),
                 copy: None,
                 passed: 0,
+                drafts: Drafts::default(),
             }),
         };
         let id = fork.id;

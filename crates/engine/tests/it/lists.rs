@@ -29,7 +29,7 @@ fn answers(most: u32, requests: Vec<Request>) -> (Answers, Vec<Step>) {
                 assert!(answer.1.is_none(), "a token after the end");
                 answer.0.push(token);
             }
-            Output::Finished { id, choice, finish } => {
+            Output::Finished { id, choice, finish, .. } => {
                 let end = &mut answers.entry((id.0, choice)).or_default().1;
                 assert!(end.replace(finish).is_none(), "two ends");
             }
@@ -64,6 +64,17 @@ fn answers_do_not_depend_on_tokens_per_row() {
         let widest = steps.iter().flat_map(|step| &step.rows).map(|row| row.most).max();
         assert_eq!(widest, Some(most), "rows are asked for that many");
     }
+}
+
+/// A request may say that its rows return one token each.
+#[test]
+fn a_request_without_drafts_returns_one_token_at_a_time() {
+    let mut plain = requests();
+    plain.iter_mut().for_each(|request| request.sampling.speculate = false);
+    let (wanted, _) = answers(1, requests());
+    let (found, steps) = answers(5, plain);
+    assert_eq!(found, wanted);
+    assert!(steps.iter().flat_map(|step| &step.rows).all(|row| row.most == 1));
 }
 
 /// A mask is for one position, and the next one's depends on the token chosen.

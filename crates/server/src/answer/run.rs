@@ -18,6 +18,10 @@ pub struct Usage {
     pub completion: u64,
     /// Answer tokens of reasoning.
     pub reasoning: u64,
+    /// Drafts of the answers that were verified.
+    pub drafted: u64,
+    /// Those that were accepted.
+    pub accepted: u64,
 }
 
 /// One piece of the response to a call.
@@ -202,11 +206,13 @@ impl Run {
                 }
                 Ok(())
             }
-            Reply::Output(Output::Finished { id, choice, finish }) => {
+            Reply::Output(Output::Finished { id, choice, finish, drafts }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
                 if self.slots[index].over {
                     return Ok(());
                 }
+                self.usage.drafted += u64::from(drafts.drafted);
+                self.usage.accepted += u64::from(drafts.accepted);
                 let reason = match finish {
                     Finish::Stop(_) => "stop",
                     Finish::Length | Finish::Deadline => "length",

@@ -264,7 +264,7 @@ impl Answer {
                 }
                 Ok(())
             }
-            Reply::Output(Output::Finished { id, choice, finish }) => {
+            Reply::Output(Output::Finished { id, choice, finish, .. }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
                 if self.slots[index].over {
                     return Ok(());

@@ -28,6 +28,9 @@ pub struct Snapshot {
     /// What the experts of each layer did, since the start; empty for a model without experts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub experts: Vec<ExpertUse>,
+    /// What drafts did, since the start; `None` if steps have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafts: Option<DraftUse>,
     /// The last few hundred steps, oldest first, numbered without gaps.
     #[serde(skip)]
     pub steps: Vec<StepRecord>,
@@ -80,6 +83,19 @@ pub struct TierUse {
     pub evicted: u64,
     /// Pages that could not be saved or were found damaged.
     pub failed: u64,
+}
+
+/// What drafts did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DraftUse {
+    /// Drafts that were verified.
+    pub drafted: u64,
+    /// Those that were accepted.
+    pub accepted: u64,
+    /// Decode steps by drafts of each row.
+    pub steps: Vec<(u32, u64)>,
+    /// How many drafts the last decode step had, and why.
+    pub choice: String,
 }
 
 /// What the experts of a layer did.
@@ -153,6 +169,9 @@ pub struct StepRecord {
     /// Why it feeds as many prompt tokens as it does: `alone`, `full`, `traffic`, `backlog` or `gap`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Cow<'static, str>>,
+    /// Drafts of each row of a decode step, and why so many; `None` if steps have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafts: Option<Cow<'static, str>>,
     /// Padding rows.
     pub padded_rows: u32,
     /// Replayed, or eager with the reason.

@@ -122,6 +122,8 @@ macro_rules! generation_type {
                 pub min_tokens: Option<u32>,
                 /// Continue past the model's end-of-text token. An extension.
                 pub ignore_eos: Option<bool>,
+                /// false: no drafts are verified for this request, where the server does that. An extension.
+                pub speculation: Option<bool>,
                 /// Send the answer while it is generated, as server-sent events.
                 pub stream: Option<bool>,
                 /// Options of the stream; ignored without `stream`.
@@ -175,6 +177,7 @@ macro_rules! generation_type {
                     stop_token_ids: self.stop_token_ids.as_deref(),
                     min_tokens: self.min_tokens,
                     ignore_eos: self.ignore_eos,
+                    speculation: self.speculation,
                     priority: self.priority,
                     cache_salt: self.cache_salt.as_deref(),
                     streamed: self.stream == Some(true),
@@ -217,6 +220,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) stop_token_ids: Option<&'a [u32]>,
     pub(crate) min_tokens: Option<u32>,
     pub(crate) ignore_eos: Option<bool>,
+    pub(crate) speculation: Option<bool>,
     pub(crate) priority: Option<i64>,
     pub(crate) cache_salt: Option<&'a str>,
     pub(crate) streamed: bool,
@@ -357,6 +361,7 @@ impl Shared<'_> {
             min_tokens: self.min_tokens.unwrap_or(0),
             stop_tokens,
             ignore_eos,
+            speculate: self.speculation.unwrap_or(true),
             ..Sampling::default()
         }
     }

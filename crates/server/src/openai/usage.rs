@@ -34,11 +34,19 @@ api_type! {
     pub struct CompletionDetails {
         /// Tokens of reasoning.
         pub reasoning_tokens: u64,
+        /// Drafts that became part of the answer.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub accepted_prediction_tokens: Option<u64>,
+        /// Drafts that did not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub rejected_prediction_tokens: Option<u64>,
     }
 }
 
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
+        // Without drafts nothing is said about them.
+        let some = |count: u64| (usage.drafted > 0).then_some(count);
         Self {
             prompt_tokens: usage.prompt,
             completion_tokens: usage.completion,
@@ -46,6 +54,8 @@ impl From<Usage> for UsageBody {
             prompt_tokens_details: Some(PromptDetails { cached_tokens: usage.cached }),
             completion_tokens_details: Some(CompletionDetails {
                 reasoning_tokens: usage.reasoning,
+                accepted_prediction_tokens: some(usage.accepted),
+                rejected_prediction_tokens: some(usage.drafted - usage.accepted),
             }),
         }
     }
