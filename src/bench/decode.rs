@@ -38,9 +38,9 @@ pub(crate) struct DecodeArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     spec_k: Option<u32>,
     /// Accept N of them whatever they are, for the rate at this acceptance: what is generated is not the model's text
-    #[arg(long, value_name = "N", requires = "spec_k", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=8))]
-    force_accept: u32,
+    #[arg(long, value_name = "N", requires = "spec_k")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
+    force_accept: Option<u32>,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -105,7 +105,7 @@ fn measure(
     let most = args.batch.iter().copied().max().unwrap_or(1);
     // Measured before the model fills the memory.
     let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
-    let (drafts, forced) = (args.spec_k.unwrap_or(0), args.force_accept);
+    let (drafts, forced) = (args.spec_k.unwrap_or(0), args.force_accept.unwrap_or(0));
     if forced > drafts {
         return Err(bad_input(format!("--force-accept {forced} of {drafts} drafts")));
     }
