@@ -24,8 +24,9 @@ use mover::{Done, InFile, Mover, Written};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// Most pages that are being saved: each stays in the device's cache until it was.
-const MOST_SAVES: usize = 64;
+/// Most pages that are being saved: each stays in the device's cache until it was. A turn of the engine may take 50 ms on a GPU,
+/// in which twice as many as a step computes must begin, or pages are evicted before their turn.
+const MOST_SAVES: usize = 512;
 
 /// Where evicted pages are kept; nowhere by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

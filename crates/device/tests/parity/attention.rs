@@ -354,7 +354,9 @@ fn attention_of_rows_with_drafts() {
             norms: false,
             pairs: Pairs::Halves,
         };
-        let share = 16 * rng.pick(&[1, 2, 7, 64]);
+        // The prologue never plans more pieces than a GPU has blocks for: an eighth of all pages each is enough for any.
+        let pages: usize = case.rows.iter().map(|row| row.kv_len.div_ceil(16)).sum();
+        let share = 16 * rng.pick(&[1, 2, 7, 64]).max(pages.div_ceil(8));
         let build = |layout: &mut Layout| {
             let mut attention = lay_out(&case, layout, true).attention;
             attention.even = Some(each as u32);
