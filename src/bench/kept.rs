@@ -13,6 +13,7 @@ use clap::Args;
 use engine::Engine;
 use engine::exec::Executor;
 use engine::request::{Event, Output, Request, RequestId, Sampling, Token};
+use engine::store::StoreUse;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -233,10 +234,17 @@ impl<X: Executor> Bench<X> {
             Answered { first, back: Some(back), found } if found + 32 >= self.prefix => {
                 Ok((first, back))
             }
-            Answered { found, .. } => bail!(
-                "{found} of {} tokens came back: give --kv-host-memory or --kv-disk more",
-                self.prefix
-            ),
+            Answered { found, .. } => {
+                let of = |StoreUse { medium, saved, loaded, failed, .. }: StoreUse| {
+                    format!("{medium:?}: {saved} saved, {loaded} loaded, {failed} failed")
+                };
+                let uses = self.engine.executor().store_uses().into_iter().map(of);
+                bail!(
+                    "{found} of {} tokens came back ({}): give --kv-host-memory or --kv-disk more",
+                    self.prefix,
+                    uses.collect::<Vec<_>>().join("; ")
+                )
+            }
         }
     }
 

@@ -9,8 +9,9 @@ use crate::graph::{Graph, Item, Node, RecordOptions, Recorded};
 use crate::ops::{Contract, require_word};
 use crate::stopwatch::{Marks, Stopwatch};
 use crate::target::CpuTarget;
-use crate::{Arena, OpenArena, Region, Result, Span};
+use crate::{Arena, OpenArena, Region, Result, Span, notice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Receives the bytes of spans piece by piece, in any order, each with its offset among all of them. It must not use
 /// the device, which waits until the last piece was received.
@@ -91,6 +92,19 @@ pub(crate) struct Transfer {
 pub(crate) enum Way {
     ToHost,
     ToDevice,
+}
+
+/// Gives a notice of the first copy that fails: callers take failures for pages that are not there.
+fn told(outcome: Result<()>) -> Result<()> {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Err(problem) = &outcome
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        notice::say(format_args!(
+            "a copy of pages failed: {problem} (later failures are not shown)"
+        ));
+    }
+    outcome
 }
 
 /// The kinds of device there are.
@@ -218,7 +232,7 @@ impl Device {
         let down = copies.first().is_some_and(|(_, to)| host(to));
         let way = if down { Way::ToHost } else { Way::ToDevice };
         // SAFETY: the spans were checked and are equally long; the arena stays, and the caller keeps others away.
-        unsafe { self.driver.transfer(&pieces, way) }
+        told(unsafe { self.driver.transfer(&pieces, way) })
     }
 
     /// As [`Device::copy_apart`], from spans into consecutive bytes.
@@ -227,7 +241,7 @@ impl Device {
         let mut bytes = vec![0u8; from.iter().map(|span| span.len as usize).sum()];
         let pieces = self.pieces(arena, from, bytes.as_mut_ptr() as u64, true)?;
         // SAFETY: the spans were checked, `bytes` are as many as they are; the caller keeps others away.
-        unsafe { self.driver.transfer(&pieces, Way::ToHost) }?;
+        told(unsafe { self.driver.transfer(&pieces, Way::ToHost) })?;
         Ok(bytes)
     }
 
@@ -237,7 +251,7 @@ impl Device {
         assert_eq!(bytes.len() as u64, total, "write of a different length");
         let pieces = self.pieces(arena, to, bytes.as_ptr() as u64, false)?;
         // SAFETY: as in `read_apart`.
-        unsafe { self.driver.transfer(&pieces, Way::ToDevice) }
+        told(unsafe { self.driver.transfer(&pieces, Way::ToDevice) })
     }
 
     /// Copies between spans and consecutive host bytes.

@@ -3,10 +3,11 @@
 
 mod shapes;
 
-use device::Op;
 use device::cuda::launch::{Arg, Launch, Lowered, Target};
 use device::cuda::lower::lower;
 use device::cuda::source;
+use device::op::{Attention, KvLayer};
+use device::{DType, Op};
 
 fn targets() -> [Target; 2] {
     let ampere = Target {
@@ -91,6 +92,43 @@ fn launches_fit_the_machine() {
             }
         }
     });
+}
+
+/// Rows with any number of drafts have a kernel, with pages of either format.
+#[test]
+fn attention_of_drafts_fits_the_machine() {
+    for target in targets() {
+        for model in shapes::MODELS {
+            for (rows, each) in
+                [1, 2, 4, 6, 9, 40].iter().flat_map(|&r| (2..=9).map(move |e| (r, e)))
+            {
+                let ops = shapes::ops(&model, rows * each, rows * each, true);
+                let single = |op: &Op| match op {
+                    Op::Attention(op) if op.single => Some(op.clone()),
+                    _ => None,
+                };
+                for op in ops.iter().filter_map(single) {
+                    for kv in
+                        [op.kv, KvLayer { dtype: DType::E4M3, scales: Some(op.kv.span), ..op.kv }]
+                    {
+                        let op =
+                            Attention { kv, rows, even: Some(each), single: false, ..op.clone() };
+                        let op = Op::Attention(op);
+                        let found = shapes::lowered(&op, &target);
+                        let launches =
+                            found.unwrap_or_else(|| panic!("{}, {rows} of {each}", model.name));
+                        for lowered in launches {
+                            let Lowered::Launch(launch) = lowered else { continue };
+                            assert!(
+                                launch.shared <= target.shared_per_block,
+                                "{rows} of {each}: {launch:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]

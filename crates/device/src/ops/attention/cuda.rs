@@ -274,7 +274,9 @@ impl AttentionChain {
         };
         // The partial results of a cluster's blocks must fit beside the rings of its first block.
         let each = self.each().max(1);
-        let rings = 2 * self.warps(target) * self.stage_bytes() + self.static_bytes(each, WARPS);
+        let warps = self.warps(target);
+        let rings = (2 * warps * self.stage_bytes()).max(warps * self.part_bytes());
+        let rings = rings + self.static_bytes(each, warps);
         let fits = |cluster: &u32| cluster * self.part_bytes() + rings <= target.shared_per_block;
         let fitting = [8, 4, 2].into_iter().find(|cluster| *cluster <= suited && fits(cluster));
         asked.unwrap_or(fitting.unwrap_or(1))
@@ -288,9 +290,8 @@ impl AttentionChain {
     /// Warps that share the pages of a piece: fewer if two stages of each do not fit.
     fn warps(&self, target: &Target) -> u32 {
         let fits = |warps: &u32| {
-            let each = self.each().max(1);
-            2 * warps * self.stage_bytes() + self.static_bytes(each, *warps)
-                <= target.shared_per_block
+            let rings = (2 * warps * self.stage_bytes()).max(warps * self.part_bytes());
+            rings + self.static_bytes(self.each().max(1), *warps) <= target.shared_per_block
         };
         // A warp is done with a page of bytes so soon that more of them pay, where blocks are few.
         let many = self.few_bytes() && !(9..=16).contains(&self.attention.rows);
