@@ -99,6 +99,12 @@ impl Step {
     pub fn tokens(&self) -> usize {
         self.rows.iter().map(|row| row.tokens().len().max(1)).sum()
     }
+
+    /// Which vectors the step makes, if any. Such a step has prompts only, none of which wants another vector, a token
+    /// or log-probabilities.
+    pub fn pooling(&self) -> Option<Pooling> {
+        self.rows.iter().find_map(Row::hidden)
+    }
 }
 
 /// One sequence of a step.
@@ -130,7 +136,7 @@ pub struct Prompt {
     /// Their log-probabilities, when the request asked for them.
     pub score: Option<Score>,
     /// Their hidden states, when the request asked for a vector. Only an executor that has an
-    /// [`Executor::hidden`] ever sees this.
+    /// [`Executor::hidden`] ever sees this, and only in a step of nothing else ([`Step::pooling`]).
     pub hidden: Option<Pooling>,
 }
 

@@ -105,6 +105,11 @@ pub struct Offline<X: Executor> {
 }
 
 impl<X: Executor> Offline<X> {
+    /// What runs its steps.
+    pub fn executor(&self) -> &X {
+        self.engine.executor()
+    }
+
     /// Continues every prompt in the same way; answers come in the order of the prompts. Prompt `i`
     /// draws with seed `sampling.seed + i`, so that equal prompts get different answers.
     pub fn generate(

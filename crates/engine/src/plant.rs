@@ -61,6 +61,7 @@ plants! {
     SameSeed => "every choice of a request draws the same numbers",
     KeepHidden => "a preempted prompt counts twice in its vector",
     ReuseForMean => "a vector over all tokens leaves out those found in the tree",
+    MixVectors => "a step makes vectors beside rows that want something else",
     TrustResult => "a malformed result is accepted",
     StarvePrefill => "prefill waits until no row decodes",
     RunPastStop => "a launch of several steps goes on after a stop",

@@ -29,7 +29,7 @@ pub(crate) use audit::Holding;
 use crate::exec::{Coverage, Geometry, Page, Seat, Step};
 use crate::pages::{CacheEvent, PageCounts, Pool};
 use crate::plant::{Plant, planted};
-use crate::request::{Event, Finish, Micros, Output, RequestId, Token};
+use crate::request::{Event, Finish, Micros, Output, Pooling, RequestId, Token};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
 use balance::Balance;
 use fetch::Fetch;
@@ -263,6 +263,8 @@ pub(crate) struct Scheduler {
     balance: Balance,
     /// The last step fed no prompt although some were waiting for room.
     prompts_turn: bool,
+    /// What the last step that fed prompts made of them.
+    last_pooling: Option<Pooling>,
     /// Steps launched since a row came or went, where launches may have several.
     settled: u32,
     /// Rows of the last step, to notice that one came or went.
@@ -330,6 +332,7 @@ impl Scheduler {
             strikes: 0,
             balance,
             prompts_turn: false,
+            last_pooling: None,
             settled: 0,
             settled_rows: 0,
             since_prompts: u32::MAX,

@@ -546,6 +546,18 @@ impl FakeDevice {
         }
     }
 
+    /// A step that makes vectors makes nothing else.
+    fn check_vectors(&mut self, step: &Step) {
+        let Some(pooling) = step.pooling() else { return };
+        let fits = |row: &Row| {
+            let wants = row.hidden().is_none_or(|wanted| wanted == pooling);
+            row.prompt.is_some() && !row.sample && row.score().is_none() && wants
+        };
+        if !step.rows.iter().all(fits) {
+            self.wrong(format!("step {} makes vectors beside other rows", step.number));
+        }
+    }
+
     /// Corrupts a result in a way that the engine must detect.
     fn corrupt(&mut self, result: &mut StepResult) {
         let kind = self.rng.range(0, 3);
@@ -625,6 +637,7 @@ impl Executor for FakeDevice {
         self.covered(step);
         self.update(step);
         self.check_starts(step);
+        self.check_vectors(step);
         self.asked = false;
         let left = step.steps.max(1);
         let launch = Pending { step: step.clone(), left, done: VecDeque::new() };

@@ -3,7 +3,7 @@
 use super::{EngineStats, Flight, FlightRow, Ready, Scheduler};
 use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat, Share};
 use crate::plant::{Plant, planted};
-use crate::request::{Drafts, Finish, Token};
+use crate::request::{Drafts, Finish, Pooling, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Key, Place, Seated, Sequence, Work};
 use grammar::Mask;
@@ -182,17 +182,20 @@ impl Scheduler {
     fn add_rows(&mut self) {
         let decoding = self.ready.len() as u32;
         let (budget, share) = self.balanced(decoding);
-        let room = decoding < budget && decoding < self.coverage.prefill_rows;
+        let pooling = self.next_pooling();
+        let vectors = pooling.is_some();
+        let room = !vectors && decoding < budget && decoding < self.coverage.prefill_rows;
         self.order_masks();
         let waits = |this: &mut Self| this.mask_first.is_none() && this.gathers(decoding);
         let mixed = !self.prompts.is_empty() && room && !waits(self);
         // Without room for both they take turns.
-        let prompts_only =
-            !self.prompts.is_empty() && !room && (self.prompts_turn || decoding == 0);
+        let prompts_only = !self.prompts.is_empty()
+            && !room
+            && (decoding == 0 || (self.prompts_turn && !(vectors && waits(self))));
         self.prompts_turn = !self.prompts.is_empty() && !room && !prompts_only;
 
-        if !mixed && !prompts_only {
-            // No prompt has a row in this step, so none gets the first mask.
+        if vectors || (!mixed && !prompts_only) {
+            // No prompt that needs a mask has a row in this step, so none gets the first mask.
             self.unmasked.extend(self.mask_first.take());
         }
         let (mut tokens, mut rows) = (budget, self.coverage.prefill_rows);
@@ -206,6 +209,7 @@ impl Scheduler {
         self.since_prompts = self.since_prompts.saturating_add(1);
         if mixed || prompts_only {
             (self.since_prompts, self.rows_waited) = (0, 0);
+            self.last_pooling = pooling;
             let (before, beside) = (tokens, self.forming.rows.len() as u32);
             for index in 0..self.prompts.len() {
                 if tokens == 0 || rows == 0 {
@@ -214,7 +218,8 @@ impl Scheduler {
                 }
                 let key = self.prompts[index];
                 let weight = self.weight(key);
-                if self.reports.whole.is_some() && self.left(key) > tokens {
+                let cut = self.reports.whole.is_some() && self.left(key) > tokens;
+                if cut || self.pooling(key) != pooling {
                     self.pass_over_one(key);
                     continue;
                 }
@@ -225,6 +230,21 @@ impl Scheduler {
             self.step.share = share;
             self.forming.fed = (beside + before - tokens, beside);
         }
+    }
+
+    /// What a step that feeds prompts now makes of them: the vectors of one pooling, or text. Each is a program of its
+    /// own, so a step has prompts of one kind, and one that makes vectors has no rows that decode. Where several kinds
+    /// wait, the one that was fed last waits for another.
+    fn next_pooling(&self) -> Option<Pooling> {
+        let mut waiting = self.prompts.iter().map(|&key| self.pooling(key));
+        let first = waiting.clone().next().flatten();
+        waiting.find(|&pooling| pooling != self.last_pooling).unwrap_or(first)
+    }
+
+    /// The vector that a prompt is fed for; `None` if it is for text.
+    fn pooling(&self, key: Key) -> Option<Pooling> {
+        let embed = self.sequences[key].cold.spec.embed;
+        embed.map(|embed| embed.pooling).filter(|_| !planted(Plant::MixVectors))
     }
 
     /// Most tokens of a step that feeds prompts beside so many rows that decode, and why so many.
