@@ -1,5 +1,6 @@
 //! `dacapo bench`: measurements, recorded with the machine and the command.
 
+mod accuracy;
 mod cpu;
 mod decode;
 mod device;
@@ -39,6 +40,7 @@ enum What {
     Mixed(mixed::MixedArgs),
     Kept(Box<kept::KeptArgs>),
     Quality(quality::QualityArgs),
+    Accuracy(accuracy::AccuracyArgs),
     Replay(replay::ReplayArgs),
     Tune(tune::TuneArgs),
     Serve(Box<serve::ServeArgs>),
@@ -54,6 +56,7 @@ pub(crate) fn run(args: &BenchArgs, global: &Global) -> Result<()> {
         What::Mixed(args) => mixed::run(args, global),
         What::Kept(args) => kept::run(args, global),
         What::Quality(args) => quality::run(args, global),
+        What::Accuracy(args) => accuracy::run(args, global),
         What::Replay(args) => replay::run(args, global),
         What::Tune(args) => tune::run(args, global),
         What::Serve(args) => serve::run(args),

@@ -10,6 +10,7 @@ use crate::output::{note, say};
 use crate::prompt::Conversation;
 use crate::sampling::SamplingArgs;
 use crate::show::Screen;
+use crate::steps;
 use anyhow::Result;
 use clap::Args;
 use engine::exec::Executor;
@@ -82,7 +83,9 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<()> {
         note!("note: this model has no chat template; it will continue your text");
     }
     note!("Chat with {name} on {device}. /help lists the commands; Ctrl-D or /exit ends it.");
-    chat.run()
+    let outcome = chat.run();
+    steps::warn(chat.speaker.executor());
+    outcome
 }
 
 struct Chat<X: Executor> {

@@ -140,6 +140,7 @@ fn embed(args: &EmbedArgs, global: &Global, batch: Batch) -> Result<()> {
         |done, _| bar.set_position(done),
     )?;
     bar.finish_and_clear();
+    crate::steps::warn(engine.executor());
     let (tokens, seconds) = (tokens.get(), start.elapsed().as_secs_f64());
     let rate = tokens as f64 / seconds.max(1e-9);
     note!("[{tokens} tokens in {seconds:.2} s, {rate:.0} tok/s]");

@@ -148,6 +148,11 @@ fn rate(tokens: u32, time: Duration) -> f64 {
 }
 
 impl<X: Executor> Speaker<X> {
+    /// What runs its steps.
+    pub(crate) fn executor(&self) -> &X {
+        self.engine.executor()
+    }
+
     /// Takes an engine.
     pub(crate) fn new(engine: Engine<X>, tokenizer: Arc<Tokenizer>) -> Self {
         Self { engine, tokenizer, start: Instant::now(), last_id: 0 }

@@ -12,14 +12,16 @@ pub(crate) use diff::Differences;
 pub(crate) use side::{Side, Spec};
 pub(crate) use verify::{VerifyArgs, verify};
 
+use crate::exit::bad_input;
 use crate::numbers::{PAGE, SEQUENCES, TOKENS};
+use crate::programs::Programs;
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use device::cuda::launch::Target;
-use device::{Arena, Device, StepLimits};
+use graph::config::Given;
 use graph::layout::Layout;
-use graph::program::Program;
-use graph::{Bindings, CompileTarget, Phase, Plan, ShapeKey};
+use graph::{CompileTarget, Phase, Plan};
+use model::{Configured, Speculation};
 use std::sync::Arc;
 
 /// Explain, compare, verify and tune device graphs
@@ -37,36 +39,17 @@ enum GraphCommand {
     Tune(tune::TuneArgs),
 }
 
-/// How these commands get models.
-pub(crate) trait ProgramSource {
-    /// The program of a model for a target. With `dummy` only the model's shape is read.
-    fn program(&self, model: &str, load_format: &str, target: &CompileTarget) -> Result<Program>;
-
-    /// Fills the weights and the rope table in a sealed arena.
-    fn fill(
-        &self,
-        model: &str,
-        load_format: &str,
-        device: &Device,
-        arena: &Arena,
-        bindings: &Bindings,
-    ) -> Result<()>;
-
-    /// The device to verify on.
-    fn open_device(&self) -> Result<Device>;
-}
-
-pub(crate) fn run(args: &GraphArgs, source: &dyn ProgramSource) -> Result<()> {
+pub(crate) fn run(args: &GraphArgs, programs: &Programs<'_>) -> Result<()> {
     match &args.command {
-        GraphCommand::Explain(args) => explain::run(args, source),
-        GraphCommand::Diff(args) => diff::run(args, source),
-        GraphCommand::Verify(args) => verify::run(args, source),
+        GraphCommand::Explain(args) => explain::run(args, programs),
+        GraphCommand::Diff(args) => diff::run(args, programs),
+        GraphCommand::Verify(args) => verify::run(args, programs),
         GraphCommand::Tune(args) => tune::run(args),
     }
 }
 
 /// The model, and the sizes of its graphs.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
     /// A folder, a .gguf file, a hub id, or with `--load-format dummy` a bundled shape such as
     /// qwen3-8b
@@ -74,55 +57,51 @@ pub(crate) struct ModelArgs {
     /// auto: the model's files; dummy: only its shape
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub(crate) load_format: String,
-    /// Most sequences that run at once
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    #[arg(value_parser = clap::value_parser!(u32).range(SEQUENCES))]
-    max_batch: u32,
-    /// Most tokens of a step
+    // Not doc comments, because rustdoc would parse the brackets as links.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(SEQUENCES))]
+    #[arg(
+        help = "Most sequences that run at once [default: as `serve`: 256 on a GPU, 32 on a CPU]"
+    )]
+    pub(crate) max_batch: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(TOKENS))]
+    #[arg(help = "Most tokens of a step [default: what the device puts into one]")]
+    pub(crate) max_tokens: Option<u32>,
+    /// Most tokens of a sequence; the model's own limit still applies
     #[arg(long, value_name = "N", default_value_t = 8192)]
     #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
-    max_tokens: u32,
-    /// Most tokens of a sequence
-    #[arg(long, value_name = "N", default_value_t = 8192)]
-    #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
-    max_context: u32,
+    pub(crate) max_context: u32,
     /// Tokens per KV page
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u32).range(PAGE))]
-    page_size: u32,
-    /// Use the kernels of --deterministic, which are the same for every bucket
-    #[arg(long)]
-    deterministic: bool,
+    pub(crate) page_size: u32,
+    #[arg(long, value_name = "METHOD[:K]", help = "Steps verify drafts, as in `serve --spec`")]
+    pub(crate) spec: Option<Speculation>,
+    #[command(flatten)]
+    pub(crate) graph: crate::graph_args::GraphArgs,
 }
 
 impl ModelArgs {
-    fn limits(&self, program: &Program) -> StepLimits {
-        let context = self.max_context.min(program.shape.max_positions);
-        StepLimits {
-            seats: self.max_batch,
-            rows: self.max_batch,
-            tokens: self.max_tokens.max(self.max_batch),
-            pages_per_seat: context.div_ceil(self.page_size),
-            page_size: self.page_size,
-            vocab: program.shape.vocab,
-            penalties: false,
-            tokens_per_row: 1,
+    /// The options of graphs with others for some flags.
+    pub(crate) fn given(&self, flags: &[(&str, &str)]) -> Given {
+        let mut given = self.graph.given.clone();
+        for (flag, value) in flags {
+            given.flags.insert((*flag).into(), (*value).into());
         }
+        given
     }
 
-    /// The plan for a shape, laid out without allocating memory.
+    /// The plan that a step of this shape runs on a target, laid out without allocating memory.
     pub(crate) fn plan(
         &self,
-        source: &dyn ProgramSource,
+        programs: &Programs<'_>,
         target: &CompileTarget,
         shape: &Shape,
-    ) -> Result<Plan> {
-        let program = source.program(&self.model, &self.load_format, target)?;
-        let limits = self.limits(&program);
-        let key = shape.key(&limits).with_fixed(self.deterministic);
-        let mut layout = Layout::new(&program, target, limits, std::slice::from_ref(&key))?;
-        layout.add_pages(&program, 1 + limits.pages_per_seat);
-        Ok(graph::compile(&program, target, &key, &layout.bindings)?)
+        given: Given,
+    ) -> Result<(Plan, CompileTarget)> {
+        let model = programs.open(self)?;
+        let mut configured = programs.configure(&model, self, target.device.clone(), given)?;
+        configured.target.fusion.clone_from(&target.fusion);
+        shape.plan(&configured)
     }
 }
 
@@ -131,14 +110,36 @@ impl ModelArgs {
 pub(crate) struct Shape {
     pub(crate) phase: Phase,
     pub(crate) size: u32,
+    /// Tokens of every row of a decode step.
+    pub(crate) q_len: u32,
 }
 
 impl Shape {
-    pub(crate) fn key(self, limits: &StepLimits) -> ShapeKey {
-        match self.phase {
-            Phase::Decode => ShapeKey::decode(self.size),
-            Phase::Prefill => ShapeKey::prefill(self.size, self.size.min(limits.rows)),
+    /// The plan of the bucket that a step of this shape takes, and its target.
+    fn plan(&self, of: &Configured) -> Result<(Plan, CompileTarget)> {
+        let (config, unit) = match self.phase {
+            Phase::Decode => (&of.decode, "sequences"),
+            Phase::Prefill => (&of.prefill, "tokens"),
+        };
+        let target = config.cut(of.target.clone());
+        let key = config.key(self.size, &of.limits).ok_or_else(|| {
+            let most = config.buckets.largest();
+            bad_input(match most {
+                0 => format!("this model has no {} steps", self.phase),
+                _ => format!("no graph for {} {unit}: the largest is {most}", self.size),
+            })
+        })?;
+        if !config.covers(key.bucket(), self.q_len) {
+            return Err(bad_input(format!("{key} has no graph for {} tokens per row", self.q_len)));
         }
+        let key = key.with_q_len(self.q_len);
+        let program = &of.written.program;
+        let mut layout = Layout::new(program, &target, of.limits, std::slice::from_ref(&key))?;
+        layout.add_inputs(of.graphs.prep)?;
+        layout.add_pages(program, 1 + of.limits.pages_per_seat);
+        let mut bindings = layout.bindings;
+        bindings.state.repeats = of.decode.steps > 1;
+        Ok((graph::compile(program, &target, &key, &bindings)?, target))
     }
 }
 
@@ -156,6 +157,6 @@ pub(crate) fn parse_target(name: &str) -> Result<CompileTarget> {
     match name {
         "cpu" => Ok(CompileTarget::cpu()),
         "h200" => Ok(CompileTarget::new(Arc::new(Target::h200()))),
-        _ => bail!(crate::exit::bad_input(format!("unknown target `{name}`: use cpu or h200"))),
+        _ => bail!(bad_input(format!("unknown target `{name}`: use cpu or h200"))),
     }
 }

@@ -18,6 +18,7 @@ mod log;
 mod models;
 mod numbers;
 mod output;
+mod profile;
 mod programs;
 mod progress;
 mod prompt;
@@ -27,6 +28,7 @@ mod run;
 mod sampling;
 mod serve;
 mod show;
+mod steps;
 mod trace;
 mod version;
 

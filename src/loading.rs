@@ -6,8 +6,8 @@ use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
 use crate::numbers::{self, TOKENS};
 use crate::output::note;
-use crate::progress;
 use crate::sampling::SamplingArgs;
+use crate::{profile, progress};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
@@ -26,6 +26,7 @@ use model::{
 };
 use serde::Serialize;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -76,6 +77,12 @@ pub(crate) struct LoadArgs {
                 [default K: 3]"
     )]
     spec: Option<Speculation>,
+    /// Run these steps, such as 100-110, op by op and write the device times of their nodes to --profile-file
+    #[arg(long, value_name = "A-B", value_parser = profile::parse_steps, help_heading = "Loading")]
+    profile_steps: Option<RangeInclusive<u64>>,
+    /// The file of --profile-steps, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE", default_value = "profile.json", help_heading = "Loading")]
+    profile_file: PathBuf,
     /// auto: what the model's files say; embed: vectors of texts; rerank: scores of pairs by `yes` and `no`
     #[arg(long, value_name = "TASK", default_value = "auto", help_heading = "Loading")]
     task: TaskChoice,
@@ -129,6 +136,20 @@ impl LoadArgs {
     pub(crate) fn format_name(&self) -> String {
         let value = self.load_format.to_possible_value();
         value.map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What the plans of its graphs depend on, as flags of `dacapo graph`.
+    pub(crate) fn graph_line(&self) -> Vec<String> {
+        let mut line = vec!["--max-context".to_owned(), self.max_context.to_string()];
+        if let Some(spec) = &self.spec {
+            line.extend(["--spec".to_owned(), spec.to_string()]);
+        }
+        if let Some(config) = &self.graph.given.config {
+            line.extend(["--graph-config".to_owned(), config.clone()]);
+        }
+        let flags = self.graph.given.flags.iter();
+        line.extend(flags.flat_map(|(flag, value)| [format!("--{flag}"), value.clone()]));
+        line
     }
 
     /// The same with one graph flag set.
@@ -311,6 +332,10 @@ fn load_with(
         ModelSource::Checkpoint(path) => Some(read_text(path)?),
         ModelSource::Dummy { .. } => None,
     };
+    let profile = match &args.profile_steps {
+        Some(steps) => Some(profile::to_file(steps.clone(), &args.profile_file)?),
+        None => None,
+    };
     let (device, line) = open_device(global)?;
     let options = LoadOptions {
         max_batch: max_batch(device.kind()),
@@ -329,7 +354,10 @@ fn load_with(
     let report = |progress| bar.lock().expect("the lock is not poisoned").update(progress);
     let loaded = load_executor(&source, &device, &options, &report);
     bar.into_inner().expect("the lock is not poisoned").finish();
-    let loaded = loaded.with_context(|| format!("loading {}", args.model))?;
+    let mut loaded = loaded.with_context(|| format!("loading {}", args.model))?;
+    if let Some(profile) = profile {
+        loaded.executor.profile(profile);
+    }
     for warning in &loaded.graphs.warnings {
         note!("warning: {warning}");
     }

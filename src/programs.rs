@@ -1,17 +1,14 @@
-//! Models for `dacapo graph`: programs, and weights for `verify`.
+//! Models for `dacapo graph`, configured as they are served.
 
 use crate::cli::Global;
-use crate::graph_cli::ProgramSource;
+use crate::graph_cli::ModelArgs;
 use crate::loading::{self, LoadFormat};
 use anyhow::Result;
 use clap::ValueEnum;
-use device::{Arena, Device};
-use graph::program::Program;
-use graph::{Bindings, CompileTarget};
-use model::{OpenModel, Written};
-
-/// The context of programs made here; the memory of graphs does not depend on it.
-const MAX_POSITIONS: u32 = 8192;
+use device::{Device, DeviceKind, Target};
+use graph::config::Given;
+use model::{Configured, LoadError, LoadOptions, OpenModel};
+use std::sync::Arc;
 
 /// Opens models by name.
 pub(crate) struct Programs<'a> {
@@ -19,37 +16,40 @@ pub(crate) struct Programs<'a> {
 }
 
 impl Programs<'_> {
-    fn write(&self, model: &OpenModel, target: &dyn device::Target) -> Result<Written> {
-        let positions = MAX_POSITIONS.min(model.config.max_position as u32);
-        let precision = self.global.precision(target);
-        Ok(model.write(target, self.global.numerics.into(), precision, positions)?)
-    }
-}
-
-fn open(model: &str, load_format: &str) -> Result<OpenModel> {
-    let format = LoadFormat::from_str(load_format, true).map_err(crate::exit::bad_input)?;
-    Ok(OpenModel::open(&loading::source(model, format)?)?)
-}
-
-impl ProgramSource for Programs<'_> {
-    fn program(&self, model: &str, load_format: &str, target: &CompileTarget) -> Result<Program> {
-        Ok(self.write(&open(model, load_format)?, &*target.device)?.program)
+    /// Opens a model; with `dummy` only its shape is read.
+    pub(crate) fn open(&self, args: &ModelArgs) -> Result<OpenModel> {
+        let format = LoadFormat::from_str(&args.load_format, true);
+        let format = format.map_err(crate::exit::bad_input)?;
+        Ok(OpenModel::open(&loading::source(&args.model, format)?)?)
     }
 
-    fn fill(
+    /// How the model would be served on a target, with these options of graphs.
+    pub(crate) fn configure(
         &self,
-        model: &str,
-        load_format: &str,
-        device: &Device,
-        arena: &Arena,
-        bindings: &Bindings,
-    ) -> Result<()> {
-        let model = open(model, load_format)?;
-        let written = self.write(&model, &*device.target())?;
-        Ok(model.fill(&written, device, arena, bindings, &|_| ())?)
+        model: &OpenModel,
+        args: &ModelArgs,
+        target: Arc<dyn Target>,
+        graphs: Given,
+    ) -> Result<Configured, LoadError> {
+        let kind = match target.compute_capability() {
+            Some(_) => DeviceKind::Cuda,
+            None => DeviceKind::Cpu,
+        };
+        let options = LoadOptions {
+            max_batch: args.max_batch.unwrap_or_else(|| loading::default_batch(kind)),
+            prefill_tokens: args.max_tokens,
+            max_context: args.max_context,
+            page_size: args.page_size,
+            precision: Some(self.global.precision(&*target)),
+            spec: args.spec,
+            graphs,
+            ..LoadOptions::default()
+        };
+        model::configure(model, target, self.global.numerics.into(), &options)
     }
 
-    fn open_device(&self) -> Result<Device> {
+    /// The device to verify on.
+    pub(crate) fn open_device(&self) -> Result<Device> {
         Ok(loading::open_device(self.global)?.0)
     }
 }

@@ -13,6 +13,7 @@ use crate::output::{note, say};
 use crate::prompt::{self, Conversation};
 use crate::sampling::SamplingArgs;
 use crate::show::Screen;
+use crate::steps::{self, StepCounts};
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -103,11 +104,13 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<()> {
         report["model"] = model.into();
         report["device"] = device.into();
         report["memory"] = serde_json::to_value(memory)?;
+        report["steps"] = StepCounts::of(speaker.executor()).to_json();
         say!("{report}")?;
     } else {
         screen.end_line()?;
         note!("[{}]", answer.summary());
     }
+    steps::warn(speaker.executor());
     match answer.ending {
         Ending::Interrupted => Err(Interrupted.into()),
         Ending::Stop | Ending::Length => Ok(()),

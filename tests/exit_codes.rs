@@ -39,7 +39,7 @@ fn invalid_input_gives_code_2() {
         (bench(&["--extra", "["]), "--extra must be a JSON object"),
         (vec!["bench", "prefill", "--shape", "0x1"], "expected PROMPTSxTOKENS"),
         (vec!["bench", "mixed", "--running", "8", "--budget", "8"], "--budget"),
-        (graph("explain", &["--batch", "300"]), "exceeds the limits"),
+        (graph("explain", &["--batch", "300"]), "the largest is 256"),
         (
             graph("explain", &["--max-batch", "4096", "--max-tokens", "16777216"]),
             "the limits of a step",

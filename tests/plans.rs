@@ -25,7 +25,7 @@ const CASES: &[Case] = &[
     Case {
         file: "06b-nodes",
         model: "qwen3-0.6b",
-        more: &["--layers", "nodes"],
+        more: &["--graph-layers", "nodes"],
         decode: &[1, 8],
         prefill: &[],
     },
@@ -49,7 +49,7 @@ fn explained(case: &Case, phase: &str, size: u32) -> Value {
     let flag = if phase == "decode" { "--batch" } else { "--tokens" };
     let output = Command::new(env!("CARGO_BIN_EXE_dacapo"))
         .args(["graph", "explain", case.model, "--load-format", "dummy", "--format", "json"])
-        .args(["--phase", phase, flag, &size.to_string()])
+        .args(["--phase", phase, flag, &size.to_string(), "--max-tokens", "8192"])
         .args(case.more)
         .output()
         .unwrap();

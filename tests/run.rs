@@ -338,7 +338,7 @@ fn graphs_are_explained_without_weights() {
     let args = ["graph", "explain", "qwen3-0.6b", "--load-format", "dummy"];
     let (one, _) = succeeds(dacapo(&args).output().unwrap());
     assert!(one.contains("layers: 140 ops as one") && one.contains("sample"), "{one}");
-    let (text, _) = succeeds(dacapo(&args).args(["--layers", "nodes"]).output().unwrap());
+    let (text, _) = succeeds(dacapo(&args).args(["--graph-layers", "nodes"]).output().unwrap());
     assert!(text.contains("attention") && text.contains("sample"), "{text}");
     let (fixed, _) = succeeds(dacapo(&args).arg("--deterministic").output().unwrap());
     assert!(fixed.contains("decode/1/fixed") && !text.contains("/fixed"), "{fixed}");

@@ -1,9 +1,10 @@
 //! `dacapo graph diff`.
 
 use super::side::{Side, Spec};
-use super::{DEFAULT_TARGET, ModelArgs, ProgramSource};
+use super::{DEFAULT_TARGET, ModelArgs};
 use crate::exit::{bad_file, bad_input};
 use crate::output::Output;
+use crate::programs::Programs;
 use anyhow::Result;
 use clap::Args;
 use graph::backend::BackendKind;
@@ -16,21 +17,21 @@ use std::io::Write;
 pub(super) struct DiffArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// decode/8, prefill/512 or decode/8/breakable, optionally with @cpu or @h200 and +unfused, or
+    /// decode/8, prefill/512, decode/8/breakable or decode/8/q_len=4, optionally with @cpu or @h200 and +unfused, or
     /// a file written by `explain --format plan`
     a: String,
     /// The other graph, in the same format
     b: String,
 }
 
-pub(super) fn run(args: &DiffArgs, source: &dyn ProgramSource) -> Result<()> {
-    let a = side(&args.a, &args.model, source)?;
-    let b = side(&args.b, &args.model, source)?;
+pub(super) fn run(args: &DiffArgs, programs: &Programs<'_>) -> Result<()> {
+    let a = side(&args.a, &args.model, programs)?;
+    let b = side(&args.b, &args.model, programs)?;
     let differences = Differences::between((&args.a, &a), (&args.b, &b));
     Ok(write!(Output::new(), "{differences}")?)
 }
 
-fn side(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Side> {
+fn side(text: &str, model: &ModelArgs, programs: &Programs<'_>) -> Result<Side> {
     if text.ends_with(".json") {
         let json = std::fs::read_to_string(text).map_err(bad_file(text.as_ref()))?;
         let plan = serde_json::from_str(&json)
@@ -38,7 +39,8 @@ fn side(text: &str, model: &ModelArgs, source: &dyn ProgramSource) -> Result<Sid
         return Ok(Side { plan, backend: BackendKind::Full });
     }
     let spec = Spec::parse(text)?;
-    let plan = model.plan(source, &spec.target(DEFAULT_TARGET)?, &spec.shape)?;
+    let target = spec.target(DEFAULT_TARGET)?;
+    let (plan, _) = model.plan(programs, &target, &spec.shape, spec.given(model))?;
     Ok(Side { plan, backend: spec.backend })
 }
 

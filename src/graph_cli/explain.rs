@@ -1,13 +1,13 @@
 //! `dacapo graph explain`.
 
-use super::{DEFAULT_TARGET, ModelArgs, ProgramSource, Shape, parse_phase, parse_target};
+use super::{DEFAULT_TARGET, ModelArgs, Shape, parse_phase, parse_target};
 use crate::numbers::{SEQUENCES, TOKENS};
 use crate::output::Output;
+use crate::programs::Programs;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use graph::Phase;
 use graph::compile::fuse::Fusion;
-use graph::compile::merge::Merge;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -27,16 +27,15 @@ pub(super) struct ExplainArgs {
     #[arg(long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(TOKENS))]
     tokens: u32,
+    /// Drafts of every sequence that a decode step verifies; needs --spec
+    #[arg(long, value_name = "K", requires = "spec", value_parser = clap::value_parser!(u32).range(1..=8))]
+    drafts: Option<u32>,
     /// cpu or h200; the default does not depend on this machine
     #[arg(long, default_value = DEFAULT_TARGET)]
     target: String,
     /// Disable fusion
     #[arg(long)]
     unfused: bool,
-    /// Merge all layers into one node: where measured to be faster (auto), never (nodes), or where
-    /// a kernel exists (one)
-    #[arg(long, value_parser = parse_merge, default_value = "auto")]
-    layers: Merge,
     /// table, json, svg (a drawing of nodes and workspace), plan (JSON for `graph diff`) or program
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -54,22 +53,18 @@ enum Format {
     Program,
 }
 
-fn parse_merge(text: &str) -> Result<Merge, String> {
-    Merge::named(text).ok_or_else(|| "use auto, nodes or one".into())
-}
-
-pub(super) fn run(args: &ExplainArgs, source: &dyn ProgramSource) -> Result<()> {
-    let mut target = parse_target(&args.target)?;
-    target.fusion = args.unfused.then_some(Fusion::NONE);
-    target.merge = args.layers;
+pub(super) fn run(args: &ExplainArgs, programs: &Programs<'_>) -> Result<()> {
+    let target = parse_target(&args.target)?.device;
     let size = if args.phase == Phase::Decode { args.batch } else { args.tokens };
-    let shape = Shape { phase: args.phase, size };
+    let drafts = args.drafts.filter(|_| args.phase == Phase::Decode);
+    let shape = Shape { phase: args.phase, size, q_len: drafts.map_or(1, |drafts| drafts + 1) };
+    let opened = programs.open(&args.model)?;
+    let mut configured = programs.configure(&opened, &args.model, target, args.model.given(&[]))?;
+    configured.target.fusion = args.unfused.then_some(Fusion::NONE);
     let text = match args.format {
-        Format::Program => {
-            source.program(&args.model.model, &args.model.load_format, &target)?.to_json() + "\n"
-        }
+        Format::Program => configured.written.program.to_json() + "\n",
         format => {
-            let plan = args.model.plan(source, &target, &shape)?;
+            let (plan, target) = shape.plan(&configured)?;
             match format {
                 Format::Svg => plan.svg(),
                 Format::Plan => serde_json::to_string_pretty(&plan)? + "\n",

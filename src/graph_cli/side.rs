@@ -1,11 +1,12 @@
 //! Graphs by name: `decode/8`, `prefill/512/breakable@cpu+unfused`.
 
-use super::{Shape, parse_phase, parse_target};
+use super::{ModelArgs, Shape, parse_phase, parse_target};
 use crate::exit::bad_input;
 use anyhow::Result;
 use graph::backend::{BackendKind, Piece};
 use graph::compile::fuse::Fusion;
-use graph::{CompileTarget, Plan};
+use graph::config::Given;
+use graph::{CompileTarget, Phase, Plan};
 
 /// A graph by name: phase and size, backend, target, and whether ops are fused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Reads `decode/8[/BACKEND][@TARGET][+unfused]`.
+    /// Reads `decode/8[/BACKEND][/q_len=N][@TARGET][+unfused]`.
     pub(crate) fn parse(text: &str) -> Result<Spec> {
         let (text, unfused) = match text.strip_suffix("+unfused") {
             Some(rest) => (rest, true),
@@ -31,22 +32,34 @@ impl Spec {
         let wrong = || {
             let names = BackendKind::ALL.map(BackendKind::name).join(", ");
             bad_input(format!(
-                "`{text}` is not a graph: use decode/8 or prefill/512, optionally with /BACKEND ({names})"
+                "`{text}` is not a graph: use decode/8 or prefill/512, optionally with /BACKEND ({names}) and /q_len=N"
             ))
         };
         let mut words = graph.split('/');
         let phase = parse_phase(words.next().ok_or_else(wrong)?).map_err(bad_input)?;
         let size = words.next().and_then(|size| size.parse().ok()).filter(|&size| size > 0);
         let size = size.ok_or_else(wrong)?;
-        let backend = match words.next() {
-            Some(name) => BackendKind::ALL.into_iter().find(|kind| kind.name() == name),
-            None => Some(BackendKind::Full),
-        };
-        let backend = backend.ok_or_else(wrong)?;
-        if words.next().is_some() {
-            return Err(wrong());
+        let (mut backend, mut q_len) = (None, 1);
+        for word in words {
+            match (BackendKind::named(word), word.strip_prefix("q_len=")) {
+                (Some(kind), _) if backend.is_none() => backend = Some(kind),
+                (None, Some(tokens)) if q_len == 1 && phase == Phase::Decode => {
+                    q_len = tokens.parse().ok().filter(|&q_len| q_len > 1).ok_or_else(wrong)?;
+                }
+                _ => return Err(wrong()),
+            }
         }
-        Ok(Spec { shape: Shape { phase, size }, backend, target, unfused })
+        let backend = backend.unwrap_or(BackendKind::Full);
+        Ok(Spec { shape: Shape { phase, size, q_len }, backend, target, unfused })
+    }
+
+    /// The options of graphs under which its backend runs.
+    pub(crate) fn given(&self, model: &ModelArgs) -> Given {
+        let flag = match self.shape.phase {
+            Phase::Decode => "graph-backend-decode",
+            Phase::Prefill => "graph-backend-prefill",
+        };
+        model.given(&[(flag, self.backend.name())])
     }
 
     /// The named target, or `default`; with the fusion that the name asks for.
@@ -102,10 +115,20 @@ mod tests {
         assert_eq!((spec.shape.phase.name(), spec.shape.size), ("decode", 8));
         assert_eq!((spec.backend.name(), spec.target.as_deref()), ("disabled", Some("cpu")));
         assert!(spec.unfused && spec.target("h200").unwrap().fusion.is_some());
+        assert_eq!(Spec::parse("decode/8/q_len=4").unwrap().shape.q_len, 4);
         assert!(spec.target("nothing").is_ok(), "a target that is named needs no default");
-        for wrong in
-            ["", "decode", "decode/0", "decode/x", "train/8", "decode/8/fast", "decode/8/full/1"]
-        {
+        for wrong in [
+            "",
+            "decode",
+            "decode/0",
+            "decode/x",
+            "train/8",
+            "decode/8/fast",
+            "decode/8/full/1",
+            "decode/8/q_len=1",
+            "prefill/8/q_len=2",
+            "decode/8/full/full",
+        ] {
             assert!(Spec::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,19 +1,23 @@
 //! `dacapo graph verify`.
 
-use super::{ModelArgs, ProgramSource};
+use super::ModelArgs;
 use crate::exit::bad_input;
 use crate::numbers::TIMES;
 use crate::output::say;
+use crate::programs::Programs;
 use anyhow::{Result, bail};
 use clap::Args;
-use device::StepLimits;
-use fixtures::{Sweep, Verified};
-use graph::bucket::{BucketSpec, Buckets};
+use device::{Device, StepLimits};
+use fixtures::{Setup, Sweep, Verified};
+use graph::BackendKind;
+use graph::config::ConfigError;
 use graph::layout::Layout;
-use graph::program::Program;
-use graph::{BackendKind, CompileTarget, Phase};
+use model::{Configured, LoadError, OpenModel};
 
 /// Run every bucket and backend on this device, replayed and op by op, and compare every byte
+///
+/// Plans are those that `serve` would run with the same options: merged layers, fixed kernels, staged inputs, drafts. Loops of several
+/// steps are compared with single steps.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -21,10 +25,10 @@ pub(crate) struct VerifyArgs {
     /// Only this backend
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Decode buckets, in sequences
+    /// Decode buckets, in sequences; auto: those that `serve` records
     #[arg(long, value_name = "LIST", default_value = "1,2,4,8")]
     buckets_decode: String,
-    /// Prefill buckets, in tokens
+    /// Prefill buckets, in tokens; auto: those that `serve` records
     #[arg(long, value_name = "LIST", default_value = "16,64")]
     buckets_prefill: String,
     /// Random steps per bucket
@@ -40,9 +44,9 @@ pub(crate) struct VerifyArgs {
     seed: u64,
 }
 
-pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
+pub(super) fn run(args: &VerifyArgs, programs: &Programs<'_>) -> Result<()> {
     let mut printed = Ok(());
-    let passed = verify(args, source, &mut |line| {
+    let passed = verify(args, programs, &mut |line| {
         if printed.is_ok() {
             printed = say!("{line}");
         }
@@ -57,39 +61,43 @@ pub(super) fn run(args: &VerifyArgs, source: &dyn ProgramSource) -> Result<()> {
 /// Verifies, with a line of text for each thing found; returns whether everything agreed.
 pub(crate) fn verify(
     args: &VerifyArgs,
-    source: &dyn ProgramSource,
+    programs: &Programs<'_>,
     tell: &mut dyn FnMut(String),
 ) -> Result<bool> {
-    let device = source.open_device()?;
-    let target = CompileTarget::new(device.target());
-    let list = |text: &str, phase: Phase, max: u32| -> Result<Buckets> {
-        let spec: BucketSpec = text.parse().map_err(|error| bad_input(format!("{error}")))?;
-        Buckets::generate(&spec, phase, max, None).map_err(|error| bad_input(error.to_string()))
-    };
-    let mut sweep = Sweep {
-        backends: backends(args.backend.as_deref())?,
-        decode: list(&args.buckets_decode, Phase::Decode, args.model.max_batch)?,
-        prefill: list(&args.buckets_prefill, Phase::Prefill, args.model.max_tokens)?,
-        steps: args.steps,
-        replays: args.replays,
-        seed: args.seed,
-    };
-    let model = &args.model;
-    let program = source.program(&model.model, &model.load_format, &target)?;
-    let limits = small_limits(&sweep, model, &program);
-    if !program.phases.contains(&Phase::Decode) {
-        sweep.decode.sizes.clear();
+    let device = programs.open_device()?;
+    let opened = programs.open(&args.model)?;
+    let mut configured: Vec<Configured> = Vec::new();
+    for backend in backends(args.backend.as_deref())? {
+        match configure(args, programs, &opened, &device, backend) {
+            Ok(found) if found.decode.backend == backend => configured.push(found),
+            // `--graph-config` names another one.
+            Ok(_) => {}
+            Err(LoadError::Graphs(error @ ConfigError::Rule { .. })) if args.backend.is_none() => {
+                tell(format!("{:<10} skipped: {error}", backend.name()));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    let keys: Vec<_> =
-        [&sweep.decode, &sweep.prefill].iter().flat_map(|buckets| buckets.keys(&limits)).collect();
-    let mut layout = Layout::new(&program, &target, limits, &keys)?;
-    layout.add_pages(&program, pages(&limits));
+    let Some(first) = configured.first() else {
+        return Err(bad_input("no backend runs with these options"));
+    };
+    let (written, limits) = (&first.written, first.limits);
+    // The first is the one with merged layers, if any is.
+    let mut layout = first.layout()?;
+    layout.add_pages(&written.program, pages(&limits));
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
-    source.fill(&model.model, &model.load_format, &device, &arena, &bindings)?;
-    tell(format!("{} on {}", program.name, device.describe()));
+    opened.fill(written, &device, &arena, &bindings, &|_| ())?;
+    tell(format!("{} on {}", written.program.name, device.describe()));
+    let setup = |of: &Configured| Setup {
+        target: of.target.clone(),
+        decode: of.decode.clone(),
+        prefill: of.prefill.clone(),
+    };
+    let setups = configured.iter().map(setup).collect();
+    let sweep = Sweep { setups, steps: args.steps, replays: args.replays, seed: args.seed };
     let each = &mut |line: &Verified| tell(text(line));
-    let findings = sweep.run(&device, &arena, &program, &target, &bindings, each)?;
+    let findings = sweep.run(&device, &arena, &written.program, &bindings, each)?;
     for (backend, time) in &findings.recording {
         let bytes = findings.verified.iter().filter(|line| line.backend == *backend);
         let bytes = graph::plan::bytes(bytes.map(|line| line.bytes).sum());
@@ -102,27 +110,40 @@ pub(crate) fn verify(
     Ok(passed)
 }
 
-fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
-    let Some(name) = only else { return Ok(BackendKind::ALL.to_vec()) };
-    let found = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
-    let names = BackendKind::ALL.map(BackendKind::name).join(", ");
-    found
-        .map(|kind| vec![kind])
-        .ok_or_else(|| bad_input(format!("unknown backend: use one of {names}")))
+/// The model as it is served by a backend, with the buckets that are asked for.
+fn configure(
+    args: &VerifyArgs,
+    programs: &Programs<'_>,
+    opened: &OpenModel,
+    device: &Device,
+    backend: BackendKind,
+) -> Result<Configured, LoadError> {
+    let flags = [
+        ("graph-backend-decode", backend.name()),
+        ("graph-backend-prefill", backend.name()),
+        ("graph-buckets-decode", &args.buckets_decode),
+        ("graph-buckets-prefill", &args.buckets_prefill),
+    ];
+    let given = args.model.given(&flags);
+    let mut found = programs.configure(opened, &args.model, device.target(), given.clone())?;
+    // Only as many sequences and tokens as the largest bucket: state of more would be compared for nothing.
+    let model = ModelArgs {
+        max_batch: Some(found.decode.buckets.largest().max(2)),
+        max_tokens: Some(found.prefill.buckets.largest().max(2)),
+        ..args.model.clone()
+    };
+    found = programs.configure(opened, &model, device.target(), given)?;
+    Ok(found)
 }
 
-/// Small limits: pages for the largest step, not for a whole context.
-fn small_limits(sweep: &Sweep, model: &ModelArgs, program: &Program) -> StepLimits {
-    let seats = sweep.decode.largest().max(2);
-    let tokens = sweep.prefill.largest().max(seats);
-    let each = tokens.div_ceil(model.page_size) + 2;
-    let most = program.shape.max_positions / model.page_size;
-    StepLimits {
-        seats,
-        rows: seats,
-        tokens,
-        pages_per_seat: each.min(most.max(1)),
-        ..model.limits(program)
+fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
+    // `disabled` records nothing that could be compared: what it runs is what the others are compared with.
+    let recording = BackendKind::ALL.into_iter().filter(|&kind| kind != BackendKind::Disabled);
+    let found: Vec<_> =
+        recording.filter(|kind| only.is_none_or(|name| kind.name() == name)).collect();
+    match found.is_empty() {
+        true => Err(bad_input("use full, breakable or piecewise: only these record")),
+        false => Ok(found),
     }
 }
 

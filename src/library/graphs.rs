@@ -3,20 +3,22 @@
 use super::Problem;
 use super::options::Options;
 use crate::exit::bad_input;
-use crate::graph_cli::{self, Differences, ModelArgs, ProgramSource, Side, Spec, VerifyArgs};
+use crate::graph_cli::{self, Differences, ModelArgs, Shape, Side, Spec, VerifyArgs};
 use crate::loading::Loaded;
 use crate::programs::Programs;
 use anyhow::Result;
 use clap::Parser;
+use graph::compile::merge::Merge;
 use graph::program::Program;
-use graph::{Bindings, CompileTarget, Form, Plan, ShapeKey};
+use graph::{Bindings, CompileTarget, Form, Phase, Plan, ShapeKey};
 use serde_json::{Value, json};
 
 /// What plans are made from.
 pub(super) struct LiveGraphs {
     program: Program,
     bindings: Bindings,
-    target: CompileTarget,
+    /// Of decode and of prefill.
+    targets: [CompileTarget; 2],
     /// The graphs that are recorded.
     keys: Vec<ShapeKey>,
 }
@@ -30,7 +32,7 @@ impl LiveGraphs {
         Self {
             program: loaded.program.clone(),
             bindings: runners.bindings().clone(),
-            target: CompileTarget::new(loaded.executor.device().target()),
+            targets: [runners.decode.target().clone(), runners.prefill.target().clone()],
             keys: keys.collect(),
         }
     }
@@ -43,10 +45,14 @@ impl LiveGraphs {
                 let target = spec.target(name)?;
                 let model = ModelFlags::of(options, &[])?.model;
                 let programs = Programs { global: &options.global };
-                (model.plan(&programs, &target, &spec.shape)?, target)
+                model.plan(&programs, &target, &spec.shape, spec.given(&model))?
             }
             None => {
-                let target = spec.fused(self.target.clone());
+                let mut target = spec.fused(self.targets[spec.shape.phase as usize].clone());
+                if spec.backend.cuts() {
+                    // As the rule of the configuration: what is one node cannot be cut.
+                    target.merge = Merge::Never;
+                }
                 (self.plan(&spec, &target)?, target)
             }
         };
@@ -56,12 +62,16 @@ impl LiveGraphs {
     /// The plan of a recorded graph, or of one that could be.
     fn plan(&self, spec: &Spec, target: &CompileTarget) -> Result<Plan> {
         let limits = &self.bindings.state.limits;
-        let recorded = self
-            .keys
-            .iter()
-            .find(|key| key.phase == spec.shape.phase && key.bucket() == spec.shape.size);
+        let Shape { phase, size, q_len } = spec.shape;
+        let same =
+            |key: &&ShapeKey| key.phase == phase && key.bucket() == size && key.q_len == q_len;
         let fixed = self.keys.iter().any(|key| key.fixed);
-        let key = recorded.copied().unwrap_or_else(|| spec.shape.key(limits).with_fixed(fixed));
+        let other = || match phase {
+            Phase::Decode => ShapeKey::verify(size, q_len),
+            Phase::Prefill => ShapeKey::prefill(size, size.min(limits.rows)),
+        };
+        let recorded = self.keys.iter().find(same).copied();
+        let key = recorded.unwrap_or_else(|| other().with_fixed(fixed));
         if key.rows > limits.rows || key.tokens > limits.tokens {
             return Err(bad_input(format!(
                 "{key}: this model runs at most {} sequences and {} tokens in a step",
@@ -112,7 +122,7 @@ struct VerifyFlags {
 pub(super) fn verify(
     options: &Options,
     flags: &[String],
-    programs: &dyn ProgramSource,
+    programs: &Programs<'_>,
 ) -> Result<Value, Problem> {
     let line = options.graph_line().into_iter().chain(flags.iter().cloned());
     let parsed = VerifyFlags::try_parse_from(line).map_err(|error| super::usage(&error))?;

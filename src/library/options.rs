@@ -30,6 +30,9 @@ impl Options {
     /// The model as the commands about graphs take it, after their name.
     pub(super) fn graph_line(&self) -> Vec<String> {
         let format = self.load.format_name();
-        ["graph", &self.load.model, "--load-format", &format].map(str::to_owned).to_vec()
+        let mut line =
+            ["graph", &self.load.model, "--load-format", &format].map(str::to_owned).to_vec();
+        line.extend(self.load.graph_line());
+        line
     }
 }

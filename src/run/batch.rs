@@ -7,7 +7,7 @@ use crate::exit::bad_input;
 use crate::generate::{Text, scores_to_json};
 use crate::loading::{self, Loaded, ModelText};
 use crate::output::note;
-use crate::{progress, prompt};
+use crate::{progress, prompt, steps};
 use anyhow::{Result, bail};
 use engine::Engine;
 use engine::batch::{Batch, Item};
@@ -79,6 +79,7 @@ pub(super) fn run(args: &RunArgs, global: &Global, input: &Path, output: &Path) 
         |done, _| bar.set_position(done),
     )?;
     bar.finish_and_clear();
+    steps::warn(engine.executor());
     let (tokens, seconds) = (tokens.get(), start.elapsed().as_secs_f64());
     let rate = tokens as f64 / seconds.max(1e-9);
     let (answered, failed) = failures::count(output)?;

@@ -60,8 +60,8 @@ pub trait Backend: fmt::Debug + Send {
         prepare_nodes(cx, &plan.nodes)
     }
 
-    /// Makes the plan replayable, replacing what was recorded under its key.
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()>;
+    /// Makes the plan replayable, replacing what was recorded under its key; returns how many graphs it recorded.
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize>;
 
     /// Whether the key can be replayed.
     fn has(&self, key: &ShapeKey) -> bool;
@@ -114,6 +114,16 @@ impl BackendKind {
             BackendKind::Piecewise => "piecewise",
             BackendKind::Disabled => "disabled",
         }
+    }
+
+    /// Whether nodes between its graphs run on their own.
+    pub const fn cuts(self) -> bool {
+        matches!(self, BackendKind::Breakable | BackendKind::Piecewise)
+    }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<BackendKind> {
+        BackendKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// Which nodes become a graph and which run alone, in order. This is all that differs between

@@ -65,6 +65,21 @@ pub enum BucketError {
         /// The maximum.
         max: u32,
     },
+    /// Steps that no graph may run, where such steps are refused.
+    #[error(
+        "fallback = error and {phase}.max_padding_ratio = {ratio}: a step of {size} {unit} would be refused, because bucket {bucket} \
+         wastes more; use a denser list", unit = phase.unit()
+    )]
+    Wasteful {
+        /// The phase.
+        phase: Phase,
+        /// The ratio, as text: errors are compared.
+        ratio: String,
+        /// The size of the step.
+        size: u32,
+        /// Its bucket.
+        bucket: u32,
+    },
     /// Too many sizes.
     #[error("{count} buckets for {phase}; at most {MAX_BUCKETS} are possible")]
     TooMany {
@@ -131,6 +146,10 @@ pub struct Buckets {
     pub phase: Phase,
     /// In its unit.
     pub sizes: Vec<u32>,
+    /// Of prefill: numbers of rows for which every size is recorded besides the largest, ascending. A step takes the smallest
+    /// that holds its rows: the head and the sampler are for as many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<u32>,
     /// Whether every key is one of fixed kernels.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed: bool,
@@ -157,8 +176,22 @@ impl Buckets {
             _ if sizes.len() > MAX_BUCKETS => {
                 Err(BucketError::TooMany { phase, count: sizes.len() })
             }
-            _ => Ok(Buckets { phase, sizes, fixed: false }),
+            _ => Ok(Buckets { phase, sizes, rows: Vec::new(), fixed: false }),
         }
+    }
+
+    /// Refuses a list in which some step would waste more of its bucket than `ratio`.
+    pub(crate) fn waste_at_most(&self, ratio: f64) -> Result<(), BucketError> {
+        let mut smaller = 0;
+        for &bucket in &self.sizes {
+            let size = smaller + 1;
+            if f64::from(bucket - size) / f64::from(bucket) > ratio {
+                let (phase, ratio) = (self.phase, ratio.to_string());
+                return Err(BucketError::Wasteful { phase, ratio, size, bucket });
+            }
+            smaller = bucket;
+        }
+        Ok(())
     }
 
     /// The smallest bucket that holds `size`.
@@ -172,19 +205,43 @@ impl Buckets {
         self.sizes.last().copied().unwrap_or(0)
     }
 
-    /// The key of a bucket.
+    /// The key of a bucket for any number of rows.
     pub fn key(&self, bucket: u32, limits: &StepLimits) -> ShapeKey {
+        self.key_for(bucket, u32::MAX, limits)
+    }
+
+    /// The key of a bucket for a step of so many rows.
+    pub fn key_for(&self, bucket: u32, rows: u32, limits: &StepLimits) -> ShapeKey {
         let key = match self.phase {
             Phase::Decode => ShapeKey::decode(bucket),
-            // Every row has a token, so this many rows cover any step of that many tokens.
-            Phase::Prefill => ShapeKey::prefill(bucket, bucket.min(limits.rows)),
+            Phase::Prefill => {
+                let fits = self.row_sizes(bucket, limits).rfind(|&size| size >= rows);
+                ShapeKey::prefill(bucket, fits.unwrap_or(bucket.min(limits.rows)))
+            }
         };
         key.with_fixed(self.fixed)
     }
 
+    /// The numbers of rows of a prefill bucket, largest first.
+    fn row_sizes(&self, bucket: u32, limits: &StepLimits) -> impl DoubleEndedIterator<Item = u32> {
+        // Every row has a token, so this many rows cover any step of that many tokens.
+        let widest = bucket.min(limits.rows);
+        let fewer = self.rows.iter().rev().copied().filter(move |&rows| rows < widest);
+        std::iter::once(widest).chain(fewer)
+    }
+
     /// All keys, largest first: the order of recording.
     pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
-        self.sizes.iter().rev().map(|&bucket| self.key(bucket, limits)).collect()
+        let keys = |&bucket: &u32| -> Vec<ShapeKey> {
+            match self.phase {
+                Phase::Decode => vec![self.key(bucket, limits)],
+                Phase::Prefill => {
+                    let rows = self.row_sizes(bucket, limits);
+                    rows.map(|rows| self.key_for(bucket, rows, limits)).collect()
+                }
+            }
+        };
+        self.sizes.iter().rev().flat_map(keys).collect()
     }
 }
 

@@ -153,6 +153,14 @@ pub enum CompileError {
         /// What is wrong.
         problem: String,
     },
+    /// Plans are to be cut at an op that they do not have after fusion.
+    #[error("break_at: no node is `{name}` after fusion; there are {there}")]
+    NoSuchCut {
+        /// The op.
+        name: String,
+        /// Ops that are there.
+        there: String,
+    },
     /// The workspace is too small for this key.
     #[error("{key} needs {needed} bytes of workspace; {available} are bound")]
     Workspace {

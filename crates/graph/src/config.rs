@@ -42,8 +42,6 @@ pub struct Given {
 pub struct Facts {
     /// The compute capability, if the device is a GPU: what its [`device::Target`] says.
     pub capability: Option<(u32, u32)>,
-    /// The device can record at all.
-    pub records: bool,
     /// Sequences the scheduler may run at once.
     pub sequences: u32,
     /// Tokens the scheduler may put into one step.
@@ -167,6 +165,8 @@ pub struct PhaseSettings {
     pub buckets: BucketSpec,
     /// The largest step, in the phase's unit.
     pub max: u32,
+    /// Of prefill: numbers of rows that get graphs of their own.
+    pub rows: Vec<u32>,
     /// The largest share of a bucket that may be padding.
     pub max_padding: Option<f64>,
     /// Op names `breakable` breaks and `piecewise` splits at.
@@ -232,6 +232,7 @@ impl Resolved {
         let max = settings.max.min(most);
         let mut buckets = Buckets::generate(&settings.buckets, phase, max, settings.max_padding)?;
         buckets.fixed = self.fixed;
+        buckets.rows.clone_from(&settings.rows);
         let share = |bytes: u64| match phase {
             Phase::Decode => bytes / 4 * 3,
             Phase::Prefill => bytes / 4,

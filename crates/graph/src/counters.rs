@@ -24,11 +24,15 @@ pub enum Reason {
     Debug,
     /// Rows of more than one token, or a shape of the other phase.
     WrongPhase,
+    /// It replayed, and then its end ran op by op for the log-probabilities of prompt tokens.
+    Scored,
+    /// Its nodes were timed one by one (`--profile-steps`).
+    Profiled,
 }
 
 impl Reason {
     /// All, in listing order.
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 9] = [
         Reason::Disabled,
         Reason::NotCovered,
         Reason::Padding,
@@ -36,6 +40,8 @@ impl Reason {
         Reason::OverBudget,
         Reason::Debug,
         Reason::WrongPhase,
+        Reason::Scored,
+        Reason::Profiled,
     ];
 
     /// The label in metrics.
@@ -48,11 +54,13 @@ impl Reason {
             Reason::OverBudget => "over_budget",
             Reason::Debug => "debug",
             Reason::WrongPhase => "wrong_phase",
+            Reason::Scored => "scored",
+            Reason::Profiled => "profiled",
         }
     }
 
     /// Whether this is an unintended fallback, to which `--graph-fallback` applies.
-    pub(crate) const fn is_fallback(self) -> bool {
+    pub const fn is_fallback(self) -> bool {
         matches!(self, Reason::NotCovered | Reason::Padding | Reason::OverBudget)
     }
 }
@@ -117,6 +125,12 @@ impl Counters {
         self.steps += 1;
         *self.eager.entry(reason).or_default() += 1;
         *self.sizes.entry(size).or_default() += 1;
+    }
+
+    /// The end of the step that was counted last ran again, op by op.
+    pub(crate) fn scored(&mut self) {
+        self.replayed -= 1;
+        *self.eager.entry(Reason::Scored).or_default() += 1;
     }
 
     /// Pad units over all units replayed.

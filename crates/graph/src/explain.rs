@@ -3,9 +3,12 @@
 
 mod picture;
 
+use crate::backend::Piece;
 use crate::compile::CompileTarget;
 use crate::plan::{Plan, bytes, outputs};
 use crate::{BackendKind, Phase};
+use device::Op;
+use device::op::FusedKernel;
 use device::ops::Traffic;
 pub use device::target::KernelUse;
 use serde::Serialize;
@@ -58,7 +61,8 @@ pub struct Explanation {
     pub workspace: u64,
     /// Kernels a step launches.
     pub launches: usize,
-    /// Graphs and eager nodes per backend.
+    /// Graphs and eager nodes of each backend that runs this plan. Those that cut plans at attention do not run one whose
+    /// layers are one node: there layers are never merged.
     pub backends: Vec<(BackendKind, usize, usize)>,
     /// The nodes.
     pub nodes: Vec<NodeExplained>,
@@ -76,23 +80,23 @@ pub fn explain(plan: &Plan, target: &CompileTarget) -> Explanation {
         weight_bytes: nodes.iter().map(|node| node.weight_bytes).sum(),
         workspace: plan.workspace,
         launches: nodes.iter().map(|node| node.kernels.len().max(1)).sum(),
-        backends: BackendKind::ALL.map(|kind| parts(plan, kind)).to_vec(),
+        backends: BackendKind::ALL.into_iter().filter_map(|kind| parts(plan, kind)).collect(),
         nodes,
     }
 }
 
-/// How many graphs a backend records and how many nodes it runs on their own.
-fn parts(plan: &Plan, kind: BackendKind) -> (BackendKind, usize, usize) {
-    let nodes = plan.nodes.len();
-    let cuts = match kind {
-        BackendKind::Full => &[][..],
-        BackendKind::Breakable => &plan.breaks,
-        BackendKind::Piecewise => &plan.splits,
-        BackendKind::Disabled => return (kind, 0, nodes),
+/// How many graphs a backend records and how many nodes it runs on their own; `None` if it never runs such a plan.
+fn parts(plan: &Plan, kind: BackendKind) -> Option<(BackendKind, usize, usize)> {
+    let merged = |node: &device::Node| {
+        let Op::Fused(fused) = &node.op else { return false };
+        matches!(fused.kernel, FusedKernel::Layers { .. } | FusedKernel::ExpertLayer { .. })
     };
-    let starts = (0..nodes).filter(|index| !cuts.contains(index));
-    let graphs = starts.filter(|&index| index == 0 || cuts.contains(&(index - 1))).count();
-    (kind, graphs, cuts.len())
+    if kind.cuts() && plan.nodes.iter().any(merged) {
+        return None;
+    }
+    let pieces = kind.pieces(plan);
+    let graphs = pieces.iter().filter(|piece| matches!(piece, Piece::Graph(_))).count();
+    Some((kind, graphs, pieces.len() - graphs))
 }
 
 fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {

@@ -119,7 +119,7 @@ impl ShapeKey {
     }
 
     /// The same rows with `q_len` tokens each, if it is a decode step.
-    pub(crate) const fn with_q_len(self, q_len: u32) -> ShapeKey {
+    pub const fn with_q_len(self, q_len: u32) -> ShapeKey {
         match self.phase {
             Phase::Decode => ShapeKey { q_len, tokens: self.rows.saturating_mul(q_len), ..self },
             Phase::Prefill => self,

@@ -6,6 +6,7 @@ mod diff;
 mod print;
 
 pub use check::Problem;
+pub(crate) use check::spans;
 pub use diff::Difference;
 pub use print::{bytes, outputs};
 

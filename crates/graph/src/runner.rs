@@ -7,11 +7,13 @@ mod decode;
 mod lazy;
 mod pair;
 mod prefill;
+mod profile;
 
 pub use base::{Progress, Ran, Runner, RunnerConfig};
 pub use decode::Decode;
 pub use pair::{Coverage, ExpertLoad, Launched, Runners};
 pub use prefill::Prefill;
+pub use profile::{Profile, ProfiledNode, ProfiledStep};
 
 use crate::compile::CompileError;
 use crate::mail::MailError;

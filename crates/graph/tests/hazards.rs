@@ -130,7 +130,7 @@ impl Backend for Tampering {
         BackendKind::Full
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> device::Result<()> {
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> device::Result<usize> {
         let mut changed = plan.clone();
         (self.tamper)(&mut changed);
         self.inner.record(cx, &changed)

@@ -1,6 +1,6 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
-use crate::observe::{self, Observed, PromptLogits};
+use crate::observe::{self, PromptLogits, Scored};
 use crate::spec::SpecUse;
 use crate::spec::pace::{Candidate, Pace};
 use crate::store::PageStore;
@@ -14,8 +14,8 @@ use engine::store::{Store, StoreUse};
 use graph::mail::{
     JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
 };
-use graph::runner::{ExpertLoad, Ran, RunError, Runners};
-use graph::{Counters, Phase, Plan};
+use graph::runner::{ExpertLoad, Profile, Ran, RunError, Runners};
+use graph::{Counters, Phase, Plan, Reason};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ pub struct GraphExecutor {
 struct Flight {
     number: u64,
     /// What was observed of each row; empty when no row asked.
-    observed: Vec<Observed>,
+    observed: Vec<Vec<Scored>>,
     /// If the step publishes vectors: for each row that asked for its own what it is multiplied by.
     vectors: Vec<Option<f64>>,
     /// Of a decode step where drafts are chosen.
@@ -203,8 +203,10 @@ impl GraphExecutor {
         let forced = self.forced.map_or(0, |(_, accepted)| accepted);
         translate(step, (q_len, forced), &mut self.input);
         let number = step.number;
-        if let Some((which, vectors)) = self.other_for(step) {
+        if let Some(pooling) = step.pooling().filter(|_| self.whole.is_none()) {
+            let which = usize::from(pooling != Pooling::Mean);
             self.last = Some(self.runners.launch_other(which, &self.input)?.ran);
+            let vectors = step.rows.iter().map(factor).collect();
             self.flight.push_back(Flight { number, observed: Vec::new(), vectors, decode: None });
             return Ok(());
         }
@@ -214,12 +216,15 @@ impl GraphExecutor {
             let here = self.device().kind() == DeviceKind::Cpu;
             decode.within = here.then(|| self.runners.replay_call());
         }
-        let asks = |row: &Row| row.score().is_some() || row.hidden().is_some();
-        let asked = self.whole.is_none() && step.rows.iter().any(asks);
+        let asked = step.rows.iter().any(|row| row.score().is_some());
         let observed = match self.last_plan().filter(|_| asked) {
             Some(plan) => observe::observe(&self.runners, plan, step)?,
             None => Vec::new(),
         };
+        if let Some(last) = self.last.as_mut().filter(|last| asked && last.eager.is_none()) {
+            last.eager = Some(Reason::Scored);
+            self.runners.count_scored();
+        }
         let all = self.whole.map(|_| vec![Some(1.0); step.rows.len()]);
         self.flight.push_back(Flight {
             number,
@@ -230,23 +235,9 @@ impl GraphExecutor {
         Ok(())
     }
 
-    /// The program beside the model's own that gives what every row of a step asks for, with each row's factor: a step
-    /// that makes vectors only, all of them of means or all of last states. Other steps are observed.
-    fn other_for(&mut self, step: &Step) -> Option<(usize, Vec<Option<f64>>)> {
-        let place = |pooling: Pooling| usize::from(pooling != Pooling::Mean);
-        let which = step.rows.iter().find_map(Row::hidden).map(place)?;
-        let factor = |row: &Row| match row.hidden() {
-            Some(pooling) if place(pooling) != which => None,
-            // The engine adds up the states of all chunks.
-            Some(Pooling::Mean) => Some(Some(row.tokens().len() as f64)),
-            Some(Pooling::Last | Pooling::Model) => Some(Some(1.0)),
-            None => {
-                (!row.tokens().is_empty() && !row.sample && row.score().is_none()).then_some(None)
-            }
-        };
-        let scored = step.rows.iter().any(|row| row.score().is_some());
-        let factors = step.rows.iter().map(factor).collect::<Option<Vec<_>>>()?;
-        (!scored && self.runners.has_other(which)).then_some((which, factors))
+    /// Measures the nodes of some steps.
+    pub fn profile(&mut self, profile: Profile) {
+        self.runners.profile(profile);
     }
 
     /// For benchmarks: every decode step has so many drafts, and accepts so many of them whatever they are. What it then
@@ -439,9 +430,8 @@ impl Executor for GraphExecutor {
             }
         }
         for (row, observed) in rows.iter_mut().zip(flight.observed.drain(..)) {
-            if !observed.scores.is_empty() || observed.hidden.is_some() {
-                let detail = row.detail.get_or_insert_default();
-                (detail.scores, detail.hidden) = (observed.scores, observed.hidden);
+            if !observed.is_empty() {
+                row.detail.get_or_insert_default().scores = observed;
             }
         }
         let number = flight.number;
@@ -452,6 +442,14 @@ impl Executor for GraphExecutor {
         }
         Ok(Some(StepResult { number, more_follow, rows, took: None }))
     }
+}
+
+/// What the vector of a row is multiplied by; `None` if it asks for none. The engine adds up the states of all chunks.
+fn factor(row: &Row) -> Option<f64> {
+    row.hidden().map(|pooling| match pooling {
+        Pooling::Mean => row.tokens().len() as f64,
+        Pooling::Last | Pooling::Model => 1.0,
+    })
 }
 
 /// A result that was not looked for during this time may have been there for a while.

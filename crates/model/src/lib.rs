@@ -39,7 +39,9 @@ pub mod weights;
 pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
 pub use config::{Classes, Embedding, ModelConfig, Task};
 pub use executor::GraphExecutor;
-pub use load::{LoadOptions, LoadedExecutor, Progress, load_executor, precision};
+pub use load::{
+    Configured, LoadOptions, LoadedExecutor, Progress, configure, load_executor, precision,
+};
 pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
@@ -83,6 +85,14 @@ pub enum LoadError {
     NoRoom {
         /// Bytes taken before pages.
         needed: u64,
+    },
+    /// The memory budget has no room for graphs, and steps without one are refused.
+    #[error(
+        "memory.budget has no room for any of {graphs}, and fallback = error refuses steps without a graph"
+    )]
+    Budget {
+        /// Their names.
+        graphs: String,
     },
     /// A size for KV pages that this model or device has no use for.
     #[error("a KV cache of {} {}", graph::plan::bytes(*asked), problem)]

@@ -3,20 +3,22 @@
 //! a modest part of a host's memory, which other programs use too.
 
 use crate::LoadError;
-use crate::builder::Precision;
+use crate::builder::{Precision, Written};
 use crate::config::{ModelConfig, Task};
 use crate::executor::{GraphExecutor, draft_pages};
 use crate::open::{ModelSource, OpenModel};
 use crate::spec::Speculation;
 use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
 use crate::weights::WeightSpec;
+use device::cpu::Numerics;
 use device::op::KvLayer;
 use device::{Device, DeviceKind, Region, StepLimits, Target};
 use graph::config::{Facts, Given, Resolved};
 use graph::layout::{Layout, pages_that_fit, recording_room};
 use graph::program::Program;
-use graph::runner::Runners;
+use graph::runner::{Fallback, RunnerConfig, Runners};
 use graph::{CompileTarget, Phase, ShapeKey};
+use std::sync::Arc;
 
 /// Bytes of KV pages in a host's memory by default.
 pub(crate) const CPU_KV_BYTES: u64 = 1 << 30;
@@ -201,40 +203,67 @@ fn page_store(
     Ok(keeps.then(|| PageStore::new(host, disk, caches)))
 }
 
-/// Puts a model on a device: lays out, seals, fills, records.
-pub fn load_executor(
-    source: &ModelSource,
-    device: &Device,
+/// A model with everything decided that takes no memory: what is loaded, and what tools explain and verify.
+#[derive(Debug)]
+pub struct Configured {
+    /// Its program, weights and rotations.
+    pub written: Written,
+    /// Programs over the same weights that make vectors of prompts; none if that is all the model does.
+    pub others: Vec<Program>,
+    /// The largest step.
+    pub limits: StepLimits,
+    /// How graphs are configured, every decision with its reason.
+    pub graphs: Resolved,
+    /// What plans are made for.
+    pub target: CompileTarget,
+    /// How decode steps run.
+    pub decode: RunnerConfig,
+    /// How prefill steps run.
+    pub prefill: RunnerConfig,
+}
+
+impl Configured {
+    /// Every graph, decode first.
+    pub fn keys(&self) -> Vec<ShapeKey> {
+        let both = [&self.decode, &self.prefill];
+        both.iter().flat_map(|config| config.keys(&self.limits)).collect()
+    }
+
+    /// Everything in memory but pages.
+    pub fn layout(&self) -> Result<Layout, LoadError> {
+        let (program, keys) = (&self.written.program, self.keys());
+        let mut layout =
+            Layout::with_others(program, &self.others, &self.target, self.limits, &keys)?;
+        layout.add_inputs(self.graphs.prep)?;
+        Ok(layout)
+    }
+}
+
+/// Decides how a model runs on a target.
+pub fn configure(
+    model: &OpenModel,
+    target: Arc<dyn Target>,
+    numerics: Numerics,
     options: &LoadOptions,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<LoadedExecutor, LoadError> {
-    let kind = device.kind();
-    let mut model = OpenModel::open(source)?;
-    model.config.task = options.task.unwrap_or(model.config.task);
+) -> Result<Configured, LoadError> {
     let config = &model.config;
     let context = options.max_context.min(config.max_position as u32);
-    let plan_for = device.target();
-    let mut chosen = options.precision.unwrap_or_else(|| precision(&*plan_for));
     let vectors = config.task != Task::Generate;
-    if vectors {
-        // Pages live for one step: rounding them would save nothing.
-        chosen.kv = chosen.act;
-    }
-    let written = model.write(&*plan_for, device.numerics(), chosen, context)?;
-    let program = &written.program;
     if options.spec.is_some() && vectors {
         return Err(LoadError::NoText);
     }
-    let limits = step_limits(options, program, plan_for.prefill_tokens(), context, vectors);
+    let chosen = chosen_precision(config, &*target, options);
+    let written = model.write(&*target, numerics, chosen, context)?;
+    let program = &written.program;
+    let limits = step_limits(options, program, target.prefill_tokens(), context, vectors);
     let facts = Facts {
-        capability: plan_for.compute_capability(),
-        records: true,
+        capability: target.compute_capability(),
         sequences: limits.rows,
         tokens: limits.tokens,
         weights: program.weight_bytes(),
     };
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
-    let mut target = CompileTarget::new(plan_for);
+    let mut target = CompileTarget::new(target);
     target.merge = graphs.merge;
     let mut decode = graphs.runner(Phase::Decode, &limits)?;
     if !program.phases.contains(&Phase::Decode) {
@@ -246,15 +275,63 @@ pub fn load_executor(
         decode.most_verified = limits.rows.max(VERIFIED);
     }
     let prefill = graphs.runner(Phase::Prefill, &limits)?;
-    let keys: Vec<ShapeKey> =
-        [&decode, &prefill].iter().flat_map(|config| config.keys(&limits)).collect();
     // Vectors of prompts are asked of generating models, too.
     let others = match vectors {
         true => Vec::new(),
-        false => model.write_vectors(&*target.device, device.numerics(), chosen, context)?,
+        false => model.write_vectors(&*target.device, numerics, chosen, context)?,
     };
-    let mut layout = Layout::with_others(program, &others, &target, limits, &keys)?;
-    layout.add_inputs(graphs.prep)?;
+    Ok(Configured { written, others, limits, graphs, target, decode, prefill })
+}
+
+/// The numbers that a model computes with.
+fn chosen_precision(config: &ModelConfig, target: &dyn Target, options: &LoadOptions) -> Precision {
+    let mut chosen = options.precision.unwrap_or_else(|| precision(target));
+    if config.task != Task::Generate {
+        // Pages live for one step: rounding them would save nothing.
+        chosen.kv = chosen.act;
+    }
+    chosen
+}
+
+/// Says which graphs the memory budget has no room for. Without any of a phase every step of it would be refused, where
+/// steps without a graph are.
+fn report_dropped(runners: &Runners, graphs: &mut Resolved) -> Result<(), LoadError> {
+    let phases = [
+        (runners.decode.dropped(), runners.decode.coverage()),
+        (runners.prefill.dropped(), runners.prefill.coverage()),
+    ];
+    for (dropped, coverage) in phases {
+        let names = || dropped.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if !dropped.is_empty() && coverage == 0 && graphs.fallback == Fallback::Error {
+            return Err(LoadError::Budget { graphs: names() });
+        }
+        if !dropped.is_empty() {
+            let then = if coverage == 0 { "run op by op" } else { "use larger graphs" };
+            let names = names();
+            let warning = format!("memory.budget has no room for {names}: their steps {then}");
+            graphs.warnings.push(warning);
+        }
+    }
+    Ok(())
+}
+
+/// Puts a model on a device: lays out, seals, fills, records.
+pub fn load_executor(
+    source: &ModelSource,
+    device: &Device,
+    options: &LoadOptions,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<LoadedExecutor, LoadError> {
+    let kind = device.kind();
+    let mut model = OpenModel::open(source)?;
+    model.config.task = options.task.unwrap_or(model.config.task);
+    let config = &model.config;
+    let vectors = config.task != Task::Generate;
+    let configured = configure(&model, device.target(), device.numerics(), options)?;
+    let keys = configured.keys();
+    let mut layout = configured.layout()?;
+    let Configured { written, others, limits, mut graphs, target, decode, prefill } = configured;
+    let program = &written.program;
     let pages = match options.pages {
         Some(pages) => pages,
         // The prompts of two steps.
@@ -273,6 +350,7 @@ pub fn load_executor(
         return Err(LoadError::NoRoom { needed: layout.arena.report().device_total() });
     }
     layout.add_pages(program, pages);
+    let chosen = chosen_precision(config, &*target.device, options);
     let how = format!("{config:?} {chosen:?} {:?} {kind:?}", device.numerics());
     let store = page_store(source, options, &how, &mut layout)?;
     let Layout { arena, bindings } = layout;
@@ -289,6 +367,7 @@ pub fn load_executor(
         done += 1;
         progress(Progress::Graphs(done, total));
     })?;
+    report_dropped(&runners, &mut graphs)?;
     Ok(LoadedExecutor {
         executor: GraphExecutor::new(runners).with_store(store),
         config: model.config,

@@ -1,33 +1,25 @@
-//! Log-probabilities and hidden states of a prompt's tokens.
+//! Log-probabilities of a prompt's tokens.
 //!
 //! The end of a prefill plan, from the last layer's output projection on, sees only the last token of
 //! each row: gathers take it from values of every token, which are kept to the end of the plan. Where a
 //! row asks for more, the last layer's attention runs again for every token (in the plan it is for the last ones
 //! only), and the plan's own nodes after the gathers run again after the step, op by op, over
-//! as many tokens at a time as they have rows for; hidden states are read and normalised here. The host
-//! waits for such a step. A step without such requests costs nothing extra. (A step of nothing but vectors has a program of
-//! its own, which is replayed.)
+//! as many tokens at a time as they have rows for. The host waits for such a step. A step without such requests costs
+//! nothing extra.
 
-use device::op::{Attention, Copy, Gather, LayerNorm, Norm, RmsNorm};
+use device::op::{Attention, Copy, Gather};
 use device::{Node, Op, Result, Tensor};
 use engine::exec::{Score, Step};
-use engine::request::{Pooling, Token};
+use engine::request::Token;
 use graph::Plan;
 use graph::runner::Runners;
 use rayon::prelude::*;
 
 /// The log-probability of a token, and the likeliest tokens with theirs.
-type Scored = (f32, Vec<(Token, f32)>);
+pub(crate) type Scored = (f32, Vec<(Token, f32)>);
 
-/// What was observed of a row.
-#[derive(Debug, Default)]
-pub(crate) struct Observed {
-    pub(crate) scores: Vec<Scored>,
-    pub(crate) hidden: Option<Vec<f64>>,
-}
-
-/// What every row of a step asked for; the step was launched and ran under `plan`.
-pub(crate) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec<Observed>> {
+/// The log-probabilities that every row of a step asked for; the step was launched and ran under `plan`.
+pub(crate) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec<Vec<Scored>>> {
     let Some(tail) = Tail::of(runners, plan) else { return Ok(Vec::new()) };
     if let Some(node) = &tail.attention {
         runners.device().run(runners.arena(), node)?;
@@ -37,8 +29,7 @@ pub(crate) fn observe(runners: &Runners, plan: &Plan, step: &Step) -> Result<Vec
     for row in &step.rows {
         let count = row.tokens().len().max(1) as u32;
         let scores = row.score().map(|score| tail.scores(first, score)).transpose()?;
-        let hidden = row.hidden().map(|pooling| tail.hidden(first, count, pooling)).transpose()?;
-        rows.push(Observed { scores: scores.unwrap_or_default(), hidden });
+        rows.push(scores.unwrap_or_default());
         first += count;
     }
     Ok(rows)
@@ -72,7 +63,7 @@ impl<'a> PromptLogits<'a> {
         let mut all = Vec::with_capacity(count as usize * logits.cols as usize);
         for at in (0..count).step_by(rows as usize) {
             let some = rows.min(count - at);
-            self.tail.run(first + at, some, &[&self.tail.layer, &self.tail.head])?;
+            self.tail.run(first + at, some)?;
             let read = self.tail.read(logits, some)?;
             let dense = logits.stride == logits.cols;
             match dense && all.is_empty() {
@@ -96,25 +87,11 @@ struct Tail<'a> {
     attention: Option<Node>,
     /// The values of every token from which the gathers take their rows.
     gathers: Vec<Gather>,
-    /// From there to the last state of each row.
-    layer: Vec<Node>,
-    state: Tensor,
     /// From there to the logits.
-    head: Vec<Node>,
+    nodes: Vec<Node>,
     logits: Tensor,
-    norm: Option<FinalNorm>,
     /// Rows it takes at a time.
     rows: u32,
-}
-
-/// The norm before the head.
-#[derive(Clone, Copy, Debug)]
-struct FinalNorm {
-    weight: Tensor,
-    bias: Option<Tensor>,
-    eps: f32,
-    /// Whether the mean is subtracted first.
-    centred: bool,
 }
 
 impl<'a> Tail<'a> {
@@ -128,8 +105,8 @@ impl<'a> Tail<'a> {
         };
         let gathers: Vec<Gather> = nodes.iter().filter_map(gather).collect();
         let behind = nodes.iter().rposition(|node| gather(node).is_some())? + 1;
-        let mut layer = nodes[behind..].to_vec();
-        for node in &mut layer {
+        let mut tail = nodes[behind..].to_vec();
+        for node in &mut tail {
             // Uses the rows given here, not the step's live count, and no handoff from the node before.
             node.op.detach();
         }
@@ -139,27 +116,13 @@ impl<'a> Tail<'a> {
             op.last_only.then(|| Node { op: all, ..node.clone() })
         };
         let attention = nodes.iter().find_map(every);
-        // The head is the last linear; behind it logits may be scaled. The last norm is its own or a node before it.
-        let linear = |op: &Op| matches!(op, Op::Linear(_));
-        let head = layer.iter().rposition(|node| node.op.members().iter().any(linear))?;
-        let first = layer[head].op.members().first()?;
-        let before = head.checked_sub(1).and_then(|index| FinalNorm::of(&layer[index].op));
-        let (state, norm, head) = match (FinalNorm::of(first), before, first) {
-            (Some((x, norm)), ..) => (x, Some(norm), head),
-            (None, Some((x, norm)), _) => (x, Some(norm), head - 1),
-            (None, None, first) => {
-                let Op::Linear(linear) = first else { return None };
-                (linear.x, None, head)
-            }
-        };
-        let head = layer.split_off(head);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;
         let logits = sample.logits;
-        Some(Tail { runners, attention, gathers, layer, state, head, logits, norm, rows })
+        Some(Tail { runners, attention, gathers, nodes: tail, logits, rows })
     }
 
-    /// Tokens `first..first + count`, at most as many as there are rows, take the place of rows, and `nodes` run.
-    fn run(&self, first: u32, count: u32, nodes: &[&[Node]]) -> Result<()> {
+    /// Tokens `first..first + count`, at most as many as there are rows, take the place of rows.
+    fn run(&self, first: u32, count: u32) -> Result<()> {
         let (device, arena) = (self.runners.device(), self.runners.arena());
         let copies = self.gathers.iter().map(|gather| {
             let row = gather.x.dtype.bytes(gather.x.stride as usize) as u64;
@@ -167,7 +130,7 @@ impl<'a> Tail<'a> {
             let op = Op::Copy(Copy { from, to: gather.y.span.part(0, u64::from(count) * row) });
             Node { op, name: "prompt".into(), layer: None }
         });
-        for node in copies.collect::<Vec<_>>().iter().chain(nodes.iter().copied().flatten()) {
+        for node in copies.collect::<Vec<_>>().iter().chain(&self.nodes) {
             device.run(arena, node)?;
         }
         Ok(())
@@ -184,61 +147,12 @@ impl<'a> Tail<'a> {
         let mut scores = Vec::with_capacity(score.targets.len());
         for (targets, at) in score.targets.chunks(self.rows as usize).zip(0..) {
             let count = targets.len() as u32;
-            self.run(first + at * self.rows, count, &[&self.layer, &self.head])?;
+            self.run(first + at * self.rows, count)?;
             let logits = self.read(self.logits, count)?;
             let rows = logits.par_chunks_exact(self.logits.stride as usize).zip(targets);
             scores.par_extend(rows.map(|(logits, &target)| logprob(logits, target, score.top)));
         }
         Ok(scores)
-    }
-
-    /// Hidden states after the last norm: the sum of some tokens' or the last one's.
-    fn hidden(&self, first: u32, count: u32, pooling: Pooling) -> Result<Vec<f64>> {
-        let (first, count) = match pooling {
-            Pooling::Mean => (first, count),
-            Pooling::Last | Pooling::Model => (first + count - 1, 1),
-        };
-        let width = self.state.cols as usize;
-        let vector = |tensor: Option<Tensor>| tensor.map(|t| self.read(t, 1)).transpose();
-        let weight = vector(self.norm.map(|norm| norm.weight))?;
-        let bias = vector(self.norm.and_then(|norm| norm.bias))?;
-        let mut sum = vec![0.0; width];
-        for at in (0..count).step_by(self.rows as usize) {
-            let some = self.rows.min(count - at);
-            self.run(first + at, some, &[&self.layer])?;
-            for row in self.read(self.state, some)?.chunks_exact(width) {
-                let (mean, scale) = self.norm.map_or((0.0, 1.0), |norm| norm.measure(row));
-                for (i, (sum, x)) in sum.iter_mut().zip(row).enumerate() {
-                    let weight = weight.as_ref().map_or(1.0, |weight| f64::from(weight[i]));
-                    let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
-                    *sum += (f64::from(*x) - mean) * scale * weight + bias;
-                }
-            }
-        }
-        Ok(sum)
-    }
-}
-
-impl FinalNorm {
-    /// The norm that an op is, and what it normalises.
-    fn of(op: &Op) -> Option<(Tensor, FinalNorm)> {
-        if let Op::RmsNorm(RmsNorm { x, norm: Norm { weight, eps }, .. }) = op {
-            let (weight, eps) = (*weight, *eps);
-            return Some((*x, FinalNorm { weight, bias: None, eps, centred: false }));
-        }
-        let Op::LayerNorm(LayerNorm { x, weight, bias, eps, .. }) = op else { return None };
-        Some((*x, FinalNorm { weight: *weight, bias: *bias, eps: *eps, centred: true }))
-    }
-
-    /// The value subtracted from each element of a row, and the factor applied after.
-    fn measure(&self, row: &[f32]) -> (f64, f64) {
-        let count = row.len() as f64;
-        let mean = match self.centred {
-            true => row.iter().map(|x| f64::from(*x)).sum::<f64>() / count,
-            false => 0.0,
-        };
-        let squares: f64 = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
-        (mean, 1.0 / (squares / count + f64::from(self.eps)).sqrt())
     }
 }
 

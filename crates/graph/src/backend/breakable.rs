@@ -1,7 +1,7 @@
 //! One recording, paused at every break: the nodes marked as breaks run eagerly between the recorded
 //! segments, so the host may look at the device or take over there.
 
-use super::segmented::{Cut, Segment};
+use super::segmented::{Cut, Recorded, Segment};
 use super::{BackendKind, Context, Piece, push_nodes};
 use crate::Plan;
 use device::Result;
@@ -15,7 +15,7 @@ impl Cut for Breaks {
         BackendKind::Breakable
     }
 
-    fn record(&self, cx: &Context<'_>, plan: &Plan) -> Result<Vec<Segment>> {
+    fn record(&self, cx: &Context<'_>, plan: &Plan, _: &mut Vec<Segment>) -> Result<Recorded> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
         let pieces = self.kind().pieces(plan);
         for piece in &pieces {
@@ -28,11 +28,17 @@ impl Cut for Breaks {
             }
         }
         // A segment without nodes makes no graph, so graphs and graph pieces pair up in order.
-        let mut graphs = recording.finish()?.into_iter();
+        let graphs = recording.finish()?;
+        let count = graphs.len();
+        let mut graphs = graphs.into_iter();
         let segment = |piece: Piece| match piece {
             Piece::Alone(index) => Segment::Eager(index),
-            Piece::Graph(_) => Segment::Recorded(graphs.next().expect("one graph per piece")),
+            Piece::Graph(nodes) => {
+                let graph = graphs.next().expect("one graph per piece");
+                Segment::Recorded(plan.nodes[nodes].to_vec(), graph)
+            }
         };
-        Ok(pieces.into_iter().map(segment).collect())
+        let segments = pieces.into_iter().map(segment).collect();
+        Ok(Recorded { segments, graphs: count })
     }
 }

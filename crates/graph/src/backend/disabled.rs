@@ -13,8 +13,8 @@ impl Backend for Disabled {
         BackendKind::Disabled
     }
 
-    fn record(&mut self, _cx: &Context<'_>, _plan: &Plan) -> Result<()> {
-        Ok(())
+    fn record(&mut self, _cx: &Context<'_>, _plan: &Plan) -> Result<usize> {
+        Ok(0)
     }
 
     fn has(&self, _key: &ShapeKey) -> bool {

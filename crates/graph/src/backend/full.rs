@@ -18,7 +18,7 @@ impl Backend for Full {
         BackendKind::Full
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
         for item in items(plan) {
             recording.push(item)?;
@@ -26,7 +26,7 @@ impl Backend for Full {
         if let Some(graph) = recording.finish()?.pop() {
             self.graphs.insert(plan.key, graph);
         }
-        Ok(())
+        Ok(1)
     }
 
     fn has(&self, key: &ShapeKey) -> bool {

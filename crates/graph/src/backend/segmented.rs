@@ -3,15 +3,15 @@
 
 use super::{Backend, BackendKind, Context, prepare_nodes};
 use crate::{Plan, ShapeKey};
-use device::{Graph, Result};
+use device::{Graph, Node, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// One part of a plan.
 #[derive(Debug)]
 pub(super) enum Segment {
-    /// A graph of some nodes.
-    Recorded(Graph),
+    /// A graph of these nodes.
+    Recorded(Vec<Node>, Graph),
     /// The node of this index, which runs on its own.
     Eager(usize),
 }
@@ -26,8 +26,15 @@ pub(super) trait Cut: fmt::Debug + Send {
         prepare_nodes(cx, &plan.nodes)
     }
 
-    /// Records the plan, in the order of its nodes.
-    fn record(&self, cx: &Context<'_>, plan: &Plan) -> Result<Vec<Segment>>;
+    /// Records the plan, in the order of its nodes. What was recorded of `old` under its key may be used again.
+    fn record(&self, cx: &Context<'_>, plan: &Plan, old: &mut Vec<Segment>) -> Result<Recorded>;
+}
+
+/// A plan recorded in parts.
+pub(super) struct Recorded {
+    pub(super) segments: Vec<Segment>,
+    /// Graphs that are new.
+    pub(super) graphs: usize,
 }
 
 /// The recordings of a backend that cuts plans.
@@ -46,9 +53,14 @@ impl<C: Cut> Backend for Segmented<C> {
         self.cut.prepare(cx, plan)
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
-        self.plans.insert(plan.key, self.cut.record(cx, plan)?);
-        Ok(())
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize> {
+        let Recorded { segments, graphs } = {
+            let mut none = Vec::new();
+            let old = self.plans.get_mut(&plan.key).unwrap_or(&mut none);
+            self.cut.record(cx, plan, old)?
+        };
+        self.plans.insert(plan.key, segments);
+        Ok(graphs)
     }
 
     fn has(&self, key: &ShapeKey) -> bool {
@@ -58,7 +70,7 @@ impl<C: Cut> Backend for Segmented<C> {
     fn replay(&self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         for segment in &self.plans[&plan.key] {
             match segment {
-                Segment::Recorded(graph) => graph.replay()?,
+                Segment::Recorded(_, graph) => graph.replay()?,
                 Segment::Eager(index) => {
                     let node = &plan.nodes[*index];
                     cx.at_break.map_or(Ok(()), |hook| hook(*index, node))?;
@@ -71,7 +83,7 @@ impl<C: Cut> Backend for Segmented<C> {
 
     fn bytes(&self, key: &ShapeKey) -> u64 {
         let bytes = |segment: &Segment| match segment {
-            Segment::Recorded(graph) => graph.bytes(),
+            Segment::Recorded(_, graph) => graph.bytes(),
             Segment::Eager(_) => 0,
         };
         self.plans.get(key).map_or(0, |segments| segments.iter().map(bytes).sum())

@@ -13,6 +13,8 @@ pub enum Kind {
     Buckets,
     /// A whole number from 1.
     Count,
+    /// Up to four numbers of sequences, or `none`.
+    Rows,
     /// A number from 0 to 1, or `none`.
     Ratio,
     /// A byte size such as `150MiB`, or `none`.
@@ -28,6 +30,9 @@ pub const MAX_STEPS: u32 = device::step::ring::ENTRIES / 2;
 
 /// From this many bytes of weights on, a GPU's steps are long: about 2 ms on an H200, and a loop adds half a percent.
 const LONG_STEP: u64 = 8 << 30;
+
+/// Sequences of a step that feeds prompts beside answers for a moderate number of clients.
+const FEW_ROWS: u32 = 64;
 
 /// One option.
 #[derive(Clone, Copy, Debug)]
@@ -170,6 +175,19 @@ pub(crate) const SETTINGS: &[Setting] = &[
         default_words: "what the scheduler puts into a step",
         default: |facts| {
             (facts.tokens.to_string(), "what the scheduler puts into a step".to_owned())
+        },
+    },
+    Setting {
+        path: "prefill.rows",
+        flag: Some("graph-rows-prefill"),
+        kind: Kind::Rows,
+        help: "Numbers of sequences for which every prefill bucket is recorded besides the largest: a step with few sequences has a smaller head.",
+        default_words: "64 on a GPU that runs more sequences, else none",
+        default: |facts| match facts.capability {
+            Some(_) if facts.sequences > FEW_ROWS => {
+                (FEW_ROWS.to_string(), "the head of 256 sequences takes a millisecond more".into())
+            }
+            _ => fixed("none", "one graph for each size"),
         },
     },
     Setting {

@@ -45,28 +45,8 @@ impl Draft<'_> {
     }
 }
 
-const NO_RECORDING: &str = "the device cannot record";
-
 /// All rules, in the order they are applied.
 pub(crate) const RULES: &[Rule] = &[
-    Rule {
-        name: "no-recording-decode",
-        when: "the device cannot record",
-        applies: |_, facts| !facts.records,
-        path: "decode.backend",
-        to: |_, _| "disabled".into(),
-        effect: "decode.backend = disabled",
-        why: NO_RECORDING,
-    },
-    Rule {
-        name: "no-recording-prefill",
-        when: "the device cannot record",
-        applies: |_, facts| !facts.records,
-        path: "prefill.backend",
-        to: |_, _| "disabled".into(),
-        effect: "prefill.backend = disabled",
-        why: NO_RECORDING,
-    },
     Rule {
         name: "pdl-needs-a-gpu",
         when: "the device is a CPU",

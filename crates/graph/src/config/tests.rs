@@ -4,13 +4,8 @@ use super::*;
 use document::markdown;
 use expect_test::{expect, expect_file};
 
-const H200: Facts = Facts {
-    capability: Some((9, 0)),
-    records: true,
-    sequences: 256,
-    tokens: 8192,
-    weights: 1 << 30,
-};
+const H200: Facts =
+    Facts { capability: Some((9, 0)), sequences: 256, tokens: 8192, weights: 1 << 30 };
 /// The same with a model whose steps are long.
 const LONG: Facts = Facts { weights: 16 << 30, ..H200 };
 const CPU: Facts = Facts { capability: None, ..LONG };
@@ -90,6 +85,7 @@ fn json_beats_flags_for_every_option_and_says_so() {
         Kind::Buckets => ("1,2", "4,8"),
         // Between what decode may not exceed and what prefill must not go below.
         Kind::Count => ("256", "300"),
+        Kind::Rows => ("64", "16,128"),
         Kind::Ratio => ("0.5", "0.25"),
         Kind::Bytes => ("1MiB", "2MiB"),
         Kind::Ops => ("linear", "sample"),
@@ -178,13 +174,10 @@ fn names_that_do_not_exist_get_the_nearest() {
 /// Every rule: a situation in which it changes a default, and one in which a person's choice meets it.
 #[test]
 fn every_rule_changes_a_default_and_refuses_a_choice() {
-    let mute = Facts { records: false, ..H200 };
     let ampere = Facts { capability: Some((8, 0)), ..H200 };
     let narrow = Facts { tokens: 64, ..H200 };
     let lazy = r#"{"capture": "lazy"}"#;
     let cases: &[(&str, &Facts, &str, &str)] = &[
-        ("no-recording-decode", &mute, "", r#"{"decode": {"backend": "full"}}"#),
-        ("no-recording-prefill", &mute, "", r#"{"prefill": {"backend": "breakable"}}"#),
         ("pdl-needs-a-gpu", &CPU, "", r#"{"pdl": "on"}"#),
         ("pdl-needs-hopper", &ampere, "", r#"{"pdl": true}"#),
         ("prefill-carries-decode", &narrow, "", r#"{"prefill": {"max": 128}}"#),
@@ -314,4 +307,20 @@ fn byte_sizes() {
     for text in ["", "none", "MiB", "1MB", "-1", "1.5GiB", "99999999999GiB"] {
         assert_eq!(parse_bytes(text), None, "{text}");
     }
+}
+
+#[test]
+fn refusing_leaves_no_step_without_a_graph() {
+    let json =
+        r#"{"decode": {"buckets": "1,2,4,16", "max_padding_ratio": 0.5}, "fallback": "error"}"#;
+    expect![[r#"fallback = error and decode.max_padding_ratio = 0.5: a step of 5 sequences would be refused, because bucket 16 wastes more; use a denser list"#]]
+        .assert_eq(&refused(json, &[], &H200));
+    resolved(&json.replace("error", "warn"), &[], &H200);
+    // A prompt token alone wastes most of its bucket.
+    let both = |ratio: &str| {
+        let both = format!(r#"{{"max_padding_ratio": {ratio}}}"#);
+        format!(r#"{{"decode": {both}, "prefill": {both}, "fallback": "error"}}"#)
+    };
+    resolved(&both("0.95"), &[], &H200);
+    assert!(refused(&both("0.5"), &[], &H200).contains("a step of 1 tokens would be refused"));
 }

@@ -9,6 +9,9 @@ use crate::runner::{Capture, Debug, Fallback};
 use crate::{BackendKind, Phase, Prep};
 use std::collections::BTreeSet;
 
+/// Most numbers of rows: every prefill bucket is recorded for each.
+const MAX_ROW_SIZES: usize = 4;
+
 /// The typed configuration.
 pub(super) fn validate(
     decisions: Vec<Decision>,
@@ -19,16 +22,26 @@ pub(super) fn validate(
         let found = decisions.iter().find(|decision| decision.path == path);
         found.expect("every option has a decision").value.as_str()
     };
+    let refuses = get("fallback") == "error";
     let phase = |phase: Phase| -> Result<PhaseSettings, ConfigError> {
         let get = |name: &str| get(setting(&format!("{phase}.{name}")).expect("listed").path);
         let settings = PhaseSettings {
             backend: backend(get("backend")),
             buckets: get("buckets").parse()?,
             max: get("max").parse().unwrap_or(1),
+            rows: match phase {
+                Phase::Decode => Vec::new(),
+                Phase::Prefill => row_sizes(get("rows")).unwrap_or_default(),
+            },
             max_padding: get("max_padding_ratio").parse().ok(),
             break_at: ops(get("break_at")).map(str::to_owned).collect::<BTreeSet<_>>(),
         };
-        Buckets::generate(&settings.buckets, phase, settings.max, settings.max_padding)?;
+        let buckets =
+            Buckets::generate(&settings.buckets, phase, settings.max, settings.max_padding)?;
+        let replays = settings.backend != BackendKind::Disabled;
+        if let Some(ratio) = settings.max_padding.filter(|_| replays && refuses) {
+            buckets.waste_at_most(ratio)?;
+        }
         Ok(settings)
     };
     Ok(Resolved {
@@ -63,6 +76,18 @@ fn backend(name: &str) -> BackendKind {
     BackendKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(BackendKind::Full)
 }
 
+/// Numbers of rows, ascending and distinct; empty for `none`.
+fn row_sizes(text: &str) -> Option<Vec<u32>> {
+    if text == "none" {
+        return Some(Vec::new());
+    }
+    let size = |part: &str| part.trim().parse::<u32>().ok().filter(|&rows| rows > 0);
+    let mut sizes = text.split(',').map(size).collect::<Option<Vec<u32>>>()?;
+    sizes.sort_unstable();
+    sizes.dedup();
+    (sizes.len() <= MAX_ROW_SIZES).then_some(sizes)
+}
+
 fn ops(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
@@ -80,6 +105,9 @@ fn check(decision: &Decision) -> Result<(), ConfigError> {
             Ok(_) => return Ok(()),
             Err(error) => error.to_string(),
         },
+        Kind::Rows if row_sizes(value).is_none() => {
+            "numbers of sequences such as 64 or 16,64, or none, are needed".into()
+        }
         Kind::Count if !value.parse::<u32>().is_ok_and(|count| count > 0) => {
             "a whole number from 1 is needed".into()
         }

@@ -1,13 +1,14 @@
 //! What both phases share: choosing a bucket, recording, replaying, counting.
 
 use super::lazy::Wants;
+use super::profile::Profile;
 use super::{Capture, Debug, Fallback, PhaseRule, RunError, StepShape};
-use crate::backend::{Backend, BackendKind, Context, run_eagerly};
+use crate::backend::{Backend, BackendKind, Context, Piece, run_eagerly};
 use crate::bucket::Buckets;
 use crate::compile::{Bindings, CompileError, CompileTarget, compile};
 use crate::program::Program;
 use crate::{Counters, Form, Plan, Prep, Reason, ShapeKey, verify};
-use device::{Arena, Device, Item, Node, RecordOptions, StepLimits};
+use device::{Arena, Device, Item, Node, Op, RecordOptions, Region, StepLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -85,6 +86,20 @@ impl RunnerConfig {
         }
     }
 
+    /// A target whose plans are cut as configured.
+    pub fn cut(&self, mut target: CompileTarget) -> CompileTarget {
+        if let Some(at) = &self.break_at {
+            (target.breaks, target.splits) = (at.clone(), at.clone());
+        }
+        target
+    }
+
+    /// The graph that a step of this size takes, of one token per row; `None` past the last bucket.
+    pub fn key(&self, size: u32, limits: &StepLimits) -> Option<ShapeKey> {
+        let bucket = self.buckets.fit(size)?;
+        Some(self.buckets.key(bucket, limits).with(self.forms()[0]))
+    }
+
     /// Every graph of the phase, largest first.
     pub fn keys(&self, limits: &StepLimits) -> Vec<ShapeKey> {
         let forms = |key: ShapeKey| self.forms().iter().map(move |form| key.with(*form));
@@ -135,6 +150,7 @@ pub struct Runner<P> {
     uncovered: Vec<Plan>,
     over_budget: Vec<ShapeKey>,
     recording: Duration,
+    recordings: u64,
     wants: Wants,
     counters: Counters,
     phase: PhantomData<P>,
@@ -152,18 +168,19 @@ impl<P: PhaseRule> Runner<P> {
         device: &Device,
         arena: &Arena,
         program: Arc<Program>,
-        mut target: CompileTarget,
+        target: CompileTarget,
         bindings: Arc<Bindings>,
         config: RunnerConfig,
     ) -> Result<Runner<P>, CompileError> {
-        if let Some(at) = &config.break_at {
-            (target.breaks, target.splits) = (at.clone(), at.clone());
-        }
+        let target = config.cut(target);
         assert_eq!(config.buckets.phase, P::PHASE, "buckets of the other phase");
         let mut plans = BTreeMap::new();
         for key in config.keys(&bindings.state.limits) {
             let plan = compile(&program, &target, &key, &bindings)?;
             plans.insert(key, plan);
+        }
+        if config.backend.cuts() {
+            check_cuts(config.break_at.iter().flatten(), &plans)?;
         }
         Ok(Runner {
             device: device.clone(),
@@ -177,6 +194,7 @@ impl<P: PhaseRule> Runner<P> {
             uncovered: Vec::new(),
             over_budget: Vec::new(),
             recording: Duration::ZERO,
+            recordings: 0,
             wants: Wants::default(),
             counters: Counters::default(),
             phase: PhantomData,
@@ -193,8 +211,13 @@ impl<P: PhaseRule> Runner<P> {
         &self.counters
     }
 
+    /// The end of the last step ran again, op by op.
+    pub(super) fn scored(&mut self) {
+        self.counters.scored();
+    }
+
     /// What its plans are made for.
-    pub(super) fn target(&self) -> &CompileTarget {
+    pub fn target(&self) -> &CompileTarget {
         &self.target
     }
 
@@ -212,6 +235,16 @@ impl<P: PhaseRule> Runner<P> {
     pub fn recorded(&self) -> Vec<(ShapeKey, u64)> {
         let recorded = self.plans.keys().filter(|key| self.backend.has(key));
         recorded.map(|key| (*key, self.backend.bytes(key))).collect()
+    }
+
+    /// Graphs recorded so far, those that were replaced or given back since included.
+    pub fn recordings(&self) -> u64 {
+        self.recordings
+    }
+
+    /// The graphs that the memory budget has no room for.
+    pub fn dropped(&self) -> &[ShapeKey] {
+        &self.over_budget
     }
 
     /// The largest step that can replay, in the phase's unit; 0 when none can.
@@ -244,7 +277,9 @@ impl<P: PhaseRule> Runner<P> {
         if !self.config.covers(bucket, q_len) {
             return Err(Reason::NotCovered);
         }
-        let of = |bucket| self.config.buckets.key(bucket, limits).with_q_len(q_len).with(form);
+        let of = |bucket| {
+            self.config.buckets.key_for(bucket, shape.rows, limits).with_q_len(q_len).with(form)
+        };
         let key = of(bucket);
         let wasted = f64::from(bucket - size) / f64::from(bucket);
         if self.config.max_padding.is_some_and(|most| wasted > most) {
@@ -320,13 +355,62 @@ impl<P: PhaseRule> Runner<P> {
         self.record_all(progress)
     }
 
+    /// Replaces the nodes of one piece of a plan ([`BackendKind::pieces`]), for instance by another kernel's, or by some that
+    /// read a weight in another form, and records that piece alone. As many nodes take the place of those that were there; each
+    /// reads and writes the values and pages of the one it replaces. If it is refused, or fails, all is as before.
+    pub fn replace_piece(
+        &mut self,
+        key: &ShapeKey,
+        piece: usize,
+        nodes: Vec<Node>,
+    ) -> Result<(), RunError> {
+        let refused = |problem: String| CompileError::Binding {
+            what: format!("piece {piece} of {key}"),
+            problem,
+        };
+        if self.config.backend != BackendKind::Piecewise {
+            return Err(refused(format!("the backend is {}", self.config.backend)).into());
+        }
+        let old = self.plans.get(key).ok_or_else(|| refused("there is no such plan".into()))?;
+        let range = match self.config.backend.pieces(old).into_iter().nth(piece) {
+            Some(Piece::Graph(range)) => range,
+            Some(Piece::Alone(index)) => index..index + 1,
+            None => return Err(refused("there is no such piece".into()).into()),
+        };
+        if nodes.len() != range.len() {
+            let (there, given) = (range.len(), nodes.len());
+            return Err(refused(format!("it has {there} nodes, {given} are given")).into());
+        }
+        for (node, old) in nodes.iter().zip(&old.nodes[range.clone()]) {
+            node.op.check()?;
+            if values_of(&node.op) != values_of(&old.op) {
+                return Err(refused(format!("`{}` has other values", node.name)).into());
+            }
+        }
+        let mut plan = old.clone();
+        plan.nodes.splice(range.clone(), nodes);
+        let cx = Context::new(&self.device, &self.arena, self.config.options);
+        let items: Vec<Item> = plan.nodes[range].iter().cloned().map(Item::Node).collect();
+        self.device.prepare(&items, self.config.options)?;
+        if self.backend.has(key) {
+            self.recordings += self.backend.record(&cx, &plan)? as u64;
+        }
+        self.plans.insert(*key, plan);
+        Ok(())
+    }
+
     /// Gives all graphs back.
     pub fn clear(&mut self) {
         self.backend.clear();
     }
 
     /// Runs a step whose mail is posted under the key [`Runner::key_for`] gave.
-    pub(super) fn run(&mut self, shape: &StepShape, choice: &Choice) -> Result<Ran, RunError> {
+    pub(super) fn run(
+        &mut self,
+        shape: &StepShape,
+        choice: &Choice,
+        profile: Option<(&mut Profile, u64)>,
+    ) -> Result<Ran, RunError> {
         let size = P::size(shape);
         let key = choice.key;
         let cx = Context::new(&self.device, &self.arena, self.config.options);
@@ -340,7 +424,10 @@ impl<P: PhaseRule> Runner<P> {
             self.counters.replayed(&key, size);
             return Ok(Ran { key, eager: None, warn: false });
         };
-        run_eagerly(&cx, self.plan(&key))?;
+        match profile {
+            Some((profile, number)) => profile.run(&cx, self.plan(&key), number)?,
+            None => run_eagerly(&cx, self.plan(&key))?,
+        }
         let first = !self.counters.eager.contains_key(&reason);
         self.counters.eager(reason, size);
         let warn = first && reason.is_fallback() && self.config.fallback == Fallback::Warn;
@@ -381,8 +468,10 @@ impl<P: PhaseRule> Runner<P> {
                 // bucket, or with a number of tokens per row for which there are no buckets.
                 let own = P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
                 let bucket = self.config.buckets.fit(P::size(shape));
-                let planned =
-                    |b: u32| self.config.buckets.key(b, &limits).with_q_len(own.q_len).with(form);
+                let planned = |bucket: u32| {
+                    let key = self.config.buckets.key_for(bucket, shape.rows, &limits);
+                    key.with_q_len(own.q_len).with(form)
+                };
                 let planned = bucket.map(planned).filter(|key| self.plans.contains_key(key));
                 (planned.unwrap_or(own), Some(reason))
             }
@@ -416,13 +505,15 @@ impl<P: PhaseRule> Runner<P> {
 
     fn record(&mut self, key: &ShapeKey) -> Result<(), RunError> {
         let cx = Context::new(&self.device, &self.arena, self.config.options);
-        Ok(self.backend.record(&cx, &self.plans[key])?)
+        self.recordings += self.backend.record(&cx, &self.plans[key])? as u64;
+        Ok(())
     }
 
     /// Records the step's bucket now, unless it is recorded or does not fit the budget.
     pub(super) fn make_ready(&mut self, shape: &StepShape) -> Result<(), RunError> {
         let Some(bucket) = self.config.buckets.fit(P::size(shape)) else { return Ok(()) };
-        let key = self.config.buckets.key(bucket, &self.bindings.state.limits);
+        let limits = &self.bindings.state.limits;
+        let key = self.config.buckets.key_for(bucket, shape.rows, limits);
         let key = key.with(self.config.forms()[0]);
         let off = self.config.backend == BackendKind::Disabled || self.backend.has(&key);
         if off || self.over_budget.contains(&key) {
@@ -484,6 +575,31 @@ impl<P: PhaseRule> Runner<P> {
         };
         self.bindings.kv.iter().enumerate().map(copy).collect()
     }
+}
+
+/// Refuses a name to cut at that no node of any plan has: the plan would be cut less than was asked for.
+fn check_cuts<'a>(
+    names: impl Iterator<Item = &'a String>,
+    plans: &BTreeMap<ShapeKey, Plan>,
+) -> Result<(), CompileError> {
+    let nodes = plans.values().flat_map(|plan| &plan.nodes);
+    let there: BTreeSet<&str> = nodes.map(|node| node.op.name()).collect();
+    for name in names {
+        if !there.is_empty() && !there.contains(name.as_str()) {
+            let there = there.iter().copied().collect::<Vec<_>>().join(", ");
+            return Err(CompileError::NoSuchCut { name: name.clone(), there });
+        }
+    }
+    Ok(())
+}
+
+/// The values and pages that an op reads, and those that it writes.
+fn values_of(op: &Op) -> [BTreeSet<(Region, u64, u64)>; 2] {
+    let (reads, writes) = crate::plan::spans(op);
+    [reads, writes].map(|spans| {
+        let values = spans.iter().filter(|s| matches!(s.region, Region::Workspace | Region::Kv));
+        values.map(|span| (span.region, span.offset, span.len)).collect()
+    })
 }
 
 /// How a step will run.

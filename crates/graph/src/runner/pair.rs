@@ -2,12 +2,13 @@
 
 use super::Debug as Debugging;
 use super::base::Choice;
+use super::profile::Profile;
 use super::{Decode, Prefill, Progress, Ran, RunError, Runner, RunnerConfig, StepShape};
 use crate::compile::{Bindings, CompileError, CompileTarget};
 use crate::mail::{GivenRows, MailError, Mailbox, StepInput, StepOutput};
 use crate::prep::Inputs;
 use crate::program::Program;
-use crate::{Counters, Form, Phase, Prep, ShapeKey};
+use crate::{Counters, Form, Phase, Prep, Reason, ShapeKey};
 use device::{Arena, Device, Region, Span, Stopwatch, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,6 +66,7 @@ pub struct Runners {
     /// What the last launch's call to the device took.
     replay: Duration,
     watch: Option<Watch>,
+    profile: Option<Profile>,
 }
 
 /// A program beside the model's own. Its graphs are recorded when a step first needs them.
@@ -72,8 +74,6 @@ pub struct Runners {
 struct Other {
     program: Arc<Program>,
     runner: Option<Runner<Prefill>>,
-    /// Its plans do not fit the memory that was laid out.
-    unfit: bool,
 }
 
 /// Marks around launches.
@@ -124,6 +124,7 @@ impl Runners {
             repeating,
             replay,
             watch,
+            profile: None,
         };
         runners.reset()?;
         Ok(runners)
@@ -131,29 +132,39 @@ impl Runners {
 
     /// The same with programs over the same weights that publish vectors, for which memory was laid out.
     pub fn with_others(mut self, others: Vec<Program>) -> Runners {
-        let other = |program| Other { program: Arc::new(program), runner: None, unfit: false };
+        let other = |program| Other { program: Arc::new(program), runner: None };
         self.others = others.into_iter().map(other).collect();
         self
     }
 
-    /// Whether there is another program of this number; makes its plans the first time.
-    pub fn has_other(&mut self, which: usize) -> bool {
-        let Some(other) = self.others.get_mut(which).filter(|other| !other.unfit) else {
-            return false;
-        };
-        if other.runner.is_none() {
-            let (device, arena, bindings) = (&self.device, &self.arena, self.bindings.clone());
-            let (target, config) = (self.prefill.target().clone(), self.prefill.config().clone());
-            let program = other.program.clone();
-            other.runner = Runner::new(device, arena, program, target, bindings, config).ok();
-            other.unfit = other.runner.is_none();
+    /// The runner of another program; makes its plans the first time.
+    fn other(&mut self, which: usize) -> Result<&mut Runner<Prefill>, RunError> {
+        let other = &mut self.others[which];
+        if let Some(ref mut runner) = other.runner {
+            return Ok(runner);
         }
-        !other.unfit
+        let (device, arena, bindings) = (&self.device, &self.arena, self.bindings.clone());
+        let (target, config) = (self.prefill.target().clone(), self.prefill.config().clone());
+        let program = other.program.clone();
+        let runner = Runner::new(device, arena, program, target, bindings, config)?;
+        Ok(other.runner.insert(runner))
     }
 
     /// What happened so far to steps of another program; `None` if it had none.
     pub fn counters_of_other(&self, which: usize) -> Option<&Counters> {
         Some(self.others.get(which)?.runner.as_ref()?.counters())
+    }
+
+    /// What happened so far, of both phases and of other programs.
+    pub fn all_counters(&self) -> impl Iterator<Item = &Counters> {
+        let others = self.others.iter().filter_map(|other| other.runner.as_ref());
+        let own = Phase::ALL.map(|phase| self.counters(phase));
+        own.into_iter().chain(others.map(Runner::counters))
+    }
+
+    /// Counts that the end of a prefill step that replayed ran again, op by op, for log-probabilities of prompts.
+    pub fn count_scored(&mut self) {
+        self.prefill.scored();
     }
 
     /// Records all graphs of both phases, decode first.
@@ -265,9 +276,8 @@ impl Runners {
     /// Starts a prefill step of another program, which publishes vectors and samples nothing.
     ///
     /// # Panics
-    /// If there is none ([`Runners::has_other`]).
+    /// If there is none ([`Runners::with_others`]).
     pub fn launch_other(&mut self, which: usize, input: &StepInput) -> Result<Launched, RunError> {
-        assert!(self.has_other(which), "no program {which}");
         self.launch_as(Some(which), input)
     }
 
@@ -276,26 +286,30 @@ impl Runners {
         for given in &input.given {
             self.place_of(given)?;
         }
-        let choice = match shape.phase {
+        let next = self.mailbox.launched() + 1;
+        let mut choice = match shape.phase {
             Phase::Decode => {
-                let form = self.decode.form(&shape, self.mailbox.launched() + 1, input.steps);
+                // A profile sees every step.
+                let steps = if self.profile.is_some() { 1 } else { input.steps };
+                let form = self.decode.form(&shape, next, steps);
                 self.decode.choose(&shape, form)?
             }
-            Phase::Prefill => {
-                let others = &mut self.others;
-                match other.and_then(|which| others[which].runner.as_mut()) {
-                    Some(runner) => {
-                        runner.make_ready(&shape)?;
-                        runner.choose(&shape, Form::Once)?
-                    }
-                    None => self.prefill.choose(&shape, Form::Once)?,
+            Phase::Prefill => match other {
+                Some(which) => {
+                    let runner = self.other(which)?;
+                    runner.make_ready(&shape)?;
+                    runner.choose(&shape, Form::Once)?
                 }
-            }
+                None => self.prefill.choose(&shape, Form::Once)?,
+            },
         };
+        if self.profile.as_ref().is_some_and(|profile| profile.wants(next)) {
+            choice.eager = choice.eager.or(Some(Reason::Profiled));
+        }
         let number = self.mailbox.post(input, &choice.key)?;
         let prepared = self.prepare(input, &choice.key, choice.eager.is_none(), number);
         let start = Instant::now();
-        let ran = prepared.and_then(|()| self.run(other, &shape, &choice));
+        let ran = prepared.and_then(|()| self.run(other, &shape, &choice, number));
         self.replay = start.elapsed();
         match ran {
             Ok(ran) => {
@@ -365,7 +379,10 @@ impl Runners {
         other: Option<usize>,
         shape: &StepShape,
         choice: &Choice,
+        number: u64,
     ) -> Result<Ran, RunError> {
+        let profile = self.profile.as_mut().filter(|profile| profile.wants(number));
+        let profile = profile.map(|profile| (profile, number));
         let mut mark = |after: usize| match &mut self.watch {
             Some(watch) if watch.seen < watch.launches => {
                 watch.stopwatch.mark(2 * watch.seen + after)?;
@@ -377,12 +394,19 @@ impl Runners {
         mark(0)?;
         let others = &mut self.others;
         let ran = match (other.and_then(|which| others[which].runner.as_mut()), shape.phase) {
-            (Some(runner), _) => runner.run(shape, choice),
-            (None, Phase::Decode) => self.decode.run(shape, choice),
-            (None, Phase::Prefill) => self.prefill.run(shape, choice),
+            (Some(runner), _) => runner.run(shape, choice, profile),
+            (None, Phase::Decode) => self.decode.run(shape, choice, profile),
+            (None, Phase::Prefill) => self.prefill.run(shape, choice, profile),
         }?;
         mark(1)?;
+        // The last step reports the profile.
+        self.profile.take_if(|profile| profile.is_over(number));
         Ok(ran)
+    }
+
+    /// Measures the nodes of some launches.
+    pub fn profile(&mut self, profile: Profile) {
+        self.profile = Some(profile);
     }
 
     /// Watches the next `launches` launches on the device's clock; see [`Runners::watched`].

@@ -9,6 +9,7 @@ fn shape(kind: Kind) -> String {
         Kind::Word(words) => words.join("\\|"),
         Kind::Buckets => "auto, list or range".into(),
         Kind::Count => "number".into(),
+        Kind::Rows => "numbers, or none".into(),
         Kind::Ratio => "0 to 1, or none".into(),
         Kind::Bytes => "bytes, or none".into(),
         Kind::Ops => "op names".into(),
