@@ -93,7 +93,7 @@ fn explain_shows_the_bucket_that_serves() {
 #[test]
 fn every_way_to_run_graphs_gives_the_same_answers() {
     let Some(model) = smollm2() else { return };
-    let flags = ["--tokens", "128", "--questions", "40", "--max-context", "512", "--json", "-"];
+    let flags = ["--tokens", "64", "--questions", "16", "--max-context", "512", "--json", "-"];
     let output = dacapo(&[&["bench", "accuracy", model][..], &flags].concat()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let record: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -102,7 +102,7 @@ fn every_way_to_run_graphs_gives_the_same_answers() {
     for figure in figures {
         assert_eq!(figure["agrees"], true, "{figure}");
         // It can add, and knows animals from plants more often than not.
-        assert!(figure["right"].as_u64().unwrap() >= 20, "{figure}");
+        assert!(figure["right"].as_u64().unwrap() >= 8, "{figure}");
     }
 }
 

@@ -211,7 +211,7 @@ impl Buckets {
     }
 
     /// The key of a bucket for a step of so many rows.
-    pub fn key_for(&self, bucket: u32, rows: u32, limits: &StepLimits) -> ShapeKey {
+    pub(crate) fn key_for(&self, bucket: u32, rows: u32, limits: &StepLimits) -> ShapeKey {
         let key = match self.phase {
             Phase::Decode => ShapeKey::decode(bucket),
             Phase::Prefill => {

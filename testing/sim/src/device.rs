@@ -3,6 +3,8 @@
 //! Everything that would break a real device (a page with two writers, a read of an unwritten cell,
 //! a step that no graph covers) is recorded as a violation.
 
+mod vectors;
+
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
 use crate::rng::Rng;
 use crate::shelf::Shelf;
@@ -543,18 +545,6 @@ impl FakeDevice {
             if row.most == 0 || row.most > most {
                 self.wrong(format!("a row that may return {} tokens", row.most));
             }
-        }
-    }
-
-    /// A step that makes vectors makes nothing else.
-    fn check_vectors(&mut self, step: &Step) {
-        let Some(pooling) = step.pooling() else { return };
-        let fits = |row: &Row| {
-            let wants = row.hidden().is_none_or(|wanted| wanted == pooling);
-            row.prompt.is_some() && !row.sample && row.score().is_none() && wants
-        };
-        if !step.rows.iter().all(fits) {
-            self.wrong(format!("step {} makes vectors beside other rows", step.number));
         }
     }
 

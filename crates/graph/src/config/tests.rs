@@ -38,6 +38,7 @@ fn the_table_at_start_says_why() {
         prefill.backend            full       default: attention reads row boundaries on the device, so any mix replays
         prefill.buckets            auto       default: as few as keep padding below a quarter
         prefill.max                8192       default: what the scheduler puts into a step
+        prefill.rows               64         default: the head of 256 sequences takes a millisecond more
         prefill.max_padding_ratio  none       default: replaying with padding beats not replaying
         prefill.break_at           attention  default: the op whose work varies most
         memory.budget              none       default: graphs are small; their exact bytes are reported
@@ -61,6 +62,7 @@ fn the_table_at_start_says_why() {
         prefill.backend            breakable  --graph-backend-prefill
         prefill.buckets            auto       default: as few as keep padding below a quarter
         prefill.max                8192       default: what the scheduler puts into a step
+        prefill.rows               none       default: one graph for each size
         prefill.max_padding_ratio  none       default: replaying with padding beats not replaying
         prefill.break_at           attention  default: the op whose work varies most
         memory.budget              256MiB     rule lazy-is-bounded: graphs recorded on demand grow with traffic and need a limit
