@@ -76,6 +76,9 @@ pub(crate) struct ModelArgs {
     pub(crate) page_size: u32,
     #[arg(long, value_name = "METHOD[:K]", help = "Steps verify drafts, as in `serve --spec`")]
     pub(crate) spec: Option<Speculation>,
+    /// The model that drafts, for --spec draft
+    #[arg(long, value_name = "MODEL", requires = "spec")]
+    pub(crate) spec_model: Option<String>,
     #[command(flatten)]
     pub(crate) graph: crate::graph_args::GraphArgs,
 }
@@ -133,7 +136,7 @@ impl Shape {
             return Err(bad_input(format!("{key} has no graph for {} tokens per row", self.q_len)));
         }
         let key = key.with_q_len(self.q_len);
-        let program = &of.written.program;
+        let program = of.program();
         let mut layout = Layout::new(program, &target, of.limits, std::slice::from_ref(&key))?;
         layout.add_inputs(of.graphs.prep)?;
         layout.add_pages(program, 1 + of.limits.pages_per_seat);

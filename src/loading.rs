@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind, Region};
+use engine::exec::Geometry;
 use engine::request::Sampling;
 use engine::{Engine, EngineConfig};
 use formats::chat::ChatTemplate;
@@ -21,8 +22,8 @@ use grammar::{Compiler, Vocabulary, VocabularyError};
 use graph::config::Resolved;
 use graph::program::{Pooling, Program};
 use model::{
-    Embedding, GraphExecutor, KeepOptions, LoadOptions, Method, ModelConfig, ModelSource,
-    Precision, Progress, Speculation, Task, load_executor,
+    AdapterRoom, Embedding, GraphExecutor, KeepOptions, LoadOptions, Method, ModelConfig,
+    ModelSource, Precision, Progress, Speculation, Task, load_executor,
 };
 use serde::Serialize;
 use std::fmt;
@@ -67,22 +68,42 @@ pub(crate) struct LoadArgs {
         help = "Keep evicted KV pages in a file in this folder, such as /var/kv:64GiB [default: none]"
     )]
     kv_disk: Option<(PathBuf, u64)>,
+    /// Keep all KV pages of layers that see a window of tokens, also those that no later token sees
+    #[arg(long, help_heading = "Loading")]
+    keep_windows: bool,
     /// Do not share KV pages between requests with equal prefixes
     #[arg(long, help_heading = "Loading")]
     no_prefix_cache: bool,
     // Not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(long, value_name = "METHOD[:K]", help_heading = "Loading")]
     #[arg(
-        help = "Verify up to K drafts (1 to 8) of each answer in one step; ngram: what followed the last tokens earlier \
-                [default K: 3]"
+        help = "Verify up to K drafts (1 to 8) of each answer in one step; ngram: what followed the last tokens earlier; \
+                draft: from a smaller model; eagle3: from a head; mtp: \
+                from a layer of the model's own [default K: 3]"
     )]
     spec: Option<Speculation>,
+    /// The model that drafts, for --spec draft one with the same tokens, for --spec eagle3 a head
+    #[arg(long, value_name = "MODEL", requires = "spec", help_heading = "Loading")]
+    spec_model: Option<String>,
     /// Run these steps, such as 100-110, op by op and write the device times of their nodes to --profile-file
     #[arg(long, value_name = "A-B", value_parser = profile::parse_steps, help_heading = "Loading")]
     profile_steps: Option<RangeInclusive<u64>>,
     /// The file of --profile-steps, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE", default_value = "profile.json", help_heading = "Loading")]
     profile_file: PathBuf,
+    /// Load this adapter, a folder that peft saved, under a name that requests give as `model` (may be repeated)
+    #[arg(long, value_name = "NAME=FOLDER", value_parser = parse_adapter, help_heading = "Loading")]
+    lora: Vec<(String, PathBuf)>,
+    // Not doc comments, because rustdoc would parse the brackets as links.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Loading")]
+    #[arg(
+        help = "Adapters on the device at once; others wait in host memory [default: those of --lora, at most 8]"
+    )]
+    max_loras: Option<u32>,
+    /// The largest rank of an adapter
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Loading")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=512))]
+    max_lora_rank: u32,
     /// auto: what the model's files say; embed: vectors of texts; rerank: scores of pairs by `yes` and `no`
     #[arg(long, value_name = "TASK", default_value = "auto", help_heading = "Loading")]
     task: TaskChoice,
@@ -99,6 +120,18 @@ impl LoadArgs {
             return Err(bad_input(what));
         }
         Ok(keep)
+    }
+
+    /// Room for adapters, if some were asked for.
+    fn adapters(&self) -> Option<AdapterRoom> {
+        let given = self.lora.len().min(8) as u32;
+        let slots = self.max_loras.or((given > 0).then_some(given))?;
+        Some(AdapterRoom { slots, rank: self.max_lora_rank })
+    }
+
+    /// The adapters to load: names and folders.
+    pub(crate) fn lora(&self) -> &[(String, PathBuf)] {
+        &self.lora
     }
 
     /// Whether requests with equal prefixes share pages.
@@ -122,6 +155,32 @@ impl LoadArgs {
         LoadArgs { spec: drafts.map(ngram).or(self.spec), ..self.clone() }
     }
 
+    /// Most drafts of a sequence in a step.
+    pub(crate) fn drafts(&self) -> u32 {
+        self.spec.map_or(0, |spec| spec.drafts)
+    }
+
+    /// The source of the model that drafts, if there is one. Refuses one whose tokens are others than those of `text`.
+    fn drafter(&self, text: Option<&ModelText>) -> Result<Option<ModelSource>> {
+        let Some(name) = &self.spec_model else { return Ok(None) };
+        let source = source(name, self.load_format)?;
+        let other = self.spec.is_some_and(|spec| spec.method == Method::Draft);
+        if let (true, ModelSource::Checkpoint(path), Some(text)) = (other, &source, text) {
+            let (own, wanted) = (read_text(path)?.tokenizer, &text.tokenizer);
+            let differs = |id: &u32| own.token_bytes(*id) != wanted.token_bytes(*id);
+            let most = own.vocab_size().max(wanted.vocab_size()) as u32;
+            if let Some(id) = (0..most).find(differs) {
+                let [own, wanted] =
+                    [&own, wanted].map(|of| of.token_bytes(id).escape_ascii().to_string());
+                return Err(bad_input(format!(
+                    "{name} cannot draft for {}: token {id} is `{own}` there and `{wanted}` here",
+                    self.model
+                )));
+            }
+        }
+        Ok(Some(source))
+    }
+
     /// The same for contexts of so many tokens.
     pub(crate) fn for_context(&self, tokens: u32) -> LoadArgs {
         LoadArgs { max_context: tokens, ..self.clone() }
@@ -143,6 +202,9 @@ impl LoadArgs {
         let mut line = vec!["--max-context".to_owned(), self.max_context.to_string()];
         if let Some(spec) = &self.spec {
             line.extend(["--spec".to_owned(), spec.to_string()]);
+        }
+        if let Some(model) = &self.spec_model {
+            line.extend(["--spec-model".to_owned(), model.clone()]);
         }
         if let Some(config) = &self.graph.given.config {
             line.extend(["--graph-config".to_owned(), config.clone()]);
@@ -185,6 +247,16 @@ fn parse_size(text: &str) -> Result<u64, String> {
         // More than any machine has, and small enough that sums do not overflow.
         Some(size) if size <= 1 << 50 => Ok(size),
         _ => Err("the size is too large".into()),
+    }
+}
+
+/// A name and a folder.
+fn parse_adapter(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
+            Ok((name.into(), folder.into()))
+        }
+        _ => Err("expected NAME=FOLDER, such as sql=adapters/sql".into()),
     }
 }
 
@@ -332,6 +404,7 @@ fn load_with(
         ModelSource::Checkpoint(path) => Some(read_text(path)?),
         ModelSource::Dummy { .. } => None,
     };
+    let spec_model = args.drafter(text.as_ref())?;
     let profile = match &args.profile_steps {
         Some(steps) => Some(profile::to_file(steps.clone(), &args.profile_file)?),
         None => None,
@@ -344,10 +417,13 @@ fn load_with(
         memory_share: args.memory_share,
         kv_bytes: args.kv_cache,
         graphs: args.graph.given.clone(),
+        keep_windows: args.keep_windows,
         keep: args.keep()?,
         precision: Some(precision.unwrap_or_else(|| global.precision(&*device.target()))),
         task: args.task.task(text.as_ref())?,
         spec: args.spec,
+        spec_model,
+        adapters: args.adapters(),
         ..LoadOptions::default()
     };
     let bar = Mutex::new(Bar::default());
@@ -415,6 +491,7 @@ fn bundled(name: &str) -> Result<ModelConfig> {
     let unknown =
         || bad_input(format!("{name}: unknown shape; the bundled shapes are {}", names()));
     ModelConfig::bundled_names()
+        .chain(ModelConfig::bundled_heads())
         .find(|known| known.eq_ignore_ascii_case(name))
         .ok_or_else(unknown)
         .and_then(|known| Ok(ModelConfig::bundled(known)?))
@@ -431,8 +508,14 @@ fn read_text(path: &Path) -> Result<ModelText> {
 pub(crate) struct Memory {
     weights: u64,
     kv_cache: u64,
-    /// Tokens that fit in the KV cache.
+    /// Tokens that fit in the KV cache, in sequences of the longest context.
     kv_tokens: u64,
+    /// Pages, the one for padding rows included, and the bytes of each.
+    kv_pages: (u32, u64),
+    /// Layers that keep every token, and those that keep a window.
+    kv_layers: (u32, u32),
+    /// Tokens that the latter keep; 0 if there are none.
+    kv_window: u32,
     workspace: u64,
 }
 
@@ -441,7 +524,12 @@ impl fmt::Display for Memory {
         let [weights, kv, workspace] =
             [self.weights, self.kv_cache, self.workspace].map(graph::plan::bytes);
         let tokens = self.kv_tokens;
-        write!(f, "weights {weights}, KV cache {kv} ({tokens} tokens), workspace {workspace}")
+        write!(f, "weights {weights}, KV cache {kv} ({tokens} tokens")?;
+        if self.kv_window > 0 {
+            let (all, some) = self.kv_layers;
+            write!(f, ", {some} of {} layers keep {}", all + some, self.kv_window)?;
+        }
+        write!(f, "), workspace {workspace}")
     }
 }
 
@@ -450,12 +538,20 @@ impl Loaded {
     pub(crate) fn memory(&self) -> Memory {
         let arena = self.executor.runners().arena();
         let geometry = engine::exec::Executor::geometry(&self.executor);
+        let Geometry { pages, page_size, pages_per_seat, kept, .. } = geometry;
+        let coverage = engine::exec::Executor::coverage(&self.executor);
         // One page is reserved for padding rows.
-        let pages = u64::from(geometry.pages.saturating_sub(1));
+        let there = u64::from(pages.saturating_sub(1));
+        let each = kept.pages_of(pages_per_seat, page_size, coverage.prefill_tokens).max(1);
+        let windowed = self.program.caches.iter().filter(|cache| cache.window().is_some());
+        let windowed = if kept.windowed > 0 { windowed.count() as u32 } else { 0 };
         Memory {
             weights: arena.size(Region::Weights),
             kv_cache: arena.size(Region::Kv),
-            kv_tokens: pages * u64::from(geometry.page_size),
+            kv_tokens: there * u64::from(pages_per_seat) / u64::from(each) * u64::from(page_size),
+            kv_pages: (pages, graph::layout::page_bytes(&self.program, page_size)),
+            kv_layers: (self.program.caches.len() as u32 - windowed, windowed),
+            kv_window: kept.window,
             workspace: [Region::State, Region::Workspace, Region::HostMapped]
                 .map(|region| arena.size(region))
                 .iter()

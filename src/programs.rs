@@ -7,8 +7,14 @@ use anyhow::Result;
 use clap::ValueEnum;
 use device::{Device, DeviceKind, Target};
 use graph::config::Given;
-use model::{Configured, LoadError, LoadOptions, OpenModel};
+use model::{Configured, LoadOptions, ModelSource, OpenModel};
 use std::sync::Arc;
+
+/// Where a model's files are, in the format that was asked for.
+fn source(name: &str, args: &ModelArgs) -> Result<ModelSource> {
+    let format = LoadFormat::from_str(&args.load_format, true);
+    loading::source(name, format.map_err(crate::exit::bad_input)?)
+}
 
 /// Opens models by name.
 pub(crate) struct Programs<'a> {
@@ -18,9 +24,7 @@ pub(crate) struct Programs<'a> {
 impl Programs<'_> {
     /// Opens a model; with `dummy` only its shape is read.
     pub(crate) fn open(&self, args: &ModelArgs) -> Result<OpenModel> {
-        let format = LoadFormat::from_str(&args.load_format, true);
-        let format = format.map_err(crate::exit::bad_input)?;
-        Ok(OpenModel::open(&loading::source(&args.model, format)?)?)
+        Ok(OpenModel::open(&source(&args.model, args)?)?)
     }
 
     /// How the model would be served on a target, with these options of graphs.
@@ -30,7 +34,8 @@ impl Programs<'_> {
         args: &ModelArgs,
         target: Arc<dyn Target>,
         graphs: Given,
-    ) -> Result<Configured, LoadError> {
+    ) -> Result<Configured> {
+        let drafter = args.spec_model.as_deref().map(|name| source(name, args)).transpose()?;
         let kind = match target.compute_capability() {
             Some(_) => DeviceKind::Cuda,
             None => DeviceKind::Cpu,
@@ -42,10 +47,12 @@ impl Programs<'_> {
             page_size: args.page_size,
             precision: Some(self.global.precision(&*target)),
             spec: args.spec,
+            spec_model: drafter,
             graphs,
             ..LoadOptions::default()
         };
-        model::configure(model, target, self.global.numerics.into(), &options)
+        let source = source(&args.model, args)?;
+        Ok(model::configure(&source, model, target, self.global.numerics.into(), &options)?)
     }
 
     /// The device to verify on.

@@ -18,14 +18,18 @@ use clap::{Args, ValueEnum};
 use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;
-use model::{GraphExecutor, ModelConfig, ModelSource, Task};
+use model::{
+    AdapterError, GraphExecutor, ModelConfig, ModelSource, Parts, SleepError, Task, Update,
+    UpdateError,
+};
 use server::answer::{Reasoning, ToolFormat};
-use server::link::{self, ConfigRow, GraphInfo, PlanPicture};
+use server::link::{self, ConfigRow, GraphInfo, PlanPicture, Rest};
 use server::{EventForm, Grpc, KvEvents, Limits, Model, Reserved, Scorer, ServerConfig};
 use std::hash::{BuildHasher, Hasher};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use text::{TextModel, WordText};
 
 /// Serve a model with the OpenAI API and a live page
@@ -71,6 +75,22 @@ pub(crate) struct ServeArgs {
     /// The model name for clients [default: the model's own]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
+    /// Serve the operator's routes, which change the model's memory and weights: /sleep, /wake_up, /is_sleeping,
+    /// /update_weights, /v1/load_lora_adapter, /v1/unload_lora_adapter
+    ///
+    /// Whoever may use the server may use them, too: set an API key. SGLang's names are served as well:
+    /// /release_memory_occupation, /resume_memory_occupation and /update_weights_from_disk.
+    #[arg(long)]
+    admin_api: bool,
+    /// Let /update_weights and /v1/load_lora_adapter read from this folder and those below it (may be repeated)
+    #[arg(long, value_name = "FOLDER", requires = "admin_api")]
+    weight_root: Vec<PathBuf>,
+    /// Give the device's memory back when no request came for so long; the next request brings it back
+    ///
+    /// Weights are kept in host memory meanwhile; what the prefix cache holds is forgotten, except what --kv-host-memory
+    /// and --kv-disk keep.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    sleep_after: Option<u64>,
     /// Set a limit, such as inflight=64 (may be repeated)
     #[arg(long, value_name = "NAME=N", long_help = limits_help())]
     limit: Vec<String>,
@@ -174,6 +194,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
     }
     let info = about(&loaded);
     let model = model(args, &mut loaded);
+    load_adapters(args, &mut loaded, &model)?;
     if !model.generates && config.limits.inflight == Limits::default().inflight {
         // One call may have as many texts as are allowed, each of which takes a few milliseconds.
         config.limits.inflight = 2 * config.limits.inputs;
@@ -184,6 +205,22 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<()> {
         let url = url(address);
         note!("serving {name} at {url} (a page; the OpenAI API is at {url}v1)");
     })?;
+    Ok(())
+}
+
+/// Loads the adapters that the command line names.
+fn load_adapters(args: &ServeArgs, loaded: &mut Loaded, model: &Model) -> Result<()> {
+    for (name, folder) in args.load.lora() {
+        let adapter = loaded.executor.read_adapter(folder);
+        let adapter = adapter.map_err(|error| bad_input(format!("--lora {name}: {error}")))?;
+        // Random, so that no page of another adapter is ever taken for one of this.
+        let number = std::hash::RandomState::new().build_hasher().finish() | 1;
+        note!("adapter {name}: rank {}", adapter.rank());
+        loaded.executor.add_adapter(number, adapter);
+        if *name == model.name || !model.adapters.insert(name, number) {
+            return Err(bad_input(format!("--lora {name}: the name is used twice")));
+        }
+    }
     Ok(())
 }
 
@@ -228,6 +265,9 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         allowed_hosts: args.allowed_host.clone(),
         allow_origins: args.allow_origin.clone(),
         share_prefix_cache: args.share_prefix_cache,
+        admin: args.admin_api,
+        weight_roots: weight_roots(&args.weight_root)?,
+        sleep_after: args.sleep_after.map(Duration::from_secs),
         // The model is known when it is loaded.
         grpc: args.grpc.map(|listen| Grpc { listen, model_id: String::new() }),
         kv_events: kv_events(args)?,
@@ -242,6 +282,15 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         config.limits.set(name, value).map_err(|why| bad_input(format!("--limit {why}")))?;
     }
     Ok(config)
+}
+
+/// The folders without links.
+fn weight_roots(roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let real = |root: &PathBuf| {
+        let real = root.canonicalize();
+        real.map_err(|error| bad_input(format!("--weight-root {}: {error}", root.display())))
+    };
+    roots.iter().map(real).collect()
 }
 
 fn kv_events(args: &ServeArgs) -> Result<Option<KvEvents>> {
@@ -350,7 +399,7 @@ impl watched::Traced for GraphExecutor {
         self.last_ran()
     }
 
-    fn ran_within(&self) -> Option<std::time::Duration> {
+    fn ran_within(&self) -> Option<Duration> {
         let on_its_own = self.device().gpu().is_some();
         (!on_its_own).then(|| self.runners().replay_call())
     }
@@ -359,12 +408,50 @@ impl watched::Traced for GraphExecutor {
         GraphExecutor::spec_use(self)
     }
 
+    fn sleep(&mut self, parts: link::Parts, keep: bool) -> Result<(), SleepError> {
+        GraphExecutor::sleep(self, parts_of(parts), keep)
+    }
+
+    fn wake(&mut self, parts: link::Parts, reload: bool) -> Result<(), SleepError> {
+        GraphExecutor::wake(self, parts_of(parts), reload)
+    }
+
+    fn check_update(&self, path: &Path) -> Result<Update, UpdateError> {
+        GraphExecutor::check_update(self, path)
+    }
+
+    fn update(&mut self, update: Update) -> Result<(), UpdateError> {
+        GraphExecutor::update(self, update)
+    }
+
+    fn load_adapter(&mut self, number: u64, path: &Path) -> Result<(), AdapterError> {
+        let adapter = self.read_adapter(path)?;
+        self.add_adapter(number, adapter);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, number: u64) {
+        self.remove_adapter(number);
+    }
+
+    fn rest(&self) -> Rest {
+        match (self.asleep(), self.lacks_weights()) {
+            (Parts::NONE, false) => Rest::Awake,
+            (Parts::NONE, true) => Rest::NoWeights,
+            _ => Rest::Asleep,
+        }
+    }
+
     fn expert_loads(&self) -> Vec<graph::runner::ExpertLoad> {
         self.expert_loads().unwrap_or_else(|error| {
             tracing::warn!(%error, "what experts did cannot be read");
             Vec::new()
         })
     }
+}
+
+fn parts_of(parts: link::Parts) -> Parts {
+    Parts { weights: parts.weights, kv: parts.kv }
 }
 
 #[cfg(test)]

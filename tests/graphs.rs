@@ -55,6 +55,10 @@ fn verify_runs_what_serves() {
     let drafts = verified(&["--spec", "ngram:2", "--backend", "full"]);
     assert_eq!(count(&drafts, "full", "/q_len=3"), 2, "{drafts:?}");
 
+    // A model drafts for itself, in the same graphs.
+    let drafts = verified(&["--spec", "draft:2", "--spec-model", SMALL, "--backend", "full"]);
+    assert_eq!(count(&drafts, "full", "/q_len=3"), 2, "{drafts:?}");
+
     // The copy of the inputs is part of the graph of a whole step: the others refuse it, and say so.
     let staged = verified(&["--graph-prep", "fused"]);
     assert_eq!(count(&staged, "full", "/staged=0"), 2, "{staged:?}");

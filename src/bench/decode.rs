@@ -33,12 +33,12 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(TIMES))]
     steps: u32,
-    /// Verify K drafts of every sequence in each step, to compare its time with that of a step without
+    /// Verify K drafts of every sequence in each step, to compare its time with that of a step without: --spec ngram:K
     #[arg(long, value_name = "K", conflicts_with = "spec")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     spec_k: Option<u32>,
     /// Accept N of them whatever they are, for the rate at this acceptance: what is generated is not the model's text
-    #[arg(long, value_name = "N", requires = "spec_k")]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     force_accept: Option<u32>,
     #[command(flatten)]
@@ -105,11 +105,12 @@ fn measure(
     let most = args.batch.iter().copied().max().unwrap_or(1);
     // Measured before the model fills the memory.
     let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
-    let (drafts, forced) = (args.spec_k.unwrap_or(0), args.force_accept.unwrap_or(0));
+    let load = load.with_drafts(args.spec_k);
+    let (drafts, forced) = (load.drafts(), args.force_accept.unwrap_or(0));
     if forced > drafts {
         return Err(bad_input(format!("--force-accept {forced} of {drafts} drafts")));
     }
-    let mut loaded = loading::load(&load.with_drafts(args.spec_k), global, most)?;
+    let mut loaded = loading::load(&load, global, most)?;
     if drafts > 0 {
         loaded.executor.force_drafts(drafts, forced);
     }

@@ -4,7 +4,7 @@ use crate::exit::bad_input;
 use anyhow::{Context, Result};
 use device::op::Noise;
 use device::{Node, Op, Tensor};
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{Executor, Join, Page, Row, Seat, SeatParams, Step};
 use graph::config::MAX_STEPS;
 use model::GraphExecutor;
 use std::collections::VecDeque;
@@ -268,7 +268,8 @@ impl<'a> Steady<'a> {
             |&(more, context): &(u32, u32)| (context + more).div_ceil(geometry.page_size);
         let most = rows.iter().map(pages_of).max().unwrap_or(0);
         let batch = u32::try_from(rows.len())?;
-        let need = rows.iter().map(|row| u64::from(pages_of(row))).sum::<u64>() + 1;
+        let (kept, all) = (geometry.kept, rows.iter().map(|row| u64::from(pages_of(row))));
+        let need = all.sum::<u64>() * u64::from(kept.width()) + 1;
         let (pages, each) = (geometry.pages, geometry.pages_per_seat);
         if most > each || need > u64::from(pages) || batch > geometry.seats {
             return Err(bad_input(format!(
@@ -293,8 +294,8 @@ impl<'a> Steady<'a> {
             for turn in 0..batch {
                 let seat = (turn + 7 * index) % batch;
                 if index < pages_of(&rows[seat as usize]) {
-                    pages.push(PageEntry { seat: Seat(seat), index, page: Page(next) });
-                    next += 1;
+                    pages.extend(kept.entries(Seat(seat), index, Page(next)));
+                    next += kept.width();
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use engine::EngineConfig;
-use engine::exec::{Coverage, ExecError, Geometry, RowResult, Sampled, Step, StepResult};
+use engine::exec::{Coverage, ExecError, Geometry, Kept, RowResult, Sampled, Step, StepResult};
 use std::collections::VecDeque;
 use std::path::Path;
 
@@ -18,7 +18,14 @@ struct Scripted {
 
 impl Executor for Scripted {
     fn geometry(&self) -> Geometry {
-        Geometry { seats: 1, pages: 16, page_size: 16, pages_per_seat: 8, vocab: 5 }
+        Geometry {
+            seats: 1,
+            pages: 16,
+            page_size: 16,
+            pages_per_seat: 8,
+            vocab: 5,
+            kept: Kept::ALL,
+        }
     }
 
     fn coverage(&self) -> Coverage {

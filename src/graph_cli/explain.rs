@@ -62,14 +62,18 @@ pub(super) fn run(args: &ExplainArgs, programs: &Programs<'_>) -> Result<()> {
     let mut configured = programs.configure(&opened, &args.model, target, args.model.given(&[]))?;
     configured.target.fusion = args.unfused.then_some(Fusion::NONE);
     let text = match args.format {
-        Format::Program => configured.written.program.to_json() + "\n",
+        Format::Program => configured.program().to_json() + "\n",
         format => {
             let (plan, target) = shape.plan(&configured)?;
+            let explained = || {
+                let explained = graph::explain::explain(&plan, &target);
+                explained.with_caches(configured.program(), args.model.page_size)
+            };
             match format {
                 Format::Svg => plan.svg(),
                 Format::Plan => serde_json::to_string_pretty(&plan)? + "\n",
-                Format::Json => graph::explain::explain(&plan, &target).json() + "\n",
-                Format::Table | Format::Program => graph::explain::explain(&plan, &target).table(),
+                Format::Json => explained().json() + "\n",
+                Format::Table | Format::Program => explained().table(),
             }
         }
     };

@@ -72,23 +72,23 @@ pub(crate) fn verify(
             Ok(found) if found.decode.backend == backend => configured.push(found),
             // `--graph-config` names another one.
             Ok(_) => {}
-            Err(LoadError::Graphs(error @ ConfigError::Rule { .. })) if args.backend.is_none() => {
+            Err(error) if args.backend.is_none() && breaks_rule(&error) => {
                 tell(format!("{:<10} skipped: {error}", backend.name()));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
     let Some(first) = configured.first() else {
         return Err(bad_input("no backend runs with these options"));
     };
-    let (written, limits) = (&first.written, first.limits);
+    let (program, limits) = (first.program(), first.limits);
     // The first is the one with merged layers, if any is.
     let mut layout = first.layout()?;
-    layout.add_pages(&written.program, pages(&limits));
+    layout.add_pages(program, pages(&limits));
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
-    opened.fill(written, &device, &arena, &bindings, &|_| ())?;
-    tell(format!("{} on {}", written.program.name, device.describe()));
+    first.fill(&opened, &device, &arena, &bindings, &|_| ())?;
+    tell(format!("{} on {}", program.name, device.describe()));
     let setup = |of: &Configured| Setup {
         target: of.target.clone(),
         decode: of.decode.clone(),
@@ -97,7 +97,7 @@ pub(crate) fn verify(
     let setups = configured.iter().map(setup).collect();
     let sweep = Sweep { setups, steps: args.steps, replays: args.replays, seed: args.seed };
     let each = &mut |line: &Verified| tell(text(line));
-    let findings = sweep.run(&device, &arena, &written.program, &bindings, each)?;
+    let findings = sweep.run(&device, &arena, program, &bindings, each)?;
     for (backend, time) in &findings.recording {
         let bytes = findings.verified.iter().filter(|line| line.backend == *backend);
         let bytes = graph::plan::bytes(bytes.map(|line| line.bytes).sum());
@@ -110,6 +110,11 @@ pub(crate) fn verify(
     Ok(passed)
 }
 
+/// Whether a backend cannot run with the other options.
+fn breaks_rule(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(LoadError::Graphs(ConfigError::Rule { .. })))
+}
+
 /// The model as it is served by a backend, with the buckets that are asked for.
 fn configure(
     args: &VerifyArgs,
@@ -117,7 +122,7 @@ fn configure(
     opened: &OpenModel,
     device: &Device,
     backend: BackendKind,
-) -> Result<Configured, LoadError> {
+) -> Result<Configured> {
     let flags = [
         ("graph-backend-decode", backend.name()),
         ("graph-backend-prefill", backend.name()),
@@ -150,7 +155,7 @@ fn backends(only: Option<&str>) -> Result<Vec<BackendKind>> {
 /// Pages for two of the largest steps over all seats and a few more, not a whole context per seat.
 fn pages(limits: &StepLimits) -> u32 {
     let step = (2 * limits.tokens).div_ceil(limits.seats * limits.page_size);
-    1 + limits.seats * (step + 8).min(limits.pages_per_seat)
+    1 + limits.seats * (step + 8).min(limits.pages_per_seat) * limits.tables
 }
 
 fn text(line: &Verified) -> String {

@@ -7,9 +7,14 @@ use engine::request::{Event, Micros, Output};
 use engine::store::StoreUse;
 use engine::{Engine, EngineConfig};
 use graph::runner::ExpertLoad;
-use model::SpecUse;
-use server::link::{Backend, DraftUse, ExpertUse, GraphInfo, Pages, PrefixUse, Snapshot, TierUse};
+use model::{SleepError, SpecUse};
+use server::link::{
+    Backend, Change, ChangeError, Changed, DraftUse, ExpertUse, GraphInfo, Pages, PrefixUse, Rest,
+    Snapshot, TierUse,
+};
 use std::cell::RefCell;
+use std::hash::{BuildHasher, Hasher};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +27,8 @@ pub(crate) struct Serving<X: Executor + Traced> {
     seats: u32,
     page_tokens: u32,
     info: Arc<GraphInfo>,
+    /// How often the weights were replaced.
+    weight_version: u64,
     /// What experts did, and when that was read.
     experts: RefCell<(Option<Instant>, Vec<ExpertUse>)>,
 }
@@ -31,7 +38,25 @@ impl<X: Executor + Traced> Serving<X> {
     pub(crate) fn new(executor: X, config: EngineConfig, info: GraphInfo) -> Self {
         let Geometry { seats, page_size: page_tokens, .. } = executor.geometry();
         let engine = Engine::new(Watched::new(executor), config);
-        Self { engine, seats, page_tokens, info: Arc::new(info), experts: RefCell::default() }
+        let (info, experts) = (Arc::new(info), RefCell::default());
+        Self { engine, seats, page_tokens, info, weight_version: 0, experts }
+    }
+
+    /// Replaces weights, after comparing the files with the model.
+    fn update(&mut self, path: &Path) -> (Vec<Output>, Result<(), ChangeError>) {
+        let update = match self.engine.executor_mut().inner_mut().check_update(path) {
+            Ok(update) => update,
+            Err(error) => return (Vec::new(), Err(ChangeError::Refused(error.to_string()))),
+        };
+        let outputs = self.engine.vacate();
+        let result = self.engine.executor_mut().inner_mut().update(update);
+        if result.is_ok() {
+            self.weight_version += 1;
+            // Random, so that no other process gives the same number to other weights.
+            let number = std::hash::RandomState::new().build_hasher().finish() | 1;
+            self.engine.renew(number);
+        }
+        (outputs, result.map_err(|error| ChangeError::Failed(error.to_string())))
     }
 
     fn experts(&self) -> Vec<ExpertUse> {
@@ -63,6 +88,44 @@ impl<X: Executor + Traced> Backend for Serving<X> {
 
     fn gone(&self) -> Option<String> {
         self.engine.gone().map(str::to_owned)
+    }
+
+    fn change(&mut self, change: &Change) -> Changed {
+        let failed = |error: SleepError| ChangeError::Failed(error.to_string());
+        let executor = Engine::executor_mut;
+        let (outputs, result) = match change {
+            Change::Sleep { parts, keep } => {
+                let outputs = self.engine.vacate();
+                let slept = executor(&mut self.engine).inner_mut().sleep(*parts, *keep);
+                (outputs, slept.map_err(failed))
+            }
+            Change::Wake { parts, reload } => {
+                let woken = executor(&mut self.engine).inner_mut().wake(*parts, *reload);
+                (Vec::new(), woken.map_err(failed))
+            }
+            Change::Update { path } => self.update(path),
+            Change::LoadAdapter { number, path } => {
+                let loaded = executor(&mut self.engine).inner_mut().load_adapter(*number, path);
+                (Vec::new(), loaded.map_err(|error| ChangeError::Refused(error.to_string())))
+            }
+            Change::UnloadAdapter { number } if self.engine.needs_adapter(*number) => {
+                let why = "requests that use the adapter are running".to_owned();
+                (Vec::new(), Err(ChangeError::Refused(why)))
+            }
+            Change::UnloadAdapter { number } => {
+                executor(&mut self.engine).inner_mut().unload_adapter(*number);
+                (Vec::new(), Ok(()))
+            }
+        };
+        Changed { outputs, result }
+    }
+
+    fn weight_version(&self) -> u64 {
+        self.weight_version
+    }
+
+    fn rest(&self) -> Rest {
+        self.engine.executor().rest()
     }
 
     fn snapshot(&self) -> Snapshot {

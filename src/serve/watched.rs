@@ -4,9 +4,10 @@ use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, Step
 use engine::request::Micros;
 use engine::store::{Store, StoreUse};
 use graph::runner::{ExpertLoad, Ran};
-use model::SpecUse;
-use server::link::{PUBLISH_CALLS, Phase, Run, StepRecord};
+use model::{AdapterError, SleepError, SpecUse, Update, UpdateError};
+use server::link::{PUBLISH_CALLS, Parts, Phase, Rest, Run, StepRecord};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The least number of records kept.
@@ -27,6 +28,27 @@ pub(crate) trait Traced {
 
     /// What drafts did; `None` if steps have none.
     fn spec_use(&self) -> Option<&SpecUse>;
+
+    /// Gives memory back; no step is in flight.
+    fn sleep(&mut self, parts: Parts, keep: bool) -> Result<(), SleepError>;
+
+    /// Brings memory back.
+    fn wake(&mut self, parts: Parts, reload: bool) -> Result<(), SleepError>;
+
+    /// Opens files with weights and compares them with the model.
+    fn check_update(&self, path: &Path) -> Result<Update, UpdateError>;
+
+    /// Replaces weights; no step is in flight.
+    fn update(&mut self, update: Update) -> Result<(), UpdateError>;
+
+    /// Lets requests use an adapter.
+    fn load_adapter(&mut self, number: u64, path: &Path) -> Result<(), AdapterError>;
+
+    /// Forgets an adapter that no request uses.
+    fn unload_adapter(&mut self, number: u64);
+
+    /// Whether it can run steps.
+    fn rest(&self) -> Rest;
 }
 
 /// An executor, and the records of its last steps.
@@ -116,6 +138,16 @@ impl<X: Executor + Traced> Watched<X> {
         self.inner.spec_use()
     }
 
+    /// The executor.
+    pub(crate) fn inner_mut(&mut self) -> &mut X {
+        &mut self.inner
+    }
+
+    /// Whether it can run steps.
+    pub(crate) fn rest(&self) -> Rest {
+        self.inner.rest()
+    }
+
     /// The last steps that are done, oldest first.
     pub(crate) fn records(&self) -> Vec<StepRecord> {
         self.records.iter().cloned().collect()
@@ -196,6 +228,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.tokens_per_row()
     }
 
+    fn adapters(&self) -> u32 {
+        self.inner.adapters()
+    }
+
     fn stop_loop(&mut self) {
         self.inner.stop_loop();
     }
@@ -265,7 +301,7 @@ impl<X: Executor + Traced> Executor for Watched<X> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::exec::{Row, Seat};
+    use engine::exec::{Kept, Row, Seat};
     use graph::ShapeKey;
 
     /// A device whose launches run a scripted number of steps.
@@ -292,11 +328,44 @@ mod tests {
         fn spec_use(&self) -> Option<&SpecUse> {
             None
         }
+
+        fn sleep(&mut self, _: Parts, _: bool) -> Result<(), SleepError> {
+            Err(SleepError::Busy)
+        }
+
+        fn wake(&mut self, _: Parts, _: bool) -> Result<(), SleepError> {
+            Err(SleepError::Busy)
+        }
+
+        fn check_update(&self, _: &Path) -> Result<Update, UpdateError> {
+            Err(UpdateError::Busy)
+        }
+
+        fn update(&mut self, _: Update) -> Result<(), UpdateError> {
+            Err(UpdateError::Busy)
+        }
+
+        fn load_adapter(&mut self, _: u64, _: &Path) -> Result<(), AdapterError> {
+            Err(AdapterError::NoRoom)
+        }
+
+        fn unload_adapter(&mut self, _: u64) {}
+
+        fn rest(&self) -> Rest {
+            Rest::Awake
+        }
     }
 
     impl Executor for Scripted {
         fn geometry(&self) -> Geometry {
-            Geometry { seats: 4, pages: 9, page_size: 16, pages_per_seat: 2, vocab: 10 }
+            Geometry {
+                seats: 4,
+                pages: 9,
+                page_size: 16,
+                pages_per_seat: 2,
+                vocab: 10,
+                kept: Kept::ALL,
+            }
         }
 
         fn coverage(&self) -> Coverage {

@@ -212,6 +212,7 @@ fn main() {
         vocab: shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let mut arena = OpenArena::new();
     let state = StepState::lay_out(limits, |region, name, bytes| arena.alloc(region, name, bytes))

@@ -115,6 +115,11 @@ pub(crate) trait Memory: Send + Sync + std::fmt::Debug {
     fn base(&self, region: Region) -> u64;
     /// The address the host may use for byte 0 of a region, if it may at all.
     fn host_base(&self, region: Region) -> Option<*mut u8>;
+    /// Gives the memory of a region back; its addresses stay reserved. `keep` keeps its contents in host memory. On an
+    /// error the region is as it was.
+    fn release(&self, region: Region, keep: bool) -> Result<()>;
+    /// Memory at the same addresses again, with what was kept, else zero. On an error the region is still released.
+    fn restore(&self, region: Region) -> Result<()>;
 }
 
 #[derive(Debug)]
@@ -126,6 +131,8 @@ pub(crate) struct ArenaInner {
     device: u32,
     report: Report,
     closed: AtomicBool,
+    /// Regions without memory, by number.
+    released: [AtomicBool; 5],
 }
 
 impl ArenaInner {
@@ -134,6 +141,7 @@ impl ArenaInner {
         if span.arena != self.id {
             return Err(Error::ForeignSpan { op: op.into(), found: span.arena, expected: self.id });
         }
+        self.check_there(op, span.region)?;
         // A region that no arena has is empty.
         let size = self.sizes.get(span.region as usize).copied().unwrap_or(0);
         match span.offset.checked_add(span.len) {
@@ -152,6 +160,40 @@ impl ArenaInner {
     pub(crate) fn check_open(&self, what: &str) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed { what: what.into() });
+        }
+        Ok(())
+    }
+
+    fn check_there(&self, what: &str, region: Region) -> Result<()> {
+        let released = self.released.get(region as usize);
+        match released.is_some_and(|released| released.load(Ordering::Acquire)) {
+            true => Err(Error::Released { what: what.into(), region }),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses when the memory of any region was released.
+    pub(crate) fn check_whole(&self, what: &str) -> Result<()> {
+        Region::ALL.into_iter().try_for_each(|region| self.check_there(what, region))
+    }
+
+    /// Releases a region; it stays what it is if it is released already.
+    pub(crate) fn release(&self, region: Region, keep: bool) -> Result<()> {
+        let released = &self.released[region as usize];
+        if released.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let outcome = self.memory.release(region, keep);
+        released.store(outcome.is_ok(), Ordering::Release);
+        outcome
+    }
+
+    /// Restores a region that was released.
+    pub(crate) fn restore(&self, region: Region) -> Result<()> {
+        let released = &self.released[region as usize];
+        if released.load(Ordering::Acquire) {
+            self.memory.restore(region)?;
+            released.store(false, Ordering::Release);
         }
         Ok(())
     }
@@ -182,8 +224,9 @@ impl Arena {
         fence_gaps(&open, &*memory);
         let OpenArena { id, sizes, named, .. } = open;
         let report = Report { named };
-        let closed = AtomicBool::new(false);
-        Arena { inner: Arc::new(ArenaInner { id, sizes, memory, device, report, closed }) }
+        let (closed, released) = (AtomicBool::new(false), Default::default());
+        let inner = ArenaInner { id, sizes, memory, device, report, closed, released };
+        Arena { inner: Arc::new(inner) }
     }
 
     /// Its id.
@@ -199,6 +242,11 @@ impl Arena {
     /// Bytes of a region.
     pub fn size(&self, region: Region) -> u64 {
         self.inner.sizes[region as usize]
+    }
+
+    /// Whether a region has no memory now ([`crate::Device::release`]).
+    pub fn is_released(&self, region: Region) -> bool {
+        self.inner.check_there("region", region).is_err()
     }
 
     /// Ends the arena: graphs recorded over it refuse to replay. Its memory is freed with the last graph that points

@@ -13,6 +13,7 @@ pub mod library;
 pub mod lower;
 mod memory;
 pub(crate) mod record;
+mod region;
 pub mod source;
 pub mod tune;
 pub mod tuned;

@@ -163,6 +163,28 @@ impl Device {
         Ok(Arena::new(open, memory, self.driver.capture().device()))
     }
 
+    /// Gives the memory of a region back, when everything launched so far is done. Its addresses stay, and so do graphs
+    /// that were recorded with them; whatever would touch the region is refused until [`Device::restore`]. `keep` keeps
+    /// its contents in host memory; the CPU then gives nothing back, because there they are. No copy of another thread
+    /// may be under way in it.
+    ///
+    /// # Panics
+    /// For host-mapped memory, which the host uses at any time.
+    pub fn release(&self, arena: &Arena, region: Region, keep: bool) -> Result<()> {
+        assert!(region != Region::HostMapped, "the host uses host-mapped memory at any time");
+        self.driver.capture().allow(Forbidden::Allocation)?;
+        self.own(arena, "release")?;
+        self.driver.sync()?;
+        arena.inner.release(region, keep)
+    }
+
+    /// Gives a released region memory at the same addresses, with what was kept, else zero. An error leaves it released.
+    pub fn restore(&self, arena: &Arena, region: Region) -> Result<()> {
+        self.driver.capture().allow(Forbidden::Allocation)?;
+        self.own(arena, "restore")?;
+        arena.inner.restore(region)
+    }
+
     /// Writes host bytes into a span.
     pub fn write(&self, arena: &Arena, to: Span, bytes: &[u8]) -> Result<()> {
         self.write_all(arena, &[to], bytes)

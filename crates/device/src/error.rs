@@ -48,6 +48,14 @@ pub enum Error {
         /// The arena in use.
         expected: ArenaId,
     },
+    /// Memory that was given back.
+    #[error("{what}: the memory of {} was released: restore it first", region.name())]
+    Released {
+        /// The op or call.
+        what: String,
+        /// The region.
+        region: Region,
+    },
     /// An arena that another device sealed.
     #[error("{what}: arena {arena:?} is another device's memory")]
     ForeignArena {

@@ -92,10 +92,11 @@ impl Graph {
         self.recorded.device_nodes()
     }
 
-    /// Replays it from the start. Refused while recording and after the arena was closed.
+    /// Replays it from the start. Refused while recording, while memory of the arena is released and after it was closed.
     pub fn replay(&self) -> Result<()> {
         self.driver.capture().allow(Forbidden::Replay)?;
         self.arena.inner.check_open(&self.name)?;
+        self.arena.inner.check_whole(&self.name)?;
         self.recorded.replay()
     }
 }

@@ -119,6 +119,8 @@ pub trait Binder<O: Operands> {
     fn bytes(&self, bytes: O::Bytes) -> Result<Span, Self::Error>;
     /// The step's tables.
     fn state(&self) -> StepState;
+    /// The same as the layers of a cache see them: with the page table of its pages.
+    fn state_of(&self, cache: O::Cache) -> StepState;
     /// Rows and tokens of the step.
     fn size(&self) -> StepShape;
     /// Pages that every cache has.
@@ -129,6 +131,8 @@ pub trait Binder<O: Operands> {
     fn load(&self, experts: O::Weight) -> Option<Span>;
     /// The device-side count of the rows of `value` that matter.
     fn live(&self, value: O::Value) -> Option<Span>;
+    /// Whether a row of `value` belongs to a row of the step; else to a token.
+    fn by_row(&self, value: O::Value) -> bool;
     /// Whether only the last token of each row of `value` is ever read.
     fn last_only(&self, value: O::Value) -> bool;
     /// Binds the members of a fused op; values between them are in [`crate::Region::Inside`].

@@ -14,24 +14,30 @@ pub(crate) mod attention;
 mod check;
 pub(crate) mod copy;
 pub(crate) mod draft;
+pub(crate) mod draft_rows;
 pub(crate) mod embed;
 pub(crate) mod experts;
 pub(crate) mod fill;
+pub(crate) mod follow;
 pub mod fused;
 pub(crate) mod gate_mul;
 pub(crate) mod gather;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
+pub(crate) mod lora;
 pub(crate) mod noise;
 pub(crate) mod pool;
 pub(crate) mod prologue;
+pub(crate) mod propose;
 pub(crate) mod publish;
+pub(crate) mod recall;
 pub(crate) mod rms_norm;
 pub(crate) mod rms_norm_columns;
 pub(crate) mod rope_kv;
 pub(crate) mod route;
 pub(crate) mod sample;
 pub(crate) mod scale;
+pub(crate) mod tap;
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -50,6 +56,16 @@ ops! { ($)
     prologue::Prologue = "prologue";
     /// Drafts tokens from the sequences themselves.
     draft::Draft = "draft";
+    /// Derives what a model is fed that drafts.
+    draft_rows::DraftRows = "draft_rows";
+    /// Chooses a draft of each row, and derives what is fed next.
+    propose::Propose = "propose";
+    /// Keeps hidden states for a drafter.
+    tap::Tap = "tap" with Kept;
+    /// Takes hidden states that were kept.
+    recall::Recall = "recall";
+    /// Feeds a drafter the tokens of a step with the states before them.
+    follow::Follow = "follow";
     /// Gathers embedding rows.
     embed::Embed = "embed" with Lookup;
     /// Normalises rows.
@@ -60,6 +76,8 @@ ops! { ($)
     layer_norm::LayerNorm = "layer_norm";
     /// Multiplies by a weight matrix.
     linear::Linear = "linear" with Epilogue, LinearChain, NormHandoff;
+    /// Adds what adapters make of a linear's input.
+    lora::Lora = "lora" with LoraParts;
     /// Adds two matrices.
     add::Add = "add";
     /// Adds rows times a gate.
@@ -314,6 +332,14 @@ impl<O: Operands> Op<O> {
     pub fn redirect(&mut self, from: O::Value, to: O::Value) {
         self.operands(&mut |operand| match operand {
             Operand::Value(value, Access::Read | Access::Update) if *value == from => *value = to,
+            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+        });
+    }
+
+    /// A value has another name, wherever it is read or written.
+    pub fn rename(&mut self, from: O::Value, to: O::Value) {
+        self.operands(&mut |operand| match operand {
+            Operand::Value(value, _) if *value == from => *value = to,
             Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
         });
     }

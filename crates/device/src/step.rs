@@ -45,6 +45,8 @@ pub mod param {
     pub const BIASES: u32 = 28;
     /// Non-zero when any of the three penalties is on.
     pub const PENALISED: u32 = 29;
+    /// The slot of its adapter, counted from 1; 0 for none.
+    pub const ADAPTER: u32 = 30;
 }
 /// Stop tokens a seat can hold.
 pub const MAX_STOPS: u32 = 16;
@@ -244,6 +246,9 @@ pub struct StepLimits {
     /// Most tokens that a row returns: its places in a ring entry.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tokens_per_row: u32,
+    /// Page tables of a seat: layers that keep different tokens have pages of their own ([`StepState::of_table`]).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tables: u32,
 }
 
 fn one() -> u32 {
@@ -265,7 +270,7 @@ pub struct StepState {
     pub seat_len: Tensor,
     /// Per seat: the token a decode row feeds.
     pub seat_token: Tensor,
-    /// Per seat: its pages; entries never written are the scratch page, 0.
+    /// Per table and seat: its pages; entries never written are the scratch page, 0.
     pub page_table: Tensor,
     /// Per seat: [`PARAM_WORDS`] words.
     pub params: Tensor,
@@ -292,7 +297,7 @@ pub struct StepState {
     pub token: Tensor,
     /// Per token: position (pad tokens: 0).
     pub position: Tensor,
-    /// Per token: page × page size + offset where its K and V go (pad tokens: inside the scratch page).
+    /// Per table and token: page × page size + offset where its K and V go (pad tokens: inside the scratch page).
     pub kv_slot: Tensor,
     /// Per token: its row (pad tokens: `rows` limit).
     pub token_row: Tensor,
@@ -303,6 +308,12 @@ pub struct StepState {
     /// Per row: drafts of this step that it may accept (pad rows: 0). Likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_drafts: Option<Tensor>,
+    /// The tables of the rows that a model feeds which drafts. Only where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafting: Option<FedTables>,
+    /// Hidden states that are kept for a drafter. Only where it reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub features: Option<Features>,
     /// Two mail banks, host-mapped.
     pub mail: [Span; 2],
     /// [`ring::ENTRIES`] entries, host-mapped.
@@ -317,6 +328,55 @@ pub struct StepState {
     pub repeats: bool,
 }
 
+/// What a model is fed in one pass over the rows of a step: the tables of a [`StepState`] with the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FedTables {
+    /// [`count`] words; rows, tokens, the longest row and the split count.
+    pub counts: Tensor,
+    /// Per row and one more: its first token's index.
+    pub q_start: Tensor,
+    /// Per row: KV length after these tokens.
+    pub kv_len: Tensor,
+    /// Per row: index of its last token.
+    pub last_index: Tensor,
+    /// Per token: id.
+    pub token: Tensor,
+    /// Per token: position.
+    pub position: Tensor,
+    /// Per token: where its K and V go.
+    pub kv_slot: Tensor,
+    /// Per token: its row.
+    pub token_row: Tensor,
+}
+
+/// Hidden states that a drafter reads, and the tokens that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Features {
+    /// Per token of a step: states of the model that verifies, one after the other.
+    pub token: Tensor,
+    /// Per seat: those of its last token with keys.
+    pub last: Tensor,
+    /// Per seat: how long its sequence is with that token; 0 if there is none. u32.
+    pub last_len: Tensor,
+    /// Per row: the drafter's own state after its last draft.
+    pub drafted: Tensor,
+    /// Per token of the drafter: which of the model's it is, u32. Without it they are the same.
+    pub ids: Option<Tensor>,
+}
+
+/// How large [`Features`] are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FeatureShape {
+    /// Columns of what is kept of a token.
+    pub token: u32,
+    /// Columns of the drafter's own states.
+    pub drafted: u32,
+    /// Their type.
+    pub dtype: DType,
+    /// Tokens that the drafter knows, if they are fewer than the model's.
+    pub ids: Option<u32>,
+}
+
 /// Word offsets of a mail bank's areas, derived from the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MailLayout {
@@ -326,7 +386,7 @@ pub struct MailLayout {
     pub tokens: u32,
     /// Join records.
     pub joins: u32,
-    /// Page entries: seat, index, page.
+    /// Page entries: seat, index, page; the entries of table t begin at t times the entries of a table.
     pub pages: u32,
     /// Page entries that fit.
     pub pages_cap: u32,
@@ -366,7 +426,10 @@ impl StepState {
         let state = (
             words("seat_len", 1, seats),
             words("seat_token", 1, seats),
-            words("page_table", seats, limits.pages_per_seat),
+            match limits.tables {
+                1 => words("page_table", seats, limits.pages_per_seat),
+                tables => words("page_table", tables, limits.table_words()),
+            },
             words("params", seats, PARAM_WORDS),
             words("biases", seats, 2 * MAX_BIASES),
             limits.penalties.then(|| words("seen", seats, limits.vocab)),
@@ -380,7 +443,10 @@ impl StepState {
         let last_index = words("last_index", 1, limits.rows);
         let token = words("token", 1, limits.tokens);
         let position = words("position", 1, limits.tokens);
-        let kv_slot = words("kv_slot", 1, limits.tokens);
+        let kv_slot = match limits.tables {
+            1 => words("kv_slot", 1, limits.tokens),
+            tables => words("kv_slot", tables, limits.slot_words()),
+        };
         let token_row = words("token_row", 1, limits.tokens);
         let several = limits.tokens_per_row > 1;
         let history = several.then(|| words("history", seats, limits.context()));
@@ -412,12 +478,30 @@ impl StepState {
             token_row,
             history,
             row_drafts,
+            drafting: None,
+            features: None,
             mail,
             ring,
             leave,
             vectors: None,
             repeats: false,
         })
+    }
+
+    /// The state as layers see it whose pages are in this page table: the only one.
+    pub fn of_table(self, table: u32) -> StepState {
+        if self.limits.tables == 1 {
+            return self;
+        }
+        let limits = StepLimits { tables: 1, ..self.limits };
+        let part = |whole: Tensor, rows: u32, cols: u32| {
+            let (each, bytes) = (u64::from(whole.cols) * 4, u64::from(rows) * u64::from(cols) * 4);
+            let span = whole.span.part(u64::from(table) * each, bytes);
+            Tensor::dense(span, DType::U32, rows, cols)
+        };
+        let page_table = part(self.page_table, limits.seats + 1, limits.pages_per_seat);
+        let kv_slot = part(self.kv_slot, 1, limits.tokens);
+        StepState { limits, page_table, kv_slot, ..self }
     }
 
     /// The same with places for vectors of `width` numbers.
@@ -429,6 +513,77 @@ impl StepState {
         let bytes = u64::from(self.limits.rows) * u64::from(width) * 4;
         let mut place = || alloc(Region::HostMapped, "vectors", bytes);
         StepState { vectors: Some([place(), place()]), ..self }
+    }
+
+    /// The same with tables for a model that drafts: what the host and the model verify by stays as it is.
+    pub fn with_drafting(
+        self,
+        mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
+    ) -> StepState {
+        let StepLimits { rows, tokens, .. } = self.limits;
+        let mut words = |name, count: u32| {
+            let span = alloc(Region::State, name, u64::from(count) * 4);
+            Tensor::dense(span, DType::U32, 1, count)
+        };
+        let drafting = FedTables {
+            counts: words("drafting counts", count::WORDS),
+            q_start: words("drafting q_start", rows + 1),
+            kv_len: words("drafting kv_len", rows),
+            last_index: words("drafting last_index", rows),
+            token: words("drafting token", tokens),
+            position: words("drafting position", tokens),
+            kv_slot: words("drafting kv_slot", tokens),
+            token_row: words("drafting token_row", tokens),
+        };
+        StepState { drafting: Some(drafting), ..self }
+    }
+
+    /// The same with room for hidden states.
+    pub fn with_features(
+        self,
+        shape: FeatureShape,
+        mut alloc: impl FnMut(Region, &'static str, u64) -> Span,
+    ) -> StepState {
+        let FeatureShape { token, drafted, dtype, ids } = shape;
+        let StepLimits { seats, rows, tokens, .. } = self.limits;
+        let mut table = |region, name, dtype: DType, rows: u32, cols: u32| {
+            let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
+            Tensor::dense(alloc(region, name, bytes), dtype, rows, cols)
+        };
+        let features = Features {
+            token: table(Region::State, "states of tokens", dtype, tokens, token),
+            last: table(Region::State, "last states", dtype, seats + 1, token),
+            last_len: table(Region::State, "last_len", DType::U32, 1, seats + 1),
+            drafted: table(Region::State, "drafted states", dtype, rows, drafted),
+            ids: ids.map(|ids| table(Region::Weights, "drafted ids", DType::U32, 1, ids)),
+        };
+        StepState { features: Some(features), ..self }
+    }
+
+    /// What the model that verifies is fed, and what the one that drafts is, exchanged: the state as ops of the other see it.
+    pub fn exchanged(self) -> Option<StepState> {
+        let FedTables { counts, q_start, kv_len, last_index, token, position, kv_slot, token_row } =
+            self.drafting?;
+        let drafting = Some(self.fed());
+        Some(StepState {
+            drafting,
+            counts,
+            q_start,
+            kv_len,
+            last_index,
+            token,
+            position,
+            kv_slot,
+            token_row,
+            ..self
+        })
+    }
+
+    /// The tables of what is fed.
+    fn fed(&self) -> FedTables {
+        let StepState { counts, q_start, kv_len, last_index, .. } = *self;
+        let StepState { token, position, kv_slot, token_row, .. } = *self;
+        FedTables { counts, q_start, kv_len, last_index, token, position, kv_slot, token_row }
     }
 }
 

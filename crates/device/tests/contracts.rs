@@ -227,6 +227,7 @@ fn limits() -> StepLimits {
         vocab: 64,
         penalties: true,
         tokens_per_row: 1,
+        tables: 1,
     }
 }
 
@@ -264,6 +265,7 @@ fn limits_that_no_table_can_have_are_refused() {
         vocab: 262_144,
         penalties: true,
         tokens_per_row: 1,
+        tables: 1,
     };
     assert_eq!(large.check(), Ok(()));
     assert!(large.mail_layout().words > 200_000_000);

@@ -35,6 +35,7 @@ fn a_decode_step() {
         vocab: VOCAB,
         penalties: true,
         tokens_per_row: 1,
+        tables: 1,
     };
     let state = StepState::lay_out(limits, |region, name, bytes| open.alloc(region, name, bytes))
         .expect("limits of a few rows");

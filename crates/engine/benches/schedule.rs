@@ -1,7 +1,9 @@
 //! What a step costs the host: 256 running requests over a device that computes nothing.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use engine::exec::{Coverage, ExecError, Executor, Geometry, RowResult, Step, StepResult, Tokens};
+use engine::exec::{
+    Coverage, ExecError, Executor, Geometry, Kept, RowResult, Step, StepResult, Tokens,
+};
 use engine::request::{Event, Output, Request, RequestId, Sampling};
 use engine::{Engine, EngineConfig};
 use std::collections::VecDeque;
@@ -20,7 +22,14 @@ impl Executor for Null {
     fn geometry(&self) -> Geometry {
         let pages_per_seat = 256;
         let pages = 1 + RUNNING * pages_per_seat;
-        Geometry { seats: RUNNING, pages, page_size: 16, pages_per_seat, vocab: 1000 }
+        Geometry {
+            seats: RUNNING,
+            pages,
+            page_size: 16,
+            pages_per_seat,
+            vocab: 1000,
+            kept: Kept::ALL,
+        }
     }
 
     fn coverage(&self) -> Coverage {

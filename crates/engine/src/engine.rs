@@ -31,6 +31,7 @@ impl<X: Executor> Engine<X> {
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
             store: executor.store().is_some(),
+            adapters: executor.adapters(),
         };
         let buckets = executor.prefill_buckets();
         let sched =
@@ -74,6 +75,26 @@ impl<X: Executor> Engine<X> {
         }
         self.sched.check();
         std::mem::take(&mut self.sched.out)
+    }
+
+    /// Empties the device's pages: waits for steps in flight, saves cached pages to the store if there is one, and sends
+    /// running sequences back to the queue with the tokens they have. Afterwards no page holds anything and none is
+    /// cached, so the caller may give the memory of pages away and back before the next step.
+    pub fn vacate(&mut self) -> Vec<Output> {
+        while self.sched.in_flight() > 0 {
+            self.executor.stop_loop();
+            self.take_results(true);
+        }
+        self.settle_store();
+        self.sched.vacate_all();
+        self.sched.check();
+        std::mem::take(&mut self.sched.out)
+    }
+
+    /// The device has other weights since [`Engine::vacate`]. `weights` is a number that tells them from all others of
+    /// this and of other processes, and is not 0: kept pages of other weights are never found again.
+    pub fn renew(&mut self, weights: u64) {
+        self.sched.renew(weights);
     }
 
     /// Takes back a list of outputs that was read, so that the next call need not allocate one.
@@ -176,6 +197,11 @@ impl<X: Executor> Engine<X> {
     /// Whether no request is live, no step is in flight and no page is held.
     pub fn is_idle(&self) -> bool {
         self.sched.is_idle()
+    }
+
+    /// Whether a request that has not ended uses this adapter.
+    pub fn needs_adapter(&self, adapter: u64) -> bool {
+        self.sched.needs_adapter(adapter)
     }
 
     /// Whether a request was accepted and has not ended.

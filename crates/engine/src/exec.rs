@@ -43,6 +43,9 @@ pub struct Step {
     pub pages: Vec<PageEntry>,
     /// Whole-page copies made before this step runs (copy-on-write).
     pub copies: Vec<(Page, Page)>,
+    /// Adapters that are put into slots before this step runs: slot, counted from 1, and adapter. No row that uses what was
+    /// there is left.
+    pub adapters: Vec<(u32, u64)>,
     /// Allowed-token masks for rows of this step: (row index, one bit per token).
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
@@ -230,6 +233,8 @@ pub struct SeatParams {
     /// answer: the frequency and presence penalties count only those. Tokens fed by prefill are not
     /// counted again; each sampled token is.
     pub seen: Vec<(Token, bool)>,
+    /// The slot of its adapter, counted from 1; 0 for none.
+    pub adapter: u32,
 }
 
 impl SeatParams {
@@ -249,6 +254,7 @@ impl SeatParams {
             min_len: 0,
             stop_tokens: Vec::new(),
             seen: Vec::new(),
+            adapter: 0,
         }
     }
 }
@@ -258,6 +264,8 @@ impl SeatParams {
 pub struct PageEntry {
     /// Whose table.
     pub seat: Seat,
+    /// Which of its tables ([`Kept`]).
+    pub table: u32,
     /// Which entry: position / page size.
     pub index: u32,
     /// The page.
@@ -341,6 +349,65 @@ pub struct Geometry {
     pub pages_per_seat: u32,
     /// Vocabulary size.
     pub vocab: u32,
+    /// What it keeps of a sequence.
+    pub kept: Kept,
+}
+
+impl Geometry {
+    /// The first page that a token at this position sees in layers with a window.
+    pub(crate) fn window_start(&self, position: u32) -> u32 {
+        self.kept.first_page(position, self.page_size)
+    }
+}
+
+/// What a device keeps of a sequence: how many pages a page of tokens takes, each in a page table of its own, and how
+/// long. Tables of layers that see every token come first, then those of layers that see a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Pages that are kept as long as the sequence.
+    pub full: u32,
+    /// Pages that are kept while a later token sees them.
+    pub windowed: u32,
+    /// Tokens that a token sees there, itself included.
+    pub window: u32,
+}
+
+/// Tokens of a prompt that can be fed at once, however small a window is.
+const LEAST_FED: u32 = 256;
+
+impl Kept {
+    /// Everything, in one table.
+    pub const ALL: Kept = Kept { full: 1, windowed: 0, window: 0 };
+
+    /// Page tables of a seat.
+    pub const fn width(self) -> u32 {
+        self.full + self.windowed
+    }
+
+    /// The entries of a page of tokens in every table, with pages from `first` on: for those who run steps without an
+    /// engine.
+    pub fn entries(self, seat: Seat, index: u32, first: Page) -> impl Iterator<Item = PageEntry> {
+        let entry = move |table| PageEntry { seat, table, index, page: Page(first.0 + table) };
+        (0..self.width()).map(entry)
+    }
+
+    /// Pages of tokens that a sequence has at once in layers with a window, if steps feed up to `step` tokens: those of
+    /// the window, and of a part of a step. Where there are more pages it may feed whole steps.
+    pub(crate) fn window_pages(self, page_size: u32, step: u32) -> u32 {
+        let fed = step.clamp(1, self.window.max(LEAST_FED));
+        self.window.saturating_add(fed).div_ceil(page_size) + 1
+    }
+
+    /// Pages that a sequence of so many pages of tokens takes.
+    pub fn pages_of(self, pages: u32, page_size: u32, step: u32) -> u32 {
+        let window = self.window_pages(page_size, step).min(pages);
+        pages * self.full + if self.windowed == 0 { 0 } else { window * self.windowed }
+    }
+
+    /// The first page that a token at this position sees in layers with a window; 0 without such layers.
+    pub const fn first_page(self, position: u32, page_size: u32) -> u32 {
+        if self.windowed == 0 { 0 } else { (position + 1).saturating_sub(self.window) / page_size }
+    }
 }
 
 /// A device that runs steps in order. At most [`Executor::DEPTH`] steps are in flight.
@@ -376,6 +443,10 @@ pub trait Executor {
     /// Most tokens that a decode row may return ([`Row::most`]). Where it is 1 a row returns exactly one.
     fn tokens_per_row(&self) -> u32 {
         1
+    }
+    /// Adapters that rows of one step may have.
+    fn adapters(&self) -> u32 {
+        0
     }
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
     /// one after it. A device that runs a launch to its end before it returns cannot do that.

@@ -1,13 +1,16 @@
 //! KV pages: who holds which, and which may be reused.
 //!
 //! `Pool` is the only way to a page. It joins the `ledger`, which counts holders, with the
-//! `tree`, which finds a page by the tokens that are in it.
+//! `tree`, which finds pages by the tokens that are in them.
+//!
+//! A device may have several page tables per seat ([`Kept`]): then a page of tokens has a page of each. Pages are the
+//! same for all tables, so that what one gives back another can take.
 
 pub(crate) mod ledger;
 mod names;
 pub(crate) mod tree;
 
-use crate::exec::Page;
+use crate::exec::{Kept, Page, SCRATCH_PAGE};
 use crate::plant::{Plant, planted};
 use crate::request::Token;
 use crate::store::PageNote;
@@ -17,13 +20,14 @@ use names::Names;
 pub use names::{CacheEvent, Medium, PageKey};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tree::{Found, Node, Tree};
+use tree::{Found, Gone, Node, Tree};
 
 /// All pages of a device but the scratch page, with or without a prefix tree over them.
 pub(crate) struct Pool {
     ledger: Ledger,
     tree: Tree,
     page_size: u32,
+    kept: Kept,
     cache: bool,
     /// Of the tree's hash.
     seed: u64,
@@ -33,6 +37,8 @@ pub(crate) struct Pool {
     /// Only where names or events are asked for.
     names: Option<Names>,
     idle: IdlePages,
+    /// What the tree gave up last; kept to be reused.
+    gone: Gone,
 }
 
 /// Pages that have lost their last reader, and may have to be saved. Each is in the line once.
@@ -58,8 +64,8 @@ impl IdlePages {
     }
 }
 
-/// Where a sequence publishes next: below this node of the tree. Holds the node's page, so that the
-/// path to it cannot be evicted; goes back through [`Pool::close`].
+/// Where a sequence publishes next: below this node of the tree, which stays as long as the cursor; goes back through
+/// [`Pool::close`].
 #[derive(Debug, Default)]
 pub(crate) struct Cursor(Node);
 
@@ -70,11 +76,11 @@ impl Cursor {
     }
 }
 
-/// A page of the prefix tree.
+/// A page of tokens in the prefix tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedPage {
-    /// Which.
-    pub page: Page,
+    /// Its pages by table; the scratch page where one is gone.
+    pub pages: Vec<Page>,
     /// Whose.
     pub tenant: u64,
     /// The position of its first token.
@@ -86,30 +92,38 @@ pub struct CachedPage {
 /// The cached prefix of a prompt. The pages and the cursor are held for the caller.
 #[derive(Debug, Default)]
 pub(crate) struct Match {
-    pub(crate) pages: Vec<Page>,
+    /// A table: the pages of each page of tokens one after the other; the scratch page where no later token needs one.
+    pub(crate) table: Vec<Page>,
+    /// Pages of tokens.
+    pub(crate) count: u32,
+    /// Of these, from the first, those without the pages of windows.
+    pub(crate) freed: u32,
     pub(crate) cursor: Cursor,
 }
 
 impl Pool {
-    pub(crate) fn new(pages: u32, page_size: u32, cache: bool, seed: u64) -> Self {
+    pub(crate) fn new(pages: u32, page_size: u32, kept: Kept, cache: bool, seed: u64) -> Self {
         let cached = if cache { pages } else { 0 };
-        let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size, seed));
+        let (ledger, tree) = (Ledger::new(pages), Tree::new(cached, page_size, kept, seed));
         Self {
             ledger,
             tree,
             page_size,
+            kept,
             cache,
             seed,
             epoch: 0,
             names: None,
             idle: IdlePages::default(),
+            gone: Gone::default(),
         }
     }
 
     /// With `log`, collects what is cached and evicted; with `store`, what became idle.
     pub(crate) fn with_names(self, log: bool, store: bool) -> Self {
         let pages = self.ledger.counts().total;
-        let names = (self.cache && (log || store)).then(|| Names::new(pages, log, store));
+        let nodes = self.tree.room();
+        let names = (self.cache && (log || store)).then(|| Names::new(nodes, log, store));
         let queued = if store && self.cache { vec![false; pages as usize] } else { Vec::new() };
         Self { names, idle: IdlePages { queued, ..IdlePages::default() }, ..self }
     }
@@ -120,12 +134,26 @@ impl Pool {
         loop {
             let page = self.idle.pop()?;
             // It may have been evicted, and be in use for something else.
-            if self.ledger.published(page) && self.ledger.refs(page) == 0 {
-                let (parent, public) = names.note(page)?;
-                let tokens = self.tree.tokens(Node::of(page)).into();
-                return Some((page, PageNote { key: names.key(page), parent, tokens, public }));
+            if let Some(node) = self.ledger.node(page)
+                && self.ledger.refs(page) == 0
+            {
+                let (parent, public) = names.note(node)?;
+                let tokens = self.tree.tokens(node).into();
+                return Some((page, PageNote { key: names.key(node), parent, tokens, public }));
             }
         }
+    }
+
+    /// Other weights compute the pages from now on.
+    pub(crate) fn renew(&mut self, weights: u64) {
+        if let Some(names) = &mut self.names {
+            names.renew(weights);
+        }
+    }
+
+    /// The name with which the prefixes of a tenant begin.
+    pub(crate) fn root(&self, tenant: u64) -> PageKey {
+        self.names.as_ref().map_or_else(|| PageKey::root(tenant, 0), |names| names.root(tenant))
     }
 
     /// It could not be saved now.
@@ -138,22 +166,45 @@ impl Pool {
         self.names.as_mut().map(Names::take).unwrap_or_default()
     }
 
-    /// A page for one holder: a free one, else the least recently used page without readers. Then a few more
-    /// are evicted for the next calls: their tree nodes are cache misses, which overlap when taken together.
+    /// A page for one holder: a free one, else one of the least recently used pages without readers.
     pub(crate) fn take(&mut self) -> Option<Page> {
-        if self.ledger.free() == 0 {
-            let few = (self.ledger.counts().total / 1024).min(16);
-            for _ in 0..=few {
-                self.evict();
-            }
-        }
+        self.make_free(1);
         self.ledger.take()
+    }
+
+    /// Adds the pages of one more page of tokens to a table, those of layers that see every token from `reserve` while
+    /// there are some. False, with nothing changed, if there are not enough.
+    pub(crate) fn grow(&mut self, table: &mut Vec<Page>, reserve: &mut Vec<Page>) -> bool {
+        let reserved = self.kept.full.min(reserve.len() as u32);
+        let more = self.kept.width() - reserved;
+        self.make_free(more);
+        if self.ledger.free() < more {
+            return false;
+        }
+        table.extend(reserve.drain(reserve.len() - reserved as usize..));
+        table.extend((0..more).filter_map(|_| self.ledger.take()));
+        true
+    }
+
+    /// Evicts until so many pages are free, if it can. Then a few more are evicted for the next calls: their tree nodes
+    /// are cache misses, which overlap when taken together.
+    fn make_free(&mut self, pages: u32) {
+        if self.ledger.free() >= pages {
+            return;
+        }
+        let few = (self.ledger.counts().total / 1024).min(16);
+        while self.ledger.free() < pages + few && self.evict() {}
+    }
+
+    /// Pages that are free or have no readers.
+    pub(crate) fn available(&self) -> u32 {
+        self.ledger.free() + self.ledger.counts().unread
     }
 
     /// Makes at least `pages` free by eviction; returns false if it cannot. Nothing is evicted when it
     /// is clear beforehand that it would not be enough.
     pub(crate) fn ensure(&mut self, pages: u32) -> bool {
-        if self.ledger.free() + self.tree.unread() < pages {
+        if self.available() < pages {
             return false;
         }
         while self.ledger.free() < pages {
@@ -165,20 +216,31 @@ impl Pool {
     }
 
     fn evict(&mut self) -> bool {
-        let Some(page) = self.tree.evict() else { return false };
-        self.ledger.withdraw(page);
-        if let Some(names) = &mut self.names
-            && !planted(Plant::SilentEviction)
-        {
-            names.remove(page);
+        let evicted = self.tree.evict(&mut self.gone);
+        self.withdraw();
+        evicted
+    }
+
+    /// Frees the pages that the tree gave up, and logs its nodes that went.
+    fn withdraw(&mut self) {
+        for page in self.gone.pages.drain(..) {
+            self.ledger.withdraw(page);
         }
-        true
+        for node in self.gone.nodes.drain(..) {
+            if let Some(names) = &mut self.names
+                && !planted(Plant::SilentEviction)
+            {
+                names.remove(node);
+            }
+        }
     }
 
     /// One more holder.
     pub(crate) fn share(&mut self, page: Page) {
-        if self.ledger.share(page) == 1 && self.ledger.published(page) {
-            self.tree.pin(Node::of(page));
+        if self.ledger.share(page) == 1
+            && let Some(node) = self.ledger.node(page)
+        {
+            self.tree.pin(node, page);
         }
     }
 
@@ -186,10 +248,17 @@ impl Pool {
     pub(crate) fn give(&mut self, page: Page) {
         if self.ledger.give(page) == 0 {
             self.epoch += 1;
-            if self.ledger.published(page) {
-                self.tree.unpin(Node::of(page));
+            if let Some(node) = self.ledger.node(page) {
+                self.tree.unpin(node, page);
                 self.idle.push(page);
             }
+        }
+    }
+
+    /// Gives the pages of a table back, the last first: the start of a sequence is more likely to be reused than its end.
+    pub(crate) fn give_table(&mut self, table: &[Page]) {
+        for &page in table.iter().rev().filter(|page| **page != SCRATCH_PAGE) {
+            self.give(page);
         }
     }
 
@@ -198,82 +267,110 @@ impl Pool {
         self.ledger.refs(page) == 1 && !self.ledger.published(page)
     }
 
-    /// The longest cached prefix of `tokens`, at most `most` pages of it.
+    /// The longest cached prefix of `tokens` after which a sequence can go on, at most `most` pages of it: what a window
+    /// before its end sees must be there.
     pub(crate) fn find(&mut self, tenant: u64, tokens: &[Token], most: u32) -> Match {
         let mut found = Match::default();
         if !self.cache {
             return found;
         }
         let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
-        let mut at = self.tree.root(tenant);
-        for chunk in tokens.chunks_exact(self.page_size as usize).take(most as usize) {
-            let Some(next) = at.and_then(|node| self.tree.child(node, chunk)) else { break };
-            let page = self.tree.page(next);
-            self.share(page);
-            found.pages.push(page);
-            at = Some(next);
+        let mut path = Vec::new();
+        found.count = self.walk(tenant, tokens, most, |node| path.push(node));
+        found.freed = self.kept.first_page(found.count * self.page_size, self.page_size);
+        for (&node, index) in path[..found.count as usize].iter().zip(0..) {
+            let pages = self.tree.pages(node);
+            let seen = if index < found.freed { self.kept.full as usize } else { pages.len() };
+            let from = found.table.len();
+            found.table.extend(&pages[..seen]);
+            found.table.resize(from + pages.len(), SCRATCH_PAGE);
         }
-        if let (Some(node), Some(&page)) = (at, found.pages.last()) {
+        for &page in found.table.iter().filter(|page| **page != SCRATCH_PAGE) {
             self.share(page);
+        }
+        if let Some(&node) = path[..found.count as usize].last() {
+            self.tree.open(node);
             found.cursor = Cursor(node);
         }
         found
     }
 
-    /// How many pages of `tokens` the tree has.
+    /// How many pages of `tokens` the tree has for a sequence that goes on after them.
     pub(crate) fn known(&self, tenant: u64, tokens: &[Token]) -> u32 {
-        let mut at = self.tree.root(tenant);
-        let pages = tokens.chunks_exact(self.page_size as usize);
-        let known = pages.map_while(|page| {
-            at = at.and_then(|node| self.tree.child(node, page));
-            at
-        });
-        known.count() as u32
+        self.walk(tenant, tokens, u32::MAX, |_| {})
     }
 
-    /// Offers a full page whose content is confirmed, and moves the cursor below it. When the tree
-    /// has a page with the same tokens already, that one stays and this one remains private.
+    /// Visits the nodes of `tokens`, at most `most`, and returns after how many of them a sequence can go on.
+    fn walk(&self, tenant: u64, tokens: &[Token], most: u32, mut visit: impl FnMut(Node)) -> u32 {
+        let mut at = self.tree.root(tenant);
+        // Nodes in a row that have the pages of windows, up to the last one visited.
+        let (mut known, mut row) = (0, 0);
+        let pages = tokens.chunks_exact(self.page_size as usize).take(most as usize);
+        for (page, count) in pages.zip(1..) {
+            at = at.and_then(|node| self.tree.child(node, page));
+            let Some(node) = at else { break };
+            visit(node);
+            if self.kept.windowed > 0 {
+                row = if self.tree.has_window(node) { row + 1 } else { 0 };
+                let seen = count - self.kept.first_page(count * self.page_size, self.page_size);
+                if row < seen && !planted(Plant::ReadPast) {
+                    continue;
+                }
+            }
+            known = count;
+        }
+        known
+    }
+
+    /// Offers the pages of a full page of tokens whose content is confirmed, and moves the cursor below it. Where the tree
+    /// has pages with the same tokens already, those stay and these remain private. False if it has no room for more.
     pub(crate) fn publish(
         &mut self,
         cursor: &mut Cursor,
         tenant: u64,
         tokens: &[Token],
-        page: Page,
-    ) {
+        pages: &[Page],
+    ) -> bool {
         if !self.cache {
-            return;
+            return true;
         }
         let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
         let parent = cursor.node().unwrap_or_else(|| self.tree.root_or_new(tenant));
         let node = match self.tree.look(parent, tokens) {
             Ok(node) => node,
             // A page can be in the tree once; a planted bug may try a second time.
-            Err(_) if self.ledger.published(page) => return,
+            Err(_) if self.ledger.published(pages[0]) => return true,
             Err(hash) => {
-                self.ledger.publish(page);
+                let Some(node) = self.tree.insert(parent, hash, tokens) else { return false };
                 if let Some(names) = &mut self.names {
-                    let above = cursor.node().map(|node| self.tree.page(node));
-                    names.insert(above, tenant, tokens, page);
+                    names.insert(cursor.node(), tenant, tokens, node);
                 }
-                self.tree.insert(parent, hash, tokens, page)
+                node
             }
         };
-        self.share(self.tree.page(node));
+        for taken in self.tree.adopt(node, pages) {
+            pages[taken].iter().for_each(|&page| self.ledger.publish(page, node));
+        }
+        self.tree.open(node);
         self.close(std::mem::replace(cursor, Cursor(node)));
+        true
     }
 
     /// The cursor of a second sequence with the same path.
     pub(crate) fn fork(&mut self, cursor: &Cursor) -> Cursor {
         if let Some(node) = cursor.node() {
-            self.share(self.tree.page(node));
+            self.tree.open(node);
         }
         Cursor(cursor.0)
     }
 
-    /// Gives back what a cursor holds.
+    /// Gives a cursor back.
     pub(crate) fn close(&mut self, cursor: Cursor) {
         if let Some(node) = cursor.node() {
-            self.give(self.tree.page(node));
+            self.tree.close(node, &mut self.gone);
+            self.withdraw();
+            // Its pages may be evicted now.
+            self.epoch += 1;
         }
     }
 
@@ -286,19 +383,17 @@ impl Pool {
             names.clear();
         }
         let cached = if self.cache { pages } else { 0 };
-        let new = Tree::new(cached, self.page_size, self.seed);
+        let new = Tree::new(cached, self.page_size, self.kept, self.seed);
         let old = std::mem::replace(&mut self.tree, new);
         if planted(Plant::KeepTree) {
-            for Found { tenant, depth, tokens, .. } in old.walk() {
-                if depth == 0
-                    && let Some(page) = self.ledger.take()
-                {
-                    let root = self.tree.root_or_new(tenant);
-                    if let Err(hash) = self.tree.look(root, &tokens) {
-                        self.ledger.publish(page);
-                        self.tree.insert(root, hash, &tokens, page);
-                    }
-                    self.give(page);
+            for Found { tenant, tokens, .. } in old.walk().into_iter().filter(|old| old.depth == 0)
+            {
+                let mut table = Vec::new();
+                if self.grow(&mut table, &mut Vec::new()) {
+                    let mut cursor = Cursor::default();
+                    self.publish(&mut cursor, tenant, &tokens, &table);
+                    self.close(cursor);
+                    self.give_table(&table);
                 }
             }
         }
@@ -316,23 +411,21 @@ impl Pool {
         self.ledger.refs(page)
     }
 
-    /// The page a cursor holds.
-    pub(crate) fn cursor_page(&self, cursor: &Cursor) -> Option<Page> {
-        cursor.node().map(|node| self.tree.page(node))
-    }
-
-    /// Every cached page.
+    /// Every cached page of tokens.
     pub(crate) fn cached(&self) -> Vec<CachedPage> {
-        let page = |Found { tenant, depth, tokens, page }: Found| {
+        let page = |Found { tenant, depth, tokens, pages }: Found| {
             let start = depth * self.page_size;
-            CachedPage { page, tenant, start, tokens }
+            CachedPage { pages, tenant, start, tokens }
         };
         self.tree.walk().into_iter().map(page).collect()
     }
 
-    /// Checks ledger and tree against each other, page by page.
-    pub(crate) fn audit(&self) -> Result<(), String> {
+    /// Checks ledger and tree against each other, page by page; `cursors` are all that are open.
+    pub(crate) fn audit<'a>(
+        &self,
+        cursors: impl Iterator<Item = &'a Cursor>,
+    ) -> Result<(), String> {
         self.ledger.audit()?;
-        self.tree.audit(|page| self.ledger.refs(page))
+        self.tree.audit(|page| self.ledger.refs(page), cursors.filter_map(Cursor::node))
     }
 }

@@ -43,6 +43,8 @@ plants! {
     SilentEviction => "an eviction is not told to those who follow the cache",
     IgnoreTenant => "tenants share cached pages",
     EvictReferenced => "eviction takes a page that a sequence still reads",
+    FreeTooEarly => "a page is given back while the window still reaches into it",
+    ReadPast => "a cached prefix is used although the pages of the window before its end are gone",
     StaleSeat => "a seat's new owner does not initialise it",
     LosePageEntry => "a page-table entry is not sent to the device",
     LoseRequeued => "a preempted sequence is not queued again",

@@ -35,6 +35,9 @@ pub struct Request {
     pub call: Option<RequestId>,
     /// Requests with different salts never share cached pages.
     pub tenant: u64,
+    /// The adapter that answers it; 0 is the model without one. Requests with different adapters never share cached pages,
+    /// so an adapter that is loaded again needs another number.
+    pub adapter: u64,
     /// Ask for log-probabilities of the prompt tokens too.
     pub prompt_logprobs: Option<u32>,
     /// Ask for the prompt's vector instead of a continuation: the request ends with
@@ -54,6 +57,7 @@ impl Request {
             deadline: None,
             call: None,
             tenant: 0,
+            adapter: 0,
             prompt_logprobs: None,
             embed: None,
         }

@@ -14,6 +14,7 @@
 //! ([`EngineConfig::gather`]) to be fed together.
 
 mod accept;
+mod adapters;
 mod admit;
 mod apply;
 mod audit;
@@ -31,6 +32,7 @@ use crate::pages::{CacheEvent, PageCounts, Pool};
 use crate::plant::{Plant, planted};
 use crate::request::{Event, Finish, Micros, Output, Pooling, RequestId, Token};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
+use adapters::Slots;
 use balance::Balance;
 use fetch::Fetch;
 use queue::Queue;
@@ -210,6 +212,8 @@ pub(crate) struct Reports {
     pub(crate) tokens: u32,
     /// It has a store for evicted pages.
     pub(crate) store: bool,
+    /// Adapters that rows of one step may have.
+    pub(crate) adapters: u32,
 }
 
 pub(crate) struct Scheduler {
@@ -231,6 +235,7 @@ pub(crate) struct Scheduler {
     seated: u32,
     /// Seats kept for choices that have not split off.
     reserved: u32,
+    slots: Slots,
     /// Sequences that are leaving.
     leaving: u32,
     /// The pool's epoch when admission last found no sequence that could be seated; unchanged while no request or page
@@ -295,8 +300,8 @@ impl Scheduler {
     ) -> Self {
         let balance = Balance::new(config.target_gap, buckets);
         let seat_limit = geometry.seats.min(coverage.decode_rows);
-        let pool =
-            Pool::new(geometry.pages, geometry.page_size, config.prefix_cache, config.prefix_seed);
+        let Geometry { pages, page_size, kept, .. } = geometry;
+        let pool = Pool::new(pages, page_size, kept, config.prefix_cache, config.prefix_seed);
         Self {
             pool: pool.with_names(config.cache_events, reports.store),
             config,
@@ -313,6 +318,7 @@ impl Scheduler {
             seat_limit,
             seated: 0,
             reserved: 0,
+            slots: Slots::new(reports.adapters),
             leaving: 0,
             refused: None,
             step: Step::default(),
@@ -444,11 +450,9 @@ impl Scheduler {
         self.seated -= 1;
         self.reserved -= sequence.cold.unforked;
         self.seats[at.seat.0 as usize] = None;
-        // Last page first: the start of a sequence is more likely to be reused than its end.
-        for &page in at.table.iter().rev() {
-            self.pool.give(page);
-        }
-        if let Some((source, _)) = sequence.cold.copy.take() {
+        self.pool.give_table(&std::mem::take(&mut sequence.cold.reserve));
+        self.pool.give_table(&at.table);
+        for (source, _) in sequence.cold.copies.drain(..) {
             self.pool.give(source);
         }
         self.pool.close(at.cursor);

@@ -4,7 +4,7 @@
 //! may be *leaving*: no more steps are launched for it, and when the last one in flight is back its
 //! seat and pages are freed. Nothing is freed while a step in flight can write it.
 
-use crate::exec::{Page, Seat};
+use crate::exec::{Geometry, Kept, Page, Seat};
 use crate::pages::Cursor;
 use crate::plant::{Plant, planted};
 use crate::request::{Drafts, Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
@@ -21,6 +21,7 @@ pub(crate) struct Spec {
     pub(crate) stops: Vec<Token>,
     pub(crate) priority: i32,
     pub(crate) tenant: u64,
+    pub(crate) adapter: u64,
     pub(crate) call: u64,
     pub(crate) prompt_logprobs: Option<u32>,
     pub(crate) embed: Option<Embed>,
@@ -80,8 +81,10 @@ pub(crate) struct ColdState {
     pub(crate) scores: Vec<TokenLogprob>,
     /// Hidden states added up so far; empty before the first.
     pub(crate) hidden: Vec<f64>,
-    /// Of a seated one: a page to copy into the one at this index before the next row runs.
-    pub(crate) copy: Option<(Page, u32)>,
+    /// Of a seated one: pages to copy into those at these places of its table before the next row runs.
+    pub(crate) copies: Vec<(Page, u32)>,
+    /// Of a seated one: pages for the rest of its prompt, in layers that see every token.
+    pub(crate) reserve: Vec<Page>,
     /// Of a seated one: steps since its last row that fed other prompts instead.
     pub(crate) passed: u32,
     /// What drafts did for it.
@@ -114,11 +117,14 @@ pub(crate) enum Place {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Seated {
-    /// Pages in order of position.
+    /// The pages of each page of tokens in order of position, one for each page table of the device; the scratch page
+    /// where no later token needs one.
     pub(crate) table: Vec<Page>,
     pub(crate) seat: Seat,
-    /// Entries of the table the device has.
+    /// Pages of tokens that the device has.
     pub(crate) sent: u32,
+    /// Pages of tokens, from the first, whose pages in layers with a window were given back.
+    pub(crate) freed: u32,
     /// Tokens fed by launched steps, if every row in flight returns the most it may.
     pub(crate) fed: u32,
     /// Of these, by confirmed ones.
@@ -137,6 +143,24 @@ pub(crate) struct Seated {
     pub(crate) primed: bool,
     pub(crate) leaving: Option<Leaving>,
     pub(crate) cursor: Cursor,
+}
+
+impl Seated {
+    /// Pages of tokens in its table.
+    pub(crate) fn pages(&self, kept: Kept) -> u32 {
+        let entries = self.table.len() as u32;
+        if kept.width() == 1 { entries } else { entries / kept.width() }
+    }
+
+    /// Tokens that its table has pages for.
+    pub(crate) fn room(&self, geometry: &Geometry) -> u32 {
+        self.pages(geometry.kept) * geometry.page_size
+    }
+
+    /// Pages that it holds.
+    pub(crate) fn held(&self, kept: Kept) -> u32 {
+        self.table.len() as u32 - self.freed * kept.windowed
+    }
 }
 
 /// Why a seated sequence gets no more rows.
@@ -266,12 +290,12 @@ impl Sequence {
     /// no other input. Implies [`Work::Decode`] and that the answer has room for `most` tokens.
     pub(crate) fn is_steady_decode(
         &self,
-        page_size: u32,
+        geometry: &Geometry,
         depth: u32,
         most: u32,
     ) -> Option<(Seat, u32)> {
         let at = self.seated()?;
-        let pages = at.table.len() as u32;
+        let (pages, page_size) = (at.pages(geometry.kept), geometry.page_size);
         let ready = at.joined && at.primed && !at.shared && at.leaving.is_none() && !self.guided;
         let room = at.sent == pages && at.fed + (depth + 1) * most <= pages * page_size;
         (ready && room && at.fed + most < self.max_len).then_some((at.seat, at.fed))
@@ -280,12 +304,12 @@ impl Sequence {
     /// The most tokens that its next decode row may return where a row may return `most`, limited by its pages and
     /// by the rest of the answer. With a grammar it is one: the mask is for one position, and the next mask depends on
     /// the token chosen.
-    pub(crate) fn most_next(&self, page_size: u32, most: u32) -> u32 {
+    pub(crate) fn most_next(&self, geometry: &Geometry, most: u32) -> u32 {
         let Some(at) = self.seated() else { return 1 };
         if self.guided && !planted(Plant::BlindList) {
             return 1;
         }
-        let mut pages = (at.table.len() as u32 * page_size).saturating_sub(at.fed);
+        let mut pages = at.room(geometry).saturating_sub(at.fed);
         if planted(Plant::MissAhead) {
             pages += 1;
         }

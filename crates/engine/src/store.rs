@@ -108,4 +108,15 @@ impl<X: Executor> Engine<X> {
         }
         store.begin();
     }
+
+    /// Saves what became idle, and waits for every copy.
+    pub(crate) fn settle_store(&mut self) {
+        loop {
+            self.tend_store();
+            match self.executor.store() {
+                Some(store) if self.sched.copies() > 0 => store.rest(),
+                _ => return,
+            }
+        }
+    }
 }

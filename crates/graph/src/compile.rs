@@ -2,8 +2,9 @@
 //!
 //! | pass | does |
 //! |---|---|
+//! | `adapt` | a step without adapters loses their nodes |
 //! | [`fold`] | additions and activations are fused with the linear before them, the prologue is put in front |
-//! | `draft` | a step that verifies drafts gets the op that makes them, after the prologue |
+//! | `draft` | a step that verifies drafts gets the op that makes them, after the prologue; the plans of a model that drafts become part of the step's |
 //! | [`fuse`] | norms are fused with linears, rope with attention, where the target has such kernels |
 //! | `rotate` | rope is fused with the linear before it, where the target has such a kernel; after `bind` |
 //! | [`order`] | a stable topological order; gathers that change nothing disappear |
@@ -16,6 +17,7 @@
 //! Everything up to `place` needs no memory: `workspace_bytes` stops there, so that the KV region can
 //! take exactly what is left.
 
+pub(crate) mod adapt;
 pub mod bind;
 pub(crate) mod choose;
 pub(crate) mod draft;
@@ -88,6 +90,8 @@ pub struct Bindings {
     pub state: StepState,
     /// One per cache of the program.
     pub kv: Vec<KvLayer>,
+    /// The page table of each cache.
+    pub tables: Vec<u32>,
     /// One per input of the program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Tensor>,
@@ -192,7 +196,10 @@ pub fn schedule(
     limits: &StepLimits,
     key: &ShapeKey,
 ) -> Result<Schedule, CompileError> {
-    program.check()?;
+    match program.is_step() {
+        true => program.check()?,
+        false => program.check_body()?,
+    }
     if !program.phases.contains(&key.phase) {
         return Err(CompileError::Phase { program: program.name.clone(), phase: key.phase });
     }
@@ -201,7 +208,7 @@ pub fn schedule(
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
     }
-    let steps = draft::draft(fold::fold(program), key);
+    let steps = draft::draft(fold::fold(&adapt::adapt(program, key)), program, key);
     let steps = fuse::fuse(program, steps, key, fusion(target, key));
     let steps = order::drop_idle_gathers(steps, key);
     let steps = order::order(steps)?;
@@ -220,7 +227,12 @@ pub(crate) fn workspace_bytes(
     limits: &StepLimits,
     key: &ShapeKey,
 ) -> Result<u64, CompileError> {
-    Ok(schedule(program, target, limits, key)?.placement.bytes)
+    let own = schedule(program, target, limits, key)?.placement.bytes;
+    let pass =
+        |pass: &draft::Drafting<'_>| workspace_bytes(pass.program, target, limits, &pass.key);
+    let after = draft::pass_after(program, key).as_ref().map_or(Ok(0), pass)?;
+    let passes = draft::passes(program, key);
+    passes.iter().map(pass).try_fold(own + after, |most, bytes| Ok(most.max(bytes?)))
 }
 
 /// Bytes of scratch a key needs, exactly. Pure: no memory, no device.
@@ -236,7 +248,11 @@ pub(crate) fn scratch_bytes(
     let mut nodes = bind::bind(program, key, &bindings, &steps, &placement)?;
     choose::set_fixed(key, &mut nodes);
     target.device.hand_on(&mut nodes);
-    Ok(nodes.iter().map(|node| target.device.scratch_bytes(&node.op)).max().unwrap_or(0))
+    let own = nodes.iter().map(|node| target.device.scratch_bytes(&node.op)).max().unwrap_or(0);
+    let mut passes = draft::passes(program, key);
+    passes.extend(draft::pass_after(program, key));
+    let pass = |pass: &draft::Drafting<'_>| scratch_bytes(pass.program, target, limits, &pass.key);
+    passes.iter().map(pass).try_fold(own, |most, bytes| Ok(most.max(bytes?)))
 }
 
 /// Bytes that merged nodes of a key exchange, exactly. Pure: no memory, no device.
@@ -252,11 +268,33 @@ pub(crate) fn exchange_bytes(
     let Schedule { steps, placement } = schedule(program, target, limits, key)?;
     let bindings = crate::layout::Layout::imagined(program, *limits, placement.bytes)?.bindings;
     let nodes = bind::bind(program, key, &bindings, &steps, &placement)?;
-    Ok(merge::exchange_bytes(target, key, &nodes))
+    let own = merge::exchange_bytes(target, key, &nodes);
+    // Every number of rows drafts by the same program as one draft does.
+    let drafted = program.drafter.as_ref().map(|drafter| &drafter.next);
+    let drafted = drafted.map_or(Ok(0), |next| exchange_bytes(next, target, limits, key))?;
+    Ok(own.max(drafted))
 }
 
 /// The plan of a program for a key: every op with its spans, ready to run or record.
 pub fn compile(
+    program: &Program,
+    target: &CompileTarget,
+    key: &ShapeKey,
+    bindings: &Bindings,
+) -> Result<Plan, CompileError> {
+    let plan = plan(program, target, key, bindings)?;
+    let plan = draft::add_passes(plan, program, target, bindings)?;
+    for node in &plan.nodes {
+        node.op.check()?;
+        // Refuse a plan that cannot run.
+        target.device.kernels(&node.op)?;
+    }
+    debug_assert_eq!(plan.check(), vec![], "the placement pass made an invalid plan");
+    Ok(plan)
+}
+
+/// The plan of a program alone, not yet checked.
+fn plan(
     program: &Program,
     target: &CompileTarget,
     key: &ShapeKey,
@@ -273,12 +311,7 @@ pub fn compile(
     merge::merge_experts(target, key, bindings, &mut nodes, &mut marks, &mut values);
     choose::choose(target, bindings, &mut nodes)?;
     merge::merge(target, key, bindings, &mut nodes, &mut marks, &mut values)?;
-    for node in &nodes {
-        node.op.check()?;
-        // Refuse a plan that cannot run.
-        target.device.kernels(&node.op)?;
-    }
-    let plan = Plan {
+    Ok(Plan {
         program: program.name.clone(),
         target: target.name(),
         key: *key,
@@ -287,7 +320,6 @@ pub fn compile(
         breaks: marks.breaks,
         splits: marks.splits,
         values,
-    };
-    debug_assert_eq!(plan.check(), vec![], "the placement pass made an invalid plan");
-    Ok(plan)
+        passes: Vec::new(),
+    })
 }

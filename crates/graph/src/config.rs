@@ -252,6 +252,7 @@ impl Resolved {
             steps: if phase == Phase::Decode { self.steps } else { 1 },
             q_lens: Vec::new(),
             most_verified: u32::MAX,
+            adapters: false,
         })
     }
 

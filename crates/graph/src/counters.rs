@@ -89,6 +89,8 @@ pub struct Counters {
     pub steps: u64,
     /// Steps that replayed a recorded graph.
     pub replayed: u64,
+    /// Graphs recorded, also those that were given up since.
+    pub recorded: u64,
     /// Steps that did not, by reason.
     pub eager: BTreeMap<Reason, u64>,
     /// Replays by bucket.

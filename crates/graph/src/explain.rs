@@ -1,11 +1,14 @@
 //! A plan explained: for each node its layer, kernel, grid, bytes and spans; as a table, as JSON, or as
 //! a picture. Needs no device and no weights.
 
+mod caches;
 mod picture;
 
 use crate::backend::Piece;
 use crate::compile::CompileTarget;
+use crate::explain::caches::Caches;
 use crate::plan::{Plan, bytes, outputs};
+use crate::program::Program;
 use crate::{BackendKind, Phase};
 use device::Op;
 use device::op::FusedKernel;
@@ -64,6 +67,9 @@ pub struct Explanation {
     /// Graphs and eager nodes of each backend that runs this plan. Those that cut plans at attention do not run one whose
     /// layers are one node: there layers are never merged.
     pub backends: Vec<(BackendKind, usize, usize)>,
+    /// What the program keeps of tokens, if it is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) caches: Option<Caches>,
     /// The nodes.
     pub nodes: Vec<NodeExplained>,
 }
@@ -81,6 +87,7 @@ pub fn explain(plan: &Plan, target: &CompileTarget) -> Explanation {
         workspace: plan.workspace,
         launches: nodes.iter().map(|node| node.kernels.len().max(1)).sum(),
         backends: BackendKind::ALL.into_iter().filter_map(|kind| parts(plan, kind)).collect(),
+        caches: None,
         nodes,
     }
 }
@@ -124,6 +131,11 @@ fn node(plan: &Plan, target: &CompileTarget, index: usize) -> NodeExplained {
 }
 
 impl Explanation {
+    /// The same with what the program keeps of tokens, in pages of so many.
+    pub fn with_caches(self, program: &Program, page_size: u32) -> Explanation {
+        Explanation { caches: Some(Caches::of(program, page_size)), ..self }
+    }
+
     /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
@@ -143,6 +155,7 @@ impl Explanation {
                 kind.name()
             ));
         }
+        text.push_str(&self.caches.as_ref().map(Caches::table).unwrap_or_default());
         let rows: Vec<[String; 8]> = self.nodes.iter().map(row).collect();
         let head = ["#", "node", "op", "kernel", "grid × block", "weights", "writes", "choice"]
             .map(String::from);

@@ -142,6 +142,11 @@ impl ShapeKey {
         ShapeKey { fixed, ..self }
     }
 
+    /// The same with or without the nodes of adapters.
+    pub(crate) const fn with_adapters(self, adapters: bool) -> ShapeKey {
+        ShapeKey { adapters, ..self }
+    }
+
     /// The key's size in the unit of its phase.
     pub const fn bucket(&self) -> u32 {
         match self.phase {

@@ -54,9 +54,12 @@ impl Layout {
             }
         }
         let largest = largest.iter().filter(|key| program.phases.contains(&key.phase));
+        let adapted = program.has_adapters();
         for key in largest.chain(keys) {
-            workspace = workspace.max(workspace_bytes(program, target, &limits, key)?);
-            scratch = scratch.max(scratch_bytes(program, target, &limits, key)?);
+            for key in [*key, key.with_adapters(adapted)] {
+                workspace = workspace.max(workspace_bytes(program, target, &limits, &key)?);
+                scratch = scratch.max(scratch_bytes(program, target, &limits, &key)?);
+            }
         }
         let mut layout = Self::with_sizes(program, limits, workspace, scratch)?;
         if let Some(width) = others.iter().filter_map(Program::publishes).max() {
@@ -95,7 +98,7 @@ impl Layout {
     ) -> Result<Layout, CompileError> {
         let mut arena = OpenArena::new();
         let mut weights = std::collections::BTreeMap::new();
-        for weight in &program.weights {
+        for weight in program.all_weights() {
             let span = arena.alloc(Region::Weights, "weights", weight.bytes());
             let tensor = Tensor::dense(span, weight.dtype, weight.rows, weight.cols);
             weights.insert(weight.name.clone(), tensor);
@@ -108,9 +111,16 @@ impl Layout {
         };
         let ropes = program.ropes.iter().map(table).collect();
         let mut alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+        let limits = StepLimits { tables: program.kept().tables().max(1), ..limits };
         let mut state = StepState::lay_out(limits, &mut alloc)?;
         if let Some(width) = program.publishes() {
             state = state.with_vectors(width, &mut alloc);
+        }
+        if program.drafter.is_some() {
+            state = state.with_drafting(&mut alloc);
+        }
+        if let Some(shape) = program.drafter.as_ref().and_then(|drafter| drafter.features) {
+            state = state.with_features(shape, &mut alloc);
         }
         let workspace = arena.alloc(Region::Workspace, "workspace", workspace);
         let scratch = (scratch > 0).then(|| arena.alloc(Region::State, "scratch", scratch));
@@ -130,6 +140,7 @@ impl Layout {
             ropes,
             state,
             kv: Vec::new(),
+            tables: Vec::new(),
             given,
             workspace,
             scratch,
@@ -150,12 +161,17 @@ impl Layout {
         Ok(())
     }
 
-    /// Adds `pages` pages to every cache, the scratch page included.
+    /// Adds `pages` pages to every place of a page, the scratch page included. Caches at the same place have the same
+    /// memory.
     pub fn add_pages(&mut self, program: &Program, pages: u32) {
-        for cache in &program.caches {
+        let kept = program.kept();
+        let mut places = vec![None; kept.places as usize];
+        for (index, cache) in program.caches.iter().enumerate() {
             let template = pages_of(cache, self.bindings.state.limits.page_size, pages);
             let bytes = template.page_bytes().saturating_mul(u64::from(pages));
-            let span = self.arena.alloc(Region::Kv, "pages", bytes);
+            let place = &mut places[kept.place(index) as usize];
+            let span = *place.get_or_insert_with(|| self.arena.alloc(Region::Kv, "pages", bytes));
+            self.bindings.tables.push(kept.table(index));
             let scales = template.scale_bytes();
             let scales =
                 (scales > 0).then(|| self.arena.alloc(Region::Weights, "page scales", scales));
@@ -164,21 +180,33 @@ impl Layout {
     }
 }
 
-/// Device bytes to reserve for recording `graphs` graphs of the program, beside the KV pages. An upper
+/// Device bytes to reserve for recording graphs of the program, beside the KV pages. An upper
 /// bound of what was measured; 0 where graphs live in host memory.
-pub fn recording_room(program: &Program, target: &CompileTarget, graphs: usize) -> u64 {
-    graphs as u64 * program.steps.len() as u64 * target.device.recorded_node_bytes()
+pub fn recording_room(program: &Program, target: &CompileTarget, keys: &[ShapeKey]) -> u64 {
+    let nodes = |key: &ShapeKey| program.longest(key.q_len);
+    keys.iter().map(nodes).sum::<u64>() * target.device.recorded_node_bytes()
 }
 
-/// How many pages fit `bytes`, the scratch page included: a page takes its bytes in every cache. Exact: alignment of
-/// each cache counted.
+/// Bytes of a page: of a page of tokens in every cache that it has room for.
+pub fn page_bytes(program: &Program, page_size: u32) -> u64 {
+    places(program).map(|cache| cache.token_bytes() * u64::from(page_size)).sum()
+}
+
+/// A cache of each place.
+fn places(program: &Program) -> impl Iterator<Item = &Cache> {
+    // Where caches share places, all have the same size.
+    program.caches.iter().take(program.kept().places as usize)
+}
+
+/// How many pages fit `bytes`, the scratch page included: a page takes its bytes in every place. Exact: alignment of
+/// each place counted.
 pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
     let page = |cache: &Cache| cache.token_bytes() * u64::from(page_size);
     let taken = |pages: u64| {
         let each = |cache| page(cache).saturating_mul(pages).div_ceil(ALIGN).saturating_mul(ALIGN);
-        program.caches.iter().map(each).fold(0u64, u64::saturating_add)
+        places(program).map(each).fold(0u64, u64::saturating_add)
     };
-    let all: u64 = program.caches.iter().map(page).sum();
+    let all = page_bytes(program, page_size);
     let (mut fits, mut too_many) = (0, bytes.checked_div(all).unwrap_or(0) + 1);
     while fits + 1 < too_many {
         let middle = fits.midpoint(too_many);
@@ -188,7 +216,7 @@ pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
 }
 
 pub(crate) fn pages_of(cache: &Cache, page_size: u32, pages: u32) -> KvLayer {
-    let Cache::Paged { heads, head_dim, dtype } = *cache;
+    let Cache::Paged { heads, head_dim, dtype, .. } = *cache;
     let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
     KvLayer { span: nowhere, dtype, scales: None, pages, page_size, heads, head_dim }
 }

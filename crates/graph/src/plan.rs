@@ -13,6 +13,7 @@ pub use print::{bytes, outputs};
 use crate::ShapeKey;
 use device::{DType, Node, Span};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// One program for one key: every op with its spans, in order of execution.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,18 @@ pub struct Plan {
     pub splits: Vec<usize>,
     /// Where values lie and when they live.
     pub values: Vec<PlacedValue>,
+    /// Nodes of other programs than the one that the step is of, ascending: those of a model that drafts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<Pass>,
+}
+
+/// A part of a plan that another program computes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Its nodes.
+    pub nodes: Range<usize>,
+    /// Their shape.
+    pub key: ShapeKey,
 }
 
 /// A value with its place and life.
@@ -72,6 +85,19 @@ impl Plan {
     pub fn node_name(&self, index: usize) -> String {
         let node = &self.nodes[index];
         node.layer.map_or(node.name.clone(), |layer| format!("{layer}.{}", node.name))
+    }
+
+    /// The shape of a node: the step's, or that of its pass.
+    pub fn key_of(&self, node: usize) -> ShapeKey {
+        let pass = self.passes.iter().find(|pass| pass.nodes.contains(&node));
+        pass.map_or(self.key, |pass| pass.key)
+    }
+
+    /// The nodes of the step's own program.
+    pub fn own_nodes(&self) -> Vec<Node> {
+        let passed = |node: usize| self.passes.iter().any(|pass| pass.nodes.contains(&node));
+        let nodes = self.nodes.iter().enumerate().filter(|(node, _)| !passed(*node));
+        nodes.map(|(_, node)| node.clone()).collect()
     }
 
     /// The plan of the first `nodes` nodes: what a bisection runs.

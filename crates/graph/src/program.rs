@@ -6,9 +6,13 @@
 
 mod builder;
 mod check;
+mod drafter;
+mod kept;
 
 pub use builder::{ExpertWeights, ProgramBuilder};
 pub use check::ProgramError;
+pub use drafter::Drafter;
+pub use kept::Kept;
 
 pub use device::op::{Activation, Lookup, Pairs, Pooling, Routing, Score};
 
@@ -137,7 +141,7 @@ pub struct CacheId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// Keys and values of every token, in pages. All such caches of a program share page numbers.
+    /// Keys and values of tokens, in pages. All such caches of a program share page numbers ([`Kept`]).
     Paged {
         /// KV heads.
         heads: u32,
@@ -145,13 +149,22 @@ pub enum Cache {
         head_dim: u32,
         /// Element type.
         dtype: DType,
+        /// Only the last so many tokens are ever read again: older ones need not be kept. `None` keeps all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        window: Option<u32>,
     },
 }
 
 impl Cache {
+    /// How many of the last tokens are kept; `None` for all.
+    pub const fn window(&self) -> Option<u32> {
+        let Cache::Paged { window, .. } = *self;
+        window
+    }
+
     /// Bytes that a token takes.
     pub fn token_bytes(&self) -> u64 {
-        let Cache::Paged { heads, head_dim, dtype } = *self;
+        let Cache::Paged { heads, head_dim, dtype, .. } = *self;
         2 * u64::from(heads) * dtype.bytes(head_dim as usize) as u64
     }
 }
@@ -252,7 +265,8 @@ impl ModelShape {
 
     /// The cache of a layer that declares none of its own.
     pub const fn cache(&self) -> Cache {
-        Cache::Paged { heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
+        let (heads, head_dim, dtype) = (self.kv_heads, self.head_dim, self.kv_dtype);
+        Cache::Paged { heads, head_dim, dtype, window: None }
     }
 }
 
@@ -278,6 +292,9 @@ pub struct Program {
     pub values: Vec<Value>,
     /// Ops, in a valid order.
     pub steps: Vec<Step>,
+    /// A model that drafts for this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<Box<Drafter>>,
 }
 
 impl Step {
@@ -342,9 +359,14 @@ impl Program {
         })
     }
 
+    /// Whether it has nodes for adapters.
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step.op, ProgramOp::Lora(_)))
+    }
+
     /// Bytes of all weights.
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.iter().map(WeightRef::bytes).sum()
+        self.all_weights().map(WeightRef::bytes).sum()
     }
 
     /// As JSON.

@@ -31,6 +31,8 @@ pub struct StepShape {
     pub rows: u32,
     /// Tokens.
     pub tokens: u32,
+    /// Some row has an adapter.
+    pub adapters: bool,
 }
 
 /// What differs between the phases.

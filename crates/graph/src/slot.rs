@@ -23,7 +23,7 @@ pub(crate) enum Owner {
 pub(crate) enum Length {
     /// This many words for each seat, the pad seat included.
     Seats(u32),
-    /// A page-table row for each seat.
+    /// A row of each page table for each seat.
     SeatPages,
     /// One word per seat and token of the vocabulary.
     SeatVocab,
@@ -33,6 +33,8 @@ pub(crate) enum Length {
     Rows(u32),
     /// One word per token.
     Tokens,
+    /// The same for each page table.
+    TableTokens,
     /// A fixed number of words.
     Fixed(u32),
 }
@@ -42,13 +44,19 @@ impl Length {
     #[cfg_attr(not(test), expect(dead_code, reason = "tests hold the tables to it"))]
     pub(crate) fn words(self, limits: &StepLimits) -> u64 {
         let seats = u64::from(limits.seats) + 1;
+        // Where there are several, each begins at a multiple of four words.
+        let several = |words: u64, tables: u32| match tables {
+            1 => words,
+            tables => words.next_multiple_of(4) * u64::from(tables),
+        };
         match self {
             Length::Seats(each) => seats * u64::from(each),
-            Length::SeatPages => seats * u64::from(limits.pages_per_seat),
+            Length::SeatPages => several(seats * u64::from(limits.pages_per_seat), limits.tables),
             Length::SeatVocab => seats * u64::from(limits.vocab),
             Length::SeatContext => seats * u64::from(limits.context()),
             Length::Rows(more) => u64::from(limits.rows + more),
             Length::Tokens => u64::from(limits.tokens),
+            Length::TableTokens => several(u64::from(limits.tokens), limits.tables),
             Length::Fixed(words) => u64::from(words),
         }
     }
@@ -131,7 +139,7 @@ slots! {
     last_index: Prologue, Length::Rows(0), Padding::Zero;
     token: Prologue, Length::Tokens, Padding::Zero;
     position: Prologue, Length::Tokens, Padding::Zero;
-    kv_slot: Prologue, Length::Tokens, Padding::ScratchPage;
+    kv_slot: Prologue, Length::TableTokens, Padding::ScratchPage;
     token_row: Prologue, Length::Tokens, Padding::Sentinel(Sentinel::RowLimit);
     seen: Sampler, Length::SeatVocab, Padding::Keep;
     history: Sampler, Length::SeatContext, Padding::Keep;
@@ -176,7 +184,8 @@ impl Slot {
         let (live, bucket) = match self.length {
             // The entry past the last live row of an exclusive sum is the live total: not padding.
             Length::Rows(more) => (extent.rows + more, extent.bucket_rows + more),
-            Length::Tokens => (extent.tokens, extent.bucket_tokens),
+            // Of several tables the one that is given.
+            Length::Tokens | Length::TableTokens => (extent.tokens, extent.bucket_tokens),
             _ => return Ok(()),
         };
         let expected = match self.padding {
@@ -219,18 +228,24 @@ mod tests {
             vocab: 100,
             penalties: true,
             tokens_per_row: 3,
+            tables: 1,
         }
     }
 
     #[test]
     fn every_table_is_a_slot_and_has_the_length_the_slot_says() {
+        lengths_are_those_of_slots(limits());
+        lengths_are_those_of_slots(StepLimits { tables: 3, ..limits() });
+    }
+
+    fn lengths_are_those_of_slots(limits: StepLimits) {
         let mut arena = OpenArena::new();
         let mut tables = 0;
-        let state = StepState::lay_out(limits(), |region, name, bytes| {
+        let state = StepState::lay_out(limits, |region, name, bytes| {
             if region == device::Region::State {
                 tables += 1;
                 let slot = SLOTS.iter().find(|slot| slot.name == name).expect(name);
-                assert_eq!(slot.length.words(&limits()) * 4, bytes, "{name}");
+                assert_eq!(slot.length.words(&limits) * 4, bytes, "{name}");
             }
             arena.alloc(region, name, bytes)
         })
@@ -238,7 +253,7 @@ mod tests {
         assert_eq!(tables, SLOTS.len());
         for slot in SLOTS {
             let table = (slot.table)(&state).expect(slot.name);
-            assert_eq!(u64::from(table.rows) * u64::from(table.cols), slot.length.words(&limits()));
+            assert_eq!(u64::from(table.rows) * u64::from(table.cols), slot.length.words(&limits));
             assert_eq!(table.dtype, slot.dtype);
         }
     }

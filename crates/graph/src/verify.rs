@@ -7,7 +7,8 @@ use crate::backend::{Backend, Context};
 use crate::compile::Bindings;
 use crate::plan::Plan;
 use crate::runner::RunError;
-use crate::slot::{BadPadding, Extent, SLOTS};
+use crate::slot::{BadPadding, Extent, Length, SLOTS};
+use device::op::KvLayer;
 use device::step::count;
 use device::{Node, Op, Region, Result, Span};
 use std::collections::BTreeSet;
@@ -168,6 +169,9 @@ impl<'a> Trial<'a> {
         let mut own: Vec<Span> = tables.filter(|&span| Some(span) != seen).collect();
         own.push(state.ring);
         own.extend(state.vectors.into_iter().flatten());
+        if let Some(features) = &state.features {
+            own.extend([features.last.span, features.last_len.span, features.drafted.span]);
+        }
         let before = Snapshot::take(cx, own.iter().copied().chain(seen))?;
         cx.device.run(cx.arena, &plan.nodes[0])?;
         let mut others = Vec::new();
@@ -272,8 +276,12 @@ pub(crate) fn check_padding(
         bucket_tokens: plan.key.tokens,
     };
     for slot in SLOTS {
-        let Some(table) = (slot.table)(state) else { continue };
-        if matches!(slot.length, crate::slot::Length::Rows(_) | crate::slot::Length::Tokens) {
+        let tables = match slot.length {
+            Length::Rows(_) | Length::Tokens => 1,
+            Length::TableTokens => state.limits.tables,
+            _ => 0,
+        };
+        for table in (0..tables).filter_map(|table| (slot.table)(&state.of_table(table))) {
             let words = words(cx, table.span)?;
             slot.check_padding(&words, &extent, &state.limits).map_err(|problem| {
                 Box::new(Mismatch::Padding { key: plan.key.to_string(), problem })
@@ -289,15 +297,22 @@ fn written_pages(
     plan: &Plan,
     bindings: &Bindings,
 ) -> Result<Vec<Span>, RunError> {
-    let slots = words(cx, bindings.state.kv_slot.span)?;
     let page_size = bindings.state.limits.page_size;
-    let pages: BTreeSet<u32> =
-        slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size).collect();
+    let mut pages = BTreeSet::new();
+    for table in 0..bindings.state.limits.tables {
+        let slots = words(cx, bindings.state.of_table(table).kv_slot.span)?;
+        pages.extend(slots.iter().take(plan.key.tokens as usize).map(|slot| slot / page_size));
+    }
+    if !plan.passes.is_empty() {
+        pages.extend(pages_before(cx, plan, bindings)?);
+    }
     // Pad tokens share the slots of the scratch page, page 0. Which of them writes last changes from run
     // to run on a GPU and does not matter: no live row reads that page.
     let pages: Vec<u32> = pages.into_iter().filter(|&page| page != 0).collect();
     let mut spans = Vec::new();
-    for kv in &bindings.kv {
+    let kv = &bindings.kv;
+    let first = |(index, own): &(usize, &KvLayer)| kv[..*index].iter().all(|o| o.span != own.span);
+    for (_, kv) in kv.iter().enumerate().filter(first) {
         let there = pages.partition_point(|&page| page < kv.pages);
         // Neighbours are read at once.
         for run in pages[..there].chunk_by(|a, b| a + 1 == *b) {
@@ -306,6 +321,19 @@ fn written_pages(
         }
     }
     Ok(spans)
+}
+
+/// The pages of the token before those of each row: a model that drafts is fed it again.
+fn pages_before(cx: &Context<'_>, plan: &Plan, bindings: &Bindings) -> Result<Vec<u32>, RunError> {
+    let state = &bindings.state;
+    let per_seat = state.limits.pages_per_seat as usize;
+    let (seats, lens) = (words(cx, state.row_seat.span)?, words(cx, state.seat_len.span)?);
+    let table = words(cx, state.page_table.span)?;
+    let page = |seat: u32| {
+        let before = lens[seat as usize].saturating_sub(1) / state.limits.page_size;
+        table[seat as usize * per_seat + (before as usize).min(per_seat - 1)]
+    };
+    Ok(seats.into_iter().take(plan.key.rows as usize).map(page).collect())
 }
 
 fn words(cx: &Context<'_>, span: Span) -> Result<Vec<u32>> {

@@ -18,7 +18,7 @@ fn shape() -> ModelShape {
 /// Three layers: four KV heads, one in bf16, and the shape's two.
 fn caches() -> [Cache; 3] {
     let head_dim = shape().head_dim;
-    let paged = |heads, dtype| Cache::Paged { heads, head_dim, dtype };
+    let paged = |heads, dtype| Cache::Paged { heads, head_dim, dtype, window: None };
     [paged(4, DType::F32), paged(1, DType::BF16), shape().cache()]
 }
 
@@ -141,4 +141,30 @@ fn what_is_wrong_with_caches_is_said() {
     missing.caches.pop();
     let error = missing.check().unwrap_err().to_string();
     assert_eq!(error, "step `2.rope`: there is no cache 2");
+}
+
+/// Layers that keep everything and layers with a window share memory at the same places, in tables of their own.
+#[test]
+fn windows_have_tables_of_their_own() {
+    let mut program = mixed();
+    let paged = |heads, window| Cache::Paged { heads, head_dim: 8, dtype: DType::F32, window };
+    let kept = |program: &Program| {
+        let kept = program.kept();
+        let tables: Vec<u32> = (0..3).map(|cache| kept.table(cache)).collect();
+        (kept.full, kept.windowed, kept.window, kept.places, tables)
+    };
+    assert_eq!(kept(&program), (1, 0, 0, 3, vec![0, 0, 0]));
+    program.caches = [Some(5), None, Some(7)].map(|window| paged(2, window)).to_vec();
+    assert_eq!(kept(&program), (1, 2, 7, 1, vec![1, 0, 2]));
+    let bytes = program.caches[0].token_bytes() * 4;
+    assert_eq!(pages_that_fit(&program, 4, bytes.next_multiple_of(ALIGN)), 1);
+    program.caches = [None, None, Some(7)].map(|window| paged(2, window)).to_vec();
+    assert_eq!(kept(&program), (2, 1, 7, 1, vec![0, 1, 2]));
+    // Windows alone need one table, whatever they are; caches of different sizes cannot take turns.
+    program.caches = vec![paged(2, Some(5)), paged(1, Some(6)), paged(2, Some(5))];
+    assert_eq!(kept(&program), (0, 1, 6, 3, vec![0, 0, 0]));
+    program.caches[1] = paged(1, None);
+    assert_eq!(kept(&program), (1, 0, 0, 3, vec![0, 0, 0]));
+    program.keep_all();
+    assert!(program.caches.iter().all(|cache| cache.window().is_none()));
 }

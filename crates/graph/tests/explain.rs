@@ -28,6 +28,7 @@ fn qwen3_8b_on(target: Target, key: &ShapeKey) -> (Plan, Explanation) {
         vocab: program.shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let mut layout = Layout::new(&program, &target, limits, std::slice::from_ref(key)).unwrap();
     layout.add_pages(&program, 4096);
@@ -154,6 +155,7 @@ fn pages_take_exactly_what_is_left() {
         vocab: program.shape.vocab,
         penalties: true,
         tokens_per_row: 1,
+        tables: 1,
     };
     let keys = [ShapeKey::decode(64), ShapeKey::prefill(2048, 64)];
     let mut layout = Layout::new(&program, &target, limits, &keys).unwrap();

@@ -23,6 +23,7 @@ fn limits(program: &Program) -> StepLimits {
         vocab: program.shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     }
 }
 
@@ -51,6 +52,7 @@ fn a_decode_plan_has_five_nodes_per_layer() {
             vocab: program.shape.vocab,
             penalties: false,
             tokens_per_row: 1,
+            tables: 1,
         };
         let plan = plan_for(
             &program,
@@ -79,6 +81,7 @@ fn merged(merge: Merge, gpu: &Target, sample: Sample, key: ShapeKey) -> Plan {
         vocab: program.shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let plan = plan_for(&program, &target, limits, key);
     assert_eq!(plan.check(), vec![]);

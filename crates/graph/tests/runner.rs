@@ -43,11 +43,12 @@ fn decode(
 fn a_step_says_which_bucket_or_why_not() {
     everywhere(|world, target| {
         let runners = world.runners(&target, BackendKind::Full, ("2,4", "16"));
-        let decode = |rows: u32| StepShape { phase: Phase::Decode, rows, tokens: rows };
+        let decode =
+            |rows: u32| StepShape { phase: Phase::Decode, rows, tokens: rows, adapters: false };
         assert_eq!(runners.decode.can_run(&decode(1)), Ok(ShapeKey::decode(2)));
         assert_eq!(runners.decode.can_run(&decode(4)), Ok(ShapeKey::decode(4)));
         assert_eq!(runners.decode.can_run(&decode(5)), Err(Reason::NotCovered));
-        let mixed = StepShape { phase: Phase::Prefill, rows: 3, tokens: 9 };
+        let mixed = StepShape { phase: Phase::Prefill, rows: 3, tokens: 9, adapters: false };
         assert_eq!(runners.decode.can_run(&mixed), Err(Reason::WrongPhase));
         assert_eq!(runners.prefill.can_run(&mixed), Ok(ShapeKey::prefill(16, 8)));
         let coverage = runners.coverage();
@@ -362,9 +363,9 @@ fn a_piece_is_replaced_and_recorded_alone() {
         let [old, new] = [old, new].map(|span| serde_json::to_string(&span).unwrap());
         assert!(text.contains(&old));
         nodes[one - range.start] = serde_json::from_str(&text.replace(&old, &new)).unwrap();
-        let recorded = runners.decode.recordings();
+        let recorded = runners.decode.counters().recorded;
         runners.decode.replace_piece(&key, piece, nodes.clone()).unwrap();
-        assert_eq!(runners.decode.recordings(), recorded + 1, "one piece");
+        assert_eq!(runners.decode.counters().recorded, recorded + 1, "one piece");
         // Every step is compared with the new plan, op by op.
         let after = tokens(&mut runners);
         assert_ne!(before, after);
@@ -425,7 +426,8 @@ fn a_prefill_step_takes_the_graph_of_as_few_rows_as_it_has() {
             keys,
             ["prefill/3x2", "prefill/3x3", "prefill/16x2", "prefill/16x4", "prefill/16x8"]
         );
-        let shape = |rows, tokens| StepShape { phase: Phase::Prefill, rows, tokens };
+        let shape =
+            |rows, tokens| StepShape { phase: Phase::Prefill, rows, tokens, adapters: false };
         for (rows, tokens, expected) in
             [(1, 2, (3, 2)), (3, 3, (3, 3)), (2, 9, (16, 2)), (3, 9, (16, 4)), (5, 9, (16, 8))]
         {

@@ -10,7 +10,7 @@
 
 use device::target::WeightUse;
 use device::{Arena, DType, Device, DeviceChoice, Op, Region, Tensor};
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{Executor, Join, Page, Row, Seat, SeatParams, Step};
 use fixtures::Rng;
 use graph::mail::{self, JoinInput, Mailbox, PageInput, StepInput};
 use graph::program::Program;
@@ -174,8 +174,10 @@ impl Batch {
                     let params = SeatParams::greedy();
                     step.joins =
                         vec![Join { seat, len: 0, last_token: 0, params, history: vec![] }];
-                    let entry = |index| PageEntry { seat, index, page: Page(next_page + index) };
-                    step.pages = (0..pages).map(entry).collect();
+                    let kept = executor.geometry().kept;
+                    let first = |index| Page(next_page + index * kept.width());
+                    let entries = |index| kept.entries(seat, index, first(index));
+                    step.pages = (0..pages).flat_map(entries).collect();
                 }
                 let said = launch(executor, launches, step)?;
                 if sample {
@@ -183,7 +185,7 @@ impl Batch {
                 }
                 start = end;
             }
-            next_page += pages;
+            next_page += pages * executor.geometry().kept.width();
         }
         let count = self.tokens.len();
         let watched: Vec<usize> =

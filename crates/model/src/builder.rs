@@ -1,6 +1,7 @@
 //! Builds a family's program together with its weights: each weight is declared where it is used, with the
 //! checkpoint tensors it comes from and its shape.
 
+use crate::adapter::{Adapted, AdapterRoom};
 use crate::config::{Embedding, ModelConfig, Rope, Task};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
 use device::op::{Activation, Pairs, Routing};
@@ -10,6 +11,7 @@ use graph::program::{
     ExpertWeights, Lookup, ModelShape, Pooling, Program, ProgramBuilder, ProgramError, RopeId,
     ValueId, WeightRef,
 };
+use std::ops::Range;
 
 /// The number formats of a program on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +76,10 @@ pub(crate) struct Setting<'a> {
     pub(crate) ggml: bool,
     /// How a weight is stored.
     pub(crate) stored: &'a dyn Fn(&WeightSpec) -> DType,
+    /// The program it drafts for, if it does.
+    pub(crate) verifier: Option<&'a Program>,
+    /// Room for adapters.
+    pub(crate) adapters: Option<AdapterRoom>,
 }
 
 /// A model's program, and what its memory must hold.
@@ -85,6 +91,19 @@ pub struct Written {
     pub weights: Vec<WeightSpec>,
     /// Its rotations, in the order of the program's tables.
     pub ropes: Vec<Rope>,
+    /// Caches and tables of the program it drafts for, which come before its own.
+    pub(crate) before: (usize, usize),
+    /// Caches, with those before its own.
+    caches: usize,
+    /// The weights that adapters add to.
+    pub(crate) adapted: Vec<Adapted>,
+}
+
+impl Written {
+    /// Caches that are its own: neither those of the program it drafts for nor those of one that drafts for it.
+    pub(crate) fn own_caches(&self) -> usize {
+        self.caches - self.before.0
+    }
 }
 
 /// A tensor of a checkpoint by its two names, without layer and suffix, and how many rows it has. `{}` in a name is the
@@ -156,6 +175,7 @@ pub struct Builder<'a> {
     program: ProgramBuilder,
     weights: Vec<WeightSpec>,
     ropes: Vec<Rope>,
+    adapted: Vec<Adapted>,
     layer: Option<usize>,
 }
 
@@ -172,14 +192,20 @@ impl<'a> Builder<'a> {
             act_dtype: setting.precision.act,
             kv_dtype: setting.precision.kv,
         };
-        let program = ProgramBuilder::new(config.family, shape);
-        let (weights, ropes) = (Vec::new(), Vec::new());
-        Builder { config, setting, program, weights, ropes, layer: None }
+        let mut program = ProgramBuilder::new(config.family, shape);
+        if let Some(verifier) = setting.verifier {
+            program = program.beside(verifier);
+        }
+        let (weights, ropes, adapted) = (Vec::new(), Vec::new(), Vec::new());
+        Builder { config, setting, program, weights, ropes, adapted, layer: None }
     }
 
     pub(crate) fn finish(self) -> Result<Written, ProgramError> {
         let program = self.program.finish()?;
-        Ok(Written { program, weights: self.weights, ropes: self.ropes })
+        let before = self.setting.verifier.map_or((0, 0), |of| (of.caches.len(), of.ropes.len()));
+        let caches = program.caches.len();
+        let Builder { weights, ropes, adapted, .. } = self;
+        Ok(Written { program, weights, ropes, before, caches, adapted })
     }
 
     /// The program's builder, for ops without weights.
@@ -190,7 +216,8 @@ impl<'a> Builder<'a> {
     /// Declares a rotation; the same one is declared once.
     pub(crate) fn rope(&mut self, rope: &Rope) -> RopeId {
         if let Some(index) = self.ropes.iter().position(|known| known == rope) {
-            return RopeId(index as u32);
+            let before = self.setting.verifier.map_or(0, |verifier| verifier.ropes.len());
+            return RopeId((before + index) as u32);
         }
         self.ropes.push(rope.clone());
         self.program.rope_table()
@@ -249,7 +276,10 @@ impl<'a> Builder<'a> {
             Task::Generate => {
                 let logits = self.logits(h);
                 let logits = adjust(self, logits);
-                self.program.sample("sample", logits);
+                match self.setting.verifier {
+                    Some(_) => self.program.propose("propose", logits, 0),
+                    None => self.program.sample("sample", logits),
+                }
             }
             Task::Embed(embedding) => self.publish(h, embedding),
             Task::Classify(classes) => {
@@ -270,7 +300,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The head: the embedding, or a matrix of its own.
-    fn logits(&mut self, x: ValueId) -> ValueId {
+    pub(crate) fn logits(&mut self, x: ValueId) -> ValueId {
         let head = match self.config.tied {
             true => self.table(WeightUse::Head),
             false => {
@@ -280,7 +310,9 @@ impl<'a> Builder<'a> {
                 self.weight("lm_head", parts, hidden, Arrange::Stacked, kind, Cut::Rows)
             }
         };
-        self.program.logits("lm_head", x, head)
+        let weight = head.name.clone();
+        let logits = self.program.logits("lm_head", x, head);
+        self.adapt("lm_head", x, logits, &weight)
     }
 
     /// An RMS norm of rows of the residual stream.
@@ -336,14 +368,57 @@ impl<'a> Builder<'a> {
         let cols = self.program.cols(x) as usize;
         let w = self.matrix(name, cols, sources, Arrange::Stacked, cut);
         let bias = bias.then(|| self.vector(&format!("{name}_bias"), sources, ".bias", cut));
-        self.program.linear(name, x, w, bias)
+        let weight = w.name.clone();
+        let y = self.program.linear(name, x, w, bias);
+        self.adapt(name, x, y, &weight)
+    }
+
+    /// What adapters add to a linear's result, where there may be some.
+    fn adapt(&mut self, name: &str, x: ValueId, y: ValueId, weight: &str) -> ValueId {
+        let Some(room) = self.setting.adapters.filter(|_| self.config.task == Task::Generate)
+        else {
+            return y;
+        };
+        let Some(spec) = self.weights.iter().find(|spec| spec.name == weight).cloned() else {
+            return y;
+        };
+        let head = self.layer.is_none();
+        let adapted = Adapted::new(spec, head, room);
+        let [a, b] = adapted.refs(self.setting.precision.act);
+        let parts = adapted.parts();
+        self.adapted.push(adapted);
+        self.program.lora(&format!("{name}_lora"), (x, y), a, b, parts)
+    }
+
+    /// `x` times some columns of the stacked rows of some tensors, from `from` on of `all`.
+    pub(crate) fn linear_columns(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        sources: &[Source],
+        (from, all): (usize, usize),
+    ) -> ValueId {
+        let cols = self.program.cols(x) as usize;
+        let parts = sources.iter().map(|source| self.part(source, ".weight")).collect();
+        let (arrange, kind, cut) = (Arrange::Stacked, WeightUse::Matrix, Cut::Rows);
+        let spec = self.spec(name, parts, from..from + cols, all, arrange, kind, cut);
+        let w = self.declare(spec);
+        self.program.linear(name, x, w, None)
+    }
+
+    /// A weight of the program it drafts for.
+    pub(crate) fn shared(&self, name: &str) -> Option<WeightRef> {
+        let verifier = self.setting.verifier?;
+        verifier.weights.iter().find(|weight| weight.name == name).cloned()
     }
 
     /// `x` times gate and up, whose columns alternate in the result.
     pub(crate) fn gate_up(&mut self, name: &str, x: ValueId, sources: [Source; 2]) -> ValueId {
         let cols = self.program.cols(x) as usize;
         let w = self.matrix(name, cols, &sources, Arrange::ALTERNATING, Cut::Rows).gate_up();
-        self.program.linear(name, x, w, None)
+        let weight = w.name.clone();
+        let y = self.program.linear(name, x, w, None);
+        self.adapt(name, x, y, &weight)
     }
 
     /// The experts of each row of `x`.
@@ -448,8 +523,27 @@ impl<'a> Builder<'a> {
         kind: WeightUse,
         cut: Cut,
     ) -> WeightRef {
+        let spec = self.spec(name, parts, 0..cols, cols, arrange, kind, cut);
+        self.declare(spec)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of a weight")]
+    fn spec(
+        &self,
+        name: &str,
+        parts: Vec<Part>,
+        cols: Range<usize>,
+        tensor_cols: usize,
+        arrange: Arrange,
+        kind: WeightUse,
+        cut: Cut,
+    ) -> WeightSpec {
         let name = self.layer.map_or(name.to_owned(), |layer| format!("layers.{layer}.{name}"));
-        let spec = WeightSpec { name, parts, arrange, cols: 0..cols, tensor_cols: cols, kind, cut };
+        let name = self.setting.verifier.map_or(name.clone(), |_| format!("draft.{name}"));
+        WeightSpec { name, parts, arrange, cols, tensor_cols, kind, cut }
+    }
+
+    fn declare(&mut self, spec: WeightSpec) -> WeightRef {
         let Precision { weights, quantise, .. } = self.setting.precision;
         let quantised = quantise.is_some_and(|quantise| quantise.takes(&spec));
         let dtype = match weights {
@@ -475,8 +569,8 @@ impl<'a> Builder<'a> {
         let prefix = match (self.config.gguf, self.layer) {
             (true, Some(layer)) => format!("blk.{layer}."),
             (true, None) => String::new(),
+            (false, _) if json.starts_with('/') => String::new(),
             (false, Some(layer)) => format!("{root}{layers}.{layer}."),
-            (false, None) if json.starts_with('/') => String::new(),
             (false, None) => root.clone(),
         };
         let name = if self.config.gguf { gguf } else { json.trim_start_matches('/') };

@@ -32,6 +32,17 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+/// What an EAGLE-3 head has besides a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadConfig {
+    /// Tokens that it can draft.
+    pub vocab: usize,
+    /// The layers of its model whose inputs it reads; `None` is the usual choice.
+    pub taps: Option<Vec<u32>>,
+    /// Whether its residual stream starts behind the norm of what it reads.
+    pub norm_first: bool,
+}
+
 /// Everything about a decoder that is not a weight. Every number has been checked against [`limits`] and against
 /// the others.
 #[derive(Clone, Debug)]
@@ -72,6 +83,8 @@ pub struct ModelConfig {
     pub layer_names: &'static str,
     /// What it is for.
     pub task: Task,
+    /// What it has as a head that drafts.
+    pub head: Option<HeadConfig>,
     /// The names of a classifier's labels.
     pub labels: Vec<String>,
     /// Begin-of-sequence token.
@@ -139,6 +152,11 @@ impl ModelConfig {
     /// The names [`ModelConfig::bundled`] knows.
     pub fn bundled_names() -> impl ExactSizeIterator<Item = &'static str> {
         bundled::names()
+    }
+
+    /// The names of heads that [`ModelConfig::bundled`] knows, too.
+    pub fn bundled_heads() -> impl Iterator<Item = &'static str> {
+        bundled::heads()
     }
 
     /// Width of the query projection.

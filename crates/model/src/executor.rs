@@ -1,12 +1,14 @@
 //! The engine's device: a step of the engine becomes a step of the graph runners, and back.
 
+use crate::adapter::Adapters;
 use crate::observe::{self, PromptLogits, Scored};
+use crate::sleep::Holding;
 use crate::spec::SpecUse;
 use crate::spec::pace::{Candidate, Pace};
 use crate::store::PageStore;
 use device::{Device, DeviceKind, Report, StepLimits, Tensor};
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, Join, Row, RowResult, Sampled, Step, StepKind,
+    Coverage, ExecError, Executor, Geometry, Join, Kept, Row, RowResult, Sampled, Step, StepKind,
     StepResult,
 };
 use engine::request::Pooling;
@@ -14,6 +16,7 @@ use engine::store::{Store, StoreUse};
 use graph::mail::{
     JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
 };
+use graph::program::Program;
 use graph::runner::{ExpertLoad, Profile, Ran, RunError, Runners};
 use graph::{Counters, Phase, Plan, Reason};
 use std::collections::VecDeque;
@@ -22,6 +25,13 @@ use std::time::{Duration, Instant};
 /// Pages at the end of every seat's table that only drafts reach, so that a row has room for drafts to its last token.
 pub(crate) fn draft_pages(limits: &StepLimits) -> u32 {
     (limits.tokens_per_row - 1).div_ceil(limits.page_size)
+}
+
+/// What the layers of a program keep.
+pub(crate) fn kept(program: &Program) -> Kept {
+    let graph::program::Kept { full, windowed, window, .. } = program.kept();
+    // A program without caches still has a page table.
+    if full + windowed == 0 { Kept::ALL } else { Kept { full, windowed, window } }
 }
 
 /// Runs steps by replaying device graphs.
@@ -45,6 +55,10 @@ pub struct GraphExecutor {
     lost: bool,
     /// Keeps evicted pages.
     pub(crate) store: Option<PageStore>,
+    /// What is known about the weights.
+    pub(crate) holding: Holding,
+    /// The adapters that may be put into slots.
+    pub(crate) adapters: Adapters,
     /// Chooses drafts, if steps can have some.
     pace: Option<Pace>,
     /// For benchmarks: the drafts of every row, and how many are accepted whatever they are.
@@ -95,6 +109,7 @@ impl GraphExecutor {
             // The rest is for drafts that are not accepted.
             pages_per_seat: limits.pages_per_seat - draft_pages(&limits),
             vocab: limits.vocab,
+            kept: kept(runners.program()),
         };
         let program = runners.program();
         let width = program.publishes().unwrap_or(program.shape.hidden);
@@ -113,6 +128,8 @@ impl GraphExecutor {
             last: None,
             lost: false,
             store: None,
+            holding: Holding::default(),
+            adapters: Adapters::new(limits.seats),
             pace,
             forced: None,
             candidates: Vec::new(),
@@ -124,6 +141,11 @@ impl GraphExecutor {
     /// The same with memory for evicted pages.
     pub(crate) fn with_store(self, store: Option<PageStore>) -> GraphExecutor {
         GraphExecutor { store, ..self }
+    }
+
+    /// No step is in flight.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.flight.is_empty()
     }
 
     /// The runners: plans, graphs and memory.
@@ -199,9 +221,12 @@ impl GraphExecutor {
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
+        self.load_adapters(step)?;
         let (q_len, mut decode) = self.q_len(step);
         let forced = self.forced.map_or(0, |(_, accepted)| accepted);
-        translate(step, (q_len, forced), &mut self.input);
+        let per_table = self.runners.bindings().state.limits.pages_per_seat;
+        translate(step, (q_len, forced), per_table, &mut self.input);
+        self.input.adapters = self.adapters.serve(step);
         let number = step.number;
         if let Some(pooling) = step.pooling().filter(|_| self.whole.is_none()) {
             let which = usize::from(pooling != Pooling::Mean);
@@ -355,6 +380,10 @@ impl Executor for GraphExecutor {
         self.runners.bindings().state.limits.tokens_per_row
     }
 
+    fn adapters(&self) -> u32 {
+        self.adapter_room().map_or(0, |room| room.slots)
+    }
+
     fn stop_loop(&mut self) {
         self.runners.stop_loop();
     }
@@ -373,6 +402,9 @@ impl Executor for GraphExecutor {
     }
 
     fn launch(&mut self, step: &Step) -> Result<(), ExecError> {
+        if let Some(why) = self.cannot_run() {
+            return Err(ExecError::NotLaunched(why.into()));
+        }
         if self.lost {
             // A device that cannot even be reset will not run anything again.
             self.runners.reset().map_err(|error| ExecError::Gone(error.to_string()))?;
@@ -483,8 +515,8 @@ impl Vigil {
 }
 
 /// Converts the engine's step to the runners' input, reusing its lists.
-/// A step whose rows have `q_len` tokens accepts `forced` drafts whatever they are.
-fn translate(step: &Step, (q_len, forced): (u32, u32), input: &mut StepInput) {
+/// A step whose rows have `q_len` tokens accepts `forced` drafts whatever they are. A page table has `per_table` entries.
+fn translate(step: &Step, (q_len, forced): (u32, u32), per_table: u32, input: &mut StepInput) {
     input.steps = step.steps;
     input.q_len = if q_len > 1 { q_len } else { 0 };
     input.rows.clear();
@@ -507,7 +539,7 @@ fn translate(step: &Step, (q_len, forced): (u32, u32), input: &mut StepInput) {
     input.pages.clear();
     input.pages.extend(step.pages.iter().map(|entry| PageInput {
         seat: entry.seat.0,
-        index: entry.index,
+        index: entry.table * per_table + entry.index,
         page: entry.page.0,
     }));
     input.copies.clear();
@@ -527,6 +559,7 @@ fn join(join: &Join) -> JoinInput {
         logprobs: from.logprobs,
         seed: from.seed,
         min_len: from.min_len,
+        adapter: from.adapter,
         stop_tokens: from.stop_tokens.clone(),
         biases: from.logit_bias.clone(),
     };

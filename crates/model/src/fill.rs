@@ -9,7 +9,6 @@ use device::op::{Noise, Op};
 use device::scaled::{self as layouts, Chunk};
 use device::target::WeightUse;
 use device::{Arena, DType, Device, Tensor};
-use formats::checkpoint::Checkpoint;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +52,7 @@ impl Target<'_> {
         jobs.into_par_iter().try_for_each(|(index, rows)| {
             let (spec, tensor) = &placed[index];
             let read = match spec.kind {
-                WeightUse::Vector => self.fill_vector(spec, tensor, &files.checkpoint)?,
+                WeightUse::Vector => self.fill_vector(spec, tensor, files)?,
                 _ => self.fill_rows(spec, tensor, (files, &scaled), rows)?,
             };
             progress(done.fetch_add(read, Ordering::Relaxed) + read);
@@ -90,7 +89,7 @@ impl Target<'_> {
         (files, scaled): (&Files, &ScaledParts),
         rows: Range<usize>,
     ) -> Result<u64, LoadError> {
-        let stored = StoredRows::read(spec, &files.checkpoint, scaled, rows.clone())?;
+        let stored = StoredRows::read(spec, files, scaled, rows.clone())?;
         if matches!(tensor.dtype, DType::P4 | DType::P8) {
             return self.pack(spec, tensor, &stored, rows);
         }
@@ -167,12 +166,12 @@ impl Target<'_> {
         &self,
         spec: &WeightSpec,
         tensor: &Tensor,
-        checkpoint: &Checkpoint,
+        files: &Files,
     ) -> Result<u64, LoadError> {
         let mut all = Vec::with_capacity(spec.cols());
         let mut read = 0;
         for part in &spec.parts {
-            let stored = checkpoint.read_f32(&part.tensor)?;
+            let stored = files.checkpoint_of(&part.tensor).read_f32(&part.tensor)?;
             read += (stored.len() * 4) as u64;
             let element = |i| (stored[part.stored_row(i)] + part.add) * part.factor;
             all.extend((0..part.rows.len()).map(element));

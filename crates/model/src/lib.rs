@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod adapter;
 mod blocks;
 mod builder;
 pub mod config;
@@ -31,13 +32,16 @@ pub mod quality;
 mod quantise;
 mod reading;
 mod rope;
+mod sleep;
 mod spec;
 mod store;
 mod stored;
+mod update;
 pub mod weights;
 
+pub use adapter::{Adapter, AdapterError, AdapterRoom};
 pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
-pub use config::{Classes, Embedding, ModelConfig, Task};
+pub use config::{Classes, Embedding, HeadConfig, ModelConfig, Task};
 pub use executor::GraphExecutor;
 pub use load::{
     Configured, LoadOptions, LoadedExecutor, Progress, configure, load_executor, precision,
@@ -46,8 +50,10 @@ pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
 pub use reading::{ReadError, Reading};
+pub use sleep::{Parts, SleepError};
 pub use spec::{Choice, Method, SpecError, SpecUse, Speculation, Why};
 pub use store::{DiskError, KeepOptions};
+pub use update::{Update, UpdateError};
 
 use std::path::PathBuf;
 
@@ -108,9 +114,30 @@ pub enum LoadError {
     /// ggml's order of sums was asked for, and the model has experts.
     #[error("ggml's numerics are not there for models with experts")]
     GgmlExperts,
+    /// Adapters were asked for, and the model cannot have any.
+    #[error("adapters are for models that generate text, from safetensors")]
+    NoAdapters,
     /// Drafts were asked for, and the model generates no text.
     #[error("speculation is for models that generate text")]
     NoText,
+    /// A model that is to draft and cannot, or that is missing.
+    #[error("drafting by `{method}` {problem}")]
+    SpecModel {
+        /// The method.
+        method: &'static str,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// A model that is to draft for one with other tokens.
+    #[error(
+        "the model that drafts has a vocabulary of {own} tokens, the one it drafts for of {wanted}: they must be the same"
+    )]
+    Vocabulary {
+        /// Its tokens.
+        own: usize,
+        /// Those of the model that verifies.
+        wanted: usize,
+    },
     /// The model does not make a program.
     #[error(transparent)]
     Program(#[from] graph::program::ProgramError),

@@ -3,21 +3,23 @@
 //! a modest part of a host's memory, which other programs use too.
 
 use crate::LoadError;
+use crate::adapter::AdapterRoom;
 use crate::builder::{Precision, Written};
 use crate::config::{ModelConfig, Task};
-use crate::executor::{GraphExecutor, draft_pages};
+use crate::executor::{self, GraphExecutor, draft_pages};
 use crate::open::{ModelSource, OpenModel};
-use crate::spec::Speculation;
+use crate::sleep::Origin;
+use crate::spec::{Ask, Drafted, Method, Speculation};
 use crate::store::{Disk, DiskError, KeepOptions, PageStore, Shape, identity};
 use crate::weights::WeightSpec;
 use device::cpu::Numerics;
 use device::op::KvLayer;
-use device::{Device, DeviceKind, Region, StepLimits, Target};
+use device::{Arena, Device, DeviceKind, Region, StepLimits, Target};
 use graph::config::{Facts, Given, Resolved};
 use graph::layout::{Layout, pages_that_fit, recording_room};
 use graph::program::Program;
 use graph::runner::{Fallback, RunnerConfig, Runners};
-use graph::{CompileTarget, Phase, ShapeKey};
+use graph::{Bindings, CompileTarget, Phase, Prep, ShapeKey};
 use std::sync::Arc;
 
 /// Bytes of KV pages in a host's memory by default.
@@ -54,6 +56,8 @@ pub struct LoadOptions {
     pub penalties: bool,
     /// What was asked for about graphs; the rest is decided by the device and the limits.
     pub graphs: Given,
+    /// Whether layers with a window keep all tokens.
+    pub keep_windows: bool,
     /// Where evicted pages are kept.
     pub keep: KeepOptions,
     /// Activations, pages and weights in other numbers than the device's own choice.
@@ -62,6 +66,10 @@ pub struct LoadOptions {
     pub task: Option<Task>,
     /// Whether steps verify drafts, and of which kind.
     pub spec: Option<Speculation>,
+    /// The model that drafts, where another one does.
+    pub spec_model: Option<ModelSource>,
+    /// Room for adapters, if requests may have some.
+    pub adapters: Option<AdapterRoom>,
 }
 
 impl Default for LoadOptions {
@@ -76,11 +84,24 @@ impl Default for LoadOptions {
             memory_share: 0.9,
             penalties: true,
             graphs: Given::default(),
+            keep_windows: false,
             keep: KeepOptions::default(),
             precision: None,
             task: None,
             spec: None,
+            spec_model: None,
+            adapters: None,
         }
+    }
+}
+
+impl LoadOptions {
+    /// Whether layers with a window keep all tokens: a store for evicted pages, inputs that the host prepares and drafters
+    /// with pages of their own know one page table per sequence.
+    fn keeps_all(&self, prep: Prep) -> bool {
+        let drafter = self.spec.is_some_and(|spec| spec.method != Method::Ngram);
+        let kept = self.keep != KeepOptions::default();
+        self.keep_windows || kept || drafter || prep != Prep::Device
     }
 }
 
@@ -121,9 +142,10 @@ fn kv_pages(
     there: u32,
 ) -> Result<u32, LoadError> {
     // No more than every seat can fill.
-    let useful = u64::from(limits.seats) * u64::from(limits.pages_per_seat) + 1;
+    let each = sequence_pages(program, limits);
+    let useful = u64::from(limits.seats) * u64::from(each) + 1;
     let useful = u32::try_from(useful).unwrap_or(u32::MAX);
-    let context = limits.pages_per_seat + 1;
+    let context = each + 1;
     let fit = |bytes| pages_that_fit(program, limits.page_size, bytes);
     let Some(bytes) = asked else {
         let modest = match kind {
@@ -144,6 +166,14 @@ fn kv_pages(
         return wrong("does not fit into the device's free memory: take less".into());
     }
     Ok(wanted)
+}
+
+/// Pages that the longest sequence takes.
+fn sequence_pages(program: &Program, limits: &StepLimits) -> u32 {
+    let kept = executor::kept(program);
+    // Pages of the prefix tree that a sequence publishes below, and that are not its own.
+    let others = if kept.windowed > 0 { kept.width() } else { 0 };
+    kept.pages_of(limits.pages_per_seat, limits.page_size, limits.tokens) + others
 }
 
 /// The largest step, where one of prompts has `chunk` tokens if nothing else is asked for.
@@ -171,6 +201,7 @@ fn step_limits(
         vocab: program.shape.vocab,
         penalties: options.penalties && !vectors,
         tokens_per_row,
+        tables: 1,
     };
     limits.pages_per_seat += draft_pages(&limits);
     limits
@@ -206,8 +237,8 @@ fn page_store(
 /// A model with everything decided that takes no memory: what is loaded, and what tools explain and verify.
 #[derive(Debug)]
 pub struct Configured {
-    /// Its program, weights and rotations.
-    pub written: Written,
+    /// Its program, weights and rotations, and those of what drafts.
+    drafted: Drafted,
     /// Programs over the same weights that make vectors of prompts; none if that is all the model does.
     pub others: Vec<Program>,
     /// The largest step.
@@ -223,6 +254,11 @@ pub struct Configured {
 }
 
 impl Configured {
+    /// What it computes.
+    pub fn program(&self) -> &Program {
+        &self.drafted.written.program
+    }
+
     /// Every graph, decode first.
     pub fn keys(&self) -> Vec<ShapeKey> {
         let both = [&self.decode, &self.prefill];
@@ -231,16 +267,29 @@ impl Configured {
 
     /// Everything in memory but pages.
     pub fn layout(&self) -> Result<Layout, LoadError> {
-        let (program, keys) = (&self.written.program, self.keys());
+        let (program, keys) = (self.program(), self.keys());
         let mut layout =
             Layout::with_others(program, &self.others, &self.target, self.limits, &keys)?;
         layout.add_inputs(self.graphs.prep)?;
         Ok(layout)
     }
+
+    /// Fills all weights and tables, those of a model that drafts included; `report` gets the bytes done.
+    pub fn fill(
+        &self,
+        model: &OpenModel,
+        device: &Device,
+        arena: &Arena,
+        bindings: &Bindings,
+        report: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LoadError> {
+        self.drafted.fill(model, device, arena, bindings, report)
+    }
 }
 
 /// Decides how a model runs on a target.
 pub fn configure(
+    source: &ModelSource,
     model: &OpenModel,
     target: Arc<dyn Target>,
     numerics: Numerics,
@@ -254,8 +303,22 @@ pub fn configure(
     }
     let chosen = chosen_precision(config, &*target, options);
     let written = model.write(&*target, numerics, chosen, context)?;
-    let program = &written.program;
-    let limits = step_limits(options, program, target.prefill_tokens(), context, vectors);
+    let chunk = target.prefill_tokens();
+    let limits = step_limits(options, &written.program, chunk, context, vectors);
+    // Not many more rows of logits than without drafts: with many sequences they do not pay.
+    let most_verified = limits.rows.max(VERIFIED);
+    let ask = Ask {
+        verifier: config,
+        own: source,
+        source: options.spec_model.as_ref(),
+        target: &*target,
+        numerics,
+        precision: chosen,
+        context,
+        most_rows: most_verified / 2,
+    };
+    let mut drafted = Drafted::new(written, options.spec, &ask)?;
+    let program = &drafted.written.program;
     let facts = Facts {
         capability: target.compute_capability(),
         sequences: limits.rows,
@@ -263,6 +326,11 @@ pub fn configure(
         weights: program.weight_bytes(),
     };
     let graphs = graph::config::resolve(&options.graphs, &facts)?;
+    let keeps_all = options.keeps_all(graphs.prep);
+    if keeps_all {
+        drafted.written.program.keep_all();
+    }
+    let program = &drafted.written.program;
     let mut target = CompileTarget::new(target);
     target.merge = graphs.merge;
     let mut decode = graphs.runner(Phase::Decode, &limits)?;
@@ -271,16 +339,17 @@ pub fn configure(
     }
     if let Some(spec) = options.spec {
         decode.q_lens = spec.q_lens();
-        // Not many more rows of logits than without drafts: with many sequences they do not pay.
-        decode.most_verified = limits.rows.max(VERIFIED);
+        decode.most_verified = most_verified;
     }
-    let prefill = graphs.runner(Phase::Prefill, &limits)?;
+    let mut prefill = graphs.runner(Phase::Prefill, &limits)?;
+    (decode.adapters, prefill.adapters) = (options.adapters.is_some(), options.adapters.is_some());
     // Vectors of prompts are asked of generating models, too.
-    let others = match vectors {
+    let mut others = match vectors {
         true => Vec::new(),
         false => model.write_vectors(&*target.device, numerics, chosen, context)?,
     };
-    Ok(Configured { written, others, limits, graphs, target, decode, prefill })
+    others.iter_mut().filter(|_| keeps_all).for_each(Program::keep_all);
+    Ok(Configured { drafted, others, limits, graphs, target, decode, prefill })
 }
 
 /// The numbers that a model computes with.
@@ -325,13 +394,16 @@ pub fn load_executor(
     let kind = device.kind();
     let mut model = OpenModel::open(source)?;
     model.config.task = options.task.unwrap_or(model.config.task);
+    if options.adapters.is_some() && (model.config.gguf || model.config.task != Task::Generate) {
+        return Err(LoadError::NoAdapters);
+    }
+    model.adapters = options.adapters;
     let config = &model.config;
     let vectors = config.task != Task::Generate;
-    let configured = configure(&model, device.target(), device.numerics(), options)?;
+    let configured = configure(source, &model, device.target(), device.numerics(), options)?;
     let keys = configured.keys();
     let mut layout = configured.layout()?;
-    let Configured { written, others, limits, mut graphs, target, decode, prefill } = configured;
-    let program = &written.program;
+    let (program, limits, target) = (configured.program(), configured.limits, &configured.target);
     let pages = match options.pages {
         Some(pages) => pages,
         // The prompts of two steps.
@@ -340,8 +412,9 @@ pub fn load_executor(
         }
         None => {
             let free = (device.memory_free()? as f64 * options.memory_share) as u64;
-            let room = || recording_room(program, &target, keys.len());
-            let taken = layout.arena.report().device_total() + graphs.budget.unwrap_or_else(room);
+            let room = || recording_room(program, target, &keys);
+            let taken = layout.arena.report().device_total()
+                + configured.graphs.budget.unwrap_or_else(room);
             let there = pages_that_fit(program, limits.page_size, free.saturating_sub(taken));
             kv_pages(program, &limits, kind, options.kv_bytes, there)?
         }
@@ -351,16 +424,21 @@ pub fn load_executor(
     }
     layout.add_pages(program, pages);
     let chosen = chosen_precision(config, &*target.device, options);
-    let how = format!("{config:?} {chosen:?} {:?} {kind:?}", device.numerics());
+    let mut how = format!("{config:?} {chosen:?} {:?} {kind:?}", device.numerics());
+    if let Some(beside) = &configured.drafted.beside {
+        // Pages hold what it keeps of tokens, too.
+        how = format!("{how} {:?} {:?}", beside.model.config, options.spec_model);
+    }
     let store = page_store(source, options, &how, &mut layout)?;
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena)?;
-    let total = model.bytes();
+    let total = model.bytes() + configured.drafted.bytes();
     let report = |done| progress(Progress::Weights(done, total));
-    model.fill(&written, device, &arena, &bindings, &report)?;
-    let mut runners =
-        Runners::new(device, &arena, program.clone(), target, bindings, decode, prefill)?
-            .with_others(others);
+    configured.fill(&model, device, &arena, &bindings, &report)?;
+    let Configured { drafted, others, mut graphs, target, decode, prefill, .. } = configured;
+    let program = drafted.written.program.clone();
+    let mut runners = Runners::new(device, &arena, program, target, bindings, decode, prefill)?
+        .with_others(others);
     let total = keys.len() as u64;
     let mut done = 0;
     runners.record_all(&mut |_, _| {
@@ -368,13 +446,11 @@ pub fn load_executor(
         progress(Progress::Graphs(done, total));
     })?;
     report_dropped(&runners, &mut graphs)?;
-    Ok(LoadedExecutor {
-        executor: GraphExecutor::new(runners).with_store(store),
-        config: model.config,
-        program: written.program,
-        weights: written.weights,
-        graphs,
-    })
+    let Written { program, weights, .. } = &drafted.written;
+    let (config, program, weights) = (model.config.clone(), program.clone(), weights.clone());
+    let executor = GraphExecutor::new(runners).with_store(store);
+    let executor = executor.with_origin(Origin { model, drafted });
+    Ok(LoadedExecutor { executor, config, program, weights, graphs })
 }
 
 #[cfg(test)]
@@ -401,6 +477,7 @@ mod tests {
             vocab,
             penalties: true,
             tokens_per_row: 1,
+            tables: 1,
         };
         let there = pages_that_fit(&program, 16, there);
         let pages = kv_pages(&program, &limits, kind, asked, there).map_err(|e| e.to_string())?;

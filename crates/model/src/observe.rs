@@ -100,7 +100,8 @@ impl<'a> Tail<'a> {
             let Op::Gather(gather) = &node.op else { return None };
             Some(gather.clone())
         };
-        let (Node { op: Op::Sample(sample), .. }, nodes) = plan.nodes.split_last()? else {
+        let nodes = plan.own_nodes();
+        let (Node { op: Op::Sample(sample), .. }, nodes) = nodes.split_last()? else {
             return None;
         };
         let gathers: Vec<Gather> = nodes.iter().filter_map(gather).collect();

@@ -1,14 +1,16 @@
 //! A model's files, or only its shape: its program for a device, and its weights in that device's memory.
 
+use crate::adapter::AdapterRoom;
 use crate::builder::{Builder, Precision, Setting, Written};
 use crate::config::{Embedding, ModelConfig, Task};
 use crate::stored::{Files, ScaledParts, device_dtype};
-use crate::weights::WeightSpec;
+use crate::weights::{Part, WeightSpec};
 use crate::{LoadError, fill, rope};
 use device::cpu::Numerics;
 use device::op::Pairs;
+use device::scaled::is_scaled;
 use device::{Arena, DType, Device, Target};
-use formats::checkpoint::{Checkpoint, TensorInfo};
+use formats::checkpoint::{Checkpoint, Format, TensorInfo};
 use graph::Bindings;
 use graph::program::{Pooling, Program, ProgramOp, Step};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +36,20 @@ pub struct OpenModel {
     /// Its numbers.
     pub config: ModelConfig,
     weights: Weights,
+    /// Room for adapters beside its weights.
+    pub(crate) adapters: Option<AdapterRoom>,
+}
+
+/// What was there before other files replaced it.
+#[derive(Debug)]
+pub(crate) enum Covered {
+    /// So many files.
+    Files(usize),
+    /// Weights from a seed.
+    Drawn {
+        /// Which.
+        seed: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -49,11 +65,12 @@ impl OpenModel {
             ModelSource::Checkpoint(path) => {
                 let files = Files::open(path)?;
                 let config = ModelConfig::of(&files.checkpoint)?;
-                Ok(OpenModel { config, weights: Weights::Stored(Box::new(files)) })
+                let weights = Weights::Stored(Box::new(files));
+                Ok(OpenModel { config, weights, adapters: None })
             }
             ModelSource::Dummy { config, seed } => {
                 let weights = Weights::Drawn { seed: *seed };
-                Ok(OpenModel { config: (**config).clone(), weights })
+                Ok(OpenModel { config: (**config).clone(), weights, adapters: None })
             }
         }
     }
@@ -67,7 +84,31 @@ impl OpenModel {
         precision: Precision,
         context: u32,
     ) -> Result<Written, LoadError> {
-        let written = self.write_for(&self.config, target, numerics, precision, context)?;
+        self.write_checked(None, target, numerics, precision, context)
+    }
+
+    /// The program with which it drafts for `verifier`.
+    pub(crate) fn write_drafter(
+        &self,
+        verifier: &Program,
+        target: &dyn Target,
+        numerics: Numerics,
+        precision: Precision,
+        context: u32,
+    ) -> Result<Written, LoadError> {
+        self.write_checked(Some(verifier), target, numerics, precision, context)
+    }
+
+    fn write_checked(
+        &self,
+        verifier: Option<&Program>,
+        target: &dyn Target,
+        numerics: Numerics,
+        precision: Precision,
+        context: u32,
+    ) -> Result<Written, LoadError> {
+        let written =
+            self.write_for(&self.config, verifier, target, numerics, precision, context)?;
         let routes = |step: &Step| matches!(step.op, ProgramOp::Route(_));
         if numerics == Numerics::Ggml && written.program.steps.iter().any(routes) {
             return Err(LoadError::GgmlExperts);
@@ -92,7 +133,7 @@ impl OpenModel {
         let program = |pooling| {
             let task = Task::Embed(Embedding { pooling, unit: false });
             let config = ModelConfig { task, ..self.config.clone() };
-            Ok(self.write_for(&config, target, numerics, precision, context)?.program)
+            Ok(self.write_for(&config, None, target, numerics, precision, context)?.program)
         };
         [Pooling::Mean, Pooling::Last].into_iter().map(program).collect()
     }
@@ -100,6 +141,7 @@ impl OpenModel {
     fn write_for(
         &self,
         config: &ModelConfig,
+        verifier: Option<&Program>,
         target: &dyn Target,
         numerics: Numerics,
         precision: Precision,
@@ -119,10 +161,55 @@ impl OpenModel {
             Numerics::Fast => Pairs::Halves,
         };
         let ggml = numerics == Numerics::Ggml;
-        let setting = Setting { precision, context, pairs, ggml, stored: &stored };
+        let adapters = self.adapters;
+        let setting =
+            Setting { precision, context, pairs, ggml, stored: &stored, verifier, adapters };
         let mut builder = Builder::new(config, setting);
         config.decoder.build(config, &mut builder);
         Ok(builder.finish()?)
+    }
+
+    /// Whether its files have a tensor.
+    pub(crate) fn has(&self, tensor: &str) -> bool {
+        match &self.weights {
+            Weights::Stored(files) => files.checkpoint.get(tensor).is_some(),
+            Weights::Drawn { .. } => false,
+        }
+    }
+
+    /// Which of `vocab` tokens the `own` ones of a head are, by its table of offsets; `None` if they are the same. From a seed
+    /// they are spread evenly.
+    pub(crate) fn drafted_ids(
+        &self,
+        own: usize,
+        vocab: usize,
+    ) -> Result<Option<Vec<u32>>, LoadError> {
+        let files = match &self.weights {
+            Weights::Drawn { .. } => {
+                return Ok(Some((0..own).map(|id| (id * vocab / own) as u32).collect()));
+            }
+            Weights::Stored(files) => files,
+        };
+        let path = files.checkpoint.path().to_owned();
+        let wrong = |problem: String| LoadError::Tensors { path, problems: vec![problem] };
+        let Some(info) = files.checkpoint.get("d2t") else {
+            let same = own == vocab;
+            return if same { Ok(None) } else { Err(wrong("d2t: missing".into())) };
+        };
+        if info.shape != [own] || info.dtype != formats::dtype::DType::I64 {
+            let found = format!("{} {:?}", info.dtype, info.shape);
+            return Err(wrong(format!("d2t: {found}, expected I64 [{own}]")));
+        }
+        let mut bytes = vec![0; own * 8];
+        files.checkpoint.read_into("d2t", &mut bytes)?;
+        let offsets =
+            bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes")));
+        let id = |(id, offset): (usize, i64)| {
+            let id = (id as i64).checked_add(offset).filter(|id| (0..vocab as i64).contains(id));
+            id.map(|id| id as u32)
+        };
+        let ids: Option<Vec<u32>> = offsets.enumerate().map(id).collect();
+        ids.map(Some).ok_or_else(|| wrong(format!("d2t: a token outside the {vocab} of the model")))
     }
 
     /// Bytes of the checkpoint's tensors; 0 for weights from a seed.
@@ -142,14 +229,31 @@ impl OpenModel {
         bindings: &Bindings,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<(), LoadError> {
+        self.fill_some(written, &|_| true, device, arena, bindings, progress)
+    }
+
+    /// As [`OpenModel::fill`], of the weights that `takes` accepts.
+    pub(crate) fn fill_some(
+        &self,
+        written: &Written,
+        takes: &dyn Fn(&WeightSpec) -> bool,
+        device: &Device,
+        arena: &Arena,
+        bindings: &Bindings,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LoadError> {
         let to = fill::Target { device, arena };
         let bound = |spec: &WeightSpec| bindings.weights[&spec.name];
-        let placed: Vec<_> = written.weights.iter().map(|spec| (spec, bound(spec))).collect();
+        let specs = written.weights.iter().filter(|spec| takes(spec));
+        let placed: Vec<_> = specs.map(|spec| (spec, bound(spec))).collect();
         match &self.weights {
             Weights::Stored(files) => to.copy(&placed, files, progress)?,
             Weights::Drawn { seed } => to.draw(&placed, *seed)?,
         }
-        for (layer, pages) in bindings.kv.iter().enumerate() {
+        let (caches, tables) = written.before;
+        // A drafter's caches come after these.
+        let own = written.own_caches();
+        for (layer, pages) in bindings.kv[caches..caches + own].iter().enumerate() {
             let Some(span) = pages.scales else { continue };
             let scales = match &self.weights {
                 Weights::Stored(files) => files.page_scales(layer, pages.heads as usize)?,
@@ -159,12 +263,90 @@ impl OpenModel {
             device.write(arena, span.part(0, bytes.len() as u64), &bytes)?;
         }
         let (dim, positions) = (self.config.head_dim, written.program.shape.max_positions);
-        for (rotation, table) in written.ropes.iter().zip(&bindings.ropes) {
+        for (rotation, table) in written.ropes.iter().zip(&bindings.ropes[tables..]) {
             let numbers = rope::table(rotation, dim, positions as usize, device.numerics());
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
             device.write(arena, table.span, &bytes)?;
         }
         Ok(())
+    }
+
+    /// Checks files whose tensors are to replace those of this model: each must be one of them, of the same shape, and of
+    /// a type that the device's weight can be made of. An error lists all that do not fit.
+    pub(crate) fn check_update(
+        &self,
+        files: &Files,
+        written: &Written,
+        bindings: &Bindings,
+    ) -> Result<(), LoadError> {
+        let wrong = |problems| {
+            let path = files.checkpoint.path().to_owned();
+            Err(LoadError::Tensors { path, problems })
+        };
+        if self.config.gguf || files.checkpoint.format() == Format::Gguf {
+            return wrong(vec!["weights are updated from safetensors to safetensors".into()]);
+        }
+        let of_files = |part: &Part| files.has(&part.tensor);
+        let some: Vec<WeightSpec> = written
+            .weights
+            .iter()
+            .filter_map(|spec| {
+                let parts: Vec<Part> =
+                    spec.parts.iter().filter(|part| of_files(part)).cloned().collect();
+                (!parts.is_empty()).then(|| WeightSpec { parts, ..spec.clone() })
+            })
+            .collect();
+        let scaled = files.scaled_parts(&some)?;
+        let ignores = |name: &str| is_ignorable(name) || self.config.decoder.ignores(name);
+        check_tensors(&files.checkpoint, &scaled, &some, &ignores)?;
+        if some.is_empty() {
+            return wrong(vec!["it has no tensor of this model".into()]);
+        }
+        let drawn = matches!(self.weights, Weights::Drawn { .. });
+        let missing =
+            written.weights.iter().flat_map(|spec| &spec.parts).filter(|part| !of_files(part));
+        let missing: Vec<String> =
+            missing.map(|part| format!("{}: missing", part.tensor)).collect();
+        if drawn && !missing.is_empty() {
+            // There are no tensors to combine them with.
+            return wrong(missing);
+        }
+        let cannot = |spec: &&WeightSpec| {
+            let dtype = bindings.weights[&spec.name].dtype;
+            !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && !is_scaled(dtype)
+        };
+        let cannot = some.iter().filter(cannot).map(|spec| format!("{}: is packed", spec.name));
+        let cannot: Vec<String> = cannot.collect();
+        if cannot.is_empty() { Ok(()) } else { wrong(cannot) }
+    }
+
+    /// Lets the tensors of other files, which were checked, replace those of this model. Returns what
+    /// [`OpenModel::uncover`] needs to undo that.
+    pub(crate) fn cover(&mut self, files: Files) -> Covered {
+        match &mut self.weights {
+            Weights::Stored(own) => Covered::Files(own.cover(files)),
+            Weights::Drawn { seed } => {
+                let seed = *seed;
+                self.weights = Weights::Stored(Box::new(files));
+                Covered::Drawn { seed }
+            }
+        }
+    }
+
+    /// Undoes [`OpenModel::cover`].
+    pub(crate) fn uncover(&mut self, covered: Covered) {
+        match (covered, &mut self.weights) {
+            (Covered::Files(left), Weights::Stored(own)) => own.uncover(left),
+            (Covered::Drawn { seed }, weights) => *weights = Weights::Drawn { seed },
+            (Covered::Files(_), Weights::Drawn { .. }) => unreachable!("covered as files"),
+        }
+    }
+
+    /// Forgets files that the latest replace as a whole.
+    pub(crate) fn keep_latest(&mut self) {
+        if let Weights::Stored(own) = &mut self.weights {
+            own.keep_latest();
+        }
     }
 
     /// The types of a weight's parts.
@@ -243,6 +425,8 @@ fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {
 fn is_ignorable(name: &str) -> bool {
     let last = name.rsplit('.').nth(1).unwrap_or_default();
     matches!(name, "lm_head.weight" | "output.weight" | "rope_freqs.weight")
+        // Layers that predict further tokens: `--spec mtp` reads them.
+        || name.starts_with("mtp.")
         || name.ends_with(".rotary_emb.inv_freq")
         || name.ends_with(".attn_rot_embd")
         || name.ends_with(".self_attn.masked_bias")

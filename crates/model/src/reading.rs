@@ -2,7 +2,7 @@
 
 use crate::executor::GraphExecutor;
 use crate::observe::PromptLogits;
-use engine::exec::{ExecError, Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{ExecError, Executor, Geometry, Join, Page, Row, Seat, SeatParams, Step};
 use engine::request::Token;
 
 /// Why a text could not be read on.
@@ -59,7 +59,8 @@ impl<'a> Reading<'a> {
     /// Most tokens of a text.
     pub fn room(&self) -> u32 {
         let geometry = self.executor.geometry();
-        geometry.pages_per_seat.min(geometry.pages.saturating_sub(1)) * geometry.page_size
+        let held = geometry.pages.saturating_sub(1) / geometry.kept.width();
+        geometry.pages_per_seat.min(held) * geometry.page_size
     }
 
     /// Continues behind the first `len` tokens: the others are forgotten. 0 begins a new text.
@@ -81,14 +82,15 @@ impl<'a> Reading<'a> {
         self.number += 1;
         let params = SeatParams::greedy();
         let join = Join { seat: SEAT, len: self.len, last_token: 0, params, history: Vec::new() };
-        let needed = end.div_ceil(self.executor.geometry().page_size);
+        let Geometry { page_size, kept, .. } = self.executor.geometry();
+        let needed = end.div_ceil(page_size);
         // Page 0 is for padding.
-        let entry = |index| PageEntry { seat: SEAT, index, page: Page(index + 1) };
+        let entries = |index| kept.entries(SEAT, index, Page(1 + index * kept.width()));
         let step = Step {
             number: self.number,
             rows: vec![Row::feed(SEAT, self.len, tokens.to_vec())],
             joins: if self.seated { Vec::new() } else { vec![join] },
-            pages: (self.pages..needed).map(entry).collect(),
+            pages: (self.pages..needed).flat_map(entries).collect(),
             ..Step::default()
         };
         self.executor.launch(&step)?;

@@ -1,7 +1,19 @@
-//! Speculation: which drafts a step verifies.
+//! Speculation: which drafts a step verifies. A way to draft is one file that implements [`Drafting`]: it adds to
+//! the model's program what makes drafts inside the step.
 
+mod draft;
+mod eagle3;
+mod mtp;
+mod ngram;
 pub(crate) mod pace;
 
+use crate::LoadError;
+use crate::builder::{Precision, Written};
+use crate::config::ModelConfig;
+use crate::open::{ModelSource, OpenModel};
+use device::cpu::Numerics;
+use device::{Arena, Device, Target};
+use graph::Bindings;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -14,17 +26,120 @@ pub(crate) const MOST_DRAFTS: u32 = 8;
 pub enum Method {
     /// From the sequence itself: what followed the last time that its latest tokens occurred.
     Ngram,
+    /// From a smaller model with the same vocabulary.
+    Draft,
+    /// From a layer that was trained to draft from the model's hidden states.
+    Eagle3,
+    /// From a layer of the model's own that predicts further tokens.
+    Mtp,
+}
+
+/// A way to draft.
+pub(crate) trait Drafting {
+    /// Its name in options.
+    fn name(&self) -> &'static str;
+
+    /// Adds its programs to the one of the model that verifies. Returns the model whose weights they need, if that is
+    /// another one.
+    fn attach(&self, verifier: &mut Written, ask: &Ask<'_>) -> Result<Option<Beside>, LoadError>;
+}
+
+/// What a drafter must know.
+pub(crate) struct Ask<'a> {
+    /// The model that verifies.
+    pub(crate) verifier: &'a ModelConfig,
+    /// Its files.
+    pub(crate) own: &'a ModelSource,
+    /// The files that the drafter was given.
+    pub(crate) source: Option<&'a ModelSource>,
+    /// The device.
+    pub(crate) target: &'a dyn Target,
+    /// Its order of sums.
+    pub(crate) numerics: Numerics,
+    /// Its number formats.
+    pub(crate) precision: Precision,
+    /// The longest context that is served.
+    pub(crate) context: u32,
+    /// Most rows of a step with drafts.
+    pub(crate) most_rows: u32,
+}
+
+/// A model's program with what drafts for it.
+#[derive(Debug)]
+pub(crate) struct Drafted {
+    /// The model's own.
+    pub(crate) written: Written,
+    /// What else has to be filled.
+    pub(crate) beside: Option<Beside>,
+}
+
+impl Drafted {
+    /// Adds to a model's program what drafts by `spec` need, if anything, from `source`.
+    pub(crate) fn new(
+        mut written: Written,
+        spec: Option<Speculation>,
+        ask: &Ask<'_>,
+    ) -> Result<Drafted, LoadError> {
+        let beside = match spec {
+            Some(spec) => spec.method.drafting().attach(&mut written, ask)?,
+            None => None,
+        };
+        Ok(Drafted { written, beside })
+    }
+
+    /// Bytes of the files beside the model's own.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.beside.as_ref().map_or(0, |beside| beside.model.bytes())
+    }
+
+    /// Fills every weight and table of both; `progress` gets bytes read so far.
+    pub(crate) fn fill(
+        &self,
+        model: &OpenModel,
+        device: &Device,
+        arena: &Arena,
+        bindings: &Bindings,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), LoadError> {
+        model.fill(&self.written, device, arena, bindings, progress)?;
+        let Some(beside) = &self.beside else { return Ok(()) };
+        let own = model.bytes();
+        let report = |done| progress(own + done);
+        beside.model.fill(&beside.written, device, arena, bindings, &report)?;
+        let table = bindings.state.features.and_then(|features| features.ids);
+        if let (Some(ids), Some(table)) = (&beside.ids, table) {
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            device.write(arena, table.span.part(0, bytes.len() as u64), &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A model that drafts.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    pub(crate) model: OpenModel,
+    pub(crate) written: Written,
+    /// Which of the model's tokens its own are, if they are not the same.
+    pub(crate) ids: Option<Vec<u32>>,
 }
 
 impl Method {
     /// All, in the order of help texts.
-    pub const ALL: [Method; 1] = [Method::Ngram];
+    pub const ALL: [Method; 4] = [Method::Ngram, Method::Draft, Method::Eagle3, Method::Mtp];
+
+    pub(crate) fn drafting(self) -> &'static dyn Drafting {
+        match self {
+            Method::Ngram => &ngram::Ngram,
+            Method::Draft => &draft::Draft,
+            Method::Eagle3 => &eagle3::Eagle3,
+            Method::Mtp => &mtp::Mtp,
+        }
+    }
 
     /// Its name in options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Method::Ngram => "ngram",
-        }
+    pub fn name(self) -> &'static str {
+        self.drafting().name()
     }
 }
 
@@ -115,7 +230,7 @@ const USUAL_DRAFTS: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such method.
-    #[error("`{name}` is no method; there is {}", names())]
+    #[error("`{name}` is no method; there are {}", names())]
     Method {
         /// What was given.
         name: String,
@@ -173,6 +288,10 @@ mod tests {
         }
         assert_eq!(ngram(5).unwrap().to_string(), "ngram:5");
         let unknown = "medusa".parse::<Speculation>().unwrap_err();
-        assert_eq!(unknown.to_string(), "`medusa` is no method; there is ngram");
+        assert_eq!(
+            unknown.to_string(),
+            "`medusa` is no method; there are ngram, draft, eagle3, mtp"
+        );
+        assert_eq!("draft:2".parse(), Ok(Speculation { method: Method::Draft, drafts: 2 }));
     }
 }

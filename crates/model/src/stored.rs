@@ -16,6 +16,8 @@ use std::path::Path;
 pub(crate) struct Files {
     pub(crate) checkpoint: Checkpoint,
     quantisation: Option<Quantisation>,
+    /// Files whose tensors replace those of the same names, the latest last.
+    newer: Vec<Files>,
 }
 
 /// The weights with scales that some weights of a program are made of, by the names of their tensors.
@@ -25,11 +27,47 @@ impl Files {
     pub(crate) fn open(path: &Path) -> Result<Files, LoadError> {
         let checkpoint = Checkpoint::open(path)?;
         let quantisation = Quantisation::of(&checkpoint)?;
-        Ok(Files { checkpoint, quantisation })
+        Ok(Files { checkpoint, quantisation, newer: Vec::new() })
+    }
+
+    /// Lets the tensors of other files replace these; returns how many there were before.
+    pub(crate) fn cover(&mut self, newer: Files) -> usize {
+        self.newer.push(newer);
+        self.newer.len() - 1
+    }
+
+    /// Takes the latest files away until `left` are left.
+    pub(crate) fn uncover(&mut self, left: usize) {
+        self.newer.truncate(left);
+    }
+
+    /// Forgets files that the latest replace as a whole.
+    pub(crate) fn keep_latest(&mut self) {
+        let keep = self.newer.len().saturating_sub(1);
+        self.newer.drain(..keep);
+    }
+
+    /// Whether these files have a tensor, plain or with scales.
+    pub(crate) fn has(&self, tensor: &str) -> bool {
+        self.checkpoint.get(tensor).is_some() || matches!(self.own_scaled(tensor), Ok(Some(_)))
+    }
+
+    /// The files that a tensor is read from.
+    fn of(&self, tensor: &str) -> &Files {
+        self.newer.iter().rev().find(|files| files.has(tensor)).unwrap_or(self)
+    }
+
+    /// The checkpoint that a tensor is read from.
+    pub(crate) fn checkpoint_of(&self, tensor: &str) -> &Checkpoint {
+        &self.of(tensor).checkpoint
     }
 
     /// A tensor's values with their scales; `None` if it is a plain one.
     fn scaled(&self, tensor: &str) -> Result<Option<ScaledWeight>, LoadError> {
+        self.of(tensor).own_scaled(tensor)
+    }
+
+    fn own_scaled(&self, tensor: &str) -> Result<Option<ScaledWeight>, LoadError> {
         match &self.quantisation {
             Some(quantisation) => Ok(quantisation.weight(&self.checkpoint, tensor)?),
             None => Ok(None),
@@ -53,8 +91,9 @@ impl Files {
         let mut scales = Vec::with_capacity(2 * heads);
         for which in ["k_scale", "v_scale"] {
             let name = format!("model.layers.{layer}.self_attn.{which}");
-            let stored = match self.checkpoint.get(&name) {
-                Some(_) => self.checkpoint.read_f32(&name)?,
+            let checkpoint = self.checkpoint_of(&name);
+            let stored = match checkpoint.get(&name) {
+                Some(_) => checkpoint.read_f32(&name)?,
                 None => vec![1.0],
             };
             let positive = stored.iter().all(|scale| scale.is_finite() && *scale > 0.0);
@@ -79,7 +118,7 @@ impl Files {
                 .filter(|dtype| *dtype != DType::F8Block || keeps_blocks(spec, part))
                 .unwrap_or(DType::BF16);
         }
-        let info = self.checkpoint.get(&part.tensor);
+        let info = self.checkpoint_of(&part.tensor).get(&part.tensor);
         info.and_then(|info| device_dtype(info.dtype)).unwrap_or(DType::F32)
     }
 }
@@ -145,7 +184,7 @@ pub(crate) enum ScaledRow<'a> {
 impl<'a> StoredRows<'a> {
     pub(crate) fn read(
         spec: &WeightSpec,
-        checkpoint: &'a Checkpoint,
+        files: &'a Files,
         scaled: &ScaledParts,
         rows: Range<usize>,
     ) -> Result<StoredRows<'a>, LoadError> {
@@ -158,6 +197,7 @@ impl<'a> StoredRows<'a> {
         let mut all = StoredRows { parts: BTreeMap::new(), read: 0 };
         for (index, (from, to)) in ranges {
             let part = &spec.parts[index];
+            let checkpoint = files.checkpoint_of(&part.tensor);
             let rows = match scaled.get(&part.tensor) {
                 Some(weight) => {
                     let rows = weight.read(checkpoint, from..to + 1)?;

@@ -5,7 +5,7 @@
 mod models;
 
 use device::{Device, DeviceChoice};
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step, StepKind};
+use engine::exec::{Executor, Join, Kept, Page, Row, Seat, SeatParams, Step, StepKind};
 use engine::request::Token;
 use model::{GraphExecutor, LoadOptions, ModelSource, load_executor};
 
@@ -59,7 +59,7 @@ impl Bench {
             number: self.number,
             rows: seats.clone().map(row).collect(),
             joins: seats.clone().map(&mut join).collect(),
-            pages: seats.map(|seat| PageEntry { seat, index: 0, page: Page(seat.0 + 1) }).collect(),
+            pages: seats.flat_map(|seat| Kept::ALL.entries(seat, 0, Page(seat.0 + 1))).collect(),
             masks: (0..SEATS).filter_map(|row| Some((row, mask?.to_vec()))).collect(),
             ..Step::default()
         };

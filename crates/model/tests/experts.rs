@@ -60,7 +60,7 @@ fn golden(file: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
 fn last_logits(loaded: &mut LoadedExecutor, tokens: &[u32]) -> Vec<f32> {
     let seat = Seat(0);
     let join = Join { seat, len: 0, last_token: 0, params: SeatParams::greedy(), history: vec![] };
-    let pages = (0..4).map(|index| PageEntry { seat, index, page: Page(1 + index) });
+    let pages = (0..4).map(|index| PageEntry { seat, table: 0, index, page: Page(1 + index) });
     let step = Step {
         number: 1,
         rows: vec![Row::feed(seat, 0, tokens.to_vec())],
@@ -247,6 +247,7 @@ fn histograms(config: &ModelConfig, tokens: u32, steps: u64) -> Vec<Vec<u32>> {
         vocab: program.shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let target = CompileTarget::new(target);
     let spec: BucketSpec = tokens.to_string().parse().unwrap();
@@ -353,6 +354,7 @@ fn few_tokens_have_one_node_for_a_layer_of_experts() {
         vocab: program.shape.vocab,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     for (rows, merge, fixed, whole) in [
         (1, Merge::Measured, false, true),

@@ -5,7 +5,7 @@ mod models;
 
 use device::{DType, Device, DeviceChoice, DeviceKind};
 use engine::Engine;
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{Executor, Geometry, Join, Page, Row, Seat, SeatParams, Step};
 use engine::request::{Embed, Pooling, Request, RequestId, Sampling};
 use formats::checkpoint::Checkpoint;
 use model::{
@@ -88,7 +88,7 @@ fn worst_logit(case: &str, mut loaded: LoadedExecutor, chunks: &[usize], toleran
     let golden = golden(case);
     let mut most = 0.0f32;
     let executor = &mut loaded.executor;
-    let page_size = executor.geometry().page_size;
+    let Geometry { page_size, kept, .. } = executor.geometry();
     let seat = Seat(1);
     let mut start = 0;
     for (number, &chunk) in chunks.iter().enumerate() {
@@ -106,8 +106,8 @@ fn worst_logit(case: &str, mut loaded: LoadedExecutor, chunks: &[usize], toleran
             vec![]
         };
         // Pages in reverse, so that nothing depends on their order.
-        let pages =
-            (0..4).filter(|_| first).map(|i| PageEntry { seat, index: i, page: Page(30 - i * 3) });
+        let pages = (0..4).filter(|_| first);
+        let pages = pages.flat_map(|i| kept.entries(seat, i, Page(1 + (3 - i) * kept.width())));
         assert!(golden.tokens.len() <= 4 * page_size as usize);
         let tokens = golden.tokens[start..end].to_vec();
         let rows = vec![Row::feed(seat, start as u32, tokens)];

@@ -72,6 +72,7 @@ impl Bench {
         let entries = pages.iter().zip(0..);
         step.pages.extend(entries.map(|(&page, index)| PageEntry {
             seat: Seat(seat),
+            table: 0,
             index,
             page,
         }));

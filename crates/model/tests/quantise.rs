@@ -3,7 +3,7 @@
 mod models;
 
 use device::DType;
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{Executor, Join, Page, Row, Seat, SeatParams, Step};
 use formats::checkpoint::Checkpoint;
 use formats::scaled::{Quantisation, Scheme};
 use formats::write::{NewCheckpoint, NewTensor};
@@ -98,7 +98,7 @@ fn logits(path: &Path, precision: Precision) -> Vec<f32> {
             params: SeatParams::greedy(),
             history: vec![],
         }],
-        pages: vec![PageEntry { seat, index: 0, page: Page(3) }],
+        pages: executor.geometry().kept.entries(seat, 0, Page(3)).collect(),
         ..Step::default()
     };
     executor.launch(&step).unwrap();

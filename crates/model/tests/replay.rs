@@ -38,6 +38,7 @@ fn sweep(folder: &Path, device: &Device) -> &'static str {
         vocab: program.shape.vocab,
         penalties: true,
         tokens_per_row: 1,
+        tables: program.kept().tables().max(1),
     };
     let target = CompileTarget::new(target);
     let decode = buckets("1,2,4,8", Phase::Decode, &limits);
@@ -47,7 +48,7 @@ fn sweep(folder: &Path, device: &Device) -> &'static str {
     let setups = Setup::each_backend(&target, &decode, &prefill);
     let sweep = Sweep { setups, steps: STEPS, replays: 1, seed: 1 };
     let mut layout = Layout::new(program, &target, limits, &keys).unwrap();
-    layout.add_pages(program, 1 + limits.seats * limits.pages_per_seat);
+    layout.add_pages(program, 1 + limits.seats * limits.pages_per_seat * limits.tables);
     let Layout { arena, bindings } = layout;
     let arena = device.seal(arena).unwrap();
     model.fill(&written, device, &arena, &bindings, &|_| ()).unwrap();

@@ -11,11 +11,16 @@ use model::{GraphExecutor, LoadOptions, ModelConfig, ModelSource, Speculation, l
 const VOCAB: u32 = 96;
 
 fn model() -> ModelSource {
+    sized(2, 3)
+}
+
+/// Models with the same vocabulary.
+fn sized(layers: usize, seed: u64) -> ModelSource {
     let mut config = ModelConfig::bundled("qwen3-0.6b").unwrap();
-    config.layers = 2;
+    config.layers = layers;
     (config.hidden, config.intermediate, config.vocab) = (128, 256, VOCAB as usize);
     (config.q_heads, config.kv_heads, config.head_dim) = (4, 2, 64);
-    ModelSource::Dummy { config: Box::new(config), seed: 3 }
+    ModelSource::Dummy { config: Box::new(config), seed }
 }
 
 #[derive(Clone, Copy)]
@@ -27,10 +32,22 @@ struct Setting {
     context: u32,
     /// Every step has as many drafts as there can be, not as many as pay.
     all: bool,
+    /// Layers and seed of the model that drafts.
+    drafter: Option<(usize, u64)>,
 }
 
-const PLAIN: Setting =
-    Setting { spec: None, steps: "1", pages: 200, step_tokens: 64, context: 192, all: true };
+const PLAIN: Setting = Setting {
+    spec: None,
+    steps: "1",
+    pages: 200,
+    step_tokens: 64,
+    context: 192,
+    all: true,
+    drafter: None,
+};
+
+/// The model drafts for itself.
+const SELF: Setting = Setting { drafter: Some((2, 3)), ..PLAIN };
 
 fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
     let spec: Option<Speculation> = setting.spec.map(|spec| spec.parse().unwrap());
@@ -40,6 +57,7 @@ fn engine(device: &Device, setting: Setting) -> Offline<GraphExecutor> {
         prefill_tokens: Some(64),
         pages: Some(setting.pages),
         spec,
+        spec_model: setting.drafter.map(|(layers, seed)| sized(layers, seed)),
         ..LoadOptions::default()
     };
     let flags = &mut options.graphs.flags;
@@ -112,6 +130,12 @@ fn check(device: &Device) {
         ("few pages", Setting { spec: Some("ngram:4"), pages: 34, ..PLAIN }),
         ("pieces of 5", Setting { spec: Some("ngram:2"), step_tokens: 5, ..PLAIN }),
         ("as many as pay", Setting { spec: Some("ngram:8"), all: false, ..PLAIN }),
+        ("a drafter", Setting { spec: Some("draft:3"), ..SELF }),
+        ("a poor drafter", Setting { spec: Some("draft:2"), drafter: Some((1, 9)), ..PLAIN }),
+        ("a drafter in loops", Setting { spec: Some("draft:4"), steps: "6", ..SELF }),
+        ("a drafter, few pages", Setting { spec: Some("draft:8"), pages: 34, ..SELF }),
+        ("a drafter, pieces of 5", Setting { spec: Some("draft:1"), step_tokens: 5, ..SELF }),
+        ("a drafter that pays", Setting { spec: Some("draft:5"), all: false, ..SELF }),
     ];
     for (name, setting) in ways {
         let mut engine = engine(device, setting);
@@ -119,7 +143,7 @@ fn check(device: &Device) {
             let (found, steps) = answers(&mut engine);
             assert_eq!(choices(&found), wanted, "{name}, {turn}");
             let usual = (setting.pages, setting.step_tokens) == (PLAIN.pages, PLAIN.step_tokens);
-            if usual && setting.all {
+            if usual && setting.all && setting.drafter.is_none_or(|of| of == (2, 3)) {
                 assert!(steps < plain_steps, "{name}: {steps} steps, {plain_steps} without drafts");
             }
         }
@@ -143,6 +167,43 @@ fn drafts_change_nothing_on_the_gpu() {
     }
 }
 
+/// Greedy drafts of the model itself are all accepted, but where an answer ends; and by the same pages when prefixes are cached.
+#[test]
+fn a_model_that_drafts_for_itself_is_right() {
+    let device = device::cpu::open(Some(2), false).unwrap();
+    let mut engine = engine(&device, Setting { spec: Some("draft:3"), ..SELF });
+    for turn in ["at first", "from cached prefixes"] {
+        let before = engine.engine().executor().spec_use().unwrap().clone();
+        let ask = |n| {
+            let sampling = Sampling { max_tokens: 81, ..Sampling::default() };
+            Request::new(RequestId(0), prompt(n, 20 + n * 11), sampling)
+        };
+        let answers = engine.answer((0..3).map(ask));
+        assert!(answers.iter().all(|answer| answer.is_ok()));
+        let used = engine.engine().executor().spec_use().unwrap();
+        let drafted = used.drafted - before.drafted;
+        let accepted = used.accepted - before.accepted;
+        assert!(drafted > 100 && accepted + 9 >= drafted, "{turn}: {accepted} of {drafted}");
+    }
+    assert!(engine.stats().cached_tokens > 0);
+}
+
+#[test]
+fn a_drafter_that_cannot_is_refused() {
+    let device = device::cpu::open(Some(1), false).unwrap();
+    let ask = |spec: &str, spec_model| {
+        let options =
+            LoadOptions { spec: Some(spec.parse().unwrap()), spec_model, ..LoadOptions::default() };
+        load_executor(&model(), &device, &options, &|_| {}).err().unwrap().to_string()
+    };
+    assert_eq!(ask("draft", None), "drafting by `draft` needs a smaller model: add --spec-model");
+    assert_eq!(ask("ngram", Some(model())), "drafting by `ngram` needs no model");
+    let other = ModelConfig::bundled("qwen3-0.6b").unwrap();
+    let other = ModelSource::Dummy { config: Box::new(other), seed: 1 };
+    let error = ask("draft", Some(other));
+    assert!(error.contains("vocabulary of 151936 tokens, the one it drafts for of 96"), "{error}");
+}
+
 /// Answers that end with the context: drafts past its end have no pages, and nothing is written over.
 #[test]
 fn answers_reach_the_end_of_the_context() {
@@ -153,8 +214,13 @@ fn answers_reach_the_end_of_the_context() {
         let setting = Setting { context, ..PLAIN };
         let wanted = engine(&device, setting).answer(vec![ask(), ask()]);
         assert!(wanted[0].as_ref().unwrap().choices[0].tokens.len() >= 28);
-        for spec in ["ngram:2", "ngram:8"] {
-            let mut engine = engine(&device, Setting { spec: Some(spec), ..setting });
+        for (spec, drafter) in [
+            ("ngram:2", None),
+            ("ngram:8", None),
+            ("draft:3", SELF.drafter),
+            ("draft:8", SELF.drafter),
+        ] {
+            let mut engine = engine(&device, Setting { spec: Some(spec), drafter, ..setting });
             assert_eq!(engine.answer(vec![ask(), ask()]), wanted, "{spec} in {context}");
         }
     }

@@ -15,9 +15,11 @@ use crate::openai::structured::Sourced;
 use crate::work::{Work, WorkConfig, WorkError};
 use bytes::Bytes;
 use engine::request::{Request, Sampling};
+use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, RwLock};
 use text::TextModel;
 use tokio::sync::Semaphore;
 
@@ -38,6 +40,37 @@ pub enum Scorer {
     },
     /// The second one's share of the probabilities of two tokens.
     Compare,
+}
+
+/// The adapters that are loaded: the number of each by its name.
+#[derive(Clone, Debug, Default)]
+pub struct AdapterNames(Arc<RwLock<BTreeMap<String, u64>>>);
+
+impl AdapterNames {
+    /// The number of an adapter.
+    pub(crate) fn get(&self, name: &str) -> Option<u64> {
+        self.0.read().unwrap_or_else(|e| e.into_inner()).get(name).copied()
+    }
+
+    /// Adds an adapter; false if the name is taken.
+    pub fn insert(&self, name: &str, number: u64) -> bool {
+        let mut names = self.0.write().unwrap_or_else(|e| e.into_inner());
+        let free = !names.contains_key(name);
+        if free {
+            names.insert(name.into(), number);
+        }
+        free
+    }
+
+    /// Takes an adapter away.
+    pub(crate) fn remove(&self, name: &str) {
+        self.0.write().unwrap_or_else(|e| e.into_inner()).remove(name);
+    }
+
+    /// The names, in order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.0.read().unwrap_or_else(|e| e.into_inner()).keys().cloned().collect()
+    }
 }
 
 /// The served model.
@@ -65,6 +98,8 @@ pub struct Model {
     pub generates: bool,
     /// Sequences that run at once; others wait.
     pub at_once: u32,
+    /// Its adapters, which clients name as `model`.
+    pub adapters: AdapterNames,
 }
 
 impl Model {
@@ -83,6 +118,7 @@ impl Model {
             scorer: None,
             generates: true,
             at_once: u32::MAX,
+            adapters: AdapterNames::default(),
         }
     }
 
@@ -94,6 +130,19 @@ impl Model {
             }
             _ => Ok(()),
         }
+    }
+
+    /// 404 if the request names neither this model nor one of its adapters.
+    pub(crate) fn check_served(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        match asked.and_then(|name| self.adapters.get(name)) {
+            Some(_) => Ok(()),
+            None => self.check_name(asked),
+        }
+    }
+
+    /// The number of the adapter that a request names; 0 for the model itself.
+    pub(crate) fn adapter(&self, asked: Option<&str>) -> u64 {
+        asked.and_then(|name| self.adapters.get(name)).unwrap_or(0)
     }
 
     /// The longest prompt in tokens: one token must remain for the answer, if there is one.
@@ -148,6 +197,10 @@ pub struct App {
     pub(crate) watchers: Arc<Semaphore>,
     /// The OpenAPI document, built at the first request for it.
     pub(crate) document: OnceLock<Bytes>,
+    /// Whether the operator's routes are served.
+    pub(crate) admin: bool,
+    /// Folders that weights may be read from.
+    pub(crate) weight_roots: Vec<PathBuf>,
     /// Health checks fail, so that routers send no more requests; those that come are still accepted.
     pub(crate) leaving: AtomicBool,
     pub(crate) draining: AtomicBool,
@@ -186,6 +239,8 @@ impl App {
             responses: Store::new(limits.responses, limits.responses_bytes),
             watchers: Arc::new(Semaphore::new(watchers.min(Semaphore::MAX_PERMITS))),
             document: OnceLock::new(),
+            admin: config.admin,
+            weight_roots: config.weight_roots.clone(),
             leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             limits,

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// The server's configuration, apart from the model.
 #[derive(Clone, Debug)]
@@ -24,6 +25,12 @@ pub struct ServerConfig {
     /// Whether clients with different API keys share cached prefixes. Sharing leaks information:
     /// the time that a prompt takes shows whether another client sent the same prefix.
     pub share_prefix_cache: bool,
+    /// Whether the routes that change the model's memory and weights are served.
+    pub admin: bool,
+    /// Folders that weights may be read from while the server runs; any other path is refused.
+    pub weight_roots: Vec<PathBuf>,
+    /// Gives the model's memory back when nothing was asked for so long; the next request brings it back.
+    pub sleep_after: Option<Duration>,
     /// Limits on requests, memory and time.
     pub limits: Limits,
     /// vLLM's gRPC services, if they are served; needs the feature `grpc`.
@@ -60,6 +67,9 @@ impl Default for ServerConfig {
             allowed_hosts: Vec::new(),
             allow_origins: Vec::new(),
             share_prefix_cache: false,
+            admin: false,
+            weight_roots: Vec::new(),
+            sleep_after: None,
             limits: Limits::default(),
             grpc: None,
             kv_events: None,

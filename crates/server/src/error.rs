@@ -106,6 +106,12 @@ impl ApiError {
         e
     }
 
+    /// 403: a web page of another origin may not do this.
+    pub(crate) fn foreign_page() -> Self {
+        let text = "pages of this origin may not do that; start the server with --allow-origin";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", text)
+    }
+
     /// 404: the request names another model.
     pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         let text = format!("the model {asked:?} does not exist; this server has {served:?}");

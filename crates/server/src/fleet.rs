@@ -47,6 +47,8 @@ api_type! {
         pub max_context_length: u64,
         /// Tokens of the vocabulary.
         pub vocab_size: u64,
+        /// How often the weights were replaced.
+        pub weight_version: u64,
     }
 }
 
@@ -124,6 +126,7 @@ pub(crate) async fn model_info(State(app): State<Arc<App>>) -> Json<WorkerModel>
         is_generation: true,
         max_context_length: app.model.context,
         vocab_size: app.model.text.vocab().into(),
+        weight_version: app.link.weight_version(),
     })
 }
 

@@ -16,15 +16,15 @@ mod two;
 pub mod upgrade;
 mod write_timeout;
 
-#[cfg(feature = "grpc")]
-pub(crate) use body::receive;
-pub(crate) use body::{RequestBody, parse, read_json};
+pub(crate) use body::{RequestBody, parse, read_json, receive};
 pub(crate) use fields::Refused;
 
+use crate::admin;
 use crate::anthropic;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fleet;
+use crate::link::VERSION;
 use crate::ollama;
 use crate::openai::{chat, completions, embeddings, models, new_id, responses, score, tokenize};
 use crate::{live, openapi, page};
@@ -37,12 +37,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use fields::Ignored;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tracing::Instrument;
 
 /// All routes, with the shared state.
 pub(crate) fn router(app: Arc<App>) -> Router {
+    let operator = if app.admin { admin::routes(&app) } else { Router::new() };
     let routes = Router::new()
+        .merge(operator)
         .route("/v1/chat/completions", post(chat::handler::handle))
         .route("/v1/completions", post(completions::handler::handle))
         .route("/v1/embeddings", post(embeddings::handler::handle))
@@ -149,6 +152,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     request.extensions_mut().insert(ignored.clone());
     let origin = app.origins.of(&request);
     let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
+    let version = Arc::new(AtomicU64::new(app.link.weight_version()));
     let mut counted = Counted { app: app.clone(), route: route.clone(), answered: false };
     let mut response = match (app.hosts.check(&request), preflight) {
         (Err(e), _) => e.into_response(),
@@ -157,7 +161,8 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
             Err(e) if !open => auth::refuse(&request, e),
             caller => {
                 request.extensions_mut().insert(caller.unwrap_or_default());
-                next.run(request).instrument(span).await
+                let run = next.run(request).instrument(span);
+                VERSION.scope(version.clone(), run).await
             }
         },
     };
@@ -185,6 +190,7 @@ async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Nex
     }
     let headers = response.headers_mut();
     headers.insert("x-request-id", id);
+    headers.insert("x-weight-version", HeaderValue::from(version.load(Ordering::Relaxed)));
     if let Some(origin) = origin {
         cors::allow(origin, headers);
     }

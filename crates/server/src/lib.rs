@@ -37,6 +37,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod admin;
 pub mod answer;
 pub mod anthropic;
 mod app;
@@ -61,7 +62,7 @@ mod serve;
 mod trace;
 pub mod work;
 
-pub use app::{App, Model, Scorer};
+pub use app::{AdapterNames, App, Model, Scorer};
 pub use config::{Grpc, Limit, Limits, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use http::conn::Exit;

@@ -2,10 +2,14 @@
 //! client disconnects or falls too far behind, its request is cancelled.
 
 mod call;
+mod change;
+mod changes;
 mod snapshot;
 mod thread;
 
 pub use call::{Call, Reply};
+pub(crate) use change::Running;
+pub use change::{Change, ChangeError, Changed, Parts, Rest};
 pub use snapshot::{
     ConfigRow, DraftUse, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
     StepRecord, TierUse,
@@ -38,6 +42,18 @@ pub trait Backend {
     fn gone(&self) -> Option<String> {
         None
     }
+    /// Changes its memory or its weights, after the steps under way. Sequences that run go on afterwards.
+    fn change(&mut self, _change: &Change) -> Changed {
+        Changed { outputs: Vec::new(), result: Err(ChangeError::Unsupported) }
+    }
+    /// Whether it can run steps.
+    fn rest(&self) -> Rest {
+        Rest::Awake
+    }
+    /// How often its weights were replaced.
+    fn weight_version(&self) -> u64 {
+        0
+    }
 }
 
 /// Makes a backend on the engine's thread, at the start and after each failure. An error is final:
@@ -67,6 +83,10 @@ pub enum Health {
     Dead,
     /// A step has taken longer than `stall_ms`.
     Stalled,
+    /// The operator put it to sleep.
+    Asleep,
+    /// The operator let it forget its weights.
+    NoWeights,
 }
 
 impl Health {
@@ -78,6 +98,8 @@ impl Health {
             Self::Restarting => "the engine failed and is restarting",
             Self::Dead => "the engine failed to start or has stopped",
             Self::Stalled => "the engine is stalled: a step has not returned",
+            Self::Asleep => "the model is asleep: POST /wake_up first",
+            Self::NoWeights => "the model has no weights: update them first",
         }
     }
 }
@@ -98,6 +120,8 @@ pub(crate) enum Message {
     Submit {
         requests: Vec<Request>,
         replies: tokio::sync::mpsc::Sender<Reply>,
+        /// Where the version of the weights is written that answer them.
+        version: Arc<AtomicU64>,
     },
     /// The client has left.
     Cancel(Vec<RequestId>),
@@ -105,7 +129,15 @@ pub(crate) enum Message {
     #[cfg(feature = "grpc")]
     End(Vec<RequestId>),
     AbortAll(String),
+    Change(Box<AskedChange>),
     Stop,
+}
+
+/// A change, and who waits for it.
+pub(crate) struct AskedChange {
+    change: Change,
+    running: Running,
+    reply: tokio::sync::oneshot::Sender<Result<(), ChangeError>>,
 }
 
 pub(crate) struct Shared {
@@ -118,11 +150,20 @@ pub(crate) struct Shared {
     /// The start time of the current step; 0 between steps.
     step_began: AtomicU64,
     closed: AtomicBool,
+    /// Memory of the model was given back, by the operator or because nothing was asked for long enough.
+    asleep: AtomicBool,
+    /// How often the weights were replaced.
+    weight_version: AtomicU64,
     snapshot: Mutex<Arc<Snapshot>>,
     metrics: Arc<Metrics>,
     max_inflight: u64,
     max_backlog: u64,
     stall: Micros,
+}
+
+tokio::task_local! {
+    /// The version of the weights that answer the HTTP request of this task.
+    pub(crate) static VERSION: Arc<AtomicU64>;
 }
 
 /// Who consumes the tokens of a call; decides how many may be queued.
@@ -213,7 +254,8 @@ impl Link {
             Consumer::Server => tokens,
         };
         let (replies, inbox) = tokio::sync::mpsc::channel(room as usize);
-        if self.messages.send(Message::Submit { requests, replies }).is_err() {
+        let version = VERSION.try_with(Arc::clone).unwrap_or_default();
+        if self.messages.send(Message::Submit { requests, replies, version }).is_err() {
             shared.inflight.fetch_sub(count, Ordering::Relaxed);
             return Err(Refusal::Down(Health::Dead));
         }
@@ -231,6 +273,25 @@ impl Link {
     pub(crate) fn abort_all(&self, why: &str) {
         // A closed channel means that the thread has ended and already notified all calls.
         let _ = self.messages.send(Message::AbortAll(why.into()));
+    }
+
+    /// Changes memory or weights; returns when that is done. It is also done if the caller does not wait.
+    pub(crate) async fn change(&self, change: Change, running: Running) -> Result<(), ChangeError> {
+        let (reply, done) = tokio::sync::oneshot::channel();
+        let asked = Box::new(AskedChange { change, running, reply });
+        let ended = || ChangeError::Failed(Health::Dead.as_str().into());
+        self.messages.send(Message::Change(asked)).map_err(|_| ended())?;
+        done.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// How often the weights were replaced.
+    pub fn weight_version(&self) -> u64 {
+        self.shared.weight_version.load(Ordering::Relaxed)
+    }
+
+    /// Whether memory of the model was given back.
+    pub fn is_asleep(&self) -> bool {
+        self.shared.asleep.load(Ordering::Relaxed)
     }
 
     /// Lets the thread end once the engine is idle.
@@ -259,6 +320,8 @@ impl Shared {
             1 if began > 0 && self.now().saturating_sub(began) > self.stall => Health::Stalled,
             1 => Health::Ready,
             2 => Health::Restarting,
+            5 => Health::Asleep,
+            6 => Health::NoWeights,
             _ => Health::Dead,
         }
     }

@@ -97,6 +97,8 @@ metrics! {
     engine_restarts: Counter = Counter::default(), "engine_restarts";
     /// Whether the server accepts requests.
     ready: Gauge = Gauge::default(), "ready";
+    /// Whether memory of the model was given back.
+    asleep: Gauge = Gauge::default(), "asleep";
     /// Requests accepted and not yet finished.
     inflight: Gauge = Gauge::default(), "requests_in_flight";
     /// Requests waiting to be admitted.
@@ -203,6 +205,7 @@ impl Metrics {
         let dropped = self.log_lines.load(Ordering::Relaxed);
         self.log_lines_dropped.inner().store(dropped, Ordering::Relaxed);
         self.ready.set(i64::from(ready));
+        self.asleep.set(i64::from(link.is_asleep()));
         self.inflight.set(link.inflight() as i64);
         self.queue.set(snapshot.queue as i64);
         self.running.set(snapshot.running as i64);

@@ -126,7 +126,8 @@ impl Server {
         let listener = reserved.http.listen(config.limits.connections)?;
         let grpc = reserved.grpc.map(|socket| socket.listen(config.limits.connections));
         let grpc = grpc.transpose()?;
-        let (link, engine) = link::spawn(backend, &config.limits, metrics.clone(), trace, sink);
+        let (limits, doze) = (&config.limits, config.sleep_after);
+        let (link, engine) = link::spawn(backend, limits, doze, metrics.clone(), trace, sink);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
         let app = Arc::new(app);
         let grpc = grpc.map(|listener| (listener, services(&app, config, kv_events)));

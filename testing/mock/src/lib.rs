@@ -2,6 +2,7 @@
 //! cancellation within a step) and can fail on schedule. For tests, load tests and demos of the
 //! page.
 
+mod nap;
 mod oracle;
 mod picture;
 
@@ -11,8 +12,10 @@ use engine::request::{
     Drafts, Embed, Event, Finish, Micros, Output, Pooling, Reject, Request, RequestId, Token,
     TokenLogprob,
 };
+use nap::Nap;
 use server::link::{
-    Backend, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot, StepRecord,
+    Backend, Change, Changed, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Rest,
+    Run, Snapshot, StepRecord,
 };
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -53,6 +56,8 @@ pub struct MockConfig {
     pub embedding: usize,
     /// Most tokens that a sequence gets in a step; with more than one, sometimes none.
     pub tokens_per_row: u64,
+    /// There is no memory to wake up with.
+    pub cannot_wake: bool,
 }
 
 impl Default for MockConfig {
@@ -71,6 +76,7 @@ impl Default for MockConfig {
             stall: None,
             embedding: 0,
             tokens_per_row: 1,
+            cannot_wake: false,
         }
     }
 }
@@ -88,6 +94,7 @@ pub struct Mock {
     /// Hashes of full prompt pages seen, in place of a prefix tree.
     seen: HashSet<u64>,
     graph: Arc<GraphInfo>,
+    nap: Nap,
 }
 
 struct Sequence {
@@ -118,6 +125,7 @@ impl Mock {
             prefix: PrefixUse::default(),
             seen: HashSet::new(),
             graph,
+            nap: Nap::default(),
         }
     }
 
@@ -352,6 +360,7 @@ fn logprob(token: Token, top: u32) -> TokenLogprob {
 
 impl Backend for Mock {
     fn step(&mut self, now: Micros, events: Vec<Event>, wait: bool) -> Vec<Output> {
+        assert_eq!(self.nap.rest(), Rest::Awake, "a step without memory");
         let began = Instant::now();
         let next = self.steps + 1;
         if let Some((step, time)) = self.config.stall
@@ -399,6 +408,19 @@ impl Backend for Mock {
     fn gone(&self) -> Option<String> {
         let gone = self.config.gone_at.is_some_and(|step| self.steps + 1 >= step);
         gone.then(|| "the device failed".into())
+    }
+
+    fn change(&mut self, change: &Change) -> Changed {
+        self.seen.clear();
+        Changed { outputs: Vec::new(), result: self.nap.change(change, self.config.cannot_wake) }
+    }
+
+    fn rest(&self) -> Rest {
+        self.nap.rest()
+    }
+
+    fn weight_version(&self) -> u64 {
+        self.nap.version
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -77,38 +77,23 @@ impl Totals {
 }
 
 /// Runs a seed and prints its first `printed` ticks; a panic counts as a violation.
-pub fn one(
-    seed: u64,
-    several: bool,
-    planted: Option<Plant>,
-    printed: u64,
-) -> Result<Report, String> {
-    guarded(planted, || {
-        let run = Run::new(scenario(seed, Kind::Everything, several), seed, None);
-        if printed > 0 { run.print_ticks(printed).finish() } else { run.finish() }
+fn one(seed: u64, plan: &Plan) -> Result<Report, String> {
+    guarded(plan.plant, || {
+        let run = Run::new(plan.scenario(seed, Kind::Everything), seed, None);
+        if plan.printed > 0 { run.print_ticks(plan.printed).finish() } else { run.finish() }
     })
-}
-
-fn scenario(seed: u64, kind: Kind, several: bool) -> Scenario {
-    let scenario = Scenario::new(seed, kind);
-    if several { scenario.with_several(seed) } else { scenario }
 }
 
 /// Runs a seed twice: with all the pages it needs, then with `share` of what it used. Every answer
 /// must be the same.
-pub(crate) fn with_small_cache(
-    seed: u64,
-    several: bool,
-    share: f64,
-    planted: Option<Plant>,
-) -> Result<Report, String> {
-    guarded(planted, || {
-        let mut scenario = scenario(seed, Kind::Steady, several);
+fn with_small_cache(seed: u64, share: f64, plan: &Plan) -> Result<Report, String> {
+    guarded(plan.plant, || {
+        let mut scenario = plan.scenario(seed, Kind::Steady);
         // Enough seats and pages for all clients, so that their full demand is measured.
         scenario.geometry.seats = scenario.geometry.seats.max(6);
         scenario.coverage.decode_rows = scenario.geometry.seats;
         scenario.config.max_waiting = 1000;
-        let each = scenario.geometry.pages_per_seat;
+        let each = scenario.one_sequence();
         let longest = scenario.geometry.pages_per_seat * scenario.geometry.page_size;
         scenario.geometry.pages = 1 + each * scenario.geometry.seats;
         scenario.config.max_len = scenario.config.max_len.min(longest);
@@ -162,6 +147,8 @@ pub struct Plan {
     pub cache_share: Option<f64>,
     /// Rows return several tokens or none, whatever the seed says.
     pub several: bool,
+    /// Some or all layers see a window of tokens.
+    pub windows: bool,
     /// A bug to plant.
     pub plant: Option<Plant>,
     /// Print this many ticks.
@@ -169,12 +156,26 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Seeds that can find a planted bug.
+    pub fn planted(plant: Plant) -> Plan {
+        let windows = matches!(plant, Plant::FreeTooEarly | Plant::ReadPast);
+        Plan { plant: Some(plant), windows, ..Plan::default() }
+    }
+
     /// Runs one seed.
     pub fn run(&self, seed: u64) -> Result<Report, String> {
         match self.cache_share {
-            Some(share) => with_small_cache(seed, self.several, share, self.plant),
-            None => one(seed, self.several, self.plant, self.printed),
+            Some(share) => with_small_cache(seed, share, self),
+            None => one(seed, self),
         }
+    }
+
+    fn scenario(&self, seed: u64, kind: Kind) -> Scenario {
+        let mut scenario = Scenario::new(seed, kind);
+        if self.several {
+            scenario = scenario.with_several(seed);
+        }
+        if self.windows { scenario.with_windows(seed) } else { scenario }
     }
 
     /// The command that replays one seed.
@@ -185,6 +186,9 @@ impl Plan {
         }
         if self.several {
             line += " --several";
+        }
+        if self.windows {
+            line += " --windows";
         }
         if let Some(plant) = self.plant {
             line += &format!(" --plant {}", plant.name());

@@ -3,7 +3,7 @@
 use crate::oracle::{EOS, VOCAB};
 use crate::rng::Rng;
 use engine::EngineConfig;
-use engine::exec::{Coverage, Geometry};
+use engine::exec::{Coverage, Geometry, Kept};
 use engine::request::{Embed, Micros, Pooling, Request, RequestId, Sampling, Thinking, Token};
 use grammar::{Compiled, Compiler, Grammar, Limits, Vocabulary};
 use std::sync::{Arc, OnceLock};
@@ -90,7 +90,8 @@ impl Scenario {
         let pages_per_seat = longest.div_ceil(page_size);
         // From barely one sequence to more than all clients need.
         let pages = 1 + pages_per_seat * rng.range(4, 4 + 3 * seats) / 4;
-        let geometry = Geometry { seats, pages, page_size, pages_per_seat, vocab: VOCAB };
+        let (vocab, kept) = (VOCAB, Kept::ALL);
+        let geometry = Geometry { seats, pages, page_size, pages_per_seat, vocab, kept };
         let coverage = Coverage {
             decode_rows: rng.range(1, seats + 2),
             prefill_tokens: rng.range(1, 48),
@@ -140,6 +141,35 @@ impl Scenario {
         self
     }
 
+    /// The same on a device some or all of whose layers see a window, with as many sequences' pages.
+    pub(crate) fn with_windows(mut self, seed: u64) -> Self {
+        let mut rng = Rng::new(seed, 14);
+        let full = *rng.pick(&[0, 1, 1, 1, 2]);
+        let each = self.geometry.pages_per_seat;
+        let share = f64::from(self.geometry.pages - 1) / f64::from(each);
+        let (windowed, window) = (rng.range(1, 4), rng.range(2, 40));
+        self.geometry.kept = Kept { full, windowed, window };
+        self.geometry.pages = 1 + (f64::from(self.one_sequence()) * share.max(1.0)) as u32;
+        self
+    }
+
+    /// Most tokens of a sequence.
+    pub(crate) fn longest(&self) -> u32 {
+        let Geometry { pages, page_size, pages_per_seat, kept, .. } = self.geometry;
+        // Devices with windows have pages for a whole page table.
+        let held = if kept.windowed > 0 { pages_per_seat } else { pages - 1 };
+        (pages_per_seat.min(held) * page_size).min(self.config.max_len)
+    }
+
+    /// Pages that the longest sequence takes.
+    pub(crate) fn one_sequence(&self) -> u32 {
+        let Geometry { pages_per_seat, page_size, kept, .. } = self.geometry;
+        let step = self.config.step_tokens.min(self.coverage.prefill_tokens);
+        // With windows also pages of the tree that are not its own.
+        let others = if kept.windowed > 0 { kept.width() } else { 0 };
+        kept.pages_of(pages_per_seat, page_size, step) + others
+    }
+
     /// Turns some requests into embeddings.
     fn turn_some_into_embeddings(&mut self, rng: &mut Rng) {
         for visit in &mut self.visits {
@@ -184,9 +214,7 @@ impl Scenario {
     }
 
     fn fill(&mut self, rng: &mut Rng, everything: bool) {
-        let longest = (self.geometry.pages_per_seat.min(self.geometry.pages - 1)
-            * self.geometry.page_size)
-            .min(self.config.max_len);
+        let longest = self.longest();
         let shared: Vec<Vec<Token>> = (0..rng.range(1, 3))
             .map(|_| (0..rng.range(1, longest)).map(|_| rng.range(0, VOCAB - 1)).collect())
             .collect();
@@ -242,6 +270,7 @@ impl Scenario {
             deadline: late.then(|| (at + u64::from(rng.range(0, 120))) * self.tick),
             call: None,
             tenant: u64::from(rng.range(0, 2) / 2),
+            adapter: 0,
             prompt_logprobs: rng.one_in(12).then(|| rng.range(0, 3)),
             embed: None,
         }

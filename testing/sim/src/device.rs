@@ -3,6 +3,7 @@
 //! Everything that would break a real device (a page with two writers, a read of an unwritten cell,
 //! a step that no graph covers) is recorded as a violation.
 
+mod cells;
 mod vectors;
 
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
@@ -76,7 +77,7 @@ struct SeatState {
     token: Token,
     params: SeatParams,
     seen: Vec<(Token, bool)>,
-    table: Vec<Page>,
+    tables: Vec<Vec<Page>>,
 }
 
 impl SeatState {
@@ -105,6 +106,8 @@ pub(crate) struct FakeDevice {
     geometry: Geometry,
     coverage: Coverage,
     cells: Vec<u64>,
+    /// Of every page: the hash of what came before its first token, as whoever wrote that had it.
+    before: Vec<Prefix>,
     seats: Vec<Option<SeatState>>,
     pending: VecDeque<Pending>,
     faults: Faults,
@@ -157,6 +160,7 @@ impl FakeDevice {
     ) -> Self {
         Self {
             cells: vec![POISON; (geometry.pages * geometry.page_size) as usize],
+            before: vec![Prefix::new(); geometry.pages as usize],
             seats: (0..geometry.seats).map(|_| None).collect(),
             geometry,
             coverage,
@@ -182,19 +186,6 @@ impl FakeDevice {
             log: None,
             violations: Vec::new(),
         }
-    }
-
-    /// The cells of a page.
-    pub(crate) fn page(&self, page: Page) -> &[u64] {
-        let size = self.geometry.page_size as usize;
-        let first = page.0 as usize * size;
-        &self.cells[first..first + size]
-    }
-
-    pub(crate) fn page_mut(&mut self, page: Page) -> &mut [u64] {
-        let size = self.geometry.page_size as usize;
-        let first = page.0 as usize * size;
-        &mut self.cells[first..first + size]
     }
 
     /// Whether a step in flight writes this page.
@@ -238,17 +229,10 @@ impl FakeDevice {
     }
 
     /// Loses all state; cells are poisoned, so that later reads are detected.
-    fn lose(&mut self) {
+    pub(crate) fn lose(&mut self) {
         self.cells.fill(POISON);
         self.seats.iter_mut().for_each(|seat| *seat = None);
         self.pending.clear();
-    }
-
-    fn cell_at(&self, seat: Seat, position: u32) -> Option<usize> {
-        let state = self.seats[seat.0 as usize].as_ref()?;
-        let page = *state.table.get((position / self.geometry.page_size) as usize)?;
-        let offset = position % self.geometry.page_size;
-        (page != SCRATCH_PAGE).then_some((page.0 * self.geometry.page_size + offset) as usize)
     }
 
     fn covered(&mut self, step: &Step) {
@@ -323,7 +307,7 @@ impl FakeDevice {
                 token: join.last_token,
                 seen: join.params.seen.clone(),
                 params: join.params.clone(),
-                table: Vec::new(),
+                tables: vec![Vec::new(); self.geometry.kept.width() as usize],
             });
         }
         for entry in &step.pages {
@@ -333,10 +317,11 @@ impl FakeDevice {
                 continue;
             };
             let index = entry.index as usize;
-            if state.table.len() <= index {
-                state.table.resize(index + 1, SCRATCH_PAGE);
+            let table = &mut state.tables[entry.table as usize];
+            if table.len() <= index {
+                table.resize(index + 1, SCRATCH_PAGE);
             }
-            state.table[index] = entry.page;
+            table[index] = entry.page;
             if entry.index >= limit || entry.page.0 >= self.geometry.pages {
                 self.wrong(format!("{entry:?} is out of bounds"));
             }
@@ -348,6 +333,7 @@ impl FakeDevice {
             }
             let first = from.0 as usize * size;
             self.cells.copy_within(first..first + size, to.0 as usize * size);
+            self.before[to.0 as usize] = self.before[from.0 as usize];
         }
         self.check_histories(step);
     }
@@ -357,9 +343,13 @@ impl FakeDevice {
         for join in &step.joins {
             let wanted = if self.tokens > 1 { join.len } else { 0 };
             let told = join.history.len() as u32 == wanted;
+            let gone = |position: u32| {
+                let Geometry { kept, page_size, .. } = self.geometry;
+                kept.full == 0 && position / page_size < kept.first_page(join.len, page_size)
+            };
             let same = |(position, &token): (u32, &Token)| {
-                self.cell_at(join.seat, position).map(|at| self.cells[at])
-                    == Some(cell(token, position))
+                let there = self.cell_at(join.seat, position).map(|at| self.cells[at]);
+                gone(position) || there == Some(cell(token, position))
             };
             if !told || !(0..).zip(&join.history).all(same) {
                 let (seat, len, told) = (join.seat, join.len, join.history.len());
@@ -376,20 +366,27 @@ impl FakeDevice {
         tokens: &[Token],
         writes: &mut BTreeMap<Page, Seat>,
     ) {
+        let mut prefix = self.read_to(seat, start, start);
         for (position, &token) in (start..).zip(tokens) {
-            let Some(at) = self.cell_at(seat, position) else {
-                self.wrong(format!("{seat:?} writes position {position} to no page"));
-                continue;
-            };
-            let page = Page(at as u32 / self.geometry.page_size);
-            let before = self.in_flight().find_map(|step| step.writes.get(&page));
-            if let Some(&other) = writes.get(&page).or(before)
-                && other != seat
-            {
-                self.wrong(format!("{page:?} is written by {other:?} and {seat:?}"));
+            for table in 0..self.geometry.kept.width() {
+                let Some(at) = self.cell_in(table, seat, position) else {
+                    self.wrong(format!("{seat:?} writes position {position} to no page"));
+                    continue;
+                };
+                let page = Page(at as u32 / self.geometry.page_size);
+                let before = self.in_flight().find_map(|step| step.writes.get(&page));
+                if let Some(&other) = writes.get(&page).or(before)
+                    && other != seat
+                {
+                    self.wrong(format!("{page:?} is written by {other:?} and {seat:?}"));
+                }
+                writes.insert(page, seat);
+                self.cells[at] = cell(token, position);
+                if position.is_multiple_of(self.geometry.page_size) {
+                    self.before[page.0 as usize] = prefix;
+                }
             }
-            writes.insert(page, seat);
-            self.cells[at] = cell(token, position);
+            prefix.push(cell(token, position));
         }
     }
 
@@ -424,26 +421,22 @@ impl FakeDevice {
             return self.decoded(seat, len, sampled);
         }
 
-        let mut prefix = Prefix::new();
+        let mut prefix = self.read_to(seat, start, start);
         let (mut scores, mut hidden) = (Vec::new(), vec![0.0; HIDDEN as usize]);
-        for position in 0..len {
-            let found = self.cell_at(seat, position).map_or(POISON, |at| self.cells[at]);
-            if found >> 32 != u64::from(position) {
-                self.wrong(format!("{seat:?} reads position {position} and finds {found:x}"));
+        for position in start..len {
+            for table in 1..self.geometry.kept.width() {
+                self.found(table, seat, position);
             }
-            prefix.push(found);
+            prefix.push(self.found(0, seat, position));
             if let Some(score) = row.score()
-                && let Some(&target) =
-                    position.checked_sub(start).and_then(|at| score.targets.get(at as usize))
+                && let Some(&target) = score.targets.get((position - start) as usize)
             {
                 scores.push(prefix.logprob(target, score.top));
             }
             if row.hidden() == Some(Pooling::Last) {
                 hidden.fill(0.0);
             }
-            if position >= start {
-                hidden.iter_mut().zip(prefix.hidden()).for_each(|(sum, x)| *sum += x);
-            }
+            hidden.iter_mut().zip(prefix.hidden()).for_each(|(sum, x)| *sum += x);
         }
         let state = self.seats[seat.0 as usize].as_mut().expect("checked above");
         state.len = len;
@@ -510,15 +503,7 @@ impl FakeDevice {
     fn read(&mut self, seat: Seat) -> (Prefix, Token, u32) {
         let state = self.seats[seat.0 as usize].as_ref().expect("the caller looked");
         let (token, len) = (state.token, state.len);
-        let mut prefix = Prefix::new();
-        for position in 0..len {
-            let found = self.cell_at(seat, position).map_or(POISON, |at| self.cells[at]);
-            if found >> 32 != u64::from(position) {
-                self.wrong(format!("{seat:?} reads position {position} and finds {found:x}"));
-            }
-            prefix.push(found);
-        }
-        (prefix, token, len)
+        (self.read_to(seat, len, len), token, len)
     }
 
     /// A decode row is done: its seat has `len` tokens in its pages.

@@ -53,6 +53,7 @@ impl Answer {
             min_len: prompt + s.min_tokens,
             stop_tokens,
             seen: Vec::new(),
+            adapter: 0,
         };
         Self {
             tokens: request.prompt.to_vec(),

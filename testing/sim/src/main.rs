@@ -26,6 +26,9 @@ struct Args {
     /// Every device returns several tokens or none per row; without it some seeds do.
     #[arg(long)]
     several: bool,
+    /// Some or all layers of every device see a window of tokens, and give back the pages before it.
+    #[arg(long)]
+    windows: bool,
     /// Plant one bug: finding it is success.
     #[arg(long)]
     plant: Option<String>,
@@ -62,8 +65,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool, String> {
     let plant = args.plant.as_deref().map(named).transpose()?;
-    let (cache_share, several) = (args.cache_share, args.several);
-    let plan = Plan { cache_share, several, plant, printed: args.steps };
+    let (cache_share, several, windows) = (args.cache_share, args.several, args.windows);
+    let plan = Plan { cache_share, several, windows, plant, printed: args.steps };
     let (first, count) = match args.seed {
         Some(seed) => (seed, 1),
         None => (0, args.seeds),
@@ -83,8 +86,14 @@ fn run(args: &Args) -> Result<bool, String> {
     }
     let mut good = seeds("seeds", plan, first, count);
     if args.seed.is_none() && args.cache_share.is_none() && !args.only_seeds {
-        let pressure = Plan { cache_share: Some(0.3), several, ..Plan::default() };
+        let pressure = Plan { cache_share: Some(0.3), several, windows, ..Plan::default() };
         good &= seeds("cache at 30 %", pressure, first, count.div_ceil(10));
+        if !windows {
+            let windows = Plan { windows: true, several, ..Plan::default() };
+            good &= seeds("windows", windows, first, count.div_ceil(4));
+            let pressure = Plan { windows: true, ..pressure };
+            good &= seeds("windows, cache at 30 %", pressure, first, count.div_ceil(10));
+        }
         good &= calls();
         good &= plants(args.plant_seeds);
     }
@@ -151,7 +160,7 @@ fn calls() -> bool {
 fn plants(limit: u64) -> bool {
     let mut missed = 0;
     for &plant in Plant::ALL {
-        let plan = Plan { plant: Some(plant), ..Plan::default() };
+        let plan = Plan::planted(plant);
         match plan.seeds(0, limit, |_| {}).1 {
             Some(failure) => {
                 println!("planted {:20} seed {:4}: {}", plant.name(), failure.seed, failure.what);

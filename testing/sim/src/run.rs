@@ -6,6 +6,7 @@ use crate::expect::{Answer, Next, prompt_logprobs, vector};
 use crate::oracle::cell;
 use crate::rng::{Rng, mix};
 use crate::shelf::Shelf;
+use engine::exec::SCRATCH_PAGE;
 use engine::pages::{CacheEvent, CachedPage, Medium};
 use engine::request::{Event, Finish, Output, Reject, Request, RequestId, Token};
 use engine::{Engine, EngineStats};
@@ -76,7 +77,14 @@ pub(crate) struct Run {
     told: BTreeMap<u64, (u32, Box<[Token]>)>,
     /// The same of the store.
     told_host: BTreeSet<u64>,
+    /// When the engine is vacated and the device's pages are wiped; `None` for never.
+    naps: Option<Rng>,
+    /// That happened.
+    napped: u32,
 }
+
+/// How often a run is vacated, at most.
+const MOST_NAPS: u32 = 20;
 
 impl Run {
     /// A run of this scenario, with the scenario's faults unless others are given.
@@ -94,7 +102,9 @@ impl Run {
             Rng::new(seed, 2),
         );
         let mut shelf = Rng::new(seed, 13);
-        device.shelf = shelf.one_in(2).then(|| Shelf::new(shelf));
+        let windows = scenario.geometry.kept.windowed > 0;
+        device.shelf = (shelf.one_in(2) && !windows).then(|| Shelf::new(shelf));
+        let mut naps = Rng::new(seed, 19);
         Self {
             engine: Engine::new(device, scenario.config.clone()),
             scenario,
@@ -111,6 +121,8 @@ impl Run {
             refusals: 0,
             told: BTreeMap::new(),
             told_host: BTreeSet::new(),
+            naps: naps.one_in(3).then_some(naps),
+            napped: 0,
         }
     }
 
@@ -164,9 +176,7 @@ impl Run {
 
     fn arrive(&mut self, visit: Visit) -> Event {
         let Visit { request, cancel_after, reads_every, .. } = visit;
-        let geometry = self.scenario.geometry;
-        let longest = (geometry.pages_per_seat.min(geometry.pages - 1) * geometry.page_size)
-            .min(self.scenario.config.max_len);
+        let longest = self.scenario.longest();
         let choices = 0..request.choices;
         let client = Client {
             answers: choices.map(|choice| Answer::new(&request, choice, longest)).collect(),
@@ -206,6 +216,7 @@ impl Run {
     }
 
     fn step(&mut self, events: Vec<Event>) -> Result<(), String> {
+        self.nap()?;
         let before = self.engine.holdings();
         let refusals = self.engine.executor().refusals;
         let (none_waiting, launch) =
@@ -241,6 +252,26 @@ impl Run {
         self.check_holdings()
     }
 
+    /// Now and then: nothing of the device's pages is needed any more, as when a model sleeps.
+    fn nap(&mut self) -> Result<(), String> {
+        // A request that is sent back for ever never ends.
+        let tired = self.napped < MOST_NAPS;
+        if !self.naps.as_mut().is_some_and(|naps| naps.one_in(30) && tired) {
+            return Ok(());
+        }
+        self.napped += 1;
+        for output in self.engine.vacate() {
+            self.trace = mix(self.trace ^ hash(&output));
+            self.check_output(output)?;
+        }
+        let left = self.engine.stats();
+        if left.running + left.in_flight > 0 || !self.engine.cached_pages().is_empty() {
+            return Err(format!("the engine was vacated and still has {left:?}"));
+        }
+        self.engine.executor_mut().lose();
+        Ok(())
+    }
+
     fn check_device(&self) -> Result<(), String> {
         match self.engine.executor().violations.first() {
             Some(what) => Err(what.clone()),
@@ -265,7 +296,11 @@ impl Run {
     /// Every cached page has the tokens that the tree records, written by a confirmed step.
     fn check_cache(&self) -> Result<(), String> {
         let device = self.engine.executor();
-        for CachedPage { page, start, tokens, .. } in self.engine.cached_pages() {
+        let pages = |CachedPage { pages, start, tokens, .. }: CachedPage| {
+            let there = pages.into_iter().filter(|page| *page != SCRATCH_PAGE);
+            there.map(move |page| (page, start, tokens.clone()))
+        };
+        for (page, start, tokens) in self.engine.cached_pages().into_iter().flat_map(pages) {
             if device.is_writing(page) {
                 return Err(format!("{page:?} was published while a step in flight writes it"));
             }
@@ -465,7 +500,7 @@ impl Run {
     fn could_share(&self, id: RequestId) -> u32 {
         let stats = self.engine.stats();
         let own = &self.clients[&id].request;
-        if stats.preemptions + stats.restarts > 0 {
+        if stats.preemptions + stats.restarts > 0 || self.napped > 0 {
             return own.prompt.len() as u32;
         }
         let tenants = self

@@ -1,7 +1,7 @@
 //! A short version of what the `sim` binary runs.
 
 use engine::plant::Plant;
-use sim::campaign::{Plan, Totals, failing_call, one};
+use sim::campaign::{Plan, Totals, failing_call};
 use sim::device::Fault;
 
 #[test]
@@ -28,9 +28,25 @@ fn rows_with_several_tokens_or_none_give_the_same_answers() {
 }
 
 #[test]
+fn layers_with_windows_give_pages_back() {
+    let windows = Plan { windows: true, ..Plan::default() };
+    let (totals, failure) = windows.seeds(0, 400, |_| {});
+    assert!(failure.is_none(), "{failure:?}");
+    let Totals { preemptions, restarts, copies, cached, .. } = totals;
+    assert!(preemptions > 0 && restarts > 0 && copies > 0 && cached > 0, "{totals:?}");
+    for several in [false, true] {
+        let small = Plan { cache_share: Some(0.3), several, ..windows };
+        let (totals, failure) = small.seeds(0, 80, |_| {});
+        assert!(failure.is_none(), "{failure:?}");
+        assert!(totals.preemptions > 100 && totals.cached > 1000, "{totals:?}");
+    }
+}
+
+#[test]
 fn a_seed_is_reproducible() {
     for seed in 0..40 {
-        let run = || one(seed, seed % 2 == 0, None, 0).unwrap();
+        let plan = Plan { several: seed % 2 == 0, windows: seed % 3 == 0, ..Plan::default() };
+        let run = || plan.run(seed).unwrap();
         let (first, again) = (run(), run());
         assert_eq!((first.trace, first.ticks), (again.trace, again.ticks), "seed {seed}");
     }
@@ -63,10 +79,7 @@ fn every_planted_bug_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let missed: Vec<&str> = Plant::ALL
         .iter()
-        .filter(|&&plant| {
-            let plan = Plan { plant: Some(plant), ..Plan::default() };
-            plan.seeds(0, 500, |_| {}).1.is_none()
-        })
+        .filter(|&&plant| Plan::planted(plant).seeds(0, 500, |_| {}).1.is_none())
         .map(|plant| plant.name())
         .collect();
     let _ = std::panic::take_hook();

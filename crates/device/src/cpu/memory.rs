@@ -3,7 +3,7 @@
 use super::asan;
 use crate::arena::{ArenaInner, Memory};
 use crate::{Error, Region, Result, Span};
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 /// Regions start at a huge page, so that the system can back them with huge pages throughout.
 const HUGE_PAGE: usize = 2 << 20;
@@ -51,6 +51,21 @@ impl Mapping {
         Some(Mapping { raw, raw_len, start, len })
     }
 
+    /// Gives the memory back to the system; the mapping stays, zeroed when it is next touched.
+    fn discard(&self) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        // SAFETY: pages of this mapping, which starts at a page; whoever calls this no longer needs their contents.
+        match unsafe { libc::madvise(self.start.cast(), self.len, libc::MADV_DONTNEED) } {
+            0 => Ok(()),
+            _ => {
+                let code = std::io::Error::last_os_error().to_string();
+                Err(Error::Driver { call: "madvise".into(), code })
+            }
+        }
+    }
+
     /// First byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start
@@ -77,7 +92,11 @@ impl Drop for Mapping {
 
 /// The memory of a sealed arena.
 #[derive(Debug)]
-pub(crate) struct Regions([Mapping; 5]);
+pub(crate) struct Regions {
+    mappings: [Mapping; 5],
+    /// Whose memory was given back to the system.
+    discarded: [AtomicBool; 5],
+}
 
 impl Regions {
     /// Maps every region.
@@ -97,17 +116,42 @@ impl Regions {
             size.and_then(Mapping::new).ok_or_else(|| refused(region))
         };
         let [weights, state, workspace, kv, mapped] = Region::ALL.map(map);
-        Ok(Regions([weights?, state?, workspace?, kv?, mapped?]))
+        let mappings = [weights?, state?, workspace?, kv?, mapped?];
+        Ok(Regions { mappings, discarded: Default::default() })
+    }
+
+    /// The system gives memory when it is touched, and ends processes when there is none: so it is asked before.
+    fn restore_from(&self, region: Region, available: u64) -> Result<()> {
+        let discarded = &self.discarded[region as usize];
+        let needed = self.mappings[region as usize].len() as u64;
+        if discarded.load(Relaxed) && needed > available {
+            return Err(Error::OutOfMemory { region, needed, available });
+        }
+        discarded.store(false, Relaxed);
+        Ok(())
     }
 }
 
 impl Memory for Regions {
     fn base(&self, region: Region) -> u64 {
-        self.0[region as usize].start() as u64
+        self.mappings[region as usize].start() as u64
     }
 
     fn host_base(&self, region: Region) -> Option<*mut u8> {
-        Some(self.0[region as usize].start())
+        Some(self.mappings[region as usize].start())
+    }
+
+    fn release(&self, region: Region, keep: bool) -> Result<()> {
+        // This is host memory: what is to be kept stays where it is.
+        if !keep {
+            self.mappings[region as usize].discard()?;
+            self.discarded[region as usize].store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn restore(&self, region: Region) -> Result<()> {
+        self.restore_from(region, available())
     }
 }
 
@@ -195,4 +239,26 @@ fn cgroup_left() -> Option<u64> {
         std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
     };
     Some(word("memory.max")?.saturating_sub(word("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_comes_back_only_where_there_is_memory_for_it() {
+        let sizes = [8192, 4096, 4096, 1 << 20, 0];
+        let regions = Regions::new(sizes, u64::MAX).expect("a megabyte");
+        // What was kept needs no memory.
+        regions.release(Region::Weights, true).expect("kept");
+        regions.restore_from(Region::Weights, 0).expect("it is there");
+        regions.release(Region::Kv, false).expect("given back");
+        let refused = regions.restore_from(Region::Kv, (1 << 20) - 1);
+        let expected =
+            Error::OutOfMemory { region: Region::Kv, needed: 1 << 20, available: (1 << 20) - 1 };
+        assert_eq!(refused, Err(expected));
+        // It can be tried again.
+        regions.restore_from(Region::Kv, 1 << 20).expect("enough");
+        regions.release(Region::HostMapped, false).expect("an empty region");
+    }
 }

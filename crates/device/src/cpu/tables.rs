@@ -77,9 +77,27 @@ impl Tables {
 
     /// A seat's page for a position; the scratch page past the end of its table.
     pub(crate) fn page(&self, seat: usize, position: usize) -> usize {
+        self.page_in(0, seat, position)
+    }
+
+    /// The same in one of several tables.
+    pub(crate) fn page_in(&self, table: usize, seat: usize, position: usize) -> usize {
         let index = position / self.limits.page_size as usize;
-        let per_seat = self.limits.pages_per_seat as usize;
-        if index < per_seat { self.page_table.get(seat * per_seat + index) as usize } else { 0 }
+        if index >= self.limits.pages_per_seat as usize {
+            return 0;
+        }
+        self.page_table.get(self.entry(table, seat, index)) as usize
+    }
+
+    /// Where an entry of a page table lies.
+    pub(crate) fn entry(&self, table: usize, seat: usize, index: usize) -> usize {
+        let from = if table == 0 { 0 } else { table * self.limits.table_words() as usize };
+        from + seat * self.limits.pages_per_seat as usize + index
+    }
+
+    /// Where the slots of a table begin.
+    pub(crate) fn slots(&self, table: usize) -> usize {
+        if table == 0 { 0 } else { table * self.limits.slot_words() as usize }
     }
 
     /// Tokens in a row's pages before the `q_len` of this step; `None` for a pad row, and for a row whose length is

@@ -67,6 +67,40 @@ api! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuMemAlloc_v2(address: *mut sys::CUdeviceptr, bytes: usize);
     fn cuMemFree_v2(address: sys::CUdeviceptr);
+    fn cuMemGetAllocationGranularity(
+        granularity: *mut usize,
+        prop: *const sys::CUmemAllocationProp,
+        option: sys::CUmemAllocationGranularity_flags,
+    );
+    fn cuMemAddressReserve(
+        address: *mut sys::CUdeviceptr,
+        bytes: usize,
+        alignment: usize,
+        wish: sys::CUdeviceptr,
+        flags: c_ulonglong,
+    );
+    fn cuMemAddressFree(address: sys::CUdeviceptr, bytes: usize);
+    fn cuMemCreate(
+        handle: *mut sys::CUmemGenericAllocationHandle,
+        bytes: usize,
+        prop: *const sys::CUmemAllocationProp,
+        flags: c_ulonglong,
+    );
+    fn cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+    fn cuMemMap(
+        address: sys::CUdeviceptr,
+        bytes: usize,
+        offset: usize,
+        handle: sys::CUmemGenericAllocationHandle,
+        flags: c_ulonglong,
+    );
+    fn cuMemUnmap(address: sys::CUdeviceptr, bytes: usize);
+    fn cuMemSetAccess(
+        address: sys::CUdeviceptr,
+        bytes: usize,
+        access: *const sys::CUmemAccessDesc,
+        count: usize,
+    );
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemFreeHost(address: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut sys::CUdeviceptr, host: *mut c_void, flags: c_uint);

@@ -1,17 +1,30 @@
 //! An arena's memory on a GPU, and copies between it and the host.
 
 use super::context::{Context, Event, may_wait, report};
+use super::region::DeviceRegion;
 use crate::arena::{ArenaInner, Memory};
 use crate::{Error, Look, Region, Result, Span};
 use cudarc::driver::sys;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One allocation per region, zeroed.
+/// Memory of every region, zeroed.
 #[derive(Debug)]
 pub(crate) struct CudaMemory {
     context: Arc<Context>,
-    bases: [u64; 5],
+    sizes: [u64; 5],
+    regions: [Option<DeviceRegion>; 5],
     host: Pinned,
+    /// Pinned memory for the contents of released regions, allocated when first needed and then kept: pinning takes
+    /// longer than copying.
+    kept: Mutex<[Kept; 5]>,
+}
+
+/// The contents of a released region.
+#[derive(Debug, Default)]
+struct Kept {
+    pinned: Option<Pinned>,
+    /// It holds them.
+    filled: bool,
 }
 
 impl CudaMemory {
@@ -19,24 +32,46 @@ impl CudaMemory {
     pub(crate) fn new(context: &Arc<Context>, sizes: [u64; 5]) -> Result<CudaMemory> {
         let host = Pinned::new(context, sizes[Region::HostMapped as usize] as usize)
             .map_err(|problem| out_of_memory(context, Region::HostMapped, sizes, problem))?;
-        let mut memory = CudaMemory { context: context.clone(), bases: [0; 5], host };
-        let _turn = may_wait();
-        let api = context.bind()?;
+        let (regions, kept) = (Default::default(), Mutex::default());
+        let mut memory = CudaMemory { context: context.clone(), sizes, regions, host, kept };
         for region in Region::ALL {
             let bytes = sizes[region as usize] as usize;
             if region == Region::HostMapped || bytes == 0 {
                 continue;
             }
-            let base = &mut memory.bases[region as usize];
-            // SAFETY: the context is current; `memory` frees what was allocated even on failure.
-            unsafe { api.cuMemAlloc_v2(base, bytes) }
-                .map_err(|problem| out_of_memory(context, region, sizes, problem))?;
-            // SAFETY: exactly the allocation above; arena sizes are whole words.
-            unsafe { api.cuMemsetD32Async(*base, 0, bytes / 4, context.stream.raw) }?;
+            let made = DeviceRegion::new(context, bytes);
+            let made = made.map_err(|problem| out_of_memory(context, region, sizes, problem))?;
+            memory.regions[region as usize] = Some(made);
+            memory.zero(region)?;
         }
-        memory.bases[Region::HostMapped as usize] = memory.host.device;
         context.sync()?;
         Ok(memory)
+    }
+
+    /// Zeroes a region in stream order.
+    fn zero(&self, region: Region) -> Result<()> {
+        let words = self.sizes[region as usize] as usize / 4;
+        let (api, stream) = (self.context.bind()?, self.context.stream.raw);
+        // SAFETY: the region has memory of this size; arena sizes are whole words.
+        unsafe { api.cuMemsetD32Async(self.base(region), 0, words, stream) }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, [Kept; 5]> {
+        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Copies a region to pinned memory.
+    fn keep(&self, region: Region, kept: &mut Kept) -> Result<()> {
+        let bytes = self.sizes[region as usize] as usize;
+        let pinned = match kept.pinned.take() {
+            Some(pinned) => pinned,
+            None => Pinned::new(&self.context, bytes)?,
+        };
+        let pinned = kept.pinned.insert(pinned);
+        let (api, stream) = (self.context.bind()?, self.context.stream.raw);
+        // SAFETY: both have this many bytes and stay until the copy is done below.
+        unsafe { api.cuMemcpyDtoHAsync_v2(pinned.host.cast(), self.base(region), bytes, stream) }?;
+        self.context.sync()
     }
 }
 
@@ -51,11 +86,45 @@ fn out_of_memory(context: &Context, region: Region, sizes: [u64; 5], problem: Er
 
 impl Memory for CudaMemory {
     fn base(&self, region: Region) -> u64 {
-        self.bases[region as usize]
+        match region {
+            Region::HostMapped => self.host.device,
+            _ => self.regions[region as usize].as_ref().map_or(0, DeviceRegion::base),
+        }
     }
 
     fn host_base(&self, region: Region) -> Option<*mut u8> {
         (region == Region::HostMapped).then_some(self.host.host)
+    }
+
+    fn release(&self, region: Region, keep: bool) -> Result<()> {
+        let Some(memory) = &self.regions[region as usize] else { return Ok(()) };
+        let kept = &mut self.kept()[region as usize];
+        if keep {
+            self.keep(region, kept)?;
+        }
+        memory.unmap()?;
+        kept.filled = keep;
+        Ok(())
+    }
+
+    fn restore(&self, region: Region) -> Result<()> {
+        let Some(memory) = &self.regions[region as usize] else { return Ok(()) };
+        let kept = &mut self.kept()[region as usize];
+        let problem = |problem| out_of_memory(&self.context, region, self.sizes, problem);
+        memory.map().map_err(problem)?;
+        let (api, stream) = (self.context.bind()?, self.context.stream.raw);
+        match kept.pinned.as_ref().filter(|_| kept.filled) {
+            Some(pinned) => {
+                let bytes = self.sizes[region as usize] as usize;
+                let from = pinned.host.cast_const().cast();
+                // SAFETY: both have this many bytes and stay until the copy is done below.
+                unsafe { api.cuMemcpyHtoDAsync_v2(self.base(region), from, bytes, stream) }?;
+            }
+            None => self.zero(region)?,
+        }
+        self.context.sync()?;
+        kept.filled = false;
+        Ok(())
     }
 }
 
@@ -63,14 +132,6 @@ impl Drop for CudaMemory {
     fn drop(&mut self) {
         // Wait for work that still uses the memory: the host-mapped part is freed without waiting.
         report(self.context.sync());
-        let _turn = may_wait();
-        for region in Region::ALL {
-            let base = self.bases[region as usize];
-            if region != Region::HostMapped && base != 0 {
-                // SAFETY: allocated once by `new`, freed once.
-                report(unsafe { self.context.api.cuMemFree_v2(base) });
-            }
-        }
     }
 }
 

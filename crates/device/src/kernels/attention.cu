@@ -43,6 +43,7 @@ struct Row {
     const u32* pages;
     const u8* kv; // the head's keys in page 0
     u32 length, fresh; // tokens at `fresh` and later are not fetched
+    u32 first; // pages before it are outside the window and may belong to another sequence
 };
 
 DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
@@ -52,7 +53,7 @@ DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
     for (int i = 0; i < (ROW_BYTES + 31) / 32; i++) {
         const u32 piece = i * 32 + lane, token = piece / (ROW_BYTES / 16), at = piece % (ROW_BYTES / 16);
         if (ROW_BYTES % 32 && token >= 16) break;
-        const bool live = page * PAGE + token < row.fresh;
+        const bool live = page * PAGE + token < row.fresh && (!(FIXED && WINDOW) || page >= row.first);
         const u8* from = keys + token * ROW_BYTES + at * 16;
         const u32 to = NARROW ? stage + byte_place(token, at) : stage + token * PITCH + at * 16;
         copy16_async_or_zero(to, from, live);
@@ -238,6 +239,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     const u32 end = position + tokens;
     row.fresh = ROPE ? row.length - 1 : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
+    row.first = begin / PAGE;
     u32 page = begin / PAGE / (FIXED ? WARPS : 1) * (FIXED ? WARPS : 1), last_page = (end - 1) / PAGE;
     if (splits > 1) {
         const u32 share = (last_page + splits - page) / splits;

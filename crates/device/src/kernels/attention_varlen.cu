@@ -24,14 +24,15 @@ DEVICE void load_matrices(u32 (&r)[4], u32 address) {
                  : "memory");
 }
 
-DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 tile, u32 length) {
+// Positions before `first` are outside the window, and their pages may belong to another sequence.
+DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 tile, u32 first, u32 length) {
     const u64 bytes = (u64)HKV * PAGE * ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < (TILE * (ROW_BYTES / 16) + WARPS * 32 - 1) / (WARPS * 32); i++) {
         const u32 piece = i * (WARPS * 32) + threadIdx.x, token = piece / (ROW_BYTES / 16), at = piece % (ROW_BYTES / 16);
         if (token >= TILE) break;
         const u32 position = tile * TILE + token;
-        const bool live = position < length;
+        const bool live = position < length && (!WINDOW || position >= first);
         const u8* from = kv + (u64)(live ? pages[position / PAGE] : 0) * (2 * bytes) + position % PAGE * ROW_BYTES + at * 16;
         const u32 to = NARROW ? stage + byte_place(token, at) : stage + token * PITCH + at * 16;
         copy16_async_or_zero(to, from, live);
@@ -69,11 +70,11 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     const u32 position = length - q_len + block;
     const u32* pages = page_table + (u64)row_seat[r] * pages_per_seat;
     const u8* keys_of_head = kv + (u64)head * (PAGE * ROW_BYTES);
-    const u32 begin = WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / TILE : 0;
+    const u32 first = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0, begin = first / TILE;
     // One past the last position that any token of the block sees.
     const u32 seen = CAUSAL ? position + tokens : WINDOW ? min(length, position + tokens - 1 + WINDOW) : length;
     const u32 end = (seen + TILE - 1) / TILE;
-    fetch(ring, keys_of_head, pages, begin, length);
+    fetch(ring, keys_of_head, pages, begin, first, length);
     commit_copies();
 
     // This warp's 16 rows of q: rows g and g + 8 of this lane.
@@ -131,7 +132,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
     for (u32 tile = begin; tile < end; tile++) {
         wait_copies<0>();
         __syncthreads();
-        if (tile + 1 < end) fetch(ring + (stage ^ 1) * (2 * HALF_BYTES), keys_of_head, pages, tile + 1, length);
+        if (tile + 1 < end) fetch(ring + (stage ^ 1) * (2 * HALF_BYTES), keys_of_head, pages, tile + 1, first, length);
         commit_copies();
         const u32 keys = ring + stage * (2 * HALF_BYTES), values = keys + HALF_BYTES;
         stage ^= 1;

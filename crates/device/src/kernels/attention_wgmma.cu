@@ -36,6 +36,9 @@ struct Item {
     u32 head, seat, first_token, tokens, position, length, begin, end;
 };
 
+// The first page that the first token at `position` sees. Pages before it may belong to another sequence, and hold anything.
+DEVICE u32 first_page(u32 position) { return WINDOW && position + 1 > WINDOW ? (position + 1 - WINDOW) / PAGE : 0; }
+
 struct Shared {
     u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     Item item[Q_STAGES];
@@ -221,10 +224,11 @@ DEVICE void produce(Shared& s, const u32* list, const Rows& t, const Map& q_map,
         }
         // A lane per page and part of 64 columns.
         const u32* pages = page_table + (u64)item.seat * pages_per_seat;
-        const u32 last = (item.length - 1) / PAGE, page = lane / PARTS, part = lane % PARTS;
+        const u32 first = first_page(item.position), last = (item.length - 1) / PAGE;
+        const u32 page = lane / PARTS, part = lane % PARTS;
         const bool copies = lane < PAGES * PARTS;
         const u32 to = base + Q_STAGES * Q_BYTES + part * PART_BYTES + page * (PAGE * 128);
-        auto row_of = [&](u32 tile) { return copies ? pages[min(tile * PAGES + page, last)] * (2 * HKV * PAGE) + item.head * PAGE : 0; };
+        auto row_of = [&](u32 tile) { return copies ? pages[max(min(tile * PAGES + page, last), first)] * (2 * HKV * PAGE) + item.head * PAGE : 0; };
         auto fetch = [&](Ring& ring, u64* fulls, u64* empties, u32 offset, u32 row) {
             barrier_wait(shared_address(&empties[ring.stage]), ring.phase);
             const u32 barrier = shared_address(&fulls[ring.stage]);

@@ -45,10 +45,10 @@ DEVICE void produce_bytes(Shared& s, const u32* list, const Rows& t, const Map& 
                 tensor_copy_3d(base + stage * Q_BYTES + p * (128 * 128), &q_map, p * 64, item.head * G, item.first_token, full);
         }
         const u32* pages = page_table + (u64)item.seat * pages_per_seat;
-        const u32 last = (item.length - 1) / PAGE;
+        const u32 first = first_page(item.position), last = (item.length - 1) / PAGE;
         auto fetch = [&](u32 tile, u32 which) {
             // A lane per page.
-            const u32 page = lane < PAGES ? pages[min(tile * PAGES + lane, last)] : 0;
+            const u32 page = lane < PAGES ? pages[max(min(tile * PAGES + lane, last), first)] : 0;
             barrier_wait(shared_address(&s.raw_empty[raw.slot]), raw.phase);
             const u32 barrier = shared_address(&s.raw_full[raw.slot]);
             if (lane == 0) barrier_expect(barrier, RAW_BYTES);

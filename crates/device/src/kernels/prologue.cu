@@ -67,7 +67,9 @@ DEVICE void apply_mail(const volatile u32* mail, Joined joined, u32* seat_len, u
 #pragma unroll
         for (u32 i = 0; i < (PARAM_WORDS + 31) / 32; i++)
             if (lane + 32 * i < PARAM_WORDS) params[seat * PARAM_WORDS + lane + 32 * i] = own[i];
-        for (u32 i = lane; i < PAGES_PER_SEAT; i += 32) page_table[(u64)seat * PAGES_PER_SEAT + i] = 0;
+#pragma unroll 1
+        for (u32 table = 0; table < TABLES; table++)
+            for (u32 i = lane; i < PAGES_PER_SEAT; i += 32) page_table[(u64)table * TABLE_WORDS + (u64)seat * PAGES_PER_SEAT + i] = 0;
     }
     __syncthreads();
     for (u32 j = 0; j < joins; j++) {
@@ -88,8 +90,10 @@ DEVICE void apply_mail(const volatile u32* mail, Joined joined, u32* seat_len, u
     for (u32 i = tid; i < pages; i += THREADS) {
         const volatile u32* entry = mail + AREA_PAGES + 3 * i;
         const u32 seat = entry[0], index = entry[1], page = entry[2];
-        if (seat < SEATS && index < PAGES_PER_SEAT)
-            page_table[(u64)seat * PAGES_PER_SEAT + index] = page < page_count ? page : 0;
+        // The entries of table t begin at t · PAGES_PER_SEAT.
+        const u32 table = TABLES == 1 ? 0 : index / PAGES_PER_SEAT, at = index - table * PAGES_PER_SEAT;
+        if (seat < SEATS && table < TABLES && at < PAGES_PER_SEAT)
+            page_table[(u64)table * TABLE_WORDS + (u64)seat * PAGES_PER_SEAT + at] = page < page_count ? page : 0;
     }
     for (u32 i = tid; i < bias_count; i += THREADS) {
         const volatile u32* entry = mail + AREA_BIASES + 4 * i;
@@ -172,6 +176,16 @@ DEVICE Entry entry_of(u32 r, u32 rows, const u32* row_seat, const u32* row_flags
     if ((e.length + 1) / PAGE < PAGES_PER_SEAT) e.next_page = pages[(e.length + 1) / PAGE];
 #endif
     return e;
+}
+
+// Where a token goes in the tables after the first; `seat` is SEATS for a pad token.
+DEVICE void write_slots(u32* kv_slot, const u32* page_table, u32 t, u32 seat, u32 at) {
+#pragma unroll 1
+    for (u32 table = 1; table < TABLES; table++) {
+        const u32* pages = page_table + (u64)table * TABLE_WORDS + (u64)seat * PAGES_PER_SEAT;
+        const u32 page = seat < SEATS && at / PAGE < PAGES_PER_SEAT ? pages[at / PAGE] : 0;
+        kv_slot[(u64)table * SLOT_WORDS + t] = seat < SEATS ? page * PAGE + at % PAGE : t % PAGE;
+    }
 }
 
 // The longest row and the pages of all rows, in thread 0.
@@ -279,6 +293,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             token[t] = fed ? own.token : 0;
             position[t] = fed ? own.length : 0;
             kv_slot[t] = fed ? own.page * PAGE + own.length % PAGE : t % PAGE;
+            write_slots(kv_slot, page_table, t, fed ? own.seat : SEATS, own.length);
             token_row[t] = fed ? t : ROWS_LIMIT;
 #ifdef HISTORY
             if (fed && own.length < CONTEXT) history[(u64)own.seat * CONTEXT + own.length] = own.token;
@@ -361,6 +376,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
             token[t] = 0;
             position[t] = 0;
             kv_slot[t] = t % PAGE;
+            write_slots(kv_slot, page_table, t, SEATS, 0);
             token_row[t] = ROWS_LIMIT;
             continue;
         }
@@ -382,6 +398,7 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         const u32 page = at / PAGE < PAGES_PER_SEAT ? page_table[(u64)seat * PAGES_PER_SEAT + at / PAGE] : 0;
         position[t] = at;
         kv_slot[t] = page * PAGE + at % PAGE;
+        write_slots(kv_slot, page_table, t, seat, at);
 #endif
         token_row[t] = low;
 #ifdef HISTORY

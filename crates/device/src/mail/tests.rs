@@ -17,6 +17,7 @@ fn limits(rows: u32) -> StepLimits {
         vocab: 32,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     }
 }
 

@@ -111,7 +111,7 @@ impl<O: Operands> Bindable for Attention<O> {
             qkv: to.value(self.qkv)?,
             q_heads: self.q_heads,
             kv: to.cache(self.kv)?,
-            state: to.state(),
+            state: to.state_of(self.kv),
             out: to.value(self.out)?,
             scale: self.scale,
             softcap: self.softcap,

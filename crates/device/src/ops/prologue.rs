@@ -14,7 +14,7 @@
 //! 4. Derive: q_start (exclusive sum of q_len; entries past the live rows hold the live token count),
 //!    counts.TOKENS, per row kv_len = seat_len + q_len (0 if that is past the seat's page table: such a row sees nothing,
 //!    and its tokens past the table go to the scratch page), last_index = q_start + q_len − 1, per token
-//!    token_row, position = seat_len + j, kv_slot = page · page_size + position % page_size with page =
+//!    token_row, position = seat_len + j, for every page table kv_slot = page · page_size + position % page_size with page =
 //!    page_table[seat][position / page_size], token = the mail's next prompt token for `PROMPT` rows
 //!    (the mail holds the tokens of its `PROMPT` rows one after the other, in row order), else
 //!    seat_token. Where a history is kept, `history[seat][position]` = token.
@@ -91,6 +91,9 @@ impl Contract for Prologue {
             )
         })?;
         let Some(given) = self.given else { return Ok(()) };
+        require(limits.tables == 1, Self::NAME, || {
+            format!("inputs are for one page table, not {}", limits.tables)
+        })?;
         require(self.rows == self.tokens, Self::NAME, || {
             format!("inputs are for one token per row, not {} of {}", self.tokens, self.rows)
         })?;
@@ -178,6 +181,7 @@ impl Prologue {
         let rows = (words.get(input::ROWS as usize) as usize).min(self.rows as usize);
         let per_seat = tables.limits.pages_per_seat as usize;
         let width = (words.get(input::WIDTH as usize) as usize).min(per_seat);
+        // `check` refuses input blocks with several tables.
         for r in 0..rows {
             let at = layout.rows as usize + r * input::ROW_WORDS as usize;
             let seat = words.get(at).min(tables.limits.seats) as usize;
@@ -259,7 +263,9 @@ impl Prologue {
             tables.seat_token.set(seat, word(2));
             let params = PARAM_WORDS as usize;
             (0..params).for_each(|p| tables.params.set(seat * params + p, word(4 + p)));
-            (0..per_seat).for_each(|p| tables.page_table.set(seat * per_seat + p, 0));
+            for table in 0..limits.tables as usize {
+                (0..per_seat).for_each(|p| tables.page_table.set(tables.entry(table, seat, p), 0));
+            }
             if let Some(seen) = &tables.seen
                 && word(4 + param::PENALISED as usize) != 0
             {
@@ -269,8 +275,10 @@ impl Prologue {
         }
         for i in 0..given(mail::PAGES, layout.pages_cap) {
             let [seat, index, page] = [0, 1, 2].map(|word| entry(layout.pages, 3, i, word));
-            if seat < limits.seats && index < limits.pages_per_seat {
-                tables.page_table.set(seat as usize * per_seat + index as usize, self.page(page));
+            let (table, index) = (index as usize / per_seat, index as usize % per_seat);
+            if seat < limits.seats && table < limits.tables as usize {
+                let at = tables.entry(table, seat as usize, index);
+                tables.page_table.set(at, self.page(page));
             }
         }
         for i in 0..given(mail::BIASES, layout.biases_cap) {
@@ -344,6 +352,11 @@ impl Prologue {
                     ),
                     None => (position as u32, slot as u32),
                 };
+                for table in 1..limits.tables as usize {
+                    let at = position as usize;
+                    let slot = tables.page_in(table, seat, at) * size + at % size;
+                    tables.kv_slot.set(tables.slots(table) + token, slot as u32);
+                }
                 tables.position.set(token, position);
                 tables.kv_slot.set(token, slot);
                 tables.token_row.set(token, r as u32);
@@ -361,7 +374,9 @@ impl Prologue {
         for token in start..tokens {
             tables.token.set(token, 0);
             tables.position.set(token, 0);
-            tables.kv_slot.set(token, (token % size) as u32);
+            for table in 0..limits.tables as usize {
+                tables.kv_slot.set(tables.slots(table) + token, (token % size) as u32);
+            }
             tables.token_row.set(token, limits.rows);
         }
         tables.counts.set(count::TOKENS as usize, start as u32);

@@ -101,7 +101,7 @@ impl<O: Operands> Bindable for RopeKv<O> {
             k_norm: self.k_norm.map(|norm| norm.bind(to)).transpose()?,
             rope: to.table(self.rope)?,
             pairs: self.pairs,
-            state: to.state(),
+            state: to.state_of(self.kv),
             kv: to.cache(self.kv)?,
         })
     }

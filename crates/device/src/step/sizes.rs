@@ -2,8 +2,8 @@
 //! computed in 64 bits; limits whose tables do not fit 32 bits are refused before anything is laid out.
 
 use super::{
-    HostInputs, InputLayout, JOIN_WORDS, MAX_BIASES, MailLayout, PARAM_WORDS, StepLimits,
-    StepState, count, input, mail, ring,
+    FedTables, HostInputs, InputLayout, JOIN_WORDS, MAX_BIASES, MailLayout, PARAM_WORDS,
+    StepLimits, StepState, count, input, mail, ring,
 };
 use crate::{DType, Error, Result, Span, Tensor};
 
@@ -49,6 +49,7 @@ impl StepLimits {
             ("page_size", page_size),
             ("vocab", vocab),
             ("tokens_per_row", tokens_per_row),
+            ("tables", self.tables),
         ];
         if let Some((name, _)) = needed.iter().find(|(_, value)| *value == 0) {
             return Err(Error::Limits { problem: format!("{name} is 0; at least 1 is needed") });
@@ -58,6 +59,8 @@ impl StepLimits {
         let sizes = [
             ("a sequence, in tokens,", u64::from(pages_per_seat) * u64::from(page_size), MOST),
             ("a table of all seats, in words,", (seats + 1) * u64::from(per_seat), MOST),
+            ("the page tables of all seats, in words,", self.wide_tables(), MOST),
+            ("the slots of all tables, in words,", self.wide_slots(), MOST),
             ("the seen tokens of all seats, in words,", (seats + 1) * u64::from(vocab), MOST_SEEN),
             ("the tokens of all seats, in words,", self.wide_history(), MOST),
             ("a mail bank, in words,", self.wide_mail().words, MOST),
@@ -91,10 +94,31 @@ impl StepLimits {
         }
     }
 
+    /// Words of all page tables. Each begins where kernels can load it.
+    fn wide_tables(&self) -> u64 {
+        let each = (u64::from(self.seats) + 1).saturating_mul(u64::from(self.pages_per_seat));
+        several(each, self.tables)
+    }
+
+    /// Words of the slots of all tables.
+    fn wide_slots(&self) -> u64 {
+        several(u64::from(self.tokens), self.tables)
+    }
+
+    /// Words from one page table to the next, where there are several.
+    pub(crate) fn table_words(&self) -> u32 {
+        narrow(self.wide_tables() / u64::from(self.tables))
+    }
+
+    /// Words from the slots of one table to those of the next, where there are several.
+    pub(crate) fn slot_words(&self) -> u32 {
+        narrow(self.wide_slots() / u64::from(self.tables))
+    }
+
     fn wide_mail(&self) -> WideMail {
         let [rows, tokens, per_seat] = [self.rows, self.tokens, self.pages_per_seat].map(u64::from);
-        // Every row may join with a whole page table found in the prefix tree.
-        let pages_cap = rows * per_seat;
+        // Every row may join with whole page tables found in the prefix tree.
+        let pages_cap = (rows * per_seat).saturating_mul(u64::from(self.tables));
         let biases_cap = rows * u64::from(MAX_BIASES);
         let context = per_seat * u64::from(self.page_size);
         // All rows at once, if that is a few megabytes; always enough for one row.
@@ -201,11 +225,21 @@ impl StepLimits {
     }
 }
 
+/// Words of several areas of `each` words that all start at a multiple of [`TABLE_ALIGN`]; just so many for one.
+fn several(each: u64, areas: u32) -> u64 {
+    let aligned = each.div_ceil(TABLE_ALIGN / 4).saturating_mul(TABLE_ALIGN / 4);
+    if areas == 1 { each } else { aligned.saturating_mul(u64::from(areas)) }
+}
+
 /// Spans of the state start at multiples of this: kernels load several words at once.
 const TABLE_ALIGN: u64 = 16;
 
 fn require_words(span: Span, what: &str, words: u64) -> Result<()> {
-    let (bytes, offset) = (words * 4, span.offset);
+    require_bytes(span, what, words * 4)
+}
+
+fn require_bytes(span: Span, what: &str, bytes: u64) -> Result<()> {
+    let offset = span.offset;
     let problem = match () {
         () if span.len < bytes => format!("{what} has {} bytes; {bytes} are needed", span.len),
         () if !offset.is_multiple_of(TABLE_ALIGN) => {
@@ -226,21 +260,18 @@ impl StepState {
         let tables = [
             (&self.seat_len, "seat_len", per_seat(1)),
             (&self.seat_token, "seat_token", per_seat(1)),
-            (&self.page_table, "page_table", per_seat(limits.pages_per_seat)),
+            (&self.page_table, "page_table", limits.wide_tables()),
             (&self.params, "params", per_seat(PARAM_WORDS)),
             (&self.biases, "biases", per_seat(2 * MAX_BIASES)),
-            (&self.counts, "counts", u64::from(count::WORDS)),
             (&self.row_seat, "row_seat", rows),
             (&self.row_flags, "row_flags", rows),
             (&self.row_q_len, "row_q_len", rows),
-            (&self.q_start, "q_start", rows + 1),
-            (&self.kv_len, "kv_len", rows),
-            (&self.last_index, "last_index", rows),
-            (&self.token, "token", tokens),
-            (&self.position, "position", tokens),
-            (&self.kv_slot, "kv_slot", tokens),
-            (&self.token_row, "token_row", tokens),
         ];
+        let fed = self.fed();
+        fed.check(rows, tokens, limits.wide_slots())?;
+        if let Some(fed) = &self.drafting {
+            fed.check(rows, tokens, tokens)?;
+        }
         let seen = self.seen.iter().map(|seen| (seen, "seen", per_seat(limits.vocab)));
         let several = limits.tokens_per_row > 1;
         if several && (self.history.is_none() || self.row_drafts.is_none()) {
@@ -254,12 +285,52 @@ impl StepState {
             require_u32(table, what)?;
             require_words(table.span, what, words)?;
         }
+        if let Some(features) = &self.features {
+            require_u32(&features.last_len, "last_len")?;
+            require_words(features.last_len.span, "last_len", seats + 1)?;
+            let enough =
+                [(features.token, tokens), (features.last, seats + 1), (features.drafted, rows)];
+            if let Some((table, _)) =
+                enough.iter().find(|(table, rows)| u64::from(table.rows) < *rows)
+            {
+                let problem = format!("{table} has too few rows for hidden states");
+                return Err(Error::Contract { op: "step state".into(), problem });
+            }
+            for (table, rows) in enough {
+                let bytes = rows * table.dtype.bytes(table.stride as usize) as u64;
+                require_bytes(table.span, "hidden states", bytes)?;
+            }
+            if let Some(ids) = &features.ids {
+                require_u32(ids, "drafted ids")?;
+                require_words(ids.span, "drafted ids", u64::from(ids.cols))?;
+            }
+        }
         let mail = u64::from(limits.mail_layout().words);
         for bank in self.mail {
             require_words(bank, "a mail bank", mail)?;
         }
         require_words(self.ring, "the ring", u64::from(limits.ring_words()))?;
         require_words(self.leave, "leave", 1)
+    }
+}
+
+impl FedTables {
+    /// Refuses tables that are too short.
+    fn check(&self, rows: u64, tokens: u64, slots: u64) -> Result<()> {
+        let tables = [
+            (&self.counts, "counts", u64::from(count::WORDS)),
+            (&self.q_start, "q_start", rows + 1),
+            (&self.kv_len, "kv_len", rows),
+            (&self.last_index, "last_index", rows),
+            (&self.token, "token", tokens),
+            (&self.position, "position", tokens),
+            (&self.kv_slot, "kv_slot", slots),
+            (&self.token_row, "token_row", tokens),
+        ];
+        tables.into_iter().try_for_each(|(table, what, words)| {
+            require_u32(table, what)?;
+            require_words(table.span, what, words)
+        })
     }
 }
 

@@ -94,6 +94,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         vocab: 32,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let state = layout.state(limits);
     // Pages 1.. in random order; page 0 is scratch.
@@ -126,6 +127,9 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
             next_page += 1;
         }
         let old = row.kv_len - row.q_len;
+        // Pages before the window may be another sequence's by now, and hold anything.
+        let seen = case.window.map_or(0, |window| (old + 1).saturating_sub(window as usize));
+        let first = seen / size * size;
         for p in 0..row.kv_len {
             let page = page_table[seat * per_seat + p / size] as usize;
             let slot = page * size + p % size;
@@ -135,7 +139,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
                 kv_slot[token] = slot as u32;
                 token += 1;
             }
-            if p < old || filled {
+            if p >= first && (p < old || filled) {
                 for part in 0..2 {
                     for head in 0..case.kv_heads {
                         let at = ((page * 2 + part) * case.kv_heads + head) * size + p % size;

@@ -2,9 +2,9 @@
 
 use crate::sample::{Params, float, neutral, with};
 use crate::support::*;
-use device::op::{Draft, Sample};
-use device::step::{MAX_BIASES, PARAM_WORDS, count, param, ring, row};
-use device::{DType, Op, Span, StepLimits};
+use device::op::{Draft, DraftRows, Follow, Kept, Propose, Recall, Sample, Tap};
+use device::step::{FeatureShape, MAX_BIASES, PARAM_WORDS, count, param, ring, row};
+use device::{DType, Op, Span, StepLimits, StepState, Tensor};
 
 const ROWS: usize = 5;
 const LAUNCH: u32 = 11;
@@ -19,6 +19,7 @@ fn limits(vocab: usize, q_len: u32) -> StepLimits {
         vocab: vocab as u32,
         penalties: true,
         tokens_per_row: q_len,
+        tables: 1,
     }
 }
 
@@ -47,10 +48,9 @@ fn set_rows(
 }
 
 /// Histories of few different tokens, so that they repeat themselves; some without pages for their drafts.
-fn build_draft(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
-    let rng = &mut Rng::new(seed);
-    let q_len = 2 + rng.below(8) as u32;
-    let limits = limits(50, q_len);
+fn histories(rng: &mut Rng, layout: &mut Layout, q_len: u32, each: u32) -> StepState {
+    let mut limits = limits(50, q_len);
+    limits.tokens = limits.tokens.max(ROWS as u32 * each);
     let state = layout.state(limits);
     let (seats, context) = (limits.seats as usize + 1, limits.context() as usize);
     let live = 1 + rng.below(ROWS);
@@ -80,8 +80,184 @@ fn build_draft(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     layout.set(state.page_table.span, words_to_bytes(&pages));
     layout.set(state.history.expect("a history").span, words_to_bytes(&history));
     layout.set(state.token.span, words_to_bytes(&token));
+    state
+}
+
+fn build_draft(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
+    let rng = &mut Rng::new(seed);
+    let q_len = 2 + rng.below(8) as u32;
+    let state = histories(rng, layout, q_len, 1);
     let drafts = state.row_drafts.expect("drafts").span;
     (vec![Op::Draft(Draft { state, rows: ROWS as u32, q_len })], vec![state.token.span, drafts])
+}
+
+/// What a model is fed that drafts, up to some draft of a step; logits with equal ones, NaN and nothing but NaN.
+fn build_proposed(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
+    let rng = &mut Rng::new(seed);
+    let q_len = 2 + rng.below(8) as u32;
+    let (each, drafts, rows) = (1 + rng.below(3) as u32, q_len - 1, ROWS as u32);
+    let behind = rng.below(2) as u32;
+    let verified = histories(rng, layout, q_len, each);
+    let verified = verified.with_drafting(|region, name, bytes| layout.alloc(region, name, bytes));
+    let ids = rng.pick(&[None, Some(50)]);
+    let shape = FeatureShape { token: 8, drafted: 8, dtype: DType::F32, ids };
+    let verified =
+        verified.with_features(shape, |region, name, bytes| layout.alloc(region, name, bytes));
+    if let Some(ids) = verified.features.and_then(|features| features.ids) {
+        let words: Vec<u32> = (0..50).map(|id| 49 - id).collect();
+        layout.set(ids.span, words_to_bytes(&words));
+    }
+    let state = verified.exchanged().expect("tables of both");
+    let mut ops = vec![Op::DraftRows(DraftRows { each, behind, state, rows, drafts })];
+    for index in 0..rng.below(q_len as usize) as u32 {
+        let vocab = rng.pick(&[1, 7, 50]);
+        let mut values = rng.floats(ROWS * vocab, 2.0);
+        for value in &mut values {
+            *value = rng.pick(&[*value, *value, 1.5, -0.0, 0.0, f32::NEG_INFINITY, f32::NAN]);
+        }
+        values[..vocab].fill(rng.pick(&[f32::NAN, f32::NEG_INFINITY, -3.0]));
+        let dtype = rng.pick(&[DType::F32, DType::BF16]);
+        let logits = layout.floats(dtype, ROWS, vocab, rng.pick(&[0, 6]), &values);
+        ops.push(Op::Propose(Propose { logits, behind, state, rows, index, drafts }));
+    }
+    let row_drafts = verified.row_drafts.expect("drafts");
+    let tables = [state.q_start, state.kv_len, state.last_index, state.token, state.position];
+    let tables = tables.into_iter().chain([state.kv_slot, state.token_row, verified.token]);
+    let spans = tables.chain([row_drafts]).map(|table| table.span);
+    // The split depends on the device.
+    let counts = state.counts.span.part(4 * u64::from(count::ROWS), 12);
+    (ops, spans.chain([counts]).collect())
+}
+
+#[test]
+fn what_drafts_are_made_of_agrees_with_the_reference() {
+    let mut drafted = 0;
+    for seed in 0..80 {
+        against_reference(&|layout| build_proposed(seed, layout), &|device, want, got| {
+            for (table, (want, got)) in want.iter().zip(got).enumerate() {
+                let (want, got) = (bytes_to_words(want), bytes_to_words(got));
+                assert_eq!(want, got, "{seed} on {device}, table {table}");
+            }
+        });
+        let cpu = device::cpu::open(None, true).expect("a CPU");
+        let reference = run(&cpu, &|layout| build_proposed(seed, layout));
+        drafted += bytes_to_words(&reference[8]).iter().sum::<u32>();
+    }
+    assert!(drafted > 100, "{drafted} drafts");
+}
+
+/// Hidden states of rows that feed several tokens, by what they kept of the step before; of which only some were accepted.
+fn build_followed(seed: u64, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
+    let rng = &mut Rng::new(seed);
+    let q_len = 1 + rng.below(4) as u32;
+    let (limits, cols) = (limits(50, 5), 6);
+    let dtype = rng.pick(&[DType::F32, DType::BF16]);
+    let shape = FeatureShape { token: cols, drafted: 8, dtype, ids: None };
+    let verified = layout.state(limits);
+    let verified = verified.with_drafting(|region, name, bytes| layout.alloc(region, name, bytes));
+    let verified =
+        verified.with_features(shape, |region, name, bytes| layout.alloc(region, name, bytes));
+    let (features, state) =
+        (verified.features.expect("states"), verified.exchanged().expect("both"));
+    let live = 1 + rng.below(ROWS);
+    set_rows(layout, &verified, live, &[row::SAMPLE; ROWS], q_len);
+    let mut counts = vec![0u32; count::WORDS as usize];
+    counts[count::ROWS as usize] = live as u32;
+    counts[count::TOKENS as usize] = live as u32 * q_len;
+    layout.set(verified.counts.span, words_to_bytes(&counts));
+    let (seats, tokens) = (limits.seats as usize + 1, limits.tokens as usize);
+    let mut lens = vec![0u32; seats];
+    let mut last_len = vec![0u32; seats];
+    let (mut position, mut rows) = (vec![0u32; tokens], vec![limits.rows; tokens]);
+    for r in 0..live {
+        let before = rng.pick(&[0, 1, 15, 16, 17, 200]);
+        for j in 0..q_len {
+            let at = (r as u32 * q_len + j) as usize;
+            (position[at], rows[at]) = (before + j, r as u32);
+        }
+        lens[seat(r)] = before + 1 + rng.below(q_len as usize) as u32;
+        last_len[seat(r)] = rng.pick(&[before, before, before + 3]);
+    }
+    layout.set(verified.seat_len.span, words_to_bytes(&lens));
+    layout.set(features.last_len.span, words_to_bytes(&last_len));
+    layout.set(verified.position.span, words_to_bytes(&position));
+    layout.set(verified.token_row.span, words_to_bytes(&rows));
+    let ids: Vec<u32> = (0..tokens).map(|_| rng.below(50) as u32).collect();
+    layout.set(verified.token.span, words_to_bytes(&ids));
+    let pages: Vec<u32> = (0..seats * 40).map(|at| 1 + at as u32 % 40).collect();
+    layout.set(verified.page_table.span, words_to_bytes(&pages));
+    let mut fill = |layout: &mut Layout, tensor: Tensor| {
+        let values = rng.floats((tensor.rows * tensor.cols) as usize, 1.0);
+        layout.set(tensor.span, encode(tensor.dtype, &values));
+    };
+    for tensor in [features.token, features.last, features.drafted] {
+        fill(layout, tensor);
+    }
+    let y = layout.poison(dtype, tokens, cols as usize, 2);
+    let own = layout.poison(dtype, ROWS, 8, 0);
+    let again = layout.poison(dtype, ROWS, cols as usize, 0);
+    let x = rng.floats(ROWS * 3, 1.0);
+    let x = layout.floats(dtype, ROWS, 3, 1, &x);
+    let ops = vec![
+        Op::Follow(Follow { y, state }),
+        Op::Recall(Recall { drafted: false, y: again, state }),
+        Op::Recall(Recall { drafted: true, y: own, state }),
+        Op::Tap(Tap { x, to: Kept::Token(3), state }),
+    ];
+    let tables = [state.token, state.position, state.kv_slot, state.token_row, features.last_len];
+    let values = [features.last, features.token, y, own, again];
+    (ops, tables.into_iter().chain(values).map(|tensor| tensor.span).collect())
+}
+
+#[test]
+fn hidden_states_that_are_kept_agree_with_the_reference() {
+    for seed in 0..60 {
+        against_reference(&|layout| build_followed(seed, layout), &|device, want, got| {
+            for (table, (want, got)) in want.iter().zip(got).enumerate() {
+                assert_eq!(want, got, "{seed} on {device}, table {table}");
+            }
+        });
+    }
+}
+
+/// Two tokens of a row first, then one after the other: positions, slots, and drafts where the step that verifies reads them.
+#[test]
+fn a_row_is_fed_its_last_tokens_and_then_its_drafts() {
+    let build = |layout: &mut Layout| {
+        let limits = limits(50, 3);
+        let verified = layout.state(limits);
+        let verified =
+            verified.with_drafting(|region, name, bytes| layout.alloc(region, name, bytes));
+        let state = verified.exchanged().expect("tables of both");
+        set_rows(layout, &verified, 1, &[row::SAMPLE | 2 << row::DRAFTS, 0, 0, 0, 0], 3);
+        let (seats, context) = (limits.seats as usize + 1, limits.context() as usize);
+        let mut lens = vec![0u32; seats];
+        let mut pages = vec![0u32; seats * 40];
+        let mut history = vec![0u32; seats * context];
+        lens[seat(0)] = 16;
+        (pages[seat(0) * 40], pages[seat(0) * 40 + 1]) = (7, 9);
+        (history[seat(0) * context + 15], history[seat(0) * context + 16]) = (21, 22);
+        layout.set(verified.seat_len.span, words_to_bytes(&lens));
+        layout.set(verified.page_table.span, words_to_bytes(&pages));
+        layout.set(verified.history.expect("a history").span, words_to_bytes(&history));
+        layout.set(verified.token.span, words_to_bytes(&[22; 15]));
+        let mut logits = vec![0.0; ROWS * 50];
+        (logits[31], logits[33]) = (4.0, 4.0);
+        let logits = layout.floats(DType::F32, ROWS, 50, 0, &logits);
+        let rows = ROWS as u32;
+        let ops = vec![
+            Op::DraftRows(DraftRows { each: 2, behind: 0, state, rows, drafts: 2 }),
+            Op::Propose(Propose { logits, behind: 0, state, rows, index: 0, drafts: 2 }),
+        ];
+        let tables = [state.token, state.position, state.kv_slot, state.kv_len, verified.token];
+        (ops, tables.map(|table| table.span).to_vec())
+    };
+    let cpu = device::cpu::open(None, true).expect("a CPU");
+    let words: Vec<Vec<u32>> =
+        run(&cpu, &build).iter().map(|bytes| bytes_to_words(bytes)).collect();
+    assert_eq!(words[0][..2], [31, 0], "the lower of two equal ones, then a pad row");
+    assert_eq!((words[1][0], words[2][0], words[3][0]), (17, 9 * 16 + 1, 18));
+    assert_eq!(words[4][..3], [22, 31, 22]);
 }
 
 #[test]

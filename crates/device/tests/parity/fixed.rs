@@ -105,6 +105,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         vocab: 32,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let state = layout.state(limits);
     // Both seats read the same pages.

@@ -303,6 +303,7 @@ fn lay_out(
         vocab: 32,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let state = layout.state(limits);
     let mut counts = vec![0u32; count::WORDS as usize];

@@ -8,6 +8,7 @@ mod fixed;
 mod ggml;
 mod layers;
 mod linear;
+mod lora;
 mod planted;
 mod quant;
 mod rows;

@@ -212,6 +212,7 @@ fn pool() {
                 vocab: 32,
                 penalties: false,
                 tokens_per_row: 1,
+                tables: 1,
             };
             let state = layout.state(limits);
             let mut starts = vec![0];

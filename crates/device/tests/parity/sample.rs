@@ -18,6 +18,7 @@ fn limits(vocab: usize, tokens_per_row: u32) -> StepLimits {
         vocab: vocab as u32,
         penalties: true,
         tokens_per_row,
+        tables: 1,
     }
 }
 

@@ -21,6 +21,7 @@ const LIMITS: StepLimits = StepLimits {
     vocab: 64,
     penalties: true,
     tokens_per_row: 1,
+    tables: 1,
 };
 const BUCKETS: [(u32, u32); 3] = [(1, 1), (3, 3), (4, 24)];
 

@@ -294,6 +294,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         vocab: model.vocab,
         penalties: true,
         tokens_per_row: 1,
+        tables: 1,
     };
     let mut lay_out = |limits| {
         let alloc = |region, name, bytes| open.alloc(region, name, bytes);
@@ -301,9 +302,22 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     };
     let state = lay_out(limits);
     let several = lay_out(StepLimits { tokens_per_row: 9, ..limits });
+    let tables = lay_out(StepLimits { tables: 3, ..limits });
     let publishing = {
         let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
         state.with_vectors(model.hidden, alloc)
+    };
+    let drafting = {
+        let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
+        several.with_drafting(alloc).exchanged().expect("tables of both models")
+    };
+    let (token, drafted) = (3 * model.hidden, model.hidden);
+    let with_scales = scaled::is_scaled(model.weights);
+    let dtype = if model.weights == DType::BF16 || with_scales { DType::BF16 } else { DType::F32 };
+    let shape = device::step::FeatureShape { token, drafted, dtype, ids: Some(32_000) };
+    let reading = {
+        let alloc = |region, name: &'static str, bytes| open.alloc(region, name, bytes);
+        drafting.with_features(shape, alloc)
     };
     // Activations are bf16 beside bf16 weights and those with scales, f32 beside others.
     let with_scales = scaled::is_scaled(model.weights);
@@ -324,6 +338,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         value(tokens, 2 * inner),
     );
     let (last, logits) = (value(rows, hidden), value(rows, vocab));
+    let joined = value(tokens, 3 * hidden);
     let mut weight = |dtype, rows, cols| tensor(Region::Weights, dtype, rows, cols);
     let whole = if with_scales { DType::BF16 } else { weights };
     let pairs = if weights == DType::F8Block { DType::F8Pairs } else { weights };
@@ -341,6 +356,13 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     let (q_norm, k_norm) = (norm(head_dim), norm(head_dim));
     let k_part = norm(kv_heads * head_dim);
     let bias = model.bias.then(|| tensor(Region::Weights, DType::F32, 1, qkv_cols));
+    // Four adapters of rank 16.
+    let mut adapters = |k, n, parts: u32| {
+        let a = tensor(Region::Weights, act, 4 * parts * 16, k);
+        (a, tensor(Region::Weights, act, 4 * n, 16))
+    };
+    let (lora_qkv, lora_up) = (adapters(hidden, qkv_cols, 3), adapters(hidden, 2 * inner, 2));
+    let lora_head = adapters(hidden, vocab, 1);
     let rope = tensor(Region::Weights, DType::F32, 4096, head_dim);
     let pages = if with_scales { DType::E4M3 } else { DType::BF16 };
     let kv = KvLayer {
@@ -435,12 +457,48 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         Op::Sample(Sample { logits, state: several, scratch, rows, q_len: 1 }),
         Op::Noise(Noise { to: x, seed: 1, mean: 0.0, scale: 0.02 }),
     ];
+    let ends = vec![q, q + kv_heads * head_dim, qkv_cols];
+    for (x, base, (a, b), parts, by_row) in [
+        (x, qkv, lora_qkv, LoraParts::Stacked(ends), false),
+        (x, gates, lora_up, LoraParts::Turns(2), false),
+        (last, logits, lora_head, LoraParts::Stacked(vec![vocab]), true),
+    ] {
+        let live = if by_row { None } else { live };
+        ops.push(Op::Lora(Lora { x, base, a, b, parts, y: base, state, by_row, live, scratch }));
+    }
     // Fewer rows with drafts.
-    ops.push(Op::Prologue(Prologue { state: several, rows, tokens, pages: 64, given: None }));
+    for state in [several, tables] {
+        ops.push(Op::Prologue(Prologue { state, rows, tokens, pages: 64, given: None }));
+    }
     let q_len = if rows < 8 { 2 } else { 4 };
     if rows.is_multiple_of(q_len) {
         let state = several;
         ops.push(Op::Draft(Draft { state, rows: rows / q_len, q_len }));
+        let proposed = |index| {
+            let (state, drafts, rows) = (drafting, q_len - 1, rows / q_len);
+            let logits = Tensor { rows, ..logits };
+            Op::Propose(Propose { logits, behind: 0, state, rows, index, drafts })
+        };
+        let (drafts, each) = (q_len - 1, 2);
+        let first = DraftRows { each, behind: 0, state: drafting, rows: rows / q_len, drafts };
+        ops.push(Op::DraftRows(first));
+        ops.extend((0..drafts).map(proposed));
+        // What a head has that reads hidden states.
+        let (few, behind, index) = (rows / q_len, 1, 0);
+        let head = |state, rows| {
+            let some = Tensor { cols: 32_000, rows, ..logits };
+            let y = Tensor { rows, ..joined };
+            [
+                Op::DraftRows(DraftRows { each: 1, behind, state, rows, drafts }),
+                Op::Propose(Propose { logits: some, behind, state, rows, index, drafts }),
+                Op::Tap(Tap { x, to: Kept::Token(hidden), state }),
+                Op::Tap(Tap { x: Tensor { rows, ..x }, to: Kept::Row, state }),
+                Op::Recall(Recall { drafted: true, y: Tensor { rows, ..x }, state }),
+                Op::Recall(Recall { drafted: false, y, state }),
+                Op::Follow(Follow { y: joined, state }),
+            ]
+        };
+        ops.extend(head(reading, few));
         ops.push(Op::Sample(Sample { logits, state, scratch, rows: rows / q_len, q_len }));
         for window in [None, Some(65)].into_iter().filter(|_| single) {
             let Op::Attention(op) = attention(None, window) else { unreachable!() };

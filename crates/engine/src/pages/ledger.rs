@@ -1,6 +1,7 @@
 //! Who holds which page. Every page is in exactly one state: *free*, *held* (by sequences only),
 //! *published* (in the prefix tree, read by sequences or not) or *scratch*.
 
+use super::tree::Node;
 use crate::exec::{Page, SCRATCH_PAGE};
 
 /// Pages by state.
@@ -25,11 +26,17 @@ impl PageCounts {
     }
 }
 
-/// One page's holders, and whether it is in the prefix tree.
+/// One page's holders, and the node of the prefix tree that has it.
 #[derive(Clone, Copy, Default)]
 struct Held {
     refs: u32,
-    published: bool,
+    node: Node,
+}
+
+impl Held {
+    fn published(self) -> bool {
+        self.node != Node::NONE
+    }
 }
 
 pub(crate) struct Ledger {
@@ -61,7 +68,13 @@ impl Ledger {
     }
 
     pub(crate) fn published(&self, page: Page) -> bool {
-        self.pages[page.0 as usize].published
+        self.pages[page.0 as usize].published()
+    }
+
+    /// The node that has a page, if it is published.
+    pub(crate) fn node(&self, page: Page) -> Option<Node> {
+        let held = self.pages[page.0 as usize];
+        held.published().then_some(held.node)
     }
 
     /// free → held.
@@ -78,7 +91,7 @@ impl Ledger {
         let held = &mut self.pages[page.0 as usize];
         held.refs += 1;
         if held.refs == 1 {
-            assert!(held.published, "{page:?} was shared while free");
+            assert!(held.published(), "{page:?} was shared while free");
             self.unread -= 1;
         }
         held.refs
@@ -91,7 +104,7 @@ impl Ledger {
         held.refs -= 1;
         let left = held.refs;
         if left == 0 {
-            if held.published {
+            if held.published() {
                 self.unread += 1;
             } else {
                 self.held -= 1;
@@ -102,11 +115,11 @@ impl Ledger {
     }
 
     /// held → published.
-    pub(crate) fn publish(&mut self, page: Page) {
+    pub(crate) fn publish(&mut self, page: Page, node: Node) {
         let held = &mut self.pages[page.0 as usize];
-        assert!(!held.published, "{page:?} is published already");
+        assert!(!held.published(), "{page:?} is published already");
         assert!(held.refs > 0, "{page:?} was published while free");
-        held.published = true;
+        held.node = node;
         self.held -= 1;
         self.published += 1;
     }
@@ -114,7 +127,7 @@ impl Ledger {
     /// published and unread → free.
     pub(crate) fn withdraw(&mut self, page: Page) {
         let held = &mut self.pages[page.0 as usize];
-        assert!(std::mem::take(&mut held.published), "{page:?} was not published");
+        assert_ne!(std::mem::take(&mut held.node), Node::NONE, "{page:?} was not published");
         self.published -= 1;
         if held.refs == 0 {
             self.unread -= 1;
@@ -142,8 +155,8 @@ impl Ledger {
         }
         let (mut held, mut published, mut unread) = (0, 0, 0);
         for (index, &is_free) in free.iter().enumerate() {
-            let Held { refs, published: cached } = self.pages[index];
-            match (is_free, cached) {
+            let held_by @ Held { refs, .. } = self.pages[index];
+            match (is_free, held_by.published()) {
                 (true, true) => return Err(format!("page {index} is free and published")),
                 (true, false) if refs > 0 => return Err(format!("page {index} is free and held")),
                 (true, false) => {}

@@ -1,6 +1,6 @@
 //! Names of cached pages that mean the same in every process, and the log of what is cached where.
 
-use crate::exec::Page;
+use super::tree::Node;
 use crate::request::Token;
 
 /// Names the content of a page: a hash of its tokens and of all tokens before it. Equal prefixes of one tenant have
@@ -9,10 +9,13 @@ use crate::request::Token;
 pub struct PageKey(pub [u8; 16]);
 
 impl PageKey {
-    /// Where the prefixes of a tenant begin.
-    pub fn root(tenant: u64) -> PageKey {
+    /// Where the prefixes of a tenant begin. `weights` is 0 for the weights that the device began with.
+    pub fn root(tenant: u64, weights: u64) -> PageKey {
         let mut hasher = blake3::Hasher::new_derive_key("dacapo 2026 names of KV pages");
         hasher.update(&tenant.to_le_bytes());
+        if weights != 0 {
+            hasher.update(&weights.to_le_bytes());
+        }
         PageKey::of(&hasher)
     }
 
@@ -72,63 +75,79 @@ pub enum CacheEvent {
     Cleared,
 }
 
-/// The names of all pages in the tree, and what changed since the log was last taken.
+/// The names of all nodes of the tree, and what changed since the log was last taken.
 pub(crate) struct Names {
     keys: Vec<PageKey>,
-    /// Pages whose event was logged, so that their removal is logged too.
+    /// Nodes whose event was logged, so that their removal is logged too.
     told: Vec<bool>,
     log: Option<Vec<CacheEvent>>,
     /// The page before each, and whether events tell of it; only for a store.
     notes: Option<Vec<(Option<PageKey>, bool)>>,
+    /// Which weights compute the pages.
+    weights: u64,
 }
 
 impl Names {
-    /// For so many pages; with `log` changes are collected for [`Names::take`].
-    pub(crate) fn new(pages: u32, log: bool, store: bool) -> Names {
-        let pages = pages as usize;
+    /// For so many nodes; with `log` changes are collected for [`Names::take`].
+    pub(crate) fn new(nodes: usize, log: bool, store: bool) -> Names {
         Names {
-            keys: vec![PageKey::default(); pages],
-            told: vec![false; pages],
+            keys: vec![PageKey::default(); nodes],
+            told: vec![false; nodes],
             log: log.then(Vec::new),
-            notes: store.then(|| vec![(None, false); pages]),
+            notes: store.then(|| vec![(None, false); nodes]),
+            weights: 0,
         }
     }
 
-    /// The name before a page's, and whether events tell of it; `None` without a store.
-    pub(crate) fn note(&self, page: Page) -> Option<(Option<PageKey>, bool)> {
-        Some(self.notes.as_ref()?[page.0 as usize])
+    /// Other weights compute the pages from now on; none is in the tree.
+    pub(crate) fn renew(&mut self, weights: u64) {
+        self.weights = weights;
     }
 
-    pub(crate) fn key(&self, page: Page) -> PageKey {
-        self.keys[page.0 as usize]
+    /// Where the prefixes of a tenant begin.
+    pub(crate) fn root(&self, tenant: u64) -> PageKey {
+        PageKey::root(tenant, self.weights)
+    }
+
+    /// The name before a page's, and whether events tell of it; `None` without a store.
+    pub(crate) fn note(&self, node: Node) -> Option<(Option<PageKey>, bool)> {
+        Some(self.notes.as_ref()?[node.index()])
+    }
+
+    pub(crate) fn key(&self, node: Node) -> PageKey {
+        self.keys[node.index()]
     }
 
     /// A page entered the tree, after `parent` or as a first page.
     pub(crate) fn insert(
         &mut self,
-        parent: Option<Page>,
+        parent: Option<Node>,
         tenant: u64,
         tokens: &[Token],
-        page: Page,
+        node: Node,
     ) {
         let above = parent.map(|parent| self.key(parent));
-        let key = above.unwrap_or_else(|| PageKey::root(tenant)).child(tokens);
-        self.keys[page.0 as usize] = key;
+        let key = above.unwrap_or_else(|| self.root(tenant)).child(tokens);
+        self.keys[node.index()] = key;
         if let Some(notes) = &mut self.notes {
-            notes[page.0 as usize] = (above, tenant == 0);
+            notes[node.index()] = (above, tenant == 0);
         }
         let (block, parent) = (key.block(), above.map(PageKey::block));
         if let Some(log) = self.log.as_mut().filter(|_| tenant == 0) {
             let tokens = tokens.into();
             log.push(CacheEvent::Stored { block, parent, tokens, medium: Medium::Device });
-            self.told[page.0 as usize] = true;
+            self.told[node.index()] = true;
         }
     }
 
     /// A page left the tree.
-    pub(crate) fn remove(&mut self, page: Page) {
-        let block = self.key(page).block();
-        if std::mem::take(&mut self.told[page.0 as usize])
+    pub(crate) fn remove(&mut self, node: Node) {
+        self.forget(node.index());
+    }
+
+    fn forget(&mut self, node: usize) {
+        let block = self.keys[node].block();
+        if std::mem::take(&mut self.told[node])
             && let Some(log) = &mut self.log
         {
             log.push(CacheEvent::Removed { block, medium: Medium::Device });
@@ -137,7 +156,7 @@ impl Names {
 
     /// Every page left the tree.
     pub(crate) fn clear(&mut self) {
-        (0..self.keys.len() as u32).for_each(|page| self.remove(Page(page)));
+        (0..self.keys.len()).for_each(|node| self.forget(node));
     }
 
     pub(crate) fn take(&mut self) -> Vec<CacheEvent> {

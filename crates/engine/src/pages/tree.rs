@@ -1,26 +1,33 @@
 //! The prefix tree: pages found by the tokens in them and before them.
 //!
-//! A radix tree with pages as digits: each edge is one page of tokens, so a node stands for a whole
-//! prefix. Tenants have separate roots. Only leaves that no sequence reads can be evicted, the
-//! least recently used first; a parent becomes a leaf when its last child goes.
+//! A radix tree with pages of tokens as digits: each edge is one page of tokens, so a node stands for a whole
+//! prefix. Tenants have separate roots. A node has the pages of its tokens, one for each page table of the device, in
+//! up to two parts: those of layers that see every token, and those of layers that see a window of tokens.
+//! A part without readers can be evicted, the least recently used first. The pages of a window go alone, and leave a node
+//! that is part of longer prefixes; pages that every later token sees go with the node, which must be a leaf.
+//! A node that has neither pages, children nor cursors is removed.
 //!
 //! In a full cache every step publishes some pages and evicts as many, at random places of tables larger
-//! than the processor's caches. So a node is half a cache line at the number of its page, and the order
+//! than the processor's caches. So a node is little more than half a cache line, and the order
 //! of eviction is a queue that is only read from the front and written at the back.
 
-use crate::exec::{Page, SCRATCH_PAGE};
+use crate::exec::{Kept, Page, SCRATCH_PAGE};
 use crate::plant::{Plant, planted};
 use crate::request::Token;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Names a node while it lives: the number of its page, or a number past all pages for a root.
+/// Names a node while it lives; the numbers past all nodes with tokens are roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Node(u32);
 
 /// The parent of a root, the end of a chain.
 const NONE: Node = Node::NONE;
+
+/// Nodes for each page where nodes outlive their pages.
+const SKELETON: usize = 4;
 
 impl Default for Node {
     fn default() -> Node {
@@ -32,10 +39,19 @@ impl Node {
     /// In place of a node.
     pub(crate) const NONE: Node = Node(u32::MAX);
 
-    /// The node of a page, if it is in the tree.
-    pub(crate) fn of(page: Page) -> Node {
-        Node(page.0)
+    /// Its place in tables by node.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
     }
+}
+
+/// The pages of a node that come and go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Part {
+    /// The only part; where there are two, that of layers that see every token.
+    First,
+    /// That of layers that see a window, where others see every token.
+    Window,
 }
 
 /// A hash of a parent and the tokens below it, two at a time. With a secret seed a client that
@@ -53,20 +69,34 @@ fn hash(seed: u64, parent: Node, tokens: &[Token]) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 
-/// One cached page: whose, how many pages before it, and what is in it.
+/// A node: whose, how many pages before it, what is in it, and its pages by table; the scratch page where one is gone.
 pub(crate) struct Found {
     pub(crate) tenant: u64,
     pub(crate) depth: u32,
     pub(crate) tokens: Arc<[Token]>,
-    pub(crate) page: Page,
+    pub(crate) pages: Vec<Page>,
+}
+
+/// What an eviction took out of the tree.
+#[derive(Default)]
+pub(crate) struct Gone {
+    pub(crate) pages: Vec<Page>,
+    pub(crate) nodes: Vec<Node>,
 }
 
 pub(crate) struct Tree {
     seed: u64,
     page_size: usize,
-    pages: usize,
-    /// One per page, in the tree or not, then the roots.
+    kept: Kept,
+    /// Most nodes with tokens.
+    room: usize,
+    /// Those, in the tree or not, then the roots.
     nodes: Vec<Entry>,
+    vacant: Vec<Node>,
+    /// The pages of every node, by table; the scratch page where there is none.
+    pages: Vec<Page>,
+    /// The state of every [`Part::Window`]; empty if there is only one part.
+    windows: Vec<Readers>,
     /// What is in the pages.
     tokens: Vec<Token>,
     /// The first node of each hash; the others follow by [`Entry::next`].
@@ -75,24 +105,30 @@ pub(crate) struct Tree {
     tenants: Vec<u64>,
     vacant_roots: Vec<Node>,
     idle: Idle,
-    /// Nodes that no sequence reads, leaves or not.
-    unread: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Entry {
     /// [`NONE`] for a root.
     parent: Node,
+    /// Nodes below it, and cursors at it.
     children: u32,
     /// The next node of the same chain, and the one before: a node is unlinked without a search.
     next: Node,
     before: Node,
     hash: u32,
-    /// When its last reader left.
-    used: u64,
-    pinned: bool,
+    /// Of its first part.
+    readers: Readers,
     /// Whether it is part of the tree.
     lives: bool,
+}
+
+/// Whether a part is read.
+#[derive(Clone, Copy, Default)]
+struct Readers {
+    /// When the last reader left.
+    used: u64,
+    pinned: bool,
 }
 
 const VACANT: Entry = Entry {
@@ -101,20 +137,27 @@ const VACANT: Entry = Entry {
     next: NONE,
     before: NONE,
     hash: 0,
-    used: 0,
-    pinned: false,
+    readers: Readers { used: 0, pinned: false },
     lives: false,
 };
 
-/// Nodes in the order their last readers left.
+/// A part of a node that waits to be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Turn {
+    used: u64,
+    node: Node,
+    part: Part,
+}
+
+/// Parts in the order their last readers left.
 ///
-/// Nothing is removed from the middle: an entry whose node was read again or removed is skipped when its
+/// Nothing is removed from the middle: an entry whose part was read again or removed is skipped when its
 /// turn comes. A node that still has children at its turn is skipped too; if it becomes a leaf later, it
 /// goes to `late`.
 #[derive(Default)]
 struct Idle {
-    line: VecDeque<(u64, Node)>,
-    late: BinaryHeap<Reverse<(u64, Node)>>,
+    line: VecDeque<Turn>,
+    late: BinaryHeap<Reverse<Turn>>,
     /// The last turn of the line.
     turn: u64,
     clock: u64,
@@ -122,20 +165,20 @@ struct Idle {
 
 impl Idle {
     /// A new turn at the end of the line.
-    fn push(&mut self, node: Node) -> u64 {
+    fn push(&mut self, node: Node, part: Part) -> u64 {
         self.clock += 1;
-        self.line.push_back((self.clock, node));
+        self.line.push_back(Turn { used: self.clock, node, part });
         self.clock
     }
 
     /// A node that became a leaf, and whose last reader left at `used`.
     fn leaf(&mut self, used: u64, node: Node) {
         if used <= self.turn {
-            self.late.push(Reverse((used, node)));
+            self.late.push(Reverse(Turn { used, node, part: Part::First }));
         }
     }
 
-    fn pop(&mut self) -> Option<(u64, Node)> {
+    fn pop(&mut self) -> Option<Turn> {
         let front = self.line.front().copied();
         if let Some(&Reverse(late)) = self.late.peek()
             && front.is_none_or(|front| late < front)
@@ -143,31 +186,44 @@ impl Idle {
             self.late.pop();
             return Some(late);
         }
-        self.turn = front?.0;
+        self.turn = front?.used;
         self.line.pop_front()
     }
 }
 
 impl Tree {
-    pub(crate) fn new(pages: u32, page_size: u32, seed: u64) -> Self {
+    /// Over so many pages.
+    pub(crate) fn new(pages: u32, page_size: u32, kept: Kept, seed: u64) -> Self {
         let (pages, page_size) = (pages as usize, page_size as usize);
+        // A node of layers that see everything has such a page as long as it lives. Where all layers have windows, nodes
+        // outlive their pages while longer prefixes are cached.
+        let room = if kept.full > 0 { pages } else { SKELETON * pages };
+        let both = kept.full > 0 && kept.windowed > 0;
         Self {
             seed,
             page_size,
-            pages,
-            nodes: vec![VACANT; pages],
-            tokens: vec![0; pages * page_size],
-            heads: vec![NONE; (2 * pages).next_power_of_two()],
+            kept,
+            room,
+            nodes: vec![VACANT; room],
+            vacant: (0..room as u32).rev().map(Node).collect(),
+            pages: vec![SCRATCH_PAGE; room * kept.width() as usize],
+            windows: vec![Readers::default(); if both { room } else { 0 }],
+            tokens: vec![0; room * page_size],
+            heads: vec![NONE; (2 * room).next_power_of_two()],
             roots: BTreeMap::new(),
             tenants: Vec::new(),
             vacant_roots: Vec::new(),
             idle: Idle::default(),
-            unread: 0,
         }
     }
 
+    /// Most nodes with tokens.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
     pub(crate) fn tokens(&self, node: Node) -> &[Token] {
-        let from = node.0 as usize * self.page_size;
+        let from = node.index() * self.page_size;
         &self.tokens[from..from + self.page_size]
     }
 
@@ -184,8 +240,8 @@ impl Tree {
             self.tenants.push(tenant);
             Node(self.nodes.len() as u32 - 1)
         });
-        *self.entry_mut(root) = Entry { pinned: true, lives: true, ..VACANT };
-        self.tenants[root.0 as usize - self.pages] = tenant;
+        *self.entry_mut(root) = Entry { lives: true, ..VACANT };
+        self.tenants[root.index() - self.room] = tenant;
         self.roots.insert(tenant, root);
         root
     }
@@ -212,81 +268,210 @@ impl Tree {
         hash as usize & (self.heads.len() - 1)
     }
 
-    pub(crate) fn page(&self, node: Node) -> Page {
-        if (node.0 as usize) < self.pages { Page(node.0) } else { SCRATCH_PAGE }
+    /// A node's pages by table; the scratch page where one is gone.
+    pub(crate) fn pages(&self, node: Node) -> &[Page] {
+        let width = self.kept.width() as usize;
+        &self.pages[node.index() * width..(node.index() + 1) * width]
     }
 
-    /// Pages without readers. Nearly all can be evicted. The exception is one with a descendant that is
-    /// read: that happens when a page was computed twice.
-    pub(crate) fn unread(&self) -> u32 {
-        self.unread
+    /// Whether a node has the pages that a window needs.
+    pub(crate) fn has_window(&self, node: Node) -> bool {
+        self.pages(node)[self.kept.full as usize] != SCRATCH_PAGE
     }
 
-    /// A new child, pinned, because its publisher holds the page; `hash` is from [`Tree::look`].
-    pub(crate) fn insert(&mut self, parent: Node, hash: u32, tokens: &[Token], page: Page) -> Node {
-        let node = Node::of(page);
+    /// The tables of a part.
+    fn tables(&self, part: Part) -> Range<usize> {
+        let (full, width) = (self.kept.full as usize, self.kept.width() as usize);
+        match part {
+            Part::First if self.windows.is_empty() => 0..width,
+            Part::First => 0..full,
+            Part::Window => full..width,
+        }
+    }
+
+    fn parts(&self) -> &'static [Part] {
+        if self.windows.is_empty() { &[Part::First] } else { &[Part::First, Part::Window] }
+    }
+
+    fn has(&self, node: Node, part: Part) -> bool {
+        self.pages(node)[self.tables(part).start] != SCRATCH_PAGE
+    }
+
+    fn readers(&self, node: Node, part: Part) -> &Readers {
+        match part {
+            Part::First => &self.nodes[node.index()].readers,
+            Part::Window => &self.windows[node.index()],
+        }
+    }
+
+    fn readers_mut(&mut self, node: Node, part: Part) -> &mut Readers {
+        match part {
+            Part::First => &mut self.nodes[node.index()].readers,
+            Part::Window => &mut self.windows[node.index()],
+        }
+    }
+
+    /// The part whose first page this is: pages of a part get and lose readers together, and the first counts for all.
+    fn led_by(&self, node: Node, page: Page) -> Option<Part> {
+        let pages = self.pages(node);
+        self.parts().iter().copied().find(|part| pages[self.tables(*part).start] == page)
+    }
+
+    /// A new child without pages; `hash` is from [`Tree::look`]. `None` if there is no room for another node.
+    pub(crate) fn insert(&mut self, parent: Node, hash: u32, tokens: &[Token]) -> Option<Node> {
+        let node = self.vacant.pop()?;
         let head = self.head(hash);
         let next = std::mem::replace(&mut self.heads[head], node);
         if next != NONE {
             self.entry_mut(next).before = node;
         }
-        *self.entry_mut(node) = Entry { parent, next, hash, pinned: true, lives: true, ..VACANT };
-        let from = node.0 as usize * self.page_size;
+        *self.entry_mut(node) = Entry { parent, next, hash, lives: true, ..VACANT };
+        let from = node.index() * self.page_size;
         self.tokens[from..from + self.page_size].copy_from_slice(tokens);
         self.entry_mut(parent).children += 1;
-        node
+        Some(node)
     }
 
-    /// A first reader came.
-    pub(crate) fn pin(&mut self, node: Node) {
-        self.entry_mut(node).pinned = true;
-        self.unread -= 1;
+    /// Gives a node the pages of the parts that it lacks, pinned, because their publisher holds them; returns the tables
+    /// whose pages it took.
+    pub(crate) fn adopt(&mut self, node: Node, pages: &[Page]) -> [Range<usize>; 2] {
+        let mut taken = [0..0, 0..0];
+        for (&part, taken) in self.parts().iter().zip(&mut taken) {
+            let tables = self.tables(part);
+            if self.has(node, part) || pages[tables.start] == SCRATCH_PAGE {
+                continue;
+            }
+            let from = node.index() * pages.len();
+            self.pages[from + tables.start..from + tables.end]
+                .copy_from_slice(&pages[tables.clone()]);
+            self.readers_mut(node, part).pinned = true;
+            *taken = tables;
+        }
+        taken
     }
 
-    /// The last reader left.
-    pub(crate) fn unpin(&mut self, node: Node) {
-        let used = self.idle.push(node);
-        let entry = self.entry_mut(node);
-        entry.pinned = false;
-        entry.used = used;
-        self.unread += 1;
-        // Drops stale entries, so that the queue never holds more than twice the pages.
-        if self.idle.line.len() > 2 * self.pages {
-            let nodes = &self.nodes;
-            self.idle.line.retain(|&(used, node)| waits(&nodes[node.0 as usize], used));
+    /// A first reader of a page came.
+    pub(crate) fn pin(&mut self, node: Node, page: Page) {
+        if let Some(part) = self.led_by(node, page) {
+            self.readers_mut(node, part).pinned = true;
         }
     }
 
-    /// Removes the least recently used leaf without readers; the caller frees its page.
-    pub(crate) fn evict(&mut self) -> Option<Page> {
-        let leaf = loop {
+    /// The last reader of a page left.
+    pub(crate) fn unpin(&mut self, node: Node, page: Page) {
+        let Some(part) = self.led_by(node, page) else { return };
+        let used = self.idle.push(node, part);
+        *self.readers_mut(node, part) = Readers { used, pinned: false };
+        let Entry { children, readers, .. } = *self.entry(node);
+        if part == Part::Window && children == 0 && !readers.pinned {
+            self.idle.leaf(readers.used, node);
+        }
+        // Drops stale entries, so that the queue never holds more than twice the parts.
+        if self.idle.line.len() > 2 * (self.room + self.windows.len()) {
+            let mut line = std::mem::take(&mut self.idle.line);
+            line.retain(|turn| self.waits(turn));
+            self.idle.line = line;
+        }
+    }
+
+    /// Whether the part's last reader left at that time, and it was neither read since nor evicted.
+    fn waits(&self, turn: &Turn) -> bool {
+        let readers = self.readers(turn.node, turn.part);
+        let there = self.entry(turn.node).lives && self.has(turn.node, turn.part);
+        there && !readers.pinned && readers.used == turn.used
+    }
+
+    fn may_go(&self, turn: &Turn) -> bool {
+        let alone = turn.part == Part::Window || self.kept.full == 0;
+        let whole = || {
+            let window = self.windows.get(turn.node.index());
+            self.entry(turn.node).children == 0 && !window.is_some_and(|window| window.pinned)
+        };
+        self.waits(turn) && (alone || whole())
+    }
+
+    /// Evicts the least recently used part that can go; the caller frees its pages. False if there is none.
+    pub(crate) fn evict(&mut self, gone: &mut Gone) -> bool {
+        let turn = loop {
             match self.idle.pop() {
-                Some((used, node)) => {
-                    let entry = self.entry(node);
-                    if entry.children == 0 && waits(entry, used) {
-                        break node;
-                    }
+                Some(turn) if self.may_go(&turn) => break turn,
+                Some(_) => {}
+                None if planted(Plant::EvictReferenced) => {
+                    let Some(node) = self.any_leaf() else { return false };
+                    break Turn { used: 0, node, part: Part::First };
                 }
-                None if planted(Plant::EvictReferenced) => break self.any_leaf()?,
-                None => return None,
+                None => return false,
             }
         };
-        let entry = self.entry_mut(leaf);
-        let (parent, pinned) = (entry.parent, entry.pinned);
-        entry.lives = false;
-        self.unread -= u32::from(!pinned);
-        self.unchain(leaf);
-        let above = self.entry_mut(parent);
-        above.children -= 1;
-        let (left, used) = (above.children, above.used);
-        if left == 0 && above.parent == NONE {
-            above.lives = false;
-            self.roots.remove(&self.tenants[parent.0 as usize - self.pages]);
-            self.vacant_roots.push(parent);
-        } else if left == 0 && !above.pinned {
-            self.idle.leaf(used, parent);
+        match turn.part {
+            Part::First if self.entry(turn.node).children == 0 => self.remove(turn.node, gone),
+            // Nodes below it stay; so does a leaf without its window, until its own turn.
+            part => self.drop_part(turn.node, part, gone),
         }
-        Some(self.page(leaf))
+        true
+    }
+
+    fn drop_part(&mut self, node: Node, part: Part, gone: &mut Gone) {
+        if !self.has(node, part) {
+            return;
+        }
+        let from = node.index() * self.kept.width() as usize;
+        let tables = self.tables(part);
+        let pages = &mut self.pages[from + tables.start..from + tables.end];
+        gone.pages.extend(pages.iter());
+        pages.fill(SCRATCH_PAGE);
+    }
+
+    /// Removes a leaf with all its pages, and nodes above it that only led to it.
+    fn remove(&mut self, leaf: Node, gone: &mut Gone) {
+        let mut next = Some(leaf);
+        while let Some(node) = next.take() {
+            for &part in self.parts() {
+                self.drop_part(node, part, gone);
+            }
+            self.unchain(node);
+            let entry = self.entry_mut(node);
+            entry.lives = false;
+            let parent = entry.parent;
+            self.vacant.push(node);
+            gone.nodes.push(node);
+            next = self.lose_child(parent);
+        }
+    }
+
+    /// A child or a cursor of a node went. Returns the node if nothing is left of it.
+    fn lose_child(&mut self, node: Node) -> Option<Node> {
+        let entry = self.entry_mut(node);
+        entry.children -= 1;
+        let Entry { children, parent, readers, .. } = *entry;
+        if children > 0 {
+            return None;
+        }
+        if parent == NONE {
+            self.entry_mut(node).lives = false;
+            self.roots.remove(&self.tenants[node.index() - self.room]);
+            self.vacant_roots.push(node);
+            return None;
+        }
+        if !self.has(node, Part::First) {
+            return Some(node);
+        }
+        if !readers.pinned {
+            self.idle.leaf(readers.used, node);
+        }
+        None
+    }
+
+    /// A cursor comes to a node, which then stays.
+    pub(crate) fn open(&mut self, node: Node) {
+        self.entry_mut(node).children += 1;
+    }
+
+    /// A cursor leaves a node.
+    pub(crate) fn close(&mut self, node: Node, gone: &mut Gone) {
+        if let Some(node) = self.lose_child(node) {
+            self.remove(node, gone);
+        }
     }
 
     fn unchain(&mut self, node: Node) {
@@ -308,73 +493,90 @@ impl Tree {
     }
 
     fn entry(&self, node: Node) -> &Entry {
-        &self.nodes[node.0 as usize]
+        &self.nodes[node.index()]
     }
 
     fn entry_mut(&mut self, node: Node) -> &mut Entry {
-        &mut self.nodes[node.0 as usize]
+        &mut self.nodes[node.index()]
     }
 
-    /// Every page, parents before children.
+    fn living(&self) -> impl Iterator<Item = (Node, &Entry)> {
+        let nodes = (0..).map(Node).zip(&self.nodes[..self.room]);
+        nodes.filter(|(_, entry)| entry.lives)
+    }
+
+    /// Every node, parents before children.
     pub(crate) fn walk(&self) -> Vec<Found> {
-        let pages = (0..).map(Node).zip(&self.nodes[..self.pages]);
-        let mut found: Vec<Found> = pages
-            .filter(|(_, entry)| entry.lives)
+        let mut found: Vec<Found> = self
+            .living()
             .map(|(node, entry)| {
                 let above = |node: &Node| Some(self.entry(*node).parent).filter(|up| *up != NONE);
                 let path = std::iter::successors(Some(entry.parent), above);
                 let (depth, root) = path.enumerate().last().expect("a page hangs on a root");
                 Found {
-                    tenant: self.tenants[root.0 as usize - self.pages],
+                    tenant: self.tenants[root.index() - self.room],
                     depth: depth as u32,
                     tokens: self.tokens(node).into(),
-                    page: self.page(node),
+                    pages: self.pages(node).to_vec(),
                 }
             })
             .collect();
-        found.sort_by_key(|found| (found.depth, found.page));
+        found.sort_by(|a, b| (a.depth, &a.pages).cmp(&(b.depth, &b.pages)));
         found
     }
 
-    /// Whether pins agree with holders, every node can be found, and every idle leaf has a turn.
-    pub(crate) fn audit(&self, refs: impl Fn(Page) -> u32) -> Result<(), String> {
+    /// Whether pins agree with holders, every node can be found and is there for something, and every idle part that can
+    /// go has a turn. `cursors` are all that are open.
+    pub(crate) fn audit(
+        &self,
+        refs: impl Fn(Page) -> u32,
+        cursors: impl Iterator<Item = Node>,
+    ) -> Result<(), String> {
         let late = self.idle.late.iter().map(|Reverse(turn)| turn);
         let turns: HashSet<_> = self.idle.line.iter().chain(late).copied().collect();
-        let mut unread = 0;
         let mut children = vec![0; self.nodes.len()];
-        for (at, entry) in self.nodes.iter().enumerate().filter(|(_, entry)| entry.lives) {
-            let (node, parent) = (Node(at as u32), entry.parent);
-            if parent == NONE {
-                continue;
+        cursors.for_each(|node| children[node.index()] += 1);
+        for (node, entry) in self.living() {
+            children[entry.parent.index()] += 1;
+            let found = self.entry(entry.parent).lives
+                && self.child(entry.parent, self.tokens(node)) == Some(node);
+            if !found {
+                return Err(format!("{node:?} hangs on nothing"));
             }
-            let page = self.page(node);
-            children[parent.0 as usize] += 1;
-            if !self.entry(parent).lives || self.child(parent, self.tokens(node)) != Some(node) {
-                return Err(format!("{page:?} hangs on nothing"));
+            if !self.has(node, Part::First) && (entry.children == 0 || self.kept.full > 0) {
+                return Err(format!("{node:?} has no pages and leads to none"));
             }
-            let read = refs(page) > 0;
-            unread += u32::from(!read);
-            if read != entry.pinned {
-                return Err(format!("{page:?} is read: {read}, pinned: {}", entry.pinned));
-            }
-            if !read && entry.children == 0 && !turns.contains(&(entry.used, node)) {
-                return Err(format!("{page:?} is on the wrong side of eviction"));
+            for &part in self.parts().iter().filter(|part| self.has(node, **part)) {
+                self.audit_part(node, part, &refs, &turns)?;
             }
         }
         let counted = self.nodes.iter().zip(&children);
         if counted.filter(|(entry, _)| entry.lives).any(|(entry, &found)| entry.children != found) {
             return Err("a node has other children than it counts".into());
         }
-        if unread != self.unread {
-            return Err(format!("{unread} cached pages are unread, counted {}", self.unread));
+        Ok(())
+    }
+
+    fn audit_part(
+        &self,
+        node: Node,
+        part: Part,
+        refs: &impl Fn(Page) -> u32,
+        turns: &HashSet<Turn>,
+    ) -> Result<(), String> {
+        let Readers { used, pinned } = *self.readers(node, part);
+        for &page in &self.pages(node)[self.tables(part)] {
+            let read = refs(page) > 0;
+            if read != pinned {
+                return Err(format!("{page:?} is read: {read}, pinned: {pinned}"));
+            }
+        }
+        let turn = Turn { used, node, part };
+        if self.may_go(&turn) && !turns.contains(&turn) {
+            return Err(format!("{node:?} is on the wrong side of eviction"));
         }
         Ok(())
     }
-}
-
-/// Whether the node's last reader left at `used`, and it was not read since.
-fn waits(entry: &Entry, used: u64) -> bool {
-    entry.lives && !entry.pinned && entry.used == used
 }
 
 #[cfg(test)]

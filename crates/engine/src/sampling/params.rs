@@ -126,5 +126,7 @@ pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
         min_len: sequence.prompt_len.saturating_add(s.min_tokens),
         stop_tokens: spec.stops.clone(),
         seen: counted.map(|(index, &token)| (token, index >= prompt)).collect(),
+        // The scheduler knows the slot.
+        adapter: 0,
     }
 }

@@ -1,6 +1,7 @@
 //! What is accepted, and what is refused with a reason.
 
 use super::{Live, Scheduler};
+use crate::exec::Kept;
 use crate::request::{Drafts, Finish, Output, Pooling, Reject, Request, Token};
 use crate::sampling;
 use crate::sequence::{ColdState, Place, Sequence, Spec, StopFilter};
@@ -21,8 +22,22 @@ impl Scheduler {
 
     /// The most tokens a sequence can ever have: what fits one page table and the pages that exist.
     pub(super) fn longest(&self) -> u32 {
-        let pages = self.geometry.pages_per_seat.min(self.geometry.pages - 1);
+        let pages = self.geometry.pages_per_seat.min(self.longest_kept());
         self.config.max_len.min(pages.saturating_mul(self.geometry.page_size))
+    }
+
+    /// The most pages of tokens that fit the pages that exist.
+    fn longest_kept(&self) -> u32 {
+        let (Kept { full, windowed, .. }, pages) = (self.geometry.kept, self.geometry.pages - 1);
+        if windowed == 0 {
+            return pages / full;
+        }
+        // Pages of the prefix tree that a sequence publishes below, and that are not its own, cannot be evicted.
+        let pages = pages.saturating_sub(full + windowed);
+        let window = self.window_pages();
+        // Windows alone do not grow.
+        let long = pages.saturating_sub(window * windowed).checked_div(full).unwrap_or(u32::MAX);
+        if pages >= window * windowed && long > window { long } else { pages / (full + windowed) }
     }
 
     fn accept(&mut self, request: Request) -> Result<(), Reject> {
@@ -36,9 +51,11 @@ impl Scheduler {
             deadline,
             call,
             tenant,
+            adapter,
             prompt_logprobs,
             embed,
         } = request;
+        let tenant = with_adapter(tenant, adapter);
         let matcher = sampling.grammar.as_ref().map(|grammar| grammar.matcher());
         let call = call.unwrap_or(id).0;
         let prompt_len = prompt.len() as u32;
@@ -49,6 +66,7 @@ impl Scheduler {
             sampling,
             priority,
             tenant,
+            adapter,
             call,
             prompt_logprobs,
             embed,
@@ -82,7 +100,8 @@ impl Scheduler {
                 cached: 0,
                 scores: Vec::new(),
                 hidden: Vec::new(),
-                copy: None,
+                copies: Vec::new(),
+                reserve: Vec::new(),
                 passed: 0,
                 drafts: Drafts::default(),
             }),
@@ -134,6 +153,12 @@ impl Scheduler {
         if tokens > self.geometry.vocab as usize {
             return bad("grammar", "it was compiled for another vocabulary");
         }
+        if request.adapter != 0 && self.slots.count() == 0 {
+            return bad("adapter", "this device has no room for adapters");
+        }
+        if request.adapter != 0 && (request.embed.is_some() || request.prompt_logprobs.is_some()) {
+            return bad("adapter", "not with vectors or log-probabilities of prompts");
+        }
         if request.choices == 0 {
             return bad("choices", "at least one");
         }
@@ -167,4 +192,17 @@ impl Scheduler {
             _ => Ok(()),
         }
     }
+}
+
+/// The salt of cached pages: those of an adapter are found by nobody else.
+fn with_adapter(tenant: u64, adapter: u64) -> u64 {
+    if adapter == 0 {
+        return tenant;
+    }
+    let mut hasher = blake3::Hasher::new_derive_key("dacapo 2026 pages of adapters");
+    hasher.update(&tenant.to_le_bytes());
+    hasher.update(&adapter.to_le_bytes());
+    let bytes = hasher.finalize();
+    // Pages without a salt are told to routers, which know no adapters.
+    u64::from_le_bytes(*bytes.as_bytes().first_chunk().expect("32 bytes")).max(1)
 }

@@ -1,7 +1,7 @@
 //! Gives seats and pages to waiting sequences, and chooses which to preempt when they run out.
 
 use super::Scheduler;
-use crate::exec::Seat;
+use crate::exec::{Kept, Seat};
 use crate::pages::Match;
 use crate::plant::{Plant, planted};
 use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
@@ -24,7 +24,8 @@ impl Scheduler {
         let (mut changed, mut waits, mut passed) = (false, false, 0);
         let mut at = None;
         while let Some((rank, key)) = self.queue.after(at) {
-            let coming = self.awaits_pages(key) || self.prefix_is_coming(key);
+            let coming =
+                self.awaits_pages(key) || self.awaits_slot(key) || self.prefix_is_coming(key);
             if !coming && self.seat(key) {
                 changed = true;
                 // A request that was overtaken may be due now; then it must go first.
@@ -86,14 +87,37 @@ impl Scheduler {
     /// Pages that admission leaves for running sequences: about one each, so that a newly seated one is
     /// not preempted at once.
     pub(super) fn spare_pages(&self) -> u32 {
-        self.seated.min(self.geometry.pages / 16)
+        (self.seated * self.geometry.kept.width()).min(self.geometry.pages / 16)
+    }
+
+    /// Pages of tokens that a sequence needs at once in layers with a window.
+    pub(super) fn window_pages(&self) -> u32 {
+        let step = self.config.step_tokens.min(self.coverage.prefill_tokens);
+        self.geometry.kept.window_pages(self.geometry.page_size, step)
     }
 
     fn seats_needed(&self, key: Key) -> u32 {
         1 + self.sequences[key].cold.unforked
     }
 
-    pub(super) fn pages_needed(&self, key: Key) -> u32 {
+    /// Pages that a sequence takes when it is seated and finds `cached` pages of tokens: pages of layers that see every
+    /// token for all of it, those of windows for what it needs at once.
+    pub(super) fn pages_needed(&self, key: Key, cached: u32) -> u32 {
+        let (Kept { full, windowed, .. }, begins) =
+            (self.geometry.kept, self.begins_with(key, cached));
+        (self.token_pages(key) - cached) * full + (begins - cached) * windowed
+    }
+
+    /// Pages of tokens in the table of a sequence that is seated and finds `cached` of them. Those it finds count as part
+    /// of the window: it must not need more than it was accepted for because some of it is cached.
+    fn begins_with(&self, key: Key, cached: u32) -> u32 {
+        let (all, page_size, kept) =
+            (self.token_pages(key), self.geometry.page_size, self.geometry.kept);
+        let seen = kept.first_page(cached * page_size, page_size);
+        if kept.windowed == 0 { all } else { all.min(seen + self.window_pages()) }
+    }
+
+    fn token_pages(&self, key: Key) -> u32 {
         self.sequences[key].len().div_ceil(self.geometry.page_size)
     }
 
@@ -102,20 +126,23 @@ impl Scheduler {
             return false;
         }
         let found = self.find_cached(key);
-        let need = self.pages_needed(key) - found.pages.len() as u32;
-        if !self.pool.ensure(need + self.spare_pages()) {
-            for &page in found.pages.iter().rev() {
-                self.pool.give(page);
-            }
-            self.pool.close(found.cursor);
+        let cached = found.count;
+        if !self.pool.ensure(self.pages_needed(key, cached) + self.spare_pages()) {
+            self.release(found);
             return false;
         }
-        let Match { pages: mut table, cursor } = found;
-        let cached = table.len() as u32;
-        table.extend((0..need).map(|_| self.pool.take().expect("ensured above")));
+        let Match { mut table, freed, cursor, .. } = found;
+        let (begins, all) = (self.begins_with(key, cached), self.token_pages(key));
+        for _ in cached..begins {
+            assert!(self.pool.grow(&mut table, &mut Vec::new()), "ensured above");
+        }
+        let kept = self.geometry.kept;
+        let rest = (begins..all).flat_map(|_| 0..kept.full);
+        let reserve = rest.map(|_| self.pool.take().expect("ensured above")).collect();
         // Reserve capacity for the whole answer, so that decode does not allocate; the same for tokens below.
-        let whole = self.sequences[key].cold.limit.div_ceil(self.geometry.page_size) as usize;
-        table.reserve(whole.saturating_sub(table.len()));
+        let whole = self.sequences[key].cold.limit.div_ceil(self.geometry.page_size) * kept.width();
+        table.reserve((whole as usize).saturating_sub(table.len()));
+        self.take_slot(key);
         let index = self.seats.iter().position(Option::is_none).expect("counted above");
         self.seats[index] = Some(key);
         self.seated += 1;
@@ -125,11 +152,13 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         self.queue.remove(sequence.rank());
         sequence.tokens.reserve(sequence.cold.limit.saturating_sub(sequence.len()) as usize);
-        (sequence.cold.copy, sequence.cold.passed) = (None, 0);
+        (sequence.cold.copies, sequence.cold.passed) = (Vec::new(), 0);
+        sequence.cold.reserve = reserve;
         sequence.place = Place::Seated(Seated {
             table,
             seat: Seat(index as u32),
             sent: 0,
+            freed,
             fed,
             confirmed: fed,
             flying: 0,
@@ -219,15 +248,21 @@ impl Scheduler {
         for other in self.seats.iter().flatten().filter(|other| goes(other)) {
             let sequence = &self.sequences[*other];
             seats += 1 + sequence.cold.unforked;
-            pages += sequence.seated().map_or(0, |at| at.table.len() as u32);
+            pages += self.pages_held(sequence);
         }
         let seats = seats.min(spare);
         let counts = self.pool.counts();
         let enough = seats > 0
             && self.seated + self.reserved + self.seats_needed(key) <= self.seat_limit + seats
-            && pages + counts.free + counts.unread >= self.pages_needed(key) + self.spare_pages();
+            && pages + counts.free + counts.unread
+                >= self.pages_needed(key, 0) + self.spare_pages();
         let going = self.seats.iter().flatten().copied().filter(|other| goes(other));
         going.max_by_key(|&other| self.sequences[other].rank()).filter(|_| enough)
+    }
+
+    fn pages_held(&self, sequence: &Sequence) -> u32 {
+        let table = sequence.seated().map_or(0, |at| at.held(self.geometry.kept));
+        table + sequence.cold.reserve.len() as u32
     }
 
     /// The call that holds the most seats, and how many of them it can give up for this one and still
@@ -253,8 +288,7 @@ impl Scheduler {
         let mut held: BTreeMap<u64, u32> = BTreeMap::new();
         for &key in self.seats.iter().flatten() {
             let sequence = &self.sequences[key];
-            let pages = sequence.seated().map_or(0, |at| at.table.len() as u32);
-            *held.entry(sequence.cold.spec.call).or_default() += pages;
+            *held.entry(sequence.cold.spec.call).or_default() += self.pages_held(sequence);
         }
         let rank = |key: &Key| self.sequences[*key].rank();
         let first = self.seats.iter().flatten().copied().min_by_key(rank);

@@ -1,7 +1,7 @@
 //! Takes the results of steps, in launch order.
 
 use super::{Flight, FlightRow, Scheduler};
-use crate::exec::{RowResult, Sampled, StepResult};
+use crate::exec::{Kept, RowResult, SCRATCH_PAGE, Sampled, StepResult};
 use crate::plant::{Plant, planted};
 use crate::request::{Drafts, Finish, Output, TokenLogprob};
 use crate::sequence::{Key, Leaving, Place, Seated, Sequence};
@@ -112,7 +112,8 @@ impl Scheduler {
         let early = planted(Plant::PublishUnconfirmed) || planted(Plant::PublishPartial);
         let full = known + count > (at.published + 1) * self.geometry.page_size;
         let may_publish = early || (full && self.config.prefix_cache);
-        let apart = tells_more || may_end || may_publish || !sequence.announced;
+        let moves_on = self.geometry.window_start(known - 1 + count) > at.freed;
+        let apart = tells_more || may_end || may_publish || moves_on || !sequence.announced;
         if apart || row.prompt || count == 0 {
             return false;
         }
@@ -186,6 +187,26 @@ impl Scheduler {
         if early || confirmed >= (at.published + 1) * page_size {
             self.publish(key);
         }
+        self.move_window(key);
+    }
+
+    /// Gives back the pages that no later token of a sequence sees. Steps in flight feed tokens after the confirmed ones,
+    /// and see no more than the first of them.
+    fn move_window(&mut self, key: Key) {
+        let Kept { full, windowed, .. } = self.geometry.kept;
+        let Some(at) = self.sequences[key].seated_mut() else { return };
+        let mut first = self.geometry.window_start(at.confirmed);
+        if planted(Plant::FreeTooEarly) && first > 0 {
+            first += 1;
+        }
+        while at.freed < first {
+            let from = (at.freed * (full + windowed) + full) as usize;
+            for place in (from..from + windowed as usize).rev() {
+                let page = std::mem::replace(&mut at.table[place], SCRATCH_PAGE);
+                self.pool.give(page);
+            }
+            at.freed += 1;
+        }
     }
 
     /// The extra step of a row that ended: nothing of it is kept.
@@ -213,7 +234,7 @@ impl Scheduler {
         if !self.config.prefix_cache {
             return;
         }
-        let page_size = self.geometry.page_size;
+        let (page_size, width) = (self.geometry.page_size, self.geometry.kept.width());
         let sequence = &mut self.sequences[key];
         let tenant = sequence.cold.spec.tenant;
         let Place::Seated(at) = &mut sequence.place else { return };
@@ -227,8 +248,10 @@ impl Scheduler {
         while at.published < full {
             let from = (at.published * page_size) as usize;
             let tokens = &sequence.tokens[from..from + page_size as usize];
-            let page = at.table[at.published as usize];
-            self.pool.publish(&mut at.cursor, tenant, tokens, page);
+            let pages = &at.table[(at.published * width) as usize..][..width as usize];
+            if !self.pool.publish(&mut at.cursor, tenant, tokens, pages) {
+                return;
+            }
             at.published += 1;
         }
     }

@@ -1,10 +1,10 @@
 //! Recounts holders, seats and states from scratch, for tests and the simulator.
 
 use super::Scheduler;
-use crate::exec::{Page, Seat};
+use crate::exec::{Page, SCRATCH_PAGE, Seat};
 use crate::pages::CachedPage;
 use crate::request::RequestId;
-use crate::sequence::{Leaving, Sequence};
+use crate::sequence::{Leaving, Seated, Sequence};
 
 /// What one sequence holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Holding {
     pub id: RequestId,
     /// Which continuation.
     pub choice: u32,
-    /// Its pages in order of position; empty while it waits.
+    /// Its pages in order of position, those of every table; empty while it waits.
     pub pages: Vec<Page>,
     /// Its seat; none while it waits.
     pub seat: Option<Seat>,
@@ -26,7 +26,8 @@ pub struct Holding {
 impl Scheduler {
     /// Recounts holders, seats and states; an error names what does not add up.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        self.pool.audit()?;
+        let cursors = self.sequences.iter().filter_map(Sequence::seated).map(|at| &at.cursor);
+        self.pool.audit(cursors.chain(self.fetch_cursors()))?;
         let pages = self.pool.counts().total as usize;
         let mut holders = vec![0u32; pages];
         let (mut seated, mut reserved, mut leaving, mut waiting) = (0, 0, 0, 0);
@@ -38,11 +39,9 @@ impl Scheduler {
             seated += 1;
             reserved += sequence.cold.unforked;
             leaving += u32::from(at.leaving.is_some());
-            let copied = sequence.cold.copy.iter().map(|(page, _)| page);
-            for page in at.table.iter().chain(copied) {
-                holders[page.0 as usize] += 1;
-            }
-            if let Some(page) = self.pool.cursor_page(&at.cursor) {
+            let copied = sequence.cold.copies.iter().map(|(page, _)| page);
+            let table = at.table.iter().filter(|page| **page != SCRATCH_PAGE);
+            for page in table.chain(copied).chain(&sequence.cold.reserve) {
                 holders[page.0 as usize] += 1;
             }
             if at.confirmed > at.fed || at.published * self.geometry.page_size > at.fed {
@@ -67,13 +66,17 @@ impl Scheduler {
 
     /// What every living sequence holds.
     pub(crate) fn holdings(&self) -> Vec<Holding> {
+        let held = |at: &Seated, sequence: &Sequence| {
+            let pages = at.table.iter().chain(&sequence.cold.reserve).copied();
+            pages.filter(|page| *page != SCRATCH_PAGE).collect()
+        };
         let holding = |sequence: &Sequence| {
             let at = sequence.seated();
             let stays = at.filter(|at| at.leaving.is_none());
             Holding {
                 id: sequence.id,
                 choice: sequence.choice,
-                pages: at.map(|at| at.table.clone()).unwrap_or_default(),
+                pages: at.map(|at| held(at, sequence)).unwrap_or_default(),
                 seat: at.map(|at| at.seat),
                 unfed: stays.map_or(0, |at| sequence.goal().saturating_sub(at.fed)),
                 ended: at.is_some_and(|at| at.leaving == Some(Leaving::Ended)),
@@ -82,7 +85,7 @@ impl Scheduler {
         self.sequences.iter().map(holding).collect()
     }
 
-    /// Every cached page.
+    /// Every cached page of tokens.
     pub(crate) fn cached(&self) -> Vec<CachedPage> {
         self.pool.cached()
     }

@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::exec::Page;
-use crate::pages::{Match, PageKey};
+use crate::pages::{Cursor, Match, PageKey};
 use crate::plant::{Plant, planted};
 use crate::sequence::Key;
 use crate::store::PageNote;
@@ -101,7 +101,7 @@ impl Scheduler {
         let most = (sequence.goal().saturating_sub(1) / size) as usize;
         let tenant = sequence.cold.spec.tenant;
         let known = self.pool.known(tenant, &sequence.tokens) as usize;
-        let mut name = PageKey::root(tenant);
+        let mut name = self.pool.root(tenant);
         let pages = sequence.tokens.chunks_exact(size as usize).take(most);
         let names = pages.map(|tokens| {
             name = name.child(tokens);
@@ -116,7 +116,7 @@ impl Scheduler {
             return Vec::new();
         }
         let found = self.find_cached(key);
-        let need = self.pages_needed(key) - found.pages.len() as u32;
+        let need = self.pages_needed(key, found.count);
         if !self.pool.ensure(need + self.spare_pages()) {
             self.release(found);
             return Vec::new();
@@ -155,7 +155,7 @@ impl Scheduler {
     /// All copies are done: publishes what was filled, for the request, or for others if it has left.
     fn complete(&mut self, index: usize) {
         let entry = &mut self.fetches[index];
-        let (pages, held) = (std::mem::take(&mut entry.pages), entry.found.pages.len());
+        let (pages, held) = (std::mem::take(&mut entry.pages), entry.found.count as usize);
         let (whole, tenant, key) = (entry.broken, entry.tenant, entry.key);
         let mut cursor = std::mem::take(&mut entry.found.cursor);
         let size = self.geometry.page_size as usize;
@@ -163,19 +163,15 @@ impl Scheduler {
         if waits {
             let tokens = self.sequences[key].tokens.chunks_exact(size).skip(held);
             for (tokens, &page) in tokens.zip(&pages[..whole]) {
-                self.pool.publish(&mut cursor, tenant, tokens, page);
+                self.pool.publish(&mut cursor, tenant, tokens, &[page]);
             }
             self.stats.fetched_pages += whole as u64;
         }
-        for &page in pages.iter().rev() {
-            self.pool.give(page);
-        }
+        self.pool.give_table(&pages);
         let found = &mut self.fetches[index].found;
         found.cursor = cursor;
-        let pages = std::mem::take(&mut found.pages);
-        for &page in pages.iter().rev() {
-            self.pool.give(page);
-        }
+        let table = std::mem::take(&mut found.table);
+        self.pool.give_table(&table);
         if !waits {
             let fetch = self.fetches.swap_remove(index);
             self.release(fetch.found);
@@ -217,11 +213,15 @@ impl Scheduler {
         }
     }
 
-    fn release(&mut self, found: Match) {
-        for &page in found.pages.iter().rev() {
-            self.pool.give(page);
-        }
+    pub(super) fn release(&mut self, found: Match) {
+        self.pool.give_table(&found.table);
         self.pool.close(found.cursor);
+    }
+
+    /// Copies between pages and the store that are under way.
+    pub(crate) fn copies(&self) -> usize {
+        let loading = self.fetches.iter().filter(|fetch| fetch.left > 0).count();
+        loading + self.saving.len()
     }
 
     /// The device's state is lost: nothing that was copied counts.
@@ -233,10 +233,15 @@ impl Scheduler {
 
     /// Pages held for copies, for the audit.
     pub(super) fn copied(&self) -> impl Iterator<Item = Page> {
-        let held = self.fetches.iter().flat_map(|fetch| {
-            let cursor = self.pool.cursor_page(&fetch.found.cursor);
-            fetch.pages.iter().chain(&fetch.found.pages).copied().chain(cursor)
-        });
+        let held = self
+            .fetches
+            .iter()
+            .flat_map(|fetch| fetch.pages.iter().chain(&fetch.found.table).copied());
         held.chain(self.saving.iter().copied())
+    }
+
+    /// Where the pages that are being loaded will be published, for the audit.
+    pub(super) fn fetch_cursors(&self) -> impl Iterator<Item = &Cursor> {
+        self.fetches.iter().map(|fetch| &fetch.found.cursor)
     }
 }

@@ -1,7 +1,9 @@
 //! Forms the next step: pages for decoding sequences, seats for waiting ones, then rows.
 
 use super::{EngineStats, Flight, FlightRow, Ready, Scheduler};
-use crate::exec::{Join, PageEntry, Prompt, Row, Score, Seat, Share};
+use crate::exec::{
+    Join, Kept, PageEntry, Prompt, Row, SCRATCH_PAGE, Score, Seat, SeatParams, Share,
+};
 use crate::plant::{Plant, planted};
 use crate::request::{Drafts, Finish, Pooling, Token};
 use crate::sampling;
@@ -24,6 +26,7 @@ impl Scheduler {
         self.step.joins.clear();
         self.step.pages.clear();
         self.step.copies.clear();
+        self.step.adapters.clear();
         self.step.masks.clear();
         self.seen = 0;
         self.told = 0;
@@ -90,8 +93,7 @@ impl Scheduler {
                 let sequence = &self.sequences[key];
                 let depth = self.config.depth as u32;
                 let most = sequence.widest(self.reports.tokens);
-                if let Some((seat, start)) =
-                    sequence.is_steady_decode(self.geometry.page_size, depth, most)
+                if let Some((seat, start)) = sequence.is_steady_decode(&self.geometry, depth, most)
                 {
                     self.ready.push(Ready { key, seat, start, steady: true });
                     continue;
@@ -100,7 +102,11 @@ impl Scheduler {
                 match sequence.work() {
                     Work::Decode if self.provide(key) => self.ready.push(none),
                     Work::Decode => starved = true,
-                    Work::Prompt { .. } => self.prompts.push(key),
+                    Work::Prompt { .. } if self.provide_prompt(key) => self.prompts.push(key),
+                    // Its own rows in flight give pages back when their window has moved on.
+                    Work::Prompt { .. } => {
+                        starved |= self.sequences[key].seated().is_some_and(|at| at.flying == 0);
+                    }
                     Work::Held => self.stats.held_back_rows += 1,
                     Work::Nothing => {}
                 }
@@ -142,34 +148,46 @@ impl Scheduler {
         prompts.extend(order.iter().map(|&(.., key)| key));
     }
 
-    /// Makes the page at the next position this sequence's own.
+    /// Makes the pages at the next position this sequence's own.
     fn provide(&mut self, key: Key) -> bool {
-        let page_size = self.geometry.page_size;
+        let (page_size, kept) = (self.geometry.page_size, self.geometry.kept);
         let sequence = &mut self.sequences[key];
         let Place::Seated(at) = &mut sequence.place else { return false };
-        if at.fed >= at.table.len() as u32 * page_size {
-            let Some(page) = self.pool.take() else { return false };
-            at.table.push(page);
-            return true;
+        if at.fed >= at.room(&self.geometry) {
+            return self.pool.grow(&mut at.table, &mut sequence.cold.reserve);
         }
         if !at.shared || planted(Plant::ShareTail) {
             return true;
         }
-        let index = at.fed / page_size;
-        let page = at.table[index as usize];
-        if !self.pool.writable(page) {
+        let (index, width) = (at.fed / page_size, kept.width());
+        let places = index * width..(index + 1) * width;
+        let foreign = |place: &u32| !self.pool.writable(at.table[*place as usize]);
+        let foreign: Vec<u32> = places.filter(foreign).collect();
+        if !self.pool.ensure(foreign.len() as u32) {
+            return false;
+        }
+        for place in foreign {
             let Some(copy) = self.pool.take() else { return false };
-            at.table[index as usize] = copy;
+            let page = std::mem::replace(&mut at.table[place as usize], copy);
             at.sent = at.sent.min(index);
             if planted(Plant::LoseCopy) {
                 self.pool.give(page);
             } else {
                 // The source stays held until the step that copies it has been formed.
-                sequence.cold.copy = Some((page, index));
+                sequence.cold.copies.push((page, place));
             }
         }
         at.shared = false;
         true
+    }
+
+    /// Makes sure that a prompt has pages for its next tokens: where layers have windows, it has those of a window and a
+    /// step when it is seated, and gets others while it is fed.
+    fn provide_prompt(&mut self, key: Key) -> bool {
+        let sequence = &mut self.sequences[key];
+        let Place::Seated(at) = &mut sequence.place else { return false };
+        at.fed < at.room(&self.geometry)
+            || self.pool.grow(&mut at.table, &mut sequence.cold.reserve)
     }
 
     /// Most tokens of a step that feeds prompts beside so many rows that decode.
@@ -195,8 +213,10 @@ impl Scheduler {
         self.prompts_turn = !self.prompts.is_empty() && !room && !prompts_only;
 
         if vectors || (!mixed && !prompts_only) {
-            // No prompt that needs a mask has a row in this step, so none gets the first mask.
-            self.unmasked.extend(self.mask_first.take());
+            // No prompt that needs a mask has a row in this step, so none gets the first mask; it keeps its turn.
+            if let Some(first) = self.mask_first.take() {
+                self.unmasked.push_front(first);
+            }
         }
         let (mut tokens, mut rows) = (budget, self.coverage.prefill_rows);
         if !prompts_only {
@@ -208,7 +228,6 @@ impl Scheduler {
         }
         self.since_prompts = self.since_prompts.saturating_add(1);
         if mixed || prompts_only {
-            (self.since_prompts, self.rows_waited) = (0, 0);
             self.last_pooling = pooling;
             let (before, beside) = (tokens, self.forming.rows.len() as u32);
             for index in 0..self.prompts.len() {
@@ -225,7 +244,12 @@ impl Scheduler {
                 }
                 let fed = self.add_prompt(key, (tokens / weight).max(1));
                 tokens = tokens.saturating_sub(fed.saturating_mul(weight));
-                rows -= 1;
+                // One that waits for a mask, or to join, leaves its row to the next.
+                rows -= u32::from(fed > 0);
+            }
+            // Where none could join, they have waited for nothing yet.
+            if self.forming.rows.len() as u32 > beside {
+                (self.since_prompts, self.rows_waited) = (0, 0);
             }
             self.step.share = share;
             self.forming.fed = (beside + before - tokens, beside);
@@ -338,7 +362,7 @@ impl Scheduler {
         let most = match (steady, joins) {
             (true, _) => widest,
             (false, true) => 1,
-            (false, false) => self.sequences[key].most_next(self.geometry.page_size, widest),
+            (false, false) => self.sequences[key].most_next(&self.geometry, widest),
         };
         let Some(at) = self.sequences[key].seated_mut() else { return };
         if !steady {
@@ -401,21 +425,14 @@ impl Scheduler {
         self.step.steps = steps;
         self.forming.steps = steps;
         // Pages for all of its steps, as far as there are any: the launch ends early when one is missing.
-        let page_size = self.geometry.page_size;
         for row in &self.forming.rows {
-            let Some(at) = self.sequences[row.key].seated_mut() else { continue };
+            let sequence = &mut self.sequences[row.key];
+            let Place::Seated(at) = &mut sequence.place else { continue };
             let last = row.end - 1 + (steps - 1) * row.most;
-            while last >= at.table.len() as u32 * page_size
-                && let Some(page) = self.pool.take()
-            {
-                at.table.push(page);
-            }
-            let seat = at.seat;
-            for index in at.sent..at.table.len() as u32 {
-                let page = at.table[index as usize];
-                self.step.pages.push(PageEntry { seat, index, page });
-            }
-            at.sent = at.table.len() as u32;
+            while last >= at.room(&self.geometry)
+                && self.pool.grow(&mut at.table, &mut sequence.cold.reserve)
+            {}
+            send_pages(at, self.geometry.kept, &mut self.step.pages);
         }
     }
 
@@ -424,7 +441,7 @@ impl Scheduler {
         let Work::Prompt { end: goal } = self.sequences[key].work() else { return 0 };
         let fed = self.sequences[key].seated().map_or(0, |at| at.fed);
         let most = if planted(Plant::OverBudget) { most + 3 } else { most };
-        let end = goal.min(fed.saturating_add(most));
+        let end = goal.min(fed.saturating_add(most)).min(self.cover(key, fed.saturating_add(most)));
         let sample = end == goal && self.sequences[key].wants_answer();
         let Some(start) = self.prepare(key, sample) else { return 0 };
         let sequence = &mut self.sequences[key];
@@ -449,7 +466,24 @@ impl Scheduler {
         end - start
     }
 
-    /// Adds to the step what the device needs before a row of this sequence: mask, join, pages, page copy.
+    /// Adds pages for the tokens of a prompt up to `end`, as far as there are any; returns how many tokens have some. More
+    /// than it was seated with only as long as enough are left for others.
+    fn cover(&mut self, key: Key, end: u32) -> u32 {
+        let (kept, spare, own) = (self.geometry.kept, self.spare_pages(), self.window_pages());
+        let sequence = &mut self.sequences[key];
+        let end = end.min(sequence.goal());
+        let Place::Seated(at) = &mut sequence.place else { return 0 };
+        while at.room(&self.geometry) < end {
+            let enough = || self.pool.available() >= spare + kept.width();
+            let may = at.pages(kept) - at.freed < own || enough();
+            if !may || !self.pool.grow(&mut at.table, &mut sequence.cold.reserve) {
+                break;
+            }
+        }
+        at.room(&self.geometry)
+    }
+
+    /// Adds to the step what the device needs before a row of this sequence: mask, join, pages, page copies.
     /// Returns the row's start, or `None` when the sequence just ended or has to join in a later step.
     fn prepare(&mut self, key: Key, sample: bool) -> Option<u32> {
         if !self.sequences[key].seated()?.joined && !self.may_join(key) {
@@ -486,11 +520,14 @@ impl Scheduler {
         };
         joined |= planted(Plant::StaleSeat) && self.numbered > 20 && seat.0 == 0;
         if !joined {
+            let adapter = sequence.cold.spec.adapter;
+            let adapter = self.join_slot(adapter);
+            let sequence = &self.sequences[key];
             self.step.joins.push(Join {
                 seat,
                 len: fed,
                 last_token: sequence.tokens[fed as usize],
-                params: sampling::seat_params(sequence),
+                params: SeatParams { adapter, ..sampling::seat_params(sequence) },
                 history: match self.reports.tokens {
                     1 => Vec::new(),
                     _ if planted(Plant::ForgetHistory) => Vec::new(),
@@ -498,17 +535,15 @@ impl Scheduler {
                 },
             });
         }
+        let sequence = &mut self.sequences[key];
         let Place::Seated(at) = &mut sequence.place else { return None };
         at.joined = true;
         if planted(Plant::LosePageEntry) && at.sent == 2 {
             at.sent = 3;
         }
-        for index in at.sent..at.table.len() as u32 {
-            self.step.pages.push(PageEntry { seat, index, page: at.table[index as usize] });
-        }
-        at.sent = at.table.len() as u32;
-        if let Some((source, index)) = sequence.cold.copy.take() {
-            self.step.copies.push((source, at.table[index as usize]));
+        send_pages(at, self.geometry.kept, &mut self.step.pages);
+        for (source, place) in sequence.cold.copies.drain(..) {
+            self.step.copies.push((source, at.table[place as usize]));
             self.stats.copies += 1;
             // The source is freed after all rows are added: until then no other sequence can get it.
         }
@@ -537,16 +572,15 @@ impl Scheduler {
     /// As [`Self::prepare`], with pages for all tokens the row may return and for the rows launched ahead of results,
     /// so that the next launch needs no new ones. Takes only available pages: no sequence is preempted for them.
     fn prepare_decode(&mut self, key: Key) -> bool {
-        let (page_size, depth) = (self.geometry.page_size, self.config.depth as u32);
-        let last = self.sequences[key].max_len.saturating_sub(2);
+        let depth = self.config.depth as u32;
+        let sequence = &mut self.sequences[key];
+        let last = sequence.max_len.saturating_sub(2);
         let rows = (depth + 1) * self.reports.tokens;
-        if let Some(at) = self.sequences[key].seated_mut() {
+        if let Place::Seated(at) = &mut sequence.place {
             // One page at a time is enough where a row returns one token.
             for _ in 0..self.reports.tokens {
-                if (at.fed + rows - 1).min(last) >= at.table.len() as u32 * page_size
-                    && let Some(page) = self.pool.take()
-                {
-                    at.table.push(page);
+                if (at.fed + rows - 1).min(last) >= at.room(&self.geometry) {
+                    self.pool.grow(&mut at.table, &mut sequence.cold.reserve);
                 }
             }
         }
@@ -581,13 +615,13 @@ impl Scheduler {
         let sequence = &self.sequences[parent];
         let Some(at) = sequence.seated() else { return };
         let fed = sequence.len() - 1;
-        let pages = fed.div_ceil(self.geometry.page_size) as usize;
-        let table = at.table[..pages].to_vec();
-        for &page in &table {
+        let pages = fed.div_ceil(self.geometry.page_size) * self.geometry.kept.width();
+        let table = at.table[..pages as usize].to_vec();
+        for &page in table.iter().filter(|page| **page != SCRATCH_PAGE) {
             self.pool.share(page);
         }
         let cursor = self.pool.fork(&at.cursor);
-        let published = at.published;
+        let (published, freed) = (at.published, at.freed);
         let fork = Sequence {
             tokens: sequence.tokens.clone(),
             id: sequence.id,
@@ -604,6 +638,7 @@ impl Scheduler {
                 table,
                 seat: Seat(index as u32),
                 sent: 0,
+                freed,
                 fed,
                 confirmed: 0,
                 flying: 0,
@@ -630,7 +665,8 @@ impl Scheduler {
                 cached: sequence.cold.cached,
                 scores: Vec::new(),
                 hidden: Vec::new(),
-                copy: None,
+                copies: Vec::new(),
+                reserve: Vec::new(),
                 passed: 0,
                 drafts: Drafts::default(),
             }),
@@ -642,6 +678,19 @@ impl Scheduler {
         self.reserved -= 1;
         self.live.get_mut(&id).expect("its parent lives").sequences.push(key);
     }
+}
+
+/// Adds the entries of a sequence's table that the device does not have.
+fn send_pages(at: &mut Seated, kept: Kept, pages: &mut Vec<PageEntry>) {
+    let (seat, width, end) = (at.seat, kept.width(), at.pages(kept));
+    let entries = &at.table[(at.sent * width) as usize..(end * width) as usize];
+    for (&page, place) in entries.iter().zip(at.sent * width..) {
+        // What no later token sees stays the scratch page of a table that was joined.
+        if page != SCRATCH_PAGE {
+            pages.push(PageEntry { seat, table: place % width, index: place / width, page });
+        }
+    }
+    at.sent = end;
 }
 
 impl Sequence {

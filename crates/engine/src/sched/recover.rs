@@ -52,10 +52,33 @@ impl Scheduler {
     pub(crate) fn restart(&mut self, why: &str, unreported: usize) {
         self.stats.restarts += 1;
         self.strikes += 1;
+        self.unseat_all(unreported);
+        if self.strikes > self.config.restarts {
+            self.strikes = 0;
+            self.fail_all(why);
+        }
+    }
+
+    /// All sequences wait again with the tokens confirmed so far, and no page is cached. Nothing may be in flight, and
+    /// no page being copied.
+    pub(crate) fn vacate_all(&mut self) {
+        // What was loaded for waiting requests is forgotten with the tree; the store keeps what it has.
+        let stale = self.store_stale;
+        self.unseat_all(0);
+        self.store_stale = stale;
+    }
+
+    /// Other weights compute from now on: pages in the store that were computed before are not found again.
+    pub(crate) fn renew(&mut self, weights: u64) {
+        self.pool.renew(weights);
+    }
+
+    fn unseat_all(&mut self, unreported: usize) {
         self.void = self.numbered;
         self.stalled = false;
         self.forming.rows.clear();
         self.flights.clear();
+        self.slots.clear();
         self.stale_in_flight = unreported;
         for seat in 0..self.seats.len() {
             let Some(key) = self.seats[seat] else { continue };
@@ -74,10 +97,6 @@ impl Scheduler {
         }
         self.refused = None;
         self.rejoin_forks();
-        if self.strikes > self.config.restarts {
-            self.strikes = 0;
-            self.fail_all(why);
-        }
     }
 
     /// Ends every request; nothing may be in flight.
@@ -91,6 +110,7 @@ impl Scheduler {
     fn unseat(&mut self, key: Key) {
         let place = std::mem::replace(&mut self.sequences[key].place, Place::Waiting);
         let Place::Seated(at) = place else { return };
+        self.sequences[key].cold.reserve.clear();
         if at.leaving == Some(Leaving::Ended) {
             self.sequences.remove(key);
         } else {

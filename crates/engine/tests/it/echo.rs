@@ -1,7 +1,8 @@
 //! A device in a few lines: it remembers what each seat was fed and answers with a hash of it.
 
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, RowResult, Sampled, Seat, SeatParams, Step, StepResult,
+    Coverage, ExecError, Executor, Geometry, Kept, RowResult, Sampled, Seat, SeatParams, Step,
+    StepResult,
 };
 use engine::request::{Request, RequestId, Sampling, Token};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +24,14 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn new(seats: u32, pages: u32) -> Self {
-        let geometry = Geometry { seats, pages, page_size: 4, pages_per_seat: 64, vocab: VOCAB };
+        let geometry = Geometry {
+            seats,
+            pages,
+            page_size: 4,
+            pages_per_seat: 64,
+            vocab: VOCAB,
+            kept: Kept::ALL,
+        };
         Self {
             geometry,
             prefill: (64, 8),

@@ -1,7 +1,7 @@
 //! The engine under load, on a device whose steps take as long as those measured on a GPU, in a time that is only counted.
 
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, RowResult, Sampled, Step, StepKind, StepResult,
+    Coverage, ExecError, Executor, Geometry, Kept, RowResult, Sampled, Step, StepKind, StepResult,
 };
 use engine::request::{Event, Micros, Output, Request, RequestId, Sampling};
 use engine::{Engine, EngineConfig};
@@ -50,7 +50,14 @@ impl Timed {
 impl Executor for Timed {
     fn geometry(&self) -> Geometry {
         let pages = 4096 * self.seats / 16;
-        Geometry { seats: self.seats, pages, page_size: 16, pages_per_seat: 512, vocab: 16 }
+        Geometry {
+            seats: self.seats,
+            pages,
+            page_size: 16,
+            pages_per_seat: 512,
+            vocab: 16,
+            kept: Kept::ALL,
+        }
     }
 
     fn coverage(&self) -> Coverage {

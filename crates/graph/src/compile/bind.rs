@@ -141,6 +141,11 @@ impl Binder<Symbolic> for Places<'_> {
         self.bindings.state
     }
 
+    fn state_of(&self, CacheId(id): CacheId) -> StepState {
+        let table = self.bindings.tables.get(id as usize).copied().unwrap_or(0);
+        self.bindings.state.of_table(table)
+    }
+
     fn size(&self) -> StepShape {
         let ShapeKey { rows, tokens, q_len, .. } = *self.key;
         StepShape { rows, tokens, q_len, single: self.key.single() }
@@ -161,6 +166,11 @@ impl Binder<Symbolic> for Places<'_> {
             Dim::Rows | Dim::Tokens | Dim::Const(_) => count::TOKENS,
         };
         Some(self.bindings.state.counts.span.part(u64::from(word) * 4, 4))
+    }
+
+    fn by_row(&self, value: ValueId) -> bool {
+        // In a decode step rows are counted by tokens.
+        self.program.value(value).rows == Dim::Rows && self.key.phase == Phase::Prefill
     }
 
     fn last_only(&self, value: ValueId) -> bool {

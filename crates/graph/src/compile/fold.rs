@@ -1,4 +1,4 @@
-//! Puts the prologue in front, and fuses additions and activations into the epilogue of the linear whose output they
+//! Puts the prologue in front of a step, and fuses additions and activations into the epilogue of the linear whose output they
 //! read: its kernels apply them to sums in registers. One that cannot be fused stays a separate op.
 
 use crate::program::{Program, ProgramOp, Step, ValueId};
@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 /// The steps of a program with additions and activations folded.
 pub fn fold(program: &Program) -> Vec<Step> {
-    let mut folder = Folder { uses: uses(program), steps: vec![Some(prologue())] };
+    let first = program.is_step().then(|| Some(prologue()));
+    let mut folder = Folder { uses: uses(program), steps: first.into_iter().collect() };
     program.steps.iter().for_each(|step| folder.step(step));
     folder.steps.into_iter().flatten().collect()
 }

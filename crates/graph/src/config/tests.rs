@@ -287,6 +287,7 @@ fn a_runner_gets_what_was_resolved() {
         vocab: 64,
         penalties: false,
         tokens_per_row: 1,
+        tables: 1,
     };
     let decode = resolved.runner(Phase::Decode, &limits).unwrap();
     assert_eq!(decode.buckets.sizes, [1, 2, 4]);

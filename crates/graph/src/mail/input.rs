@@ -32,6 +32,8 @@ pub struct SeatParams {
     pub stop_tokens: Vec<u32>,
     /// Added to single logits; at most [`device::step::MAX_BIASES`].
     pub biases: Vec<(u32, f32)>,
+    /// The slot of its adapter, counted from 1; 0 for none.
+    pub adapter: u32,
 }
 
 impl SeatParams {
@@ -50,6 +52,7 @@ impl SeatParams {
             min_len: 0,
             stop_tokens: Vec::new(),
             biases: Vec::new(),
+            adapter: 0,
         }
     }
 
@@ -79,6 +82,7 @@ impl SeatParams {
         }
         set(param::BIASES, self.biases.len() as u32);
         set(param::PENALISED, u32::from(self.penalised()));
+        set(param::ADAPTER, self.adapter);
         words
     }
 }
@@ -105,7 +109,7 @@ pub struct JoinInput {
 pub struct PageInput {
     /// Whose table.
     pub seat: u32,
-    /// Which entry.
+    /// Which entry. Those of table t begin at t times the entries of a table.
     pub index: u32,
     /// The page.
     pub page: u32,
@@ -146,6 +150,8 @@ pub struct StepInput {
     pub q_len: u32,
     /// Most steps that the launch may run, for decode steps of a runner that has such graphs; 0 is 1.
     pub steps: u32,
+    /// Some row has an adapter.
+    pub adapters: bool,
 }
 
 impl StepInput {
@@ -192,6 +198,7 @@ impl StepInput {
             },
             rows: self.rows.len() as u32,
             tokens: self.rows.iter().map(|row| row.q_len).sum(),
+            adapters: self.adapters,
         }
     }
 

@@ -72,7 +72,8 @@ pub fn check(input: &StepInput, limits: &StepLimits) -> Result<(), MailError> {
     }
     for page in &input.pages {
         exists("seat", page.seat, limits.seats)?;
-        exists("page-table entry", page.index, limits.pages_per_seat)?;
+        let entries = limits.pages_per_seat.saturating_mul(limits.tables);
+        exists("page-table entry", page.index, entries)?;
     }
     Ok(())
 }
@@ -117,6 +118,7 @@ mod tests {
             vocab: 64,
             penalties: true,
             tokens_per_row: 1,
+            tables: 1,
         }
     }
 

@@ -126,7 +126,8 @@ impl Plan {
         let mut problems = Vec::new();
         for (node, item) in self.nodes.iter().enumerate() {
             let StepSize { rows, tokens } = item.op.step_size();
-            let sizes = [(rows, self.key.rows), (tokens, self.key.tokens)];
+            let key = self.key_of(node);
+            let sizes = [(rows, key.rows), (tokens, key.tokens)];
             for (found, expected) in
                 sizes.into_iter().filter_map(|(found, key)| Some((found?, key)))
             {

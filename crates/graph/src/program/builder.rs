@@ -8,8 +8,9 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activate, Activation, Add, AddGated, Attention, Embed, Experts, GateMul, Gather, LayerNorm,
-    Linear, Norm, Pool, Publish, RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale,
+    Activate, Activation, Add, AddGated, Attention, Embed, Experts, Follow, GateMul, Gather, Kept,
+    LayerNorm, Linear, Lora, LoraParts, Norm, Pool, Propose, Publish, Recall, RmsNorm,
+    RmsNormColumns, RopeKv, Route, Routing, Sample, Scale, Tap,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -84,8 +85,16 @@ impl ProgramBuilder {
             inputs: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),
+            drafter: None,
         };
         ProgramBuilder { program, layer: None, caches: BTreeMap::new(), error: None }
+    }
+
+    /// The same for a model that drafts for `verifier`: its caches and rotations come after those of that program.
+    pub fn beside(mut self, verifier: &Program) -> ProgramBuilder {
+        self.program.caches.clone_from(&verifier.caches);
+        self.program.ropes.clone_from(&verifier.ropes);
+        self
     }
 
     /// The model's numbers.
@@ -238,6 +247,22 @@ impl ProgramBuilder {
         let bias = bias.map(|bias| self.weight(bias));
         let (live, scratch, pick) = (Unset, Unset, Unset);
         self.make(name, rows, cols, dtype, |y| Linear { x, w, bias, y, live, scratch, pick })
+    }
+
+    /// What adapters add to `base`, which a linear made of `x`: `a` and `b` are theirs, `parts` those of the weight.
+    pub fn lora(
+        &mut self,
+        name: &str,
+        (x, base): (ValueId, ValueId),
+        a: WeightRef,
+        b: WeightRef,
+        parts: LoraParts,
+    ) -> ValueId {
+        let Value { rows, cols, dtype, .. } = *self.program.value(base);
+        let (a, b) = (self.weight(a), self.weight(b));
+        let (state, by_row, live, scratch) = (Unset, Unset, Unset, Unset);
+        let lora = |y| Lora { x, base, a, b, parts, y, state, by_row, live, scratch };
+        self.make(name, rows, cols, dtype, lora)
     }
 
     /// `a + b`.
@@ -414,7 +439,10 @@ impl ProgramBuilder {
     ) -> ValueId {
         let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
-        let Cache::Paged { head_dim, .. } = self.program.caches[kv.0 as usize];
+        // Tokens that see those after them are all of one step, which frees nothing.
+        let Cache::Paged { head_dim, window: kept, .. } = &mut self.program.caches[kv.0 as usize];
+        *kept = window.filter(|_| causal);
+        let head_dim = *head_dim;
         let q_heads = self.program.shape.q_heads;
         let cols = q_heads * head_dim;
         self.make(name, rows, cols, dtype, |out| Attention {
@@ -446,6 +474,29 @@ impl ProgramBuilder {
     pub fn sample(&mut self, name: &str, logits: ValueId) {
         let (state, scratch, rows, q_len) = (Unset, Unset, Unset, Unset);
         self.push(name, Sample { logits, state, scratch, rows, q_len }.into());
+    }
+
+    /// Drafts a token of each row from `logits`, fed at the position `behind` it; ends a program that drafts.
+    pub fn propose(&mut self, name: &str, logits: ValueId, behind: u32) {
+        let (state, rows, index, drafts) = (Unset, Unset, Unset, Unset);
+        self.push(name, Propose { logits, behind, state, rows, index, drafts }.into());
+    }
+
+    /// The hidden states that were kept of each row: by the model that verifies, or after the drafter's last draft.
+    pub fn recall(&mut self, name: &str, cols: u32, drafted: bool) -> ValueId {
+        let dtype = self.program.shape.act_dtype;
+        self.make(name, Dim::Tokens, cols, dtype, |y| Recall { drafted, y, state: Unset })
+    }
+
+    /// For each token of a step that ran the states that were kept of the token before it.
+    pub fn follow(&mut self, name: &str, cols: u32) -> ValueId {
+        let dtype = self.program.shape.act_dtype;
+        self.make(name, Dim::Tokens, cols, dtype, |y| Follow { y, state: Unset })
+    }
+
+    /// Keeps the drafter's own states of each row for its next draft.
+    pub fn keep(&mut self, name: &str, x: ValueId) {
+        self.push(name, Tap { x, to: Kept::Row, state: Unset }.into());
     }
 
     /// One vector of the tokens of each row, in f32; with `unit` divided by its length.

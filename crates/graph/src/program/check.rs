@@ -1,13 +1,13 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
 use super::{
-    CacheId, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
+    CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
     WeightLayout,
 };
 use crate::{Phase, ShapeKey};
-use device::op::KvLayer;
+use device::op::{Kept, KvLayer, Tap};
 use device::operand::{Binder, StepShape};
-use device::step::HostInputs;
+use device::step::{FeatureShape, HostInputs};
 use device::{DType, OpenArena, Region, Span, StepLimits, StepState, Tensor};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,21 +77,33 @@ pub enum ProgramError {
         /// Samplers, and ops that publish vectors.
         ends: usize,
     },
+    /// A program that drafts and is not built on the one that verifies.
+    #[error(
+        "`{program}` cannot draft: it samples, or has other caches or rotations than the program it is for"
+    )]
+    Drafter {
+        /// The program.
+        program: String,
+    },
+    /// A layer whose states are to be kept and that is not there.
+    #[error("there is no layer {layer} whose states a drafter could read")]
+    Tap {
+        /// The layer.
+        layer: u32,
+    },
     /// Vectors of decode steps.
     #[error("a program that publishes vectors has no decode phase")]
     Decodes,
 }
 
 impl Program {
-    /// Refuses a program whose ids, shapes or ends do not fit together.
+    /// Refuses a program whose ids, shapes or ends do not fit together. One that drafts is a part of a step and has no ends.
     pub fn check(&self) -> Result<(), ProgramError> {
-        let mut names = BTreeSet::new();
-        if let Some(twice) = self.values.iter().find(|value| !names.insert(&value.name)) {
-            return Err(ProgramError::NameTwice { name: twice.name.clone() });
+        self.check_body()?;
+        self.check_drafter()?;
+        if self.drafts() {
+            return Ok(());
         }
-        self.check_ids()?;
-        self.check_makers()?;
-        self.check_shapes()?;
         let count = |name: &str| self.steps.iter().filter(|s| s.op.name() == name).count();
         match (count("embed"), count("sample") + count("publish")) {
             (1.., 1) if self.publishes().is_some() && self.phases.contains(&Phase::Decode) => {
@@ -100,6 +112,17 @@ impl Program {
             (1.., 1) => Ok(()),
             (embeds, ends) => Err(ProgramError::Ends { embeds, ends }),
         }
+    }
+
+    /// Everything but the ends.
+    pub(crate) fn check_body(&self) -> Result<(), ProgramError> {
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self.values.iter().find(|value| !names.insert(&value.name)) {
+            return Err(ProgramError::NameTwice { name: twice.name.clone() });
+        }
+        self.check_ids()?;
+        self.check_makers()?;
+        self.check_shapes()
     }
 
     fn check_ids(&self) -> Result<(), ProgramError> {
@@ -120,7 +143,7 @@ impl Program {
         for out in self.steps.iter().filter_map(|step| step.op.made()) {
             makers[out.0 as usize] += 1;
         }
-        match makers.iter().position(|&times| times != 1) {
+        match (0..makers.len()).find(|&value| makers[value] != 1) {
             Some(index) => Err(ProgramError::Makers {
                 value: self.values[index].name.clone(),
                 times: makers[index],
@@ -164,6 +187,29 @@ impl Program {
     }
 }
 
+/// The hidden states that a program keeps or reads, as far as its shapes are to be checked.
+fn features(program: &Program) -> Option<FeatureShape> {
+    let dtype = program.shape.act_dtype;
+    let (mut token, mut drafted) = (0, 0);
+    let cols = |value: ValueId| program.value(value).cols;
+    for step in &program.steps {
+        if let ProgramOp::Tap(Tap { x, to, .. }) = &step.op {
+            match to {
+                Kept::Token(column) => token = token.max(column + cols(*x)),
+                Kept::Row => drafted = cols(*x),
+            }
+        }
+        if let ProgramOp::Recall(recall) = &step.op {
+            *(if recall.drafted { &mut drafted } else { &mut token }) = cols(recall.y);
+        }
+        if let ProgramOp::Follow(follow) = &step.op {
+            token = cols(follow.y);
+        }
+    }
+    let some = token > 0 || drafted > 0;
+    some.then(|| FeatureShape { token: token.max(1), drafted: drafted.max(1), dtype, ids: None })
+}
+
 /// An op's own error message without the op's name: the step's name is already given.
 fn problem(error: device::Error) -> String {
     match error {
@@ -178,24 +224,32 @@ struct Shapes<'a> {
     arena: RefCell<OpenArena>,
     values: RefCell<BTreeMap<ValueId, Tensor>>,
     state: StepState,
+    key: ShapeKey,
 }
 
 impl<'a> Shapes<'a> {
     const PAGE_SIZE: u32 = 16;
-    const KEY: ShapeKey = ShapeKey::prefill(3, 2);
 
     fn of(program: &'a Program) -> Result<Shapes<'a>, String> {
-        let ShapeKey { rows, tokens, .. } = Self::KEY;
+        // What recalls states of rows has one token in each.
+        let recalls = |step: &Step| matches!(step.op, ProgramOp::Recall(_));
+        let key = match program.steps.iter().any(recalls) {
+            true => ShapeKey::decode(2),
+            false => ShapeKey::prefill(3, 2),
+        };
+        let ShapeKey { rows, tokens, .. } = key;
         let (page_size, vocab) = (Self::PAGE_SIZE, program.shape.vocab);
+        let drafts = !program.is_step();
         let limits = StepLimits {
             seats: rows,
             rows,
-            tokens,
+            tokens: if drafts { 2 * rows } else { tokens },
             pages_per_seat: 1,
             page_size,
             vocab,
             penalties: false,
-            tokens_per_row: 1,
+            tokens_per_row: if drafts { 2 } else { 1 },
+            tables: 1,
         };
         let mut arena = OpenArena::new();
         let state =
@@ -205,7 +259,17 @@ impl<'a> Shapes<'a> {
             let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
             state = state.with_vectors(width, alloc);
         }
-        Ok(Shapes { program, arena: RefCell::new(arena), values: RefCell::default(), state })
+        if drafts {
+            let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+            state = state.with_drafting(alloc);
+            state = state.exchanged().unwrap_or(state);
+        }
+        if let Some(shape) = features(program) {
+            let alloc = |region, name: &'static str, bytes| arena.alloc(region, name, bytes);
+            state = state.with_features(shape, alloc);
+        }
+        let (arena, values) = (RefCell::new(arena), RefCell::default());
+        Ok(Shapes { program, arena, values, state, key })
     }
 
     fn alloc(&self, region: Region, dtype: DType, rows: u32, cols: u32) -> Tensor {
@@ -230,9 +294,9 @@ impl Binder<Symbolic> for Shapes<'_> {
         let tensor = match replaced {
             Some(from) if from != id => {
                 let from = self.value(from)?;
-                Tensor { rows: rows.size(&Self::KEY), cols, dtype, ..from }
+                Tensor { rows: rows.size(&self.key), cols, dtype, ..from }
             }
-            _ => self.alloc(Region::Workspace, dtype, rows.size(&Self::KEY), cols),
+            _ => self.alloc(Region::Workspace, dtype, rows.size(&self.key), cols),
         };
         self.values.borrow_mut().insert(id, tensor);
         Ok(tensor)
@@ -281,9 +345,13 @@ impl Binder<Symbolic> for Shapes<'_> {
         self.state
     }
 
+    fn state_of(&self, _: CacheId) -> StepState {
+        self.state
+    }
+
     fn size(&self) -> StepShape {
-        let ShapeKey { rows, tokens, .. } = Self::KEY;
-        StepShape { rows, tokens, q_len: 1, single: false }
+        let ShapeKey { rows, tokens, .. } = self.key;
+        StepShape { rows, tokens, q_len: 1, single: self.key.single() }
     }
 
     fn pages(&self) -> u32 {
@@ -296,6 +364,10 @@ impl Binder<Symbolic> for Shapes<'_> {
 
     fn live(&self, _value: ValueId) -> Option<Span> {
         None
+    }
+
+    fn by_row(&self, value: ValueId) -> bool {
+        self.program.value(value).rows == Dim::Rows
     }
 
     fn last_only(&self, _value: ValueId) -> bool {

@@ -48,6 +48,8 @@ pub struct RunnerConfig {
     pub q_lens: Vec<u32>,
     /// Most tokens of a step with several tokens per row.
     pub most_verified: u32,
+    /// Every graph is recorded a second time, with the nodes of adapters.
+    pub adapters: bool,
 }
 
 impl RunnerConfig {
@@ -68,6 +70,7 @@ impl RunnerConfig {
             steps: 1,
             q_lens: Vec::new(),
             most_verified: u32::MAX,
+            adapters: false,
         }
     }
 
@@ -108,7 +111,10 @@ impl RunnerConfig {
             let wide = wide.clone().filter(move |&q_len| self.covers(key.rows, q_len));
             wide.map(move |q_len| key.with_q_len(q_len))
         };
-        self.buckets.keys(limits).into_iter().flat_map(q_lens).flat_map(forms).collect()
+        let adapters: &[bool] = if self.adapters { &[true, false] } else { &[false] };
+        let adapted = |key: ShapeKey| adapters.iter().map(move |on| key.with_adapters(*on));
+        let all = self.buckets.keys(limits).into_iter().flat_map(q_lens).flat_map(adapted);
+        all.flat_map(forms).collect()
     }
 }
 
@@ -150,7 +156,6 @@ pub struct Runner<P> {
     uncovered: Vec<Plan>,
     over_budget: Vec<ShapeKey>,
     recording: Duration,
-    recordings: u64,
     wants: Wants,
     counters: Counters,
     phase: PhantomData<P>,
@@ -194,7 +199,6 @@ impl<P: PhaseRule> Runner<P> {
             uncovered: Vec::new(),
             over_budget: Vec::new(),
             recording: Duration::ZERO,
-            recordings: 0,
             wants: Wants::default(),
             counters: Counters::default(),
             phase: PhantomData,
@@ -237,11 +241,6 @@ impl<P: PhaseRule> Runner<P> {
         recorded.map(|key| (*key, self.backend.bytes(key))).collect()
     }
 
-    /// Graphs recorded so far, those that were replaced or given back since included.
-    pub fn recordings(&self) -> u64 {
-        self.recordings
-    }
-
     /// The graphs that the memory budget has no room for.
     pub fn dropped(&self) -> &[ShapeKey] {
         &self.over_budget
@@ -278,7 +277,8 @@ impl<P: PhaseRule> Runner<P> {
             return Err(Reason::NotCovered);
         }
         let of = |bucket| {
-            self.config.buckets.key_for(bucket, shape.rows, limits).with_q_len(q_len).with(form)
+            let key = self.config.buckets.key_for(bucket, shape.rows, limits);
+            key.with_q_len(q_len).with(form).with_adapters(shape.adapters)
         };
         let key = of(bucket);
         let wasted = f64::from(bucket - size) / f64::from(bucket);
@@ -393,7 +393,7 @@ impl<P: PhaseRule> Runner<P> {
         let items: Vec<Item> = plan.nodes[range].iter().cloned().map(Item::Node).collect();
         self.device.prepare(&items, self.config.options)?;
         if self.backend.has(key) {
-            self.recordings += self.backend.record(&cx, &plan)? as u64;
+            self.counters.recorded += self.backend.record(&cx, &plan)? as u64;
         }
         self.plans.insert(*key, plan);
         Ok(())
@@ -467,10 +467,11 @@ impl<P: PhaseRule> Runner<P> {
                 // The bucket's plan can also run op by op. A step gets its own plan only past the last
                 // bucket, or with a number of tokens per row for which there are no buckets.
                 let own = P::exact(shape, &limits).with_fixed(self.config.buckets.fixed);
+                let own = own.with_adapters(shape.adapters);
                 let bucket = self.config.buckets.fit(P::size(shape));
                 let planned = |bucket: u32| {
                     let key = self.config.buckets.key_for(bucket, shape.rows, &limits);
-                    key.with_q_len(own.q_len).with(form)
+                    key.with_q_len(own.q_len).with(form).with_adapters(shape.adapters)
                 };
                 let planned = bucket.map(planned).filter(|key| self.plans.contains_key(key));
                 (planned.unwrap_or(own), Some(reason))
@@ -505,7 +506,7 @@ impl<P: PhaseRule> Runner<P> {
 
     fn record(&mut self, key: &ShapeKey) -> Result<(), RunError> {
         let cx = Context::new(&self.device, &self.arena, self.config.options);
-        self.recordings += self.backend.record(&cx, &self.plans[key])? as u64;
+        self.counters.recorded += self.backend.record(&cx, &self.plans[key])? as u64;
         Ok(())
     }
 
@@ -566,14 +567,18 @@ impl<P: PhaseRule> Runner<P> {
         Ok(())
     }
 
-    /// The nodes that copy a page in every layer.
+    /// The nodes that copy a page in every layer of its table: those at the first places, whichever they are.
     pub(super) fn copy_page(&self, from: u32, to: u32) -> Vec<Node> {
+        let kv = &self.bindings.kv;
+        let first = |(layer, own): &(usize, &device::op::KvLayer)| {
+            kv[..*layer].iter().all(|other| other.span != own.span)
+        };
         let copy = |(layer, kv): (usize, &device::op::KvLayer)| {
             let page = |page: u32| kv.span.part(u64::from(page) * kv.page_bytes(), kv.page_bytes());
             let op = device::Op::Copy(device::op::Copy { from: page(from), to: page(to) });
             Node { op, name: "copy_page".into(), layer: Some(layer as u32) }
         };
-        self.bindings.kv.iter().enumerate().map(copy).collect()
+        kv.iter().enumerate().filter(first).map(copy).collect()
     }
 }
 

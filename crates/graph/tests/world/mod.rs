@@ -12,7 +12,8 @@ use graph::program::Program;
 use graph::runner::{RunnerConfig, Runners};
 use graph::{Bindings, CompileTarget, Phase, Prep, ShapeKey};
 
-pub const PAGES: u32 = 40;
+/// For every seat, in up to three page tables.
+pub const PAGES: u32 = 100;
 
 pub fn limits(program: &Program) -> StepLimits {
     StepLimits {
@@ -24,6 +25,7 @@ pub fn limits(program: &Program) -> StepLimits {
         vocab: program.shape.vocab,
         penalties: true,
         tokens_per_row: 1,
+        tables: program.kept().tables().max(1),
     }
 }
 

@@ -24,6 +24,9 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-embedding-0.6b",
 ];
 
+/// Heads that draft for one of these; they are no models of their own.
+const HEADS: &[(&str, &str)] = bundled!["qwen3-8b-eagle3"];
+
 /// What sentence-transformers' files say of those that make vectors.
 const VECTORS: &[(&str, Embedding)] = &[
     ("bert-base", Embedding { pooling: Pooling::Mean, unit: false }),
@@ -34,8 +37,12 @@ pub(super) fn names() -> impl ExactSizeIterator<Item = &'static str> {
     FILES.iter().map(|(name, _)| *name)
 }
 
+pub(super) fn heads() -> impl Iterator<Item = &'static str> {
+    HEADS.iter().map(|(name, _)| *name)
+}
+
 pub(super) fn json(name: &str) -> Result<&'static str> {
-    let found = FILES.iter().find(|(known, _)| *known == name);
+    let found = FILES.iter().chain(HEADS).find(|(known, _)| *known == name);
     found.map(|(_, json)| *json).ok_or_else(|| {
         let known = names().collect::<Vec<_>>().join(", ");
         Error::missing(Path::new(name), format!("bundled config; there are: {known}"))

@@ -1,11 +1,11 @@
 //! The numbers that every decoder has, from `config.json` (before and since transformers 5) or GGUF metadata.
 
-use super::{Fields, ModelConfig, SamplingDefaults, Task};
+use super::{Fields, HeadConfig, ModelConfig, SamplingDefaults, Task};
 use crate::families::{Decoder, Family};
 use device::op::Pairs;
 use formats::dtype::DType;
 use formats::gguf::Gguf;
-use formats::{Error, Result};
+use formats::{Error, Result, limits};
 use std::sync::Arc;
 
 /// Texts of control tokens that end a turn in the families we run. GGUF stores one
@@ -80,6 +80,7 @@ impl ModelConfig {
             root: "model.".into(),
             layer_names: "layers",
             task: Task::Generate,
+            head: head(f)?,
             labels: Vec::new(),
             bos: token(f, "bos")?,
             eos: match f.metadata() {
@@ -145,6 +146,31 @@ impl Decoder for NoDecoder {
     }
 
     fn build(&self, _: &ModelConfig, _: &mut crate::Builder<'_>) {}
+}
+
+/// The fields of an EAGLE-3 head, if it is one.
+fn head(f: &Fields<'_>) -> Result<Option<HeadConfig>> {
+    let Some(vocab) = f.size("draft_vocab_size", "")? else { return Ok(None) };
+    if vocab == 0 || vocab as u64 > limits::VOCAB {
+        return Err(f.invalid("draft_vocab_size", vocab, format!("1 to {}", limits::VOCAB)));
+    }
+    const TAPS: &str = "eagle_aux_hidden_state_layer_ids";
+    let taps = match f.object("eagle_config")? {
+        Some(own) if own.mentions(TAPS) => own.numbers(TAPS, "")?,
+        _ => f.numbers(TAPS, "")?,
+    };
+    let layer = |id: &f64| (id.fract() == 0.0 && (0.0..1e6).contains(id)).then_some(*id as u32);
+    let taps = match taps {
+        None => None,
+        Some(ids) => {
+            let layers: Option<Vec<u32>> = ids.iter().map(layer).collect();
+            let few = layers.filter(|layers| (1..=8).contains(&layers.len()));
+            let wrong = || f.invalid(TAPS, format!("{ids:?}"), "1 to 8 layers");
+            Some(few.ok_or_else(wrong)?)
+        }
+    };
+    let norm_first = f.bool("norm_before_residual", "")?.unwrap_or(false);
+    Ok(Some(HeadConfig { vocab, taps, norm_first }))
 }
 
 fn refuse_other_weights(f: &Fields<'_>, experts: bool) -> Result<()> {

@@ -47,6 +47,7 @@ pub(crate) fn preflight(request: &Request) -> Option<Response> {
 pub(crate) fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-    let shown = HeaderValue::from_static("x-request-id, x-ignored-fields, retry-after");
+    let shown =
+        HeaderValue::from_static("x-request-id, x-weight-version, x-ignored-fields, retry-after");
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, shown);
 }

@@ -1,6 +1,7 @@
 //! The engine's thread: owns the backend, steps it and delivers its outputs.
 
-use super::{Backend, Factory, Health, Link, Message, Reply, Shared};
+use super::changes::Changes;
+use super::{Backend, ChangeError, Factory, Health, Link, Message, Reply, Shared};
 use crate::config::Limits;
 use crate::kv_events::EventSink;
 use crate::metrics::Metrics;
@@ -31,6 +32,7 @@ const MESSAGES_PER_STEP: usize = 4096;
 pub(crate) fn spawn(
     factory: Factory,
     limits: &Limits,
+    sleep_after: Option<Duration>,
     metrics: Arc<Metrics>,
     trace: Option<TraceWriter>,
     kv_events: Option<EventSink>,
@@ -44,6 +46,8 @@ pub(crate) fn spawn(
         step_began: AtomicU64::new(0),
         changed: tokio::sync::Notify::new(),
         closed: AtomicBool::new(false),
+        asleep: AtomicBool::new(false),
+        weight_version: AtomicU64::new(0),
         snapshot: Mutex::default(),
         metrics,
         max_inflight: limits.inflight,
@@ -59,6 +63,7 @@ pub(crate) fn spawn(
         kv_events,
         last_step: 0,
         stopping: false,
+        changes: Changes::new(sleep_after),
     };
     let thread = std::thread::Builder::new()
         .name("engine".into())
@@ -67,30 +72,33 @@ pub(crate) fn spawn(
     (Link { messages, shared }, thread)
 }
 
-struct Worker {
+pub(super) struct Worker {
     inbox: Receiver<Message>,
-    shared: Arc<Shared>,
-    live: HashMap<RequestId, Live>,
-    events: Vec<Event>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) live: HashMap<RequestId, Live>,
+    pub(super) events: Vec<Event>,
     trace: Option<TraceWriter>,
     kv_events: Option<EventSink>,
     /// The last step record that was counted.
     last_step: u64,
     stopping: bool,
+    pub(super) changes: Changes,
 }
 
 /// A request that the backend has not finished.
-struct Live {
+pub(super) struct Live {
     /// `None` once the client has disconnected or fallen too far behind.
     replies: Option<Sender<Reply>>,
     choices_left: u32,
     submitted: Micros,
     /// Per choice, the time of its last token.
     last_token: Vec<Micros>,
+    /// The version of the weights that answer it.
+    version: Arc<AtomicU64>,
 }
 
 /// Why the loop over a backend ended.
-enum End {
+pub(super) enum End {
     Stopped,
     Failed(String),
 }
@@ -117,6 +125,8 @@ impl Worker {
             // Routers ask for the size of the cache as soon as it is ready.
             self.publish(&mut *backend);
             self.shared.set_health(Health::Ready);
+            self.changes.begin_again();
+            self.shared.asleep.store(false, Ordering::Relaxed);
             let before = self.shared.metrics.generated_tokens.get();
             let end = self.step_until_end(&mut *backend);
             let dropped = catch_unwind(AssertUnwindSafe(move || drop(backend)));
@@ -146,8 +156,10 @@ impl Worker {
         let mut published = Instant::now() - PUBLISH;
         let mut unpublished = 0u32;
         loop {
-            let idle = self.events.is_empty() && backend.is_idle();
-            if idle {
+            if let Some(end) = self.make_changes(backend) {
+                return end;
+            }
+            if self.is_quiet(backend) {
                 if unpublished > 0 {
                     self.publish(backend);
                     (published, unpublished) = (Instant::now(), 0);
@@ -157,7 +169,12 @@ impl Worker {
                 }
                 match self.inbox.recv_timeout(Duration::from_millis(500)) {
                     Ok(message) => self.take(message),
-                    Err(RecvTimeoutError::Timeout) => self.publish(backend),
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.publish(backend);
+                        if let Some(end) = self.doze_if_due(backend) {
+                            return end;
+                        }
+                    }
                     Err(RecvTimeoutError::Disconnected) => return End::Stopped,
                 }
             }
@@ -168,7 +185,14 @@ impl Worker {
                 taken += 1;
                 self.take(message);
             }
-            if self.events.is_empty() && backend.is_idle() {
+            if self.is_quiet(backend) {
+                continue;
+            }
+            if let Some(end) = self.rouse(backend) {
+                return end;
+            }
+            // Where it did not wake up, its requests have failed.
+            if self.is_quiet(backend) {
                 continue;
             }
             let now = self.shared.now();
@@ -180,13 +204,7 @@ impl Worker {
                 Err(panic) => return End::Failed(panic_text(&*panic)),
             };
             self.shared.step_began.store(0, Ordering::Relaxed);
-            if let Some(sink) = &mut self.kv_events {
-                sink.publish(backend.take_cache_events());
-            }
-            let now = self.shared.now();
-            for output in outputs {
-                self.deliver(output, now);
-            }
+            self.hand_out(backend, outputs);
             if let Some(why) = backend.gone() {
                 return End::Failed(why);
             }
@@ -198,14 +216,33 @@ impl Worker {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    /// Publishes cache events and delivers outputs.
+    pub(super) fn hand_out(&mut self, backend: &mut dyn Backend, outputs: Vec<Output>) {
+        if let Some(sink) = &mut self.kv_events {
+            sink.publish(backend.take_cache_events());
+        }
+        let now = self.shared.now();
+        for output in outputs {
+            self.deliver(output, now);
+        }
+    }
+
+    pub(super) fn take(&mut self, message: Message) {
+        self.changes.seen();
         match message {
-            Message::Submit { requests, replies } => {
+            submit @ Message::Submit { .. } if self.changes.holds() => self.changes.hold(submit),
+            Message::Submit { requests, replies, version } => {
+                if let Some(why) = self.changes.refuses() {
+                    self.refuse(Message::Submit { requests, replies, version }, why);
+                    return;
+                }
                 for request in requests {
-                    self.accept(request, replies.clone());
+                    self.accept(request, replies.clone(), version.clone());
                 }
             }
             Message::Cancel(ids) => {
+                let left = self.changes.give_up(&ids);
+                self.shared.inflight.fetch_sub(left, Ordering::Relaxed);
                 for id in ids {
                     if let Some(live) = self.live.get_mut(&id) {
                         live.replies = None;
@@ -218,28 +255,33 @@ impl Worker {
                 let live = ids.into_iter().filter(|id| self.live.contains_key(id));
                 self.events.extend(live.map(Event::Cancel));
             }
-            Message::AbortAll(why) => {
-                let ids: Vec<_> = self.live.keys().copied().collect();
-                for id in ids {
-                    if let Some(live) = self.live.get_mut(&id) {
-                        if let Some(replies) = live.replies.take() {
-                            let _ = replies.try_send(Reply::Lost { id, why: why.clone() });
-                        }
-                        self.events.push(Event::Cancel(id));
-                    }
-                }
-            }
+            Message::AbortAll(why) => self.abort_all(&why),
+            Message::Change(asked) => self.begin_change(asked),
             Message::Stop => self.stopping = true,
         }
     }
 
-    fn accept(&mut self, request: Request, replies: Sender<Reply>) {
+    /// Cancels every live request, with a final reply that gives the reason.
+    pub(super) fn abort_all(&mut self, why: &str) {
+        let ids: Vec<_> = self.live.keys().copied().collect();
+        for id in ids {
+            if let Some(live) = self.live.get_mut(&id) {
+                if let Some(replies) = live.replies.take() {
+                    let _ = replies.try_send(Reply::Lost { id, why: why.into() });
+                }
+                self.events.push(Event::Cancel(id));
+            }
+        }
+    }
+
+    fn accept(&mut self, request: Request, replies: Sender<Reply>, version: Arc<AtomicU64>) {
         let choices = request.choices.max(1);
         let live = Live {
             replies: Some(replies),
             choices_left: choices,
             submitted: self.shared.now(),
             last_token: vec![0; choices as usize],
+            version,
         };
         self.live.insert(request.id, live);
         self.events.push(Event::Submit(Box::new(request)));
@@ -257,6 +299,8 @@ impl Worker {
             return;
         };
         let metrics = &self.shared.metrics;
+        let weights = self.shared.weight_version.load(Ordering::Relaxed);
+        live.version.store(weights, Ordering::Relaxed);
         let mut over = false;
         match &output {
             Output::Rejected { .. } => over = true,
@@ -304,7 +348,7 @@ impl Worker {
         }
     }
 
-    fn publish(&mut self, backend: &mut dyn Backend) {
+    pub(super) fn publish(&mut self, backend: &mut dyn Backend) {
         let Ok(snapshot) = catch_unwind(AssertUnwindSafe(|| backend.snapshot())) else {
             // The next step will fail as well and end this backend.
             return;
@@ -321,7 +365,10 @@ impl Worker {
         *self.shared.snapshot.lock().unwrap_or_else(|e| e.into_inner()) = Arc::new(snapshot);
     }
 
-    fn fail_all(&mut self, why: &str) {
+    pub(super) fn fail_all(&mut self, why: &str) {
+        for message in self.changes.let_go() {
+            self.refuse(message, why);
+        }
         for (id, live) in self.live.drain() {
             if let Some(replies) = live.replies {
                 // If the channel is full, the call finds it closed and reports an error.
@@ -332,9 +379,9 @@ impl Worker {
         self.events.clear();
     }
 
-    fn refuse(&mut self, message: Message, why: &str) -> bool {
+    pub(super) fn refuse(&mut self, message: Message, why: &str) -> bool {
         match message {
-            Message::Submit { requests, replies } => {
+            Message::Submit { requests, replies, .. } => {
                 for request in requests {
                     let lost = Reply::Lost { id: request.id, why: why.into() };
                     let _ = replies.try_send(lost);
@@ -343,6 +390,10 @@ impl Worker {
                 false
             }
             Message::Cancel(_) | Message::AbortAll(_) => false,
+            Message::Change(asked) => {
+                let _ = asked.reply.send(Err(ChangeError::Failed(why.into())));
+                false
+            }
             #[cfg(feature = "grpc")]
             Message::End(_) => false,
             Message::Stop => true,
@@ -389,7 +440,7 @@ fn finish_label(finish: &Finish) -> &'static str {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).into()
     } else if let Some(text) = panic.downcast_ref::<String>() {

@@ -30,6 +30,9 @@ api_type! {
         pub owned_by: String,
         /// The most tokens of prompt and answer together.
         pub max_model_len: u64,
+        /// The model that it is an adapter of.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub parent: Option<String>,
     }
 }
 
@@ -40,13 +43,15 @@ fn card(app: &App, id: &str) -> ModelCard {
         created: app.started,
         owned_by: "dacapo".into(),
         max_model_len: app.model.context,
+        parent: app.model.adapters.get(id).map(|_| app.model.name.clone()),
     }
 }
 
-/// Lists the model, under all its names.
+/// Lists the model, under all its names, and its adapters.
 pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     let names = std::iter::once(&app.model.name).chain(&app.model.aliases);
-    let data = names.map(|name| card(&app, name)).collect();
+    let adapters = app.model.adapters.names();
+    let data = names.chain(&adapters).map(|name| card(&app, name)).collect();
     Json(ModelList { object: "list".into(), data })
 }
 
@@ -55,6 +60,6 @@ pub async fn one(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<ModelCard>, ApiError> {
-    app.model.check_name(Some(&name))?;
+    app.model.check_served(Some(&name))?;
     Ok(Json(card(&app, &name)))
 }

@@ -1,6 +1,7 @@
 //! The server with the mock backend, over real sockets.
 
 mod abuse;
+mod adapters;
 mod anthropic;
 mod bed;
 mod callers;
@@ -26,7 +27,9 @@ mod page;
 mod responses;
 mod routes;
 mod score;
+mod sleep;
 mod streams;
 mod thinking;
 mod tools;
 mod upgrade;
+mod weights;

@@ -16,7 +16,7 @@ pub(crate) fn validate(
     model: &Model,
     limits: &Limits,
 ) -> Result<(), ApiError> {
-    model.check_name(request.model.as_deref())?;
+    model.check_served(request.model.as_deref())?;
     request.shared().validate(limits, model)?;
     if request.max_completion_tokens == Some(0) {
         let text = "max_completion_tokens must be at least 1";

@@ -48,6 +48,7 @@ pub(crate) fn convert(
             choices: request.n.unwrap_or(1),
             priority: shared.priority.unwrap_or(0) as i32,
             tenant: caller.tenant(shared.cache_salt),
+            adapter: model.adapter(request.model.as_deref()),
             prompt_logprobs: request.logprobs.filter(|_| echo).max(request.prompt_logprobs),
             ..Request::new(RequestId(0), prompt, sampling)
         };

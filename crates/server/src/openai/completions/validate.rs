@@ -12,7 +12,7 @@ pub(crate) fn validate(
     model: &Model,
     limits: &Limits,
 ) -> Result<(), ApiError> {
-    model.check_name(request.model.as_deref())?;
+    model.check_served(request.model.as_deref())?;
     request.shared().validate(limits, model)?;
     request.structured().grammar(limits)?;
     if request.logprobs.is_some_and(|top| u64::from(top) > limits.top_logprobs) {

@@ -13,7 +13,7 @@ pub(crate) fn tokenize(
     model: &Model,
     limits: &Limits,
 ) -> Result<(), ApiError> {
-    model.check_name(request.model.as_deref())?;
+    model.check_served(request.model.as_deref())?;
     chat::validate::tools(request.tools.as_deref().unwrap_or_default(), limits)?;
     match (&request.prompt, &request.messages) {
         (Some(_), _) => Ok(()),
@@ -28,7 +28,7 @@ pub(crate) fn detokenize(
     model: &Model,
     limits: &Limits,
 ) -> Result<(), ApiError> {
-    model.check_name(request.model.as_deref())?;
+    model.check_served(request.model.as_deref())?;
     at_most("tokens", "entries", request.tokens.len(), limits.tokenize_tokens)?;
     match request.tokens.iter().find(|token| **token >= model.text.vocab()) {
         None => Ok(()),

@@ -1,0 +1,68 @@
+//! What a program keeps of tokens between steps, by kind.
+
+use crate::layout::page_bytes;
+use crate::plan::bytes;
+use crate::program::{Cache, Program};
+use serde::Serialize;
+
+/// Layers that keep the same tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct CacheKind {
+    /// Layers.
+    pub layers: u32,
+    /// Page tables of a sequence: pages that a page of tokens takes.
+    pub tables: u32,
+    /// The last tokens that are kept; `None` for all.
+    pub window: Option<u32>,
+    /// Bytes that a token takes in these layers.
+    pub token_bytes: u64,
+}
+
+/// The caches of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Caches {
+    /// By kind: layers that keep everything first.
+    pub kinds: Vec<CacheKind>,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Tokens of a page.
+    pub page_size: u32,
+}
+
+impl Caches {
+    /// Of a program with pages of so many tokens.
+    pub(crate) fn of(program: &Program, page_size: u32) -> Caches {
+        let kept = program.kept();
+        let kind = |tables: std::ops::Range<u32>, window: Option<u32>| {
+            let of = |(index, _): &(usize, &Cache)| tables.contains(&kept.table(*index));
+            let own = || program.caches.iter().enumerate().filter(of);
+            let token_bytes = own().map(|(_, cache)| cache.token_bytes()).sum();
+            CacheKind {
+                layers: own().count() as u32,
+                tables: tables.len() as u32,
+                window,
+                token_bytes,
+            }
+        };
+        let (full, all) = (kept.full, kept.tables());
+        let kinds = [kind(0..full, None), kind(full..all, Some(kept.window))];
+        let kinds = kinds.into_iter().filter(|kind| kind.layers > 0).collect();
+        Caches { kinds, page_bytes: page_bytes(program, page_size), page_size }
+    }
+
+    /// For people: a line for each kind.
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::new();
+        for CacheKind { layers, tables, window, token_bytes } in &self.kinds {
+            let kept = window.map_or("every token".into(), |window| format!("{window} tokens"));
+            text.push_str(&format!(
+                "  {:<10} {layers} layers keep {kept}: {} a token, {tables} pages of {} for {} tokens\n",
+                "cache",
+                bytes(*token_bytes),
+                bytes(self.page_bytes),
+                self.page_size
+            ));
+        }
+        text
+    }
+}

@@ -1,0 +1,277 @@
+//! Routes for the operator, served with `--admin-api` only: memory and weights of the model while it runs. Paths and
+//! names are vLLM's and SGLang's.
+
+use crate::app::App;
+use crate::describe::api_type;
+use crate::error::ApiError;
+use crate::http::{RequestBody, read_json, receive};
+use crate::link::{Change, ChangeError, Parts, Running};
+use axum::Json;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The routes.
+pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
+    Router::new()
+        .route("/sleep", post(sleep))
+        .route("/wake_up", post(wake_up))
+        .route("/is_sleeping", get(is_sleeping))
+        .route("/release_memory_occupation", post(release))
+        .route("/resume_memory_occupation", post(resume))
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
+        .route("/update_weights", post(update))
+        .route("/update_weights_from_disk", post(update))
+        .layer(from_fn_with_state(app.clone(), no_pages))
+}
+
+/// Refuses requests of web pages, which need no CORS preflight for a POST without a body.
+async fn no_pages(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let from_page = request.headers().contains_key(header::ORIGIN);
+    if from_page && app.origins.of(&request).is_none() {
+        return ApiError::foreign_page().into_response();
+    }
+    next.run(request).await
+}
+
+/// The names and values of a query.
+fn query(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn unknown(name: &str) -> ApiError {
+    ApiError::invalid(name, format!("the parameter {name} does not exist"))
+}
+
+fn wrong(name: &str, value: &str, expected: &str) -> ApiError {
+    ApiError::invalid(name, format!("{name} must be {expected}, not {value:?}"))
+}
+
+/// Adds a part by its tag.
+fn add(parts: &mut Option<Parts>, tag: &str) -> Result<(), ApiError> {
+    let parts = parts.get_or_insert(Parts { weights: false, kv: false });
+    match tag {
+        "weights" => parts.weights = true,
+        "kv_cache" => parts.kv = true,
+        other => return Err(wrong("tags", other, "weights or kv_cache")),
+    }
+    Ok(())
+}
+
+fn running(mode: &str) -> Result<Running, ApiError> {
+    match mode {
+        "wait" => Ok(Running::Finish),
+        "abort" => Ok(Running::Drop),
+        "keep" => Ok(Running::Pause),
+        other => Err(wrong("mode", other, "wait, abort or keep")),
+    }
+}
+
+/// `POST /sleep?level=1|2&mode=wait|abort|keep`.
+async fn sleep(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let (mut keep, mut mode) = (true, Running::Finish);
+    for (name, value) in query(&uri) {
+        match (name, value) {
+            ("level", "1") => keep = true,
+            ("level", "2") => keep = false,
+            ("level", other) => return Err(wrong("level", other, "1 or 2")),
+            ("mode", value) => mode = running(value)?,
+            (other, _) => return Err(unknown(other)),
+        }
+    }
+    make(&app, Change::Sleep { parts: Parts::ALL, keep }, mode).await
+}
+
+/// `POST /wake_up?tags=weights&tags=kv_cache&reload=true|false`.
+async fn wake_up(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let (mut parts, mut reload) = (None, true);
+    for (name, value) in query(&uri) {
+        match (name, value) {
+            ("tags", value) => add(&mut parts, value)?,
+            ("reload", "true") => reload = true,
+            ("reload", "false") => reload = false,
+            ("reload", other) => return Err(wrong("reload", other, "true or false")),
+            (other, _) => return Err(unknown(other)),
+        }
+    }
+    let parts = parts.unwrap_or(Parts::ALL);
+    make(&app, Change::Wake { parts, reload }, Running::Pause).await
+}
+
+/// The body of SGLang's routes.
+#[derive(Debug, Default, Deserialize)]
+struct Occupation {
+    tags: Option<Vec<String>>,
+}
+
+/// The parts that a body of SGLang's routes names; without a body, all.
+async fn occupation(app: &App, mut body: Body) -> Result<Parts, ApiError> {
+    let mut lease = app.bodies.lease();
+    let body = receive(&mut body, &app.limits, &mut lease).await?;
+    let asked = match body.is_empty() {
+        true => Occupation::default(),
+        false => serde_json::from_slice::<Occupation>(&body).map_err(|error| {
+            ApiError::invalid("", format!("the body is not as expected: {error}"))
+        })?,
+    };
+    let mut parts = None;
+    for tag in asked.tags.iter().flatten() {
+        add(&mut parts, tag)?;
+    }
+    Ok(parts.unwrap_or(Parts::ALL))
+}
+
+/// `POST /release_memory_occupation`: SGLang's name for sleeping. Weights are kept in host memory.
+async fn release(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let change = Change::Sleep { parts: occupation(&app, body).await?, keep: true };
+    make(&app, change, Running::Finish).await
+}
+
+/// `POST /resume_memory_occupation`: SGLang's name for waking up.
+async fn resume(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+    let change = Change::Wake { parts: occupation(&app, body).await?, reload: true };
+    make(&app, change, Running::Pause).await
+}
+
+api_type! {
+    /// The body of `/update_weights`.
+    pub struct UpdateRequest {
+        /// A folder or file with some or all of the model's tensors, as safetensors.
+        pub model_path: String,
+        /// What happens to running requests: `wait`, `abort` or `keep`.
+        pub mode: Option<String> = {"enum": ["wait", "abort", "keep"]},
+        /// SGLang's name for the mode `abort`.
+        pub abort_all_requests: Option<bool>,
+    }
+}
+
+impl RequestBody for UpdateRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = false;
+    // The cache is emptied in any case.
+    const NO_EFFECT: &'static [&'static str] = &["flush_cache"];
+}
+
+/// `POST /update_weights`, and SGLang's name for it.
+async fn update(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let asked = read_json(&app, request, |_, asked: UpdateRequest| Ok(asked)).await?;
+    let mode = match (&asked.mode, asked.abort_all_requests) {
+        (Some(mode), _) => running(mode)?,
+        (None, Some(true)) => Running::Drop,
+        (None, _) => Running::Finish,
+    };
+    let roots = app.weight_roots.clone();
+    let path = app.compute(0, move || allowed(&roots, "model_path", &asked.model_path)).await??;
+    make(&app, Change::Update { path }, mode).await
+}
+
+/// The path without links, if it lies in one of the allowed folders. Otherwise nothing is said about it, not even
+/// whether it exists.
+fn allowed(roots: &[PathBuf], param: &str, path: &str) -> Result<PathBuf, ApiError> {
+    let found = Path::new(path).canonicalize().ok();
+    let below = |found: &PathBuf| roots.iter().any(|root| found.starts_with(root));
+    found.filter(below).ok_or_else(|| {
+        let text = "no such folder in those that the server was started with (--weight-root)";
+        ApiError::invalid(param, text)
+    })
+}
+
+api_type! {
+    /// The body of `/v1/load_lora_adapter`.
+    pub struct LoadAdapterRequest {
+        /// The name that requests give as `model`.
+        pub lora_name: String = {"minLength": 1},
+        /// A folder that `peft` saved.
+        pub lora_path: String,
+    }
+}
+
+api_type! {
+    /// The body of `/v1/unload_lora_adapter`.
+    pub struct UnloadAdapterRequest {
+        /// The name of the adapter.
+        pub lora_name: String,
+    }
+}
+
+impl RequestBody for LoadAdapterRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = false;
+}
+
+impl RequestBody for UnloadAdapterRequest {
+    const TOKEN_IDS: bool = false;
+    const NEEDS_ENGINE: bool = false;
+    // vLLM's clients send the number, too.
+    const NO_EFFECT: &'static [&'static str] = &["lora_int_id"];
+}
+
+/// `POST /v1/load_lora_adapter`.
+async fn load_adapter(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let asked = read_json(&app, request, |_, asked: LoadAdapterRequest| Ok(asked)).await?;
+    let name = asked.lora_name;
+    if name.is_empty() || app.model.check_served(Some(&name)).is_ok() {
+        let text = format!("the name {name:?} is empty or in use");
+        return Err(ApiError::invalid("lora_name", text));
+    }
+    let roots = app.weight_roots.clone();
+    let path = app.compute(0, move || allowed(&roots, "lora_path", &asked.lora_path)).await??;
+    // Random, so that no page of another adapter is ever taken for one of this.
+    let number = crate::openai::random() | 1;
+    let loaded = make(&app, Change::LoadAdapter { number, path }, Running::Pause).await?;
+    if !app.model.adapters.insert(&name, number) {
+        drop(make(&app, Change::UnloadAdapter { number }, Running::Pause).await);
+        return Err(ApiError::invalid("lora_name", format!("the name {name:?} is in use")));
+    }
+    Ok(loaded)
+}
+
+/// `POST /v1/unload_lora_adapter`.
+async fn unload_adapter(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let asked = read_json(&app, request, |_, asked: UnloadAdapterRequest| Ok(asked)).await?;
+    let name = asked.lora_name;
+    let Some(number) = app.model.adapters.get(&name) else {
+        return Err(ApiError::not_found("lora_name", format!("no adapter {name:?} is loaded")));
+    };
+    // Requests that come from now on do not find it; if it is in use, it stays.
+    app.model.adapters.remove(&name);
+    let unloaded = make(&app, Change::UnloadAdapter { number }, Running::Pause).await;
+    if unloaded.is_err() {
+        app.model.adapters.insert(&name, number);
+    }
+    unloaded
+}
+
+/// `GET /is_sleeping`.
+async fn is_sleeping(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"is_sleeping": app.link.is_asleep()}))
+}
+
+async fn make(app: &App, change: Change, running: Running) -> Result<Json<Value>, ApiError> {
+    match app.link.change(change, running).await {
+        Ok(()) => Ok(Json(json!({
+            "success": true,
+            "is_sleeping": app.link.is_asleep(),
+            "weight_version": app.link.weight_version(),
+        }))),
+        Err(ChangeError::Refused(why)) => Err(ApiError::invalid("", why)),
+        Err(why @ ChangeError::Unsupported) => Err(ApiError::not_supported(why.to_string())),
+        Err(ChangeError::Failed(why)) => Err(ApiError::internal(why)),
+    }
+}

@@ -1,0 +1,99 @@
+//! Changes of what the engine holds, which an operator asks for: its memory and its weights.
+
+use engine::request::Output;
+use std::path::PathBuf;
+
+/// Parts of a model's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Weights.
+    pub weights: bool,
+    /// The KV cache.
+    pub kv: bool,
+}
+
+impl Parts {
+    /// All of them.
+    pub const ALL: Parts = Parts { weights: true, kv: true };
+}
+
+/// What is to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Give memory back; what the KV cache holds is forgotten.
+    Sleep {
+        /// Which.
+        parts: Parts,
+        /// Whether weights are kept in host memory.
+        keep: bool,
+    },
+    /// Bring memory back.
+    Wake {
+        /// Which.
+        parts: Parts,
+        /// Whether weights that were forgotten are read again; else they have to be updated.
+        reload: bool,
+    },
+    /// Replace weights by those of a checkpoint.
+    Update {
+        /// The checkpoint, with some or all of the model's tensors.
+        path: PathBuf,
+    },
+    /// Let requests use an adapter under this number.
+    LoadAdapter {
+        /// Not 0, and never used before.
+        number: u64,
+        /// A folder that `peft` saved.
+        path: PathBuf,
+    },
+    /// Forget an adapter; refused while requests use it.
+    UnloadAdapter {
+        /// Its number.
+        number: u64,
+    },
+}
+
+/// What happens to running requests first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Running {
+    /// They finish.
+    Finish,
+    /// They end with an error.
+    Drop,
+    /// They go on afterwards, with the tokens they have.
+    Pause,
+}
+
+/// Why something was not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// The backend has nothing of the kind.
+    #[error("this backend cannot do that")]
+    Unsupported,
+    /// It cannot be done as asked, and nothing was changed.
+    #[error("{0}")]
+    Refused(String),
+    /// It was begun and failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The outcome of a change.
+#[derive(Debug)]
+pub struct Changed {
+    /// Outputs of steps that had to be waited for.
+    pub outputs: Vec<Output>,
+    /// Whether it was made.
+    pub result: Result<(), ChangeError>,
+}
+
+/// Whether a backend can run steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It can.
+    Awake,
+    /// Some of its memory was given back.
+    Asleep,
+    /// It has memory for its weights, and no weights.
+    NoWeights,
+}
