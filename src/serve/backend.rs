@@ -103,6 +103,9 @@ impl<X: Executor + Traced> Backend for Serving<X> {
                 let woken = executor(&mut self.engine).inner_mut().wake(*parts, *reload);
                 (Vec::new(), woken.map_err(failed))
             }
+            Change::Pause { keep: true } => (self.engine.settle(), Ok(())),
+            Change::Pause { keep: false } => (self.engine.vacate(), Ok(())),
+            Change::Resume => (Vec::new(), Ok(())),
             Change::Update { path } => self.update(path),
             Change::LoadAdapter { number, path } => {
                 let loaded = executor(&mut self.engine).inner_mut().load_adapter(*number, path);

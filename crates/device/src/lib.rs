@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 mod kv;
+pub mod logprob;
 pub mod mail;
 mod memory;
 pub mod notice;

@@ -47,6 +47,8 @@ pub mod param {
     pub const PENALISED: u32 = 29;
     /// The slot of its adapter, counted from 1; 0 for none.
     pub const ADAPTER: u32 = 30;
+    /// Non-zero when log-probabilities are those of the distribution that tokens are drawn from.
+    pub const SAMPLED_LOGPROBS: u32 = 31;
 }
 /// Stop tokens a seat can hold.
 pub const MAX_STOPS: u32 = 16;

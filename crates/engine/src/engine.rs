@@ -81,14 +81,26 @@ impl<X: Executor> Engine<X> {
     /// running sequences back to the queue with the tokens they have. Afterwards no page holds anything and none is
     /// cached, so the caller may give the memory of pages away and back before the next step.
     pub fn vacate(&mut self) -> Vec<Output> {
-        while self.sched.in_flight() > 0 {
-            self.executor.stop_loop();
-            self.take_results(true);
-        }
+        self.wait_for_steps();
         self.settle_store();
         self.sched.vacate_all();
         self.sched.check();
         std::mem::take(&mut self.sched.out)
+    }
+
+    /// Waits for the steps in flight. The device then does nothing before the next step; sequences keep their seats and
+    /// pages.
+    pub fn settle(&mut self) -> Vec<Output> {
+        self.wait_for_steps();
+        self.sched.check();
+        std::mem::take(&mut self.sched.out)
+    }
+
+    fn wait_for_steps(&mut self) {
+        while self.sched.in_flight() > 0 {
+            self.executor.stop_loop();
+            self.take_results(true);
+        }
     }
 
     /// The device has other weights since [`Engine::vacate`]. `weights` is a number that tells them from all others of

@@ -222,6 +222,8 @@ pub struct SeatParams {
     pub seed: u64,
     /// Alternatives to report; `None` reports no log-probabilities.
     pub logprobs: Option<u32>,
+    /// They are those of the distribution that tokens are drawn from.
+    pub sampled_logprobs: bool,
     /// Added to single logits.
     pub logit_bias: Vec<(Token, f32)>,
     /// Stop tokens are forbidden until the sequence has this many tokens in all.
@@ -250,6 +252,7 @@ impl SeatParams {
             presence_penalty: 0.0,
             seed: 0,
             logprobs: None,
+            sampled_logprobs: false,
             logit_bias: Vec::new(),
             min_len: 0,
             stop_tokens: Vec::new(),

@@ -109,6 +109,9 @@ pub struct Sampling {
     pub seed: u64,
     /// Log-probabilities of the chosen token and this many alternatives (at most 20).
     pub logprobs: Option<u32>,
+    /// Report those of the distribution that tokens are drawn from, after temperature, `top_k`, `top_p` and `min_p`; else those
+    /// before them, after penalties and biases.
+    pub sampled_logprobs: bool,
     /// At most this many new tokens.
     pub max_tokens: u32,
     /// No stop before this many.
@@ -152,6 +155,7 @@ impl Default for Sampling {
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: None,
+            sampled_logprobs: false,
             max_tokens: u32::MAX,
             min_tokens: 0,
             stop_tokens: Vec::new(),
@@ -219,6 +223,8 @@ pub enum Output {
         choice: u32,
         /// How.
         finish: Finish,
+        /// Of the stop token that ended it, when asked for.
+        stop_logprob: Option<Box<TokenLogprob>>,
         /// What drafts did for it.
         drafts: Drafts,
     },

@@ -30,7 +30,7 @@ pub(crate) use audit::Holding;
 use crate::exec::{Coverage, Geometry, Page, Seat, Step};
 use crate::pages::{CacheEvent, PageCounts, Pool};
 use crate::plant::{Plant, planted};
-use crate::request::{Event, Finish, Micros, Output, Pooling, RequestId, Token};
+use crate::request::{Event, Finish, Micros, Output, Pooling, RequestId, Token, TokenLogprob};
 use crate::sequence::{Key, Leaving, Place, Sequence, Sequences};
 use adapters::Slots;
 use balance::Balance;
@@ -387,6 +387,12 @@ impl Scheduler {
     /// The one place where a continuation ends: it emits the end, and frees what the continuation holds
     /// as soon as no step in flight can touch it.
     fn end(&mut self, key: Key, finish: Finish) {
+        self.end_with(key, finish, None);
+    }
+
+    /// The same, with what is known about the stop token.
+    fn end_with(&mut self, key: Key, finish: Finish, stop: Option<TokenLogprob>) {
+        let stop_logprob = stop.map(Box::new);
         let (id, choice, unforked, drafts) = {
             let sequence = &self.sequences[key];
             (sequence.id, sequence.choice, sequence.cold.unforked, sequence.cold.drafts)
@@ -394,9 +400,10 @@ impl Scheduler {
         // Choices that never split off end with the one they would have split from.
         for choice in choice..=choice + unforked {
             self.stats.finished += 1;
-            self.out.push(Output::Finished { id, choice, finish: finish.clone(), drafts });
+            let (finish, stop_logprob) = (finish.clone(), stop_logprob.clone());
+            self.out.push(Output::Finished { id, choice, finish, stop_logprob, drafts });
             if planted(Plant::FinishTwice) && self.stats.finished.is_multiple_of(7) {
-                self.out.push(Output::Finished { id, choice, finish: finish.clone(), drafts });
+                self.out.extend(self.out.last().cloned());
             }
         }
         let live = self.live.get_mut(&id).expect("an ended request has no sequences");

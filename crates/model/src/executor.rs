@@ -557,6 +557,7 @@ fn join(join: &Join) -> JoinInput {
         frequency: from.frequency_penalty,
         presence: from.presence_penalty,
         logprobs: from.logprobs,
+        sampled_logprobs: from.sampled_logprobs,
         seed: from.seed,
         min_len: from.min_len,
         adapter: from.adapter,

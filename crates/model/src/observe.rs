@@ -7,6 +7,7 @@
 //! as many tokens at a time as they have rows for. The host waits for such a step. A step without such requests costs
 //! nothing extra.
 
+use device::logprob::Distribution;
 use device::op::{Attention, Copy, Gather};
 use device::{Node, Op, Result, Tensor};
 use engine::exec::{Score, Step};
@@ -151,7 +152,10 @@ impl<'a> Tail<'a> {
             self.run(first + at * self.rows, count)?;
             let logits = self.read(self.logits, count)?;
             let rows = logits.par_chunks_exact(self.logits.stride as usize).zip(targets);
-            scores.par_extend(rows.map(|(logits, &target)| logprob(logits, target, score.top)));
+            let cols = self.logits.cols as usize;
+            scores.par_extend(
+                rows.map(|(logits, &target)| logprob(&logits[..cols], target, score.top)),
+            );
         }
         Ok(scores)
     }
@@ -159,9 +163,8 @@ impl<'a> Tail<'a> {
 
 /// A token's log-probability and the likeliest ones, best first, the lowest index among equals.
 fn logprob(logits: &[f32], target: Token, top: u32) -> (f32, Vec<(Token, f32)>) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
-    let of = |token: Token| (f64::from(logits[token as usize] - max) - total.ln()) as f32;
+    let all = Distribution::of(logits);
+    let of = |token: Token| all.logprob(logits[token as usize]);
     let mut best: Vec<Token> = Vec::with_capacity(top as usize + 1);
     for (token, &logit) in (0..).zip(logits) {
         let worse = |&other: &Token| logits[other as usize] < logit;

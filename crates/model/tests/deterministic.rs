@@ -1,11 +1,12 @@
 //! `--deterministic`: a request's tokens and log-probabilities are the same to the bit, whatever else is
 //! in the batch, whatever bucket it runs in, however its prompt is cut, and whether its pages were found
-//! in the prefix tree. And the inverse: without it they may differ.
+//! in the prefix tree; log-probabilities also, whether it was drawn or is scored as a prompt. And the inverse: without it
+//! they may differ.
 
 use device::{Device, DeviceChoice};
 use engine::Engine;
 use engine::offline::{Answer, Offline};
-use engine::request::{Request, RequestId, Sampling};
+use engine::request::{Request, RequestId, Sampling, TokenLogprob};
 use model::GraphExecutor;
 use model::ModelConfig;
 use model::{LoadOptions, ModelSource, load_executor};
@@ -101,6 +102,29 @@ fn check(device: &Device) {
     }
 }
 
+/// An answer that is drawn, and the same tokens as the end of a prompt: their log-probabilities, each with the
+/// likeliest tokens at its place.
+fn drawn_and_scored(device: &Device, others: u32) -> [Vec<TokenLogprob>; 2] {
+    let setting = Setting { deterministic: true, max_batch: 16, step_tokens: 128, buckets: "auto" };
+    let mut engine = engine(device, setting);
+    let drawn = answer(&mut engine, others, 1.0);
+    let prompt = mine(1.0).prompt;
+    let mut whole = request([&prompt[..], &drawn.tokens].concat(), 0, 0.0);
+    whole.prompt_logprobs = Some(5);
+    let scored = engine.answer(vec![whole]).remove(0).unwrap().prompt_logprobs;
+    [drawn.logprobs, scored[prompt.len() - 1..].to_vec()]
+}
+
+/// Log-probabilities of steps that decode and of prompts are equal to the bit: what a training loop computes from the
+/// one holds for the other.
+fn check_scores(device: &Device) {
+    for others in [0, 7] {
+        let [drawn, scored] = drawn_and_scored(device, others);
+        assert_eq!(drawn.len(), 16);
+        assert_eq!(drawn, scored, "{others} others");
+    }
+}
+
 /// Whether any way differs without the flag.
 fn differs(device: &Device) -> bool {
     let ways = all_ways(device, false, 0.0);
@@ -111,6 +135,7 @@ fn differs(device: &Device) -> bool {
 fn nothing_beside_a_request_changes_it_on_the_cpu() {
     let device = device::cpu::open(Some(2), false).unwrap();
     check(&device);
+    check_scores(&device);
     // AVX-512 attention has a kernel for few queries and one for many; other processors have one.
     assert_eq!(differs(&device), device.describe().contains("avx512"));
 }
@@ -122,5 +147,6 @@ fn nothing_beside_a_request_changes_it_on_the_gpu() {
         return;
     };
     check(&device);
+    check_scores(&device);
     assert!(differs(&device), "by default kernels are chosen by bucket: some sum must differ");
 }

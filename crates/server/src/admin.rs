@@ -15,6 +15,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,11 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/is_sleeping", get(is_sleeping))
         .route("/release_memory_occupation", post(release))
         .route("/resume_memory_occupation", post(resume))
+        .route("/pause", post(pause))
+        .route("/resume", post(go_on))
+        .route("/is_paused", get(is_paused))
+        .route("/pause_generation", post(pause_generation))
+        .route("/continue_generation", post(go_on))
         .route("/v1/load_lora_adapter", post(load_adapter))
         .route("/v1/unload_lora_adapter", post(unload_adapter))
         .route("/update_weights", post(update))
@@ -108,22 +114,26 @@ async fn wake_up(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, A
     make(&app, Change::Wake { parts, reload }, Running::Pause).await
 }
 
-/// The body of SGLang's routes.
+/// The body of SGLang's routes about memory.
 #[derive(Debug, Default, Deserialize)]
 struct Occupation {
     tags: Option<Vec<String>>,
 }
 
-/// The parts that a body of SGLang's routes names; without a body, all.
-async fn occupation(app: &App, mut body: Body) -> Result<Parts, ApiError> {
+/// A small body, which may be absent.
+async fn optional<T: Default + DeserializeOwned>(app: &App, mut body: Body) -> Result<T, ApiError> {
     let mut lease = app.bodies.lease();
     let body = receive(&mut body, &app.limits, &mut lease).await?;
-    let asked = match body.is_empty() {
-        true => Occupation::default(),
-        false => serde_json::from_slice::<Occupation>(&body).map_err(|error| {
-            ApiError::invalid("", format!("the body is not as expected: {error}"))
-        })?,
-    };
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&body)
+        .map_err(|error| ApiError::invalid("", format!("the body is not as expected: {error}")))
+}
+
+/// The parts that a body of SGLang's routes names; without a body, all.
+async fn occupation(app: &App, body: Body) -> Result<Parts, ApiError> {
+    let asked: Occupation = optional(app, body).await?;
     let mut parts = None;
     for tag in asked.tags.iter().flatten() {
         add(&mut parts, tag)?;
@@ -141,6 +151,49 @@ async fn release(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>,
 async fn resume(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
     let change = Change::Wake { parts: occupation(&app, body).await?, reload: true };
     make(&app, change, Running::Pause).await
+}
+
+/// `POST /pause?mode=keep|wait|abort`.
+async fn pause(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let mut mode = Running::Pause;
+    for (name, value) in query(&uri) {
+        match name {
+            "mode" => mode = running(value)?,
+            other => return Err(unknown(other)),
+        }
+    }
+    make(&app, Change::Pause { keep: true }, mode).await
+}
+
+/// `POST /resume`, and SGLang's name for it.
+async fn go_on(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    make(&app, Change::Resume, Running::Pause).await
+}
+
+/// `GET /is_paused`.
+async fn is_paused(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"is_paused": app.link.is_paused()}))
+}
+
+/// The body of `/pause_generation`.
+#[derive(Debug, Default, Deserialize)]
+struct PauseGeneration {
+    mode: Option<String>,
+}
+
+/// `POST /pause_generation`: SGLang's name for pausing, with its modes.
+async fn pause_generation(
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let asked: PauseGeneration = optional(&app, body).await?;
+    let (keep, mode) = match asked.mode.as_deref().unwrap_or("abort") {
+        "abort" => (true, Running::Drop),
+        "in_place" => (true, Running::Pause),
+        "retract" => (false, Running::Pause),
+        other => return Err(wrong("mode", other, "abort, in_place or retract")),
+    };
+    make(&app, Change::Pause { keep }, mode).await
 }
 
 api_type! {
@@ -252,8 +305,9 @@ async fn unload_adapter(
     // Requests that come from now on do not find it; if it is in use, it stays.
     app.model.adapters.remove(&name);
     let unloaded = make(&app, Change::UnloadAdapter { number }, Running::Pause).await;
-    if unloaded.is_err() {
-        app.model.adapters.insert(&name, number);
+    match unloaded {
+        Ok(_) => app.metrics.forget_adapter(&name),
+        Err(_) => drop(app.model.adapters.insert(&name, number)),
     }
     unloaded
 }
@@ -268,6 +322,7 @@ async fn make(app: &App, change: Change, running: Running) -> Result<Json<Value>
         Ok(()) => Ok(Json(json!({
             "success": true,
             "is_sleeping": app.link.is_asleep(),
+            "is_paused": app.link.is_paused(),
             "weight_version": app.link.weight_version(),
         }))),
         Err(ChangeError::Refused(why)) => Err(ApiError::invalid("", why)),

@@ -42,14 +42,28 @@ pub enum Scorer {
     Compare,
 }
 
+/// Most adapters that have a label of their own in metrics.
+const MOST_LABELS: usize = 256;
+/// The label of the others.
+const OTHERS: &str = "(others)";
+
 /// The adapters that are loaded: the number of each by its name.
 #[derive(Clone, Debug, Default)]
-pub struct AdapterNames(Arc<RwLock<BTreeMap<String, u64>>>);
+pub struct AdapterNames(Arc<RwLock<BTreeMap<String, Named>>>);
+
+/// An adapter that has a name.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    number: u64,
+    /// It has a label of its own in metrics.
+    labelled: bool,
+}
 
 impl AdapterNames {
     /// The number of an adapter.
     pub(crate) fn get(&self, name: &str) -> Option<u64> {
-        self.0.read().unwrap_or_else(|e| e.into_inner()).get(name).copied()
+        let names = self.0.read().unwrap_or_else(|e| e.into_inner());
+        names.get(name).map(|named| named.number)
     }
 
     /// Adds an adapter; false if the name is taken.
@@ -57,9 +71,17 @@ impl AdapterNames {
         let mut names = self.0.write().unwrap_or_else(|e| e.into_inner());
         let free = !names.contains_key(name);
         if free {
-            names.insert(name.into(), number);
+            let labelled = names.values().filter(|named| named.labelled).count() < MOST_LABELS;
+            names.insert(name.into(), Named { number, labelled });
         }
         free
+    }
+
+    /// The label of an adapter in metrics: its name, or [`OTHERS`] if there are too many.
+    pub(crate) fn label(&self, number: u64) -> Option<String> {
+        let names = self.0.read().unwrap_or_else(|e| e.into_inner());
+        let (name, named) = names.iter().find(|(_, named)| named.number == number)?;
+        Some(if named.labelled { name.clone() } else { OTHERS.into() })
     }
 
     /// Takes an adapter away.

@@ -206,7 +206,7 @@ limits! {
     /// Texts in one call of embeddings, rerank, score or classify.
     inputs = 2048;
     /// Choices per prompt (`n`).
-    choices = 32;
+    choices = 256;
     /// Choices in one call, over all its prompts (prompts × `n`).
     sequences = 256;
     /// Messages in a chat.

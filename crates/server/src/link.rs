@@ -152,6 +152,8 @@ pub(crate) struct Shared {
     closed: AtomicBool,
     /// Memory of the model was given back, by the operator or because nothing was asked for long enough.
     asleep: AtomicBool,
+    /// The operator stopped all steps.
+    paused: AtomicBool,
     /// How often the weights were replaced.
     weight_version: AtomicU64,
     snapshot: Mutex<Arc<Snapshot>>,
@@ -292,6 +294,11 @@ impl Link {
     /// Whether memory of the model was given back.
     pub fn is_asleep(&self) -> bool {
         self.shared.asleep.load(Ordering::Relaxed)
+    }
+
+    /// Whether the operator stopped all steps.
+    pub fn is_paused(&self) -> bool {
+        self.shared.paused.load(Ordering::Relaxed)
     }
 
     /// Lets the thread end once the engine is idle.

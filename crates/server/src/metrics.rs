@@ -81,6 +81,12 @@ metrics! {
     cached_tokens: Counter = Counter::default(), "prompt_tokens_cached";
     /// Tokens generated.
     generated_tokens: Counter = Counter::default(), "generated_tokens";
+    /// Requests that an adapter answers, by adapter.
+    adapter_requests: Family<Labels, Counter> = Family::default(), "adapter_requests";
+    /// Prompt tokens of these requests, by adapter.
+    adapter_prompt_tokens: Family<Labels, Counter> = Family::default(), "adapter_prompt_tokens";
+    /// Tokens generated for them, by adapter.
+    adapter_tokens: Family<Labels, Counter> = Family::default(), "adapter_generated_tokens";
     /// From submission to the first token.
     first_token_seconds: Histogram = times(&FIRST), "time_to_first_token_seconds";
     /// From one token of an answer to the next.
@@ -151,6 +157,13 @@ metrics! {
     device_us: Family<Labels, Counter> = Family::default(), "step_device_microseconds";
 }
 
+/// The counters of one adapter.
+pub(crate) struct AdapterCounters {
+    pub(crate) requests: Counter,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) tokens: Counter,
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new(Arc::default())
@@ -161,6 +174,24 @@ impl Metrics {
     /// Counts a finished choice.
     pub fn finished(&self, how: &str) {
         self.choices_finished.get_or_create(&Labels(vec![("finish", how.into())])).inc();
+    }
+
+    /// The counters of an adapter's requests.
+    pub(crate) fn adapter(&self, label: &str) -> AdapterCounters {
+        let labels = Labels(vec![("adapter", label.into())]);
+        AdapterCounters {
+            requests: self.adapter_requests.get_or_create(&labels).clone(),
+            prompt_tokens: self.adapter_prompt_tokens.get_or_create(&labels).clone(),
+            tokens: self.adapter_tokens.get_or_create(&labels).clone(),
+        }
+    }
+
+    /// Forgets an adapter that was unloaded.
+    pub(crate) fn forget_adapter(&self, label: &str) {
+        let labels = Labels(vec![("adapter", label.into())]);
+        for family in [&self.adapter_requests, &self.adapter_prompt_tokens, &self.adapter_tokens] {
+            family.remove(&labels);
+        }
     }
 
     /// Counts an HTTP response.

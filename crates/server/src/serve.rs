@@ -127,7 +127,8 @@ impl Server {
         let grpc = reserved.grpc.map(|socket| socket.listen(config.limits.connections));
         let grpc = grpc.transpose()?;
         let (limits, doze) = (&config.limits, config.sleep_after);
-        let (link, engine) = link::spawn(backend, limits, doze, metrics.clone(), trace, sink);
+        let (counters, adapters) = (metrics.clone(), model.adapters.clone());
+        let (link, engine) = link::spawn(backend, limits, doze, counters, adapters, trace, sink);
         let app = App::new(model, link, config, metrics).map_err(ServeError::Threads)?;
         let app = Arc::new(app);
         let grpc = grpc.map(|listener| (listener, services(&app, config, kv_events)));

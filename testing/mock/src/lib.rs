@@ -208,6 +208,7 @@ impl Mock {
                 id,
                 choice: 0,
                 finish: Finish::Stop(None),
+                stop_logprob: None,
                 drafts: Drafts::default(),
             });
             return Some(prompt);
@@ -239,6 +240,7 @@ impl Mock {
                     id,
                     choice,
                     finish: Finish::Cancelled,
+                    stop_logprob: None,
                     drafts: Drafts::default(),
                 });
             }
@@ -252,6 +254,7 @@ impl Mock {
                     id,
                     choice: s.choice,
                     finish,
+                    stop_logprob: None,
                     drafts: Drafts::default(),
                 });
             }
@@ -269,10 +272,15 @@ impl Mock {
             let ended = (0..count).find_map(|_| s.advance(now, fail_every, outputs));
             if let Some(finish) = ended {
                 *used -= s.pages;
+                let stop_logprob = match finish {
+                    Finish::Stop(Some(token)) => s.logprobs.map(|top| logprob(token, top)),
+                    _ => None,
+                };
                 outputs.push(Output::Finished {
                     id: s.id,
                     choice: s.choice,
                     finish,
+                    stop_logprob: stop_logprob.map(Box::new),
                     drafts: Drafts::default(),
                 });
                 return false;

@@ -35,6 +35,7 @@ impl Nap {
             Change::LoadAdapter { ref path, .. } if path.join("wrong").exists() => {
                 return Err(ChangeError::Refused("the adapter does not fit".into()));
             }
+            Change::Pause { .. } | Change::Resume => {}
             Change::LoadAdapter { .. } | Change::UnloadAdapter { .. } => {}
             Change::Update { .. } => {
                 self.lost = false;

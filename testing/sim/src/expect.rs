@@ -49,6 +49,7 @@ impl Answer {
             presence_penalty: s.presence_penalty,
             seed: s.seed + u64::from(choice),
             logprobs: s.logprobs,
+            sampled_logprobs: s.sampled_logprobs,
             logit_bias: Vec::new(),
             min_len: prompt + s.min_tokens,
             stop_tokens,

@@ -331,8 +331,15 @@ DEVICE Cut select_top(const Row& row, float inverse, float maximum, Cut cut, u32
     return next;
 }
 
-// Draws from the tokens that the filters keep; all threads get the token.
-DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
+// A distribution: logits are multiplied by `inverse`, and those are kept that the cut keeps and that are not below the
+// floor.
+struct Kept {
+    Cut cut;
+    float inverse, floor;
+};
+
+// Draws from the tokens that the filters keep; all threads get the token. `kept` says which those are.
+DEVICE u32 draw(const Row& row, Best best, u32 counter, Kept& kept, Select& s) {
     const float inverse = 1.0f / as_float(row.params[PARAM_TEMPERATURE]);
     const float maximum = best.value * inverse;
     const u32 top_k = row.params[PARAM_TOP_K];
@@ -345,6 +352,9 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
         if (asked) cut = select_top(row, inverse, maximum, cut, filter == 0 ? top_k : 0, top_p, s);
     }
     const float floor = min_p > 0.0f ? maximum + logf(min_p) : -INFINITY;
+    kept.cut = cut;
+    kept.inverse = inverse;
+    kept.floor = floor;
     const u64 tie_mass = value_of(cut.key) >= floor ? mass_of(value_of(cut.key), maximum, false) : 0;
     const u32 lane = threadIdx.x % 32;
     // Mass above the cut, by chunks of consecutive tokens; the number of ties with the cut is in the top bits.
@@ -433,20 +443,37 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Select& s) {
     return s.members;
 }
 
-// Log-probabilities of the chosen token and of the likeliest, into the row's ring words.
-DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u32* ring_row, Select& s) {
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) sum += expf(adjusted(row, i) - best.value);
-    sum = warp_sum(sum);
-    float* part = (float*)s.bins;
+// Log-probabilities of the chosen token and of the likeliest, into the row's ring words. The sum is in double: then
+// its order does not change the result after rounding, and scores of prompts, which the host sums, are the same.
+DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, const Kept& kept, volatile u32* ring_row,
+                   Select& s) {
+    const double maximum = (double)(best.value * kept.inverse);
+    double sum = 0.0;
+    u64 tied = 0, ties;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
+        const float l = adjusted(row, i) * kept.inverse;
+        const u32 key = key_of(l);
+        if (key == kept.cut.key) tied++;
+        else if (key > kept.cut.key && l >= kept.floor) sum += exp((double)l - maximum);
+    }
+    block_prefix(tied, ties, s);
+#pragma unroll
+    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
+    double* part = (double*)s.bins;
     __syncthreads();
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
     __syncthreads();
-    sum = 0.0f;
+    sum = 0.0;
     for (int w = 0; w < WARPS; w++) sum += part[w];
-    const float log_total = best.value + logf(sum);
-    if (threadIdx.x == 0) ring_row[2] = __float_as_uint(adjusted(row, token) - log_total);
+    const float edge = value_of(kept.cut.key);
+    if (kept.cut.ties && edge >= kept.floor) sum += (double)min(kept.cut.ties, ties) * exp((double)edge - maximum);
+    const double log_total = maximum + log(sum);
+    const auto logprob = [&](float l) { return __float_as_uint((float)((double)(l * kept.inverse) - log_total)); };
+    if (threadIdx.x == 0) ring_row[2] = logprob(adjusted(row, token));
     Best previous = {INFINITY, 0};
+    // The likeliest tokens are kept, up to some place in their order.
+    u64 listed = 0;
     for (u32 a = 0; a < wanted && a < MAX_TOP; a++) {
         Best next = {-INFINITY, VOCAB};
         for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
@@ -456,8 +483,11 @@ DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, volatile u3
         }
         previous = block_best(next, s.best);
         if (threadIdx.x == 0) {
+            const float l = previous.value * kept.inverse;
+            const u32 key = key_of(l);
+            const bool above = key > kept.cut.key || (key == kept.cut.key && listed++ < kept.cut.ties);
             ring_row[4 + 2 * a] = previous.index;
-            ring_row[5 + 2 * a] = __float_as_uint(previous.value - log_total);
+            ring_row[5 + 2 * a] = above && l >= kept.floor ? logprob(previous.value) : __float_as_uint(-INFINITY);
         }
     }
 }
@@ -634,9 +664,12 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
         if (threadIdx.x == 0) held = row;
         __syncthreads();
         const bool drawn = as_float(held.params[PARAM_TEMPERATURE]) > 0.0f && best.index < VOCAB;
-        if (drawn) token = draw(held, best, length, s);
+        const Kept all = {{key_of(-INFINITY), 0}, 1.0f, -INFINITY};
+        Kept kept = all;
+        if (drawn) token = draw(held, best, length, kept, s);
         wanted = held.params[PARAM_LOGPROBS];
-        if (wanted) report(held, best, token, wanted - 1, ring_row, s);
+        if (wanted)
+            report(held, best, token, wanted - 1, held.params[PARAM_SAMPLED_LOGPROBS] ? kept : all, ring_row, s);
     }
 #ifdef Q_LEN
     if (threadIdx.x == 0) {

@@ -11,8 +11,9 @@
 //!    draw by the inverse of the cumulative distribution in index order: the first token whose
 //!    cumulative sum exceeds u · total, with
 //!    u = Philox4x32-10(key = seed, counter = (seat_len + q_len, 0, 0, 0)): u = (x0 >> 8)·2⁻²⁴ + 2⁻²⁵.
-//! 4. Log-probabilities, if asked for, are of the distribution after step 2 at temperature 1, the
-//!    alternatives best first, ties in index order. A mask is a bit per token, set if allowed; row r's
+//! 4. Log-probabilities, if asked for, are of the distribution after step 2 at temperature 1; with
+//!    `SAMPLED_LOGPROBS`, where the row is not greedy, of the one that step 3 draws from, in which tokens that a filter
+//!    dropped have −∞. The alternatives are the largest l, best first, ties in index order. A mask is a bit per token, set if allowed; row r's
 //!    lies at `masks + r · mask_words` of the launch's bank.
 //!
 //! Then for every live row: seat_len += q_len; and if sampled: seat_token = token, the token is
@@ -37,6 +38,7 @@ use super::{
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
 use crate::cuda::launch::Target;
+use crate::logprob::Distribution;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::{Result, Span, StepState};
 use serde::{Deserialize, Serialize};
@@ -170,12 +172,19 @@ impl Sample {
 fn choose(row: &SampledRow<'_>, logits: &[f32]) -> Choice {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
-    let token = if row.temperature == 0.0 { order[0] } else { draw(row, logits, &order) };
+    let kept = (row.temperature > 0.0).then(|| filter(row, logits, &order));
+    let token = kept.as_ref().map_or(order[0], |kept| draw(row, logits, kept));
     let mut choice = Choice { token: token as u32, ..Choice::default() };
     if row.logprobs > 0 {
-        let max = f64::from(logits[order[0]]);
-        let total: f64 = logits.iter().map(|l| (f64::from(*l) - max).exp()).sum();
-        let logprob = |token: usize| (f64::from(logits[token]) - max - total.ln()) as f32;
+        let (temperature, kept) = match kept.filter(|_| row.of_drawn) {
+            Some(kept) => (row.temperature, kept),
+            None => (1.0, order.clone()),
+        };
+        let all = Distribution::at(temperature, kept.iter().map(|token| logits[*token]));
+        let logprob = |token: usize| match kept.contains(&token) {
+            true => all.logprob(logits[token]),
+            false => f32::NEG_INFINITY,
+        };
         choice.logprob = logprob(token);
         for (top, token) in choice.top.iter_mut().zip(order).take(row.alternatives()) {
             *top = (token as u32, logprob(token));
@@ -184,10 +193,15 @@ fn choose(row: &SampledRow<'_>, logits: &[f32]) -> Choice {
     choice
 }
 
-fn draw(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> usize {
-    let scaled = |token: usize| logits[token] / row.temperature;
-    let max = scaled(order[0]);
-    let weight = |token: usize| f64::from(scaled(token) - max).exp();
+/// What a token weighs against the likeliest.
+fn weigh(row: &SampledRow<'_>, logits: &[f32], likeliest: usize) -> impl Fn(usize) -> f64 {
+    let scaled = move |token: usize| logits[token] / row.temperature;
+    move |token| f64::from(scaled(token) - scaled(likeliest)).exp()
+}
+
+/// The tokens that the filters keep, the likeliest first.
+fn filter(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> Vec<usize> {
+    let weight = weigh(row, logits, order[0]);
     let keep = if row.top_k == 0 { order.len() } else { (row.top_k as usize).min(order.len()) };
     let mut kept: Vec<usize> = order[..keep].to_vec();
     if row.top_p < 1.0 {
@@ -202,6 +216,12 @@ fn draw(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> usize {
     if row.min_p > 0.0 {
         kept.retain(|token| weight(*token) >= f64::from(row.min_p));
     }
+    kept
+}
+
+fn draw(row: &SampledRow<'_>, logits: &[f32], kept: &[usize]) -> usize {
+    let weight = weigh(row, logits, kept[0]);
+    let mut kept = kept.to_vec();
     kept.sort_unstable();
     let total: f64 = kept.iter().map(|token| weight(*token)).sum();
     let mut sum = 0.0;
@@ -210,5 +230,5 @@ fn draw(row: &SampledRow<'_>, logits: &[f32], order: &[usize]) -> usize {
         sum > f64::from(row.uniform) * total
     });
     // Rounding may leave the last sum slightly below the total.
-    *chosen.or(kept.last()).unwrap_or(&order[0])
+    *chosen.or(kept.last()).unwrap_or(&0)
 }

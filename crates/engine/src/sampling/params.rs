@@ -122,6 +122,7 @@ pub(crate) fn seat_params(sequence: &Sequence) -> SeatParams {
         presence_penalty: s.presence_penalty,
         seed: s.seed.wrapping_add(u64::from(choice)),
         logprobs: s.logprobs,
+        sampled_logprobs: s.sampled_logprobs,
         logit_bias: s.logit_bias.clone(),
         min_len: sequence.prompt_len.saturating_add(s.min_tokens),
         stop_tokens: spec.stops.clone(),

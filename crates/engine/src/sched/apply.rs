@@ -316,7 +316,8 @@ impl Scheduler {
         let ends = sequence.matcher().is_some_and(|matcher| matcher.ends_with(token));
         let enough = || sequence.answer_len() >= sequence.cold.spec.sampling.min_tokens;
         if (stops && enough()) || ends {
-            self.end(key, Finish::Stop(Some(token)));
+            let logprob = scored(found);
+            self.end_with(key, Finish::Stop(Some(token)), logprob);
             return planted(Plant::KeepAfterStop) && self.sequences.get(key).is_some();
         }
         let mut finish = None;
@@ -332,10 +333,7 @@ impl Scheduler {
         }
         sequence.tokens.push(token);
         let (id, choice) = (sequence.id, sequence.choice);
-        let logprob = found.logprob.take().map(|scored| {
-            let (logprob, top) = *scored;
-            TokenLogprob { token, logprob, top }
-        });
+        let logprob = scored(found);
         self.out.push(Output::Token { id, choice, token, logprob });
         self.stats.tokens += 1;
         if sequence.guided || sequence.len() >= sequence.max_len {
@@ -351,6 +349,12 @@ impl Scheduler {
         }
         goes_on
     }
+}
+
+/// Takes the log-probability of a token.
+fn scored(found: &mut Sampled) -> Option<TokenLogprob> {
+    let (logprob, top) = *found.logprob.take()?;
+    Some(TokenLogprob { token: found.token, logprob, top })
 }
 
 impl Drafts {

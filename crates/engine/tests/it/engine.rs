@@ -260,3 +260,36 @@ fn a_higher_priority_takes_the_seat_and_the_lower_one_comes_back() {
     assert_eq!((tokens(&outputs, 1), tokens(&outputs, 2)), (30, 4));
     assert!(engine.stats().preemptions > 0);
 }
+
+/// An engine that stands still has nothing in flight, and goes on without computing anything again.
+#[test]
+fn settled_sequences_keep_their_pages() {
+    let mut engine = Engine::new(Echo::new(4, 200), EngineConfig::default());
+    let events = (1..4).map(|id| submit(request(id, &[1, 2, 3, 4, 5], 20))).collect();
+    let mut outputs = engine.step(0, events);
+    for _ in 0..5 {
+        outputs.extend(engine.step(0, Vec::new()));
+    }
+    let before = engine.stats();
+    outputs.extend(engine.settle());
+    assert_eq!(engine.settle(), [], "nothing is in flight");
+    drain(&mut engine, &mut outputs);
+    assert_eq!(engine.stats().prompt_tokens, before.prompt_tokens);
+    assert!((1..4).all(|id| tokens(&outputs, id) == 20));
+}
+
+/// The choices of a prompt compute it once, also where they are requests of their own.
+#[test]
+fn many_choices_share_the_pages_of_their_prompt() {
+    let mut engine = Engine::new(Echo::new(256, 2000).wide(), EngineConfig::default());
+    let prompt: Vec<u32> = (0..98).map(|n| n % 90 + 1).collect();
+    let call = |id: u64| Request { call: Some(RequestId(1)), ..request(id, &prompt, 3) };
+    let events = (1..=256).map(|id| submit(call(id))).collect();
+    let mut outputs = engine.step(0, events);
+    drain(&mut engine, &mut outputs);
+    let stats = engine.stats();
+    assert!((1..=256).all(|id| tokens(&outputs, id) == 3));
+    let computed = stats.prompt_tokens - stats.cached_tokens;
+    // The first computes all of it, the others what does not fill a page.
+    assert!(computed <= 98 + 255 * 4, "{computed} tokens were computed");
+}

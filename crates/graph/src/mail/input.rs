@@ -24,6 +24,8 @@ pub struct SeatParams {
     pub presence: f32,
     /// Alternatives to report, if log-probabilities are wanted.
     pub logprobs: Option<u32>,
+    /// They are those of the distribution that tokens are drawn from.
+    pub sampled_logprobs: bool,
     /// The random numbers' key.
     pub seed: u64,
     /// Stop tokens are forbidden while the sequence is shorter than this.
@@ -48,6 +50,7 @@ impl SeatParams {
             frequency: 0.0,
             presence: 0.0,
             logprobs: None,
+            sampled_logprobs: false,
             seed: 0,
             min_len: 0,
             stop_tokens: Vec::new(),
@@ -73,6 +76,7 @@ impl SeatParams {
         set(param::FREQUENCY, self.frequency.to_bits());
         set(param::PRESENCE, self.presence.to_bits());
         set(param::LOGPROBS, self.logprobs.map_or(0, |top| top + 1));
+        set(param::SAMPLED_LOGPROBS, u32::from(self.sampled_logprobs));
         set(param::SEED_LO, self.seed as u32);
         set(param::SEED_HI, (self.seed >> 32) as u32);
         set(param::MIN_LEN, self.min_len);

@@ -3,7 +3,7 @@
 use super::{Choice, ChoiceSetup, Delta};
 use crate::error::ApiError;
 use crate::link::{Call, Reply};
-use engine::request::{Finish, Output, Reject, TokenLogprob};
+use engine::request::{Finish, Output, Reject, Token, TokenLogprob};
 use std::task::{Context, Poll};
 use text::TextModel;
 
@@ -46,6 +46,8 @@ pub enum Piece {
         delta: Delta,
         /// Log-probabilities, if requested.
         logprobs: Vec<TokenLogprob>,
+        /// Its tokens, if requested.
+        token_ids: Vec<Token>,
     },
     /// A choice has ended.
     End {
@@ -57,6 +59,8 @@ pub enum Piece {
         stop: Option<String>,
         /// Log-probabilities of tokens without text.
         logprobs: Vec<TokenLogprob>,
+        /// Tokens without text, if requested.
+        token_ids: Vec<Token>,
     },
 }
 
@@ -79,12 +83,15 @@ pub struct RunSetup {
     pub per_prompt: usize,
     /// How the text is processed.
     pub choice: ChoiceSetup,
+    /// Whether all tokens are reported, with their log-probabilities: also those of stop strings, and the stop token.
+    pub token_ids: bool,
 }
 
 struct Slot {
     choice: Choice,
     position: usize,
     logprobs: Vec<TokenLogprob>,
+    token_ids: Vec<Token>,
     calls: u32,
     calls_ended: u32,
     over: bool,
@@ -98,6 +105,7 @@ pub struct Run {
     firsts: Vec<usize>,
     per_prompt: usize,
     single_call: bool,
+    token_ids: bool,
     open: usize,
     deltas: Vec<Delta>,
     /// Tokens so far.
@@ -115,6 +123,7 @@ impl Run {
                     choice: Choice::new(text, setup.choice.clone()),
                     position,
                     logprobs: Vec::new(),
+                    token_ids: Vec::new(),
                     calls: 0,
                     calls_ended: 0,
                     over: false,
@@ -128,6 +137,7 @@ impl Run {
             firsts,
             per_prompt: setup.per_prompt.max(1),
             single_call: setup.choice.single_call,
+            token_ids: setup.token_ids,
             open,
             deltas: Vec::new(),
             usage: Usage::default(),
@@ -195,24 +205,33 @@ impl Run {
                 }
                 self.usage.completion += 1;
                 slot.logprobs.extend(logprob);
+                slot.token_ids.extend(self.token_ids.then_some(token));
                 let stopped = slot.choice.push(token, &mut self.deltas);
                 self.emit(index, sink);
                 let enough = self.single_call && self.slots[index].calls_ended > 0;
                 if stopped || enough {
-                    // The tokens held back were the stop string and are not reported.
-                    self.slots[index].logprobs.clear();
+                    if !self.token_ids {
+                        // The tokens held back were the stop string and are not reported.
+                        self.slots[index].logprobs.clear();
+                    }
                     self.call.cancel(self.slots[index].position);
                     self.end(index, "stop", sink);
                 }
                 Ok(())
             }
-            Reply::Output(Output::Finished { id, choice, finish, drafts }) => {
+            Reply::Output(Output::Finished { id, choice, finish, stop_logprob, drafts }) => {
                 let index = self.firsts[self.call.position(id)] + choice as usize;
                 if self.slots[index].over {
                     return Ok(());
                 }
                 self.usage.drafted += u64::from(drafts.drafted);
                 self.usage.accepted += u64::from(drafts.accepted);
+                if self.token_ids
+                    && let Finish::Stop(Some(token)) = finish
+                {
+                    self.slots[index].token_ids.push(token);
+                    self.slots[index].logprobs.extend(stop_logprob.map(|stop| *stop));
+                }
                 let reason = match finish {
                     Finish::Stop(_) => "stop",
                     Finish::Length | Finish::Deadline => "length",
@@ -249,8 +268,12 @@ impl Run {
             let ends = delta == Delta::ToolEnd;
             slot.calls_ended += u32::from(ends);
             // The end of a call has no text, so that the next piece has the log-probabilities.
-            let logprobs = if ends { Vec::new() } else { std::mem::take(&mut slot.logprobs) };
-            sink(Piece::Delta { index, delta, logprobs });
+            let (mut logprobs, mut token_ids) = (Vec::new(), Vec::new());
+            if !ends {
+                logprobs = std::mem::take(&mut slot.logprobs);
+                token_ids = std::mem::take(&mut slot.token_ids);
+            }
+            sink(Piece::Delta { index, delta, logprobs, token_ids });
         }
     }
 
@@ -261,8 +284,9 @@ impl Run {
         self.usage.reasoning += u64::from(slot.choice.reasoning_tokens);
         let reason = if slot.calls > 0 && reason == "stop" { "tool_calls" } else { reason };
         let logprobs = std::mem::take(&mut slot.logprobs);
+        let token_ids = std::mem::take(&mut slot.token_ids);
         let stop = slot.choice.stop_string().map(Into::into);
-        sink(Piece::End { index, reason, stop, logprobs });
+        sink(Piece::End { index, reason, stop, logprobs, token_ids });
         if self.open == 0 {
             self.call.done();
         }

@@ -34,6 +34,13 @@ pub enum Change {
         /// Whether weights that were forgotten are read again; else they have to be updated.
         reload: bool,
     },
+    /// Run no steps until [`Change::Resume`]; steps under way end first.
+    Pause {
+        /// Whether running requests keep their pages; else these are computed again.
+        keep: bool,
+    },
+    /// Go on.
+    Resume,
     /// Replace weights by those of a checkpoint.
     Update {
         /// The checkpoint, with some or all of the model's tensors.

@@ -1,4 +1,4 @@
-//! Sleeping and waking on the engine's thread: when a change may be made, what happens to requests meanwhile, and an
+//! Sleeping, waking and pausing on the engine's thread: when a change may be made, what happens to requests meanwhile, and an
 //! engine that falls asleep by itself.
 
 use super::thread::{End, Worker, panic_text};
@@ -25,6 +25,8 @@ enum Sleep {
 pub(super) struct Changes {
     waiting: VecDeque<Box<AskedChange>>,
     sleep: Sleep,
+    /// No step runs; requests are accepted and wait.
+    paused: bool,
     /// It falls asleep when nothing was asked for so long.
     sleep_after: Option<Duration>,
     last_seen: Instant,
@@ -35,12 +37,13 @@ pub(super) struct Changes {
 impl Changes {
     pub(super) fn new(sleep_after: Option<Duration>) -> Changes {
         let (waiting, last_seen) = (VecDeque::new(), Instant::now());
-        Changes { waiting, sleep: Sleep::Awake, sleep_after, last_seen, held: Vec::new() }
+        let (sleep, held) = (Sleep::Awake, Vec::new());
+        Changes { waiting, sleep, paused: false, sleep_after, last_seen, held }
     }
 
     /// A new backend is awake.
     pub(super) fn begin_again(&mut self) {
-        self.sleep = Sleep::Awake;
+        (self.sleep, self.paused) = (Sleep::Awake, false);
     }
 
     /// Something was asked for.
@@ -48,10 +51,16 @@ impl Changes {
         self.last_seen = Instant::now();
     }
 
-    /// Whether requests wait until the weights were replaced.
+    /// Whether requests wait until the weights were replaced, or steps stopped.
     pub(super) fn holds(&self) -> bool {
-        let updates = |change: &Change| matches!(change, Change::Update { .. });
-        self.refuses().is_none() && self.waiting.iter().any(|asked| updates(&asked.change))
+        let stops =
+            |change: &Change| matches!(change, Change::Update { .. } | Change::Pause { .. });
+        self.refuses().is_none() && self.waiting.iter().any(|asked| stops(&asked.change))
+    }
+
+    /// Whether steps stopped. Requests that are dropped for a change need some to end.
+    fn stands_still(&self) -> bool {
+        self.paused && !self.waiting.iter().any(|asked| asked.running == Running::Drop)
     }
 
     pub(super) fn hold(&mut self, submit: Message) {
@@ -85,15 +94,24 @@ impl Changes {
     }
 }
 
-fn is_about_adapters(change: &Change) -> bool {
-    matches!(change, Change::LoadAdapter { .. } | Change::UnloadAdapter { .. })
+fn is_about_memory(change: &Change) -> bool {
+    match change {
+        Change::Sleep { .. } | Change::Wake { .. } | Change::Update { .. } => true,
+        Change::Pause { .. } | Change::Resume => false,
+        Change::LoadAdapter { .. } | Change::UnloadAdapter { .. } => false,
+    }
 }
 
 impl Worker {
     /// Whether there is nothing to do until the next message.
     pub(super) fn is_quiet(&self, backend: &dyn Backend) -> bool {
-        let nothing = self.events.is_empty() && backend.is_idle();
-        self.changes.sleep == Sleep::Asleep || nothing
+        self.changes.sleep == Sleep::Asleep
+            || self.changes.stands_still()
+            || self.has_nothing(backend)
+    }
+
+    fn has_nothing(&self, backend: &dyn Backend) -> bool {
+        self.events.is_empty() && backend.is_idle()
     }
 
     /// Takes a change that is to be made as soon as it may be.
@@ -118,7 +136,18 @@ impl Worker {
             if !at_once && !self.is_quiet(backend) {
                 return None;
             }
+            let finish = first.running == Running::Finish && first.change != Change::Resume;
+            let never = finish && self.changes.paused && !self.has_nothing(backend);
             let AskedChange { change, reply, .. } = *self.changes.waiting.pop_front()?;
+            if never {
+                let why = "generation is paused, so running requests do not finish: resume it first, or let them be \
+                           kept or aborted";
+                if self.changes.refuses().is_none() {
+                    self.shared.set_health(Health::Ready);
+                }
+                let _ = reply.send(Err(ChangeError::Refused(why.into())));
+                continue;
+            }
             let result = match self.make(backend, &change) {
                 Ok(result) => result,
                 Err(end) => {
@@ -126,9 +155,15 @@ impl Worker {
                     return Some(end);
                 }
             };
+            match (&change, &result) {
+                (Change::Pause { .. }, Ok(())) => self.changes.paused = true,
+                (Change::Resume, Ok(())) => self.changes.paused = false,
+                _ => {}
+            }
+            self.shared.paused.store(self.changes.paused, Ordering::Relaxed);
             self.changes.sleep = match backend.rest() {
-                // What it did by itself is not changed by adapters that come and go.
-                _ if self.changes.sleep == Sleep::Dozing && is_about_adapters(&change) => {
+                // What it did by itself is not changed by adapters that come and go, or by pauses.
+                _ if self.changes.sleep == Sleep::Dozing && !is_about_memory(&change) => {
                     Sleep::Dozing
                 }
                 Rest::Awake => Sleep::Awake,

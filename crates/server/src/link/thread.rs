@@ -2,9 +2,10 @@
 
 use super::changes::Changes;
 use super::{Backend, ChangeError, Factory, Health, Link, Message, Reply, Shared};
+use crate::app::AdapterNames;
 use crate::config::Limits;
 use crate::kv_events::EventSink;
-use crate::metrics::Metrics;
+use crate::metrics::{AdapterCounters, Metrics};
 use crate::trace::TraceWriter;
 use engine::pages::CacheEvent;
 use engine::request::{Event, Finish, Micros, Output, Request, RequestId};
@@ -34,6 +35,7 @@ pub(crate) fn spawn(
     limits: &Limits,
     sleep_after: Option<Duration>,
     metrics: Arc<Metrics>,
+    adapters: AdapterNames,
     trace: Option<TraceWriter>,
     kv_events: Option<EventSink>,
 ) -> (Link, JoinHandle<()>) {
@@ -47,6 +49,7 @@ pub(crate) fn spawn(
         changed: tokio::sync::Notify::new(),
         closed: AtomicBool::new(false),
         asleep: AtomicBool::new(false),
+        paused: AtomicBool::new(false),
         weight_version: AtomicU64::new(0),
         snapshot: Mutex::default(),
         metrics,
@@ -59,6 +62,7 @@ pub(crate) fn spawn(
         shared: shared.clone(),
         live: HashMap::new(),
         events: Vec::new(),
+        adapters,
         trace,
         kv_events,
         last_step: 0,
@@ -77,6 +81,7 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) live: HashMap<RequestId, Live>,
     pub(super) events: Vec<Event>,
+    adapters: AdapterNames,
     trace: Option<TraceWriter>,
     kv_events: Option<EventSink>,
     /// The last step record that was counted.
@@ -95,6 +100,8 @@ pub(super) struct Live {
     last_token: Vec<Micros>,
     /// The version of the weights that answer it.
     version: Arc<AtomicU64>,
+    /// Of its adapter, if it has one.
+    counters: Option<AdapterCounters>,
 }
 
 /// Why the loop over a backend ended.
@@ -127,6 +134,7 @@ impl Worker {
             self.shared.set_health(Health::Ready);
             self.changes.begin_again();
             self.shared.asleep.store(false, Ordering::Relaxed);
+            self.shared.paused.store(false, Ordering::Relaxed);
             let before = self.shared.metrics.generated_tokens.get();
             let end = self.step_until_end(&mut *backend);
             let dropped = catch_unwind(AssertUnwindSafe(move || drop(backend)));
@@ -276,12 +284,18 @@ impl Worker {
 
     fn accept(&mut self, request: Request, replies: Sender<Reply>, version: Arc<AtomicU64>) {
         let choices = request.choices.max(1);
+        let label = (request.adapter != 0).then(|| self.adapters.label(request.adapter)).flatten();
+        let counters = label.map(|label| self.shared.metrics.adapter(&label));
+        if let Some(counters) = &counters {
+            counters.requests.inc();
+        }
         let live = Live {
             replies: Some(replies),
             choices_left: choices,
             submitted: self.shared.now(),
             last_token: vec![0; choices as usize],
             version,
+            counters,
         };
         self.live.insert(request.id, live);
         self.events.push(Event::Submit(Box::new(request)));
@@ -306,11 +320,17 @@ impl Worker {
             Output::Rejected { .. } => over = true,
             Output::Prefilled { prompt_tokens, cached_tokens, .. } => {
                 metrics.prompt_tokens.inc_by(u64::from(*prompt_tokens));
+                if let Some(counters) = &live.counters {
+                    counters.prompt_tokens.inc_by(u64::from(*prompt_tokens));
+                }
                 metrics.cached_tokens.inc_by(u64::from(*cached_tokens));
             }
             Output::Embedded { .. } => {}
             Output::Token { choice, .. } => {
                 metrics.generated_tokens.inc();
+                if let Some(counters) = &live.counters {
+                    counters.tokens.inc();
+                }
                 if let Some(last) = live.last_token.get_mut(*choice as usize) {
                     let (since, times) = match *last {
                         0 => (live.submitted, &metrics.first_token_seconds),

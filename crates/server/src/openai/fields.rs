@@ -26,8 +26,7 @@ pub(crate) const GENERATION: &[Refused] = &[
     Refused { name: "modalities", neutral: "[\"text\"]", instead: "this model writes text only" },
     refused("no_stop_trim", "stop strings are never part of the answer"),
     refused("prompt_embeds", "send text or token ids"),
-    refused("return_token_ids", "use /tokenize"),
-    refused("return_tokens_as_token_ids", "use /tokenize"),
+    refused("return_tokens_as_token_ids", "use return_token_ids"),
     Refused {
         name: "skip_special_tokens",
         neutral: "true",

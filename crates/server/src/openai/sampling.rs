@@ -150,6 +150,13 @@ macro_rules! generation_type {
                 /// Return the log-probability of every prompt token after the first, with this many
                 /// alternatives; not in a stream. An extension.
                 pub prompt_logprobs: Option<u32> = {"minimum": 0, "maximum": "limit top_logprobs"},
+                /// Which log-probabilities of the answer are returned: those of the distribution that
+                /// tokens are drawn from, after temperature and filters (`processed_logprobs`), or
+                /// those before (`raw_logprobs`, the default). An extension.
+                pub logprobs_mode: Option<String> = {"enum": ["raw_logprobs", "processed_logprobs"]},
+                /// Return the ids of the prompt's and the answer's tokens, with the token that ended
+                /// the answer; log-probabilities are then of the same tokens. An extension.
+                pub return_token_ids: Option<bool>,
                 /// Keep only this many tokens at the end of the prompt; -1 keeps as many as fit. An
                 /// extension.
                 pub truncate_prompt_tokens: Option<i64> = {"minimum": -1},
@@ -182,6 +189,7 @@ macro_rules! generation_type {
                     cache_salt: self.cache_salt.as_deref(),
                     streamed: self.stream == Some(true),
                     prompt_logprobs: self.prompt_logprobs,
+                    logprobs_mode: self.logprobs_mode.as_deref(),
                     truncation: $crate::openai::truncate::Truncation(self.truncate_prompt_tokens),
                 }
             }
@@ -225,8 +233,12 @@ pub(crate) struct Shared<'a> {
     pub(crate) cache_salt: Option<&'a str>,
     pub(crate) streamed: bool,
     pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) logprobs_mode: Option<&'a str>,
     pub(crate) truncation: Truncation,
 }
+
+/// The values of `logprobs_mode`.
+const MODES: [&str; 2] = ["raw_logprobs", "processed_logprobs"];
 
 fn between(name: &str, value: Option<f32>, least: f32, most: f32) -> Result<(), ApiError> {
     match value {
@@ -251,6 +263,12 @@ impl Shared<'_> {
     /// Checks every field; the error names the first invalid one.
     pub(crate) fn validate(&self, limits: &Limits, model: &Model) -> Result<(), ApiError> {
         self.validate_prompt(limits, model)?;
+        if let Some(mode) = self.logprobs_mode
+            && !MODES.contains(&mode)
+        {
+            let text = format!("{mode:?} is not one of {}", MODES.join(", "));
+            return Err(ApiError::invalid("logprobs_mode", text));
+        }
         let vocab = model.text.vocab();
         between("temperature", self.temperature, 0.0, 2.0)?;
         between("top_p", self.top_p, 0.0, 1.0)?;
@@ -358,6 +376,7 @@ impl Shared<'_> {
                 .filter_map(|(token, bias)| Some((token.parse().ok()?, *bias)))
                 .collect(),
             seed: self.seed.map_or_else(super::random, |seed| seed as u64),
+            sampled_logprobs: self.logprobs_mode == Some(MODES[1]),
             min_tokens: self.min_tokens.unwrap_or(0),
             stop_tokens,
             ignore_eos,

@@ -46,7 +46,18 @@ async fn adapters_come_and_go() {
     }
     let (head, _) = bed.get("/v1/models/sql").await;
     assert_eq!(head.status, 200);
+    let metrics = || async { String::from_utf8(bed.get("/metrics").await.1).unwrap() };
+    let found = metrics().await;
+    for line in [
+        "dacapo_adapter_requests_total{adapter=\"given\"} 2",
+        "dacapo_adapter_requests_total{adapter=\"sql\"} 1",
+        "dacapo_adapter_prompt_tokens_total{adapter=\"sql\"} 5",
+        "dacapo_adapter_generated_tokens_total{adapter=\"sql\"} 5",
+    ] {
+        assert!(found.contains(line), "{line} is not in\n{found}");
+    }
     bed.ok("/v1/unload_lora_adapter", &json!({"lora_name": "sql"})).await;
+    assert!(!metrics().await.contains("sql"), "an adapter that is gone has no counters");
     bed.error("/v1/completions", &ask("sql"), 404).await;
     bed.error("/v1/unload_lora_adapter", &json!({"lora_name": "sql"}), 404).await;
     // Vectors are made by the model itself.

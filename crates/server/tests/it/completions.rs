@@ -181,7 +181,7 @@ async fn errors_name_the_field() {
         (json!({"prompt": vec!["x"; 300]}), json!("prompt")),
         (json!({"prompt": "x", "logprobs": 21}), json!("logprobs")),
         (json!({"prompt": "x", "suffix": "y"}), json!("suffix")),
-        (json!({"prompt": "x", "n": 33}), json!("n")),
+        (json!({"prompt": "x", "n": 257}), json!("n")),
         (json!({"prompt": "x".repeat(8192)}), json!("prompt")),
     ] {
         assert_eq!(bed.error(PATH, &more, 400).await["param"], param, "{more}");

@@ -39,10 +39,10 @@ async fn errors_say_what_is_wrong() {
             "temperature must be a number between 0 and 2, not string \"warm\"",
         ),
         (
-            chat(", \"n\": 40"),
-            "n must be between 1 and 32; --limit choices=N allows more, --max-batch says how many run at once",
+            chat(", \"n\": 400"),
+            "n must be between 1 and 256; --limit choices=N allows more, --max-batch says how many run at once",
         ),
-        (chat(", \"n\": -4"), "n must be an integer between 1 and 32, not -4"),
+        (chat(", \"n\": -4"), "n must be an integer between 1 and 256, not -4"),
         (
             chat(", \"stop\": 3"),
             "stop: invalid type: integer `3`, expected a string or a list of strings at column 59",

@@ -35,6 +35,7 @@ pub(crate) fn layout(limits: &StepLimits) -> Vec<(&'static str, u32)> {
         ("PARAM_FREQUENCY", param::FREQUENCY),
         ("PARAM_PRESENCE", param::PRESENCE),
         ("PARAM_LOGPROBS", param::LOGPROBS),
+        ("PARAM_SAMPLED_LOGPROBS", param::SAMPLED_LOGPROBS),
         ("PARAM_SEED_LO", param::SEED_LO),
         ("PARAM_SEED_HI", param::SEED_HI),
         ("PARAM_MIN_LEN", param::MIN_LEN),

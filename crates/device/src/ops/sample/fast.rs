@@ -7,6 +7,7 @@ use crate::cpu::numerics::Lowering;
 use crate::cpu::simd::{LANES, Level, exp, levels};
 use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::view::{Matrix, load_floats};
+use crate::logprob::Distribution;
 use crate::op::Sample;
 
 struct SampleStep {
@@ -78,20 +79,31 @@ impl SampleStep {
 fn choose(level: Level, row: &SampledRow<'_>, logits: &[f32], candidates: &mut [u32]) -> Choice {
     // SAFETY: the level was detected.
     let max = unsafe { largest(level, logits) };
-    let token = if row.temperature == 0.0 {
-        logits.iter().position(|l| *l == max).unwrap_or(0) as u32
+    let (token, kept) = if row.temperature == 0.0 {
+        (logits.iter().position(|l| *l == max).unwrap_or(0) as u32, None)
     } else {
         draw(level, row, logits, max, candidates)
     };
     let mut choice = Choice { token, ..Choice::default() };
     if row.logprobs > 0 {
-        // SAFETY: the level was detected.
-        let total = unsafe { sum_exp(level, logits, 1.0, max) };
-        let logprob = |l: f32| (f64::from(l) - f64::from(max) - total.ln()) as f32;
-        choice.logprob = logprob(logits[token as usize]);
         let count = row.alternatives().min(logits.len());
         best(logits, &mut choice.top[..count]);
-        choice.top[..count].iter_mut().for_each(|top| top.1 = logprob(top.1));
+        let kept = kept.filter(|_| row.of_drawn);
+        let all = match kept {
+            Some(kept) => {
+                let logits = kept.iter().map(|token| logits[*token as usize]);
+                Distribution::at(row.temperature, logits)
+            }
+            None if row.of_drawn && row.temperature > 0.0 => {
+                Distribution::at(row.temperature, logits.iter().copied())
+            }
+            None => Distribution::of(logits),
+        };
+        choice.logprob = all.logprob(logits[token as usize]);
+        let is_kept = |token| kept.is_none_or(|kept| kept.binary_search(&token).is_ok());
+        for (token, value) in &mut choice.top[..count] {
+            *value = if is_kept(*token) { all.logprob(*value) } else { f32::NEG_INFINITY };
+        }
     }
     choice
 }
@@ -117,20 +129,21 @@ fn best(logits: &[f32], top: &mut [(u32, f32)]) {
 /// 2·10⁻⁹ of its probability.
 const REACH: f32 = 20.0;
 
-fn draw(
+/// A token, and those that the filters keep, in index order; `None` if they keep all.
+fn draw<'a>(
     level: Level,
     row: &SampledRow<'_>,
     logits: &[f32],
     max: f32,
-    candidates: &mut [u32],
-) -> u32 {
+    candidates: &'a mut [u32],
+) -> (u32, Option<&'a [u32]>) {
     let top = max / row.temperature;
     let scaled = |token: u32| logits[token as usize] / row.temperature;
     let weight = |token: u32| f64::from(scaled(token) - top).exp();
     let keep = if row.top_k == 0 { logits.len() } else { (row.top_k as usize).min(logits.len()) };
     let filtered = keep < logits.len() || row.top_p < 1.0 || row.min_p > 0.0;
     if !filtered {
-        return walk(level, row, logits, max);
+        return (walk(level, row, logits, max), None);
     }
     let mut count = gather(logits, row.temperature, top - REACH, candidates);
     let reaches_k = keep == logits.len() || count >= keep;
@@ -170,14 +183,20 @@ fn draw(
         kept = &mut kept[..keep];
     }
     kept.sort_unstable();
-    let allowed = |token: &&u32| weight(**token) >= f64::from(row.min_p);
-    let total: f64 = kept.iter().filter(allowed).map(|token| weight(*token)).sum();
+    let mut count = 0;
+    for at in 0..kept.len() {
+        let token = kept[at];
+        kept[count] = token;
+        count += usize::from(weight(token) >= f64::from(row.min_p));
+    }
+    let kept = &kept[..count];
+    let total: f64 = kept.iter().map(|token| weight(*token)).sum();
     let mut sum = 0.0;
-    let chosen = kept.iter().filter(allowed).find(|token| {
+    let chosen = kept.iter().find(|token| {
         sum += weight(**token);
         sum > f64::from(row.uniform) * total
     });
-    *chosen.or_else(|| kept.iter().rfind(|token| allowed(token))).unwrap_or(&0)
+    (*chosen.or(kept.last()).unwrap_or(&0), Some(kept))
 }
 
 /// The tokens at or above a scaled logit, in index order; returns how many.

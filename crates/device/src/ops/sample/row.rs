@@ -39,6 +39,8 @@ pub(super) struct SampledRow<'a> {
     pub(super) min_p: f32,
     /// 0: none; n + 1: with n alternatives.
     pub(super) logprobs: u32,
+    /// They are those of the distribution that the token is drawn from.
+    pub(super) of_drawn: bool,
     /// The row's random number in (0, 1).
     pub(super) uniform: f32,
 }
@@ -120,6 +122,7 @@ impl StepEnd {
             top_p: float(param::TOP_P),
             min_p: float(param::MIN_P),
             logprobs: self.param(seat, param::LOGPROBS),
+            of_drawn: self.param(seat, param::SAMPLED_LOGPROBS) != 0,
             uniform: (random >> 8) as f32 / (1u32 << 24) as f32 + 1.0 / (1u32 << 25) as f32,
         })
     }

@@ -69,7 +69,9 @@ pub(crate) fn convert(
     requests.iter_mut().skip(1).for_each(|request| request.prompt_logprobs = None);
     let choices = requests.iter().map(|r| r.choices).collect();
     let per_prompt = requests.len();
-    Ok(Prepared { requests, setup: RunSetup { choices, per_prompt, choice }, grammar })
+    let token_ids = request.return_token_ids == Some(true);
+    let setup = RunSetup { choices, per_prompt, choice, token_ids };
+    Ok(Prepared { requests, setup, grammar })
 }
 
 /// The tags around the reasoning of the answer, if it may have any, and whether the prompt ends with

@@ -37,12 +37,13 @@ pub(crate) async fn handle(
     };
     let (prepared, streamed, logprobs, prompt) = read_json(&app, request, work).await?;
     let count: usize = prepared.setup.choices.iter().map(|n| *n as usize).sum();
+    let asked = prepared.setup.token_ids.then(|| prepared.requests[0].prompt.clone());
     let run = begin(&app, prepared, streamed.is_some()).await?;
     if let Some(usage) = streamed {
-        let events = ChatEvents::new(&app, count, usage, logprobs);
+        let events = ChatEvents::new(&app, count, usage, logprobs, asked);
         return sse::respond(run, events, &app.limits).await;
     }
-    whole(&app, run, count, logprobs, prompt).await
+    whole(&app, run, count, logprobs, prompt, asked).await
 }
 
 /// Submits a converted conversation, of this API or another.
@@ -59,6 +60,7 @@ async fn whole(
     count: usize,
     logprobs: bool,
     prompt: Option<u32>,
+    asked: Option<Arc<[Token]>>,
 ) -> Result<Response, ApiError> {
     let empty = || ChatChoice {
         index: 0,
@@ -71,6 +73,7 @@ async fn whole(
         },
         logprobs: logprobs.then(|| ChatLogprobs { content: Vec::new() }),
         finish_reason: None,
+        token_ids: asked.is_some().then(Vec::new),
     };
     let mut choices: Vec<ChatChoice> = (0..count).map(|_| empty()).collect();
     let text = &*app.model.text;
@@ -83,12 +86,14 @@ async fn whole(
                 scores = prompt.map(|top| prompt_logprobs(&logprobs, top, text));
             }
             Piece::Prompt { .. } => {}
-            Piece::Delta { index, delta, logprobs } => {
+            Piece::Delta { index, delta, logprobs, token_ids } => {
                 size.add(delta.len(), &logprobs);
+                choices[index].token_ids.iter_mut().for_each(|all| all.extend(&token_ids));
                 push_logprobs(&mut choices[index], logprobs, text);
                 append(&mut choices[index].message, delta);
             }
-            Piece::End { index, reason, logprobs, .. } => {
+            Piece::End { index, reason, logprobs, token_ids, .. } => {
+                choices[index].token_ids.iter_mut().for_each(|all| all.extend(&token_ids));
                 push_logprobs(&mut choices[index], logprobs, text);
                 choices[index].finish_reason = Some(reason.into());
             }
@@ -110,6 +115,7 @@ async fn whole(
         choices,
         usage: run.usage.into(),
         prompt_logprobs: scores,
+        prompt_token_ids: asked.map(|prompt| prompt.to_vec()),
     };
     write_json(app, size.bytes(), response).await
 }

@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::http::sse::{DONE, Events};
 use crate::openai::usage::UsageBody;
 use crate::openai::{new_id, unix_time};
-use engine::request::TokenLogprob;
+use engine::request::{Token, TokenLogprob};
 use std::io::Write;
 use std::sync::Arc;
 use text::TextModel;
@@ -22,12 +22,23 @@ pub(super) struct ChatEvents {
     text: Arc<dyn TextModel>,
     usage: bool,
     logprobs: bool,
+    /// Whether token ids are sent.
+    token_ids: bool,
+    /// The prompt's, until they are sent.
+    prompt: Option<Arc<[Token]>>,
     /// Per choice: whether it has begun, and the number of tool calls.
     choices: Vec<(bool, u32)>,
 }
 
 impl ChatEvents {
-    pub(super) fn new(app: &App, choices: usize, usage: bool, logprobs: bool) -> Self {
+    /// `prompt`: its tokens, if token ids are sent.
+    pub(super) fn new(
+        app: &App,
+        choices: usize,
+        usage: bool,
+        logprobs: bool,
+        prompt: Option<Arc<[Token]>>,
+    ) -> Self {
         let head = format!(
             "data: {{\"id\":\"{}\",\"object\":\"chat.completion.chunk\",\"created\":{},\
              \"model\":{},\"choices\":[",
@@ -37,7 +48,8 @@ impl ChatEvents {
         );
         let tail = if usage { "],\"usage\":null}\n\n" } else { "]}\n\n" };
         let text = app.model.text.clone();
-        Self { head, tail, text, usage, logprobs, choices: vec![(false, 0); choices] }
+        let (token_ids, choices) = (prompt.is_some(), vec![(false, 0); choices]);
+        Self { head, tail, text, usage, logprobs, token_ids, prompt, choices }
     }
 
     fn open(&self, index: usize, out: &mut Vec<u8>) {
@@ -46,8 +58,18 @@ impl ChatEvents {
         let _ = write!(out, "{{\"index\":{index},\"delta\":{{");
     }
 
-    fn close(&self, list: &[TokenLogprob], reason: Option<&str>, out: &mut Vec<u8>) {
+    fn close(
+        &mut self,
+        list: &[TokenLogprob],
+        token_ids: &[Token],
+        reason: Option<&str>,
+        out: &mut Vec<u8>,
+    ) {
         out.push(b'}');
+        if self.token_ids {
+            out.extend_from_slice(b",\"token_ids\":");
+            let _ = serde_json::to_writer(&mut *out, token_ids);
+        }
         if self.logprobs {
             let content = list.iter().map(|l| chat_logprob(l, &*self.text)).collect();
             out.extend_from_slice(b",\"logprobs\":");
@@ -59,7 +81,14 @@ impl ChatEvents {
                 let _ = write!(out, ",\"finish_reason\":\"{reason}\"}}");
             }
         }
-        out.extend_from_slice(self.tail.as_bytes());
+        match self.prompt.take() {
+            None => out.extend_from_slice(self.tail.as_bytes()),
+            Some(prompt) => {
+                out.extend_from_slice(b"],\"prompt_token_ids\":");
+                let _ = serde_json::to_writer(&mut *out, &prompt[..]);
+                out.extend_from_slice(&self.tail.as_bytes()[1..]);
+            }
+        }
     }
 
     fn begin(&mut self, index: usize, out: &mut Vec<u8>) {
@@ -67,7 +96,7 @@ impl ChatEvents {
             self.choices[index].0 = true;
             self.open(index, out);
             out.extend_from_slice(b"\"role\":\"assistant\",\"content\":\"\"");
-            self.close(&[], None, out);
+            self.close(&[], &[], None, out);
         }
     }
 }
@@ -80,7 +109,7 @@ impl Events for ChatEvents {
     fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
         match piece {
             Piece::Prompt { .. } | Piece::Delta { delta: Delta::ToolEnd, .. } => {}
-            Piece::Delta { index, delta, logprobs } => {
+            Piece::Delta { index, delta, logprobs, token_ids } => {
                 self.begin(index, out);
                 self.open(index, out);
                 match delta {
@@ -115,12 +144,12 @@ impl Events for ChatEvents {
                     }
                     Delta::ToolEnd => {}
                 }
-                self.close(&logprobs, None, out);
+                self.close(&logprobs, &token_ids, None, out);
             }
-            Piece::End { index, reason, logprobs, .. } => {
+            Piece::End { index, reason, logprobs, token_ids, .. } => {
                 self.begin(index, out);
                 self.open(index, out);
-                self.close(&logprobs, Some(reason), out);
+                self.close(&logprobs, &token_ids, Some(reason), out);
             }
         }
     }

@@ -258,6 +258,9 @@ api_type! {
         /// One entry per prompt token, null for the first, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub prompt_logprobs: Option<PromptLogprobs>,
+        /// The prompt's tokens, if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prompt_token_ids: Option<Vec<u32>>,
     }
 }
 
@@ -272,6 +275,9 @@ api_type! {
         pub logprobs: Option<ChatLogprobs>,
         /// `stop`, `length` or `tool_calls`.
         pub finish_reason: Option<String>,
+        /// The answer's tokens, if requested, with the one that ended it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub token_ids: Option<Vec<u32>>,
     }
 }
 
@@ -343,6 +349,9 @@ api_type! {
         /// Token counts, in the last chunk if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub usage: Option<UsageBody>,
+        /// The prompt's tokens, in the first chunk if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prompt_token_ids: Option<Vec<u32>>,
     }
 }
 
@@ -358,6 +367,9 @@ api_type! {
         pub logprobs: Option<ChatLogprobs>,
         /// Set in the last chunk of the answer.
         pub finish_reason: Option<String>,
+        /// New tokens, if requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub token_ids: Option<Vec<u32>>,
     }
 }
 

@@ -67,7 +67,8 @@ pub(crate) fn convert(
         check_echo(model, limits, &prompts, request.logprobs)?;
     }
     let choices = requests.iter().map(|r| r.choices).collect();
-    let setup = RunSetup { choices, per_prompt, choice: ChoiceSetup::plain(stops) };
+    let token_ids = request.return_token_ids == Some(true);
+    let setup = RunSetup { choices, per_prompt, choice: ChoiceSetup::plain(stops), token_ids };
     let grammar = request.structured().grammar(limits)?;
     Ok(Prepared { requests, setup, prompts, grammar })
 }

@@ -38,11 +38,21 @@ pub(crate) async fn handle(
         let Prepared { requests, setup, prompts, grammar } =
             convert(&app.model, &app.limits, request, caller)?;
         let text = app.model.text.clone();
-        let firsts = starts(&setup.choices);
+        let (firsts, token_ids) = (starts(&setup.choices), setup.token_ids);
         let offsets = vec![0; prompts.len()];
         let shared = Shared::new(setup.per_prompt);
-        let writer =
-            Writer { text, prompts, firsts, echo, logprobs, top, prompt_logprobs, offsets, shared };
+        let writer = Writer {
+            text,
+            prompts,
+            firsts,
+            echo,
+            logprobs,
+            top,
+            prompt_logprobs,
+            token_ids,
+            offsets,
+            shared,
+        };
         Ok((requests, setup, writer, streamed, grammar))
     };
     let (requests, setup, mut writer, streamed, grammar) = read_json(&app, request, work).await?;
@@ -68,6 +78,10 @@ pub(crate) async fn handle(
                 }
                 choice.finish_reason = more.finish_reason;
                 choice.prompt_logprobs = choice.prompt_logprobs.take().or(more.prompt_logprobs);
+                choice.prompt_token_ids = choice.prompt_token_ids.take().or(more.prompt_token_ids);
+                if let (Some(into), Some(more)) = (&mut choice.token_ids, more.token_ids) {
+                    into.extend(more);
+                }
             });
         })
         .await?;
@@ -107,6 +121,8 @@ pub(super) struct Writer {
     top: u32,
     /// Alternatives per token of the prompt, if its log-probabilities were requested.
     prompt_logprobs: Option<u32>,
+    /// Whether token ids are returned.
+    token_ids: bool,
     /// Per choice, characters so far.
     offsets: Vec<u64>,
     shared: Shared,
@@ -147,6 +163,8 @@ impl Writer {
             logprobs: self.logprobs.then(CompletionLogprobs::empty),
             finish_reason: None,
             prompt_logprobs: None,
+            prompt_token_ids: None,
+            token_ids: self.token_ids.then(Vec::new),
         }
     }
 
@@ -184,13 +202,14 @@ impl Writer {
     fn emit(&mut self, piece: Piece, sink: &mut impl FnMut(CompletionChoice)) {
         match piece {
             Piece::Prompt { position, logprobs, .. }
-                if self.echo || self.prompt_logprobs.is_some() =>
+                if self.echo || self.token_ids || self.prompt_logprobs.is_some() =>
             {
                 self.emit_prompt(position, &logprobs, sink);
             }
             Piece::Prompt { .. } => {}
-            Piece::Delta { index, delta, logprobs } => {
+            Piece::Delta { index, delta, logprobs, token_ids } => {
                 let mut choice = self.empty(index);
+                choice.token_ids = self.token_ids.then_some(token_ids);
                 if let Some(into) = &mut choice.logprobs {
                     self.push_logprobs(into, index, &logprobs);
                 }
@@ -199,8 +218,9 @@ impl Writer {
                 }
                 sink(choice);
             }
-            Piece::End { index, reason, logprobs, .. } => {
+            Piece::End { index, reason, logprobs, token_ids, .. } => {
                 let mut choice = self.empty(index);
+                choice.token_ids = self.token_ids.then_some(token_ids);
                 if let Some(into) = &mut choice.logprobs {
                     self.push_logprobs(into, index, &logprobs);
                 }
@@ -226,6 +246,7 @@ impl Writer {
             let mut choice = self.empty(index);
             choice.prompt_logprobs =
                 self.prompt_logprobs.map(|top| prompt_logprobs(logprobs, top, &*self.text));
+            choice.prompt_token_ids = self.token_ids.then(|| prompt.to_vec());
             choice.text = text.clone();
             if let Some(into) = choice.logprobs.as_mut().filter(|_| self.echo) {
                 let first = prompt.first().copied().unwrap_or(0);

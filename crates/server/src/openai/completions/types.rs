@@ -180,6 +180,12 @@ api_type! {
         /// One entry per prompt token, null for the first, if requested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub prompt_logprobs: Option<PromptLogprobs>,
+        /// The prompt's tokens, if requested; in a stream only in the first part.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prompt_token_ids: Option<Vec<u32>>,
+        /// The answer's tokens, if requested, with the one that ended it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub token_ids: Option<Vec<u32>>,
     }
 }
 
