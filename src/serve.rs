@@ -19,8 +19,8 @@ use engine::EngineConfig;
 use engine::request::Sampling;
 use graph::runner::Ran;
 use model::{
-    AdapterError, GraphExecutor, ModelConfig, ModelSource, Parts, SleepError, Task, Update,
-    UpdateError,
+    Adapter, AdapterError, AdapterReader, GraphExecutor, ModelConfig, ModelSource, Parts,
+    SleepError, Task, Update, UpdateError,
 };
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture, Rest};
@@ -424,10 +424,12 @@ impl watched::Traced for GraphExecutor {
         GraphExecutor::update(self, update)
     }
 
-    fn load_adapter(&mut self, number: u64, path: &Path) -> Result<(), AdapterError> {
-        let adapter = self.read_adapter(path)?;
+    fn adapter_reader(&self) -> Result<AdapterReader, AdapterError> {
+        self.adapter_reader()
+    }
+
+    fn load_adapter(&mut self, number: u64, adapter: Arc<Adapter>) {
         self.add_adapter(number, adapter);
-        Ok(())
     }
 
     fn unload_adapter(&mut self, number: u64) {

@@ -7,10 +7,10 @@ use engine::request::{Event, Micros, Output};
 use engine::store::StoreUse;
 use engine::{Engine, EngineConfig};
 use graph::runner::ExpertLoad;
-use model::{SleepError, SpecUse};
+use model::{Adapter, SleepError, SpecUse};
 use server::link::{
-    Backend, Change, ChangeError, Changed, DraftUse, ExpertUse, GraphInfo, Pages, PrefixUse, Rest,
-    Snapshot, TierUse,
+    AdapterReader, Backend, Change, ChangeError, Changed, DraftUse, ExpertUse, GraphInfo, Pages,
+    PrefixUse, ReadAdapter, Rest, Snapshot, TierUse,
 };
 use std::cell::RefCell;
 use std::hash::{BuildHasher, Hasher};
@@ -107,9 +107,15 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             Change::Pause { keep: false } => (self.engine.vacate(), Ok(())),
             Change::Resume => (Vec::new(), Ok(())),
             Change::Update { path } => self.update(path),
-            Change::LoadAdapter { number, path } => {
-                let loaded = executor(&mut self.engine).inner_mut().load_adapter(*number, path);
-                (Vec::new(), loaded.map_err(|error| ChangeError::Refused(error.to_string())))
+            Change::LoadAdapter { number, adapter } => {
+                let result = match adapter.0.clone().downcast::<Adapter>() {
+                    Ok(adapter) => {
+                        executor(&mut self.engine).inner_mut().load_adapter(*number, adapter);
+                        Ok(())
+                    }
+                    Err(_) => Err(ChangeError::Unsupported),
+                };
+                (Vec::new(), result)
             }
             Change::UnloadAdapter { number } if self.engine.needs_adapter(*number) => {
                 let why = "requests that use the adapter are running".to_owned();
@@ -121,6 +127,14 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             }
         };
         Changed { outputs, result }
+    }
+
+    fn adapter_reader(&self) -> Option<AdapterReader> {
+        let reader = self.engine.executor().adapter_reader().ok()?;
+        Some(Arc::new(move |folder: &Path| match reader.read(folder) {
+            Ok(adapter) => Ok(ReadAdapter(Arc::new(adapter))),
+            Err(error) => Err(ChangeError::Refused(error.to_string())),
+        }))
     }
 
     fn weight_version(&self) -> u64 {

@@ -4,10 +4,11 @@ use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, Step
 use engine::request::Micros;
 use engine::store::{Store, StoreUse};
 use graph::runner::{ExpertLoad, Ran};
-use model::{AdapterError, SleepError, SpecUse, Update, UpdateError};
+use model::{Adapter, AdapterError, AdapterReader, SleepError, SpecUse, Update, UpdateError};
 use server::link::{PUBLISH_CALLS, Parts, Phase, Rest, Run, StepRecord};
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The least number of records kept.
@@ -41,8 +42,11 @@ pub(crate) trait Traced {
     /// Replaces weights; no step is in flight.
     fn update(&mut self, update: Update) -> Result<(), UpdateError>;
 
+    /// What reads adapters for it.
+    fn adapter_reader(&self) -> Result<AdapterReader, AdapterError>;
+
     /// Lets requests use an adapter.
-    fn load_adapter(&mut self, number: u64, path: &Path) -> Result<(), AdapterError>;
+    fn load_adapter(&mut self, number: u64, adapter: Arc<Adapter>);
 
     /// Forgets an adapter that no request uses.
     fn unload_adapter(&mut self, number: u64);
@@ -139,6 +143,10 @@ impl<X: Executor + Traced> Watched<X> {
     }
 
     /// The executor.
+    pub(crate) fn adapter_reader(&self) -> Result<AdapterReader, AdapterError> {
+        self.inner.adapter_reader()
+    }
+
     pub(crate) fn inner_mut(&mut self) -> &mut X {
         &mut self.inner
     }
@@ -230,6 +238,18 @@ impl<X: Executor + Traced> Executor for Watched<X> {
 
     fn adapters(&self) -> u32 {
         self.inner.adapters()
+    }
+
+    fn begin_adapter(&mut self, slot: u32, adapter: u64) {
+        self.inner.begin_adapter(slot, adapter);
+    }
+
+    fn poll_adapters(
+        &mut self,
+        filled: &mut Vec<(u32, u64)>,
+        block: bool,
+    ) -> Result<(), ExecError> {
+        self.inner.poll_adapters(filled, block)
     }
 
     fn stop_loop(&mut self) {
@@ -345,9 +365,11 @@ mod tests {
             Err(UpdateError::Busy)
         }
 
-        fn load_adapter(&mut self, _: u64, _: &Path) -> Result<(), AdapterError> {
+        fn adapter_reader(&self) -> Result<AdapterReader, AdapterError> {
             Err(AdapterError::NoRoom)
         }
+
+        fn load_adapter(&mut self, _: u64, _: Arc<Adapter>) {}
 
         fn unload_adapter(&mut self, _: u64) {}
 

@@ -16,6 +16,8 @@ pub struct Engine<X: Executor> {
     pub(crate) sched: Scheduler,
     /// Kept between calls: copies of the store that are done.
     pub(crate) moved: Vec<Moved>,
+    /// The same: slots of adapters that were filled.
+    pub(crate) filled: Vec<(u32, u64)>,
     /// Why the device will never run a step again.
     gone: Option<String>,
 }
@@ -36,7 +38,7 @@ impl<X: Executor> Engine<X> {
         let buckets = executor.prefill_buckets();
         let sched =
             Scheduler::new(executor.geometry(), executor.coverage(), reports, buckets, config);
-        Self { executor, sched, moved: Vec::new(), gone: None }
+        Self { executor, sched, moved: Vec::new(), filled: Vec::new(), gone: None }
     }
 
     /// Takes what happened, applies finished steps, launches new ones. Never waits.
@@ -56,8 +58,10 @@ impl<X: Executor> Engine<X> {
             self.sched.event(event);
         }
         self.sched.time(now);
+        self.take_filled(false);
         self.make_way();
         self.launch();
+        self.fill_slots();
         // At depth 1 a launch returns when it is done: its result is returned before the next launch.
         let ahead = self.sched.depth() > 1;
         if wait && (self.sched.out.is_empty() || !ahead) && self.sched.in_flight() > 0 {
@@ -66,12 +70,11 @@ impl<X: Executor> Engine<X> {
                 self.make_way();
                 self.launch();
             }
-        } else if wait
-            && self.sched.out.is_empty()
-            && self.sched.in_flight() == 0
-            && let Some(store) = self.executor.store()
-        {
-            store.rest();
+        } else if wait && self.sched.out.is_empty() && self.sched.in_flight() == 0 {
+            self.take_filled(true);
+            if let Some(store) = self.executor.store() {
+                store.rest();
+            }
         }
         self.sched.check();
         std::mem::take(&mut self.sched.out)
@@ -101,6 +104,7 @@ impl<X: Executor> Engine<X> {
             self.executor.stop_loop();
             self.take_results(true);
         }
+        self.settle_slots();
     }
 
     /// The device has other weights since [`Engine::vacate`]. `weights` is a number that tells them from all others of

@@ -43,9 +43,6 @@ pub struct Step {
     pub pages: Vec<PageEntry>,
     /// Whole-page copies made before this step runs (copy-on-write).
     pub copies: Vec<(Page, Page)>,
-    /// Adapters that are put into slots before this step runs: slot, counted from 1, and adapter. No row that uses what was
-    /// there is left.
-    pub adapters: Vec<(u32, u64)>,
     /// Allowed-token masks for rows of this step: (row index, one bit per token).
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
@@ -447,9 +444,20 @@ pub trait Executor {
     fn tokens_per_row(&self) -> u32 {
         1
     }
-    /// Adapters that rows of one step may have.
+    /// Adapters that rows of one step may have: its slots.
     fn adapters(&self) -> u32 {
         0
+    }
+    /// Begins to put an adapter into a slot, counted from 1, that no row uses. Steps run meanwhile; none has a row that uses
+    /// the slot before [`Executor::poll_adapters`] has named it.
+    fn begin_adapter(&mut self, _slot: u32, _adapter: u64) {}
+    /// Adds the slots that were filled, and with which adapter. With `block` it waits a moment for one.
+    fn poll_adapters(
+        &mut self,
+        _filled: &mut Vec<(u32, u64)>,
+        _block: bool,
+    ) -> Result<(), ExecError> {
+        Ok(())
     }
     /// Asks the launch of several steps that is under way to end soon: with the step under way, or the
     /// one after it. A device that runs a launch to its end before it returns cannot do that.

@@ -6,6 +6,7 @@
 //! the interface of a device is in [`exec`]. [`offline`] wraps it for programs that only need answers,
 //! [`batch`] for files of prompts.
 
+mod adapters;
 pub mod batch;
 pub mod engine;
 pub mod exec;

@@ -1,6 +1,7 @@
 //! Adapters: matrices of low rank that are added to a model's linears, one adapter for each sequence or none. They lie in
 //! slots beside the weights; which slot a sequence uses is a word of its seat, so one graph serves any mix.
 
+mod filler;
 mod peft;
 
 use crate::LoadError;
@@ -9,15 +10,17 @@ use crate::stored::device_dtype;
 use crate::weights::{Arrange, WeightSpec};
 use device::op::LoraParts;
 use device::target::WeightUse;
-use device::{DType, Span, Tensor};
+use device::{DType, DeviceKind, Span, Tensor};
 use engine::exec::Step;
+use filler::Filler;
 use formats::checkpoint::Checkpoint;
 use graph::Bindings;
 use graph::program::WeightRef;
-use graph::runner::RunError;
 use peft::PeftConfig;
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How many adapters are on the device at once, and how large each may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,14 +144,15 @@ impl Adapter {
 /// The adapters that are known, and which seat has one.
 #[derive(Debug)]
 pub(crate) struct Adapters {
-    known: HashMap<u64, Adapter>,
+    known: HashMap<u64, Arc<Adapter>>,
     /// The slot of each seat's adapter, counted from 1; 0 for none.
     seats: Vec<u32>,
+    filler: Filler,
 }
 
 impl Adapters {
     pub(crate) fn new(seats: u32) -> Adapters {
-        Adapters { known: HashMap::new(), seats: vec![0; seats as usize] }
+        Adapters { known: HashMap::new(), seats: vec![0; seats as usize], filler: Filler::new() }
     }
 
     /// Takes the joins of a step; returns whether some row of it has an adapter.
@@ -158,6 +162,59 @@ impl Adapters {
         }
         step.rows.iter().any(|row| self.seats[row.seat.0 as usize] != 0)
     }
+}
+
+/// Reads adapters for a model, apart from its executor.
+#[derive(Clone, Debug)]
+pub struct AdapterReader {
+    room: AdapterRoom,
+    /// The weights, and the types of both matrices.
+    adapted: Vec<(Adapted, [DType; 2])>,
+    parallel: bool,
+}
+
+impl AdapterReader {
+    /// Reads an adapter that `peft` saved, and compares it with the model.
+    pub fn read(&self, folder: &Path) -> Result<Adapter, AdapterError> {
+        let config = PeftConfig::read(folder)?;
+        let path = folder.join("adapter_model.safetensors");
+        let checkpoint = Checkpoint::open(&path)?;
+        let all: Vec<&Adapted> = self.adapted.iter().map(|(adapted, _)| adapted).collect();
+        let rank = check(&checkpoint, &all, self.room)
+            .map_err(|problems| AdapterError::Tensors { path: path.clone(), problems })?;
+        let bytes = |(adapted, types): &(Adapted, [DType; 2])| {
+            slot_bytes(adapted, *types, &checkpoint, &config)
+        };
+        let read: Result<Vec<Vec<u8>>, AdapterError> = match self.parallel {
+            true => self.adapted.par_iter().map(bytes).collect(),
+            false => self.adapted.iter().map(bytes).collect(),
+        };
+        Ok(Adapter { bytes: read?.concat(), rank })
+    }
+}
+
+/// What a slot holds of one weight's adapter.
+fn slot_bytes(
+    adapted: &Adapted,
+    [a, b]: [DType; 2],
+    checkpoint: &Checkpoint,
+    config: &PeftConfig,
+) -> Result<Vec<u8>, AdapterError> {
+    let parts = adapted.modules.iter().map(|module| {
+        let read = |which| -> Result<Option<Found>, AdapterError> {
+            let name = format!("base_model.model.{module}.lora_{which}.weight");
+            let Some(info) = checkpoint.get(&name) else { return Ok(None) };
+            let (rows, cols) = (info.shape[0], info.shape[1]);
+            Ok(Some(Found { rows, cols, values: checkpoint.read_f32(&name)? }))
+        };
+        let both = read("A")?.zip(read("B")?);
+        Ok(both.map(|(a, b)| (config.scale(module, a.rows), a, b)))
+    });
+    let parts = parts.collect::<Result<Vec<_>, AdapterError>>()?;
+    let mut bytes = Vec::new();
+    put_a(adapted, &parts, a, &mut bytes);
+    put_b(adapted, &parts, b, &mut bytes);
+    Ok(bytes)
 }
 
 /// A matrix of an adapter's file.
@@ -174,68 +231,33 @@ impl GraphExecutor {
         origin.drafted.written.adapted.first().map(|adapted| adapted.room)
     }
 
-    /// Reads an adapter that `peft` saved, and compares it with the model.
-    pub fn read_adapter(&self, folder: &Path) -> Result<Adapter, AdapterError> {
+    /// What reads adapters for this model, on any thread.
+    pub fn adapter_reader(&self) -> Result<AdapterReader, AdapterError> {
         let room = self.adapter_room().ok_or(AdapterError::NoRoom)?;
         let origin = self.holding.origin.as_ref().ok_or(AdapterError::NoRoom)?;
-        let (adapted, bindings) = (&origin.drafted.written.adapted, self.runners().bindings());
-        let config = PeftConfig::read(folder)?;
-        let path = folder.join("adapter_model.safetensors");
-        let checkpoint = Checkpoint::open(&path)?;
-        let ranks = check(&checkpoint, adapted, room)
-            .map_err(|problems| AdapterError::Tensors { path: path.clone(), problems })?;
-        let mut bytes = Vec::new();
-        for adapted in adapted {
-            let [a, b] = adapted.bound(bindings);
-            let parts = adapted.modules.iter().map(|module| {
-                let name = |which| format!("base_model.model.{module}.lora_{which}.weight");
-                let read = |which| -> Result<Option<Found>, AdapterError> {
-                    let name = name(which);
-                    let Some(info) = checkpoint.get(&name) else { return Ok(None) };
-                    let (rows, cols) = (info.shape[0], info.shape[1]);
-                    Ok(Some(Found { rows, cols, values: checkpoint.read_f32(&name)? }))
-                };
-                let scale = |rank| config.scale(module, rank);
-                let both = read("A")?.zip(read("B")?);
-                Ok(both.map(|(a, b)| (scale(a.rows), a, b)))
-            });
-            let parts = parts.collect::<Result<Vec<_>, AdapterError>>()?;
-            put_a(adapted, &parts, a.dtype, &mut bytes);
-            put_b(adapted, &parts, b.dtype, &mut bytes);
-        }
-        Ok(Adapter { bytes, rank: ranks })
+        let bindings = self.runners().bindings();
+        let of = |adapted: &Adapted| {
+            (adapted.clone(), adapted.bound(bindings).map(|tensor| tensor.dtype))
+        };
+        let adapted = origin.drafted.written.adapted.iter().map(of).collect();
+        // On a CPU the other threads compute steps.
+        let parallel = self.device().kind() != DeviceKind::Cpu;
+        Ok(AdapterReader { room, adapted, parallel })
+    }
+
+    /// Reads an adapter that `peft` saved, and compares it with the model.
+    pub fn read_adapter(&self, folder: &Path) -> Result<Adapter, AdapterError> {
+        self.adapter_reader()?.read(folder)
     }
 
     /// Lets requests use an adapter under a number, which is not 0.
-    pub fn add_adapter(&mut self, number: u64, adapter: Adapter) {
-        self.adapters.known.insert(number, adapter);
+    pub fn add_adapter(&mut self, number: u64, adapter: impl Into<Arc<Adapter>>) {
+        self.adapters.known.insert(number, adapter.into());
     }
 
     /// Forgets an adapter that no request uses.
     pub fn remove_adapter(&mut self, number: u64) {
         self.adapters.known.remove(&number);
-    }
-
-    /// Puts adapters into slots, as a step asks for.
-    pub(crate) fn load_adapters(&mut self, step: &Step) -> Result<(), RunError> {
-        for &(slot, number) in &step.adapters {
-            let Some(origin) = &self.holding.origin else { continue };
-            let bindings = self.runners().bindings();
-            let of = |adapted: &Adapted| adapted.spans(bindings, slot - 1);
-            let spans: Vec<Span> = origin.drafted.written.adapted.iter().flat_map(of).collect();
-            let total: u64 = spans.iter().map(|span| span.len).sum();
-            let zeros;
-            // One that was forgotten adds nothing: its requests are refused before.
-            let bytes = match self.adapters.known.get(&number) {
-                Some(adapter) => &adapter.bytes,
-                None => {
-                    zeros = vec![0; total as usize];
-                    &zeros
-                }
-            };
-            self.device().write_all(self.runners().arena(), &spans, bytes)?;
-        }
-        Ok(())
     }
 }
 
@@ -270,7 +292,7 @@ fn put_b(adapted: &Adapted, parts: &[Part], dtype: DType, out: &mut Vec<u8>) {
 /// Compares the tensors of an adapter with the model; returns the largest rank, or everything that does not fit.
 fn check(
     checkpoint: &Checkpoint,
-    adapted: &[Adapted],
+    adapted: &[&Adapted],
     room: AdapterRoom,
 ) -> Result<u32, Vec<String>> {
     let mut wanted: BTreeMap<&str, (usize, usize)> = BTreeMap::new();

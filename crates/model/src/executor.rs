@@ -221,7 +221,6 @@ impl GraphExecutor {
     }
 
     fn start(&mut self, step: &Step) -> Result<(), RunError> {
-        self.load_adapters(step)?;
         let (q_len, mut decode) = self.q_len(step);
         let forced = self.forced.map_or(0, |(_, accepted)| accepted);
         let per_table = self.runners.bindings().state.limits.pages_per_seat;
@@ -382,6 +381,18 @@ impl Executor for GraphExecutor {
 
     fn adapters(&self) -> u32 {
         self.adapter_room().map_or(0, |room| room.slots)
+    }
+
+    fn begin_adapter(&mut self, slot: u32, adapter: u64) {
+        self.fill_slot(slot, adapter);
+    }
+
+    fn poll_adapters(
+        &mut self,
+        filled: &mut Vec<(u32, u64)>,
+        block: bool,
+    ) -> Result<(), ExecError> {
+        self.filled_slots(filled, block)
     }
 
     fn stop_loop(&mut self) {

@@ -25,6 +25,7 @@ pub mod config;
 pub mod executor;
 pub mod families;
 mod fill;
+mod lane;
 mod load;
 mod observe;
 mod open;
@@ -39,7 +40,7 @@ mod stored;
 mod update;
 pub mod weights;
 
-pub use adapter::{Adapter, AdapterError, AdapterRoom};
+pub use adapter::{Adapter, AdapterError, AdapterReader, AdapterRoom};
 pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
 pub use config::{Classes, Embedding, HeadConfig, ModelConfig, Task};
 pub use executor::GraphExecutor;

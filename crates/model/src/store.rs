@@ -6,7 +6,6 @@
 
 mod disk;
 mod identity;
-mod lane;
 mod lru;
 mod mover;
 

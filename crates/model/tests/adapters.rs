@@ -65,6 +65,12 @@ fn check(case: &str, device: &Device, backend: &str) {
     let executor = &mut loaded.executor;
     let adapter = executor.read_adapter(&folder().join(case)).unwrap();
     executor.add_adapter(9, adapter);
+    executor.begin_adapter(2, 9);
+    let mut filled = Vec::new();
+    while filled.is_empty() {
+        executor.poll_adapters(&mut filled, true).unwrap();
+    }
+    assert_eq!(filled, [(2, 9)]);
     let (tokens, logits) = golden(case);
     let seat = Seat(1);
     let half = tokens.len() / 2;
@@ -78,7 +84,6 @@ fn check(case: &str, device: &Device, backend: &str) {
             step.pages = (0..4)
                 .map(|index| PageEntry { seat, table: 0, index, page: Page(20 - index) })
                 .collect();
-            step.adapters = vec![(2, 9)];
         }
         executor.launch(&step).unwrap();
         executor.poll(true).unwrap().expect("a result");

@@ -282,9 +282,11 @@ async fn load_adapter(
     }
     let roots = app.weight_roots.clone();
     let path = app.compute(0, move || allowed(&roots, "lora_path", &asked.lora_path)).await??;
+    let reader = app.link.adapter_reader().ok_or_else(|| refused(ChangeError::Unsupported))?;
+    let adapter = app.compute(0, move || reader(&path)).await?.map_err(refused)?;
     // Random, so that no page of another adapter is ever taken for one of this.
     let number = crate::openai::random() | 1;
-    let loaded = make(&app, Change::LoadAdapter { number, path }, Running::Pause).await?;
+    let loaded = make(&app, Change::LoadAdapter { number, adapter }, Running::Pause).await?;
     if !app.model.adapters.insert(&name, number) {
         drop(make(&app, Change::UnloadAdapter { number }, Running::Pause).await);
         return Err(ApiError::invalid("lora_name", format!("the name {name:?} is in use")));
@@ -325,8 +327,14 @@ async fn make(app: &App, change: Change, running: Running) -> Result<Json<Value>
             "is_paused": app.link.is_paused(),
             "weight_version": app.link.weight_version(),
         }))),
-        Err(ChangeError::Refused(why)) => Err(ApiError::invalid("", why)),
-        Err(why @ ChangeError::Unsupported) => Err(ApiError::not_supported(why.to_string())),
-        Err(ChangeError::Failed(why)) => Err(ApiError::internal(why)),
+        Err(why) => Err(refused(why)),
+    }
+}
+
+fn refused(why: ChangeError) -> ApiError {
+    match why {
+        ChangeError::Refused(why) => ApiError::invalid("", why),
+        ChangeError::Unsupported => ApiError::not_supported(why.to_string()),
+        ChangeError::Failed(why) => ApiError::internal(why),
     }
 }

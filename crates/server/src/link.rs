@@ -9,7 +9,7 @@ mod thread;
 
 pub use call::{Call, Reply};
 pub(crate) use change::Running;
-pub use change::{Change, ChangeError, Changed, Parts, Rest};
+pub use change::{AdapterReader, Change, ChangeError, Changed, Parts, ReadAdapter, Rest};
 pub use snapshot::{
     ConfigRow, DraftUse, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
     StepRecord, TierUse,
@@ -45,6 +45,10 @@ pub trait Backend {
     /// Changes its memory or its weights, after the steps under way. Sequences that run go on afterwards.
     fn change(&mut self, _change: &Change) -> Changed {
         Changed { outputs: Vec::new(), result: Err(ChangeError::Unsupported) }
+    }
+    /// What reads adapters for it, if it can use some.
+    fn adapter_reader(&self) -> Option<AdapterReader> {
+        None
     }
     /// Whether it can run steps.
     fn rest(&self) -> Rest {
@@ -157,6 +161,7 @@ pub(crate) struct Shared {
     /// How often the weights were replaced.
     weight_version: AtomicU64,
     snapshot: Mutex<Arc<Snapshot>>,
+    adapter_reader: Mutex<Option<AdapterReader>>,
     metrics: Arc<Metrics>,
     max_inflight: u64,
     max_backlog: u64,
@@ -227,6 +232,11 @@ impl Link {
     /// The last published state of the engine.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.shared.snapshot.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// What reads adapters for the engine.
+    pub(crate) fn adapter_reader(&self) -> Option<AdapterReader> {
+        self.shared.adapter_reader.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// Submits requests to the engine as one call and assigns consecutive ids to them. Dropping the

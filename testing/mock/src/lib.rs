@@ -14,8 +14,8 @@ use engine::request::{
 };
 use nap::Nap;
 use server::link::{
-    Backend, Change, Changed, ConfigRow, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Rest,
-    Run, Snapshot, StepRecord,
+    AdapterReader, Backend, Change, ChangeError, Changed, ConfigRow, GraphInfo, Pages, Phase,
+    PlanPicture, PrefixUse, ReadAdapter, Rest, Run, Snapshot, StepRecord,
 };
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -421,6 +421,13 @@ impl Backend for Mock {
     fn change(&mut self, change: &Change) -> Changed {
         self.seen.clear();
         Changed { outputs: Vec::new(), result: self.nap.change(change, self.config.cannot_wake) }
+    }
+
+    fn adapter_reader(&self) -> Option<AdapterReader> {
+        Some(Arc::new(|path| match path.join("wrong").exists() {
+            true => Err(ChangeError::Refused("the adapter does not fit".into())),
+            false => Ok(ReadAdapter(Arc::new(()))),
+        }))
     }
 
     fn rest(&self) -> Rest {

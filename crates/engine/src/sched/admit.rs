@@ -21,6 +21,7 @@ impl Scheduler {
         if self.refused == Some(self.pool.epoch()) {
             return false;
         }
+        self.slots.begin_look();
         let (mut changed, mut waits, mut passed) = (false, false, 0);
         let mut at = None;
         while let Some((rank, key)) = self.queue.after(at) {

@@ -26,7 +26,6 @@ impl Scheduler {
         self.step.joins.clear();
         self.step.pages.clear();
         self.step.copies.clear();
-        self.step.adapters.clear();
         self.step.masks.clear();
         self.seen = 0;
         self.told = 0;

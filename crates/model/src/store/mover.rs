@@ -1,8 +1,8 @@
 //! The threads that move pages: from the device to host memory, from there to the device, and to and from the file.
 
 use super::disk::PageFile;
-use super::lane::{Job, Lane};
 use super::lru::Slot;
+use crate::lane::{Job, Lane};
 use device::{Arena, Device, Span};
 use engine::exec::Page;
 use engine::pages::{Medium, PageKey};

@@ -1,7 +1,10 @@
 //! Changes of what the engine holds, which an operator asks for: its memory and its weights.
 
 use engine::request::Output;
-use std::path::PathBuf;
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Parts of a model's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,7 @@ impl Parts {
 }
 
 /// What is to change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Change {
     /// Give memory back; what the KV cache holds is forgotten.
     Sleep {
@@ -50,14 +53,27 @@ pub enum Change {
     LoadAdapter {
         /// Not 0, and never used before.
         number: u64,
-        /// A folder that `peft` saved.
-        path: PathBuf,
+        /// What [`super::AdapterReader`] read.
+        adapter: ReadAdapter,
     },
     /// Forget an adapter; refused while requests use it.
     UnloadAdapter {
         /// Its number.
         number: u64,
     },
+}
+
+/// Reads an adapter from a folder that `peft` saved, on any thread. Steps run meanwhile.
+pub type AdapterReader = Arc<dyn Fn(&Path) -> Result<ReadAdapter, ChangeError> + Send + Sync>;
+
+/// An adapter that was read: only the backend whose reader it was knows what it is.
+#[derive(Clone)]
+pub struct ReadAdapter(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for ReadAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadAdapter")
+    }
 }
 
 /// What happens to running requests first.

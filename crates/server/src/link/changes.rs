@@ -136,7 +136,8 @@ impl Worker {
             if !at_once && !self.is_quiet(backend) {
                 return None;
             }
-            let finish = first.running == Running::Finish && first.change != Change::Resume;
+            let finish =
+                first.running == Running::Finish && !matches!(first.change, Change::Resume);
             let never = finish && self.changes.paused && !self.has_nothing(backend);
             let AskedChange { change, reply, .. } = *self.changes.waiting.pop_front()?;
             if never {

@@ -52,6 +52,7 @@ pub(crate) fn spawn(
         paused: AtomicBool::new(false),
         weight_version: AtomicU64::new(0),
         snapshot: Mutex::default(),
+        adapter_reader: Mutex::default(),
         metrics,
         max_inflight: limits.inflight,
         max_backlog: limits.backlog,
@@ -129,6 +130,8 @@ impl Worker {
                 // Subscribers may know blocks of an earlier engine.
                 sink.publish(vec![CacheEvent::Cleared]);
             }
+            *self.shared.adapter_reader.lock().unwrap_or_else(|e| e.into_inner()) =
+                backend.adapter_reader();
             // Routers ask for the size of the cache as soon as it is ready.
             self.publish(&mut *backend);
             self.shared.set_health(Health::Ready);

@@ -6,22 +6,22 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 /// What a job is told: whether its result is still wanted.
-pub(super) type Job<R> = Box<dyn FnOnce(bool) -> R + Send>;
+pub(crate) type Job<R> = Box<dyn FnOnce(bool) -> R + Send>;
 
 /// A thread. Dropping it waits for the jobs it was given.
 #[derive(Debug)]
-pub(super) struct Lane<R> {
+pub(crate) struct Lane<R> {
     jobs: Option<Sender<Job<R>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<R: Send + 'static> Lane<R> {
     /// Starts the thread, which sends what jobs return to `reports`. Jobs that begin while `unwanted` is set are told so.
-    pub(super) fn new(name: &str, reports: Sender<R>, unwanted: Arc<AtomicBool>) -> Lane<R> {
+    pub(crate) fn new(name: &str, reports: Sender<R>, unwanted: Arc<AtomicBool>) -> Lane<R> {
         let (jobs, inbox) = channel::<Job<R>>();
         let work = move || {
             for job in inbox {
-                // The receiver is gone only when the store is.
+                // The receiver is gone only when its owner is.
                 let _ = reports.send(job(!unwanted.load(Ordering::Acquire)));
             }
         };
@@ -31,7 +31,7 @@ impl<R: Send + 'static> Lane<R> {
     }
 
     /// Gives the thread a job.
-    pub(super) fn give(&self, job: Job<R>) {
+    pub(crate) fn give(&self, job: Job<R>) {
         let jobs = self.jobs.as_ref().expect("it is there until the lane is dropped");
         jobs.send(job).expect("the thread ends only with its lane");
     }
