@@ -129,6 +129,11 @@ impl LoadArgs {
         Some(AdapterRoom { slots, rank: self.max_lora_rank })
     }
 
+    /// The same with so many slots for adapters, or none.
+    pub(crate) fn with_slots(&self, slots: Option<u32>) -> LoadArgs {
+        LoadArgs { lora: Vec::new(), max_loras: slots, ..self.clone() }
+    }
+
     /// The adapters to load: names and folders.
     pub(crate) fn lora(&self) -> &[(String, PathBuf)] {
         &self.lora

@@ -12,7 +12,7 @@ use crate::output::say;
 use crate::progress;
 use anyhow::Result;
 use clap::Args;
-use engine::exec::StepKind;
+use engine::exec::{Executor, StepKind};
 use graph::Plan;
 use serde::Serialize;
 
@@ -41,6 +41,11 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     force_accept: Option<u32>,
+    /// Compare with steps whose sequences have so many adapters in turn, of rank --max-lora-rank: the model without room
+    /// for adapters, with room and no adapter in the step, and with each of these numbers
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', conflicts_with_all = ["lora", "max_loras"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    loras: Vec<u32>,
     #[command(flatten)]
     backend: BackendArgs,
     #[command(flatten)]
@@ -59,6 +64,9 @@ pub(crate) struct Figure {
     /// Drafts of every sequence in a step, and how many of them were accepted by force.
     drafts: u32,
     forced: u32,
+    /// Adapters that there is room for, and those of the step's sequences.
+    slots: u32,
+    adapters: u32,
     /// Bytes read by a step: weights (of experts, those that were chosen), and the KV pages of all sequences.
     bytes: u64,
     /// For a model with experts, which of them were chosen.
@@ -90,7 +98,13 @@ pub(crate) fn run(args: &DecodeArgs, global: &Global) -> Result<()> {
     let mut figures: Vec<Figure> = Vec::new();
     let mut device = String::new();
     for load in &loads {
-        device = measure(args, global, load, &mut figures)?;
+        if !args.loras.is_empty() {
+            measure(args, global, &load.with_slots(None), &[0], &mut figures)?;
+        }
+        let slots = args.loras.iter().copied().max();
+        let adapters: Vec<u32> = [0].iter().chain(&args.loras).copied().collect();
+        let load = if slots.is_some() { load.with_slots(slots) } else { load.clone() };
+        device = measure(args, global, &load, &adapters, &mut figures)?;
     }
     let draw = |path: &std::path::Path| plot::roofline(path, &args.load.model, &figures);
     args.report.finish(&device, &figures, draw, || print(&device, &figures))
@@ -100,6 +114,7 @@ fn measure(
     args: &DecodeArgs,
     global: &Global,
     load: &LoadArgs,
+    adapters: &[u32],
     figures: &mut Vec<Figure>,
 ) -> Result<String> {
     let most = args.batch.iter().copied().max().unwrap_or(1);
@@ -120,19 +135,22 @@ fn measure(
         * u64::from(shape.kv_heads * shape.head_dim)
         * u64::from(shape.layers)
         * shape.kv_dtype.block_bytes() as u64;
-    let bar = progress::count((args.batch.len() * args.context.len()) as u64, "decode");
+    let slots = loaded.executor.adapters();
+    let rows = args.batch.len() * args.context.len() * adapters.len();
+    let bar = progress::count(rows as u64, "decode");
     let mut steady = Steady::new(&mut loaded.executor)?;
     let mut timed = Vec::new();
     for &batch in &args.batch {
-        for &context in &args.context {
+        let of = |&context| adapters.iter().map(move |adapters| (context, *adapters));
+        for (context, adapters) in args.context.iter().flat_map(of) {
             let warm = Pace::warm(args.steps);
             let steps = args.steps;
-            let pace = Pace { drafts, ..Pace::plain(batch, context, warm, steps) };
+            let pace = Pace { drafts, adapters, ..Pace::plain(batch, context, warm, steps) };
             let before = loads(steady.executor())?;
             let timing = steady.decode(&pace)?;
             let after = loads(steady.executor())?;
             let experts = ExpertFigure::between(&loaded.program, &before, &after);
-            timed.push((batch, context, warm, timing, experts));
+            timed.push((batch, context, adapters, warm, timing, experts));
             bar.inc(1);
         }
     }
@@ -140,15 +158,20 @@ fn measure(
     let runner = &loaded.executor.runners().decode;
     let counters = loaded.executor.counters(StepKind::Decode);
     let replayed = counters.eager.is_empty();
-    for (batch, context, warm, timing, experts) in timed {
+    for (batch, context, adapters, warm, timing, experts) in timed {
         let middle = u64::from(context + warm + args.steps / 2);
         let chosen = experts.as_ref().map_or(0, |experts| experts.bytes);
-        let bytes = read.bytes + chosen + u64::from(batch) * kv_token * middle;
+        let different = u64::from(adapters.min(batch));
+        let added = read.adapters / u64::from(slots.max(1)) * different;
+        let bytes = read.bytes + chosen + added + u64::from(batch) * kv_token * middle;
         let ms = timing.step_ms(0.5);
         let achieved = bytes as f64 / (ms * 1e-3);
         let pairs = 4 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
         let flops = (u64::from(batch) * (2 * read.parameters + pairs * middle)) as f64;
-        let fits = |plan: &&Plan| plan.key.rows >= batch && plan.key.q_len == drafts + 1;
+        let fits = |plan: &&Plan| {
+            let key = &plan.key;
+            key.rows >= batch && key.q_len == drafts + 1 && key.adapters == (adapters > 0)
+        };
         let plan = runner.plans().filter(fits).min_by_key(|plan| plan.key.rows);
         figures.push(Figure {
             backend: runner.config().backend.to_string(),
@@ -159,6 +182,8 @@ fn measure(
             tokens_per_second: f64::from(batch * (1 + forced)) / timing.mean_step().as_secs_f64(),
             drafts,
             forced,
+            slots,
+            adapters,
             bytes,
             experts,
             terabytes_per_second: achieved * 1e-12,
@@ -177,6 +202,27 @@ fn measure(
         });
     }
     Ok(loaded.device)
+}
+
+/// What is special about a line. Steps with room for adapters are compared with the line of a model without.
+fn notes(f: &Figure, figures: &[Figure]) -> String {
+    let mut notes = match (f.replayed, f.drafts, f.forced) {
+        (false, ..) => "  not all replayed".to_owned(),
+        (true, 0, _) => String::new(),
+        (true, drafts, 0) => format!("  {drafts} drafts"),
+        (true, drafts, forced) => format!("  {drafts} drafts, {forced} accepted by force"),
+    };
+    if f.slots > 0 {
+        notes += &format!("  {} adapters of {}", f.adapters, f.slots);
+        let same = |other: &&Figure| {
+            let shape = |f: &Figure| (f.batch, f.context, f.drafts);
+            other.slots == 0 && shape(other) == shape(f) && other.backend == f.backend
+        };
+        if let Some(base) = figures.iter().find(same) {
+            notes += &format!(": {:+.1} %", (f.ms / base.ms - 1.0) * 100.0);
+        }
+    }
+    notes
 }
 
 fn print(device: &str, figures: &[Figure]) -> Result<()> {
@@ -202,12 +248,7 @@ fn print(device: &str, figures: &[Figure]) -> Result<()> {
             f.host_us,
             f.host_us_p99,
             f.call_us,
-            match (f.replayed, f.drafts, f.forced) {
-                (false, ..) => "  not all replayed".to_owned(),
-                (true, 0, _) => String::new(),
-                (true, drafts, 0) => format!("  {drafts} drafts"),
-                (true, drafts, forced) => format!("  {drafts} drafts, {forced} accepted by force"),
-            }
+            notes(f, figures)
         )?;
     }
     for f in figures {

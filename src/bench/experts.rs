@@ -84,12 +84,14 @@ fn since(before: &ExpertLoad, after: &ExpertLoad) -> ExpertLoad {
 }
 
 /// Bytes and number of the weights that every step reads, and the number that a token is multiplied with: all except
-/// an embedding table that is only gathered from; of experts, those of a token.
+/// an embedding table that is only gathered from, and adapters; of experts, those of a token.
 pub(crate) struct Read {
     /// Bytes of all weights except experts.
     pub(crate) bytes: u64,
     /// Weights that a token is multiplied with.
     pub(crate) parameters: u64,
+    /// Bytes of the slots of adapters, all of them.
+    pub(crate) adapters: u64,
 }
 
 impl Read {
@@ -97,12 +99,17 @@ impl Read {
         use graph::program::{ProgramOp, WeightId};
         let multiplied = |id| {
             program.steps.iter().any(|step| match &step.op {
-                ProgramOp::Embed(_) => false,
+                ProgramOp::Embed(_) | ProgramOp::Lora(_) => false,
                 op => op.weights().contains(&id),
             })
         };
         let ids = (0..program.weights.len() as u32).map(WeightId);
-        let mut read = Read { bytes: 0, parameters: 0 };
+        let mut read = Read { bytes: 0, parameters: 0, adapters: 0 };
+        for step in &program.steps {
+            if let ProgramOp::Lora(lora) = &step.op {
+                read.adapters += program.weight(lora.a).bytes() + program.weight(lora.b).bytes();
+            }
+        }
         for weight in ids.filter(|&id| multiplied(id)).map(|id| program.weight(id)) {
             read.bytes += weight.bytes();
             read.parameters += u64::from(weight.rows) * u64::from(weight.cols);

@@ -64,13 +64,15 @@ pub(crate) struct Pace {
     pub(crate) room: u32,
     /// Drafts of each sequence in every step.
     pub(crate) drafts: u32,
+    /// Adapters that the sequences have in turn; 0 for none.
+    pub(crate) adapters: u32,
 }
 
 impl Pace {
-    /// Steps without drafts and spare pages, two in flight.
+    /// Steps without drafts, adapters and spare pages, two in flight.
     pub(crate) fn plain(batch: u32, context: u32, warm: u32, steps: u32) -> Pace {
-        let (depth, room, drafts) = (2, 0, 0);
-        Pace { batch, context, warm, steps, depth, room, drafts }
+        let (depth, room, drafts, adapters) = (2, 0, 0, 0);
+        Pace { batch, context, warm, steps, depth, room, drafts, adapters }
     }
 
     /// Warm-up steps for `steps` measured ones: a multiple of the steps of a launch, so that the
@@ -175,6 +177,9 @@ impl<'a> Steady<'a> {
         // Drafts that happen to be right are accepted too, so there are pages for all of them.
         let most = if pace.drafts > 0 { pace.drafts + 1 } else { 1 };
         let mut step = self.seats(pace.batch, pace.context, total * most + pace.room)?;
+        for join in step.joins.iter_mut().filter(|_| pace.adapters > 0) {
+            join.params.adapter = join.seat.0 % pace.adapters + 1;
+        }
         let row = |seat| Row { most, ..Row::decode(Seat(seat), pace.context) };
         step.rows = (0..pace.batch).map(row).collect();
         // On a CPU a launch returns when it is done: only one is in flight, and its results arrive

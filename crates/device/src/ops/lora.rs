@@ -16,6 +16,7 @@ use super::{
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
 use crate::cpu::view::Matrix;
+use crate::cuda::launch::Target;
 use crate::cuda::lower::SEMAPHORE_BYTES;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::step::{PARAM_WORDS, param};
@@ -118,11 +119,6 @@ impl Lora {
         self.parts.count() * self.b.cols
     }
 
-    /// Bytes of `x · Aᵀ`.
-    fn sums_bytes(&self) -> u64 {
-        u64::from(self.x.rows) * u64::from(self.inner()) * 4
-    }
-
     /// Adapters that fit.
     fn slots(&self) -> u32 {
         self.b.rows / self.y.cols
@@ -179,8 +175,8 @@ impl Contract for Lora {
         Some(&mut self.scratch)
     }
 
-    fn scratch_bytes(&self, _target: &crate::cuda::launch::Target) -> u64 {
-        SEMAPHORE_BYTES + self.sums_bytes()
+    fn scratch_bytes(&self, target: &Target) -> u64 {
+        SEMAPHORE_BYTES + self.sums_bytes(target)
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {

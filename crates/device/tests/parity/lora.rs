@@ -16,7 +16,13 @@ fn lora() {
         let (wide, rank) = (1 + rng.below(700), 1 + rng.below(20));
         let wide = if seed % 2 == 0 { wide } else { wide.next_multiple_of(8) };
         let cols = 6 * (1 + rng.below(120));
-        let [x_type, a_type, b_type, y_type] = [(); 4].map(|()| rng.pick(&FLOATS));
+        let [mut x_type, mut a_type, mut b_type, y_type] = [(); 4].map(|()| rng.pick(&FLOATS));
+        let (mut wide, mut rank) = (wide, rank);
+        // The kernels whose blocks belong to adapters, with one and several slices of k.
+        if seed % 3 == 1 {
+            (x_type, a_type, b_type) = (DType::BF16, DType::BF16, DType::BF16);
+            (wide, rank) = (8 * (1 + rng.below(600)), 8 * (1 + rng.below(4)));
+        }
         let n = cols as u32;
         let parts = match rng.below(3) {
             0 => LoraParts::Stacked(vec![n]),
@@ -61,7 +67,7 @@ fn lora() {
             let a = layout.floats(a_type, rows, wide, 0, &rng.floats(rows * wide, 0.1));
             let rows = SLOTS * cols;
             let b = layout.floats(b_type, rows, rank, 0, &rng.floats(rows * rank, 0.3));
-            let bytes = 1 << 20;
+            let bytes = 2 << 20;
             let scratch = Some(layout.bytes(device::Region::State, "scratch", vec![0; bytes]));
             let parts = parts.clone();
             let op = Lora { x, base: y, a, b, parts, y, state, by_row, live, scratch };
