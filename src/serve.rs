@@ -20,7 +20,7 @@ use engine::request::Sampling;
 use graph::runner::Ran;
 use model::{
     Adapter, AdapterError, AdapterReader, GraphExecutor, ModelConfig, ModelSource, Parts,
-    SleepError, Task, Update, UpdateError,
+    SharedTensor, SharedUpdate, SleepError, Task, Update, UpdateError,
 };
 use server::answer::{Reasoning, ToolFormat};
 use server::link::{self, ConfigRow, GraphInfo, PlanPicture, Rest};
@@ -418,6 +418,14 @@ impl watched::Traced for GraphExecutor {
 
     fn check_update(&self, path: &Path) -> Result<Update, UpdateError> {
         GraphExecutor::check_update(self, path)
+    }
+
+    fn check_shared(&self, tensors: &[SharedTensor]) -> Result<SharedUpdate, UpdateError> {
+        self.check_shared(tensors)
+    }
+
+    fn update_shared(&mut self, update: SharedUpdate) -> Result<(), UpdateError> {
+        self.update_shared(update)
     }
 
     fn update(&mut self, update: Update) -> Result<(), UpdateError> {

@@ -1,16 +1,18 @@
 //! The engine as the server's backend.
 
 use super::watched::{Traced, Watched};
+use device::DType;
+use device::shared::SharedName;
 use engine::exec::{Executor, Geometry};
 use engine::pages::{CacheEvent, Medium};
 use engine::request::{Event, Micros, Output};
 use engine::store::StoreUse;
 use engine::{Engine, EngineConfig};
 use graph::runner::ExpertLoad;
-use model::{Adapter, SleepError, SpecUse};
+use model::{Adapter, SharedTensor, SleepError, SpecUse, UpdateError};
 use server::link::{
-    AdapterReader, Backend, Change, ChangeError, Changed, DraftUse, ExpertUse, GraphInfo, Pages,
-    PrefixUse, ReadAdapter, Rest, Snapshot, TierUse,
+    AdapterReader, Backend, Change, ChangeError, Changed, DraftUse, ExpertUse, GraphInfo,
+    NewWeights, Pages, PrefixUse, ReadAdapter, Rest, SharedPlace, Snapshot, TierUse,
 };
 use std::cell::RefCell;
 use std::hash::{BuildHasher, Hasher};
@@ -42,14 +44,18 @@ impl<X: Executor + Traced> Serving<X> {
         Self { engine, seats, page_tokens, info, weight_version: 0, experts }
     }
 
-    /// Replaces weights, after comparing the files with the model.
-    fn update(&mut self, path: &Path) -> (Vec<Output>, Result<(), ChangeError>) {
-        let update = match self.engine.executor_mut().inner_mut().check_update(path) {
+    /// Replaces weights, after comparing what is new with the model.
+    fn update<U>(
+        &mut self,
+        check: impl FnOnce(&X) -> Result<U, UpdateError>,
+        replace: impl FnOnce(&mut X, U) -> Result<(), UpdateError>,
+    ) -> (Vec<Output>, Result<(), ChangeError>) {
+        let update = match check(self.engine.executor_mut().inner_mut()) {
             Ok(update) => update,
             Err(error) => return (Vec::new(), Err(ChangeError::Refused(error.to_string()))),
         };
         let outputs = self.engine.vacate();
-        let result = self.engine.executor_mut().inner_mut().update(update);
+        let result = replace(self.engine.executor_mut().inner_mut(), update);
         if result.is_ok() {
             self.weight_version += 1;
             // Random, so that no other process gives the same number to other weights.
@@ -106,7 +112,17 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             Change::Pause { keep: true } => (self.engine.settle(), Ok(())),
             Change::Pause { keep: false } => (self.engine.vacate(), Ok(())),
             Change::Resume => (Vec::new(), Ok(())),
-            Change::Update { path } => self.update(path),
+            Change::Update { from: NewWeights::Files(path) } => self.update(
+                |executor| executor.check_update(path),
+                |executor, update| executor.update(update),
+            ),
+            Change::Update { from: NewWeights::Shared(tensors) } => match shared(tensors) {
+                Ok(tensors) => self.update(
+                    |executor| executor.check_shared(&tensors),
+                    |executor, update| executor.update_shared(update),
+                ),
+                Err(why) => (Vec::new(), Err(ChangeError::Refused(why))),
+            },
             Change::LoadAdapter { number, adapter } => {
                 let result = match adapter.0.clone().downcast::<Adapter>() {
                     Ok(adapter) => {
@@ -167,6 +183,26 @@ impl<X: Executor + Traced> Backend for Serving<X> {
             graph: self.info.clone(),
         }
     }
+}
+
+/// Tensors as the model finds them.
+fn shared(tensors: &[server::link::SharedTensor]) -> Result<Vec<SharedTensor>, String> {
+    let tensor = |tensor: &server::link::SharedTensor| {
+        let dtype = match tensor.dtype.as_str() {
+            "F32" => DType::F32,
+            "F16" => DType::F16,
+            "BF16" => DType::BF16,
+            other => return Err(format!("{}: type {other:?}", tensor.name)),
+        };
+        let memory = match &tensor.memory {
+            SharedPlace::CudaIpc(handle) => SharedName::CudaIpc(*handle),
+            SharedPlace::File(path) => SharedName::File(path.clone()),
+        };
+        let shape = tensor.shape.iter().map(|size| *size as usize).collect();
+        let (name, offset) = (tensor.name.clone(), tensor.offset);
+        Ok(SharedTensor { name, dtype, shape, memory, offset })
+    };
+    tensors.iter().map(tensor).collect()
 }
 
 fn tier_use(used: &StoreUse) -> TierUse {

@@ -4,7 +4,10 @@ use engine::exec::{Coverage, ExecError, Executor, Geometry, Step, StepKind, Step
 use engine::request::Micros;
 use engine::store::{Store, StoreUse};
 use graph::runner::{ExpertLoad, Ran};
-use model::{Adapter, AdapterError, AdapterReader, SleepError, SpecUse, Update, UpdateError};
+use model::{
+    Adapter, AdapterError, AdapterReader, SharedTensor, SharedUpdate, SleepError, SpecUse, Update,
+    UpdateError,
+};
 use server::link::{PUBLISH_CALLS, Parts, Phase, Rest, Run, StepRecord};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -38,6 +41,12 @@ pub(crate) trait Traced {
 
     /// Opens files with weights and compares them with the model.
     fn check_update(&self, path: &Path) -> Result<Update, UpdateError>;
+
+    /// Opens memory of another process and compares what is there with the model.
+    fn check_shared(&self, tensors: &[SharedTensor]) -> Result<SharedUpdate, UpdateError>;
+
+    /// Replaces weights by what is there; no step is in flight.
+    fn update_shared(&mut self, update: SharedUpdate) -> Result<(), UpdateError>;
 
     /// Replaces weights; no step is in flight.
     fn update(&mut self, update: Update) -> Result<(), UpdateError>;
@@ -359,6 +368,14 @@ mod tests {
 
         fn check_update(&self, _: &Path) -> Result<Update, UpdateError> {
             Err(UpdateError::Busy)
+        }
+
+        fn check_shared(&self, _: &[SharedTensor]) -> Result<SharedUpdate, UpdateError> {
+            Err(UpdateError::NoOrigin)
+        }
+
+        fn update_shared(&mut self, _: SharedUpdate) -> Result<(), UpdateError> {
+            Err(UpdateError::NoOrigin)
         }
 
         fn update(&mut self, _: Update) -> Result<(), UpdateError> {

@@ -7,6 +7,7 @@ pub mod compile;
 pub(crate) mod context;
 pub(crate) mod driver;
 mod gemm;
+pub(crate) mod ipc;
 mod kernel;
 pub mod launch;
 pub mod library;

@@ -305,7 +305,7 @@ impl Device {
         Ok(Stopwatch { marks: self.driver.marks(count)? })
     }
 
-    fn own(&self, arena: &Arena, what: &str) -> Result<()> {
+    pub(crate) fn own(&self, arena: &Arena, what: &str) -> Result<()> {
         arena.inner.check_usable(what, self.driver.capture().device())
     }
 

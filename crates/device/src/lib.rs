@@ -20,6 +20,7 @@ pub mod ops;
 pub mod private;
 pub mod probe;
 pub mod scaled;
+pub mod shared;
 pub mod span;
 pub mod step;
 pub mod stopwatch;

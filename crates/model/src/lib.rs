@@ -54,7 +54,7 @@ pub use reading::{ReadError, Reading};
 pub use sleep::{Parts, SleepError};
 pub use spec::{Choice, Method, SpecError, SpecUse, Speculation, Why};
 pub use store::{DiskError, KeepOptions};
-pub use update::{Update, UpdateError};
+pub use update::{SharedTensor, SharedUpdate, Update, UpdateError};
 
 use std::path::PathBuf;
 

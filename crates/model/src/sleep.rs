@@ -53,6 +53,8 @@ pub(crate) struct Holding {
     pub(crate) origin: Option<Origin>,
     /// Their memory was given back without keeping them: until they are read again no step may run.
     pub(crate) lost: bool,
+    /// Some came from the memory of another process: they cannot be read again.
+    pub(crate) foreign: bool,
 }
 
 impl GraphExecutor {
@@ -99,6 +101,9 @@ impl GraphExecutor {
     }
 
     fn reload(&mut self) -> Result<(), SleepError> {
+        if self.holding.foreign {
+            return Err(SleepError::NoOrigin);
+        }
         let Origin { model, drafted } = self.holding.origin.as_ref().ok_or(SleepError::NoOrigin)?;
         let (runners, nothing) = (self.runners(), |_| {});
         let (device, arena, bindings) = (self.device(), runners.arena(), runners.bindings());

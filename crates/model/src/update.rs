@@ -1,6 +1,10 @@
 //! Weights that are replaced while the model stays on its device. The memory is the same, so graphs recorded before
 //! compute with the new weights.
 
+mod shared;
+
+pub use shared::{SharedTensor, SharedUpdate};
+
 use crate::LoadError;
 use crate::executor::GraphExecutor;
 use crate::sleep::Origin;
@@ -8,7 +12,7 @@ use crate::spec::Drafted;
 use crate::stored::Files;
 use crate::weights::WeightSpec;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Why weights were not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +32,12 @@ pub enum UpdateError {
     /// It failed half way, and the old weights were put back.
     #[error("{0}; the old weights are in force")]
     Undone(#[source] Box<LoadError>),
+    /// Some of the model's tensors, where the others are not in files.
+    #[error("the weights came from another process: update all of them, or from there")]
+    Partial,
+    /// Copying failed half way: no step can run before another update.
+    #[error("{0}; weights were overwritten. The model has no weights now")]
+    Broken(#[source] Box<device::Error>),
     /// It failed half way, and so did putting the old weights back: no step can run before another update.
     #[error("{0}; the old weights could not be put back: {1}. The model has no weights now")]
     Lost(#[source] Box<LoadError>, Box<LoadError>),
@@ -70,6 +80,9 @@ impl GraphExecutor {
         let changed = written.weights.iter().filter(has).map(|spec| spec.name.clone()).collect();
         let mut parts = written.weights.iter().flat_map(|spec| &spec.parts);
         let whole = parts.all(|part| files.has(&part.tensor));
+        if self.holding.foreign && !whole {
+            return Err(UpdateError::Partial);
+        }
         Ok(Update { files, changed, whole })
     }
 
@@ -89,7 +102,7 @@ impl GraphExecutor {
         let origin = self.holding.origin.as_mut().ok_or(UpdateError::NoOrigin)?;
         let covered = origin.model.cover(files);
         let Err(problem) = self.fill_some(&takes) else {
-            self.holding.lost = false;
+            (self.holding.lost, self.holding.foreign) = (false, false);
             if let (true, Some(origin)) = (whole, &mut self.holding.origin) {
                 origin.model.keep_latest();
             }
@@ -98,7 +111,12 @@ impl GraphExecutor {
         if let Some(origin) = &mut self.holding.origin {
             origin.model.uncover(covered);
         }
-        match self.fill_some(&takes) {
+        // What another process gave is nowhere else.
+        let again = match self.holding.foreign {
+            true => Err(LoadError::Tensors { path: PathBuf::new(), problems: Vec::new() }),
+            false => self.fill_some(&takes),
+        };
+        match again {
             Ok(()) => {
                 self.holding.lost = false;
                 Err(UpdateError::Undone(problem.into()))

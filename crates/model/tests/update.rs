@@ -5,11 +5,14 @@ mod answers;
 mod models;
 
 use answers::{Answers, BACKENDS, checkpoint, copy_folder, engine_of, options, recorded, request};
+use device::DType;
+use device::shared::SharedName;
 use engine::Engine;
 use engine::request::Event;
 use formats::checkpoint::Checkpoint;
 use model::{
-    GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Parts, UpdateError,
+    GraphExecutor, KeepOptions, LoadOptions, ModelConfig, ModelSource, Parts, SharedTensor,
+    UpdateError,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -233,4 +236,85 @@ fn an_update_that_fails_leaves_the_old_weights() {
     assert!(matches!(error, UpdateError::Undone(_)), "{error}");
     assert!(error.to_string().ends_with("the old weights are in force"), "{error}");
     assert_eq!(ask(&mut engine), before);
+}
+
+/// Tensors in files that another process might hold in shared memory, some bytes after the start: one file for all.
+fn shared(tensors: &Tensors, folder: &Path) -> Vec<SharedTensor> {
+    let path = folder.join("memory");
+    let (mut data, mut shared) = (vec![0; 24], Vec::new());
+    for (name, (shape, values)) in tensors {
+        let (name, shape, offset) = (name.clone(), shape.clone(), data.len() as u64);
+        let memory = SharedName::File(path.clone());
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        shared.push(SharedTensor { name, dtype: DType::F32, shape, memory, offset });
+    }
+    std::fs::write(&path, data).unwrap();
+    shared
+}
+
+fn update_shared(
+    engine: &mut Engine<GraphExecutor>,
+    tensors: &[SharedTensor],
+) -> Result<(), UpdateError> {
+    let update = engine.executor().check_shared(tensors)?;
+    engine.vacate();
+    engine.executor_mut().update_shared(update)?;
+    engine.renew(9);
+    Ok(())
+}
+
+#[test]
+fn weights_come_from_the_memory_of_another_process() {
+    for case in ["llama", "llama-tied", "qwen2", "gemma3", "phi3", "cohere"] {
+        let (new, memory) = (changed(case), tempfile::tempdir().unwrap());
+        let source = ModelSource::Checkpoint(new.path().into());
+        let options = options("full");
+        let expected = ask(&mut engine_of(&source, &models::cpu(), &options));
+        let mut engine = engine_of(&checkpoint(case), &models::cpu(), &options);
+        let graphs = recorded(&engine);
+        let all = shared(&tensors(case, |_| true), memory.path());
+        update_shared(&mut engine, &all).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(ask(&mut engine), expected, "{case}");
+        assert_eq!(recorded(&engine), graphs);
+    }
+}
+
+#[test]
+fn parts_and_errors_of_shared_memory() {
+    let mut engine = engine_of(&checkpoint("llama"), &models::cpu(), &options("full"));
+    let before = ask(&mut engine);
+    let memory = tempfile::tempdir().unwrap();
+    let takes = |name: &str| name.contains("q_proj") || name.contains("layers.1.mlp.up_proj");
+    let mut some = tensors("llama", takes);
+    some.retain(|name, _| takes(name));
+    let right = shared(&some, memory.path());
+    // All problems at once, and nothing is changed.
+    let mut wrong = right.clone();
+    wrong[0].name = "model.other".into();
+    wrong[1].shape.reverse();
+    wrong[1].shape.push(3);
+    wrong[2].offset = 1 << 40;
+    wrong.push(SharedTensor { memory: SharedName::CudaIpc([7; 64]), ..right[0].clone() });
+    let error = update_shared(&mut engine, &wrong).unwrap_err().to_string();
+    for problem in ["not part of this model", "expected", "outside of", "no CUDA handles"] {
+        assert!(error.contains(problem), "{problem}: {error}");
+    }
+    assert!(update_shared(&mut engine, &[]).is_err());
+    assert_eq!(ask(&mut engine), before);
+    // A part: the same as a checkpoint with these tensors.
+    let whole = tempfile::tempdir().unwrap();
+    copy_folder(&models::folder().join("llama"), whole.path());
+    save(&tensors("llama", takes), whole.path());
+    let source = ModelSource::Checkpoint(whole.path().into());
+    let expected = ask(&mut engine_of(&source, &models::cpu(), &options("full")));
+    update_shared(&mut engine, &right).unwrap();
+    assert_eq!(ask(&mut engine), expected);
+    // What came from there is in no file.
+    let part = self::some("llama", takes);
+    assert!(matches!(update(&mut engine, part.path()), Err(UpdateError::Partial)));
+    engine.vacate();
+    engine.executor_mut().sleep(Parts::ALL, false).unwrap();
+    assert!(engine.executor_mut().wake(Parts::ALL, true).is_err());
+    update(&mut engine, whole.path()).unwrap();
+    assert_eq!(ask(&mut engine), expected);
 }

@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::describe::api_type;
 use crate::error::ApiError;
 use crate::http::{RequestBody, read_json, receive};
-use crate::link::{Change, ChangeError, Parts, Running};
+use crate::link::{Change, ChangeError, NewWeights, Parts, Running, SharedPlace, SharedTensor};
 use axum::Json;
 use axum::Router;
 use axum::body::Body;
@@ -200,12 +200,52 @@ api_type! {
     /// The body of `/update_weights`.
     pub struct UpdateRequest {
         /// A folder or file with some or all of the model's tensors, as safetensors.
-        pub model_path: String,
+        pub model_path: Option<String>,
+        /// Tensors in the memory of another process, instead of files.
+        pub tensors: Option<Vec<TensorPlace>> = {"minItems": 1},
         /// What happens to running requests: `wait`, `abort` or `keep`.
         pub mode: Option<String> = {"enum": ["wait", "abort", "keep"]},
         /// SGLang's name for the mode `abort`.
         pub abort_all_requests: Option<bool>,
     }
+}
+
+api_type! {
+    /// A tensor in the memory of another process.
+    pub struct TensorPlace {
+        /// Its name in the model's checkpoint.
+        pub name: String,
+        /// Its type.
+        pub dtype: String = {"enum": ["F32", "F16", "BF16"]},
+        /// Dimensions, outermost first.
+        pub shape: Vec<u64>,
+        /// The CUDA IPC handle of the memory it lies in, 64 bytes as hexadecimal digits.
+        pub handle: Option<String> = {"minLength": 128, "maxLength": 128},
+        /// A file that it lies in, such as one in `/dev/shm`, instead of a handle.
+        pub path: Option<String>,
+        /// Where its first byte is in there.
+        pub offset: Option<u64>,
+    }
+}
+
+/// A tensor as the engine finds it.
+fn shared(roots: &[PathBuf], place: TensorPlace) -> Result<SharedTensor, ApiError> {
+    let memory = match (&place.handle, &place.path) {
+        (Some(handle), None) => SharedPlace::CudaIpc(hexadecimal(handle).ok_or_else(|| {
+            ApiError::invalid("tensors.handle", "handle must be 128 hexadecimal digits")
+        })?),
+        (None, Some(path)) => SharedPlace::File(allowed(roots, "tensors.path", path)?),
+        _ => return Err(ApiError::invalid("tensors", "a tensor has a handle or a path")),
+    };
+    let TensorPlace { name, dtype, shape, offset, .. } = place;
+    Ok(SharedTensor { name, dtype, shape, memory, offset: offset.unwrap_or(0) })
+}
+
+fn hexadecimal(text: &str) -> Option<[u8; 64]> {
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let bytes: Vec<u8> = digits?.chunks(2).map(|two| two[0] << 4 | two[two.len() - 1]).collect();
+    (text.len() == 128).then(|| bytes.try_into().ok()).flatten()
 }
 
 impl RequestBody for UpdateRequest {
@@ -224,8 +264,16 @@ async fn update(State(app): State<Arc<App>>, request: Request) -> Result<Json<Va
         (None, _) => Running::Finish,
     };
     let roots = app.weight_roots.clone();
-    let path = app.compute(0, move || allowed(&roots, "model_path", &asked.model_path)).await??;
-    make(&app, Change::Update { path }, mode).await
+    let find = move || match (asked.model_path, asked.tensors) {
+        (Some(path), None) => allowed(&roots, "model_path", &path).map(NewWeights::Files),
+        (None, Some(places)) => {
+            let tensors = places.into_iter().map(|place| shared(&roots, place));
+            tensors.collect::<Result<Vec<_>, _>>().map(NewWeights::Shared)
+        }
+        _ => Err(ApiError::invalid("model_path", "model_path or tensors says where weights are")),
+    };
+    let from = app.compute(0, find).await??;
+    make(&app, Change::Update { from }, mode).await
 }
 
 /// The path without links, if it lies in one of the allowed folders. Otherwise nothing is said about it, not even

@@ -9,7 +9,10 @@ mod thread;
 
 pub use call::{Call, Reply};
 pub(crate) use change::Running;
-pub use change::{AdapterReader, Change, ChangeError, Changed, Parts, ReadAdapter, Rest};
+pub use change::{
+    AdapterReader, Change, ChangeError, Changed, NewWeights, Parts, ReadAdapter, Rest, SharedPlace,
+    SharedTensor,
+};
 pub use snapshot::{
     ConfigRow, DraftUse, ExpertUse, GraphInfo, Pages, Phase, PlanPicture, PrefixUse, Run, Snapshot,
     StepRecord, TierUse,

@@ -1,6 +1,6 @@
 //! The mock's memory: none, but it can be given back.
 
-use server::link::{Change, ChangeError, Rest};
+use server::link::{Change, ChangeError, NewWeights, Rest};
 
 /// What was given back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,7 +29,7 @@ impl Nap {
                 self.kv &= !parts.kv;
                 self.lost &= !(parts.weights && reload);
             }
-            Change::Update { ref path } if path.join("wrong").exists() => {
+            Change::Update { from: NewWeights::Files(ref path) } if path.join("wrong").exists() => {
                 return Err(ChangeError::Refused("the tensors do not fit".into()));
             }
             Change::Pause { .. } | Change::Resume => {}

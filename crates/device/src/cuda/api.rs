@@ -107,6 +107,10 @@ api! {
     fn cuMemcpyAsync(to: sys::CUdeviceptr, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
     fn cuMemcpyHtoDAsync_v2(to: sys::CUdeviceptr, from: *const c_void, bytes: usize, stream: sys::CUstream);
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
+    fn cuMemcpy2DAsync_v2(copy: *const sys::CUDA_MEMCPY2D_st, stream: sys::CUstream);
+    fn cuIpcOpenMemHandle_v2(address: *mut sys::CUdeviceptr, handle: sys::CUipcMemHandle_st, flags: c_uint);
+    fn cuIpcCloseMemHandle(address: sys::CUdeviceptr);
+    fn cuMemGetAddressRange_v2(base: *mut sys::CUdeviceptr, bytes: *mut usize, address: sys::CUdeviceptr);
     fn cuMemsetD32Async(to: sys::CUdeviceptr, word: c_uint, words: usize, stream: sys::CUstream);
     fn cuMemsetD8Async(to: sys::CUdeviceptr, byte: u8, bytes: usize, stream: sys::CUstream);
     fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);

@@ -44,10 +44,10 @@ pub enum Change {
     },
     /// Go on.
     Resume,
-    /// Replace weights by those of a checkpoint.
+    /// Replace weights.
     Update {
-        /// The checkpoint, with some or all of the model's tensors.
-        path: PathBuf,
+        /// Where some or all of the model's tensors are.
+        from: NewWeights,
     },
     /// Let requests use an adapter under this number.
     LoadAdapter {
@@ -61,6 +61,39 @@ pub enum Change {
         /// Its number.
         number: u64,
     },
+}
+
+/// Where new weights are.
+#[derive(Clone, Debug)]
+pub enum NewWeights {
+    /// In a checkpoint.
+    Files(PathBuf),
+    /// In the memory of another process.
+    Shared(Vec<SharedTensor>),
+}
+
+/// A tensor in the memory of another process.
+#[derive(Clone, Debug)]
+pub struct SharedTensor {
+    /// Its name in the model's checkpoint.
+    pub name: String,
+    /// Its type, as safetensors names it.
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<u64>,
+    /// What it lies in.
+    pub memory: SharedPlace,
+    /// Where its first byte is in there.
+    pub offset: u64,
+}
+
+/// How another process names its memory.
+#[derive(Clone, Debug)]
+pub enum SharedPlace {
+    /// A CUDA IPC handle.
+    CudaIpc([u8; 64]),
+    /// A file, such as one in `/dev/shm`.
+    File(PathBuf),
 }
 
 /// Reads an adapter from a folder that `peft` saved, on any thread. Steps run meanwhile.
