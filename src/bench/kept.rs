@@ -261,6 +261,8 @@ impl<X: Executor> Bench<X> {
             .collect();
         let (mut quiet, mut beside, mut returned_beside) = (Vec::new(), Vec::new(), Vec::new());
         for id in 0..u64::from(args.times) {
+            // Computed again, or brought back, so that of all evicted ones it is the last but the fillers.
+            self.ask(id)?;
             self.evict()?;
             // The last ones decode alone for a while.
             let from = self.now();

@@ -17,6 +17,7 @@ use crate::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
 use device::{Graph, Item, Node, Op, RecordOptions};
+use graph::Plan;
 use graph::runner::ExpertLoad;
 use model::GraphExecutor;
 use serde::Serialize;
@@ -85,6 +86,9 @@ pub(crate) fn run(args: &NodesArgs, global: &Global) -> Result<()> {
     // Measured before the model fills the memory.
     let bandwidth = figures::read_bandwidth(&loading::open_device(global)?.0)?;
     let mut loaded = loading::load_sized(&args.load, global, most.unwrap_or(1), tokens)?;
+    if args.load.drafts() > 0 {
+        loaded.executor.force_drafts(args.load.drafts(), 0);
+    }
     let mut figures = Vec::new();
     for mix in &mixes {
         figures.push(prefill(args, &mut loaded.executor, mix, bandwidth)?);
@@ -112,9 +116,13 @@ fn decode(
     let room = 5 * (args.replays + 1);
     let before = loads(executor)?;
     let mut steady = Steady::new(executor)?;
-    let timing = steady.decode(&Pace { room, ..Pace::plain(batch, context, warm, steps) })?;
+    let drafts = args.load.drafts();
+    let room = room * (drafts + 1);
+    let timing =
+        steady.decode(&Pace { room, drafts, ..Pace::plain(batch, context, warm, steps) })?;
     let whole = Whole::new(executor, timing.step_ms(0.5), &before, bandwidth)?;
-    let plans = executor.runners().decode.plans().filter(|plan| plan.key.rows >= batch);
+    let fits = |plan: &&Plan| plan.key.rows >= batch && plan.key.q_len == drafts + 1;
+    let plans = executor.runners().decode.plans().filter(fits);
     let plan = plans.min_by_key(|plan| plan.key.rows).context("no bucket holds this batch")?;
     let nodes: Vec<&Node> = plan.nodes.iter().collect();
     let step = format!("batch {batch}, context {context}");

@@ -4,6 +4,7 @@
 use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
 use crate::cuda::{lower, tuned};
+use crate::op::FusedKernel;
 use crate::variant::{Pick, Variant};
 use crate::{DType, Node, Op, Result, scaled};
 use serde::Serialize;
@@ -48,8 +49,8 @@ pub trait Target: fmt::Debug + Send + Sync {
     /// Lets ops prepare their results for the norm of the next op, where both have kernels for it.
     fn hand_on(&self, nodes: &mut [Node]);
 
-    /// Whether a linear and the rotation after it can be one node.
-    fn can_rotate(&self, linear: &Node, rope: &Node) -> bool;
+    /// The kernel that a rotation and the linear before it, or the attention after it, can share; `None` if there is none.
+    fn rotation(&self, node: &Node, next: &Node) -> Option<FusedKernel>;
 
     /// The compute capability, for a GPU; `None` for a CPU.
     fn compute_capability(&self) -> Option<(u32, u32)>;
@@ -121,8 +122,8 @@ impl Target for CpuTarget {
 
     fn hand_on(&self, _nodes: &mut [Node]) {}
 
-    fn can_rotate(&self, _linear: &Node, _rope: &Node) -> bool {
-        false
+    fn rotation(&self, _node: &Node, _next: &Node) -> Option<FusedKernel> {
+        None
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {
@@ -204,8 +205,8 @@ impl Target for launch::Target {
         lower::hand_on(nodes, self);
     }
 
-    fn can_rotate(&self, linear: &Node, rope: &Node) -> bool {
-        lower::can_rotate(linear, rope, self)
+    fn rotation(&self, node: &Node, next: &Node) -> Option<FusedKernel> {
+        lower::rotation(node, next, self)
     }
 
     fn compute_capability(&self) -> Option<(u32, u32)> {

@@ -68,6 +68,34 @@ fn a_decode_plan_has_five_nodes_per_layer() {
     }
 }
 
+#[test]
+fn steps_that_verify_drafts_have_five_nodes_per_layer() {
+    let program = Sample::qwen3_8b().build("qwen3");
+    let target = CompileTarget::new(Arc::new(Target::h200()));
+    for rows in [1, 8, 64] {
+        let limits = StepLimits {
+            seats: 64,
+            rows: 64,
+            tokens: 256,
+            pages_per_seat: 64,
+            page_size: 16,
+            vocab: program.shape.vocab,
+            penalties: false,
+            tokens_per_row: 4,
+            tables: 1,
+        };
+        let plan = plan_for(&program, &target, limits, ShapeKey::decode(rows).with_q_len(4));
+        let layer = plan.nodes.iter().filter(|node| node.layer == Some(3));
+        let names: Vec<&str> = layer.map(|node| node.op.name()).collect();
+        assert_eq!(names, ["linear", "attention", "linear", "linear", "linear"], "{rows} rows");
+        // Plans are cut at attention, as without drafts.
+        let attention =
+            plan.nodes.iter().enumerate().filter(|(_, node)| node.op.name() == "attention");
+        assert_eq!(plan.splits, attention.map(|(at, _)| at).collect::<Vec<_>>());
+        assert_eq!(plan.check(), vec![]);
+    }
+}
+
 /// The plan of a step of `rows`, with layers merged or not.
 fn merged(merge: Merge, gpu: &Target, sample: Sample, key: ShapeKey) -> Plan {
     let target = CompileTarget { merge, ..CompileTarget::new(Arc::new(gpu.clone())) };

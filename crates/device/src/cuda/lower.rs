@@ -7,7 +7,7 @@
 //! span must not share memory with other values.
 
 use super::launch::{Arg, KernelKey, Launch, Lowered, Target};
-use crate::op::{Activation, Fused, FusedKernel, LinearChain, NormHandoff};
+use crate::op::{Activation, AttentionChain, Fused, FusedKernel, LinearChain, NormHandoff};
 use crate::ops::fused::layers::Layers;
 use crate::variant::Pick;
 use crate::{DType, Error, Node, Op, Result, Span, Tensor};
@@ -75,11 +75,20 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
     }
 }
 
-/// Whether `node` and the next one can be fused: a linear that also rotates its result and writes k and v
-/// (`rope_kv`).
-pub fn can_rotate(node: &Node, next: &Node, target: &Target) -> bool {
-    let Op::RopeKv(rope) = &next.op else { return false };
-    LinearChain::of(&node.op).is_some_and(|linear| linear.can_rotate(rope, target))
+/// The kernel that runs `node` and the next one, where one of them is `rope_kv`: a linear that also rotates its result and
+/// writes k and v, or attention that does so first.
+pub fn rotation(node: &Node, next: &Node, target: &Target) -> Option<FusedKernel> {
+    match (&node.op, &next.op) {
+        (linear, Op::RopeKv(rope)) => {
+            let can = LinearChain::of(linear)?.can_rotate(rope, target);
+            can.then_some(FusedKernel::Linear { handoff: NormHandoff::Nothing })
+        }
+        (Op::RopeKv(rope), attention) => {
+            let can = AttentionChain::of(attention)?.can_rotate(rope, target);
+            can.then_some(FusedKernel::Attention)
+        }
+        _ => None,
+    }
 }
 
 /// Builds a launch: what varies is set by methods, the rest has the usual value.

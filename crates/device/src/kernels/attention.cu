@@ -6,8 +6,8 @@
 // Decode (SINGLE): every row has Q_TOKENS tokens, one or a few with its drafts. The prologue's plan splits rows into pieces, so that all pieces of all rows are about equal. SPLIT
 // 0: no splitting, grid (HKV, rows). SPLIT 1: grid (HKV, items); there are at most as many pieces as rows plus the
 // plan's ways, and a block finds its row by a sum over the rows. SPLIT 2, for a few rows: grid (HKV, most pieces of a
-// row, rows). Blocks without a piece return immediately. With ROPE the block prepares q itself, and the block that
-// holds the newest token prepares, writes and uses its k and v; all older pages are fetched before the wait, since no
+// row, rows). Blocks without a piece return immediately. With ROPE the block prepares q itself, and the block whose
+// piece holds a new token prepares, writes and uses its k and v; all older pages are fetched before the wait, since no
 // running kernel can write them. With ONES (SPLIT 0) rows may have any number of tokens, and only rows with one token
 // are computed: the decode rows of a step that also feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS
 // tokens of a row, found on the device from q_start.
@@ -61,26 +61,53 @@ DEVICE void fetch(u32 stage, const Row& row, u32 page, u32 lane) {
     }
 }
 
-// What a lane needs to normalise and rotate: factors of elements i = lane + 32c and i + D/2. They do not depend on
-// the predecessor, so they are loaded before the wait.
-struct Turn {
-    float cosine[PER], sine[PER], low[PER], high[PER];
+// What a lane needs to normalise and rotate elements i = lane + 32c and i + D/2 of a head. Neither depends on the
+// predecessor, so both are loaded before the wait.
+struct Scales {
+    float low[PER], high[PER];
 };
+struct Angles {
+    float cosine[PER], sine[PER];
+};
+// Those elements of a head.
+struct Pairs {
+    float a[PER], b[PER];
+};
+// New tokens whose k, and whose v, a warp prepares.
+#define NEW_EACH ((Q_TOKENS + WARPS - 1) / WARPS)
 template <int T_> DEVICE void store4(void* to, u64 i, float a, float b, float c, float d) {
     if (T_ == F32) *(float4*)((float*)to + i) = make_float4(a, b, c, d);
     else *(uint2*)((u16*)to + i) = make_uint2(pack2<T_>(a, b), pack2<T_>(c, d));
 }
 
-template <int NORM, int T_> DEVICE Turn turn(const void* weight, const float* table) {
-    Turn t;
+template <int NORM, int T_> DEVICE Scales scales_of(const void* weight) {
+    Scales f;
 #pragma unroll
     for (int c = 0; c < PER; c++) {
         const u32 i = min(threadIdx.x % 32 + 32 * c, D / 2 - 1u);
-        t.cosine[c] = table[i], t.sine[c] = table[i + D / 2];
-        t.low[c] = NORM ? load1<T_>(weight, i) : 1.0f;
-        t.high[c] = NORM ? load1<T_>(weight, i + D / 2) : 1.0f;
+        f.low[c] = NORM ? load1<T_>(weight, i) : 1.0f;
+        f.high[c] = NORM ? load1<T_>(weight, i + D / 2) : 1.0f;
     }
-    return t;
+    return f;
+}
+DEVICE Angles angles_of(const float* table) {
+    Angles f;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = min(threadIdx.x % 32 + 32 * c, D / 2 - 1u);
+        f.cosine[c] = table[i], f.sine[c] = table[i + D / 2];
+    }
+    return f;
+}
+DEVICE Pairs pairs_of(const void* from, u64 at) {
+    Pairs f;
+#pragma unroll
+    for (int c = 0; c < PER; c++) {
+        const u32 i = threadIdx.x % 32 + 32 * c;
+        f.a[c] = i < D / 2 ? load1<TYPE>(from, at + i) : 0.0f;
+        f.b[c] = i < D / 2 ? load1<TYPE>(from, at + i + D / 2) : 0.0f;
+    }
+    return f;
 }
 // The number of pieces that the pages of a row of `length` tokens are split into.
 DEVICE u32 splits_of(u32 length, u32 share, u32 most) {
@@ -142,21 +169,16 @@ DEVICE void load_matrices(u32 (&r)[4], u32 address) {
 }
 
 // Normalises and rotates a head into shared memory.
-template <int NORM, int T_> DEVICE void prepare(const void* from, u64 at, float eps, const Turn& t, void* to, float by = 1.0f) {
+template <int NORM, int T_> DEVICE void prepare(const Pairs& x, float eps, const Scales& f, const Angles& t, void* to, float by = 1.0f) {
     const u32 lane = threadIdx.x % 32;
-    float a[PER], b[PER], sum = 0.0f;
+    float sum = 0.0f;
 #pragma unroll
-    for (int c = 0; c < PER; c++) {
-        const u32 i = lane + 32 * c;
-        a[c] = i < D / 2 ? load1<TYPE>(from, at + i) : 0.0f;
-        b[c] = i < D / 2 ? load1<TYPE>(from, at + i + D / 2) : 0.0f;
-        sum += a[c] * a[c] + b[c] * b[c];
-    }
+    for (int c = 0; c < PER; c++) sum += x.a[c] * x.a[c] + x.b[c] * x.b[c];
     const float scale = NORM ? 1.0f / sqrtf(warp_sum(sum) / (float)D + eps) : 1.0f;
 #pragma unroll
     for (int c = 0; c < PER; c++) {
         if (lane + 32 * c >= D / 2) continue;
-        const float u = a[c] * (scale * t.low[c]), v = b[c] * (scale * t.high[c]);
+        const float u = x.a[c] * (scale * f.low[c]), v = x.b[c] * (scale * f.high[c]);
         store1<T_>(to, lane + 32 * c, (u * t.cosine[c] - v * t.sine[c]) * by);
         store1<T_>(to, lane + 32 * c + D / 2, (v * t.cosine[c] + u * t.sine[c]) * by);
     }
@@ -169,7 +191,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
           u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps SCALES_OF_PAGES) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ __align__(16) u16 queries[TILES * 8][D + 8];
-    __shared__ __align__(16) u8 newest[2][ROW_BYTES];
+    __shared__ __align__(16) u8 newest[ROPE ? Q_TOKENS : 1][2][ROW_BYTES];
     __shared__ float maxima[WARPS][TILES * 8], totals[WARPS][TILES * 8];
     __shared__ u32 shared_word;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
@@ -237,7 +259,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     // The position of the item's first token; column c is token c / G, head c % G.
     const u32 position = SINGLE ? row.length - Q_TOKENS : row.length - (q_start[r + 1] - first_token);
     const u32 end = position + tokens;
-    row.fresh = ROPE ? row.length - 1 : row.length;
+    row.fresh = ROPE ? row.length - Q_TOKENS : row.length;
     const u32 begin = WINDOW && position + 1 > WINDOW ? position + 1 - WINDOW : 0;
     row.first = begin / PAGE;
     u32 page = begin / PAGE / (FIXED ? WARPS : 1) * (FIXED ? WARPS : 1), last_page = (end - 1) / PAGE;
@@ -253,7 +275,10 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         page += rank * share;
         last_page = min(page + share - 1, last_page);
     }
-    const bool has_newest = ROPE && page <= last_page && last_page == row.fresh / PAGE;
+    // The new tokens in this piece, counted from the first one.
+    const u32 fresh_begin = max(page * PAGE, row.fresh) - row.fresh;
+    const u32 fresh_end = ROPE && page <= last_page ? max(min((last_page + 1) * PAGE, row.length), row.fresh) - row.fresh : 0;
+    const bool has_newest = fresh_begin < fresh_end;
     u32 ahead = page + warp;
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
@@ -261,11 +286,22 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         ahead += WARPS;
         commit_copies();
     }
-    Turn q_turn, k_turn;
+    Scales q_scales, k_scales;
+    Angles q_angles[Q_TOKENS], k_angles[NEW_EACH];
+    // The new tokens whose k and v this warp prepares.
+    auto k_token = [&](int i) { return i * WARPS + WARPS - 1 - warp; };
+    auto v_token = [&](int i) { return i * WARPS + warp; };
+    auto here = [&](u32 t) { return t >= fresh_begin && t < fresh_end; };
     if (ROPE) {
-        const float* table = rope + (u64)min(position, max_position - 1) * rope_stride;
-        q_turn = turn<QN, QNT>(q_norm, table);
-        if (has_newest) k_turn = turn<KN, KNT>(k_norm, table);
+        auto table = [&](u32 t) { return rope + (u64)min(position + t, max_position - 1) * rope_stride; };
+        q_scales = scales_of<QN, QNT>(q_norm);
+#pragma unroll
+        for (int t = 0; t < Q_TOKENS; t++) q_angles[t] = angles_of(table(t));
+        if (has_newest) {
+            k_scales = scales_of<KN, KNT>(k_norm);
+#pragma unroll
+            for (int i = 0; i < NEW_EACH; i++) k_angles[i] = angles_of(table(k_token(i)));
+        }
         let_successor_start();
         wait_for_predecessor();
     } else
@@ -273,17 +309,39 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
 
     // Queries to shared memory; columns past the live ones are zero.
     if (ROPE) {
-        const u64 base = (u64)r * q_stride;
-        for (u32 c = warp; c < G; c += WARPS) prepare<QN, MT>(qkv, base + (head * G + c) * D, q_eps, q_turn, queries[c]);
-        if (has_newest && warp == WARPS - 1) prepare<KN, KT>(qkv, base + (HQ + head) * D, k_eps, k_turn, newest[0], 1.0f / scale_of_k);
-        if (has_newest && warp == 0)
-            for (u32 i = lane; i < D; i += 32) {
-                const u64 from = base + (HQ + HKV + head) * D + i;
-                if (NARROW) store1<KT>(newest[1], i, load1<TYPE>(qkv, from) * (1.0f / scale_of_v));
-                else ((u16*)newest[1])[i] = ((const u16*)qkv)[from];
-            }
-        for (u32 i = threadIdx.x; i < (TILES * 8 - G) * (D / 2); i += WARPS * 32)
-            ((u32*)queries[G + i / (D / 2)])[i % (D / 2)] = 0;
+        const u64 base = (u64)first_token * q_stride;
+        // All loads are in flight before the first result is needed.
+        Pairs keys[NEW_EACH];
+        u16 values[NEW_EACH][2 * PER];
+#pragma unroll
+        for (int i = 0; i < NEW_EACH; i++) {
+            if (here(k_token(i))) keys[i] = pairs_of(qkv, base + (u64)k_token(i) * q_stride + (HQ + head) * D);
+            if (here(v_token(i)))
+#pragma unroll
+                for (int c = 0; c < 2 * PER; c++)
+                    if (lane + 32 * c < D) values[i][c] = ((const u16*)qkv)[base + (u64)v_token(i) * q_stride + (HQ + HKV + head) * D + lane + 32 * c];
+        }
+        for (u32 c = warp; c < G; c += WARPS) {
+            Pairs heads[Q_TOKENS];
+#pragma unroll
+            for (int t = 0; t < Q_TOKENS; t++) heads[t] = pairs_of(qkv, base + (u64)t * q_stride + (head * G + c) * D);
+#pragma unroll
+            for (int t = 0; t < Q_TOKENS; t++) prepare<QN, MT>(heads[t], q_eps, q_scales, q_angles[t], queries[t * G + c]);
+        }
+#pragma unroll
+        for (int i = 0; i < NEW_EACH; i++) {
+            if (here(k_token(i))) prepare<KN, KT>(keys[i], k_eps, k_scales, k_angles[i], newest[k_token(i)][0], 1.0f / scale_of_k);
+            if (here(v_token(i)))
+#pragma unroll
+                for (int c = 0; c < 2 * PER; c++) {
+                    if (lane + 32 * c >= D) continue;
+                    u8* to = newest[v_token(i)][1];
+                    if (NARROW) store1<KT>(to, lane + 32 * c, load1<TYPE>(&values[i][c], 0) * (1.0f / scale_of_v));
+                    else ((u16*)to)[lane + 32 * c] = values[i][c];
+                }
+        }
+        for (u32 i = threadIdx.x; i < (TILES * 8 - COLUMNS) * (D / 2); i += WARPS * 32)
+            ((u32*)queries[COLUMNS + i / (D / 2)])[i % (D / 2)] = 0;
     } else
         for (u32 i = threadIdx.x; i < TILES * 8 * (D / 8); i += WARPS * 32) {
             const u32 c = i / (D / 8), at = i % (D / 8), t = c / G;
@@ -293,14 +351,12 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             *(uint4*)&queries[c][at * 8] = NARROW ? to_half<TYPE>(v) : v;
         }
     __syncthreads();
-    if (has_newest) {
-        const u32 slot = row.fresh % PAGE;
-        u8* to = kv + ((u64)row.pages[row.fresh / PAGE] * 2 * HKV + head) * (PAGE * ROW_BYTES) + slot * ROW_BYTES;
-        for (u32 i = threadIdx.x; i < ROW_BYTES / 2; i += WARPS * 32) {
-            const u32 which = i / (ROW_BYTES / 4), at = i % (ROW_BYTES / 4);
-            ((u32*)(to + which * (u64)(HKV * PAGE * ROW_BYTES)))[at] = ((const u32*)newest[which])[at];
+    if (has_newest)
+        for (u32 i = fresh_begin * (ROW_BYTES / 2) + threadIdx.x; i < fresh_end * (ROW_BYTES / 2); i += WARPS * 32) {
+            const u32 t = i / (ROW_BYTES / 2), which = i / (ROW_BYTES / 4) % 2, at = i % (ROW_BYTES / 4), place = row.fresh + t;
+            u8* to = kv + ((u64)row.pages[place / PAGE] * 2 * HKV + head) * (PAGE * ROW_BYTES) + place % PAGE * ROW_BYTES;
+            ((u32*)(to + which * (u64)(HKV * PAGE * ROW_BYTES)))[at] = ((const u32*)newest[t][which])[at];
         }
-    }
     u32 q[TILES][STEPS][2];
 #pragma unroll
     for (int n = 0; n < TILES; n++)
@@ -325,13 +381,18 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
         wait_copies<STAGES - 1>();
         __syncwarp();
         const u32 keys = ring + stage * STAGE_BYTES, values = keys + 16 * PITCH;
-        if (ROPE && has_newest && p == row.fresh / PAGE) {
-            const u32 to = NARROW ? 0 : (row.fresh % PAGE) * PITCH;
-            u8* here = memory + (warp * STAGES + stage) * STAGE_BYTES + to;
-            for (u32 i = lane; i < ROW_BYTES / 4; i += 32) {
-                const u32 at = NARROW ? byte_place(row.fresh % PAGE, i / 4) / 4 + i % 4 : i;
-                ((u32*)here)[at] = ((const u32*)newest[0])[i];
-                ((u32*)(here + 16 * PITCH))[at] = ((const u32*)newest[1])[i];
+        if (ROPE && has_newest && p >= row.fresh / PAGE) {
+            u8* tile = memory + (warp * STAGES + stage) * STAGE_BYTES;
+#pragma unroll
+            for (int t = 0; t < Q_TOKENS; t++) {
+                const u32 place = row.fresh + t;
+                if (place / PAGE != p) continue;
+                u8* to = tile + (NARROW ? 0 : place % PAGE * PITCH);
+                for (u32 i = lane; i < ROW_BYTES / 4; i += 32) {
+                    const u32 at = NARROW ? byte_place(place % PAGE, i / 4) / 4 + i % 4 : i;
+                    ((u32*)to)[at] = ((const u32*)newest[t][0])[i];
+                    ((u32*)(to + 16 * PITCH))[at] = ((const u32*)newest[t][1])[i];
+                }
             }
             __syncwarp();
         }

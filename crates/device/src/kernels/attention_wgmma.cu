@@ -428,13 +428,17 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
 #pragma unroll
         for (int i = 0; i < KV / 4; i++) weights[i] = pack2<MT>(scores[2 * i], scores[2 * i + 1]);
         if (item.end * KV > item.length) {
-            // Weights past the row's end are zero, but the values there may be NaN, so they are set to zero.
+            // Weights past the row's end are zero, but the values there may be NaN, so they are set to zero. If its last page
+            // is the first in the window, that page also stands for those before it.
             barrier_wait(shared_address(&s.v_full[v.stage]), v.phase);
             const u32 past = item.length - tile * KV, bytes = v_base + v.stage * TILE_BYTES;
-            for (u32 i = past * 8 + threadIdx.x % 128; i < KV * 8; i += 128)
+            const u32 window = first_page(item.position), before = window == (item.length - 1) / PAGE ? window * PAGE - tile * KV : 0;
+            for (u32 i = threadIdx.x % 128; i < KV * 8; i += 128) {
+                if (i >= before * 8 && i < past * 8) continue;
 #pragma unroll
                 for (int p = 0; p < PARTS; p++)
                     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(bytes + p * PART_BYTES + i * 16), "r"(0) : "memory");
+            }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             named_sync(1 + group, 128);
         }

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 pub struct Fusion {
     /// Norms into linears.
     pub norm: bool,
-    /// Rope and KV write into attention in decode steps (those kernels need one token per row), into the linear
-    /// before it in prefill steps, where there is such a kernel (`rotate.rs`).
+    /// Rope and KV write into attention in decode steps of one token per row; in others into the linear before it, or
+    /// into attention, where there is such a kernel (`rotate.rs`).
     pub rope: bool,
 }
 

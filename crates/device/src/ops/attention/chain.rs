@@ -10,7 +10,7 @@ use crate::{Op, Result};
 pub struct AttentionChain {
     /// Attention. With `rope` all of qkv is read, and this step's k and v are not in their pages yet.
     pub attention: Attention,
-    /// Applied to qkv first. Only with [`Attention::single`].
+    /// Applied to qkv first. Only with [`Attention::single`] or [`Attention::even`].
     pub rope: Option<Box<RopeKv>>,
 }
 
@@ -51,8 +51,9 @@ impl AttentionChain {
 
     /// Checks what the members do not check themselves.
     pub(crate) fn check(&self) -> Result<()> {
-        require(self.rope.is_none() || self.attention.single, Self::NAME, || {
-            "fused rope needs single".into()
+        let whole_rows = self.attention.single || self.attention.even.is_some();
+        require(self.rope.is_none() || whole_rows, Self::NAME, || {
+            "fused rope needs rows of equally many tokens".into()
         })?;
         let Some(rope) = &self.rope else { return Ok(()) };
         let same = rope.qkv == self.attention.qkv && rope.q_heads == self.attention.q_heads;

@@ -10,7 +10,7 @@
 use crate::Result;
 use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
-use crate::op::{Attention, AttentionChain, KvLayer, Norm};
+use crate::op::{Attention, AttentionChain, KvLayer, Norm, RopeKv};
 use crate::ops::prologue::cuda::ways;
 use crate::ops::require;
 use crate::step::count;
@@ -48,6 +48,11 @@ impl AttentionChain {
             require(room >= needs, Self::NAME, || {
                 format!("the kernel needs {needs} bytes of scratch and has {room}")
             })?;
+            require(
+                self.rope.is_none() || self.decodes() || self.attention.single,
+                Self::NAME,
+                || "no kernel rotates so many tokens of a row".into(),
+            )?;
             return Ok(match (self.decodes() || self.fixed(), self.attention.kv.head_dim) {
                 (_, 64 | 128) if !self.attention.causal && self.warpgroups(target) => {
                     vec![self.wgmma(target, true)?]
@@ -197,6 +202,18 @@ impl AttentionChain {
         self.each() > 0
     }
 
+    /// Whether its kernel can also do `rope`, the op before it, for rows of several tokens.
+    pub(crate) fn can_rotate(&self, rope: &RopeKv, target: &Target) -> bool {
+        let fused = AttentionChain { rope: Some(Box::new(rope.clone())), ..self.clone() };
+        self.rope.is_none()
+            && self.attention.even.is_some()
+            && fused.check().is_ok()
+            && rope.require_halves().is_ok()
+            && fused.tensor_cores(target)
+            && fused.decodes()
+            && fused.check_variant(target).is_ok()
+    }
+
     /// A kernel with the macros that all kernels of attention have.
     fn kernel(&self, target: &Target, name: &str) -> Kernel {
         let kv = &self.attention.kv;
@@ -310,12 +327,13 @@ impl AttentionChain {
         2 * 16 * self.pitch()
     }
 
-    /// Static shared memory of the decode kernel for this many tokens and warps: queries, the newest token, maxima
+    /// Static shared memory of the decode kernel for this many tokens and warps: queries, the newest tokens, maxima
     /// and totals.
     fn static_bytes(&self, tokens: u32, warps: u32) -> u32 {
         let (dim, group) = (self.attention.kv.head_dim, self.group());
         let columns = (tokens * group).next_multiple_of(8);
-        columns * (2 * (dim + 8) + 8 * warps) + 4 * dim + 64
+        let newest = if self.rope.is_some() { tokens } else { 1 };
+        columns * (2 * (dim + 8) + 8 * warps) + newest * 4 * dim + 64
     }
 
     /// (tokens per block, stages, dynamic shared memory).
