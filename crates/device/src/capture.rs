@@ -1,9 +1,13 @@
 //! Recording as one state machine, the same for every device: idle → recording (⇄ broken) → idle.
 //! It decides what is refused; devices only execute.
+//!
+//! What is refused is refused to the thread that records: others run and replay meanwhile. A device has one recording at
+//! a time; another thread that begins one waits for its turn.
 
 use crate::{Error, Result, error::Forbidden};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
 
 /// Where a device's recording stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,14 +25,28 @@ pub(crate) enum Capture {
 #[derive(Debug)]
 pub(crate) struct CaptureState {
     device: u32,
-    capture: Mutex<Capture>,
+    capture: Mutex<Turn>,
+    ended: Condvar,
+}
+
+/// A recording, and the thread that has it.
+#[derive(Debug, Default)]
+struct Turn {
+    owner: Option<ThreadId>,
+    capture: Capture,
+}
+
+impl Turn {
+    fn is_mine(&self) -> bool {
+        self.owner == Some(thread::current().id())
+    }
 }
 
 impl Default for CaptureState {
     fn default() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let device = NEXT.fetch_add(1, Ordering::Relaxed);
-        CaptureState { device, capture: Mutex::default() }
+        CaptureState { device, capture: Mutex::default(), ended: Condvar::new() }
     }
 }
 
@@ -38,11 +56,20 @@ impl CaptureState {
         self.device
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut Capture) -> T) -> T {
-        f(&mut self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Refuses `what` while recording.
+    /// With the state of the recording that this thread has.
+    fn with<T>(&self, f: impl FnOnce(&mut Capture) -> T) -> T {
+        let mut turn = self.turn();
+        match turn.is_mine() {
+            true => f(&mut turn.capture),
+            false => f(&mut Capture::Idle),
+        }
+    }
+
+    /// Refuses `what` while this thread records.
     pub(crate) fn allow(&self, what: Forbidden) -> Result<()> {
         self.with(|capture| match capture {
             Capture::Recording(graph) => Err(Error::WhileRecording { what, graph: graph.clone() }),
@@ -53,17 +80,22 @@ impl CaptureState {
         })
     }
 
-    /// Idle → recording.
+    /// Idle → recording, when no other thread records.
     pub(crate) fn begin(&self, graph: &str) -> Result<()> {
-        self.with(|capture| match capture {
-            Capture::Idle => {
-                *capture = Capture::Recording(graph.into());
-                Ok(())
-            }
-            Capture::Recording(open) | Capture::Broken(open) => {
-                Err(Error::WhileRecording { what: Forbidden::NestedRecording, graph: open.clone() })
-            }
-        })
+        let mut turn = self.turn();
+        if turn.is_mine() {
+            let (Capture::Recording(open) | Capture::Broken(open)) = &turn.capture else {
+                unreachable!("who has the turn records")
+            };
+            let what = Forbidden::NestedRecording;
+            return Err(Error::WhileRecording { what, graph: open.clone() });
+        }
+        while turn.owner.is_some() {
+            turn = self.ended.wait(turn).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        let capture = Capture::Recording(graph.into());
+        *turn = Turn { owner: Some(thread::current().id()), capture };
+        Ok(())
     }
 
     /// Refuses to add an item outside a segment.
@@ -96,9 +128,10 @@ impl CaptureState {
         })
     }
 
-    /// Recording or broken → idle. A dropped recording is abandoned this way, too.
+    /// Recording or broken → idle. A dropped recording is abandoned this way, too, by whichever thread drops it.
     pub(crate) fn end(&self) {
-        self.with(|capture| *capture = Capture::Idle);
+        *self.turn() = Turn::default();
+        self.ended.notify_one();
     }
 }
 

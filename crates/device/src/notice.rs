@@ -15,7 +15,7 @@ pub fn send_to(sink: fn(&str)) {
 }
 
 /// Gives a notice of one line.
-pub(crate) fn say(line: fmt::Arguments<'_>) {
+pub fn say(line: fmt::Arguments<'_>) {
     let line = format!("dacapo: {line}");
     match SINK.get() {
         Some(sink) => sink(&line),

@@ -8,9 +8,10 @@ mod piecewise;
 mod segmented;
 
 pub use disabled::Disabled;
-pub use full::Full;
+pub use segmented::Recorded;
 
 use breakable::Breaks;
+use full::Whole;
 use piecewise::Splits;
 use segmented::Segmented;
 
@@ -56,12 +57,23 @@ pub trait Backend: fmt::Debug + Send {
     fn kind(&self) -> BackendKind;
 
     /// Compiles what the plan's nodes need, so that neither recording nor running stalls.
-    fn prepare(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
+    fn prepare(&self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         prepare_nodes(cx, &plan.nodes)
     }
 
+    /// Records the plan. What is recorded under its key stays unless it is used again, so [`Backend::keep`] must follow.
+    fn make(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<Recorded>;
+
+    /// Makes a plan that a backend of this kind recorded replayable, in the place of what was recorded under its key.
+    fn keep(&mut self, key: &ShapeKey, recorded: Recorded);
+
     /// Makes the plan replayable, replacing what was recorded under its key; returns how many graphs it recorded.
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize>;
+    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize> {
+        let recorded = self.make(cx, plan)?;
+        let graphs = recorded.graphs();
+        self.keep(&plan.key, recorded);
+        Ok(graphs)
+    }
 
     /// Whether the key can be replayed.
     fn has(&self, key: &ShapeKey) -> bool;
@@ -80,8 +92,8 @@ pub trait Backend: fmt::Debug + Send {
         self.kind().create()
     }
 
-    /// Gives one recording back.
-    fn forget(&mut self, key: &ShapeKey);
+    /// Gives one recording up; dropped, its memory is given back, which waits for the device.
+    fn forget(&mut self, key: &ShapeKey) -> Option<Recorded>;
 
     /// Gives everything back.
     fn clear(&mut self);
@@ -157,7 +169,7 @@ impl BackendKind {
     /// An empty backend of this kind.
     pub fn create(self) -> Box<dyn Backend> {
         match self {
-            BackendKind::Full => Box::new(Full::default()),
+            BackendKind::Full => Box::new(Segmented::<Whole>::default()),
             BackendKind::Breakable => Box::new(Segmented::<Breaks>::default()),
             BackendKind::Piecewise => Box::new(Segmented::<Splits>::default()),
             BackendKind::Disabled => Box::new(Disabled),

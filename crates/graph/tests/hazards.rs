@@ -8,7 +8,7 @@ use device::op::LinearChain;
 use device::{Arena, Node, Op, OpenArena, Region, Span};
 use fixtures::Sample;
 use fixtures::Traffic;
-use graph::backend::{Backend, BackendKind, Context, Full};
+use graph::backend::{Backend, BackendKind, Context, Recorded};
 use graph::mail::{Mailbox, StepInput};
 use graph::runner::{Capture, Fallback, RunError, RunnerConfig};
 use graph::verify::{self, POISON, poison};
@@ -62,9 +62,9 @@ impl Scene {
         tamper(&mut self.plan, &self.world);
         self.mailbox.post(&self.input, &self.plan.key).unwrap();
         let cx = self.world.context();
-        let mut backend = Full::default();
+        let mut backend = BackendKind::Full.create();
         backend.record(&cx, &self.plan).unwrap();
-        let found = verify::step(&cx, &backend, &self.plan, &self.world.bindings, 1);
+        let found = verify::step(&cx, &*backend, &self.plan, &self.world.bindings, 1);
         found.expect_err("the planted bug was not found").to_string()
     }
 
@@ -97,7 +97,7 @@ impl Scene {
 
 /// Records a changed plan instead of the given one: how tests plant bugs.
 struct Tampering {
-    inner: Full,
+    inner: Box<dyn Backend>,
     tamper: Box<dyn Tamper>,
     /// Replays until one also writes here.
     spoils: Option<(Cell<u32>, Span)>,
@@ -105,7 +105,7 @@ struct Tampering {
 
 impl Tampering {
     fn new(tamper: Box<dyn Tamper>) -> Tampering {
-        Tampering { inner: Full::default(), tamper, spoils: None }
+        Tampering { inner: BackendKind::Full.create(), tamper, spoils: None }
     }
 }
 
@@ -130,10 +130,14 @@ impl Backend for Tampering {
         BackendKind::Full
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> device::Result<usize> {
+    fn make(&mut self, cx: &Context<'_>, plan: &Plan) -> device::Result<Recorded> {
         let mut changed = plan.clone();
         (self.tamper)(&mut changed);
-        self.inner.record(cx, &changed)
+        self.inner.make(cx, &changed)
+    }
+
+    fn keep(&mut self, key: &ShapeKey, recorded: Recorded) {
+        self.inner.keep(key, recorded);
     }
 
     fn has(&self, key: &ShapeKey) -> bool {
@@ -158,8 +162,8 @@ impl Backend for Tampering {
         Box::new(Tampering::new(self.tamper.again()))
     }
 
-    fn forget(&mut self, key: &ShapeKey) {
-        self.inner.forget(key);
+    fn forget(&mut self, key: &ShapeKey) -> Option<Recorded> {
+        self.inner.forget(key)
     }
 
     fn clear(&mut self) {
@@ -240,14 +244,14 @@ const PLANTS: &[Plant] = &[
     }),
     ("a graph recorded for other weights stays in use", "re-record", || {
         let mut scene = Scene::new();
-        let mut backend = Full::default();
+        let mut backend = BackendKind::Full.create();
         let mut old = scene.plan.clone();
         let linear = LinearChain::of(&old.nodes[2].op).unwrap();
         old.nodes[2].op = LinearChain { norm: None, ..linear }.into();
         backend.record(&scene.world.context(), &old).unwrap();
         scene.mailbox.post(&scene.input, &scene.plan.key).unwrap();
         let cx = scene.world.context();
-        let found = verify::step(&cx, &backend, &scene.plan, &scene.world.bindings, 1);
+        let found = verify::step(&cx, &*backend, &scene.plan, &scene.world.bindings, 1);
         found.expect_err("the planted bug was not found").to_string()
     }),
     ("mail is written while a launch may still read it", "SGLang 26380", || {
@@ -315,6 +319,7 @@ const PLANTS: &[Plant] = &[
             for round in 0..64 {
                 runners.launch(&traffic.decode([1, 2, 4, 8][round % 4])).unwrap();
                 runners.wait().unwrap();
+                runners.decode.settle();
             }
             runners.decode.recorded().iter().map(|(_, bytes)| bytes).sum::<u64>()
         };
@@ -341,7 +346,7 @@ const PLANTS: &[Plant] = &[
         let mut linear = LinearChain::of(&scene.plan.nodes[2].op).unwrap();
         linear.x.span.offset = linear.y.span.offset;
         scene.plan.nodes[2].op = linear.into();
-        let refused = Full::default().record(&scene.world.context(), &scene.plan);
+        let refused = BackendKind::Full.create().record(&scene.world.context(), &scene.plan);
         refused.expect_err("the planted bug was not found").to_string()
     }),
 ];

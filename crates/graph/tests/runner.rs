@@ -143,12 +143,14 @@ fn lazy_capture_records_what_is_wanted_and_stays_bounded() {
         for _ in 0..3 {
             assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), Some(Reason::NotRecorded));
         }
+        runners.decode.settle();
         assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None, "earned");
         let mut recordings = 0;
         let mut before: Vec<ShapeKey> = Vec::new();
         // Traffic that alternates between four sizes must not record at every change.
         for round in 0..40 {
             decode(&mut runners, &mut traffic, [1, 2, 4, 8][round % 4]).unwrap();
+            runners.decode.settle();
             let now: Vec<ShapeKey> =
                 runners.decode.recorded().into_iter().map(|(key, _)| key).collect();
             recordings += now.iter().filter(|key| !before.contains(key)).count();
@@ -156,6 +158,38 @@ fn lazy_capture_records_what_is_wanted_and_stays_bounded() {
             before = now;
         }
         assert!(recordings <= 4, "{recordings} recordings");
+        let recorded = runners.counters(Phase::Decode).recorded;
+        assert!(recorded <= 4, "{recorded} recordings, those that did not fit included");
+    });
+}
+
+#[test]
+fn no_step_waits_for_a_graph_that_is_being_recorded() {
+    on_the_cpu(|world, target| {
+        let lazy = |buckets| RunnerConfig { capture: Capture::Lazy, ..full(buckets) };
+        let mut runners = world.runners_with(&target, ("1,2", "16"), &lazy);
+        let mut traffic = Traffic::new(world.limits, PAGES, 2);
+        // Another thread records something, so that the runner's cannot begin.
+        let (held, go) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let cx = world.context();
+                let recording = cx.device.record(cx.arena, "held", cx.options).unwrap();
+                held.wait();
+                go.wait();
+                drop(recording);
+            });
+            held.wait();
+            for _ in 0..20 {
+                let ran = decode(&mut runners, &mut traffic, 1).unwrap();
+                assert_eq!(ran, Some(Reason::NotRecorded), "it runs op by op meanwhile");
+            }
+            assert_eq!(runners.decode.recorded(), vec![]);
+            go.wait();
+        });
+        runners.decode.settle();
+        assert_eq!(decode(&mut runners, &mut traffic, 1).unwrap(), None);
+        assert_eq!(runners.counters(Phase::Decode).recorded, 1, "it was asked for once");
     });
 }
 

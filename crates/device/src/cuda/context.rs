@@ -289,6 +289,20 @@ pub(crate) fn capturing() -> RwLockWriteGuard<'static, ()> {
     WHOLE_GPU.write().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// A graph is not destroyed while another thread launches one. Launches take this lock for reading, so that they do not
+/// wait for a capture.
+static GRAPHS: RwLock<()> = RwLock::new(());
+
+/// Held around the launch of a graph.
+pub(crate) fn launching() -> RwLockReadGuard<'static, ()> {
+    GRAPHS.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Held while a graph is destroyed.
+pub(crate) fn destroying() -> RwLockWriteGuard<'static, ()> {
+    GRAPHS.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// Reports a failure in a drop, which cannot return it. Only the first one: on a GPU that failed, every later release
 /// fails, too.
 pub(crate) fn report(outcome: Result<()>) {

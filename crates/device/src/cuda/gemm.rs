@@ -54,8 +54,8 @@ impl Gemms {
         self.context.bind()?;
         let shape = shape(gemm);
         let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let _turn = may_wait();
         if let Entry::Vacant(entry) = chosen.entry(shape) {
+            let _turn = may_wait();
             entry.insert(self.choose(&Layouts::new(self.api, gemm)?, gemm)?);
         }
         Ok(())

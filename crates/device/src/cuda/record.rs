@@ -1,7 +1,7 @@
 //! Recording: launches are captured from a separate stream into a graph, so that exactly what an eager run would
 //! launch is recorded, and work of other threads is never captured by accident.
 
-use super::context::{Context, Stream, capturing, may_wait, report};
+use super::context::{Context, Stream, capturing, destroying, launching, report};
 use super::driver::Executor;
 use super::kernel::Kernel;
 use super::launch::{Arg, KernelKey, Launch, Lowered};
@@ -117,9 +117,12 @@ impl CudaGraph {
         // SAFETY: the graph is complete; no capture is open on it.
         unsafe { api.cuGraphInstantiateWithFlags(&mut recorded.exec, graph, 0) }?;
         recorded.instantiation = start.elapsed();
+        // On a stream of its own: it does not wait for the steps that were launched.
+        let upload = Stream::new(api)?;
         // SAFETY: just instantiated.
-        unsafe { api.cuGraphUpload(recorded.exec, context.stream.raw) }?;
-        context.sync()?;
+        unsafe { api.cuGraphUpload(recorded.exec, upload.raw) }?;
+        // SAFETY: the stream is this function's.
+        unsafe { api.cuStreamSynchronize(upload.raw) }?;
         recorded.bytes = before.saturating_sub(context.memory_free()?);
         Ok(recorded)
     }
@@ -133,7 +136,7 @@ impl CudaGraph {
 impl Recorded for CudaGraph {
     fn replay(&self) -> Result<()> {
         let api = self.context.bind()?;
-        let _turn = may_wait();
+        let _turn = launching();
         // SAFETY: instantiated in `new`; all it points to is held by self.
         unsafe { api.cuGraphLaunch(self.exec, self.context.stream.raw) }
     }
@@ -149,11 +152,12 @@ impl Recorded for CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        // Wait for the last launch, because kernels and arena may be freed with the graph. Also keep other threads
-        // from launching meanwhile: a driver once lost the context while loops were running, and it is not known
-        // whether destroying a graph was the cause.
+        // Wait for the last launch, because kernels and arena may be freed with the graph. Then keep other threads from
+        // launching: a driver once lost the context while loops were running, and it is not known whether destroying a
+        // graph was the cause.
         let _turn = capturing();
         report(self.context.sync_all());
+        let _alone = destroying();
         if !self.exec.is_null() {
             // SAFETY: created once, destroyed once; idle after the wait above.
             report(unsafe { self.context.api.cuGraphExecDestroy(self.exec) });

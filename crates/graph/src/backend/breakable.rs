@@ -33,9 +33,8 @@ impl Cut for Breaks {
         let mut graphs = graphs.into_iter();
         let segment = |piece: Piece| match piece {
             Piece::Alone(index) => Segment::Eager(index),
-            Piece::Graph(nodes) => {
-                let graph = graphs.next().expect("one graph per piece");
-                Segment::Recorded(plan.nodes[nodes].to_vec(), graph)
+            Piece::Graph(_) => {
+                Segment::Recorded(Vec::new(), graphs.next().expect("one graph per piece"))
             }
         };
         let segments = pieces.into_iter().map(segment).collect();

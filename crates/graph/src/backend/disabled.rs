@@ -1,5 +1,6 @@
 //! No recording: every node runs on its own. The slowest, and the one the others are compared with.
 
+use super::segmented::Recorded;
 use super::{Backend, BackendKind, Context, run_eagerly};
 use crate::{Plan, ShapeKey};
 use device::Result;
@@ -13,9 +14,11 @@ impl Backend for Disabled {
         BackendKind::Disabled
     }
 
-    fn record(&mut self, _cx: &Context<'_>, _plan: &Plan) -> Result<usize> {
-        Ok(0)
+    fn make(&mut self, _cx: &Context<'_>, _plan: &Plan) -> Result<Recorded> {
+        Ok(Recorded { segments: Vec::new(), graphs: 0 })
     }
+
+    fn keep(&mut self, _key: &ShapeKey, _recorded: Recorded) {}
 
     fn has(&self, _key: &ShapeKey) -> bool {
         false
@@ -29,7 +32,9 @@ impl Backend for Disabled {
         0
     }
 
-    fn forget(&mut self, _key: &ShapeKey) {}
+    fn forget(&mut self, _key: &ShapeKey) -> Option<Recorded> {
+        None
+    }
 
     fn clear(&mut self) {}
 }

@@ -1,52 +1,30 @@
 //! The whole plan as one graph: one launch per step, nothing for the host to do in between.
 
-use super::{Backend, BackendKind, Context};
-use crate::{Form, Plan, ShapeKey};
+use super::segmented::{Cut, Recorded, Segment};
+use super::{BackendKind, Context};
+use crate::{Form, Plan};
 use device::op::{Copy, Fill, Prologue};
 use device::step::{count, repeat};
-use device::{Graph, Item, Node, Op, Result};
-use std::collections::BTreeMap;
+use device::{Item, Node, Op, Result};
 
 /// Records the whole plan as one graph.
 #[derive(Debug, Default)]
-pub struct Full {
-    graphs: BTreeMap<ShapeKey, Graph>,
-}
+pub(super) struct Whole;
 
-impl Backend for Full {
+impl Cut for Whole {
     fn kind(&self) -> BackendKind {
         BackendKind::Full
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize> {
+    fn record(&self, cx: &Context<'_>, plan: &Plan, _: &mut Vec<Segment>) -> Result<Recorded> {
         let mut recording = cx.device.record(cx.arena, &plan.key.to_string(), cx.options)?;
         for item in items(plan) {
             recording.push(item)?;
         }
-        if let Some(graph) = recording.finish()?.pop() {
-            self.graphs.insert(plan.key, graph);
-        }
-        Ok(1)
-    }
-
-    fn has(&self, key: &ShapeKey) -> bool {
-        self.graphs.contains_key(key)
-    }
-
-    fn replay(&self, _cx: &Context<'_>, plan: &Plan) -> Result<()> {
-        self.graphs[&plan.key].replay()
-    }
-
-    fn bytes(&self, key: &ShapeKey) -> u64 {
-        self.graphs.get(key).map_or(0, Graph::bytes)
-    }
-
-    fn forget(&mut self, key: &ShapeKey) {
-        self.graphs.remove(key);
-    }
-
-    fn clear(&mut self) {
-        self.graphs.clear();
+        let graphs = recording.finish()?.into_iter();
+        let segments: Vec<Segment> =
+            graphs.map(|graph| Segment::Recorded(Vec::new(), graph)).collect();
+        Ok(Recorded { graphs: segments.len(), segments })
     }
 }
 

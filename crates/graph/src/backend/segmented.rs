@@ -1,5 +1,5 @@
-//! What `breakable` and `piecewise` have in common: a plan is a list of graphs, and of nodes that run on their own
-//! between them. How it is recorded differs.
+//! What all backends that record have in common: a plan is a list of graphs, and of nodes that run on their own between
+//! them. How it is recorded differs.
 
 use super::{Backend, BackendKind, Context, prepare_nodes};
 use crate::{Plan, ShapeKey};
@@ -10,7 +10,7 @@ use std::fmt;
 /// One part of a plan.
 #[derive(Debug)]
 pub(super) enum Segment {
-    /// A graph of these nodes.
+    /// A graph, with its nodes where it may be used again for the same ones.
     Recorded(Vec<Node>, Graph),
     /// The node of this index, which runs on its own.
     Eager(usize),
@@ -30,18 +30,35 @@ pub(super) trait Cut: fmt::Debug + Send {
     fn record(&self, cx: &Context<'_>, plan: &Plan, old: &mut Vec<Segment>) -> Result<Recorded>;
 }
 
-/// A plan recorded in parts.
-pub(super) struct Recorded {
+/// A plan that was recorded, to be kept by a backend of the same kind ([`Backend::keep`]).
+#[derive(Debug)]
+pub struct Recorded {
     pub(super) segments: Vec<Segment>,
     /// Graphs that are new.
     pub(super) graphs: usize,
 }
 
-/// The recordings of a backend that cuts plans.
+impl Recorded {
+    /// How many graphs were recorded.
+    pub fn graphs(&self) -> usize {
+        self.graphs
+    }
+
+    /// Bytes the device spends on it.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |segment: &Segment| match segment {
+            Segment::Recorded(_, graph) => graph.bytes(),
+            Segment::Eager(_) => 0,
+        };
+        self.segments.iter().map(bytes).sum()
+    }
+}
+
+/// The recordings of a backend.
 #[derive(Debug, Default)]
 pub(super) struct Segmented<C> {
     cut: C,
-    plans: BTreeMap<ShapeKey, Vec<Segment>>,
+    plans: BTreeMap<ShapeKey, Recorded>,
 }
 
 impl<C: Cut> Backend for Segmented<C> {
@@ -49,18 +66,18 @@ impl<C: Cut> Backend for Segmented<C> {
         self.cut.kind()
     }
 
-    fn prepare(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
+    fn prepare(&self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
         self.cut.prepare(cx, plan)
     }
 
-    fn record(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<usize> {
-        let Recorded { segments, graphs } = {
-            let mut none = Vec::new();
-            let old = self.plans.get_mut(&plan.key).unwrap_or(&mut none);
-            self.cut.record(cx, plan, old)?
-        };
-        self.plans.insert(plan.key, segments);
-        Ok(graphs)
+    fn make(&mut self, cx: &Context<'_>, plan: &Plan) -> Result<Recorded> {
+        let mut none = Vec::new();
+        let old = self.plans.get_mut(&plan.key).map_or(&mut none, |old| &mut old.segments);
+        self.cut.record(cx, plan, old)
+    }
+
+    fn keep(&mut self, key: &ShapeKey, recorded: Recorded) {
+        self.plans.insert(*key, recorded);
     }
 
     fn has(&self, key: &ShapeKey) -> bool {
@@ -68,7 +85,7 @@ impl<C: Cut> Backend for Segmented<C> {
     }
 
     fn replay(&self, cx: &Context<'_>, plan: &Plan) -> Result<()> {
-        for segment in &self.plans[&plan.key] {
+        for segment in &self.plans[&plan.key].segments {
             match segment {
                 Segment::Recorded(_, graph) => graph.replay()?,
                 Segment::Eager(index) => {
@@ -82,15 +99,11 @@ impl<C: Cut> Backend for Segmented<C> {
     }
 
     fn bytes(&self, key: &ShapeKey) -> u64 {
-        let bytes = |segment: &Segment| match segment {
-            Segment::Recorded(_, graph) => graph.bytes(),
-            Segment::Eager(_) => 0,
-        };
-        self.plans.get(key).map_or(0, |segments| segments.iter().map(bytes).sum())
+        self.plans.get(key).map_or(0, Recorded::bytes)
     }
 
-    fn forget(&mut self, key: &ShapeKey) {
-        self.plans.remove(key);
+    fn forget(&mut self, key: &ShapeKey) -> Option<Recorded> {
+        self.plans.remove(key)
     }
 
     fn clear(&mut self) {

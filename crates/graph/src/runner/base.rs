@@ -1,6 +1,6 @@
 //! What both phases share: choosing a bucket, recording, replaying, counting.
 
-use super::lazy::Wants;
+use super::lazy::{Recorder, Wants};
 use super::profile::Profile;
 use super::{Capture, Debug, Fallback, PhaseRule, RunError, StepShape};
 use crate::backend::{Backend, BackendKind, Context, Piece, run_eagerly};
@@ -157,6 +157,8 @@ pub struct Runner<P> {
     over_budget: Vec<ShapeKey>,
     recording: Duration,
     wants: Wants,
+    /// The thread that records graphs that steps have earned; started by the first.
+    recorder: Option<Recorder>,
     counters: Counters,
     phase: PhantomData<P>,
 }
@@ -200,6 +202,7 @@ impl<P: PhaseRule> Runner<P> {
             over_budget: Vec::new(),
             recording: Duration::ZERO,
             wants: Wants::default(),
+            recorder: None,
             counters: Counters::default(),
             phase: PhantomData,
         })
@@ -337,9 +340,11 @@ impl<P: PhaseRule> Runner<P> {
         self.recording
     }
 
-    /// Every node that recording at start needs compiled.
+    /// Every node whose kernels are compiled at the start: all that are recorded then or later, so that no step waits for
+    /// a compiler.
     pub(super) fn wanted(&self) -> Vec<Item> {
-        let plans = self.plans.values().filter(|_| self.records_at_start());
+        let plans = self.plans.values();
+        let plans = plans.filter(|_| self.config.backend != BackendKind::Disabled);
         plans.flat_map(|plan| plan.nodes.iter().cloned().map(Item::Node)).collect()
     }
 
@@ -351,7 +356,7 @@ impl<P: PhaseRule> Runner<P> {
     /// Records everything again, for instance after weights moved or changed. Spans stay the same, so
     /// nothing else has to be updated.
     pub fn re_record(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), RunError> {
-        self.backend.clear();
+        self.clear();
         self.record_all(progress)
     }
 
@@ -364,6 +369,7 @@ impl<P: PhaseRule> Runner<P> {
         piece: usize,
         nodes: Vec<Node>,
     ) -> Result<(), RunError> {
+        self.settle();
         let refused = |problem: String| CompileError::Binding {
             what: format!("piece {piece} of {key}"),
             problem,
@@ -401,6 +407,7 @@ impl<P: PhaseRule> Runner<P> {
 
     /// Gives all graphs back.
     pub fn clear(&mut self) {
+        self.settle();
         self.backend.clear();
     }
 
@@ -432,7 +439,7 @@ impl<P: PhaseRule> Runner<P> {
         self.counters.eager(reason, size);
         let warn = first && reason.is_fallback() && self.config.fallback == Fallback::Warn;
         if reason == Reason::NotRecorded && self.config.capture == Capture::Lazy {
-            self.consider(&key)?;
+            self.consider(&key);
         }
         Ok(Ran { key, eager: Some(reason), warn })
     }
@@ -455,6 +462,7 @@ impl<P: PhaseRule> Runner<P> {
 
     /// Decides how a step will run, before its mail is written.
     pub(super) fn choose(&mut self, shape: &StepShape, form: Form) -> Result<Choice, RunError> {
+        self.collect(false);
         let limits = self.bindings.state.limits;
         let (key, eager) = match self.can_run_as(shape, form) {
             Ok(key) if self.config.debug == Debug::Eager => (key, Some(Reason::Debug)),
@@ -548,23 +556,48 @@ impl<P: PhaseRule> Runner<P> {
         }
     }
 
-    /// Lazy capture: records a key that earned it, if it fits.
-    fn consider(&mut self, key: &ShapeKey) -> Result<(), RunError> {
-        if !self.wants.want(key) {
-            return Ok(());
+    /// Lazy capture: has a key recorded that earned it, unless it is known not to fit.
+    fn consider(&mut self, key: &ShapeKey) {
+        let kept = self.recorded();
+        if !self.wants.want(key, &kept, self.config.budget) {
+            return;
         }
-        let cx = Context::new(&self.device, &self.arena, self.config.options);
-        self.backend.prepare(&cx, &self.plans[key])?;
-        self.record(key)?;
-        let Some(budget) = self.config.budget else { return Ok(()) };
-        let bytes = self.backend.bytes(key);
-        let mut kept = self.recorded();
-        kept.retain(|(other, _)| other != key);
-        match self.wants.make_room(key, bytes, &kept, budget) {
-            Some(out) => out.iter().for_each(|key| self.backend.forget(key)),
-            None => self.backend.forget(key),
+        if self.recorder.is_none() {
+            let RunnerConfig { backend, options, .. } = self.config;
+            match Recorder::start(&self.device, &self.arena, backend, options) {
+                Ok(recorder) => self.recorder = Some(recorder),
+                Err(problem) => {
+                    device::notice::say(format_args!("no thread can record graphs: {problem}"));
+                    return;
+                }
+            }
         }
-        Ok(())
+        if let Some(recorder) = &self.recorder {
+            recorder.record(&self.plans[key]);
+        }
+    }
+
+    /// Takes what was recorded since the last step; with `wait`, all that is being recorded.
+    fn collect(&mut self, wait: bool) {
+        let Some(recorder) = self.recorder.take() else { return };
+        while let Some((key, recorded)) = recorder.next(&mut self.wants, wait) {
+            self.counters.recorded += recorded.graphs() as u64;
+            let kept = self.recorded();
+            match self.wants.recorded(&key, recorded.bytes(), &kept, self.config.budget) {
+                Some(out) => {
+                    let out = out.iter().filter_map(|key| self.backend.forget(key));
+                    out.for_each(|old| recorder.destroy(old));
+                    self.backend.keep(&key, recorded);
+                }
+                None => recorder.destroy(recorded),
+            }
+        }
+        self.recorder = Some(recorder);
+    }
+
+    /// Waits for the graphs that are being recorded.
+    pub fn settle(&mut self) {
+        self.collect(true);
     }
 
     /// The nodes that copy a page in every layer of its table: those at the first places, whichever they are.
