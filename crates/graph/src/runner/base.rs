@@ -429,6 +429,9 @@ impl<P: PhaseRule> Runner<P> {
                 self.backend.replay(&cx, plan)?;
             }
             self.counters.replayed(&key, size);
+            if self.config.capture == Capture::Lazy {
+                self.wants.used(&key);
+            }
             return Ok(Ran { key, eager: None, warn: false });
         };
         match profile {

@@ -36,9 +36,8 @@ impl Wants {
         kept: &[(ShapeKey, u64)],
         budget: Option<u64>,
     ) -> bool {
-        let count = self.steps.entry(*key).or_default();
-        *count += 1;
-        let earned = *count >= EARN && !self.pending.contains(key) && !self.failed.contains(key);
+        let count = self.used(key);
+        let earned = count >= EARN && !self.pending.contains(key) && !self.failed.contains(key);
         // What did not fit once is not recorded again before it does.
         let fits = match (self.bytes.get(key), budget) {
             (Some(bytes), Some(budget)) => self.make_room(key, *bytes, kept, budget).is_some(),
@@ -47,7 +46,14 @@ impl Wants {
         earned && fits && self.pending.insert(*key)
     }
 
-    /// A graph was recorded, or could not be; returns the keys that must give way to it, `None` if it is not worth it.
+    /// Counts a step that needed the key and had its graph; returns all that needed it.
+    pub(super) fn used(&mut self, key: &ShapeKey) -> u64 {
+        let count = self.steps.entry(*key).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// A graph was recorded; returns the keys that must give way to it, `None` if it is not worth it.
     pub(super) fn recorded(
         &mut self,
         key: &ShapeKey,
@@ -128,7 +134,13 @@ impl Recorder {
             let cx = Context::new(&device, &arena, options);
             let mut backend = kind.create();
             for job in todo {
-                let Job::Record(plan) = job else { continue };
+                let plan = match job {
+                    Job::Record(plan) => plan,
+                    Job::Drop(recorded) => {
+                        drop(recorded);
+                        continue;
+                    }
+                };
                 let made = backend.prepare(&cx, &plan).and_then(|()| backend.make(&cx, &plan));
                 // Without a receiver the runner is gone.
                 let _ = send.send((plan.key, made));
