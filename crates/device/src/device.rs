@@ -85,6 +85,8 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
     /// One of them is host-mapped.
     pub(crate) shared: bool,
+    /// Both are memory of the device or host memory that it can reach.
+    pub(crate) pinned: bool,
 }
 
 /// Which way bytes go. Each has a stream of its own: a GPU copies both ways at once.
@@ -248,7 +250,7 @@ impl Device {
             arena.inner.check("copy", to)?;
             let [source, target] = [from, to].map(|span| arena.inner.address(span));
             let (bytes, shared) = (from.len as usize, host(&from) || host(&to));
-            Ok(Transfer { from: source, to: target, bytes, shared })
+            Ok(Transfer { from: source, to: target, bytes, shared, pinned: true })
         };
         let pieces = copies.iter().map(transfer).collect::<Result<Vec<_>>>()?;
         let down = copies.first().is_some_and(|(_, to)| host(to));
@@ -286,7 +288,7 @@ impl Device {
             at += span.len;
             let (from, to) = if out { (place, host) } else { (host, place) };
             let shared = span.region == Region::HostMapped;
-            Ok(Transfer { from, to, bytes: span.len as usize, shared })
+            Ok(Transfer { from, to, bytes: span.len as usize, shared, pinned: false })
         };
         spans.iter().map(piece).collect()
     }

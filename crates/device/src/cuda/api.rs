@@ -216,6 +216,43 @@ impl DriverApi {
     }
 }
 
+api! {
+    /// Calls that only newer drivers have, since CUDA 13.0.
+    NewerApi, newer_failed;
+    fn cuMemcpyBatchAsync_v2(
+        to: *mut sys::CUdeviceptr,
+        from: *mut sys::CUdeviceptr,
+        bytes: *mut usize,
+        count: usize,
+        attributes: *mut CopyAttributes,
+        first_of: *mut usize,
+        kinds: usize,
+        stream: sys::CUstream,
+    );
+}
+
+/// How copies of a batch are done (`CUmemcpyAttributes`).
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct CopyAttributes {
+    source_order: c_int,
+    /// Hints for managed memory: type and number.
+    source: [c_int; 2],
+    target: [c_int; 2],
+    flags: c_uint,
+}
+
+impl CopyAttributes {
+    /// Sources are read in the order of the stream.
+    pub(crate) fn in_order() -> CopyAttributes {
+        CopyAttributes { source_order: 1, ..CopyAttributes::default() }
+    }
+}
+
+fn newer_failed(_: &NewerApi, call: &'static str, code: c_uint) -> Error {
+    Error::Driver { call: call.into(), code: code.to_string() }
+}
+
 fn driver_failed(api: &DriverApi, call: &'static str, code: c_uint) -> Error {
     let text = |get: unsafe extern "C" fn(c_uint, *mut *const c_char) -> c_uint| {
         let mut text = std::ptr::null();

@@ -1,6 +1,6 @@
 //! A GPU's primary context and the one stream everything runs on.
 
-use super::api::DriverApi;
+use super::api::{CopyAttributes, DriverApi};
 use super::cache::Cache;
 use super::launch::{Target, arch};
 use super::library;
@@ -157,7 +157,29 @@ impl Context {
             // SAFETY: the caller's promise; addresses of the host are told apart by the driver.
             unsafe { api.cuMemcpyAsync(piece.to, piece.from, piece.bytes, stream) }
         };
-        let issued = pieces.iter().try_for_each(issue);
+        // One by one, thousands of small copies take longer to issue than to do.
+        let issued = match library::newer_driver().filter(|_| pieces.iter().all(|p| p.pinned)) {
+            Some(newer) if pieces.len() > 1 => {
+                let all = |of: fn(&Transfer) -> u64| pieces.iter().map(of).collect::<Vec<_>>();
+                let (mut to, mut from) = (all(|piece| piece.to), all(|piece| piece.from));
+                let mut bytes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
+                let (mut how, mut first) = (CopyAttributes::in_order(), 0);
+                // SAFETY: the caller's promise; the lists live until the call returns.
+                unsafe {
+                    newer.cuMemcpyBatchAsync_v2(
+                        to.as_mut_ptr(),
+                        from.as_mut_ptr(),
+                        bytes.as_mut_ptr(),
+                        pieces.len(),
+                        &mut how,
+                        &mut first,
+                        1,
+                        stream,
+                    )
+                }
+            }
+            _ => pieces.iter().try_for_each(issue),
+        };
         // Waited for even if one could not be issued: those before it use the same places.
         // SAFETY: the stream lives as long as the context.
         let waited = unsafe { api.cuStreamSynchronize(stream) };

@@ -1,7 +1,7 @@
 //! Finds the CUDA libraries. Nothing is linked: the driver, NVRTC and cuBLASLt are searched for at run time, and each
 //! is loaded once and stays loaded. The error for a missing one lists every place searched.
 
-use super::api::{DriverApi, LtApi, NvrtcApi};
+use super::api::{DriverApi, LtApi, NewerApi, NvrtcApi};
 use crate::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::Serialize;
@@ -36,6 +36,13 @@ pub(crate) fn driver() -> Result<&'static Loaded<DriverApi>> {
     ONCE.get_or_init(load_driver).as_ref().map_err(Clone::clone)
 }
 
+/// The driver's calls that older ones do not have; `None` if this is one.
+pub(crate) fn newer_driver() -> Option<&'static NewerApi> {
+    NEWER.get()?.as_ref()
+}
+
+static NEWER: OnceLock<Option<NewerApi>> = OnceLock::new();
+
 /// The run-time compiler.
 pub(crate) fn nvrtc() -> Result<&'static Loaded<NvrtcApi>> {
     static ONCE: OnceLock<Result<Loaded<NvrtcApi>>> = OnceLock::new();
@@ -63,6 +70,7 @@ fn load_driver() -> Result<Loaded<DriverApi>> {
         looked: path.display().to_string(),
         fix: format!("It lacks {symbol}: update the driver to 545 or newer."),
     })?;
+    NEWER.get_or_init(|| NewerApi::load(&library).ok());
     std::mem::forget(library);
     // SAFETY: the first call of the driver, as it requires.
     unsafe { api.cuInit(0) }?;

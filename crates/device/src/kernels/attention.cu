@@ -12,8 +12,8 @@
 // are computed: the decode rows of a step that also feeds prompts. Otherwise grid (items, HKV): an item is Q_TOKENS
 // tokens of a row, found on the device from q_start.
 //
-// CLUSTER > 1: this many blocks divide a piece once more. The first of them merges the partial results that all of
-// them write to its shared memory, which takes a third of the time of a merge through L2.
+// CLUSTER > 1: this many blocks divide a piece once more. Each of them merges a share of the columns, whose partial
+// results all of them write to its shared memory, which takes a third of the time of a merge through L2.
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW;
 // TYPE (of q and pages), KT if pages have another type (pages.cuh), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES;
@@ -36,6 +36,9 @@
 #define IN_TURN (TILES == 1 && !FIXED)
 // The memory of the rings is reused to merge the warps; the partial results of a cluster's blocks lie after it.
 #define PARTS_AT (RING_BYTES > WARPS * PART_WORDS * 4 ? RING_BYTES : WARPS * PART_WORDS * 4)
+// Columns that a block of a cluster merges.
+#define OWN_COLUMNS ((COLUMNS + CLUSTER - 1) / CLUSTER)
+#define OWN_WORDS (OWN_COLUMNS * (D + 4))
 // Partial results that are loaded at once when splits are merged: one round trip to L2 each time.
 #define MERGED 17
 
@@ -497,11 +500,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             if (at == 0) __stcg((float2*)(mine + 4 * column), make_float2(top, weight));
         }
     };
-    u32 first_parts = 0;
-    if (CLUSTER > 1) {
-        asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first_parts) : "r"(shared_address(memory) + PARTS_AT));
-    }
+    if (CLUSTER > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         float top = maxima[0][column], weight = 0.0f;
@@ -516,36 +515,40 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
             sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
         }
         if (CLUSTER > 1) {
-            const u32 to = first_parts + rank * (PART_WORDS * 4);
-            asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + 16 * COLUMNS + 16 * i),
+            // To the block that merges this column, as the part of this one.
+            const u32 own = column % OWN_COLUMNS;
+            u32 to;
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(memory) + PARTS_AT), "r"(column / OWN_COLUMNS));
+            to += rank * (OWN_WORDS * 4);
+            asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + 16 * OWN_COLUMNS + 16 * (own * (D / 4) + at / 4)),
                          "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
                          : "memory");
             if (at == 0)
-                asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to + 16 * column), "f"(top), "f"(weight) : "memory");
+                asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to + 16 * own), "f"(top), "f"(weight) : "memory");
         } else
             leave(i, top, weight, sum);
     }
     if (CLUSTER > 1) {
         __syncwarp();
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-        if (rank != 0) return;
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         const float* parts = (const float*)(memory + PARTS_AT);
-        for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {
+        const u32 first = rank * OWN_COLUMNS, own_quads = first < live ? min(live - first, (u32)OWN_COLUMNS) * (D / 4) : 0;
+        for (u32 i = threadIdx.x; i < own_quads; i += WARPS * 32) {
             const u32 column = i / (D / 4);
             float top = -INFINITY, weight = 0.0f;
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int c = 0; c < CLUSTER; c++) top = fmaxf(top, parts[c * PART_WORDS + 4 * column]);
+            for (int c = 0; c < CLUSTER; c++) top = fmaxf(top, parts[c * OWN_WORDS + 4 * column]);
 #pragma unroll
             for (int c = 0; c < CLUSTER; c++) {
-                const float2 stats = *(const float2*)(parts + c * PART_WORDS + 4 * column);
-                const float4 v = *(const float4*)(parts + c * PART_WORDS + 4 * COLUMNS + 4 * i);
+                const float2 stats = *(const float2*)(parts + c * OWN_WORDS + 4 * column);
+                const float4 v = *(const float4*)(parts + c * OWN_WORDS + 4 * OWN_COLUMNS + 4 * i);
                 const float part = stats.x == -INFINITY ? 0.0f : exp2f(stats.x - top);
                 weight += stats.y * part;
                 sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
             }
-            leave(i, top, weight, sum);
+            leave(first * (D / 4) + i, top, weight, sum);
         }
     }
     // The kernel beside this one is done, too, when this one is.
@@ -555,11 +558,11 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     __syncthreads();
     if (threadIdx.x == 0) {
         const u32 arrived = add_acquire_release(&semaphores[r * HKV + head], 1);
-        if (arrived == splits - 1) semaphores[r * HKV + head] = 0;
+        if (arrived == splits * CLUSTER - 1) semaphores[r * HKV + head] = 0;
         shared_word = arrived;
     }
     __syncthreads();
-    if (shared_word != splits - 1) return;
+    if (shared_word != splits * CLUSTER - 1) return;
     // The last block adds up the partial results, with many independent loads at a time.
     const float* all = partial + ((u64)(piece - split) * HKV + head) * words;
     for (u32 i = threadIdx.x; i < quads; i += WARPS * 32) {

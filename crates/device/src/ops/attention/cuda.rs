@@ -289,14 +289,21 @@ impl AttentionChain {
             5..=16 => 2,
             _ => 1,
         };
-        // The partial results of a cluster's blocks must fit beside the rings of its first block.
+        // The partial results of a cluster's blocks must fit beside the rings.
         let each = self.each().max(1);
         let warps = self.warps(target);
         let rings = (2 * warps * self.stage_bytes()).max(warps * self.part_bytes());
         let rings = rings + self.static_bytes(each, warps);
-        let fits = |cluster: &u32| cluster * self.part_bytes() + rings <= target.shared_per_block;
+        let fits = |cluster: &u32| self.exchanged(*cluster) + rings <= target.shared_per_block;
         let fitting = [8, 4, 2].into_iter().find(|cluster| *cluster <= suited && fits(cluster));
         asked.unwrap_or(fitting.unwrap_or(1))
+    }
+
+    /// Bytes that the blocks of a cluster leave for each of them: of its share of the columns, from every block.
+    fn exchanged(&self, cluster: u32) -> u32 {
+        let columns = (self.each().max(1) * self.group()).div_ceil(cluster);
+        let words = columns * (self.attention.kv.head_dim + 4);
+        if cluster > 1 { cluster * words * 4 } else { 0 }
     }
 
     /// Bytes of the partial result of a piece.
@@ -346,7 +353,7 @@ impl AttentionChain {
         let stage = self.stage_bytes();
         let warps = self.warps(target);
         let cluster = self.cluster(target);
-        let left = if cluster > 1 { cluster * self.part_bytes() } else { 0 };
+        let left = self.exchanged(cluster);
         // Two blocks per multiprocessor; three with shallower rings if the last round of blocks is then as full.
         let room = (108u32 << 10).saturating_sub(left);
         let deep = (room / (warps * stage)).clamp(2, 4);
