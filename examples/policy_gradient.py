@@ -14,7 +14,7 @@ that begin with `s`. Every round (REINFORCE with the mean of the group as the ba
    same weights; it weighs each token, so the gradient is right also where they differ.
 3. The adapter is saved and loaded under the same name. Pages of the old one are never used again.
 
-On two cores of a CPU it takes about a minute, and prints the reward before and after.
+It prints the reward before and after.
 """
 
 import argparse
