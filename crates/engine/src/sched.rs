@@ -20,6 +20,7 @@ mod apply;
 mod audit;
 mod balance;
 mod fetch;
+mod fork;
 mod form;
 mod queue;
 mod recover;

@@ -78,17 +78,13 @@ pub fn hand_on(nodes: &mut [Node], target: &Target) {
 /// The kernel that runs `node` and the next one, where one of them is `rope_kv`: a linear that also rotates its result and
 /// writes k and v, or attention that does so first.
 pub fn rotation(node: &Node, next: &Node, target: &Target) -> Option<FusedKernel> {
-    match (&node.op, &next.op) {
-        (linear, Op::RopeKv(rope)) => {
-            let can = LinearChain::of(linear)?.can_rotate(rope, target);
-            can.then_some(FusedKernel::Linear { handoff: NormHandoff::Nothing })
-        }
-        (Op::RopeKv(rope), attention) => {
-            let can = AttentionChain::of(attention)?.can_rotate(rope, target);
-            can.then_some(FusedKernel::Attention)
-        }
-        _ => None,
+    if let Op::RopeKv(rope) = &next.op {
+        let can = LinearChain::of(&node.op)?.can_rotate(rope, target);
+        return can.then_some(FusedKernel::Linear { handoff: NormHandoff::Nothing });
     }
+    let Op::RopeKv(rope) = &node.op else { return None };
+    let can = AttentionChain::of(&next.op)?.can_rotate(rope, target);
+    can.then_some(FusedKernel::Attention)
 }
 
 /// Builds a launch: what varies is set by methods, the rest has the usual value.
