@@ -122,7 +122,8 @@ struct Kept {
     float inverse, floor;
 };
 
-// Draws from the tokens that the filters keep; all threads get the token. `kept` says which those are.
+// Draws from the tokens that the filters keep; all threads get the token. `kept` says which those are, if
+// their log-probabilities are wanted; it is in shared memory, because registers are few.
 DEVICE u32 draw(const Row& row, Best best, u32 counter, Kept& kept, Select& s) {
     const float inverse = 1.0f / as_float(row.params[PARAM_TEMPERATURE]);
     const float maximum = best.value * inverse;
@@ -136,9 +137,7 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Kept& kept, Select& s) {
         if (asked) cut = select_top(row, inverse, maximum, cut, filter == 0 ? top_k : 0, top_p, s);
     }
     const float floor = min_p > 0.0f ? maximum + logf(min_p) : -INFINITY;
-    kept.cut = cut;
-    kept.inverse = inverse;
-    kept.floor = floor;
+    if (threadIdx.x == 0 && row.params[PARAM_SAMPLED_LOGPROBS]) kept = {cut, inverse, floor};
     const u64 tie_mass = value_of(cut.key) >= floor ? mass_of(value_of(cut.key), maximum, false) : 0;
     const u32 lane = threadIdx.x % 32;
     // Mass above the cut, by chunks of consecutive tokens; the number of ties with the cut is in the top bits.
@@ -227,37 +226,35 @@ DEVICE u32 draw(const Row& row, Best best, u32 counter, Kept& kept, Select& s) {
     return s.members;
 }
 
-// Log-probabilities of the chosen token and of the likeliest, into the row's ring words. The sum is in double: then
-// its order does not change the result after rounding, and scores of prompts, which the host sums, are the same.
-DEVICE void report(const Row& row, Best best, u32 token, u32 wanted, const Kept& kept, volatile u32* ring_row,
+// Log-probabilities of the chosen token and of the likeliest, into the row's ring words. `kept` is read again for
+// every token, and the function is called, not inlined: registers are few.
+__device__ __noinline__ void report(const Row& row, Best best, u32 token, u32 wanted, const volatile Kept& kept, volatile u32* ring_row,
                    Select& s) {
-    const double maximum = (double)(best.value * kept.inverse);
-    double sum = 0.0;
-    u64 tied = 0, ties;
+    const auto maximum = [&] { return best.value * kept.inverse; };
+    float own = 0.0f;
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
         const float l = adjusted(row, i) * kept.inverse;
         const u32 key = key_of(l);
-        if (key == kept.cut.key) tied++;
-        else if (key > kept.cut.key && l >= kept.floor) sum += exp((double)l - maximum);
+        if (key > kept.cut.key && l >= kept.floor) own += expf(l - maximum());
     }
-    block_prefix(tied, ties, s);
-#pragma unroll
-    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(FULL, sum, o);
-    double* part = (double*)s.bins;
+    const float together = warp_sum(own);
+    float* part = (float*)s.bins;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = together;
     __syncthreads();
-    sum = 0.0;
+    float sum = 0.0f;
+#pragma unroll 1
     for (int w = 0; w < WARPS; w++) sum += part[w];
+    // Tokens without mass count as any number of ties.
     const float edge = value_of(kept.cut.key);
-    if (kept.cut.ties && edge >= kept.floor) sum += (double)min(kept.cut.ties, ties) * exp((double)edge - maximum);
-    const double log_total = maximum + log(sum);
-    const auto logprob = [&](float l) { return __float_as_uint((float)((double)(l * kept.inverse) - log_total)); };
+    if (kept.cut.ties && edge >= kept.floor) sum += fminf((float)kept.cut.ties, (float)VOCAB) * expf(edge - maximum());
+    const float log_total = maximum() + logf(sum);
+    const auto logprob = [&](float l) { return __float_as_uint(l * kept.inverse - log_total); };
     if (threadIdx.x == 0) ring_row[2] = logprob(adjusted(row, token));
     Best previous = {INFINITY, 0};
     // The likeliest tokens are kept, up to some place in their order.
-    u64 listed = 0;
+    u32 listed = 0;
     for (u32 a = 0; a < wanted && a < MAX_TOP; a++) {
         Best next = {-INFINITY, VOCAB};
         for (u32 i = threadIdx.x; i < VOCAB; i += THREADS) {
@@ -327,6 +324,7 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
        const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride HISTORY_ARGUMENT DRAFT_ARGUMENTS) {
     __shared__ Select s;
     __shared__ u32 order;
+    __shared__ Kept kept;
     __shared__ Row held; // in shared memory, which leaves registers for the sums
     extern __shared__ u32 marked[];
     // `at` is a row of logits, `r` its row of the step.
@@ -445,15 +443,12 @@ sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, co
 #endif
     u32 token = best.index < VOCAB ? best.index : 0, wanted = 0;
     if (sampled) {
-        if (threadIdx.x == 0) held = row;
+        if (threadIdx.x == 0) held = row, kept = {{key_of(-INFINITY), 0}, 1.0f, -INFINITY};
         __syncthreads();
         const bool drawn = as_float(held.params[PARAM_TEMPERATURE]) > 0.0f && best.index < VOCAB;
-        const Kept all = {{key_of(-INFINITY), 0}, 1.0f, -INFINITY};
-        Kept kept = all;
         if (drawn) token = draw(held, best, length, kept, s);
         wanted = held.params[PARAM_LOGPROBS];
-        if (wanted)
-            report(held, best, token, wanted - 1, held.params[PARAM_SAMPLED_LOGPROBS] ? kept : all, ring_row, s);
+        if (wanted) report(held, best, token, wanted - 1, kept, ring_row, s);
     }
 #ifdef Q_LEN
     if (threadIdx.x == 0) {
