@@ -7,6 +7,12 @@
 #include "prelude.cuh"
 
 #define THREADS 512
+// Blocks on a multiprocessor. For compute capability 10.0 the compiler would spill with half of the registers.
+#if __CUDA_ARCH__ >= 1000
+#define BLOCKS 1
+#else
+#define BLOCKS 2
+#endif
 #define WARPS (THREADS / 32)
 #ifdef HISTORY
 #define HISTORY_ARGUMENT , u32* history
@@ -318,7 +324,7 @@ DEVICE void accept(u32 r, u32* entry, u32* seat_len, u32* seat_token, const u32*
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sample(const void* logits, u32* seat_len, u32* seat_token, const u32* params, const u32* biases, u32* seen,
        u32* counts, const u32* row_seat, const u32* row_flags, const u32* row_q_len, const u32* mail0,
        const u32* mail1, u32* ring, u32* semaphores, Best* partial, u32 stride HISTORY_ARGUMENT DRAFT_ARGUMENTS) {
