@@ -25,10 +25,11 @@ DEVICE void fed_totals(u32& longest, u32& pages, u32* shared, u32* sums) {
     }
 }
 
-// As the prologue writes them: see there.
 DEVICE void fed_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pages, u32 ways) {
     counts[COUNT_ROWS] = rows;
     counts[COUNT_TOKENS] = tokens;
     counts[COUNT_MAX_KV] = longest;
+    // An equal share, in tokens, for each of `ways` blocks per KV head if there were eight KV heads; kernels scale it
+    // by their number of heads. Rounded up, so that `ways` shares hold all pages.
     counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
 }

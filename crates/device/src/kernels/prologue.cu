@@ -1,12 +1,10 @@
 // Starts a step: applies the mail, derives the step's tables. One block.
 // The layout of records comes as macros: see `cuda.rs` beside the op.
-#include "prelude.cuh"
+#include "fed.cuh"
 
 #define THREADS 1024
 // A step without input blocks: the usual case.
 #define PLAIN (!GIVEN)
-// The longest a sequence can be.
-#define CONTEXT (PAGES_PER_SEAT * PAGE)
 // With a history (the tokens of each sequence are kept, for drafts) there is one more argument.
 #ifdef HISTORY
 #define HISTORY_ARGUMENT , u32* history
@@ -188,27 +186,6 @@ DEVICE void write_slots(u32* kv_slot, const u32* page_table, u32 t, u32 seat, u3
     }
 }
 
-// The longest row and the pages of all rows, in thread 0.
-DEVICE void block_totals(u32& longest, u32& pages, u32* shared, u32* sums) {
-    longest = __reduce_max_sync(FULL, longest);
-    pages = __reduce_add_sync(FULL, pages);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = longest, sums[threadIdx.x / 32] = pages;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        longest = __reduce_max_sync(FULL, shared[threadIdx.x]);
-        pages = __reduce_add_sync(FULL, sums[threadIdx.x]);
-    }
-}
-
-DEVICE void write_counts(u32* counts, u32 rows, u32 tokens, u32 longest, u32 pages, u32 ways) {
-    counts[COUNT_ROWS] = rows;
-    counts[COUNT_TOKENS] = tokens;
-    counts[COUNT_MAX_KV] = longest;
-    // An equal share, in tokens, for each of `ways` blocks per KV head if there were eight KV heads; kernels scale it
-    // by their number of heads. Rounded up, so that `ways` shares hold all pages.
-    counts[COUNT_SPLIT] = max((pages + ways - 1) / ways, 1u) * PAGE;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* biases, u32* seen, u32* counts,
          u32* row_seat, u32* row_flags, u32* row_q_len, u32* q_start, u32* kv_len, u32* last_index, u32* token,
@@ -301,13 +278,13 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
         }
         u32 longest = live ? held(own.length, 1) : 0, pages = (longest + PAGE - 1) / PAGE;
 #if REPEATS
-        // Several rows may store the same value here; `block_totals` waits for all of them.
+        // Several rows may store the same value here; `fed_totals` waits for all of them.
         if (live && !own.next_page) pageless = 1;
 #endif
-        block_totals(longest, pages, shared, sums);
+        fed_totals(longest, pages, shared, sums);
         if (tid == 0) {
             q_start[bucket_rows] = rows;
-            write_counts(counts, rows, rows, longest, pages, ways);
+            fed_counts(counts, rows, rows, longest, pages, ways);
 #if REPEATS
             counts[COUNT_LEFT] = pageless ? 0 : left;
 #endif
@@ -364,9 +341,9 @@ prologue(u32* seat_len, u32* seat_token, u32* page_table, u32* params, u32* bias
     tokens = min(tokens, bucket_tokens);
     if (tid == 0) starts[bucket_rows] = tokens;
     for (u32 r = rows + tid; r <= bucket_rows; r += THREADS) q_start[r] = tokens;
-    block_totals(longest, pages, shared, sums);
+    fed_totals(longest, pages, shared, sums);
     if (tid == 0) {
-        write_counts(counts, rows, tokens, longest, pages, ways);
+        fed_counts(counts, rows, tokens, longest, pages, ways);
 #if REPEATS
         counts[COUNT_LEFT] = pageless ? 0 : left;
 #endif
