@@ -23,7 +23,7 @@ templates  the output of `transformers` for the templates of the data folder, af
 snippets   the output of `jinja2` for the small templates in snippets.json, set up as in `transformers`;
            null for an error
 
-Strings come from a generator that crates/formats/tests/tokenizers.rs repeats step by step.
+Strings come from a generator that crates/formats/tests/it/tokenizers.rs repeats step by step.
 """
 
 import argparse

@@ -195,7 +195,7 @@ impl CpuMemory {
             Region::Inside => self.inside,
             region => self.bases[region as usize],
         };
-        debug_assert!(base != 0, "{span:?} outside of a fused op");
+        assert!(base != 0, "{span:?} outside of a fused op");
         (base + span.offset) as *mut u8
     }
 }

@@ -140,7 +140,7 @@ impl Finish {
     /// Sums `n..n + products.len()` of a row; `n` and the length are even for `GateMul`.
     #[inline]
     pub(in crate::ops) fn row(&self, row: usize, n: usize, products: &mut [f32]) {
-        debug_assert!(products.len() <= MOST);
+        assert!(products.len() <= MOST);
         let mut other = [0.0f32; MOST];
         if let Some(bias) = &self.bias {
             let bias_part = &mut other[..products.len()];

@@ -1,0 +1,219 @@
+//! What ops are lowered to on a GPU, without one: arguments match the kernels' parameters, launches fit the GPU, and
+//! each batch size gets the kernel that was measured to be best for it.
+
+use crate::shapes;
+use device::cuda::launch::{Arg, Launch, Lowered, Target};
+use device::cuda::lower::lower;
+use device::cuda::source;
+use device::op::{Attention, KvLayer};
+use device::{DType, Op};
+
+fn targets() -> [Target; 2] {
+    let ampere = Target {
+        capability: (8, 0),
+        sms: 108,
+        shared_per_block: 163 << 10,
+        shared_per_sm: 164 << 10,
+        l2: 40 << 20,
+        tuned: Default::default(),
+    };
+    [ampere, Target::h200()]
+}
+
+/// Parameters of an entry, counted in its source.
+fn parameters(launch: &Launch) -> usize {
+    let text = source::text(&format!("{}.cu", launch.kernel.source)).expect("a source");
+    let head = format!("\n{}(", launch.kernel.entry);
+    let start = text.find(&head).unwrap_or_else(|| panic!("no {} there", launch.kernel.entry));
+    let list = &text[start + head.len()..];
+    let list = &list[..list.find(')').expect("a parameter list ends")];
+    // Kernels of weights with scales have more: a macro that is empty otherwise.
+    let scaled = launch.kernel.defines.iter().any(|(name, value)| name == "WEIGHT" && value != "0");
+    let macros = text.lines().filter_map(|line| line.strip_prefix("#define SCALES_PARAMETER"));
+    let more = macros.map(|rest| rest.matches(',').count()).max().unwrap_or(0);
+    // Pages of e4m3 have two arrays of scales.
+    let bytes = launch.kernel.defines.iter().any(|(name, value)| name == "KT" && value == "3");
+    let pages = if bytes && list.contains("SCALES_OF_PAGES") { 2 } else { 0 };
+    // Where sequences are remembered and drafts are verified, there are more.
+    let defined = |wanted: &str| launch.kernel.defines.iter().any(|(name, _)| name == wanted);
+    let history = defined("HISTORY") && list.contains("HISTORY_ARGUMENT");
+    let drafts = defined("Q_LEN") && list.contains("DRAFT_ARGUMENTS");
+    let remembered = usize::from(history) + if drafts { 3 } else { 0 };
+    list.split(',').count() + pages + remembered + if scaled { more } else { 0 }
+}
+
+fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {
+    for target in targets() {
+        for model in shapes::MODELS {
+            for (rows, tokens, single) in shapes::BUCKETS {
+                let ops = shapes::ops(&model, rows, tokens, single);
+                for op in shapes::fixed(ops.clone()).into_iter().chain(ops) {
+                    for lowered in shapes::lowered(&op, &target).unwrap_or_default() {
+                        if let Lowered::Launch(launch) = lowered {
+                            see(&target, &op, rows, &launch);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn arguments_are_as_many_as_parameters() {
+    for_each_launch(|_, op, rows, launch| {
+        assert_eq!(
+            launch.args.len(),
+            parameters(launch),
+            "{} at {rows} rows: {}",
+            op.name(),
+            launch.kernel.entry
+        );
+    });
+}
+
+#[test]
+fn launches_fit_the_machine() {
+    for_each_launch(|target, op, rows, launch| {
+        let what = format!("{} at {rows} rows: {}", op.name(), launch.kernel.entry);
+        assert!(launch.shared <= target.shared_per_block, "{what}: {} bytes", launch.shared);
+        assert!(launch.block[0] <= 1024 && launch.block[0].is_multiple_of(32), "{what}");
+        assert!(launch.grid.iter().all(|blocks| *blocks > 0), "{what}: an empty grid");
+        assert!(launch.grid[1] <= 65535 && launch.grid[2] <= 65535, "{what}: {:?}", launch.grid);
+        let whole = |at: usize| launch.grid[at].is_multiple_of(launch.cluster[at]);
+        assert!((0..3).all(whole), "{what}: half a cluster");
+        let clustered = launch.cluster != [1, 1, 1];
+        assert!(!clustered || launch.grid[0] <= target.sms, "{what}: clusters in two waves");
+        for arg in &launch.args {
+            if let Arg::TensorMap(map) = arg {
+                assert!(map.tile.iter().all(|side| (1..=256).contains(side)), "{what}: {map:?}");
+                assert!(map.strides.iter().all(|stride| stride.is_multiple_of(16)), "{what}");
+            }
+        }
+    });
+}
+
+/// Rows with any number of drafts have a kernel, with pages of either format.
+#[test]
+fn attention_of_drafts_fits_the_machine() {
+    for target in targets() {
+        for model in shapes::MODELS {
+            for (rows, each) in
+                [1, 2, 4, 6, 9, 40].iter().flat_map(|&r| (2..=9).map(move |e| (r, e)))
+            {
+                let ops = shapes::ops(&model, rows * each, rows * each, true);
+                let single = |op: &Op| match op {
+                    Op::Attention(op) if op.single => Some(op.clone()),
+                    _ => None,
+                };
+                for op in ops.iter().filter_map(single) {
+                    for kv in
+                        [op.kv, KvLayer { dtype: DType::E4M3, scales: Some(op.kv.span), ..op.kv }]
+                    {
+                        let op =
+                            Attention { kv, rows, even: Some(each), single: false, ..op.clone() };
+                        let op = Op::Attention(op);
+                        let found = shapes::lowered(&op, &target);
+                        let launches =
+                            found.unwrap_or_else(|| panic!("{}, {rows} of {each}", model.name));
+                        for lowered in launches {
+                            let Lowered::Launch(launch) = lowered else { continue };
+                            assert!(
+                                launch.shared <= target.shared_per_block,
+                                "{rows} of {each}: {launch:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_gets_the_kernel_of_its_batch() {
+    let target = Target::h200();
+    let qwen = shapes::MODELS.iter().find(|model| model.name == "qwen3-8b").expect("a model");
+    let mut table = String::new();
+    for (rows, tokens, single) in shapes::BUCKETS {
+        let mut line = format!("{rows} rows, {tokens} tokens:");
+        for op in shapes::ops(qwen, rows, tokens, single) {
+            let drafts = matches!(&op, Op::Attention(attention) if attention.even.is_some());
+            if !matches!(op.name(), "linear" | "attention") || drafts {
+                continue;
+            }
+            let Some(lowered) = shapes::lowered(&op, &target) else {
+                line += " none";
+                continue;
+            };
+            let names = lowered.iter().map(|lowered| match lowered {
+                Lowered::Launch(launch) => launch.kernel.entry.clone(),
+                Lowered::Gemm(_) => "library".into(),
+                Lowered::Copy { .. } | Lowered::Fill { .. } => "node".into(),
+            });
+            line += &format!(" {}", names.collect::<Vec<_>>().join("+"));
+        }
+        table += &(line + "\n");
+    }
+    expect_test::expect![[r#"
+        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
+        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
+        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
+        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma rms_norm+linear_wgmma none none linear_wgmma none attention
+        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        24 rows, 24 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        40 rows, 40 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        48 rows, 48 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        80 rows, 80 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        104 rows, 104 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        168 rows, 168 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+library none none none none attention
+        224 rows, 224 tokens: rms_norm+library library attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+linear_wgmma none none none none attention
+        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma none none none none attention
+        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream attention_wgmma attention_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma none linear_tiles
+        16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma attention_wgmma attention_wgmma none linear_tiles none none none linear_tiles
+        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma+attention attention_wgmma+attention library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma attention_wgmma attention_wgmma none linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
+    "#]].assert_eq(&table);
+}
+
+/// The order in which a kernel sums must not depend on the bucket.
+#[test]
+fn fixed_kernels_are_the_same_for_every_batch() {
+    for model in shapes::MODELS {
+        for target in targets() {
+            let kernels = |(rows, tokens, single)| {
+                let mut ops = shapes::fixed(shapes::ops(&model, rows, tokens, single));
+                // Models without a causal mask have no decode steps.
+                ops.retain(|op| !matches!(op, Op::Attention(attention) if !attention.causal));
+                // Not every batch can be divided into rows with drafts.
+                ops.retain(
+                    |op| !matches!(op, Op::Attention(attention) if attention.even.is_some()),
+                );
+                let name = |op: &Op| match &lower(op, &target).expect("a lowering")[..] {
+                    [Lowered::Launch(launch)] => {
+                        let define = |name: &str| {
+                            let defines = &launch.kernel.defines;
+                            let found = defines.iter().find(|(key, _)| key == name);
+                            found.map_or("", |(_, value)| value.as_str()).to_owned()
+                        };
+                        let (split, splits, warps) =
+                            (define("SPLIT"), define("SPLITS"), define("WARPS"));
+                        format!("{} {split} {splits} {warps}", launch.kernel.entry)
+                    }
+                    other => panic!("{} launches instead of one kernel of ours", other.len()),
+                };
+                ops.iter().map(name).collect::<Vec<_>>()
+            };
+            for bucket in shapes::BUCKETS {
+                assert_eq!(
+                    kernels(bucket),
+                    kernels(shapes::BUCKETS[0]),
+                    "{}, {bucket:?}",
+                    model.name
+                );
+            }
+        }
+    }
+}

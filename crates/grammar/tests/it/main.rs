@@ -1,0 +1,4 @@
+//! Grammars from outside.
+
+mod hostile;
+mod texts;

@@ -1,0 +1,28 @@
+//! Models from outside, against other implementations and while they run. One program, because each takes long to link;
+//! what measures its own process is beside it.
+
+mod adapters;
+#[path = "../answers/mod.rs"]
+mod answers;
+mod configs;
+mod deterministic;
+mod distribution;
+mod encoders;
+mod experts;
+mod goldens;
+mod gone;
+mod heads;
+mod kept;
+mod loading;
+#[path = "../../../formats/tests/make/mod.rs"]
+mod make;
+#[path = "../models/mod.rs"]
+mod models;
+mod prefill;
+mod quantise;
+mod replay;
+mod routing;
+mod sleep;
+mod speculate;
+mod update;
+mod windows;
