@@ -52,6 +52,7 @@ fn dequantise_body<const FMA: bool>(dtype: DType, blocks: &[u8], out: &mut [f32]
 }
 
 /// The f16 at a byte offset, as f32.
+#[inline]
 pub(crate) fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

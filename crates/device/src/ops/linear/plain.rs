@@ -59,8 +59,8 @@ impl Task<'_> {
             unsafe {
                 let x = self.inputs.add(row * cols);
                 match (many, count) {
-                    (4, ROWS) => tile_4x4(self.level, x, cols, &weights, &mut products),
-                    (1, ROWS) => tile_1x4(self.level, x, cols, &weights, &mut products),
+                    (4, ROWS) => tile::<4>(self.level, x, cols, &weights, &mut products),
+                    (1, ROWS) => tile::<1>(self.level, x, cols, &weights, &mut products),
                     _ => {
                         for (m, products) in products[..many].iter_mut().enumerate() {
                             let x = std::slice::from_raw_parts(x.add(m * cols), cols);
@@ -89,68 +89,129 @@ levels! {
     fn dot(x: &[f32], y: &[f32]) -> f32 = dot_body;
 }
 
-#[inline(always)]
-unsafe fn tile_body<const FMA: bool, const M: usize>(
+/// M rows of x by four of w: sixteen sums of LANES lanes for four rows. Written with vectors where the processor has them:
+/// of that many sums in a loop the compiler makes scalar code in builds for tests.
+///
+/// # Safety
+/// The level is one the processor has; `x` has M rows and each pointer of `w` one row of `cols` floats.
+unsafe fn tile<const M: usize>(
+    level: Level,
     x: *const f32,
     cols: usize,
     w: &[*const f32; ROWS],
     out: &mut [[f32; ROWS]; 4],
 ) {
-    let mut acc = [[[0.0f32; LANES]; ROWS]; M];
-    let whole = cols / LANES * LANES;
-    // SAFETY: M rows of x and ROWS rows of w, `cols` floats each.
+    // SAFETY: the caller's promise.
     unsafe {
-        for k in (0..whole).step_by(LANES) {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => tile_avx512::<M>(x, cols, w, out),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => tile_avx2::<M>(x, cols, w, out),
+            _ => tile_portable::<M>(x, cols, w, out),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma")]
+unsafe fn tile_avx512<const M: usize>(
+    x: *const f32,
+    cols: usize,
+    w: &[*const f32; ROWS],
+    out: &mut [[f32; ROWS]; 4],
+) {
+    use std::arch::x86_64::{
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    };
+    // SAFETY: whole vectors within the rows, then the rest of the caller's rows.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); ROWS]; M];
+        for k in (0..cols / LANES * LANES).step_by(LANES) {
+            let w: [_; ROWS] = std::array::from_fn(|n| _mm512_loadu_ps(w[n].add(k)));
             for (m, acc) in acc.iter_mut().enumerate() {
-                let x = &*x.add(m * cols + k).cast::<[f32; LANES]>();
-                for (n, acc) in acc.iter_mut().enumerate() {
-                    let w = &*w[n].add(k).cast::<[f32; LANES]>();
-                    for i in 0..LANES {
-                        acc[i] = fma::<FMA>(x[i], w[i], acc[i]);
-                    }
+                let x = _mm512_loadu_ps(x.add(m * cols + k));
+                for n in 0..ROWS {
+                    acc[n] = _mm512_fmadd_ps(x, w[n], acc[n]);
                 }
             }
         }
         for (m, acc) in acc.iter().enumerate() {
             for (n, acc) in acc.iter().enumerate() {
-                let mut total = sum(*acc);
-                for k in whole..cols {
-                    total = fma::<FMA>(*x.add(m * cols + k), *w[n].add(k), total);
-                }
-                out[m][n] = total;
+                let mut lanes = [0.0f32; LANES];
+                _mm512_storeu_ps(lanes.as_mut_ptr(), *acc);
+                out[m][n] = rest::<true>(sum(lanes), x.add(m * cols), w[n], cols);
             }
         }
     }
 }
 
-#[inline(always)]
-unsafe fn tile_4x4_body<const FMA: bool>(
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2<const M: usize>(
     x: *const f32,
     cols: usize,
     w: &[*const f32; ROWS],
     out: &mut [[f32; ROWS]; 4],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe { tile_body::<FMA, 4>(x, cols, w, out) }
+    use std::arch::x86_64::{
+        _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps,
+    };
+    // SAFETY: whole pairs of vectors within the rows, then the rest of the caller's rows.
+    unsafe {
+        for (m, out) in out[..M].iter_mut().enumerate() {
+            let x = x.add(m * cols);
+            let mut acc = [[_mm256_setzero_ps(); 2]; ROWS];
+            for k in (0..cols / LANES * LANES).step_by(LANES) {
+                let low = _mm256_loadu_ps(x.add(k));
+                let high = _mm256_loadu_ps(x.add(k + LANES / 2));
+                for n in 0..ROWS {
+                    let w = w[n].add(k);
+                    acc[n][0] = _mm256_fmadd_ps(low, _mm256_loadu_ps(w), acc[n][0]);
+                    let w = _mm256_loadu_ps(w.add(LANES / 2));
+                    acc[n][1] = _mm256_fmadd_ps(high, w, acc[n][1]);
+                }
+            }
+            for (n, [low, high]) in acc.into_iter().enumerate() {
+                let mut lanes = [0.0f32; LANES];
+                _mm256_storeu_ps(lanes.as_mut_ptr(), low);
+                _mm256_storeu_ps(lanes.as_mut_ptr().add(LANES / 2), high);
+                out[n] = rest::<true>(sum(lanes), x, w[n], cols);
+            }
+        }
+    }
 }
 
-#[inline(always)]
-unsafe fn tile_1x4_body<const FMA: bool>(
+unsafe fn tile_portable<const M: usize>(
     x: *const f32,
     cols: usize,
     w: &[*const f32; ROWS],
     out: &mut [[f32; ROWS]; 4],
 ) {
+    for (m, out) in out[..M].iter_mut().enumerate() {
+        for (w, out) in w.iter().zip(out) {
+            // SAFETY: one row of each.
+            unsafe {
+                let x = x.add(m * cols);
+                let mut lanes = [0.0f32; LANES];
+                for k in (0..cols / LANES * LANES).step_by(LANES) {
+                    for (i, lane) in lanes.iter_mut().enumerate() {
+                        *lane += *x.add(k + i) * *w.add(k + i);
+                    }
+                }
+                *out = rest::<false>(sum(lanes), x, *w, cols);
+            }
+        }
+    }
+}
+
+/// `total` and the products of the columns that are no whole vector.
+///
+/// # Safety
+/// `x` and `w` have `cols` floats.
+#[inline(always)]
+unsafe fn rest<const FMA: bool>(total: f32, x: *const f32, w: *const f32, cols: usize) -> f32 {
+    let columns = cols / LANES * LANES..cols;
     // SAFETY: the caller's promise.
-    unsafe { tile_body::<FMA, 1>(x, cols, w, out) }
-}
-
-levels! {
-    /// Four rows of x by four of w.
-    fn tile_4x4(x: *const f32, cols: usize, w: &[*const f32; ROWS], out: &mut [[f32; ROWS]; 4]) = tile_4x4_body;
-}
-
-levels! {
-    /// One row of x by four of w.
-    fn tile_1x4(x: *const f32, cols: usize, w: &[*const f32; ROWS], out: &mut [[f32; ROWS]; 4]) = tile_1x4_body;
+    columns.fold(total, |total, k| unsafe { fma::<FMA>(*x.add(k), *w.add(k), total) })
 }
