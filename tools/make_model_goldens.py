@@ -31,7 +31,7 @@ import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
+    CohereConfig, CohereForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
     Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
     GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
     LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
@@ -50,6 +50,12 @@ BASE = dict(
 )
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=32)
+LATENT = dict(
+    hidden_size=32, intermediate_size=32, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=16,
+    qk_rope_head_dim=8, v_head_dim=8,
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.7,
+        original_max_position_embeddings=32))
 CASES = {
     "llama": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=False)),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=True)),
@@ -118,6 +124,17 @@ CASES = {
         intermediate_size=16, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=40,
         embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0,
         tie_word_embeddings=False)),
+    "deepseek-v2": (DeepseekV2Config, DeepseekV2ForCausalLM, dict(
+        **LATENT, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
+        n_shared_experts=2, first_k_dense_replace=1, tie_word_embeddings=True)),
+    "deepseek-v2-groups": (DeepseekV2Config, DeepseekV2ForCausalLM, dict(
+        **LATENT, num_hidden_layers=1, q_lora_rank=24, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=8,
+        n_shared_experts=1, first_k_dense_replace=0, n_group=4, topk_group=2, topk_method="group_limited_greedy",
+        routed_scaling_factor=2.5, tie_word_embeddings=False)),
+    "deepseek-v3": (DeepseekV3Config, DeepseekV3ForCausalLM, dict(
+        **LATENT, num_hidden_layers=1, q_lora_rank=16, n_routed_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=8, n_shared_experts=1, first_k_dense_replace=0, n_group=4, topk_group=2, norm_topk_prob=True,
+        routed_scaling_factor=1.5, tie_word_embeddings=True)),
 }
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
@@ -131,7 +148,7 @@ GGUF = {
     "granite-moe-shared": "granitemoe",
 }
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
-MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed"}
+MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3"}
 QUANTISED = {
     "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
 }
@@ -299,7 +316,9 @@ def routed(model, tokens, forced=None):
     """The model's logits, those of its routers, and the experts they choose: by themselves, or `forced`."""
     router_logits, chosen, topk = [], [], torch.topk
 
-    def choose(scores, k, dim=-1):
+    def choose(scores, k, dim=-1, **options):
+        if scores.shape[-1] != expert_count(model.config):
+            return topk(scores, k, dim=dim)  # groups of experts
         ids = topk(scores, k, dim=dim).indices if forced is None else forced[len(chosen)]
         chosen.append(ids)
         return scores.gather(-1, ids), ids
@@ -308,7 +327,7 @@ def routed(model, tokens, forced=None):
         x = inputs[0].float().reshape(-1, inputs[0].shape[-1])
         router_logits.append(x @ router.weight.float().t())
 
-    routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     hooks = [router.register_forward_pre_hook(before) for router in routers]
     with torch.no_grad(), mock.patch("torch.topk", choose), mock.patch("torch.Tensor.topk", choose):
         logits = model(tokens).logits[0].float()
@@ -344,6 +363,9 @@ def main():
                     value.copy_(0.25 * torch.randn_like(value))
                 else:
                     value.copy_(0.15 * torch.randn_like(value))
+        for key, value in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                value.copy_(0.1 * torch.randn_like(value))
         tokens = torch.randint(3, BASE["vocab_size"], (1, TOKENS))
         with torch.no_grad():
             logits = model(tokens).logits[0]

@@ -200,20 +200,31 @@ struct Flops {
 impl Flops {
     fn of(loaded: &loading::Loaded) -> Flops {
         let program = &loaded.program;
-        let shape = program.shape;
-        let pair = 2 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
-        let mut flops = Flops { token: 0, row: 0, pair, both_ways: false };
+        let mut flops = Flops { token: 0, row: 0, pair: 0, both_ways: false };
+        let cols = |value| u64::from(program.value(value).cols);
+        let mut multiplies = |x, w| {
+            let w = program.weight(w);
+            let once = u64::from(w.rows) * u64::from(w.cols);
+            match program.value(x).rows {
+                Dim::Rows => flops.row += once,
+                _ => flops.token += once,
+            }
+        };
+        for step in &program.steps {
+            if let ProgramOp::Linear(linear) = &step.op {
+                multiplies(linear.x, linear.w);
+            }
+            if let ProgramOp::HeadLinear(linear) = &step.op {
+                multiplies(linear.x, linear.w);
+            }
+        }
         for step in &program.steps {
             if let ProgramOp::Attention(attention) = &step.op {
                 flops.both_ways |= !attention.causal;
+                flops.pair += 2 * cols(attention.out);
             }
-            if let ProgramOp::Linear(linear) = &step.op {
-                let w = program.weight(linear.w);
-                let once = u64::from(w.rows) * u64::from(w.cols);
-                match program.value(linear.x).rows {
-                    Dim::Rows => flops.row += once,
-                    _ => flops.token += once,
-                }
+            if let ProgramOp::LatentAttention(attention) = &step.op {
+                flops.pair += cols(attention.q) + cols(attention.out);
             }
         }
         flops

@@ -153,6 +153,7 @@ fn push_layer(
         page_size: 16,
         heads: shape.kv_heads,
         head_dim: dim,
+        latent: None,
     };
     step.push("qkv", at, linear(x, w_qkv, Some(n1), Epilogue::Store, qkv));
     let rotated = RopeKv {

@@ -1,9 +1,10 @@
-//! Where keys and values of a layer lie.
+//! Where keys and values of a layer lie, or the latents that both are made of.
 
 use crate::{DType, Span};
 use serde::{Deserialize, Serialize};
 
-/// One layer's pages: `[page][k, v][kv_head][token in page][head_dim]`.
+/// One layer's pages: `[page][k, v][kv_head][token in page][head_dim]`, or for latents
+/// `[page][token in page][head_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KvLayer {
     /// The layer's part of the KV region.
@@ -21,12 +22,20 @@ pub struct KvLayer {
     pub heads: u32,
     /// Elements per head.
     pub head_dim: u32,
+    /// Pages of latents: one head of keys, whose first so many elements are the values, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<u32>,
 }
 
 impl KvLayer {
-    /// Elements of one page: both k and v, all heads.
+    /// What a page holds of each head: keys and values, or one row for both.
+    pub const fn parts(&self) -> u32 {
+        if self.latent.is_some() { 1 } else { 2 }
+    }
+
+    /// Elements of one page: all parts of all heads.
     pub const fn page_elems(&self) -> u64 {
-        let heads = 2 * self.heads as u64;
+        let heads = self.parts() as u64 * self.heads as u64;
         heads.saturating_mul(self.head_dim as u64).saturating_mul(self.page_size as u64)
     }
 

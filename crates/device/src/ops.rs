@@ -22,6 +22,9 @@ pub(crate) mod follow;
 pub mod fused;
 pub(crate) mod gate_mul;
 pub(crate) mod gather;
+pub(crate) mod head_linear;
+pub(crate) mod latent_attention;
+pub(crate) mod latent_kv;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 pub(crate) mod lora;
@@ -92,6 +95,12 @@ ops! { ($)
     rope_kv::RopeKv = "rope_kv" with Pairs;
     /// Attends over pages.
     attention::Attention = "attention" with AttentionChain;
+    /// Multiplies each head by a matrix of its own.
+    head_linear::HeadLinear = "head_linear";
+    /// Rotates q, writes latents to their pages.
+    latent_kv::LatentKv = "latent_kv";
+    /// Attends over pages of latents.
+    latent_attention::LatentAttention = "latent_attention";
     /// Chooses experts.
     route::Route = "route" with Routing, Score;
     /// Runs the chosen experts.

@@ -83,6 +83,8 @@ pub enum WeightUse {
     Matrix,
     /// The matrices of all experts of a layer.
     Experts,
+    /// The matrices of all heads, each multiplied with a head of its own: never quantised.
+    Heads,
     /// Decides the experts of a token: never quantised.
     Router,
     /// Multiplied to give logits; may be the table, too. Never quantised.
@@ -151,6 +153,10 @@ impl Target for CpuTarget {
         match used {
             WeightUse::Vector => DType::F32,
             WeightUse::Table => parts[0],
+            WeightUse::Heads => match parts[0] {
+                dtype @ (DType::F16 | DType::BF16) if same => dtype,
+                _ => DType::F32,
+            },
             // A type without a packing is multiplied as it is stored. Several types without a common packing become
             // f32.
             WeightUse::Matrix | WeightUse::Experts | WeightUse::Router | WeightUse::Head => {

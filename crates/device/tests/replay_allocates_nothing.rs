@@ -56,6 +56,7 @@ fn a_decode_step() {
     let kv = KvLayer {
         span: state.ring,
         scales: None,
+        latent: None,
         dtype: DType::F16,
         pages: 13,
         page_size: 16,

@@ -216,9 +216,12 @@ pub fn pages_that_fit(program: &Program, page_size: u32, bytes: u64) -> u32 {
 }
 
 pub(crate) fn pages_of(cache: &Cache, page_size: u32, pages: u32) -> KvLayer {
-    let Cache::Paged { heads, head_dim, dtype, .. } = *cache;
+    let (heads, head_dim, dtype, latent) = match *cache {
+        Cache::Paged { heads, head_dim, dtype, .. } => (heads, head_dim, dtype, None),
+        Cache::Latent { latent, rotated, dtype } => (1, latent + rotated, dtype, Some(latent)),
+    };
     let nowhere = Span { arena: device::ArenaId(0), region: Region::Kv, offset: 0, len: 0 };
-    KvLayer { span: nowhere, dtype, scales: None, pages, page_size, heads, head_dim }
+    KvLayer { span: nowhere, dtype, scales: None, pages, page_size, heads, head_dim, latent }
 }
 
 /// The rope table's contents: for each position the cosines of `head_dim / 2` frequencies, then their

@@ -153,19 +153,44 @@ pub enum Cache {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         window: Option<u32>,
     },
+    /// What the keys and values of all heads are made of, in the same pages.
+    Latent {
+        /// Elements of a latent.
+        latent: u32,
+        /// Elements of the key behind it that is rotated and the same for all heads.
+        rotated: u32,
+        /// Element type.
+        dtype: DType,
+    },
 }
 
 impl Cache {
     /// How many of the last tokens are kept; `None` for all.
     pub const fn window(&self) -> Option<u32> {
-        let Cache::Paged { window, .. } = *self;
-        window
+        match *self {
+            Cache::Paged { window, .. } => window,
+            Cache::Latent { .. } => None,
+        }
+    }
+
+    /// Keeps the last `window` tokens, or all.
+    pub(crate) fn keep(&mut self, tokens: Option<u32>) {
+        match self {
+            Cache::Paged { window, .. } => *window = tokens,
+            Cache::Latent { .. } => {}
+        }
     }
 
     /// Bytes that a token takes.
     pub fn token_bytes(&self) -> u64 {
-        let Cache::Paged { heads, head_dim, dtype, .. } = *self;
-        2 * u64::from(heads) * dtype.bytes(head_dim as usize) as u64
+        match *self {
+            Cache::Paged { heads, head_dim, dtype, .. } => {
+                2 * u64::from(heads) * dtype.bytes(head_dim as usize) as u64
+            }
+            Cache::Latent { latent, rotated, dtype } => {
+                dtype.bytes((latent + rotated) as usize) as u64
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Parts of decoders that several families share.
 
 pub(crate) mod experts;
+pub(crate) mod latent;
 
 use crate::Builder;
 use crate::builder::{Source, tensor};

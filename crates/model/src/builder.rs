@@ -213,14 +213,19 @@ impl<'a> Builder<'a> {
         &mut self.program
     }
 
-    /// Declares a rotation; the same one is declared once.
+    /// Declares a rotation of whole heads; the same one is declared once.
     pub(crate) fn rope(&mut self, rope: &Rope) -> RopeId {
+        self.rope_of(rope, self.config.head_dim)
+    }
+
+    /// The same of `dim` elements. A model's rotations of different sizes differ in other respects, too.
+    pub(crate) fn rope_of(&mut self, rope: &Rope, dim: usize) -> RopeId {
         if let Some(index) = self.ropes.iter().position(|known| known == rope) {
             let before = self.setting.verifier.map_or(0, |verifier| verifier.ropes.len());
             return RopeId((before + index) as u32);
         }
         self.ropes.push(rope.clone());
-        self.program.rope_table()
+        self.program.rope_table_of(dim as u32)
     }
 
     /// Everything built inside belongs to layer `index`.
@@ -373,6 +378,25 @@ impl<'a> Builder<'a> {
         self.adapt(name, x, y, &weight)
     }
 
+    /// Each head of `x`, of `each` elements, times rows `rows` of its own `all` rows of `source`; turned, if a row belongs
+    /// to an input. Of every head, elements that no row takes are copied.
+    pub(crate) fn head_linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        source: Source,
+        (rows, all, cols): (Range<usize>, usize, usize),
+        each: usize,
+        turned: bool,
+    ) -> ValueId {
+        let heads = self.config.q_heads;
+        let of_head =
+            |head| self.part(&source.part(head * all + rows.start, rows.len()), ".weight");
+        let parts = (0..heads).map(of_head).collect();
+        let w = self.weight(name, parts, cols, Arrange::EQUAL, WeightUse::Heads, Cut::Whole);
+        self.program.head_linear(name, x, w, (heads as u32, each as u32), turned)
+    }
+
     /// What adapters add to a linear's result, where there may be some.
     fn adapt(&mut self, name: &str, x: ValueId, y: ValueId, weight: &str) -> ValueId {
         let Some(room) = self.setting.adapters.filter(|_| self.config.task == Task::Generate)
@@ -421,19 +445,22 @@ impl<'a> Builder<'a> {
         self.adapt(name, x, y, &weight)
     }
 
-    /// The experts of each row of `x`.
+    /// The experts of each row of `x`, with a bias of the choice if there is one.
     pub(crate) fn route(
         &mut self,
         name: &str,
         x: ValueId,
         source: Source,
+        bias: Option<Source>,
         routing: Routing,
     ) -> ValueId {
         let cols = self.program.cols(x) as usize;
         let parts = vec![self.part(&source, ".weight")];
         let kind = WeightUse::Router;
         let w = self.weight(name, parts, cols, Arrange::Stacked, kind, Cut::Whole);
-        self.program.route(name, x, w, None, routing)
+        let bias_name = format!("{name}_bias");
+        let bias = bias.map(|bias| self.vector(&bias_name, &[bias], "", Cut::Whole));
+        self.program.route(name, x, w, bias, routing)
     }
 
     /// What the experts of `choice` make of `x`, added to `residual`. `sources` are gate, up and down of one of `count`

@@ -63,6 +63,8 @@ families![
     olmoe,
     granitemoe,
     granitemoeshared,
+    deepseek_v2,
+    deepseek_v3,
     bert,
     roberta,
     xlm_roberta,

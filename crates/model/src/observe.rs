@@ -8,7 +8,7 @@
 //! nothing extra.
 
 use device::logprob::Distribution;
-use device::op::{Attention, Copy, Gather};
+use device::op::{Attention, Copy, Gather, LatentAttention};
 use device::{Node, Op, Result, Tensor};
 use engine::exec::{Score, Step};
 use engine::request::Token;
@@ -113,9 +113,14 @@ impl<'a> Tail<'a> {
             node.op.detach();
         }
         let every = |node: &Node| {
-            let Op::Attention(op) = &node.op else { return None };
-            let all = Op::Attention(Attention { last_only: false, ..op.clone() });
-            op.last_only.then(|| Node { op: all, ..node.clone() })
+            let all = if let Op::Attention(op) = &node.op {
+                op.last_only.then(|| Op::from(Attention { last_only: false, ..op.clone() }))
+            } else if let Op::LatentAttention(op) = &node.op {
+                op.last_only.then(|| Op::from(LatentAttention { last_only: false, ..op.clone() }))
+            } else {
+                None
+            };
+            all.map(|op| Node { op, ..node.clone() })
         };
         let attention = nodes.iter().find_map(every);
         let rows = gathers.iter().map(|gather| gather.y.rows).min()?;

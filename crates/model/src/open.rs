@@ -262,8 +262,9 @@ impl OpenModel {
             let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
             device.write(arena, span.part(0, bytes.len() as u64), &bytes)?;
         }
-        let (dim, positions) = (self.config.head_dim, written.program.shape.max_positions);
+        let positions = written.program.shape.max_positions;
         for (rotation, table) in written.ropes.iter().zip(&bindings.ropes[tables..]) {
+            let dim = table.cols as usize;
             let numbers = rope::table(rotation, dim, positions as usize, device.numerics());
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
             device.write(arena, table.span, &bytes)?;

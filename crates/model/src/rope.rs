@@ -38,7 +38,7 @@ fn ggml_table(rope: &Rope, scaled: &[f32], head_dim: usize, positions: usize) ->
             vec![1.0; rotated / 2]
         }
         RopeScaling::Divisors(divisors) => divisors.clone(),
-        RopeScaling::Llama3 { .. } | RopeScaling::Long { .. } => {
+        RopeScaling::Llama3 { .. } | RopeScaling::Long { .. } | RopeScaling::Yarn { .. } => {
             (0..rotated / 2).map(divisor).collect()
         }
     };

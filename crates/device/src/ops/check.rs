@@ -136,8 +136,25 @@ pub(crate) fn require_scratch(scratch: Option<Span>, op: &str) -> Result<()> {
     require_aligned(span, ALIGN, op, "scratch")
 }
 
-/// That a layer's pages hold floats and fit its span, and that the step's tables can address all of them.
+/// That a layer's pages hold keys and values and fit its span, and that the step's tables can address all of them.
 pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
+    require(kv.latent.is_none(), op, || "pages of latents are for latent attention".into())?;
+    require_paged(kv, page_size, op)
+}
+
+/// The same for pages of latents.
+pub(crate) fn require_latents(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
+    let KvLayer { heads, head_dim, latent, .. } = *kv;
+    require(
+        latent.is_some_and(|latent| (1..head_dim).contains(&latent)) && heads == 1,
+        op,
+        || format!("{heads} heads of {head_dim} with values of {latent:?} are no latents"),
+    )?;
+    require_float_type(kv.dtype, op, "a page of latents")?;
+    require_paged(kv, page_size, op)
+}
+
+fn require_paged(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
     let KvLayer { span, dtype, pages, heads, head_dim, .. } = *kv;
     if dtype == DType::E4M3 {
         let scales = kv.scales.filter(|scales| scales.len >= kv.scale_bytes());
@@ -154,7 +171,8 @@ pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()
     })?;
     let slots = u64::from(pages) * u64::from(page_size);
     require(slots <= u64::from(u32::MAX), op, || format!("{pages} pages have too many slots"))?;
-    let elems = u128::from(slots) * 2 * u128::from(heads) * u128::from(head_dim);
+    let heads = u128::from(kv.parts()) * u128::from(heads);
+    let elems = u128::from(slots) * heads * u128::from(head_dim);
     require(elems * dtype.block_bytes() as u128 <= u128::from(span.len), op, || {
         format!("{pages} pages do not fit the layer's span")
     })?;

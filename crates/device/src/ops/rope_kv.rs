@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 mod fast;
 
-pub(crate) use fast::RopeKvStep;
+pub(crate) use fast::{RopeKvStep, turn};
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub enum Pairs {
     /// Element i and i + head_dim/2.
     #[default]
     Halves,
-    /// Elements 2i and 2i + 1, as GGUF files of the `llama` architecture have them. The CPU only.
+    /// Elements 2i and 2i + 1, as GGUF files of the `llama` architecture have them. For keys and values on the CPU only.
     Neighbours,
 }
 
@@ -227,12 +227,21 @@ impl KvLayer {
     pub(crate) fn index(&self, slot: usize, part: usize, head: usize) -> usize {
         let (size, dim) = (self.page_size as usize, self.head_dim as usize);
         let (page, offset) = (slot / size, slot % size);
-        let heads = self.heads as usize;
-        assert!(page < self.pages as usize && part < 2 && head < heads, "slot {slot} of {self:?}");
-        (((page * 2 + part) * heads + head) * size + offset) * dim
+        let (parts, heads) = (self.parts() as usize, self.heads as usize);
+        let there = page < self.pages as usize && part < parts && head < heads;
+        assert!(there, "slot {slot} of {self:?}");
+        (((page * parts + part) * heads + head) * size + offset) * dim
     }
 
-    fn set(&self, memory: &CpuMemory, slot: usize, part: usize, head: usize, i: usize, value: f32) {
+    pub(crate) fn set(
+        &self,
+        memory: &CpuMemory,
+        slot: usize,
+        part: usize,
+        head: usize,
+        i: usize,
+        value: f32,
+    ) {
         let at = (self.index(slot, part, head) + i) * self.dtype.block_bytes();
         let value = value * (1.0 / self.scale(memory, part, head));
         // SAFETY: `index` checked the slot against the pages, which fit the span.

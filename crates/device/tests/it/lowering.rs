@@ -191,6 +191,7 @@ fn fixed_kernels_are_the_same_for_every_batch() {
                 ops.retain(
                     |op| !matches!(op, Op::Attention(attention) if attention.even.is_some()),
                 );
+                ops.retain(|op| !matches!(op, Op::LatentAttention(op) if op.even.is_some()));
                 let name = |op: &Op| match &lower(op, &target).expect("a lowering")[..] {
                     [Lowered::Launch(launch)] => {
                         let define = |name: &str| {

@@ -1,5 +1,7 @@
 //! The ops of real models at real sizes, without memory behind them.
 
+mod latent;
+
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
 use device::op::*;
@@ -373,6 +375,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         page_size: 16,
         heads: kv_heads,
         head_dim,
+        latent: None,
     };
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(state.counts.span.part(u64::from(device::step::count::TOKENS) * 4, 4));
@@ -523,6 +526,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             ops.push(Op::Attention(Attention { causal: false, ..op }));
         }
     }
+    ops.extend(latent::ops(act, state, (rows, tokens, single), (scratch, live), &mut tensor));
     // Linears that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));
@@ -578,7 +582,8 @@ pub(crate) fn fixed(ops: Vec<Op>) -> Vec<Op> {
     let unfused = |op: &Op| {
         let linear =
             |op: LinearChain| op.norm.is_none() && op.handoff.is_nothing() && op.rope.is_none();
-        LinearChain::of(op).is_some_and(linear) || matches!(op, Op::Attention(_))
+        LinearChain::of(op).is_some_and(linear)
+            || matches!(op, Op::Attention(_) | Op::LatentAttention(_))
     };
     let mut ops: Vec<Op> = ops.into_iter().filter(unfused).collect();
     for op in &mut ops {

@@ -181,6 +181,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         span,
         dtype: case.kv,
         scales,
+        latent: None,
         pages: pages as u32,
         page_size: size as u32,
         heads: case.kv_heads as u32,

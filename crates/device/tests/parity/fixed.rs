@@ -142,6 +142,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
     let kv = KvLayer {
         span,
         scales: None,
+        latent: None,
         dtype: feed.half,
         pages: 1 + per_seat as u32,
         page_size: PAGE as u32,

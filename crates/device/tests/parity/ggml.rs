@@ -334,6 +334,7 @@ fn lay_out(
     let kv = KvLayer {
         span: layout.bytes(Region::Kv, "kv", bytes),
         scales: None,
+        latent: None,
         dtype: DType::F16,
         pages: pages as u32 + 1,
         page_size: size as u32,

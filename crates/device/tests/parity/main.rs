@@ -6,6 +6,7 @@ mod drafts;
 mod experts;
 mod fixed;
 mod ggml;
+mod latent;
 mod layers;
 mod linear;
 mod lora;

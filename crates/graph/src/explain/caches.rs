@@ -14,6 +14,9 @@ pub(crate) struct CacheKind {
     pub tables: u32,
     /// The last tokens that are kept; `None` for all.
     pub window: Option<u32>,
+    /// Whether they keep latents; else keys and values.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub latents: bool,
     /// Bytes that a token takes in these layers.
     pub token_bytes: u64,
 }
@@ -37,12 +40,9 @@ impl Caches {
             let of = |(index, _): &(usize, &Cache)| tables.contains(&kept.table(*index));
             let own = || program.caches.iter().enumerate().filter(of);
             let token_bytes = own().map(|(_, cache)| cache.token_bytes()).sum();
-            CacheKind {
-                layers: own().count() as u32,
-                tables: tables.len() as u32,
-                window,
-                token_bytes,
-            }
+            let latents = own().all(|(_, cache)| matches!(cache, Cache::Latent { .. }));
+            let (layers, tables) = (own().count() as u32, tables.len() as u32);
+            CacheKind { layers, tables, window, latents, token_bytes }
         };
         let (full, all) = (kept.full, kept.tables());
         let kinds = [kind(0..full, None), kind(full..all, Some(kept.window))];
@@ -53,8 +53,9 @@ impl Caches {
     /// For people: a line for each kind.
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
-        for CacheKind { layers, tables, window, token_bytes } in &self.kinds {
+        for CacheKind { layers, tables, window, latents, token_bytes } in &self.kinds {
             let kept = window.map_or("every token".into(), |window| format!("{window} tokens"));
+            let kept = if *latents { format!("the latents of {kept}") } else { kept };
             text.push_str(&format!(
                 "  {:<10} {layers} layers keep {kept}: {} a token, {tables} pages of {} for {} tokens\n",
                 "cache",

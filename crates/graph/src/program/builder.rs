@@ -8,9 +8,9 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activate, Activation, Add, AddGated, Attention, Embed, Experts, Follow, GateMul, Gather, Kept,
-    LayerNorm, Linear, Lora, LoraParts, Norm, Pool, Propose, Publish, Recall, RmsNorm,
-    RmsNormColumns, RopeKv, Route, Routing, Sample, Scale, Tap,
+    Activate, Activation, Add, AddGated, Attention, Embed, Experts, Follow, GateMul, Gather,
+    HeadLinear, Kept, LatentAttention, LatentKv, LayerNorm, Linear, Lora, LoraParts, Norm, Pool,
+    Propose, Publish, Recall, RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale, Tap,
 };
 use device::operand::Unset;
 use std::collections::BTreeMap;
@@ -127,7 +127,11 @@ impl ProgramBuilder {
 
     /// Declares a table of rotations for whole heads.
     pub fn rope_table(&mut self) -> RopeId {
-        let dim = self.program.shape.head_dim;
+        self.rope_table_of(self.program.shape.head_dim)
+    }
+
+    /// The same for `dim` elements.
+    pub fn rope_table_of(&mut self, dim: u32) -> RopeId {
         self.program.ropes.push(RopeTable { dim });
         RopeId(self.program.ropes.len() as u32 - 1)
     }
@@ -440,10 +444,13 @@ impl ProgramBuilder {
         let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
         // Tokens that see those after them are all of one step, which frees nothing.
-        let Cache::Paged { head_dim, window: kept, .. } = &mut self.program.caches[kv.0 as usize];
-        *kept = window.filter(|_| causal);
-        let head_dim = *head_dim;
+        self.program.caches[kv.0 as usize].keep(window.filter(|_| causal));
         let q_heads = self.program.shape.q_heads;
+        let head_dim = match self.program.caches[kv.0 as usize] {
+            Cache::Paged { head_dim, .. } => head_dim,
+            // Refused when the op is checked.
+            Cache::Latent { latent, .. } => latent,
+        };
         let cols = q_heads * head_dim;
         self.make(name, rows, cols, dtype, |out| Attention {
             qkv,
@@ -455,6 +462,70 @@ impl ProgramBuilder {
             softcap,
             window,
             causal,
+            rows: Unset,
+            single: Unset,
+            even: Unset,
+            last_only: Unset,
+            scratch: Unset,
+            pick: Unset,
+        })
+    }
+
+    /// Each head of `x` times a matrix of its own: `w` has a row for every result of every head, or with `turned` for
+    /// every input. Elements of a head of `x`, which has `each`, that no matrix takes are copied behind its results.
+    pub fn head_linear(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        w: WeightRef,
+        (heads, each): (u32, u32),
+        turned: bool,
+    ) -> ValueId {
+        let Value { rows, dtype, .. } = *self.program.value(x);
+        let (own, other) = (w.rows / heads.max(1), w.cols);
+        let (k, n) = if turned { (own, other) } else { (other, own) };
+        let w = self.weight(w);
+        let cols = heads * (n + each.saturating_sub(k));
+        let live = Unset;
+        self.make(name, rows, cols, dtype, |y| HeadLinear { x, w, heads, each, turned, y, live })
+    }
+
+    /// Writes the latents in the columns of `x` from `from` on to the layer's pages, normalised and with their rotated
+    /// keys, and rotates the last elements of each head of `q`. The layer has declared a cache of latents.
+    pub fn latent_kv(
+        &mut self,
+        name: &str,
+        q: ValueId,
+        (x, from): (ValueId, u32),
+        (norm, eps): (WeightRef, f32),
+        rope: RopeId,
+        pairs: Pairs,
+    ) -> ValueId {
+        let norm = self.norm(norm, eps);
+        let (kv, state) = (self.layer_cache(name), Unset);
+        let Value { rows, cols, dtype, .. } = *self.program.value(q);
+        let heads = self.program.shape.q_heads;
+        let op = |out| LatentKv { q, out, heads, x, from, norm, rope, pairs, state, kv };
+        self.make(name, rows, cols, dtype, op)
+    }
+
+    /// Causal attention of what [`ProgramBuilder::latent_kv`] made.
+    pub fn latent_attention(&mut self, name: &str, q: ValueId, scale: f32) -> ValueId {
+        let kv = self.layer_cache(name);
+        let Value { rows, dtype, .. } = *self.program.value(q);
+        let heads = self.program.shape.q_heads;
+        let latent = match self.program.caches[kv.0 as usize] {
+            Cache::Latent { latent, .. } => latent,
+            // Refused when the op is checked.
+            Cache::Paged { head_dim, .. } => head_dim,
+        };
+        self.make(name, rows, heads * latent, dtype, |out| LatentAttention {
+            q,
+            heads,
+            kv,
+            state: Unset,
+            out,
+            scale,
             rows: Unset,
             single: Unset,
             even: Unset,

@@ -100,7 +100,10 @@ fn written(program: &Program) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for step in program.steps.iter().rev() {
         let made = step.op.made().is_some_and(|value| needed.contains(&value));
-        if made || matches!(step.op, ProgramOp::RopeKv(_) | ProgramOp::DraftRows(_)) {
+        let writes = |op: &ProgramOp| {
+            matches!(op, ProgramOp::RopeKv(_) | ProgramOp::LatentKv(_) | ProgramOp::DraftRows(_))
+        };
+        if made || writes(&step.op) {
             needed.extend(step.op.reads());
             steps.push(step.clone());
         }

@@ -78,9 +78,7 @@ impl Program {
 
     /// The same program, which keeps every token in every layer.
     pub fn keep_all(&mut self) {
-        for Cache::Paged { window, .. } in &mut self.caches {
-            *window = None;
-        }
+        self.caches.iter_mut().for_each(|cache| cache.keep(None));
         if let Some(drafter) = &mut self.drafter {
             drafter.programs_mut().for_each(Program::keep_all);
         }

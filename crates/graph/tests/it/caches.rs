@@ -35,7 +35,7 @@ fn mixed() -> Program {
             if cache != s.cache() {
                 b.cache(cache);
             }
-            let Cache::Paged { heads, head_dim, .. } = cache;
+            let Cache::Paged { heads, head_dim, .. } = cache else { unreachable!() };
             let h = b.rms_norm("norm", x, norm(format!("{l}.norm")), 1e-6);
             let cols = (s.q_heads + 2 * heads) * head_dim;
             let qkv = b.linear("qkv", h, matrix(format!("{l}.qkv"), cols, s.hidden), None);

@@ -16,6 +16,8 @@ pub(crate) struct Experts {
     pub(crate) routing: Routing,
     /// The router: one row per expert.
     pub(crate) router: Source,
+    /// Added to the scores that experts are chosen by: one number per expert.
+    pub(crate) bias: Option<Source>,
     /// Gate, up and down of one expert.
     pub(crate) sources: [Source; 3],
     /// Which layers have them; the others have an MLP.
@@ -69,6 +71,7 @@ impl Experts {
             count,
             routing: Routing { renormalise: true, scale, ..Routing::softmax(top as u32) },
             router: router(count),
+            bias: None,
             sources,
             layers: vec![true; layers],
             shared: None,
@@ -85,7 +88,7 @@ impl Experts {
 
     /// `x` and what the experts make of `h`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, x: ValueId, h: ValueId) -> ValueId {
-        let choice = b.route("route", h, self.router, self.routing);
+        let choice = b.route("route", h, self.router, self.bias, self.routing);
         let y = b.experts(h, choice, self.count, self.sources, x);
         let Some(shared) = &self.shared else { return y };
         let s = mlp(b, "shared_", h, shared.sources, Activation::Silu);

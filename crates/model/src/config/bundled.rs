@@ -18,6 +18,7 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-8b",
     "qwen3-32b",
     "qwen3-30b-a3b",
+    "deepseek-v2-lite",
     "llama-3.2-1b",
     "llama-3.1-8b",
     "bert-base",

@@ -16,8 +16,8 @@ pub struct Rope {
     pub rotated: Option<usize>,
 }
 
-/// Ways to stretch frequencies. Those that depend on the request's length (dynamic) and YaRN are refused when a
-/// config names them.
+/// Ways to stretch frequencies. Those that depend on the request's length (dynamic) are refused when a config names
+/// them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Frequencies as they are.
@@ -53,6 +53,23 @@ pub enum RopeScaling {
         original: usize,
         /// Multiplies cosines and sines.
         scale: f64,
+    },
+    /// YaRN: low frequencies divided by `factor`, high ones kept, a ramp over the pairs between.
+    Yarn {
+        /// The divisor of the lowest frequencies.
+        factor: f64,
+        /// Pairs that turn more often than this in the original context are kept.
+        fast: f64,
+        /// Pairs that turn less often than this are divided.
+        slow: f64,
+        /// The context before stretching.
+        original: usize,
+        /// Whether the ends of the ramp are whole pairs.
+        whole: bool,
+        /// Multiplies cosines and sines.
+        scale: f64,
+        /// Multiplies queries and keys, rotated or not, where a family says so.
+        spread: f64,
     },
 }
 
@@ -117,8 +134,10 @@ impl Rope {
                 high: required("high_freq_factor")?,
                 original: f.required("original_max_position_embeddings", "")?,
             },
+            Some("yarn") => yarn(f)?,
             Some(other) => {
-                return Err(f.unsupported("rope_type", other, "default, linear, llama3"));
+                let known = "default, linear, llama3, yarn";
+                return Err(f.unsupported("rope_type", other, known));
             }
         };
         Ok(Rope { scaling, ..Rope::plain(theta) })
@@ -134,16 +153,45 @@ impl Rope {
     pub fn frequencies(&self, head_dim: usize, context: usize) -> Vec<f32> {
         let rotated = self.rotated.unwrap_or(head_dim);
         let series = |i: usize| self.theta.powf(-((2 * i) as f64) / rotated as f64);
-        let turned = (0..rotated / 2).map(|i| self.scaling.apply(i, series(i), context) as f32);
+        let (low, high) = self.ramp(rotated);
+        let part = |i: usize| ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        let apply = |i: usize| self.scaling.apply(i, series(i), context, part(i)) as f32;
+        let turned = (0..rotated / 2).map(apply);
         turned.chain(std::iter::repeat_n(0.0, (head_dim - rotated) / 2)).collect()
     }
 
     /// The factor of cosines and sines.
     pub fn scale(&self) -> f32 {
         match &self.scaling {
-            RopeScaling::Long { scale, .. } => *scale as f32,
+            RopeScaling::Long { scale, .. } | RopeScaling::Yarn { scale, .. } => *scale as f32,
             _ => 1.0,
         }
+    }
+
+    /// What stretching multiplies queries and keys by in families that say so, besides cosines and sines.
+    pub(crate) fn score_scale(&self) -> f32 {
+        match &self.scaling {
+            RopeScaling::Yarn { spread, .. } => *spread as f32,
+            _ => 1.0,
+        }
+    }
+
+    /// The pairs between which YaRN goes from frequencies as they are to divided ones.
+    fn ramp(&self, rotated: usize) -> (f64, f64) {
+        let RopeScaling::Yarn { fast, slow, original, whole, .. } = &self.scaling else {
+            return (0.0, 1.0);
+        };
+        // The pair that turns so often in the original context.
+        let pair = |turns: f64| {
+            let length = *original as f64 / (turns * 2.0 * PI);
+            rotated as f64 * length.ln() / (2.0 * self.theta.ln())
+        };
+        let (low, high) = match whole {
+            true => (pair(*fast).floor(), pair(*slow).ceil()),
+            false => (pair(*fast), pair(*slow)),
+        };
+        let (low, high) = (low.max(0.0), high.min(rotated as f64 - 1.0));
+        if low == high { (low, high + 0.001) } else { (low, high) }
     }
 
     pub(crate) fn check(&self, file: &Path, head_dim: usize) -> Result<()> {
@@ -186,12 +234,21 @@ impl Rope {
                 divisors(long)?;
                 positive("attention factor", *scale)
             }
+            RopeScaling::Yarn { factor, fast, slow, original, scale, spread, .. } => {
+                positive("rope scaling factor", *factor)?;
+                positive("beta_fast", *fast)?;
+                positive("beta_slow", *slow)?;
+                positive("original_max_position_embeddings", *original as f64)?;
+                positive("attention factor", *scale)?;
+                positive("mscale_all_dim", *spread)
+            }
         }
     }
 }
 
 impl RopeScaling {
-    fn apply(&self, i: usize, frequency: f64, context: usize) -> f64 {
+    /// The frequency of pair `i`, which is `part` of the way from the first to the last pair of YaRN's ramp.
+    fn apply(&self, i: usize, frequency: f64, context: usize, part: f64) -> f64 {
         match self {
             RopeScaling::None => frequency,
             RopeScaling::Still => 0.0,
@@ -207,6 +264,9 @@ impl RopeScaling {
                     (1.0 - smooth) * frequency / factor + smooth * frequency
                 }
             }
+            RopeScaling::Yarn { factor, .. } => {
+                frequency * (1.0 - part) + frequency / factor * part
+            }
             RopeScaling::Divisors(divisors) => frequency / f64::from(divisors[i]),
             RopeScaling::Long { short, long, original, .. } => {
                 let list = if context > *original { long } else { short };
@@ -214,6 +274,30 @@ impl RopeScaling {
             }
         }
     }
+}
+
+/// YaRN's fields.
+fn yarn(f: &Fields<'_>) -> Result<RopeScaling> {
+    let factor = f.number("factor", "")?;
+    let factor = factor.ok_or_else(|| f.invalid("factor", "nothing", "a number"))?;
+    // How much larger scores are to be in a context that is `factor` times as long.
+    let spread = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let given = |key: &str| Ok::<_, Error>(f.number(key, "")?.filter(|&number| number != 0.0));
+    let (mscale, all) = (given("mscale")?, given("mscale_all_dim")?);
+    let scale = match (f.number("attention_factor", "")?, mscale, all) {
+        (Some(scale), _, _) => scale,
+        (None, Some(mscale), Some(all)) => spread(mscale) / spread(all),
+        (None, _, _) => spread(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: given("beta_fast")?.unwrap_or(32.0),
+        slow: given("beta_slow")?.unwrap_or(1.0),
+        original: f.required("original_max_position_embeddings", "")?,
+        whole: f.bool("truncate", "")?.unwrap_or(true),
+        scale,
+        spread: all.map_or(1.0, spread),
+    })
 }
 
 fn gguf_scaling(f: &Fields<'_>) -> Result<RopeScaling> {

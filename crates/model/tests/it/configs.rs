@@ -65,6 +65,7 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-8b", 36, 4096, 12288, 32, 8, 128, false),
             ("qwen3-32b", 64, 5120, 25600, 64, 8, 128, false),
             ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
+            ("deepseek-v2-lite", 27, 2048, 10944, 16, 16, 192, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
             ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, false),
             ("bert-base", 12, 768, 3072, 12, 12, 64, false),
@@ -81,6 +82,13 @@ fn bundled_shapes_are_the_published_ones() {
     let program = program(&qwen);
     let weights: u64 = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
     assert_eq!(weights, 30_532_122_624, "the published number of parameters");
+    let lite = ModelConfig::bundled("deepseek-v2-lite").unwrap();
+    assert_eq!(experts(&lite), [(64, Routing::softmax(6)); 26]);
+    let program = self::program(&lite);
+    let weights: u64 = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
+    assert_eq!(weights, 15_706_484_224, "the published number of parameters");
+    let token: u64 = program.caches.iter().map(graph::program::Cache::token_bytes).sum();
+    assert_eq!(token, 27 * 576 * 2, "a latent and a rotated key in every layer");
 }
 
 #[test]
@@ -245,7 +253,8 @@ fn configs_must_make_sense() {
     refused(read(r#","head_dim":1e3"#), "whole number");
     refused(read(r#","rms_norm_eps":0"#), "epsilon");
     refused(read(r#","rope_theta":-1"#), "rope theta");
-    refused(read(r#","rope_scaling":{"rope_type":"yarn","factor":4}"#), "yarn is not supported");
+    refused(read(r#","rope_scaling":{"rope_type":"dynamic","factor":4}"#), "dynamic is not");
+    refused(read(r#","rope_scaling":{"rope_type":"yarn","factor":4}"#), "original_max_position");
     refused(read(r#","rope_scaling":{"rope_type":"llama3","factor":4}"#), "low_freq_factor");
     refused(read(r#","hidden_act":"gelu""#), "gelu");
     refused(read(r#","mlp_bias":true"#), "mlp_bias");

@@ -207,7 +207,7 @@ impl Model {
 
 /// The weights of chosen experts.
 fn weights(routing: &Routing, ids: &[u32], scores: &[f32]) -> Vec<f32> {
-    assert_eq!((routing.score, routing.groups), (Score::Softmax, 1), "as in all goldens");
+    assert_eq!((routing.score, routing.groups), (Score::Softmax, 1), "as in all cases here");
     let exp = |score: f32| f64::from(score).exp();
     let chosen: Vec<f64> = ids.iter().map(|id| exp(scores[*id as usize])).collect();
     let total: f64 = match routing.renormalise {
@@ -250,12 +250,16 @@ fn worst(ours: &[f32], theirs: &[f32]) -> f32 {
     ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
+/// Cases whose experts are those with the best logits. Groups and biases choose otherwise: `router.safetensors` and the
+/// logits of the goldens test them.
 fn cases() -> Vec<(String, Golden)> {
+    let by_logits = |case: &String| !matches!(&**case, "deepseek-v2-groups" | "deepseek-v3");
     let cases: Vec<_> = models::cases()
         .into_iter()
+        .filter(by_logits)
         .filter_map(|case| golden(&case).map(|golden| (case, golden)))
         .collect();
-    assert_eq!(cases.len(), 8, "every family with experts");
+    assert_eq!(cases.len(), 9, "every family with experts");
     cases
 }
 

@@ -86,6 +86,20 @@ levels! {
     fn rotate(head: &mut [f32], table: &[f32]) = rotate_body;
 }
 
+/// Rotates a head by a row of the table.
+///
+/// # Safety
+/// The level is one the processor has, and the row has as many elements as the head.
+pub(crate) unsafe fn turn(level: Level, pairs: Pairs, head: &mut [f32], table: &[f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match pairs {
+            Pairs::Halves => rotate(level, head, table),
+            Pairs::Neighbours => rotate_neighbours(level, head, table),
+        }
+    }
+}
+
 impl RopeKvStep {
     /// Processes one token's heads; `own` is the worker's scratch.
     fn token(&self, token: usize, own: Own) {
@@ -109,12 +123,7 @@ impl RopeKvStep {
                     norm.apply(head, norm_scratch);
                 }
                 // SAFETY: the level was detected; lengths match.
-                unsafe {
-                    match self.pairs {
-                        Pairs::Halves => rotate(self.level, head, table),
-                        Pairs::Neighbours => rotate_neighbours(self.level, head, table),
-                    }
-                };
+                unsafe { turn(self.level, self.pairs, head, table) };
             }
             if is_q {
                 // SAFETY: as for the load.

@@ -4,7 +4,7 @@
 use device::DType;
 use fixtures::Rng;
 use graph::program::{
-    Activation, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
+    Activation, Cache, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
 };
 
 pub fn program(seed: u64) -> Program {
@@ -167,9 +167,38 @@ impl Maker {
         self.add(b, h, p)
     }
 
+    /// Latents of 16 elements with keys of 8, as large as keys and values of one head.
+    fn latent(&mut self, b: &mut ProgramBuilder, x: ValueId, h: ValueId) -> ValueId {
+        let (s, latent, still) = (self.shape, 16, 8);
+        // A rotation of whole heads.
+        let rotated = s.head_dim;
+        let (heads, each, dtype) = (s.q_heads, still + rotated, s.kv_dtype);
+        let both = self.linear(b, h, heads * each + latent + rotated, s.hidden, false);
+        b.cache(Cache::Latent { latent, rotated, dtype });
+        let name = self.name("latent");
+        let matrix = |which: &str, rows, cols| {
+            WeightRef::matrix(format!("{name}.{which}"), s.act_dtype, rows, cols)
+        };
+        let w = matrix("absorb", heads * still, latent);
+        let q = b.head_linear(&format!("{name}.q"), both, w, (heads, each), true);
+        let norm = (WeightRef::vector(format!("{name}.norm"), s.act_dtype, latent), 1e-6);
+        let kv = (both, heads * each);
+        let rope = RopeId(self.rng.below(2));
+        let q = b.latent_kv(&name, q, kv, norm, rope, Pairs::Neighbours);
+        let name = self.name("attn");
+        let a = b.latent_attention(&name, q, 0.2);
+        let w = matrix("values", heads * s.head_dim, latent);
+        let v = b.head_linear(&format!("{name}.v"), a, w, (heads, latent), false);
+        let o = self.linear(b, v, s.hidden, s.q_cols(), false);
+        self.add(b, x, o)
+    }
+
     fn attention(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
         let s = self.shape;
         let h = self.maybe_norm(b, x);
+        if self.rng.once_in(4) {
+            return self.latent(b, x, h);
+        }
         let qkv = self.linear(b, h, s.qkv_cols(), s.hidden, false);
         let qkv = self.maybe_norm_columns(b, qkv);
         let name = self.name("rope");
