@@ -164,13 +164,6 @@ DEVICE Item find(u32 item, u32 rows, const u32* kv_len, const u32* row_seat, con
     return found;
 }
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // Normalises and rotates a head into shared memory.
 template <int NORM, int T_> DEVICE void prepare(const Pairs& x, float eps, const Scales& f, const Angles& t, void* to, float by = 1.0f) {
     const u32 lane = threadIdx.x % 32;

@@ -17,13 +17,6 @@
 #define HALF_BYTES (TILE * KV_PITCH)
 #define STEPS (D / 16)
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // Positions before `first` are outside the window, and their pages may belong to another sequence.
 DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 tile, u32 first, u32 length) {
     const u64 bytes = (u64)HKV * PAGE * ROW_BYTES;

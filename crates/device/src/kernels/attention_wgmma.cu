@@ -312,10 +312,6 @@ DEVICE void weigh(float (&s)[KV / 2], float (&top)[2], float (&shift)[2], float 
     for (int half = 0; half < 2; half++) total[half] = total[half] * scale[half] + sum[half];
 }
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
 // Sixteen bytes of a swizzled row of 128.
 DEVICE u32 swizzled(u32 tile, u32 row, u32 chunk) { return tile + row * 128 + (chunk ^ row % 8) * 16; }
 

@@ -14,13 +14,6 @@
 #define W_PITCH (W_COLUMNS * 2 + 16)
 #define MADE (N + EACH - K)
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 head_linear(const u16* x, const u16* w, void* y, u32 rows, u32 x_stride, u32 w_stride, u32 y_stride, const u32* live) {
     extern __shared__ __align__(128) u8 memory[];

@@ -79,13 +79,6 @@ DEVICE Item find(u32 piece, u32 wanted, u32 items, const u32* kv_len, const u32*
     return found;
 }
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // A tile of tokens from `first` on; those at `end` and later are zero.
 DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 first, u32 end) {
 #pragma unroll 6

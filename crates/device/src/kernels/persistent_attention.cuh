@@ -139,13 +139,6 @@ DEVICE u32 swizzled(u32 token, u32 i) {
     return i / 8 * 2048 + token * 128 + ((i % 8 ^ token % 8) << 4);
 }
 
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // Attends to two pages of the unit, from `first` on: each has 16 keys, then 16 values, at `here`.
 DEVICE void attend(Shared& s, u8* here, u32 first, float factor, Sums& sums, const Me& me) {
     const u32 newest = s.unit.length - 1, end = min((s.unit.last + 1) * PAGE, s.unit.length), lane = me.lane;

@@ -17,8 +17,8 @@
 mod cuda;
 
 use super::{
-    Access, Bindable, Contract, Keep, Named, SpanVisitor, StepSize, Traffic, require, require_fit,
-    require_float, require_pages, require_scratch,
+    Access, Bindable, Contract, Division, Keep, Named, SpanVisitor, StepSize, Traffic, require,
+    require_division, require_fit, require_float, require_pages, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -150,12 +150,6 @@ impl Contract for Attention {
         require(u64::from(self.out.cols) == wide, Self::NAME, || {
             "out is not q_heads·head_dim wide".into()
         })?;
-        require(self.rows <= limits.rows && self.out.rows <= limits.tokens, Self::NAME, || {
-            format!(
-                "{} rows and {} tokens; the tables have {} and {}",
-                self.rows, self.out.rows, limits.rows, limits.tokens
-            )
-        })?;
         let cap = self.softcap.unwrap_or(1.0);
         require(cap.is_finite() && cap > 0.0, Self::NAME, || format!("a soft cap of {cap}"))?;
         require(self.window != Some(0), Self::NAME, || "a window of 0 tokens".into())?;
@@ -166,15 +160,9 @@ impl Contract for Attention {
         require(self.causal || !self.single, Self::NAME, || {
             "a decode step has nothing after its tokens to attend to".into()
         })?;
-        require(!self.single || self.rows == self.out.rows, Self::NAME, || {
-            "a decode step has one token per row".into()
-        })?;
-        let even = self.even.is_none_or(|each| {
-            each > 1 && !self.single && self.rows.checked_mul(each) == Some(self.out.rows)
-        });
-        require(even, Self::NAME, || {
-            format!("{} tokens in {} rows of {:?} each", self.out.rows, self.rows, self.even)
-        })
+        let (rows, tokens) = (self.rows, self.out.rows);
+        let division = Division { rows, tokens, single: self.single, even: self.even };
+        require_division(&division, limits, Self::NAME)
     }
 
     fn describe(&self) -> String {

@@ -2,7 +2,7 @@
 
 use super::{Access, Contract};
 use crate::op::{KvLayer, Norm};
-use crate::{ALIGN, DType, Error, Region, Result, Span, Tensor, scaled};
+use crate::{ALIGN, DType, Error, Region, Result, Span, StepLimits, Tensor, scaled};
 
 /// A matrix starts at a multiple of this, so that kernels can load several elements at once.
 const MATRIX_ALIGN: u64 = 16;
@@ -127,6 +127,30 @@ pub(crate) fn require_word(span: Span, op: &str, what: &str) -> Result<()> {
 /// That a count of live rows, if there is one, is a word.
 pub(crate) fn require_live(live: Option<Span>, op: &str) -> Result<()> {
     live.map_or(Ok(()), |live| require_word(live, op, "the live count"))
+}
+
+/// How the tokens of an attention are divided into rows.
+pub(crate) struct Division {
+    pub(crate) rows: u32,
+    pub(crate) tokens: u32,
+    /// Every row has one token.
+    pub(crate) single: bool,
+    /// Every row has so many, more than one.
+    pub(crate) even: Option<u32>,
+}
+
+/// That the tables have that many rows and tokens, and that rows have the tokens they are said to have.
+pub(crate) fn require_division(division: &Division, limits: &StepLimits, op: &str) -> Result<()> {
+    let Division { rows, tokens, single, even } = *division;
+    require(rows <= limits.rows && tokens <= limits.tokens, op, || {
+        let (most_rows, most_tokens) = (limits.rows, limits.tokens);
+        format!("{rows} rows and {tokens} tokens; the tables have {most_rows} and {most_tokens}")
+    })?;
+    require(!single || rows == tokens, op, || "a decode step has one token per row".into())?;
+    let divides = |each: u32| each > 1 && !single && rows.checked_mul(each) == Some(tokens);
+    require(even.is_none_or(divides), op, || {
+        format!("{tokens} tokens in {rows} rows of {even:?} each")
+    })
 }
 
 /// That scratch, if there is any, starts where kernels expect it.

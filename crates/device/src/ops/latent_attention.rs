@@ -9,8 +9,8 @@ mod cuda;
 mod fast;
 
 use super::{
-    Access, Bindable, Contract, Keep, Named, SpanVisitor, StepSize, Traffic, require,
-    require_latents, require_matrices, require_scratch,
+    Access, Bindable, Contract, Division, Keep, Named, SpanVisitor, StepSize, Traffic, require,
+    require_division, require_latents, require_matrices, require_scratch,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::tables::Tables;
@@ -103,22 +103,10 @@ impl Contract for LatentAttention {
         require(fits && heads > 0 && self.out.rows == self.q.rows, Self::NAME, || {
             format!("q is {}, out is {}, not {read} and {made} columns", self.q, self.out)
         })?;
-        require(self.rows <= limits.rows && self.out.rows <= limits.tokens, Self::NAME, || {
-            format!(
-                "{} rows and {} tokens; the tables have {} and {}",
-                self.rows, self.out.rows, limits.rows, limits.tokens
-            )
-        })?;
         require_scratch(self.scratch, Self::NAME)?;
-        require(!self.single || self.rows == self.out.rows, Self::NAME, || {
-            "a decode step has one token per row".into()
-        })?;
-        let even = self.even.is_none_or(|each| {
-            each > 1 && !self.single && self.rows.checked_mul(each) == Some(self.out.rows)
-        });
-        require(even, Self::NAME, || {
-            format!("{} tokens in {} rows of {:?} each", self.out.rows, self.rows, self.even)
-        })
+        let (rows, tokens) = (self.rows, self.out.rows);
+        let division = Division { rows, tokens, single: self.single, even: self.even };
+        require_division(&division, limits, Self::NAME)
     }
 
     fn describe(&self) -> String {
