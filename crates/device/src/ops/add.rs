@@ -7,8 +7,8 @@ use super::{
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
-use crate::cpu::step::{Serial, Step};
-use crate::cpu::view::Matrix;
+use crate::cpu::step::{Scratch, Step, Team, chunks, part};
+use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
@@ -92,10 +92,10 @@ impl Contract for Add {
 
 impl Add {
     pub(crate) fn prepare(&self, memory: &CpuMemory, _lowering: &Lowering) -> Box<dyn Step> {
-        Serial::boxed(self.clone(), memory, Add::reference)
+        let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| Matrix::new(memory, tensor));
+        Box::new(AddStep { a, b, y, live: self.live, memory: *memory })
     }
 
-    /// Both the reference and the CPU version: on the CPU, linears do most additions themselves.
     pub(crate) fn reference(&self, memory: &CpuMemory) {
         let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| Matrix::new(memory, tensor));
         for row in 0..live_rows(memory, self.live, y.rows) {
@@ -116,5 +116,39 @@ impl Add {
             .ints(&[self.y.cols, self.a.stride, self.b.stride, self.y.stride])
             .optional(self.live);
         Ok(vec![kernel.lowered()])
+    }
+}
+
+/// Rows, divided among the threads.
+struct AddStep {
+    a: Matrix,
+    b: Matrix,
+    y: Matrix,
+    live: Option<Span>,
+    memory: CpuMemory,
+}
+
+impl Step for AddStep {
+    fn scratch(&self) -> Scratch {
+        Scratch { shared: 0, own: 2 * self.y.cols * size_of::<f32>() }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let (rows, cols) = (live_rows(&self.memory, self.live, self.y.rows), self.y.cols);
+        // A few thousand elements take less time than waking threads does.
+        let cuts = if rows * cols < 16 << 10 { rows.min(1) } else { chunks(rows, team.threads()) };
+        team.parallel(cuts, &|chunk, worker| {
+            // SAFETY: this worker's own scratch.
+            let (sums, others) = unsafe { team.own(worker).floats(2 * cols) }.split_at_mut(cols);
+            for row in part(rows, cuts, chunk) {
+                // SAFETY: rows of `a`, `b` and `y`; this chunk alone touches that of `y`.
+                unsafe {
+                    load_floats(self.a.dtype, self.a.at(row, 0), sums);
+                    load_floats(self.b.dtype, self.b.at(row, 0), others);
+                    sums.iter_mut().zip(&*others).for_each(|(sum, other)| *sum += other);
+                    store_floats(self.y.dtype, self.y.at(row, 0), sums);
+                }
+            }
+        });
     }
 }

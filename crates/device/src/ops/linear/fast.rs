@@ -3,9 +3,9 @@
 
 use super::acts::Acts;
 use super::finish::Finish;
-#[cfg(target_arch = "x86_64")]
-use super::split;
 use super::{k_blocks, packed, plain};
+#[cfg(target_arch = "x86_64")]
+use super::{panel, split};
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -28,8 +28,8 @@ struct LinearStep {
     live: Option<Words>,
     finish: Finish,
     kernel: Kernel,
-    /// Many rows are multiplied in bf16 parts.
-    splits: bool,
+    /// How many rows are multiplied by plain weights.
+    many: Many,
     level: Level,
 }
 
@@ -41,6 +41,19 @@ enum Kernel {
     Packed(packed::Kind),
     /// Blocks of 256, integer dot products in ggml's order.
     KBlocks,
+}
+
+/// How many rows are multiplied by plain weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Many {
+    /// As few rows are.
+    Plain,
+    /// In bf16 parts, on AMX.
+    #[cfg(target_arch = "x86_64")]
+    Split,
+    /// By panels that stay in a core's cache.
+    #[cfg(target_arch = "x86_64")]
+    Panels,
 }
 
 impl LinearChain {
@@ -58,7 +71,7 @@ impl LinearChain {
             live: self.live.map(|live| Words::of_span(memory, live)),
             finish: Finish::new(self, memory, lowering),
             kernel,
-            splits: splits(self, memory, lowering) && kernel == Kernel::Plain,
+            many: many(self, memory, lowering),
             level,
         };
         match &self.rope {
@@ -68,23 +81,22 @@ impl LinearChain {
     }
 }
 
-/// The fewest rows that pay for unpacking weights.
+/// How many rows are multiplied. With fixed kernels every row is multiplied in the same way, however many there are, and
+/// ggml's numerics have an order of their own.
 #[cfg(target_arch = "x86_64")]
-const LEAST: usize = split::LEAST;
-#[cfg(not(target_arch = "x86_64"))]
-const LEAST: usize = usize::MAX;
-
-/// Whether many rows are multiplied in bf16 parts. With fixed kernels every row is multiplied in the same way, however
-/// many there are.
-#[cfg(target_arch = "x86_64")]
-fn splits(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> bool {
-    let may = lowering.features.amx_bf16 && !lowering.ggml() && op.pick != Pick::Fixed;
-    may && op.w.dtype.is_plain() && split::takes(&Matrix::new(memory, &op.w))
+fn many(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> Many {
+    let w = Matrix::new(memory, &op.w);
+    match lowering.features.amx_bf16 {
+        _ if lowering.ggml() || op.pick == Pick::Fixed => Many::Plain,
+        true if split::takes(&w) => Many::Split,
+        _ if lowering.level == Level::Avx512 && panel::takes(&w) => Many::Panels,
+        _ => Many::Plain,
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn splits(_op: &LinearChain, _memory: &CpuMemory, _lowering: &Lowering) -> bool {
-    false
+fn many(_op: &LinearChain, _memory: &CpuMemory, _lowering: &Lowering) -> Many {
+    Many::Plain
 }
 
 /// A linear followed by the rotation of its rows.
@@ -179,9 +191,26 @@ impl LinearStep {
         });
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    fn run_split(&self, team: &Team<'_>, rows: usize) {
-        self.run_plain(team, rows);
+    #[cfg(target_arch = "x86_64")]
+    fn run_panels(&self, team: &Team<'_>, rows: usize) {
+        let cols = self.x.cols;
+        let direct = self.norm.is_none().then(|| panel::Inputs::direct(&self.x)).flatten();
+        let inputs = direct.unwrap_or_else(|| {
+            let bytes = panel::shared_bytes(rows, cols);
+            let inputs = panel::Inputs::copied(team.shared(bytes), cols);
+            self.prepare_rows(team, rows, &|row, values| {
+                // SAFETY: row `row` is written by this chunk alone.
+                unsafe { inputs.store(row, values) };
+            });
+            inputs
+        });
+        let (panels, threads) = (panel::count(&self.w), team.threads());
+        team.parallel(falling(panels, threads), &|chunk, worker| {
+            let own = team.own(worker).bytes(panel::own_bytes(&self.w));
+            let task = panel::Task::new(&self.w, inputs, rows, &self.finish, own);
+            // SAFETY: panels of w, rows prepared above; the processor has AVX-512.
+            unsafe { task.run(falling_part(panels, threads, chunk)) };
+        });
     }
 
     fn run_k_blocks(&self, team: &Team<'_>, rows: usize) {
@@ -274,13 +303,19 @@ impl Step for LinearStep {
                     shared: floats(rows * cols),
                     own: floats(2 * cols).max(plain::own_bytes(cols)),
                 };
-                #[cfg(target_arch = "x86_64")]
-                if self.splits {
-                    let (shared, own) =
-                        (split::shared_bytes(rows, cols), split::own_bytes(&self.w));
-                    return plain.max(Scratch { shared, own });
+                match self.many {
+                    #[cfg(target_arch = "x86_64")]
+                    Many::Split => plain.max(Scratch {
+                        shared: split::shared_bytes(rows, cols),
+                        own: split::own_bytes(&self.w),
+                    }),
+                    #[cfg(target_arch = "x86_64")]
+                    Many::Panels => plain.max(Scratch {
+                        shared: panel::shared_bytes(rows, cols),
+                        own: panel::own_bytes(&self.w),
+                    }),
+                    _ => plain,
                 }
-                plain
             }
             Kernel::Packed(_) => Scratch {
                 shared: Acts::bytes(rows, cols),
@@ -297,8 +332,13 @@ impl Step for LinearStep {
         let rows = self.live.map_or(self.x.rows, |live| self.x.rows.min(live.get(0) as usize));
         match self.kernel {
             _ if rows == 0 => {}
-            Kernel::Plain if self.splits && rows >= LEAST => self.run_split(team, rows),
-            Kernel::Plain => self.run_plain(team, rows),
+            Kernel::Plain => match self.many {
+                #[cfg(target_arch = "x86_64")]
+                Many::Split if rows >= split::LEAST => self.run_split(team, rows),
+                #[cfg(target_arch = "x86_64")]
+                Many::Panels if rows >= panel::LEAST => self.run_panels(team, rows),
+                _ => self.run_plain(team, rows),
+            },
             Kernel::Packed(kind) => self.run_packed(team, rows, kind),
             Kernel::KBlocks => self.run_k_blocks(team, rows),
         }

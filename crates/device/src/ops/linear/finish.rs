@@ -104,6 +104,51 @@ impl Finish {
         }
     }
 
+    /// As [`Finish::lanes16`], for P vectors of M rows. An activation of one vector is a long chain of instructions;
+    /// those of a block run beside each other.
+    ///
+    /// # Safety
+    /// As [`Finish::lanes16`].
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    pub(in crate::ops) unsafe fn block<const M: usize, const P: usize>(
+        &self,
+        row: usize,
+        n: usize,
+        sums: &mut [[__m512; P]; M],
+    ) {
+        let Kind::Activate(act, _) = &self.kind else {
+            for (m, sums) in sums.iter().enumerate() {
+                for (p, sum) in sums.iter().enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.lanes16(row + m, n + p * MOST, *sum) };
+                }
+            }
+            return;
+        };
+        let len = P * MOST;
+        let mut bias = [[0.0f32; MOST]; P];
+        // SAFETY: vectors are floats; the bias has one element per sum.
+        let (values, bias) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast::<f32>(), M * len),
+                std::slice::from_raw_parts_mut(bias.as_mut_ptr().cast::<f32>(), len),
+            )
+        };
+        if let Some(from) = &self.bias {
+            // SAFETY: as above.
+            unsafe { load_floats(from.dtype, from.at(0, n), bias) };
+            for values in values.chunks_exact_mut(len) {
+                values.iter_mut().zip(&*bias).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        activate_body::<true>(values, *act);
+        for (m, values) in values.chunks_exact(len).enumerate() {
+            self.store(row + m, n, values);
+        }
+    }
+
     /// Sums `n..n + 16` of a row: as [`Finish::row`], kept in registers if everything is f32.
     #[inline]
     pub(in crate::ops) fn row16(&self, row: usize, n: usize, products: &mut [f32; MOST]) {

@@ -5,6 +5,7 @@
 
 use super::amx::Config;
 use super::finish::Finish;
+use super::turn::turn;
 use crate::DType;
 use crate::cpu::view::Matrix;
 use std::arch::asm;
@@ -211,7 +212,9 @@ impl Task<'_> {
                 }
                 for part in 0..count {
                     let to = to.add((block * count + part) * BYTES);
-                    turn(turned.add(part * BYTES), to);
+                    let lines =
+                        std::array::from_fn(|row| turned.add(part * BYTES + 64 * row).cast_const());
+                    turn(&lines, to, 64);
                 }
             }
         }
@@ -298,68 +301,5 @@ unsafe fn step(x0: *mut u8, x1: *mut u8, w0: *mut u8, w1: *mut u8) {
             line = in(reg) 64usize,
             options(nostack, readonly),
         );
-    }
-}
-
-/// Turns 16 × 16 words: line i of `to` has word i of each line of `from`.
-///
-/// # Safety
-/// The processor has AVX-512; both are tiles.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn turn(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut a = [_mm512_setzero_si512(); 16];
-        for (i, line) in a.iter_mut().enumerate() {
-            *line = _mm512_loadu_si512(from.add(64 * i).cast());
-        }
-        // Pairs of words, pairs of pairs, then the four quarters of a register.
-        let mut b = a;
-        for i in 0..8 {
-            b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-            b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-        }
-        for i in 0..4 {
-            for half in 0..2 {
-                let (low, high) = (b[4 * i + half], b[4 * i + 2 + half]);
-                a[4 * i + 2 * half] = _mm512_unpacklo_epi64(low, high);
-                a[4 * i + 2 * half + 1] = _mm512_unpackhi_epi64(low, high);
-            }
-        }
-        for i in 0..4 {
-            b[i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(a[i], a[4 + i]);
-            b[4 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(a[i], a[4 + i]);
-            b[8 + i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(a[8 + i], a[12 + i]);
-            b[12 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(a[8 + i], a[12 + i]);
-        }
-        for i in 0..4 {
-            let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[i], b[8 + i]);
-            let odd = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[4 + i], b[12 + i]);
-            let more_even = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[i], b[8 + i]);
-            let more_odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[4 + i], b[12 + i]);
-            for (at, line) in [(i, even), (4 + i, odd), (8 + i, more_even), (12 + i, more_odd)] {
-                _mm512_storeu_si512(to.add(64 * at).cast(), line);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_turned() {
-        if !std::is_x86_feature_detected!("avx512bw") {
-            return;
-        }
-        let from: Vec<u32> = (0..256).collect();
-        let mut to = vec![0u32; 256];
-        // SAFETY: two tiles, and the processor has AVX-512.
-        unsafe { turn(from.as_ptr().cast(), to.as_mut_ptr().cast()) };
-        for (at, word) in to.iter().enumerate() {
-            assert_eq!(*word as usize, at % 16 * 16 + at / 16);
-        }
     }
 }
