@@ -39,11 +39,19 @@ head_linear(const u16* x, const u16* w, void* y, u32 rows, u32 x_stride, u32 w_s
     }
     commit_copies();
 #if EACH > K
-    if (blockIdx.x == 0)
-        for (u32 i = threadIdx.x; i < TOKENS * (EACH - K); i += THREADS) {
-            const u32 t = first + i / (EACH - K), at = i % (EACH - K);
-            if (t < count) store1<YT>(y, (u64)t * y_stride + head * MADE + N + at, load1<TYPE>(x, (u64)t * x_stride + head * EACH + K + at));
-        }
+#define REST (EACH - K)
+    // The blocks of a head divide what is copied.
+#if YT == TYPE && REST % 8 == 0 && K % 8 == 0 && N % 8 == 0
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < TOKENS * (REST / 8); i += gridDim.x * THREADS) {
+        const u32 t = first + i / (REST / 8), at = i % (REST / 8) * 8;
+        if (t < count) *(uint4*)((u16*)y + (u64)t * y_stride + head * MADE + N + at) = *(const uint4*)(x + (u64)t * x_stride + head * EACH + K + at);
+    }
+#else
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < TOKENS * REST; i += gridDim.x * THREADS) {
+        const u32 t = first + i / REST, at = i % REST;
+        if (t < count) store1<YT>(y, (u64)t * y_stride + head * MADE + N + at, load1<TYPE>(x, (u64)t * x_stride + head * EACH + K + at));
+    }
+#endif
 #endif
     wait_copies<0>();
     __syncthreads();
