@@ -2,13 +2,16 @@
 """Makes tiny random Qwen3 checkpoints with quantised weights, and the logits that `transformers` computes from what
 `compressed-tensors` dequantises, under crates/model/tests/goldens/ (the layout of make_model_goldens.py).
 
-    pip install torch transformers safetensors compressed-tensors==0.20.0
+    pip install torch transformers safetensors gguf compressed-tensors==0.20.0
     python tools/make_quantised_models.py
 
 qwen3-fp8       blocks of 128 × 128, as `quant_method: fp8` stores them
 qwen3-fp8-rows  a scale for each row (compressed-tensors)
 qwen3-int4      groups of 128 with zeros (compressed-tensors)
 qwen3-int4-32   groups of 32, symmetric
+
+`bf16_error` says how far logits move in bfloat16, with the inputs of linears rounded to fp8 where the configuration asks
+for that.
 """
 
 import json
@@ -17,6 +20,7 @@ import pathlib
 import torch
 from compressed_tensors.compressors import FloatQuantizationCompressor, PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from make_model_goldens import in_bf16
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -61,6 +65,30 @@ def blocks(weight):
     return dict(weight=codes, weight_scale_inv=scale), codes.float() * wide
 
 
+def rounded_input(size):
+    """A hook that rounds a linear's inputs to e4m3 with a scale for each `size` columns of a token, or for all of them."""
+
+    def hook(_, inputs):
+        x = inputs[0].float()
+        parts = x.view(*x.shape[:-1], -1, size or x.shape[-1])
+        scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448
+        return (((parts / scale).to(torch.float8_e4m3fn).float() * scale).view(x.shape).to(inputs[0].dtype),)
+
+    return hook
+
+
+def moved(model, tokens, logits, described):
+    """How far bfloat16 moves logits, with the inputs of linears as the configuration asks for them."""
+    model = in_bf16(model)
+    size = {"fp8": 128, "compressed-tensors": 0}[described["quant_method"]]
+    if described["quant_method"] == "fp8" or described["format"] == "float-quantized":
+        for name, module in model.named_modules():
+            if name.endswith("_proj"):
+                module.register_forward_pre_hook(rounded_input(size))
+    with torch.no_grad():
+        return (model(tokens).logits[0].float() - logits).abs().max().reshape(1)
+
+
 def cases():
     yield "qwen3-fp8", blocks, dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128],
                                     modules_to_not_convert=["lm_head"])
@@ -101,8 +129,10 @@ def main():
         text |= dict(architectures=["Qwen3ForCausalLM"], dtype="bfloat16", quantization_config=described)
         (folder / "config.json").write_text(json.dumps(text, indent=1, sort_keys=True, default=str) + "\n")
         save_file(state, folder / "model.safetensors")
-        save_file({"tokens": tokens[0].to(torch.int32), "logits": logits.float().contiguous()}, folder / "golden.safetensors")
-        print(f"{name}: max |logit| {logits.abs().max():.2f}")
+        golden = {"tokens": tokens[0].to(torch.int32), "logits": logits.float().contiguous()}
+        golden["bf16_error"] = moved(model, tokens, logits, described)
+        save_file(golden, folder / "golden.safetensors")
+        print(f"{name}: max |logit| {logits.abs().max():.2f}, bf16 error {golden['bf16_error'].item():.3f}")
 
 
 if __name__ == "__main__":
