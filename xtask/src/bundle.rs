@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
         ("tests", &["test", "--no-run", "--lib", "--tests"][..], &tested[..]),
         ("bin", &["build", "--release"], &[]),
         ("bin", &["build", "--release", "--example", "parity"], &["-p", "model"]),
-        ("bin", &["test", "--no-run", "--release", "--test", "poison"], &["-p", "graph"]),
+        ("bin", &["test", "--no-run", "--release", "--test", "it"], &["-p", "graph"]),
     ] {
         fs::create_dir_all(folder.join(place))?;
         for binary in build(&metadata, &[command, of].concat())? {
