@@ -14,6 +14,7 @@ use anyhow::Result;
 use clap::Args;
 use engine::exec::{Executor, StepKind};
 use graph::Plan;
+use graph::program::Cache;
 use serde::Serialize;
 
 /// Measure decode steps: milliseconds per step, tokens per second, share of the bandwidth
@@ -131,10 +132,12 @@ fn measure(
     }
     let read = Read::of(&loaded.program);
     let shape = loaded.program.shape;
-    let kv_token = 2
-        * u64::from(shape.kv_heads * shape.head_dim)
-        * u64::from(shape.layers)
-        * shape.kv_dtype.block_bytes() as u64;
+    // Layers with a window read no more than that.
+    let caches = loaded.program.caches.clone();
+    let kept = |tokens: u64| -> u64 {
+        let read = |cache: &Cache| tokens.min(cache.window().map_or(u64::MAX, u64::from));
+        caches.iter().map(|cache| cache.token_bytes() * read(cache)).sum()
+    };
     let slots = loaded.executor.adapters();
     let rows = args.batch.len() * args.context.len() * adapters.len();
     let bar = progress::count(rows as u64, "decode");
@@ -163,7 +166,7 @@ fn measure(
         let chosen = experts.as_ref().map_or(0, |experts| experts.bytes);
         let different = u64::from(adapters.min(batch));
         let added = read.adapters / u64::from(slots.max(1)) * different;
-        let bytes = read.bytes + chosen + added + u64::from(batch) * kv_token * middle;
+        let bytes = read.bytes + chosen + added + u64::from(batch) * kept(middle);
         let ms = timing.step_ms(0.5);
         let achieved = bytes as f64 / (ms * 1e-3);
         let pairs = 4 * u64::from(shape.q_heads * shape.head_dim) * u64::from(shape.layers);
