@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 
-from workers import Failed, Foreign, Worker, complete, free_port, get, model_arguments, until
+from workers import THREADS, Failed, Foreign, Worker, complete, free_port, get, model_arguments, until
 
 parser = argparse.ArgumentParser()
 parser.add_argument("router", choices=["smg", "sglang-router", "vllm-router", "dynamo"])
@@ -108,7 +108,7 @@ class Dynamo:
         mode = "kv" if policy == "cache_aware" else "round-robin"
         model, *rest = model_arguments(args.cache)
         command = ["deploy/dynamo/run", model, "-n", str(WORKERS), "-p", str(self.port), "--", *rest]
-        command += ["--device", "cpu", "--threads", "1", "--max-context", "2048", *worker_flags()]
+        command += ["--device", "cpu", "--threads", THREADS, "--max-context", "2048", *worker_flags()]
         venv = os.path.join(args.cache, "dynamo")
         more = {"DACAPO": os.path.abspath(args.dacapo), "DYNAMO_VENV": os.path.abspath(venv), "LOGS": logs, "MODE": mode}
         # As above: a prefix to compute counts more than requests that are running.

@@ -70,13 +70,17 @@ def model_arguments(cache):
     return [folder, "--load-format", "dummy"]
 
 
+# Threads of a worker.
+THREADS = os.environ.get("THREADS", "1")
+
+
 class Worker:
     """A `dacapo serve` on a free port."""
 
     def __init__(self, dacapo, cache, more=(), port=None):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [dacapo, "serve", *model_arguments(cache), "--device", "cpu", "--threads", "1"]
+        command = [dacapo, "serve", *model_arguments(cache), "--device", "cpu", "--threads", THREADS]
         command += ["--port", str(self.port), "--max-context", "2048", *more]
         self.log = open(os.path.join(cache, f"worker-{self.port}.log"), "w")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
