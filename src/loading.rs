@@ -521,6 +521,8 @@ pub(crate) struct Memory {
     kv_layers: (u32, u32),
     /// Tokens that the latter keep; 0 if there are none.
     kv_window: u32,
+    /// Bytes of a sequence's recurrent states.
+    carries: u64,
     workspace: u64,
 }
 
@@ -533,6 +535,10 @@ impl fmt::Display for Memory {
         if self.kv_window > 0 {
             let (all, some) = self.kv_layers;
             write!(f, ", {some} of {} layers keep {}", all + some, self.kv_window)?;
+        }
+        if self.carries > 0 {
+            let each = graph::plan::bytes(self.carries);
+            write!(f, ", recurrent layers carry {each} a sequence")?;
         }
         write!(f, "), workspace {workspace}")
     }
@@ -557,6 +563,7 @@ impl Loaded {
             kv_pages: (pages, graph::layout::page_bytes(&self.program, page_size)),
             kv_layers: (self.program.caches.len() as u32 - windowed, windowed),
             kv_window: kept.window,
+            carries: self.program.carry_bytes(),
             workspace: [Region::State, Region::Workspace, Region::HostMapped]
                 .map(|region| arena.size(region))
                 .iter()

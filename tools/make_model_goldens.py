@@ -33,8 +33,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     CohereConfig, CohereForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
     Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
-    GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
-    LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
+    GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
+    LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
     Olmo2ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
     Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
     SmolLM3Config, SmolLM3ForCausalLM,
@@ -56,6 +56,15 @@ LATENT = dict(
     rope_parameters=dict(
         rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.7,
         original_max_position_embeddings=32))
+DELTA = dict(
+    hidden_size=48, intermediate_size=32, num_hidden_layers=3, head_dim=16,
+    layer_types=["linear_attention", "linear_attention", "full_attention"], linear_num_key_heads=2,
+    linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8, linear_conv_kernel_dim=4,
+    rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
+MAMBA = dict(
+    hidden_size=32, mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=8, mamba_d_conv=4,
+    mamba_expand=2, mamba_chunk_size=16, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6,
+    logits_scaling=3.0)
 CASES = {
     "llama": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=False)),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=True)),
@@ -135,6 +144,27 @@ CASES = {
         **LATENT, num_hidden_layers=1, q_lora_rank=16, n_routed_experts=8, num_experts_per_tok=2,
         moe_intermediate_size=8, n_shared_experts=1, first_k_dense_replace=0, n_group=4, topk_group=2, norm_topk_prob=True,
         routed_scaling_factor=1.5, tie_word_embeddings=True)),
+    "qwen3-next": (Qwen3NextConfig, Qwen3NextForCausalLM, dict(
+        **DELTA, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=16,
+        tie_word_embeddings=False)),
+    # The last layer is recurrent.
+    "qwen3-next-last": (Qwen3NextConfig, Qwen3NextForCausalLM, {
+        **DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"],
+        "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3, "num_experts": 6,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+        "mlp_only_layers": [0], "tie_word_embeddings": True}),
+    "nemotron-h": (NemotronHConfig, NemotronHForCausalLM, dict(
+        hidden_size=32, intermediate_size=48, head_dim=16, num_hidden_layers=5, mamba_num_heads=6, mamba_head_dim=8,
+        ssm_state_size=16, n_groups=2, conv_kernel=4, chunk_size=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"])),
+    "granite-hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, dict(
+        **MAMBA, num_hidden_layers=3, intermediate_size=16, num_local_experts=5, num_experts_per_tok=2,
+        shared_intermediate_size=40, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        tie_word_embeddings=True)),
+    "granite-hybrid-dense": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, dict(
+        **MAMBA, intermediate_size=16, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=24,
+        layer_types=["linear_attention", "full_attention"], position_embedding_type="rope",
+        tie_word_embeddings=False)),
 }
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
@@ -148,7 +178,9 @@ GGUF = {
     "granite-moe-shared": "granitemoe",
 }
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
-MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3"}
+MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3",
+                        "qwen3-next", "qwen3-next-last", "nemotron-h", "granite-hybrid",
+                        "granite-hybrid-dense"}
 QUANTISED = {
     "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
 }
@@ -312,6 +344,10 @@ def bf16_logits(model, tokens):
         return in_bf16(model)(tokens).logits[0].float()
 
 
+def routers_of(model):
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+
+
 def routed(model, tokens, forced=None):
     """The model's logits, those of its routers, and the experts they choose: by themselves, or `forced`."""
     router_logits, chosen, topk = [], [], torch.topk
@@ -327,7 +363,7 @@ def routed(model, tokens, forced=None):
         x = inputs[0].float().reshape(-1, inputs[0].shape[-1])
         router_logits.append(x @ router.weight.float().t())
 
-    routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    routers = routers_of(model)
     hooks = [router.register_forward_pre_hook(before) for router in routers]
     with torch.no_grad(), mock.patch("torch.topk", choose), mock.patch("torch.Tensor.topk", choose):
         logits = model(tokens).logits[0].float()
@@ -356,7 +392,14 @@ def main():
         model = model_class(config).eval().float()
         with torch.no_grad():
             for key, value in model.named_parameters():
-                if "norm" in key:
+                if "conv1d" in key:
+                    value.copy_(0.5 * torch.randn_like(value))
+                elif key.endswith("A_log"):
+                    # Half-lives of a few tokens to a few dozen.
+                    value.copy_(torch.randn_like(value) - 2)
+                elif "norm" in key and config.model_type == "qwen3_next" and "linear_attn" not in key:
+                    value.copy_(0.3 * torch.randn_like(value))  # what is added to 1
+                elif "norm" in key:
                     value.copy_(1 + 0.3 * torch.randn_like(value))
                 elif re.search(r"(mlp\.gate|router)\.weight$", key):
                     # Wider than other weights: few tokens are nearly undecided between experts.
@@ -385,7 +428,7 @@ def main():
             # Their logits are not always the head of these.
             golden["hidden"] = hidden.float().contiguous()
             golden["bf16_error"] = (bf16_logits(model, tokens) - logits).abs().max().reshape(1)
-        if expert_count(config):
+        if routers_of(model):
             golden |= decisions(model, tokens)
         save_file(golden, folder / "golden.safetensors")
         if name in GGUF:

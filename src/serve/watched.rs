@@ -237,6 +237,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.whole_prompts()
     }
 
+    fn carries_state(&self) -> bool {
+        self.inner.carries_state()
+    }
+
     fn steps(&self) -> u32 {
         self.inner.steps()
     }

@@ -25,6 +25,8 @@ pub trait Operands: Clone + Copy + fmt::Debug + PartialEq + 'static {
     type Table: Plain + Copy;
     /// The pages of a cache.
     type Cache: Plain + Copy;
+    /// What a layer carries from token to token, of each seat.
+    type Carry: Plain + Copy;
     /// Rows that the host gives.
     type Input: Plain + Copy;
     /// Bytes of any kind.
@@ -42,6 +44,7 @@ impl Operands for Bound {
     type Weight = Tensor;
     type Table = Tensor;
     type Cache = KvLayer;
+    type Carry = Tensor;
     type Input = Tensor;
     type Bytes = Span;
     type Late<T: Plain> = T;
@@ -95,6 +98,9 @@ pub(crate) enum Operand<'a, O: Operands> {
     /// Pages, which are read or written.
     #[expect(dead_code, reason = "ops name all operands; no pass asks for pages")]
     Cache(&'a mut O::Cache),
+    /// A recurrent state, which is read and written.
+    #[expect(dead_code, reason = "ops name all operands; no pass asks for recurrent states")]
+    Carry(&'a mut O::Carry),
 }
 
 /// Called with every operand of an op.
@@ -113,6 +119,8 @@ pub trait Binder<O: Operands> {
     fn table(&self, table: O::Table) -> Result<Tensor, Self::Error>;
     /// The pages of a cache.
     fn cache(&self, cache: O::Cache) -> Result<KvLayer, Self::Error>;
+    /// Where the recurrent states of all seats lie, a row each.
+    fn carry(&self, carry: O::Carry) -> Result<Tensor, Self::Error>;
     /// Where rows that the host gives lie.
     fn input(&self, input: O::Input) -> Result<Tensor, Self::Error>;
     /// Where bytes lie.

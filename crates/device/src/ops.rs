@@ -12,6 +12,7 @@ pub(crate) mod add;
 pub(crate) mod add_gated;
 pub(crate) mod attention;
 mod check;
+pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod draft;
 pub(crate) mod draft_rows;
@@ -21,6 +22,7 @@ pub(crate) mod fill;
 pub(crate) mod follow;
 pub mod fused;
 pub(crate) mod gate_mul;
+pub(crate) mod gated;
 pub(crate) mod gather;
 pub(crate) mod head_linear;
 pub(crate) mod latent_attention;
@@ -40,6 +42,7 @@ pub(crate) mod rope_kv;
 pub(crate) mod route;
 pub(crate) mod sample;
 pub(crate) mod scale;
+pub(crate) mod scan;
 pub(crate) mod tap;
 
 use crate::cpu::memory::CpuMemory;
@@ -101,6 +104,12 @@ ops! { ($)
     latent_kv::LatentKv = "latent_kv";
     /// Attends over pages of latents.
     latent_attention::LatentAttention = "latent_attention";
+    /// Convolves the tokens of each sequence.
+    conv::Conv = "conv";
+    /// Carries a matrix of each head from token to token.
+    scan::Scan = "scan" with Rule;
+    /// Multiplies by a gate, with a norm before or after.
+    gated::Gated = "gated" with Gate, GatedNorm;
     /// Chooses experts.
     route::Route = "route" with Routing, Score;
     /// Runs the chosen experts.
@@ -310,7 +319,11 @@ impl<O: Operands> Op<O> {
         self.clone().operands(&mut |operand| match operand {
             Operand::Value(value, Access::Write) => made.push(*value),
             Operand::Value(value, _) if !made.contains(value) => reads.push(*value),
-            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+            Operand::Value(..)
+            | Operand::Weight(_)
+            | Operand::Table(_)
+            | Operand::Cache(_)
+            | Operand::Carry(_) => {}
         });
         reads
     }
@@ -341,7 +354,11 @@ impl<O: Operands> Op<O> {
     pub fn redirect(&mut self, from: O::Value, to: O::Value) {
         self.operands(&mut |operand| match operand {
             Operand::Value(value, Access::Read | Access::Update) if *value == from => *value = to,
-            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+            Operand::Value(..)
+            | Operand::Weight(_)
+            | Operand::Table(_)
+            | Operand::Cache(_)
+            | Operand::Carry(_) => {}
         });
     }
 
@@ -349,7 +366,11 @@ impl<O: Operands> Op<O> {
     pub fn rename(&mut self, from: O::Value, to: O::Value) {
         self.operands(&mut |operand| match operand {
             Operand::Value(value, _) if *value == from => *value = to,
-            Operand::Value(..) | Operand::Weight(_) | Operand::Table(_) | Operand::Cache(_) => {}
+            Operand::Value(..)
+            | Operand::Weight(_)
+            | Operand::Table(_)
+            | Operand::Cache(_)
+            | Operand::Carry(_) => {}
         });
     }
 

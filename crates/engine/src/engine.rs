@@ -30,6 +30,7 @@ impl<X: Executor> Engine<X> {
             scores: executor.scores_prompts(),
             hidden: executor.hidden().unwrap_or(0),
             whole: executor.whole_prompts(),
+            carries: executor.carries_state(),
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
             store: executor.store().is_some(),

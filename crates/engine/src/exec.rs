@@ -436,6 +436,11 @@ pub trait Executor {
     fn whole_prompts(&self) -> Option<u32> {
         None
     }
+    /// Whether seats carry state from token to token that is not in pages: then pages alone do not make a prefix, and a
+    /// sequence is fed from its first token on wherever it begins.
+    fn carries_state(&self) -> bool {
+        false
+    }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {
         1

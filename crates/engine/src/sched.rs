@@ -207,6 +207,8 @@ pub(crate) struct Reports {
     pub(crate) hidden: u32,
     /// Most tokens of a prompt, where each is fed whole.
     pub(crate) whole: Option<u32>,
+    /// Seats carry state that is not in pages.
+    pub(crate) carries: bool,
     /// Most decode steps of one launch.
     pub(crate) steps: u32,
     /// Most tokens that a decode row returns.
@@ -297,8 +299,10 @@ impl Scheduler {
         coverage: Coverage,
         reports: Reports,
         buckets: Vec<u32>,
-        config: EngineConfig,
+        mut config: EngineConfig,
     ) -> Self {
+        // Pages without the state behind them are no prefix.
+        config.prefix_cache &= !reports.carries;
         let balance = Balance::new(config.target_gap, buckets);
         let seat_limit = geometry.seats.min(coverage.decode_rows);
         let Geometry { pages, page_size, kept, .. } = geometry;

@@ -23,6 +23,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+pub mod config;
 pub mod dtype;
 mod error;
 pub mod gguf;

@@ -119,7 +119,7 @@ fn check(
 }
 
 /// A JSON error with the byte it happened at; serde_json itself counts lines and columns.
-pub fn json_error(
+pub(crate) fn json_error(
     file: &Path,
     start: u64,
     field: &str,

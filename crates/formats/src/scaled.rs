@@ -35,9 +35,7 @@ mod tensors;
 
 use crate::checkpoint::{Checkpoint, Format, read_capped};
 use crate::quant;
-use crate::safetensors::json_error;
-use crate::{Result, limits};
-use serde_json::{Map, Value};
+use crate::{Result, config, limits};
 use settings::Settings;
 use std::ops::Range;
 use std::path::Path;
@@ -72,8 +70,7 @@ impl Quantisation {
 
     /// The same from the contents of `config.json`, read from `file`.
     pub fn from_json(file: &Path, json: &[u8]) -> Result<Option<Self>> {
-        let config: Map<String, Value> = serde_json::from_slice(json)
-            .map_err(|error| json_error(file, 0, "config", json, &error))?;
+        let config = config::object(file, json)?;
         let config = Settings::new(file, &config);
         let settings = match config.object("quantization_config")? {
             Some(settings) => Some(settings),

@@ -92,6 +92,9 @@ pub struct Bindings {
     pub kv: Vec<KvLayer>,
     /// The page table of each cache.
     pub tables: Vec<u32>,
+    /// One per recurrent state of the program: a row for each seat.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carries: Vec<Tensor>,
     /// One per input of the program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Tensor>,
@@ -132,6 +135,12 @@ pub enum CompileError {
         value: String,
         /// How many read it.
         readers: usize,
+    },
+    /// Drafts of a model whose state cannot go back to before a rejected one.
+    #[error("`{program}` has recurrent layers, whose state rejected drafts would change")]
+    Drafts {
+        /// The program.
+        program: String,
     },
     /// Steps that wait for each other.
     #[error("steps wait for each other: {steps}")]
@@ -207,6 +216,9 @@ pub fn schedule(
     if key.rows > limits.rows || key.tokens > limits.tokens || key.rows > key.tokens || uneven {
         let (rows, tokens) = (limits.rows, limits.tokens);
         return Err(CompileError::Limits { key: key.to_string(), rows, tokens });
+    }
+    if key.q_len > 1 && !program.carries.is_empty() {
+        return Err(CompileError::Drafts { program: program.name.clone() });
     }
     let steps = draft::draft(fold::fold(&adapt::adapt(program, key)), program, key);
     let steps = fuse::fuse(program, steps, key, fusion(target, key));

@@ -4,7 +4,7 @@
 use crate::compile::{
     Bindings, CompileError, CompileTarget, exchange_bytes, merge, scratch_bytes, workspace_bytes,
 };
-use crate::program::{Cache, Input, Program, RopeTable};
+use crate::program::{Cache, Carry, Input, Program, RopeTable};
 use crate::{Phase, Prep, ShapeKey};
 use device::op::KvLayer;
 use device::step::HostInputs;
@@ -130,6 +130,12 @@ impl Layout {
             Tensor::dense(span, input.dtype, input.rows, input.cols)
         };
         let given = program.inputs.iter().map(given).collect();
+        let carried = |carry: &Carry| {
+            let bytes = u64::from(limits.seats) * carry.seat_bytes();
+            let span = arena.alloc(Region::Kv, "recurrent states", bytes);
+            Tensor::dense(span, carry.dtype, limits.seats, carry.cols)
+        };
+        let carries = program.carries.iter().map(carried).collect();
         let loads = program.experts().map(|experts| {
             let bytes = device::op::Experts::load_bytes(experts.count);
             (experts.gate_up.name.clone(), arena.alloc(Region::State, "expert load", bytes))
@@ -141,6 +147,7 @@ impl Layout {
             state,
             kv: Vec::new(),
             tables: Vec::new(),
+            carries,
             given,
             workspace,
             scratch,

@@ -9,12 +9,12 @@ mod check;
 mod drafter;
 mod kept;
 
-pub use builder::{ExpertWeights, ProgramBuilder};
+pub use builder::{ExpertWeights, Heads, ProgramBuilder};
 pub use check::ProgramError;
 pub use drafter::Drafter;
 pub use kept::Kept;
 
-pub use device::op::{Activation, Lookup, Pairs, Pooling, Routing, Score};
+pub use device::op::{Activation, Gate, Lookup, Pairs, Pooling, Routing, Rule, Score};
 
 use crate::Phase;
 use device::DType;
@@ -194,6 +194,27 @@ impl Cache {
     }
 }
 
+/// Names a recurrent state of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CarryId(pub u32);
+
+/// What a layer carries from token to token instead of keeping tokens: as large for a long sequence as for a short one.
+/// Every seat has one. The ops that use it ignore what it holds where a sequence begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Carry {
+    /// Elements of a seat.
+    pub cols: u32,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl Carry {
+    /// Bytes of a seat.
+    pub(crate) fn seat_bytes(&self) -> u64 {
+        self.dtype.bytes(self.cols as usize) as u64
+    }
+}
+
 /// Names an input of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct InputId(pub u32);
@@ -211,7 +232,7 @@ pub struct Input {
     pub dtype: DType,
 }
 
-/// Operands are names: of values, weights, caches and inputs of the program.
+/// Operands are names: of values, weights, caches, recurrent states and inputs of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbolic;
 
@@ -220,6 +241,7 @@ impl Operands for Symbolic {
     type Weight = WeightId;
     type Table = RopeId;
     type Cache = CacheId;
+    type Carry = CarryId;
     type Input = InputId;
     type Bytes = ValueId;
     type Late<T: Plain> = Unset;
@@ -310,6 +332,9 @@ pub struct Program {
     pub weights: Vec<WeightRef>,
     /// What is kept between steps, in order of declaration.
     pub caches: Vec<Cache>,
+    /// Recurrent states, in order of declaration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carries: Vec<Carry>,
     /// What the host gives besides tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<Input>,
@@ -382,6 +407,11 @@ impl Program {
             let ProgramOp::Publish(publish) = &step.op else { return None };
             Some(self.value(publish.vectors).cols)
         })
+    }
+
+    /// Bytes that a sequence's recurrent states take; 0 if it has none.
+    pub fn carry_bytes(&self) -> u64 {
+        self.carries.iter().map(Carry::seat_bytes).sum()
     }
 
     /// Whether it has nodes for adapters.

@@ -151,7 +151,8 @@ struct Trial<'a> {
     workspace: Span,
     /// The state that the step is meant to change, as it was before.
     own: Snapshot,
-    /// The seen tokens of other seats, which the step must not change: as large as all seats times the vocabulary.
+    /// The seen tokens and recurrent states of other seats, which the step must not change: as large as all seats times
+    /// the vocabulary.
     others: Snapshot,
 }
 
@@ -175,9 +176,9 @@ impl<'a> Trial<'a> {
         let before = Snapshot::take(cx, own.iter().copied().chain(seen))?;
         cx.device.run(cx.arena, &plan.nodes[0])?;
         let mut others = Vec::new();
-        if let Some(table) = state.seen {
-            let seats = words(cx, state.row_seat.span)?;
-            let seats: BTreeSet<u32> = seats.into_iter().take(plan.key.rows as usize).collect();
+        let seats = words(cx, state.row_seat.span)?;
+        let seats: BTreeSet<u32> = seats.into_iter().take(plan.key.rows as usize).collect();
+        for table in state.seen.iter().chain(&bindings.carries) {
             let bytes = table.span.len / u64::from(table.rows);
             let rows: Vec<u32> = (0..table.rows).collect();
             // Neighbours are read at once.

@@ -1,7 +1,9 @@
 //! Parts of decoders that several families share.
 
+pub(crate) mod delta;
 pub(crate) mod experts;
 pub(crate) mod latent;
+pub(crate) mod mamba;
 
 use crate::Builder;
 use crate::builder::{Source, tensor};
@@ -258,7 +260,7 @@ pub(crate) fn joined_mlp(
 }
 
 /// The same with gate, up and down from `sources`; names of steps and weights have `prefix` in front.
-fn mlp(
+pub(crate) fn mlp(
     b: &mut Builder<'_>,
     prefix: &str,
     h: ValueId,

@@ -1,6 +1,8 @@
 //! Builds a family's program together with its weights: each weight is declared where it is used, with the
 //! checkpoint tensors it comes from and its shape.
 
+mod recurrent;
+
 use crate::adapter::{Adapted, AdapterRoom};
 use crate::config::{Embedding, ModelConfig, Rope, Task};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
@@ -118,6 +120,7 @@ pub struct Source {
     rotated: Option<usize>,
     less_one: bool,
     factor: f32,
+    stacked: bool,
     expert: Option<Expert>,
 }
 
@@ -130,8 +133,18 @@ struct Expert {
 
 /// The tensor that `config.json` checkpoints call `json` and GGUF files `gguf`.
 pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Source {
-    let (rotated, expert) = (None, None);
-    Source { json, gguf, from: 0, rows, all: rows, rotated, less_one: false, factor: 1.0, expert }
+    Source {
+        json,
+        gguf,
+        from: 0,
+        rows,
+        all: rows,
+        rotated: None,
+        less_one: false,
+        factor: 1.0,
+        stacked: false,
+        expert: None,
+    }
 }
 
 impl Source {
@@ -153,6 +166,11 @@ impl Source {
     /// A norm's weight that `config.json` checkpoints store less 1.
     pub(crate) const fn less_one(self) -> Source {
         Source { less_one: true, ..self }
+    }
+
+    /// Its rows are matrices of one row: a tensor of three dimensions.
+    pub(crate) const fn stacked(self) -> Source {
+        Source { stacked: true, ..self }
     }
 
     /// The same of expert `number` of `of`: in a tensor of its own if the name says where its number stands, else in one
@@ -585,7 +603,8 @@ impl<'a> Builder<'a> {
     }
 
     fn part(&self, source: &Source, suffix: &str) -> Part {
-        let Source { json, gguf, from, rows, all, rotated, less_one, factor, expert } = *source;
+        let Source { json, gguf, from, rows, all, rotated, less_one, factor, expert, stacked } =
+            *source;
         let heads = rotated.map(|rotated| HeadRows {
             dim: self.config.head_dim,
             rotated,
@@ -606,14 +625,15 @@ impl<'a> Builder<'a> {
                 (name.replace("{}", &number.to_string()), None, 0)
             }
             Some(Expert { number, of }) => (name.to_owned(), Some(of), number * all),
-            None => (name.to_owned(), None, 0),
+            None => (name.to_owned(), stacked.then_some(all), 0),
         };
+        let tensor_rows = if stacked { all } else { all * stack.unwrap_or(1) };
         // GGUF's converter adds the 1.
         let add = if less_one && !self.config.gguf { 1.0 } else { 0.0 };
         Part {
             tensor: format!("{prefix}{name}{suffix}"),
             rows: before + from..before + from + rows,
-            tensor_rows: all * stack.unwrap_or(1),
+            tensor_rows,
             stack,
             heads,
             add,

@@ -355,6 +355,10 @@ impl Executor for GraphExecutor {
         self.whole.is_none()
     }
 
+    fn carries_state(&self) -> bool {
+        !self.runners.bindings().carries.is_empty()
+    }
+
     fn whole_prompts(&self) -> Option<u32> {
         self.whole
     }

@@ -121,6 +121,9 @@ pub enum LoadError {
     /// Drafts were asked for, and the model generates no text.
     #[error("speculation is for models that generate text")]
     NoText,
+    /// Something was asked for that a model with recurrent layers cannot have.
+    #[error("the model has recurrent layers: {0}")]
+    Recurrent(&'static str),
     /// A model that is to draft and cannot, or that is missing.
     #[error("drafting by `{method}` {problem}")]
     SpecModel {

@@ -287,6 +287,19 @@ impl Configured {
     }
 }
 
+/// Refuses what the state of recurrent layers does not allow.
+fn recurrent(options: &LoadOptions) -> Result<(), LoadError> {
+    if options.spec.is_some() {
+        let why = "their state cannot go back to before a rejected draft; leave --spec out";
+        return Err(LoadError::Recurrent(why));
+    }
+    if options.keep != KeepOptions::default() {
+        let why = "evicted pages cannot be used without their state; leave --kv-host-memory and --kv-disk out";
+        return Err(LoadError::Recurrent(why));
+    }
+    Ok(())
+}
+
 /// Decides how a model runs on a target.
 pub fn configure(
     source: &ModelSource,
@@ -303,6 +316,9 @@ pub fn configure(
     }
     let chosen = chosen_precision(config, &*target, options);
     let written = model.write(&*target, numerics, chosen, context)?;
+    if written.program.carry_bytes() > 0 {
+        recurrent(options)?;
+    }
     let chunk = target.prefill_tokens();
     let limits = step_limits(options, &written.program, chunk, context, vectors);
     // Not many more rows of logits than without drafts: with many sequences they do not pay.

@@ -114,8 +114,7 @@ impl Quantiser {
         let written = model.write(&CpuTarget, Numerics::Fast, Precision::EXACT, 64)?;
         let file = checkpoint.folder().join("config.json");
         let json = read_capped(&file, limits::CONFIG_BYTES)?;
-        let config = serde_json::from_slice(&json)
-            .map_err(|error| formats::safetensors::json_error(&file, 0, "config", &json, &error))?;
+        let config = formats::config::object(&file, &json)?;
         let [matrices, of_experts] = [WeightUse::Matrix, WeightUse::Experts]
             .map(|kind| matrices(&written, kind, options.format));
         let choose = |experts, matrices: &HashMap<String, [usize; 2]>| {

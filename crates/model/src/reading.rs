@@ -41,6 +41,8 @@ pub struct Reading<'a> {
     seated: bool,
     /// Entries of the seat's page table.
     pages: u32,
+    /// What was fed.
+    fed: Vec<Token>,
 }
 
 const SEAT: Seat = Seat(0);
@@ -48,7 +50,8 @@ const SEAT: Seat = Seat(0);
 impl<'a> Reading<'a> {
     /// An empty text.
     pub fn new(executor: &'a mut GraphExecutor) -> Reading<'a> {
-        Reading { executor, number: 0, len: 0, last: 0, seated: false, pages: 0 }
+        let (number, len, last, seated, pages, fed) = (0, 0, 0, false, 0, Vec::new());
+        Reading { executor, number, len, last, seated, pages, fed }
     }
 
     /// Most tokens of one [`Reading::feed`].
@@ -70,6 +73,7 @@ impl<'a> Reading<'a> {
     pub fn rewind(&mut self, len: u32) {
         assert!(len <= self.len, "{} tokens were fed", self.len);
         (self.len, self.last, self.seated, self.pages) = (len, 0, false, 0);
+        self.fed.truncate(len as usize);
     }
 
     /// Feeds the next tokens, at least one and at most [`Reading::most`].
@@ -79,6 +83,18 @@ impl<'a> Reading<'a> {
         if end > room {
             return Err(ReadError::TooLong { room, tokens: end });
         }
+        if !self.seated && self.len > 0 && self.executor.carries_state() {
+            // Recurrent layers have forgotten the state behind these tokens.
+            let before = std::mem::take(&mut self.fed);
+            self.len = 0;
+            before.chunks(self.most() as usize).try_for_each(|some| self.feed_next(some))?;
+        }
+        self.feed_next(tokens)
+    }
+
+    fn feed_next(&mut self, tokens: &[Token]) -> Result<(), ReadError> {
+        let count = tokens.len() as u32;
+        let end = self.len + count;
         self.number += 1;
         let params = SeatParams::greedy();
         let join = Join { seat: SEAT, len: self.len, last_token: 0, params, history: Vec::new() };
@@ -98,6 +114,7 @@ impl<'a> Reading<'a> {
             self.executor.recycle(result);
         }
         (self.len, self.last, self.seated, self.pages) = (end, count, true, needed);
+        self.fed.extend_from_slice(tokens);
         Ok(())
     }
 

@@ -4,6 +4,16 @@ use super::memory::CpuMemory;
 use super::view::Words;
 use crate::step::{StepLimits, StepState, count};
 
+/// What a row feeds.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub(crate) seat: usize,
+    /// Their indices in the step.
+    pub(crate) tokens: std::ops::Range<usize>,
+    /// Tokens of the sequence before them.
+    pub(crate) before: usize,
+}
+
 /// Views of every table of a [`StepState`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables {
@@ -106,6 +116,19 @@ impl Tables {
         let kv_len = self.kv_len.get(row) as usize;
         let held = kv_len > 0 && kv_len <= self.limits.context() as usize;
         kv_len.checked_sub(q_len).filter(|_| held)
+    }
+
+    /// The tokens of a row, their seat and how many came before them; `None` for a row that has none or no seat of its
+    /// own: such a row must not touch what seats carry. With `single` row r has token r.
+    pub(crate) fn fed(&self, row: usize, single: bool) -> Option<Fed> {
+        let tokens = match single {
+            true => row..row + 1,
+            false => self.q_start.get(row) as usize..self.q_start.get(row + 1) as usize,
+        };
+        let seat = self.row_seat.get(row) as usize;
+        let before = self.kept(row, tokens.len())?;
+        let live = !tokens.is_empty() && seat < self.limits.seats as usize;
+        live.then_some(Fed { seat, tokens, before })
     }
 
     /// Writes a token of a seat's sequence into its history, where there is one.

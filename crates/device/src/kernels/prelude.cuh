@@ -176,11 +176,12 @@ template <int ACT_> DEVICE float gate_exponent(float v) {
     return ACT_ == 4 ? v * (1.5957691216f + 0.0713548162726f * v * v) : v;
 }
 
-// A function by its number: 2 SiLU, 4 GELU by tanh, 5 GELU, 6 tanh, 7 ReLU.
+// A function by its number: 2 SiLU, 4 GELU by tanh, 5 GELU, 6 tanh, 7 ReLU, 8 its square.
 template <int ACT_> DEVICE float activated(float v) {
     if (ACT_ == 5) return 0.5f * v * (1.0f + erff(v * 0.70710678118655f));
     if (ACT_ == 6) return tanhf(v);
     if (ACT_ == 7) return fmaxf(v, 0.0f);
+    if (ACT_ == 8) return fmaxf(v, 0.0f) * fmaxf(v, 0.0f);
     return v / (1.0f + __expf(-gate_exponent<ACT_>(v)));
 }
 

@@ -185,6 +185,7 @@ pub(super) fn activate_body<const FMA: bool>(values: &mut [f32], act: Activation
         Activation::Gelu => values.iter_mut().for_each(|x| *x *= share_below::<FMA>(*x)),
         Activation::Tanh => values.iter_mut().for_each(|x| *x = tanh::<FMA>(*x)),
         Activation::Relu => values.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::ReluSquared => values.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
     }
 }
 

@@ -160,6 +160,21 @@ pub(crate) fn require_scratch(scratch: Option<Span>, op: &str) -> Result<()> {
     require_aligned(span, ALIGN, op, "scratch")
 }
 
+/// That recurrent states have a row of `cols` elements for each seat.
+pub(crate) fn require_carry(
+    carry: &Tensor,
+    cols: u64,
+    limits: &StepLimits,
+    op: &str,
+) -> Result<()> {
+    require_fit(carry, op, "the recurrent state")?;
+    require_float(carry, op, "the recurrent state")?;
+    let fits = carry.rows >= limits.seats && u64::from(carry.cols) == cols;
+    require(fits, op, || {
+        format!("states {carry}, not {cols} elements for each of {} seats", limits.seats)
+    })
+}
+
 /// That a layer's pages hold keys and values and fit its span, and that the step's tables can address all of them.
 pub(crate) fn require_pages(kv: &KvLayer, page_size: u32, op: &str) -> Result<()> {
     require(kv.latent.is_none(), op, || "pages of latents are for latent attention".into())?;

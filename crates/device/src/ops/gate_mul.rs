@@ -32,6 +32,8 @@ pub enum Activation {
     Tanh,
     /// `max(x, 0)`.
     Relu,
+    /// `max(x, 0)²`.
+    ReluSquared,
 }
 
 impl Activation {
@@ -43,6 +45,7 @@ impl Activation {
             Activation::Gelu => "exact gelu",
             Activation::Tanh => "tanh",
             Activation::Relu => "relu",
+            Activation::ReluSquared => "relu²",
         }
     }
 
@@ -54,6 +57,7 @@ impl Activation {
             Activation::Gelu => 5,
             Activation::Tanh => 6,
             Activation::Relu => 7,
+            Activation::ReluSquared => 8,
         }
     }
 
@@ -73,6 +77,7 @@ impl Activation {
             Activation::Gelu => x * share_below(x),
             Activation::Tanh => x.tanh(),
             Activation::Relu => x.max(0.0),
+            Activation::ReluSquared => x.max(0.0) * x.max(0.0),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The ops of real models at real sizes, without memory behind them.
 
 mod latent;
+mod recurrent;
 
 use device::cuda::launch::{Lowered, Target};
 use device::cuda::lower::lower;
@@ -512,7 +513,8 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     // What encoders have.
     ops.push(Op::Embed(Embed { by: Lookup::Low(7), ids, table: embed, given: None, out: x }));
     ops.push(Op::Embed(Embed { by: Lookup::High(7), ids, table: embed, given: None, out: x }));
-    for act in [Activation::Gelu, Activation::Tanh, Activation::Relu, Activation::Silu] {
+    let others = [Activation::Gelu, Activation::Tanh, Activation::Relu, Activation::ReluSquared];
+    for act in others.into_iter().chain([Activation::Silu]) {
         ops.push(Op::Activate(Activate { x: mid, act, y: mid, live }));
     }
     ops.push(Op::GateMul(GateMul { x: gates, act: Activation::Gelu, y: mid, live }));
@@ -527,6 +529,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
         }
     }
     ops.extend(latent::ops(act, state, (rows, tokens, single), (scratch, live), &mut tensor));
+    ops.extend(recurrent::ops(act, state, (rows, tokens, single), live, &mut tensor));
     // Linears that prepare the input of the next one, and those that find it prepared.
     let (gives2, gives3) = (NormHandoff::Produce(norm2), NormHandoff::Produce(norm3));
     ops.push(product(mix, w_out, None, None, Epilogue::Residual(x), x, gives2));

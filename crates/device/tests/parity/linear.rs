@@ -8,8 +8,14 @@ use device::{DType, Op, Region, Span, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-const ACTIVATIONS: [Activation; 5] =
-    [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Relu];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::Gelu,
+    Activation::Tanh,
+    Activation::Relu,
+    Activation::ReluSquared,
+];
 
 struct Shape {
     rows: usize,

@@ -12,6 +12,7 @@ mod linear;
 mod lora;
 mod planted;
 mod quant;
+mod recurrent;
 mod rows;
 mod sample;
 mod scaled;

@@ -139,12 +139,13 @@ fn add_and_gate_mul() {
 /// Every function, any types, ragged widths, in place or not; rows past the live ones do not change.
 #[test]
 fn activate_and_gates_without_a_kernel_of_their_own() {
-    const ALL: [Activation; 5] = [
+    const ALL: [Activation; 6] = [
         Activation::Silu,
         Activation::GeluTanh,
         Activation::Gelu,
         Activation::Tanh,
         Activation::Relu,
+        Activation::ReluSquared,
     ];
     let rng = &mut Rng::new(12);
     for seed in 0..20 {

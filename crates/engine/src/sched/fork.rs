@@ -28,6 +28,9 @@ impl Scheduler {
     }
 
     fn fork(&mut self, parent: Key, choice: u32) {
+        if self.reports.carries {
+            return self.fork_to_queue(parent, choice);
+        }
         let index = self.seats.iter().position(Option::is_none).expect("a seat was reserved");
         if let Some(at) = self.sequences[parent].seated_mut() {
             at.shared = true;
@@ -42,6 +45,37 @@ impl Scheduler {
         }
         let cursor = self.pool.fork(&at.cursor);
         let (published, freed) = (at.published, at.freed);
+        let place = Place::Seated(Seated {
+            table,
+            seat: Seat(index as u32),
+            sent: 0,
+            freed,
+            fed,
+            confirmed: 0,
+            flying: 0,
+            ahead: 0,
+            published,
+            shared: true,
+            joined: false,
+            primed: false,
+            leaving: None,
+            cursor,
+        });
+        let key = self.add_fork(parent, choice, place);
+        self.seats[index] = Some(key);
+        self.seated += 1;
+        self.reserved -= 1;
+    }
+
+    /// A choice whose seat cannot have the state that its parent carries: it waits, and feeds the prompt itself.
+    fn fork_to_queue(&mut self, parent: Key, choice: u32) {
+        let key = self.add_fork(parent, choice, Place::Waiting);
+        self.reserved -= 1;
+        self.wait_again(key);
+    }
+
+    fn add_fork(&mut self, parent: Key, choice: u32, place: Place) -> Key {
+        let sequence = &self.sequences[parent];
         let fork = Sequence {
             tokens: sequence.tokens.clone(),
             id: sequence.id,
@@ -54,22 +88,7 @@ impl Scheduler {
             due: sequence.due,
             guided: sequence.guided,
             plain: sequence.plain,
-            place: Place::Seated(Seated {
-                table,
-                seat: Seat(index as u32),
-                sent: 0,
-                freed,
-                fed,
-                confirmed: 0,
-                flying: 0,
-                ahead: 0,
-                published,
-                shared: true,
-                joined: false,
-                primed: false,
-                leaving: None,
-                cursor,
-            }),
+            place,
             cold: Box::new(ColdState {
                 spec: Arc::clone(&sequence.cold.spec),
                 limit: sequence.cold.limit,
@@ -93,9 +112,7 @@ impl Scheduler {
         };
         let id = fork.id;
         let key = self.sequences.insert(fork);
-        self.seats[index] = Some(key);
-        self.seated += 1;
-        self.reserved -= 1;
         self.live.get_mut(&id).expect("its parent lives").sequences.push(key);
+        key
     }
 }

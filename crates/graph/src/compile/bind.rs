@@ -5,7 +5,7 @@ use super::uses::only_gathered;
 use super::{Bindings, CompileError};
 use crate::plan::PlacedValue;
 use crate::program::{
-    CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId,
+    CacheId, CarryId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, ValueId, WeightId,
 };
 use crate::{Phase, ShapeKey};
 use device::op::KvLayer;
@@ -122,6 +122,13 @@ impl Binder<Symbolic> for Places<'_> {
     fn cache(&self, id: CacheId) -> Result<KvLayer, CompileError> {
         self.bindings.kv.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
             what: format!("cache {}", id.0),
+            problem: "not bound".into(),
+        })
+    }
+
+    fn carry(&self, id: CarryId) -> Result<Tensor, CompileError> {
+        self.bindings.carries.get(id.0 as usize).copied().ok_or_else(|| CompileError::Binding {
+            what: format!("recurrent state {}", id.0),
             problem: "not bound".into(),
         })
     }

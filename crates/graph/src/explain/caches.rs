@@ -21,6 +21,12 @@ pub(crate) struct CacheKind {
     pub token_bytes: u64,
 }
 
+// The signature is serde's.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
 /// The caches of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Caches {
@@ -30,6 +36,9 @@ pub(crate) struct Caches {
     pub page_bytes: u64,
     /// Tokens of a page.
     pub page_size: u32,
+    /// Bytes of a sequence's recurrent states, however long it is.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub carry_bytes: u64,
 }
 
 impl Caches {
@@ -47,7 +56,8 @@ impl Caches {
         let (full, all) = (kept.full, kept.tables());
         let kinds = [kind(0..full, None), kind(full..all, Some(kept.window))];
         let kinds = kinds.into_iter().filter(|kind| kind.layers > 0).collect();
-        Caches { kinds, page_bytes: page_bytes(program, page_size), page_size }
+        let (page_bytes, carry_bytes) = (page_bytes(program, page_size), program.carry_bytes());
+        Caches { kinds, page_bytes, page_size, carry_bytes }
     }
 
     /// For people: a line for each kind.
@@ -62,6 +72,13 @@ impl Caches {
                 bytes(*token_bytes),
                 bytes(self.page_bytes),
                 self.page_size
+            ));
+        }
+        if self.carry_bytes > 0 {
+            text.push_str(&format!(
+                "  {:<10} recurrent layers carry {} a sequence\n",
+                "cache",
+                bytes(self.carry_bytes)
             ));
         }
         text

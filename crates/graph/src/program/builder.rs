@@ -1,5 +1,9 @@
 //! Builds a program op by op: values in, values out, layers by index.
 
+mod recurrent;
+
+pub use recurrent::Heads;
+
 use super::{
     Cache, CacheId, Dim, Input, InputId, Lookup, Mark, ModelShape, Pairs, Pooling, Program,
     ProgramError, ProgramOp, RopeId, RopeTable, Step, Symbolic, Value, ValueId, WeightId,
@@ -82,6 +86,7 @@ impl ProgramBuilder {
             ropes: Vec::new(),
             weights: Vec::new(),
             caches: Vec::new(),
+            carries: Vec::new(),
             inputs: Vec::new(),
             values: Vec::new(),
             steps: Vec::new(),

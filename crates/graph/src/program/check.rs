@@ -1,8 +1,8 @@
 //! What every program must satisfy, whether a builder or a JSON file made it.
 
 use super::{
-    CacheId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId, WeightId,
-    WeightLayout,
+    CacheId, CarryId, Dim, InputId, Program, ProgramOp, RopeId, Step, Symbolic, Value, ValueId,
+    WeightId, WeightLayout,
 };
 use crate::{Phase, ShapeKey};
 use device::op::{Kept, KvLayer, Tap};
@@ -79,7 +79,7 @@ pub enum ProgramError {
     },
     /// A program that drafts and is not built on the one that verifies.
     #[error(
-        "`{program}` cannot draft: it samples, or has other caches or rotations than the program it is for"
+        "`{program}` cannot draft: it samples, has other caches or rotations than the program it is for, or one of them has recurrent layers"
     )]
     Drafter {
         /// The program.
@@ -328,6 +328,16 @@ impl Binder<Symbolic> for Shapes<'_> {
         let scales = template.scale_bytes();
         let alloc = || self.arena.borrow_mut().alloc(Region::Weights, "shapes", scales);
         Ok(KvLayer { span, scales: (scales > 0).then(alloc), ..template })
+    }
+
+    fn carry(&self, id: CarryId) -> Result<Tensor, String> {
+        match self.program.carries.get(id.0 as usize) {
+            Some(carry) => {
+                let seats = self.state.limits.seats;
+                Ok(self.alloc(Region::Kv, carry.dtype, seats, carry.cols))
+            }
+            None => Err(format!("there is no recurrent state {}", id.0)),
+        }
     }
 
     fn input(&self, id: InputId) -> Result<Tensor, String> {

@@ -102,6 +102,7 @@ fn written(program: &Program) -> Vec<Step> {
         let made = step.op.made().is_some_and(|value| needed.contains(&value));
         let writes = |op: &ProgramOp| {
             matches!(op, ProgramOp::RopeKv(_) | ProgramOp::LatentKv(_) | ProgramOp::DraftRows(_))
+                || matches!(op, ProgramOp::Conv(_) | ProgramOp::Scan(_))
         };
         if made || writes(&step.op) {
             needed.extend(step.op.reads());
@@ -237,7 +238,8 @@ impl Program {
     pub(super) fn check_drafter(&self) -> Result<(), ProgramError> {
         for program in self.drafter.iter().flat_map(|drafter| drafter.programs()) {
             let same = program.caches == self.caches && program.ropes == self.ropes;
-            if !same || program.drafter.is_some() || program.is_step() {
+            let carries = !program.carries.is_empty() || !self.carries.is_empty();
+            if !same || carries || program.drafter.is_some() || program.is_step() {
                 return Err(ProgramError::Drafter { program: program.name.clone() });
             }
             program.check_body()?;

@@ -2,7 +2,6 @@
 
 use formats::checkpoint::Checkpoint;
 use formats::gguf::{Array, Gguf};
-use formats::safetensors::json_error;
 use formats::{Error, Result, limits};
 use serde_json::{Map, Value};
 use std::fmt::Display;
@@ -26,8 +25,7 @@ enum Source<'a> {
 impl<'a> Fields<'a> {
     /// The fields of a JSON file.
     pub(crate) fn json(file: &'a Path, bytes: &[u8]) -> Result<Fields<'a>> {
-        let map = serde_json::from_slice(bytes)
-            .map_err(|error| json_error(file, 0, "config", bytes, &error))?;
+        let map = formats::config::object(file, bytes)?;
         Ok(Fields { file, source: Source::Json(map) })
     }
 
@@ -150,6 +148,15 @@ impl<'a> Fields<'a> {
             Source::Json(map) => map.len(),
             Source::Gguf { .. } => 0,
         }
+    }
+
+    /// The same fields of a JSON file with another number.
+    pub(crate) fn with(&self, json: &str, number: usize) -> Fields<'a> {
+        let mut fields = self.clone();
+        if let Source::Json(map) = &mut fields.source {
+            map.insert(json.to_owned(), number.into());
+        }
+        fields
     }
 
     /// The same with fields of other names where those of the first are absent.

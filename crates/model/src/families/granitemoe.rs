@@ -10,18 +10,23 @@ pub(super) const FAMILY: Family = Family { name: "granitemoe", gguf: "granitemoe
 
 /// The same for models with a shared expert, whose GGUF files have no name of their own.
 pub(super) fn read(f: &Fields<'_>) -> Result<ModelConfig> {
-    granite::read_with(f, Defaults { experts: true, ..Defaults::default() }, |config, residual| {
-        let [gate, up] = match config.gguf {
-            // The converter takes gate and up apart.
-            true => ["ffn_gate_exps", "ffn_up_exps"].map(|name| tensor("", name, config.intermediate)),
-            false => halves("block_sparse_moe.input_linear", config.intermediate),
-        };
-        let down = tensor("block_sparse_moe.output_linear", "ffn_down_exps", config.hidden);
-        let mut experts = Experts::read(f, config.layers, router, [gate, up, down])?;
-        experts.routing.scale *= residual;
-        experts.shared = shared(f, config, residual)?;
-        Ok(Some(experts))
-    })
+    let experts = |config: &ModelConfig, residual: f32| experts(f, config, residual).map(Some);
+    let defaults = Defaults { experts: true, ..Defaults::default() };
+    granite::read_with(f, defaults, experts, |_| Ok(None))
+}
+
+/// The experts of each layer, whose results are multiplied by `residual`.
+pub(super) fn experts(f: &Fields<'_>, config: &ModelConfig, residual: f32) -> Result<Experts> {
+    let [gate, up] = match config.gguf {
+        // The converter takes gate and up apart.
+        true => ["ffn_gate_exps", "ffn_up_exps"].map(|name| tensor("", name, config.intermediate)),
+        false => halves("block_sparse_moe.input_linear", config.intermediate),
+    };
+    let down = tensor("block_sparse_moe.output_linear", "ffn_down_exps", config.hidden);
+    let mut experts = Experts::read(f, config.layers, router, [gate, up, down])?;
+    experts.routing.scale *= residual;
+    experts.shared = shared(f, config, residual)?;
+    Ok(experts)
 }
 
 fn router(experts: usize) -> Source {
@@ -30,16 +35,27 @@ fn router(experts: usize) -> Source {
 
 fn shared(f: &Fields<'_>, config: &ModelConfig, residual: f32) -> Result<Option<Shared>> {
     let (json, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
-    let Some(inner) = f.size(json, gguf)?.filter(|&n| n > 0) else { return Ok(None) };
-    if inner > limits::WIDTH as usize {
-        return Err(f.invalid(json, inner, format!("at most {}", limits::WIDTH)));
+    let found = f.size(json, gguf)?.filter(|&n| n > 0);
+    if found.is_none() {
+        return Ok(None);
+    }
+    let sources = shared_sources(f, config)?;
+    Ok(Some(Shared { sources, weight: SharedWeight::Factor(residual) }))
+}
+
+/// Gate, up and down of what every token goes through.
+pub(super) fn shared_sources(f: &Fields<'_>, config: &ModelConfig) -> Result<[Source; 3]> {
+    let (json, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
+    let inner = f.required(json, gguf)?;
+    if inner == 0 || inner > limits::WIDTH as usize {
+        return Err(f.invalid(json, inner, format!("1 to {}", limits::WIDTH)));
     }
     let [gate, up] = match config.gguf {
         true => ["ffn_gate_shexp", "ffn_up_shexp"].map(|name| tensor("", name, inner)),
         false => halves("shared_mlp.input_linear", inner),
     };
     let down = tensor("shared_mlp.output_linear", "ffn_down_shexp", config.hidden);
-    Ok(Some(Shared { sources: [gate, up, down], weight: SharedWeight::Factor(residual) }))
+    Ok([gate, up, down])
 }
 
 /// Gate and up of a tensor that has both.

@@ -25,7 +25,8 @@ fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     Ok(config)
 }
 
-fn shared(f: &Fields<'_>, config: &ModelConfig) -> Result<Shared> {
+/// An expert that every token goes through, weighed by a sigmoid.
+pub(super) fn shared(f: &Fields<'_>, config: &ModelConfig) -> Result<Shared> {
     let (json, gguf) = ("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
     let inner = f.required(json, gguf)?;
     if !(1..=limits::WIDTH as usize).contains(&inner) {

@@ -20,6 +20,7 @@ mod make;
 mod models;
 mod prefill;
 mod quantise;
+mod recurrent;
 mod replay;
 mod routing;
 mod sleep;

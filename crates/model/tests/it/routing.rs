@@ -259,7 +259,7 @@ fn cases() -> Vec<(String, Golden)> {
         .filter(by_logits)
         .filter_map(|case| golden(&case).map(|golden| (case, golden)))
         .collect();
-    assert_eq!(cases.len(), 9, "every family with experts");
+    assert_eq!(cases.len(), 12, "every family with experts");
     cases
 }
 

@@ -39,7 +39,10 @@ impl Gate {
             (Activation::Silu, true) => Kind::GgmlSilu,
             (Activation::GeluTanh, false) => Kind::GeluTanh,
             (Activation::GeluTanh, true) => Kind::GgmlGelu(ggml::gelu_table()),
-            (Activation::Gelu | Activation::Tanh | Activation::Relu, _) => Kind::Other(act),
+            (
+                Activation::Gelu | Activation::Tanh | Activation::Relu | Activation::ReluSquared,
+                _,
+            ) => Kind::Other(act),
         };
         Gate { kind, level: lowering.level }
     }

@@ -4,7 +4,8 @@
 use device::DType;
 use fixtures::Rng;
 use graph::program::{
-    Activation, Cache, ModelShape, Pairs, Program, ProgramBuilder, RopeId, ValueId, WeightRef,
+    Activation, Cache, Gate, Heads, ModelShape, Pairs, Program, ProgramBuilder, RopeId, Rule,
+    ValueId, WeightRef,
 };
 
 pub fn program(seed: u64) -> Program {
@@ -29,7 +30,7 @@ pub fn program(seed: u64) -> Program {
     let table = WeightRef::matrix("embed", act_dtype, shape.vocab, shape.hidden);
     let mut x = b.embed("embed", table.clone());
     for layer in 0..shape.layers {
-        x = b.layer(layer, |b| maker.layer(b, x));
+        x = b.layer(layer, |b| maker.layer(b, x, layer > 0));
     }
     let last = b.gather_last("last", x);
     let head_in = if maker.rng.once_in(4) { last } else { maker.norm(&mut b, last) };
@@ -50,7 +51,8 @@ impl Maker {
         format!("{kind}{}", self.count)
     }
 
-    fn layer(&mut self, b: &mut ProgramBuilder, mut x: ValueId) -> ValueId {
+    /// The first layer keeps tokens in pages; others may be recurrent.
+    fn layer(&mut self, b: &mut ProgramBuilder, mut x: ValueId, may_recur: bool) -> ValueId {
         for _ in 0..1 + self.rng.below(3) {
             x = match self.rng.below(4) {
                 0 => self.mlp(b, x),
@@ -59,7 +61,7 @@ impl Maker {
                 _ => self.norm(b, x),
             };
         }
-        self.attention(b, x)
+        self.attention(b, x, may_recur)
     }
 
     fn linear(
@@ -193,9 +195,42 @@ impl Maker {
         self.add(b, x, o)
     }
 
-    fn attention(&mut self, b: &mut ProgramBuilder, x: ValueId) -> ValueId {
+    /// A matrix of each head that is carried from token to token, behind a convolution, with a gated norm.
+    fn recurrent(&mut self, b: &mut ProgramBuilder, x: ValueId, h: ValueId) -> ValueId {
+        let s = self.shape;
+        let (groups, key, value) = (2, 8, 8);
+        let heads = groups * (1 + self.rng.below(2));
+        let (channels, values) = (2 * groups * key + heads * value, heads * value);
+        let delta = self.rng.once_in(2);
+        // Gates and steps behind the channels.
+        let both = self.linear(b, h, channels + values + 2 * heads, s.hidden, false);
+        let name = self.name("recurrent");
+        let vector =
+            |which: &str, cols| WeightRef::vector(format!("{name}.{which}"), s.act_dtype, cols);
+        let w = WeightRef::matrix(format!("{name}.conv"), s.act_dtype, channels, 3);
+        let bias = self.rng.once_in(2).then(|| vector("bias", channels));
+        let c = b.conv(&format!("{name}.c"), (both, 0), w, bias);
+        let (rule, skip) = match delta {
+            true => (Rule::Delta, None),
+            false => (Rule::StateSpace { least: 0.0 }, Some(vector("skip", heads))),
+        };
+        let vectors = (vector("a", heads), vector("dt", heads), skip);
+        let shape = Heads { heads, groups, key, value };
+        let gates = (both, channels + values);
+        let o = b.scan(&format!("{name}.s"), c, gates, vectors, rule, shape);
+        let norm = self.rng.once_in(2).then(|| (vector("norm", value), 1e-6, value));
+        let gate = if self.rng.once_in(2) { Gate::Silu } else { Gate::Sigmoid };
+        let o = b.gated(&format!("{name}.g"), o, (both, channels), gate, norm, delta);
+        let o = self.linear(b, o, s.hidden, values, false);
+        self.add(b, x, o)
+    }
+
+    fn attention(&mut self, b: &mut ProgramBuilder, x: ValueId, may_recur: bool) -> ValueId {
         let s = self.shape;
         let h = self.maybe_norm(b, x);
+        if may_recur && self.rng.once_in(3) {
+            return self.recurrent(b, x, h);
+        }
         if self.rng.once_in(4) {
             return self.latent(b, x, h);
         }

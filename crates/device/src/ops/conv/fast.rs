@@ -1,0 +1,143 @@
+//! Rows and blocks of channels are divided among the threads. A block takes a row's tokens in order, with the last inputs
+//! in scratch.
+
+use crate::cpu::memory::CpuMemory;
+use crate::cpu::numerics::Lowering;
+use crate::cpu::simd::{Level, exp, fma, levels};
+use crate::cpu::step::{Own, Scratch, Step, Team};
+use crate::cpu::tables::{Fed, Tables};
+use crate::cpu::view::{Matrix, load_floats, store_floats};
+use crate::op::Conv;
+
+/// Channels of a block.
+const BLOCK: usize = 512;
+
+struct ConvStep {
+    x: Matrix,
+    from: usize,
+    w: Matrix,
+    bias: Option<Matrix>,
+    carry: Matrix,
+    y: Matrix,
+    tables: Tables,
+    rows: usize,
+    single: bool,
+    level: Level,
+}
+
+// SAFETY: addresses in an arena that the recording keeps; chunks touch different channels of different rows, and rows of a
+// step have different seats.
+unsafe impl Send for ConvStep {}
+// SAFETY: as above.
+unsafe impl Sync for ConvStep {}
+
+impl Conv {
+    pub(crate) fn prepare(&self, memory: &CpuMemory, lowering: &Lowering) -> Box<dyn Step> {
+        Box::new(ConvStep {
+            x: Matrix::new(memory, &self.x),
+            from: self.from as usize,
+            w: Matrix::new(memory, &self.w),
+            bias: self.bias.as_ref().map(|bias| Matrix::new(memory, bias)),
+            carry: Matrix::new(memory, &self.carry),
+            y: Matrix::new(memory, &self.y),
+            tables: Tables::new(memory, &self.state),
+            rows: self.rows as usize,
+            single: self.single,
+            level: lowering.level,
+        })
+    }
+}
+
+impl ConvStep {
+    /// Floats of a worker's scratch: the inputs of all taps, their weights by tap, biases and results.
+    fn own_floats(&self) -> usize {
+        (2 * self.w.cols + 2) * BLOCK
+    }
+
+    fn block(&self, fed: &Fed, first: usize, own: Own) {
+        let (channels, taps) = (self.w.rows, self.w.cols);
+        let count = BLOCK.min(channels - first);
+        // SAFETY: this worker's own scratch.
+        let own = unsafe { own.floats(self.own_floats()) };
+        let (window, own) = own.split_at_mut(taps * BLOCK);
+        let (weights, own) = own.split_at_mut(taps * BLOCK);
+        let (bias, sums) = own.split_at_mut(BLOCK);
+        for c in 0..count {
+            (0..taps).for_each(|tap| weights[tap * BLOCK + c] = self.w.get(first + c, tap));
+        }
+        match &self.bias {
+            // SAFETY: elements of the vector.
+            Some(own) => unsafe { load_floats(own.dtype, own.at(0, first), &mut bias[..count]) },
+            None => bias.fill(0.0),
+        }
+        let kept = |i: usize| self.carry.at(fed.seat, i * channels + first);
+        for i in 0..taps - 1 {
+            let inputs = &mut window[i * BLOCK..][..count];
+            match fed.before {
+                0 => inputs.fill(0.0),
+                // SAFETY: channels of the seat's inputs.
+                _ => unsafe { load_floats(self.carry.dtype, kept(i), inputs) },
+            }
+        }
+        // The newest input's place among the taps; the others follow it, the oldest first.
+        let mut newest = taps - 1;
+        for token in fed.tokens.clone() {
+            let inputs = &mut window[newest * BLOCK..][..count];
+            // SAFETY: channels of the token, and its results, which this chunk alone writes; the level was detected.
+            unsafe {
+                load_floats(self.x.dtype, self.x.at(token, self.from + first), inputs);
+                sums[..count].copy_from_slice(&bias[..count]);
+                for tap in 0..taps {
+                    let inputs = &window[(newest + 1 + tap) % taps * BLOCK..][..count];
+                    add(self.level, &mut sums[..count], inputs, &weights[tap * BLOCK..][..count]);
+                }
+                silu(self.level, &mut sums[..count]);
+                store_floats(self.y.dtype, self.y.at(token, first), &sums[..count]);
+            }
+            newest = (newest + 1) % taps;
+        }
+        for i in 0..taps - 1 {
+            // `newest` is where the next input would go: the oldest that is kept follows it.
+            let inputs = &window[(newest + 1 + i) % taps * BLOCK..][..count];
+            // SAFETY: channels of the seat's inputs, which this chunk alone touches.
+            unsafe { store_floats(self.carry.dtype, kept(i), inputs) };
+        }
+    }
+}
+
+#[inline(always)]
+fn add_body<const FMA: bool>(sums: &mut [f32], inputs: &[f32], weights: &[f32]) {
+    for ((sum, input), weight) in sums.iter_mut().zip(inputs).zip(weights) {
+        *sum = fma::<FMA>(*input, *weight, *sum);
+    }
+}
+
+#[inline(always)]
+fn silu_body<const FMA: bool>(sums: &mut [f32]) {
+    sums.iter_mut().for_each(|x| *x /= 1.0 + exp::<FMA>(-*x));
+}
+
+levels! {
+    /// Adds a tap.
+    fn add(sums: &mut [f32], inputs: &[f32], weights: &[f32]) = add_body;
+}
+
+levels! {
+    /// x / (1 + e^-x).
+    fn silu(sums: &mut [f32]) = silu_body;
+}
+
+impl Step for ConvStep {
+    fn scratch(&self) -> Scratch {
+        Scratch { shared: 0, own: self.own_floats() * size_of::<f32>() }
+    }
+
+    fn run(&self, team: &Team<'_>) {
+        let blocks = self.w.rows.div_ceil(BLOCK);
+        team.parallel(self.rows * blocks, &|chunk, worker| {
+            if let Some(fed) = self.tables.fed(chunk / blocks, self.single) {
+                self.block(&fed, chunk % blocks * BLOCK, team.own(worker));
+            }
+        });
+    }
+}

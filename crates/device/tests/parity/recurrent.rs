@@ -1,0 +1,438 @@
+//! Recurrent layers: convolutions, matrices that are carried from token to token, gates. Seats of sequences that begin
+//! hold NaN, so a read of what a seat carried before is noticed; seats without a row hold numbers that must stay.
+
+use crate::attention::Row;
+use crate::support::*;
+use device::op::{Conv, Gate, Gated, GatedNorm, Norm, Rule, Scan};
+use device::step::count;
+use device::{DType, Op, Region, Span, StepLimits, StepState, Tensor};
+
+/// Which rows a step has, and of which seats.
+#[derive(Clone, Debug)]
+struct Rows {
+    rows: Vec<Row>,
+    seats: Vec<usize>,
+    bucket_rows: usize,
+    bucket_tokens: usize,
+    single: bool,
+}
+
+/// Seats of a device in these tests.
+const SEATS: usize = 9;
+
+impl Rows {
+    fn random(rng: &mut Rng, single: bool) -> Rows {
+        let count = rng.pick(&[1, 2, 5, 7]);
+        let row = |rng: &mut Rng| {
+            let q_len = if single { 1 } else { rng.pick(&[1, 2, 3, 16, 17, 33, 40]) };
+            Row { q_len, kv_len: q_len + rng.pick(&[0, 0, 1, 2, 30]) }
+        };
+        let rows: Vec<Row> = (0..count).map(|_| row(rng)).collect();
+        let live: usize = rows.iter().map(|row| row.q_len).sum();
+        // Seats in reverse, with gaps.
+        let seats = (0..count).map(|r| SEATS - 1 - r).collect();
+        let bucket_rows = count + rng.below(3);
+        let bucket_tokens = if single { bucket_rows } else { live + rng.below(20) };
+        Rows { rows, seats, bucket_rows, bucket_tokens, single }
+    }
+
+    fn live(&self) -> usize {
+        self.rows.iter().map(|row| row.q_len).sum()
+    }
+
+    fn tables(&self, layout: &mut Layout) -> StepState {
+        let state = layout.state(StepLimits {
+            seats: SEATS as u32,
+            rows: self.bucket_rows as u32,
+            tokens: self.bucket_tokens as u32,
+            pages_per_seat: 8,
+            page_size: 16,
+            vocab: 32,
+            penalties: false,
+            tokens_per_row: 1,
+            tables: 1,
+        });
+        let mut row_seat = vec![SEATS as u32; self.bucket_rows];
+        let mut kv_len = vec![0u32; self.bucket_rows];
+        let mut q_start = vec![self.live() as u32; self.bucket_rows + 1];
+        let mut token_row = vec![self.bucket_rows as u32; self.bucket_tokens];
+        let mut token = 0;
+        for (r, row) in self.rows.iter().enumerate() {
+            (row_seat[r], kv_len[r]) = (self.seats[r] as u32, row.kv_len as u32);
+            q_start[r] = token as u32;
+            token_row[token..token + row.q_len].fill(r as u32);
+            token += row.q_len;
+        }
+        let mut counts = vec![0u32; count::WORDS as usize];
+        counts[count::ROWS as usize] = self.rows.len() as u32;
+        counts[count::TOKENS as usize] = self.live() as u32;
+        let tables: [(&Tensor, &[u32]); 5] = [
+            (&state.row_seat, &row_seat),
+            (&state.kv_len, &kv_len),
+            (&state.q_start, &q_start),
+            (&state.token_row, &token_row),
+            (&state.counts, &counts),
+        ];
+        tables.into_iter().for_each(|(to, words)| layout.set(to.span, words_to_bytes(words)));
+        state
+    }
+
+    /// States of all seats: NaN where a sequence begins.
+    fn carry(&self, layout: &mut Layout, rng: &mut Rng, dtype: DType, cols: usize) -> Tensor {
+        let mut values = rng.floats(SEATS * cols, 1.0);
+        for (row, &seat) in self.rows.iter().zip(&self.seats) {
+            if row.q_len == row.kv_len {
+                values[seat * cols..][..cols].fill(f32::NAN);
+            }
+        }
+        let span = layout.bytes(Region::Kv, "carry", encode(dtype, &values));
+        Tensor::dense(span, dtype, SEATS as u32, cols as u32)
+    }
+
+    /// Rows of numbers for live tokens, NaN for pads.
+    fn values(
+        &self,
+        layout: &mut Layout,
+        rng: &mut Rng,
+        dtype: DType,
+        cols: usize,
+        gap: usize,
+    ) -> Tensor {
+        let mut values = rng.floats(self.bucket_tokens * cols, 2.0);
+        values[self.live() * cols..].fill(f32::NAN);
+        layout.floats(dtype, self.bucket_tokens, cols, gap, &values)
+    }
+}
+
+/// The bytes of live tokens.
+fn live_part(y: &Tensor, live: usize) -> Span {
+    y.span.part(0, y.dtype.bytes(live * y.stride as usize) as u64)
+}
+
+const ANY: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+#[test]
+fn convolutions() {
+    for seed in 0..24 {
+        let rng = &mut Rng::new(3000 + seed);
+        let rows = Rows::random(rng, seed % 3 == 0);
+        let (channels, taps) = (rng.pick(&[8, 40, 250, 600]), rng.pick(&[2, 3, 4, 4, 8]));
+        let (x_type, y_type) = (rng.pick(&ANY), rng.pick(&ANY));
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let state = rows.tables(layout);
+            let (from, behind, gap) = (8 * rng.below(3), 8 * rng.below(2), 8 * rng.below(2));
+            let x = rows.values(layout, rng, x_type, from + channels + behind, gap);
+            let w =
+                layout.floats(rng.pick(&ANY), channels, taps, 0, &rng.floats(channels * taps, 1.0));
+            let bias = rng.floats(channels, 1.0);
+            let bias =
+                (rng.below(2) == 0).then(|| layout.floats(DType::F32, 1, channels, 0, &bias));
+            let carry = rows.carry(layout, rng, x_type, channels * (taps - 1));
+            let y = layout.poison(y_type, rows.bucket_tokens, channels, 0);
+            let (from, bucket, single) = (from as u32, rows.bucket_rows as u32, rows.single);
+            let op = Conv { x, from, w, bias, carry, y, state, rows: bucket, single };
+            (vec![Op::from(op)], vec![live_part(&y, rows.live()), carry.span])
+        };
+        against_reference(&build, &|device, want, got| {
+            let what =
+                format!("seed {seed}: {rows:?}, {channels} channels, {taps} taps on {device}");
+            assert_close(&what, y_type, 4.0, &want[0], &got[0]);
+            // Inputs are kept as they are.
+            assert_eq!(want[1], got[1], "{what}");
+        });
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    heads: usize,
+    groups: usize,
+    key: usize,
+    value: usize,
+    delta: bool,
+    x: DType,
+}
+
+impl Heads {
+    fn random(rng: &mut Rng) -> Heads {
+        let groups = 1 + rng.below(3);
+        let large = rng.below(3) == 0;
+        let small = |rng: &mut Rng| 8 * (1 + rng.below(5));
+        Heads {
+            heads: groups * (1 + rng.below(3)),
+            groups,
+            key: if large { rng.pick(&[64, 128, 256]) } else { small(rng) },
+            value: if large { rng.pick(&[64, 128]) } else { small(rng) },
+            delta: rng.below(2) == 0,
+            x: rng.pick(&ANY),
+        }
+    }
+
+    fn rule(&self) -> Rule {
+        if self.delta { Rule::Delta } else { Rule::StateSpace { least: 0.01 } }
+    }
+
+    fn cols(&self) -> usize {
+        2 * self.groups * self.key + self.heads * self.value
+    }
+
+    fn states(&self) -> usize {
+        self.heads * self.key * self.value
+    }
+
+    /// The op over these tokens and states, without its step.
+    fn scan(&self, layout: &mut Layout, rng: &mut Rng, x: Tensor, carry: Tensor) -> Scan {
+        let Heads { heads, groups, key, value, delta, .. } = *self;
+        let tokens = x.rows as usize;
+        let mut vector = |scale: f32, more: f32| {
+            let values: Vec<f32> = rng.floats(heads, scale).iter().map(|v| v + more).collect();
+            values
+        };
+        let (a, dt, skip) = (vector(1.0, -1.0), vector(1.0, 0.0), vector(1.0, 0.0));
+        let a = layout.floats(DType::F32, 1, heads, 0, &a);
+        let dt = layout.floats(DType::BF16, 1, heads, 0, &dt);
+        let skip = (!delta).then(|| layout.floats(DType::F32, 1, heads, 0, &skip));
+        let (from, read) = (8 * rng.below(2), if delta { 2 * heads } else { heads });
+        let gates = rng.floats(tokens * (from + read), 3.0);
+        let gates = layout.floats(self.x, tokens, from + read, 0, &gates);
+        let y = layout.poison(self.x, tokens, heads * value, 0);
+        let state =
+            Rows { rows: vec![], seats: vec![], bucket_rows: 1, bucket_tokens: 1, single: true };
+        let state = state.tables(layout);
+        let [heads, groups, key, value] = [heads, groups, key, value].map(|n| n as u32);
+        let (from, rule, rows, single) = (from as u32, self.rule(), 0, false);
+        Scan {
+            x,
+            gates,
+            from,
+            a,
+            dt,
+            skip,
+            rule,
+            heads,
+            groups,
+            key,
+            value,
+            carry,
+            y,
+            state,
+            rows,
+            single,
+        }
+    }
+}
+
+#[test]
+fn matrices_that_are_carried() {
+    for seed in 0..30 {
+        let rng = &mut Rng::new(4000 + seed);
+        let rows = Rows::random(rng, seed % 3 == 0);
+        let heads = Heads::random(rng);
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let gap = 8 * rng.below(2);
+            let x = rows.values(layout, rng, heads.x, heads.cols(), gap);
+            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let op = heads.scan(layout, rng, x, carry);
+            let (state, bucket, single) =
+                (rows.tables(layout), rows.bucket_rows as u32, rows.single);
+            let op = Scan { state, rows: bucket, single, ..op };
+            let outs = vec![live_part(&op.y, rows.live()), carry.span];
+            (vec![Op::from(op)], outs)
+        };
+        against_reference(&build, &|device, want, got| {
+            let what = format!("seed {seed}: {rows:?}, {heads:?} on {device}");
+            // Values are up to a few hundred times as large as what rounding of sums leaves.
+            assert_close(&what, heads.x, 16.0, &want[0], &got[0]);
+            assert_close(&what, DType::F32, 16.0, &want[1], &got[1]);
+        });
+    }
+}
+
+/// Forty tokens of two sequences, in steps of other sizes, with other rows beside them: the same results and states to
+/// the bit.
+#[test]
+fn chunks_of_any_size_give_the_same_bits() {
+    const TOKENS: usize = 40;
+    for seed in 0..6 {
+        let rng = &mut Rng::new(5000 + seed);
+        let heads = Heads { delta: seed % 2 == 0, ..Heads::random(rng) };
+        let (channels, taps) = (heads.cols(), 4);
+        // Steps of the first sequence; the second has its tokens in steps of seven.
+        let cuts: [&[usize]; 4] = [&[40], &[1; 40], &[17, 1, 1, 14, 7], &[33, 2, 5]];
+        let build = |layout: &mut Layout, cut: &[usize]| {
+            let rng = &mut Rng::new(seed);
+            let inputs = rng.floats(2 * TOKENS * channels, 2.0);
+            let all = layout.floats(heads.x, 2 * TOKENS, channels, 0, &inputs);
+            let w = layout.floats(DType::F32, channels, taps, 0, &rng.floats(channels * taps, 1.0));
+            let nan = |layout: &mut Layout, dtype, cols: usize| {
+                let bytes = encode(dtype, &vec![f32::NAN; SEATS * cols]);
+                let span = layout.bytes(Region::Kv, "carry", bytes);
+                Tensor::dense(span, dtype, SEATS as u32, cols as u32)
+            };
+            let inputs_kept = nan(layout, heads.x, channels * (taps - 1));
+            let carry = nan(layout, DType::F32, heads.states());
+            let scan = heads.scan(layout, rng, all, carry);
+            let bytes = |tensor: &Tensor| tensor.dtype.bytes(tensor.stride as usize) as u64;
+            let part = |tensor: &Tensor, from: usize, count: usize| {
+                let span =
+                    tensor.span.part(from as u64 * bytes(tensor), count as u64 * bytes(tensor));
+                Tensor { span, rows: count as u32, ..*tensor }
+            };
+            let (mut ops, mut at) = (Vec::new(), [0, 0]);
+            let mut copies = Vec::new();
+            for &first in cut.iter().chain([&0; 6]) {
+                // Tokens of both sequences side by side.
+                let count = [first, 7.min(TOKENS - at[1])];
+                let fed: Vec<usize> = (0..2).filter(|&s| count[s] > 0).collect();
+                if fed.is_empty() {
+                    continue;
+                }
+                let tokens: usize = fed.iter().map(|&s| count[s]).sum();
+                let single = tokens == fed.len();
+                let bucket_tokens = if single { tokens } else { tokens + 3 };
+                let row = |&s: &usize| Row { q_len: count[s], kv_len: at[s] + count[s] };
+                let rows = Rows {
+                    rows: fed.iter().map(row).collect(),
+                    seats: fed.iter().map(|s| 3 + 2 * s).collect(),
+                    bucket_rows: fed.len() + usize::from(!single),
+                    bucket_tokens,
+                    single,
+                };
+                let state = rows.tables(layout);
+                let x = layout.poison(heads.x, bucket_tokens, channels, 0);
+                let gates = layout.poison(heads.x, bucket_tokens, scan.gates.cols as usize, 0);
+                let y = layout.poison(heads.x, bucket_tokens, scan.y.cols as usize, 0);
+                let c = layout.poison(heads.x, bucket_tokens, channels, 0);
+                let mut to = 0;
+                for &s in &fed {
+                    let from = s * TOKENS + at[s];
+                    for (whole, own) in [(&all, &x), (&scan.gates, &gates)] {
+                        let (from, to) = (part(whole, from, count[s]), part(own, to, count[s]));
+                        ops.push(Op::from(device::op::Copy { from: from.span, to: to.span }));
+                    }
+                    copies.push((part(&y, to, count[s]), part(&scan.y, from, count[s])));
+                    to += count[s];
+                    at[s] += count[s];
+                }
+                let bucket = rows.bucket_rows as u32;
+                let conv = Conv {
+                    x,
+                    from: 0,
+                    w,
+                    bias: None,
+                    carry: inputs_kept,
+                    y: c,
+                    state,
+                    rows: bucket,
+                    single,
+                };
+                let own = Scan { x: c, gates, y, state, rows: bucket, single, ..scan.clone() };
+                ops.extend([Op::from(conv), Op::from(own)]);
+                let made = copies
+                    .drain(..)
+                    .map(|(from, to)| Op::from(device::op::Copy { from: from.span, to: to.span }));
+                ops.extend(made);
+            }
+            assert_eq!(at, [TOKENS; 2]);
+            let seat = |carry: &Tensor, seat: usize| part(carry, seat, 1).span;
+            let outs = vec![
+                scan.y.span,
+                seat(&inputs_kept, 3),
+                seat(&inputs_kept, 5),
+                seat(&carry, 3),
+                seat(&carry, 5),
+            ];
+            (ops, outs)
+        };
+        for (name, device) in devices() {
+            let whole = run(&device, &|layout| build(layout, cuts[0]));
+            for cut in &cuts[1..] {
+                let parts = run(&device, &|layout| build(layout, cut));
+                assert!(whole == parts, "seed {seed}: {heads:?} in steps of {cut:?} on {name}");
+            }
+        }
+    }
+}
+
+/// A planted bug: two rows have each other's seats. The comparison that the tests above make must find it.
+#[test]
+fn the_state_of_another_seat_is_found() {
+    for seed in 0..4 {
+        let rng = &mut Rng::new(6000 + seed);
+        let heads = Heads { delta: seed % 2 == 0, x: DType::F32, ..Heads::random(rng) };
+        let row = || Row { q_len: if seed < 2 { 1 } else { 3 }, kv_len: 9 };
+        let rows = |seats: [usize; 2]| Rows {
+            rows: vec![row(), row()],
+            seats: seats.to_vec(),
+            bucket_rows: 2,
+            bucket_tokens: 2 * row().q_len,
+            single: seed < 2,
+        };
+        let build = |layout: &mut Layout, seats: [usize; 2]| {
+            let rng = &mut Rng::new(seed);
+            let rows = rows(seats);
+            let x = rows.values(layout, rng, heads.x, heads.cols(), 0);
+            let kept = rows.carry(layout, rng, heads.x, heads.cols() * 3);
+            let carry = rows.carry(layout, rng, DType::F32, heads.states());
+            let w =
+                layout.floats(DType::F32, heads.cols(), 4, 0, &rng.floats(heads.cols() * 4, 1.0));
+            let op = heads.scan(layout, rng, x, carry);
+            let (state, bucket, single) = (rows.tables(layout), 2, rows.single);
+            let c = layout.poison(heads.x, rows.bucket_tokens, heads.cols(), 0);
+            let conv =
+                Conv { x, from: 0, w, bias: None, carry: kept, y: c, state, rows: bucket, single };
+            let outs = vec![op.y.span, c.span];
+            let op = Scan { state, rows: bucket, single, ..op };
+            (vec![Op::from(op), Op::from(conv)], outs)
+        };
+        let reference = device::cpu::open(None, true).expect("a CPU");
+        let want = run(&reference, &|layout| build(layout, [2, 4]));
+        for (name, device) in devices() {
+            let got = run(&device, &|layout| build(layout, [4, 2]));
+            for (want, got) in want.iter().zip(&got) {
+                let found = difference(heads.x, 16.0, want, got);
+                assert!(found.is_some(), "seed {seed} on {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gates_with_and_without_norms() {
+    for seed in 0..24 {
+        let rng = &mut Rng::new(7000 + seed);
+        let group = rng.pick(&[8, 24, 128, 128, 600, 1536]);
+        let cols = group * rng.pick(&[1, 2, 5]);
+        let rows = rng.pick(&[1, 3, 20]);
+        let (x_type, z_type, y_type) = (rng.pick(&ANY), rng.pick(&ANY), rng.pick(&ANY));
+        let (kind, in_place) = (seed % 4, seed % 8 >= 4);
+        let build = |layout: &mut Layout| {
+            let rng = &mut Rng::new(seed);
+            let live = 1 + rng.below(rows);
+            let (from, behind) = (8 * rng.below(3), 8 * rng.below(2));
+            let x = layout.floats(x_type, rows, cols, 0, &rng.floats(rows * cols, 2.0));
+            let z = rng.floats(rows * (from + cols + behind), 4.0);
+            let z = layout.floats(z_type, rows, from + cols + behind, 0, &z);
+            let y = if in_place { x } else { layout.poison(y_type, rows, cols, 0) };
+            // None, shared by groups, of all columns.
+            let wide = [None, Some(group), Some(cols), Some(cols)][kind as usize];
+            let norm = wide.map(|wide| {
+                let weight = layout.floats(rng.pick(&ANY), 1, wide, 0, &rng.floats(wide, 1.0));
+                let (norm, group) = (Norm { weight, eps: 1e-5 }, group as u32);
+                GatedNorm { norm, group, after: kind == 3 }
+            });
+            let gate = if kind == 0 { Gate::Sigmoid } else { Gate::Silu };
+            let count = Some(layout.words(&[live as u32]).span);
+            let op = Gated { x, z, from: from as u32, gate, norm, y, live: count };
+            (vec![Op::from(op)], vec![live_part(&y, live)])
+        };
+        let made = if in_place { x_type } else { y_type };
+        against_reference(&build, &|device, want, got| {
+            let what =
+                format!("seed {seed}: {rows} rows of {cols} in groups of {group} on {device}");
+            assert_close(&what, made, 4.0, &want[0], &got[0]);
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! Models with recurrent layers through a whole engine: a sequence's answer is its own, whatever runs beside it, in which
+//! chunks its prompt is fed and whether it is sent back.
+
+use crate::models;
+use engine::exec::Executor;
+use engine::request::{Request, RequestId, Sampling};
+use engine::{Engine, EngineStats};
+use model::{LoadError, LoadOptions, LoadedExecutor, ModelSource, Precision};
+
+const CASES: [&str; 5] =
+    ["qwen3-next", "qwen3-next-last", "nemotron-h", "granite-hybrid", "granite-hybrid-dense"];
+
+fn options(pages: u32) -> LoadOptions {
+    LoadOptions {
+        max_batch: 3,
+        max_context: 192,
+        prefill_tokens: Some(64),
+        pages: Some(pages),
+        precision: Some(Precision::EXACT),
+        ..LoadOptions::default()
+    }
+}
+
+fn load(case: &str, options: &LoadOptions) -> Result<LoadedExecutor, LoadError> {
+    let source = ModelSource::Checkpoint(models::folder().join(case));
+    model::load_executor(&source, &models::cpu(), options, &|_| {})
+}
+
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| 3 + (i * i * 7 + i * seed * 13 + seed * 29) % 120).collect()
+}
+
+fn request(prompt: Vec<u32>, choices: u32, tokens: u32) -> Request {
+    let sampling = Sampling { max_tokens: tokens, ignore_eos: true, ..Sampling::default() };
+    Request { choices, ..Request::new(RequestId(0), prompt, sampling) }
+}
+
+/// The answers of all choices, how many tokens each request found, and what the engine did.
+fn answers(
+    case: &str,
+    (pages, chunk): (u32, u32),
+    requests: Vec<Request>,
+) -> (Vec<Vec<u32>>, Vec<u32>, EngineStats) {
+    let loaded = load(case, &options(pages)).unwrap();
+    let mut engine = Engine::builder(loaded.executor).step_tokens(chunk).build();
+    let done: Vec<_> = engine.answer(requests).into_iter().map(Result::unwrap).collect();
+    let found = done.iter().map(|answer| answer.cached_tokens).collect();
+    let tokens = |choice: engine::offline::Answer| choice.tokens;
+    let all = done.into_iter().flat_map(|answer| answer.choices).map(tokens).collect();
+    assert_eq!(engine.engine().pages().held, 0);
+    (all, found, engine.engine().stats())
+}
+
+/// Seven sequences on three seats, each answered alone and all together, in chunks of several sizes: seats are used again,
+/// and rows of a step have different lengths.
+#[test]
+fn answers_are_the_same_alone_and_beside_others() {
+    for case in CASES {
+        let prompts: Vec<_> = (1..8)
+            .map(|seed| prompt(seed, [1, 40, 17, 3, 64, 90, 33][seed as usize - 1]))
+            .collect();
+        let alone: Vec<Vec<u32>> = prompts
+            .iter()
+            .flat_map(|prompt| answers(case, (60, 64), vec![request(prompt.clone(), 1, 12)]).0)
+            .collect();
+        assert!(alone.windows(2).any(|pair| pair[0] != pair[1]), "{case}: prompts do not matter");
+        for chunk in [64, 16, 7, 1] {
+            let requests = prompts.iter().map(|prompt| request(prompt.clone(), 1, 12)).collect();
+            let (beside, ..) = answers(case, (60, chunk), requests);
+            assert_eq!(beside, alone, "{case} in chunks of {chunk}");
+        }
+    }
+}
+
+/// Choices cannot share a prompt's state: each feeds it, and greedy ones agree.
+#[test]
+fn choices_feed_their_prompts_themselves() {
+    for case in ["qwen3-next", "nemotron-h"] {
+        let prompt = prompt(5, 50);
+        let (one, ..) = answers(case, (60, 64), vec![request(prompt.clone(), 1, 10)]);
+        let (all, ..) = answers(case, (60, 20), vec![request(prompt, 3, 10)]);
+        assert_eq!(all, vec![one[0].clone(); 3], "{case}");
+    }
+}
+
+/// A sequence that was sent back for pages begins again, and says the same.
+#[test]
+fn answers_survive_preemption() {
+    for case in ["qwen3-next", "granite-hybrid"] {
+        let requests = || (1..6).map(|seed| request(prompt(seed, 60), 1, 60)).collect::<Vec<_>>();
+        let (calm, _, stats) = answers(case, (60, 64), requests());
+        assert_eq!(stats.preemptions, 0);
+        let (tight, _, stats) = answers(case, (14, 64), requests());
+        assert!(stats.preemptions > 0, "{case}: {stats:?}");
+        assert_eq!(tight, calm, "{case}");
+    }
+}
+
+/// What the state of recurrent layers does not allow is refused with a reason.
+#[test]
+fn drafts_and_stores_of_pages_are_refused() {
+    let with_drafts = LoadOptions { spec: Some("ngram:2".parse().unwrap()), ..options(40) };
+    let error = load("qwen3-next", &with_drafts).err().expect("refused").to_string();
+    assert!(error.contains("recurrent layers") && error.contains("--spec"), "{error}");
+    let keep = model::KeepOptions { host_bytes: Some(1 << 20), ..Default::default() };
+    let error = load("nemotron-h", &LoadOptions { keep, ..options(40) }).err().expect("refused");
+    assert!(error.to_string().contains("--kv-host-memory"), "{error}");
+    assert!(load("qwen3-next", &options(40)).unwrap().executor.carries_state());
+    assert!(!load("qwen3-moe", &options(40)).unwrap().executor.carries_state());
+}
