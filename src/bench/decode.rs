@@ -132,11 +132,11 @@ fn measure(
     }
     let read = Read::of(&loaded.program);
     let shape = loaded.program.shape;
-    // Layers with a window read no more than that.
-    let caches = loaded.program.caches.clone();
+    // Layers with a window read no more than that; what is carried is read and written.
+    let (caches, carried) = (loaded.program.caches.clone(), 2 * loaded.program.carry_bytes());
     let kept = |tokens: u64| -> u64 {
         let read = |cache: &Cache| tokens.min(cache.window().map_or(u64::MAX, u64::from));
-        caches.iter().map(|cache| cache.token_bytes() * read(cache)).sum()
+        caches.iter().map(|cache| cache.token_bytes() * read(cache)).sum::<u64>() + carried
     };
     let slots = loaded.executor.adapters();
     let rows = args.batch.len() * args.context.len() * adapters.len();
