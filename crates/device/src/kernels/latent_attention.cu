@@ -279,21 +279,31 @@ latent_merge(void* out, const u32* kv_len, const u32* counts, const float* parti
     wait_for_predecessor();
     if (item.splits <= 1) return;
     const float* parts = partial + ((u64)item.piece * GROUPS + head / 16) * PART_WORDS;
+    // A lane has maximum and total of every 32nd piece, so that all of them are loaded at once.
+    const u32 lane = threadIdx.x % 32;
+    auto stats = [&](u32 s) { return __ldcg((const float2*)(parts + (u64)s * (GROUPS * PART_WORDS) + 2 * (head % 16))); };
     float top = -INFINITY;
-    for (u32 s = 0; s < item.splits; s++) top = fmaxf(top, __ldcg(parts + (u64)s * (GROUPS * PART_WORDS) + 2 * (head % 16)));
+    for (u32 s = lane; s < item.splits; s += 32) top = fmaxf(top, stats(s).x);
+    top = warp_max(top);
+    // Whole warps: LATENT is a multiple of 128.
     for (u32 i = threadIdx.x; i < LATENT / 4; i += 128) {
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float total = 0.0f;
-#pragma unroll 4
-        for (u32 s = 0; s < item.splits; s++) {
-            const float* from = parts + (u64)s * (GROUPS * PART_WORDS);
-            const float2 stats = __ldcg((const float2*)(from + 2 * (head % 16)));
-            const float4 v = __ldcg((const float4*)(from + 32 + head % 16 * LATENT) + i);
-            const float part = exp2f(stats.x - top);
-            total += stats.y * part;
-            sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+        for (u32 base = 0; base < item.splits; base += 32) {
+            float own = 0.0f;
+            if (base + lane < item.splits) {
+                const float2 of = stats(base + lane);
+                own = exp2f(of.x - top);
+                total += of.y * own;
+            }
+#pragma unroll 8
+            for (u32 s = 0; s < min(32u, item.splits - base); s++) {
+                const float4 v = __ldcg((const float4*)(parts + (u64)(base + s) * (GROUPS * PART_WORDS) + 32 + head % 16 * LATENT) + i);
+                const float part = __shfl_sync(FULL, own, s);
+                sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
+            }
         }
-        const float inverse = 1.0f / total;
+        const float inverse = 1.0f / warp_sum(total);
         const u64 to = (u64)blockIdx.x * out_stride + head * LATENT + i * 4;
         store1<YT>(out, to, sum.x * inverse), store1<YT>(out, to + 1, sum.y * inverse);
         store1<YT>(out, to + 2, sum.z * inverse), store1<YT>(out, to + 3, sum.w * inverse);
