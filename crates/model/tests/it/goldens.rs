@@ -250,7 +250,10 @@ fn prompts_are_judged_nearly_as_by_transformers_on_the_gpu() {
     };
     for case in &models::cases() {
         check_prompt(case, &device, 17, EXACT_LOG);
-        check_prompt(case, &device, 17, rounded(case));
+        // As below: in bf16 a router may choose otherwise.
+        if !has_experts(case) {
+            check_prompt(case, &device, 17, rounded(case));
+        }
     }
 }
 
