@@ -84,11 +84,24 @@ impl From<formats::Error> for QuantiseError {
     }
 }
 
+/// A `config.json` to which a last field can be added. Its text stays as it is: numbers that JSON does not have, such as
+/// Python's `Infinity`, too.
+fn open_object(mut fields: Map<String, Value>, json: &[u8]) -> String {
+    let text = match fields.remove("quantization_config") {
+        None => String::from_utf8_lossy(json).into_owned(),
+        // It says null: a model that is quantised is refused.
+        Some(_) => format!("{:#}", Value::Object(fields.clone())),
+    };
+    let before = text.trim_end().strip_suffix('}').unwrap_or(&text).trim_end();
+    format!("{before}{}", if fields.is_empty() { "" } else { "," })
+}
+
 /// A model that is to be quantised, and where each of its tensors goes.
 #[derive(Debug)]
 pub struct Quantiser {
     checkpoint: Checkpoint,
-    config: Map<String, Value>,
+    /// The model's `config.json`, without an end and without a `quantization_config`.
+    config: String,
     options: QuantiseOptions,
     /// For each tensor of the checkpoint, in its order: its scheme, unless it is copied.
     schemes: Vec<Option<Scheme>>,
@@ -114,7 +127,7 @@ impl Quantiser {
         let written = model.write(&CpuTarget, Numerics::Fast, Precision::EXACT, 64)?;
         let file = checkpoint.folder().join("config.json");
         let json = read_capped(&file, limits::CONFIG_BYTES)?;
-        let config = formats::config::object(&file, &json)?;
+        let config = open_object(formats::config::object(&file, &json)?, &json);
         let [matrices, of_experts] = [WeightUse::Matrix, WeightUse::Experts]
             .map(|kind| matrices(&written, kind, options.format));
         let choose = |experts, matrices: &HashMap<String, [usize; 2]>| {
@@ -175,8 +188,7 @@ impl Quantiser {
         pool.build().map_err(no_threads)?.install(work)?;
         new.finish()?;
         let config = folder.join("config.json");
-        let text = format!("{:#}\n", Value::Object(self.new_config()));
-        std::fs::write(&config, text).map_err(WriteError::of(&config))?;
+        std::fs::write(&config, self.new_config()).map_err(WriteError::of(&config))?;
         self.copy_files(folder)
     }
 
@@ -235,7 +247,7 @@ impl Quantiser {
     }
 
     /// The model's `config.json` with a `quantization_config`.
-    fn new_config(&self) -> Map<String, Value> {
+    fn new_config(&self) -> String {
         let groups = [(self.dense, "Linear"), (self.experts, EXPERTS)];
         let groups = groups.into_iter().filter_map(|(scheme, target)| Some((scheme?, target)));
         let groups: Vec<(Scheme, &str)> = groups.collect();
@@ -253,9 +265,7 @@ impl Quantiser {
             "global_compression_ratio": null,
             "ignore": self.ignored,
         });
-        let mut config = self.config.clone();
-        config.insert("quantization_config".into(), quantisation);
-        config
+        format!("{}\n  \"quantization_config\": {quantisation:#}\n}}\n", self.config)
     }
 
     /// Copies what is beside the weights: tokenizer, chat template, licence.

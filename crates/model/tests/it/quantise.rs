@@ -26,7 +26,7 @@ fn quantise(from: &Path, to: &Path, options: QuantiseOptions) -> Result<Quantise
 }
 
 fn json_file(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    Value::Object(formats::config::object(path, &std::fs::read(path).unwrap()).unwrap())
 }
 
 /// A random Qwen3 of one layer whose matrices are whole blocks, in bf16.
@@ -206,6 +206,12 @@ fn every_family_is_quantised_and_loaded() {
                 Ok(quantiser) => quantiser,
                 Err(error) => panic!("{case}: {format:?}: {error}"),
             };
+            let text = |folder: &Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
+            let infinite = |folder: &Path| text(folder).contains("Infinity");
+            assert_eq!(infinite(folder.path()), infinite(&model), "{case}");
+            let mut written = json_file(&folder.path().join("config.json"));
+            written.as_object_mut().unwrap().remove("quantization_config").unwrap();
+            assert_eq!(written, config, "{case}");
             let (error, _) = error(&model, folder.path());
             assert!(error > 1e-3 && error < most, "{case}: {}: {error}", quantiser.describe());
             let found = logits(folder.path(), Precision::EXACT);
