@@ -129,7 +129,7 @@ pub(crate) fn require_live(live: Option<Span>, op: &str) -> Result<()> {
     live.map_or(Ok(()), |live| require_word(live, op, "the live count"))
 }
 
-/// How the tokens of an attention are divided into rows.
+/// How the tokens of a step are divided into rows.
 pub(crate) struct Division {
     pub(crate) rows: u32,
     pub(crate) tokens: u32,

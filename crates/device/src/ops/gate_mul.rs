@@ -37,6 +37,16 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// All of them.
+    pub const ALL: [Activation; 6] = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::Tanh,
+        Activation::Relu,
+        Activation::ReluSquared,
+    ];
+
     /// Its name in listings.
     pub(crate) const fn name(self) -> &'static str {
         match self {

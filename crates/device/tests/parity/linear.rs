@@ -8,15 +8,6 @@ use device::{DType, Op, Region, Span, Tensor};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-const ACTIVATIONS: [Activation; 6] = [
-    Activation::Silu,
-    Activation::GeluTanh,
-    Activation::Gelu,
-    Activation::Tanh,
-    Activation::Relu,
-    Activation::ReluSquared,
-];
-
 struct Shape {
     rows: usize,
     n: usize,
@@ -78,7 +69,7 @@ fn case(layout: &mut Layout, seed: u64, shape: &Shape) -> (Vec<Op>, Vec<Span>) {
             let y = layout.floats(y, rows, n, gap, &rng.floats(rows * n, 1.0));
             (Epilogue::Residual(y), y)
         }
-        3 => (Epilogue::Activate(rng.pick(&ACTIVATIONS)), layout.poison(y, rows, n, gap)),
+        3 => (Epilogue::Activate(rng.pick(&Activation::ALL)), layout.poison(y, rows, n, gap)),
         _ => (Epilogue::Store, layout.poison(y, rows, n, gap)),
     };
     let linear = LinearChain { bias, norm, epilogue, ..LinearChain::new(x, w, y) };

@@ -3,11 +3,12 @@
 
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
-use crate::cpu::simd::{Level, exp, fma, levels};
+use crate::cpu::simd::{Level, fma, levels};
 use crate::cpu::step::{Own, Scratch, Step, Team};
 use crate::cpu::tables::{Fed, Tables};
 use crate::cpu::view::{Matrix, load_floats, store_floats};
-use crate::op::Conv;
+use crate::op::{Activation, Conv};
+use crate::ops::activate::activate;
 
 /// Channels of a block.
 const BLOCK: usize = 512;
@@ -91,7 +92,7 @@ impl ConvStep {
                     let inputs = &window[(newest + 1 + tap) % taps * BLOCK..][..count];
                     add(self.level, &mut sums[..count], inputs, &weights[tap * BLOCK..][..count]);
                 }
-                silu(self.level, &mut sums[..count]);
+                activate(self.level, &mut sums[..count], Activation::Silu);
                 store_floats(self.y.dtype, self.y.at(token, first), &sums[..count]);
             }
             newest = (newest + 1) % taps;
@@ -112,19 +113,9 @@ fn add_body<const FMA: bool>(sums: &mut [f32], inputs: &[f32], weights: &[f32]) 
     }
 }
 
-#[inline(always)]
-fn silu_body<const FMA: bool>(sums: &mut [f32]) {
-    sums.iter_mut().for_each(|x| *x /= 1.0 + exp::<FMA>(-*x));
-}
-
 levels! {
     /// Adds a tap.
     fn add(sums: &mut [f32], inputs: &[f32], weights: &[f32]) = add_body;
-}
-
-levels! {
-    /// x / (1 + e^-x).
-    fn silu(sums: &mut [f32]) = silu_body;
 }
 
 impl Step for ConvStep {
