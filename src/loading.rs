@@ -68,6 +68,13 @@ pub(crate) struct LoadArgs {
         help = "Keep evicted KV pages in a file in this folder, such as /var/kv:64GiB [default: none]"
     )]
     kv_disk: Option<(PathBuf, u64)>,
+    // Not doc comments, because rustdoc would parse the brackets as links.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Loading")]
+    #[arg(
+        help = "Memory for the state of recurrent layers behind shared prefixes [default: a sixteenth of what is \
+                free, on a CPU at most 256MiB]"
+    )]
+    kv_states: Option<u64>,
     /// Keep all KV pages of layers that see a window of tokens, also those that no later token sees
     #[arg(long, help_heading = "Loading")]
     keep_windows: bool,
@@ -421,6 +428,7 @@ fn load_with(
         max_context: args.max_context,
         memory_share: args.memory_share,
         kv_bytes: args.kv_cache,
+        state_bytes: if args.no_prefix_cache { Some(0) } else { args.kv_states },
         graphs: args.graph.given.clone(),
         keep_windows: args.keep_windows,
         keep: args.keep()?,

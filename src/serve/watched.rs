@@ -241,6 +241,10 @@ impl<X: Executor + Traced> Executor for Watched<X> {
         self.inner.carries_state()
     }
 
+    fn state_copies(&self) -> u32 {
+        self.inner.state_copies()
+    }
+
     fn steps(&self) -> u32 {
         self.inner.steps()
     }

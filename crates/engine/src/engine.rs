@@ -31,6 +31,7 @@ impl<X: Executor> Engine<X> {
             hidden: executor.hidden().unwrap_or(0),
             whole: executor.whole_prompts(),
             carries: executor.carries_state(),
+            states: executor.state_copies(),
             steps: executor.steps(),
             tokens: executor.tokens_per_row().max(1),
             store: executor.store().is_some(),

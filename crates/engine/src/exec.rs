@@ -43,6 +43,8 @@ pub struct Step {
     pub pages: Vec<PageEntry>,
     /// Whole-page copies made before this step runs (copy-on-write).
     pub copies: Vec<(Page, Page)>,
+    /// Copies of what seats carry, made in this order before this step runs.
+    pub states: Vec<StateCopy>,
     /// Allowed-token masks for rows of this step: (row index, one bit per token).
     pub masks: Vec<(u32, Vec<u32>)>,
     /// Most steps of this launch; 0 is 1. More than one only for decode steps without masks, and never
@@ -51,6 +53,25 @@ pub struct Step {
     pub steps: u32,
     /// Why it feeds as many prompt tokens as it does.
     pub share: Share,
+}
+
+/// A copy of what a seat carries from token to token ([`Executor::carries_state`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateCopy {
+    /// The seat has a row in this step, which is fed from behind the tokens of the copy on.
+    Restore {
+        /// From this slot.
+        slot: u32,
+        /// To this seat.
+        seat: Seat,
+    },
+    /// What the seat carries after the rows before this step.
+    Save {
+        /// From this seat.
+        seat: Seat,
+        /// To this slot, below [`Executor::state_copies`].
+        slot: u32,
+    },
 }
 
 /// Why a step feeds as many prompt tokens as it does.
@@ -437,9 +458,13 @@ pub trait Executor {
         None
     }
     /// Whether seats carry state from token to token that is not in pages: then pages alone do not make a prefix, and a
-    /// sequence is fed from its first token on wherever it begins.
+    /// sequence is fed from its first token on, or from where a copy of that state was made.
     fn carries_state(&self) -> bool {
         false
+    }
+    /// Copies of it that there is room for: behind cached prefixes, so that other sequences can go on there.
+    fn state_copies(&self) -> u32 {
+        0
     }
     /// Most decode steps of one launch.
     fn steps(&self) -> u32 {

@@ -8,6 +8,7 @@
 
 pub(crate) mod ledger;
 mod names;
+mod states;
 pub(crate) mod tree;
 
 use crate::exec::{Kept, Page, SCRATCH_PAGE};
@@ -18,6 +19,7 @@ use ledger::Ledger;
 pub use ledger::PageCounts;
 use names::Names;
 pub use names::{CacheEvent, Medium, PageKey};
+use states::States;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tree::{Found, Gone, Node, Tree};
@@ -39,6 +41,8 @@ pub(crate) struct Pool {
     idle: IdlePages,
     /// What the tree gave up last; kept to be reused.
     gone: Gone,
+    /// Copies of what seats carry, where prefixes need them.
+    states: States,
 }
 
 /// Pages that have lost their last reader, and may have to be saved. Each is in the line once.
@@ -71,7 +75,7 @@ pub(crate) struct Cursor(Node);
 
 impl Cursor {
     /// `None` at the root.
-    fn node(&self) -> Option<Node> {
+    pub(crate) fn node(&self) -> Option<Node> {
         (self.0 != Node::NONE).then_some(self.0)
     }
 }
@@ -99,6 +103,10 @@ pub(crate) struct Match {
     /// Of these, from the first, those without the pages of windows.
     pub(crate) freed: u32,
     pub(crate) cursor: Cursor,
+    /// The copy of what a seat carries behind them, kept for the caller.
+    pub(crate) state: Option<u32>,
+    /// Pages of tokens that the tree has, with and without what is needed to go on.
+    pub(crate) reach: u32,
 }
 
 impl Pool {
@@ -116,7 +124,14 @@ impl Pool {
             names: None,
             idle: IdlePages::default(),
             gone: Gone::default(),
+            states: States::default(),
         }
+    }
+
+    /// Prefixes end where there is a copy of what a seat carries, for which the device has so many slots; 0 where they end
+    /// anywhere.
+    pub(crate) fn with_states(self, slots: u32) -> Self {
+        Self { states: States::new(slots), ..self }
     }
 
     /// With `log`, collects what is cached and evicted; with `store`, what became idle.
@@ -227,6 +242,7 @@ impl Pool {
             self.ledger.withdraw(page);
         }
         for node in self.gone.nodes.drain(..) {
+            self.states.forget(node);
             if let Some(names) = &mut self.names
                 && !planted(Plant::SilentEviction)
             {
@@ -277,6 +293,7 @@ impl Pool {
         let tenant = if planted(Plant::IgnoreTenant) { 0 } else { tenant };
         let mut path = Vec::new();
         found.count = self.walk(tenant, tokens, most, |node| path.push(node));
+        found.reach = path.len() as u32;
         found.freed = self.kept.first_page(found.count * self.page_size, self.page_size);
         for (&node, index) in path[..found.count as usize].iter().zip(0..) {
             let pages = self.tree.pages(node);
@@ -291,6 +308,10 @@ impl Pool {
         if let Some(&node) = path[..found.count as usize].last() {
             self.tree.open(node);
             found.cursor = Cursor(node);
+            found.state = self.states.of(node);
+            if let Some(slot) = found.state {
+                self.states.pin(slot);
+            }
         }
         found
     }
@@ -316,6 +337,9 @@ impl Pool {
                 if row < seen && !planted(Plant::ReadPast) {
                     continue;
                 }
+            }
+            if self.states.are_needed() && self.states.of(node).is_none() {
+                continue;
             }
             known = count;
         }
@@ -356,6 +380,26 @@ impl Pool {
         true
     }
 
+    /// Room for a copy of what a seat carries.
+    pub(crate) fn take_state(&mut self) -> Option<u32> {
+        self.states.take()
+    }
+
+    /// The copy is of what the tokens up to this node left. A cursor at it or below it is open.
+    pub(crate) fn attach_state(&mut self, node: Node, slot: u32) {
+        self.states.attach(slot, node);
+    }
+
+    /// A copy that was kept by [`Pool::find`] is no longer needed.
+    pub(crate) fn unpin_state(&mut self, slot: u32) {
+        self.states.unpin(slot);
+    }
+
+    /// A copy that belongs to no page.
+    pub(crate) fn release_state(&mut self, slot: u32) {
+        self.states.release(slot);
+    }
+
     /// The cursor of a second sequence with the same path.
     pub(crate) fn fork(&mut self, cursor: &Cursor) -> Cursor {
         if let Some(node) = cursor.node() {
@@ -379,6 +423,7 @@ impl Pool {
         let pages = self.ledger.counts().total;
         self.ledger = Ledger::new(pages);
         self.epoch += 1;
+        self.states.reset();
         if let Some(names) = &mut self.names {
             names.clear();
         }
@@ -420,12 +465,15 @@ impl Pool {
         self.tree.walk().into_iter().map(page).collect()
     }
 
-    /// Checks ledger and tree against each other, page by page; `cursors` are all that are open.
+    /// Checks ledger and tree against each other, page by page; `cursors` are all that are open, `states` how many
+    /// copies of what seats carry sequences save and are to begin with.
     pub(crate) fn audit<'a>(
         &self,
         cursors: impl Iterator<Item = &'a Cursor>,
+        states: (usize, usize),
     ) -> Result<(), String> {
         self.ledger.audit()?;
+        self.states.audit(states.0, states.1)?;
         self.tree.audit(|page| self.ledger.refs(page), cursors.filter_map(Cursor::node))
     }
 }

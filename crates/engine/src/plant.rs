@@ -81,6 +81,8 @@ plants! {
     BlindStop => "a stop token inside an accepted draft is not marked",
     ForgetHistory => "a sequence that joins does not tell its tokens",
     ThinkOn => "a thought goes on when its budget is used up",
+    ForgetState => "a sequence that goes on after a cached prefix does not get the state behind it",
+    SaveOtherPage => "a saved state counts as that behind another page",
     HoldAfterCancel => "a cancelled sequence keeps its pages until the engine is idle",
 }
 

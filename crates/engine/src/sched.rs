@@ -24,6 +24,7 @@ mod fork;
 mod form;
 mod queue;
 mod recover;
+mod states;
 mod turns;
 
 pub(crate) use audit::Holding;
@@ -145,6 +146,10 @@ pub struct EngineStats {
     pub held_back_rows: u64,
     /// Page copies for sequences that shared a page.
     pub copies: u64,
+    /// Copies of what seats carry that were saved behind prefixes, where layers are recurrent.
+    pub states_saved: u64,
+    /// Sequences that began with such a copy.
+    pub states_restored: u64,
     /// Launches that failed and were retried.
     pub retries: u64,
     /// Times the device's state was lost.
@@ -209,6 +214,8 @@ pub(crate) struct Reports {
     pub(crate) whole: Option<u32>,
     /// Seats carry state that is not in pages.
     pub(crate) carries: bool,
+    /// Copies of it that the device has room for.
+    pub(crate) states: u32,
     /// Most decode steps of one launch.
     pub(crate) steps: u32,
     /// Most tokens that a decode row returns.
@@ -302,13 +309,14 @@ impl Scheduler {
         mut config: EngineConfig,
     ) -> Self {
         // Pages without the state behind them are no prefix.
-        config.prefix_cache &= !reports.carries;
+        config.prefix_cache &= !reports.carries || reports.states > 0;
+        let states = if reports.carries { reports.states } else { 0 };
         let balance = Balance::new(config.target_gap, buckets);
         let seat_limit = geometry.seats.min(coverage.decode_rows);
         let Geometry { pages, page_size, kept, .. } = geometry;
         let pool = Pool::new(pages, page_size, kept, config.prefix_cache, config.prefix_seed);
         Self {
-            pool: pool.with_names(config.cache_events, reports.store),
+            pool: pool.with_names(config.cache_events, reports.store).with_states(states),
             config,
             geometry,
             coverage,
@@ -453,6 +461,7 @@ impl Scheduler {
 
     /// Frees the seat and pages of a sequence that is leaving, then queues it again or removes it.
     fn vacate(&mut self, key: Key) {
+        self.drop_states(key);
         let sequence = &mut self.sequences[key];
         let Place::Seated(at) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
             return;

@@ -6,6 +6,7 @@
 
 use crate::exec::{Geometry, Kept, Page, Seat};
 use crate::pages::Cursor;
+use crate::pages::tree::Node;
 use crate::plant::{Plant, planted};
 use crate::request::{Drafts, Embed, Pooling, RequestId, Sampling, Token, TokenLogprob};
 use crate::thought::Thought;
@@ -85,10 +86,26 @@ pub(crate) struct ColdState {
     pub(crate) copies: Vec<(Page, u32)>,
     /// Of a seated one: pages for the rest of its prompt, in layers that see every token.
     pub(crate) reserve: Vec<Page>,
+    /// Of a seated one: positions at which it saves what its seat carries; 0 for none.
+    pub(crate) marks: [u32; 2],
+    /// Of a seated one: the copy that its seat begins with, kept until it joins.
+    pub(crate) restore: Option<u32>,
+    /// Of a seated one: copies of what its seat carried, which are not yet in the tree.
+    pub(crate) saved: Vec<Saved>,
     /// Of a seated one: steps since its last row that fed other prompts instead.
     pub(crate) passed: u32,
     /// What drafts did for it.
     pub(crate) drafts: Drafts,
+}
+
+/// A copy of what a seat carried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Saved {
+    /// Behind so many pages of tokens.
+    pub(crate) pages: u32,
+    pub(crate) slot: u32,
+    /// The node of the last of them, once it is published.
+    pub(crate) node: Option<Node>,
 }
 
 /// A filter that excludes most tokens that are not stop tokens without reading the list.

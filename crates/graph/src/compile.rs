@@ -95,6 +95,9 @@ pub struct Bindings {
     /// One per recurrent state of the program: a row for each seat.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub carries: Vec<Tensor>,
+    /// Copies of these: a row for each slot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carry_copies: Vec<Tensor>,
     /// One per input of the program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Tensor>,

@@ -148,6 +148,7 @@ impl Layout {
             kv: Vec::new(),
             tables: Vec::new(),
             carries,
+            carry_copies: Vec::new(),
             given,
             workspace,
             scratch,
@@ -166,6 +167,19 @@ impl Layout {
             self.bindings.inputs = Some(HostInputs::lay_out(&limits, alloc)?);
         }
         Ok(())
+    }
+
+    /// Adds room for copies of what a seat carries.
+    pub fn add_carry_copies(&mut self, program: &Program, slots: u32) {
+        if slots == 0 {
+            return;
+        }
+        for carry in &program.carries {
+            let bytes = u64::from(slots) * carry.seat_bytes();
+            let span = self.arena.alloc(Region::Kv, "recurrent states of prefixes", bytes);
+            let copies = Tensor::dense(span, carry.dtype, slots, carry.cols);
+            self.bindings.carry_copies.push(copies);
+        }
     }
 
     /// Adds `pages` pages to every place of a page, the scratch page included. Caches at the same place have the same

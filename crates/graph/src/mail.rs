@@ -4,7 +4,7 @@
 mod input;
 mod letter;
 
-pub use input::{GivenRows, JoinInput, PageInput, SeatParams, StepInput};
+pub use input::{GivenRows, JoinInput, PageInput, SeatParams, StateInput, StepInput};
 pub use letter::check;
 pub(crate) use letter::write_letter;
 

@@ -8,13 +8,13 @@ use crate::spec::pace::{Candidate, Pace};
 use crate::store::PageStore;
 use device::{Device, DeviceKind, Report, StepLimits, Tensor};
 use engine::exec::{
-    Coverage, ExecError, Executor, Geometry, Join, Kept, Row, RowResult, Sampled, Step, StepKind,
-    StepResult,
+    Coverage, ExecError, Executor, Geometry, Join, Kept, Row, RowResult, Sampled, StateCopy, Step,
+    StepKind, StepResult,
 };
 use engine::request::Pooling;
 use engine::store::{Store, StoreUse};
 use graph::mail::{
-    JoinInput, MailError, PageInput, SeatParams, StepInput, StepOutput, TokenOutput,
+    JoinInput, MailError, PageInput, SeatParams, StateInput, StepInput, StepOutput, TokenOutput,
 };
 use graph::program::Program;
 use graph::runner::{ExpertLoad, Profile, Ran, RunError, Runners};
@@ -359,6 +359,10 @@ impl Executor for GraphExecutor {
         !self.runners.bindings().carries.is_empty()
     }
 
+    fn state_copies(&self) -> u32 {
+        self.runners.bindings().carry_copies.first().map_or(0, |copies| copies.rows)
+    }
+
     fn whole_prompts(&self) -> Option<u32> {
         self.whole
     }
@@ -559,6 +563,11 @@ fn translate(step: &Step, (q_len, forced): (u32, u32), per_table: u32, input: &m
     }));
     input.copies.clear();
     input.copies.extend(step.copies.iter().map(|(from, to)| (from.0, to.0)));
+    input.states.clear();
+    input.states.extend(step.states.iter().map(|copy| match *copy {
+        StateCopy::Restore { slot, seat } => StateInput { seat: seat.0, slot, restores: true },
+        StateCopy::Save { seat, slot } => StateInput { seat: seat.0, slot, restores: false },
+    }));
 }
 
 fn join(join: &Join) -> JoinInput {

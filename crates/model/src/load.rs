@@ -24,6 +24,8 @@ use std::sync::Arc;
 
 /// Bytes of KV pages in a host's memory by default.
 pub(crate) const CPU_KV_BYTES: u64 = 1 << 30;
+/// Bytes of copies of recurrent states on a CPU, if none are asked for.
+const CPU_STATE_BYTES: u64 = 256 << 20;
 
 /// Tokens of a step of a model that makes vectors, at least.
 const VECTOR_TOKENS: u32 = 1024;
@@ -50,6 +52,9 @@ pub struct LoadOptions {
     /// Bytes of KV pages at most. `None` takes what is left of `memory_share` on a GPU; on a CPU
     /// `CPU_KV_BYTES`, or one whole context where that is more.
     pub kv_bytes: Option<u64>,
+    /// Bytes for copies of the state of recurrent layers behind cached prefixes; 0 caches none. `None` takes a part of the
+    /// free memory.
+    pub state_bytes: Option<u64>,
     /// Share of the free device memory to use.
     pub memory_share: f64,
     /// Whether penalty counts are kept (seats × vocab × 4 bytes).
@@ -81,6 +86,7 @@ impl Default for LoadOptions {
             page_size: 16,
             pages: None,
             kv_bytes: None,
+            state_bytes: None,
             memory_share: 0.9,
             penalties: true,
             graphs: Given::default(),
@@ -166,6 +172,25 @@ fn kv_pages(
         return wrong("does not fit into the device's free memory: take less".into());
     }
     Ok(wanted)
+}
+
+/// Copies of recurrent states to make room for: as many as `asked` bytes hold. Without that, a sixteenth of the device's
+/// free memory, a modest part of a host's.
+fn state_copies(
+    program: &Program,
+    limits: &StepLimits,
+    kind: DeviceKind,
+    asked: Option<u64>,
+    free: u64,
+) -> u32 {
+    let usual = match kind {
+        DeviceKind::Cpu => CPU_STATE_BYTES.min(free / 16),
+        DeviceKind::Cuda => free / 16,
+    };
+    let fit = asked.unwrap_or(usual).checked_div(program.carry_bytes()).unwrap_or(0);
+    // More are of little use: each prompt leaves two.
+    let useful = if asked.is_some() { u32::MAX } else { 8 * limits.seats };
+    u32::try_from(fit).unwrap_or(u32::MAX).min(useful)
 }
 
 /// Pages that the longest sequence takes.
@@ -420,6 +445,9 @@ pub fn load_executor(
     let keys = configured.keys();
     let mut layout = configured.layout()?;
     let (program, limits, target) = (configured.program(), configured.limits, &configured.target);
+    let free = (device.memory_free()? as f64 * options.memory_share) as u64;
+    let slots = state_copies(program, &limits, kind, options.state_bytes, free);
+    layout.add_carry_copies(program, slots);
     let pages = match options.pages {
         Some(pages) => pages,
         // The prompts of two steps.
@@ -427,7 +455,6 @@ pub fn load_executor(
             2 * (limits.tokens.div_ceil(limits.page_size) + limits.rows) + limits.pages_per_seat + 1
         }
         None => {
-            let free = (device.memory_free()? as f64 * options.memory_share) as u64;
             let room = || recording_room(program, target, &keys);
             let taken = layout.arena.report().device_total()
                 + configured.graphs.budget.unwrap_or_else(room);

@@ -149,6 +149,8 @@ pub struct Plan {
     pub several: bool,
     /// Some or all layers see a window of tokens.
     pub windows: bool,
+    /// Layers are recurrent: seats carry state from token to token.
+    pub carries: bool,
     /// A bug to plant.
     pub plant: Option<Plant>,
     /// Print this many ticks.
@@ -159,7 +161,8 @@ impl Plan {
     /// Seeds that can find a planted bug.
     pub fn planted(plant: Plant) -> Plan {
         let windows = matches!(plant, Plant::FreeTooEarly | Plant::ReadPast);
-        Plan { plant: Some(plant), windows, ..Plan::default() }
+        let carries = matches!(plant, Plant::ForgetState | Plant::SaveOtherPage);
+        Plan { plant: Some(plant), windows, carries, ..Plan::default() }
     }
 
     /// Runs one seed.
@@ -175,7 +178,10 @@ impl Plan {
         if self.several {
             scenario = scenario.with_several(seed);
         }
-        if self.windows { scenario.with_windows(seed) } else { scenario }
+        if self.windows {
+            scenario = scenario.with_windows(seed);
+        }
+        if self.carries { scenario.with_states(seed) } else { scenario }
     }
 
     /// The command that replays one seed.
@@ -189,6 +195,9 @@ impl Plan {
         }
         if self.windows {
             line += " --windows";
+        }
+        if self.carries {
+            line += " --carries";
         }
         if let Some(plant) = self.plant {
             line += &format!(" --plant {}", plant.name());

@@ -42,6 +42,8 @@ pub(crate) struct Scenario {
     pub steps: u32,
     /// Most tokens that a decode row returns; with more than one also none.
     pub tokens: u32,
+    /// Copies of what seats carry, where layers are recurrent; 0 where they are not.
+    pub states: u32,
 }
 
 /// The kind of scenario.
@@ -127,6 +129,7 @@ impl Scenario {
             tick: 100,
             steps: *Rng::new(seed, 5).pick(&[1, 1, 2, 3, 8]),
             tokens: *Rng::new(seed, 10).pick(&[1, 1, 1, 2, 3, 5]),
+            states: 0,
         };
         scenario.fill(&mut rng, everything);
         scenario.turn_some_into_embeddings(&mut Rng::new(seed, 5));
@@ -150,6 +153,13 @@ impl Scenario {
         let (windowed, window) = (rng.range(1, 4), rng.range(2, 40));
         self.geometry.kept = Kept { full, windowed, window };
         self.geometry.pages = 1 + (f64::from(self.one_sequence()) * share.max(1.0)) as u32;
+        self
+    }
+
+    /// The same on a device whose layers are recurrent, with room for a few copies of what seats carry.
+    pub(crate) fn with_states(mut self, seed: u64) -> Self {
+        self.states = *Rng::new(seed, 23).pick(&[1, 2, 4, 16]);
+        self.tokens = 1;
         self
     }
 

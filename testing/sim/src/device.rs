@@ -4,6 +4,7 @@
 //! a step that no graph covers) is recorded as a violation.
 
 mod cells;
+mod states;
 mod vectors;
 
 use crate::oracle::{HIDDEN, Prefix, VOCAB, cell};
@@ -16,6 +17,7 @@ use engine::exec::{
 use engine::plant::{Plant, planted};
 use engine::request::{Pooling, Token};
 use engine::store::Store;
+pub(crate) use states::Carried;
 use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) const POISON: u64 = u64::MAX;
@@ -142,6 +144,8 @@ pub(crate) struct FakeDevice {
     pub prompt_launches: u64,
     /// Keeps evicted pages, if it has one.
     pub(crate) shelf: Option<Shelf>,
+    /// What seats carry, on a device whose layers are recurrent.
+    pub(crate) carried: Carried,
     /// A log of the launches, if requested.
     pub log: Option<Vec<String>>,
     /// Violations, in order.
@@ -183,6 +187,7 @@ impl FakeDevice {
             gone: None,
             prompt_launches: 0,
             shelf: None,
+            carried: Carried::default(),
             log: None,
             violations: Vec::new(),
         }
@@ -231,6 +236,7 @@ impl FakeDevice {
     /// Loses all state; cells are poisoned, so that later reads are detected.
     pub(crate) fn lose(&mut self) {
         self.cells.fill(POISON);
+        self.carried.lose();
         self.seats.iter_mut().for_each(|seat| *seat = None);
         self.pending.clear();
     }
@@ -335,6 +341,7 @@ impl FakeDevice {
             self.cells.copy_within(first..first + size, to.0 as usize * size);
             self.before[to.0 as usize] = self.before[from.0 as usize];
         }
+        self.copy_states(step);
         self.check_histories(step);
     }
 
@@ -367,6 +374,7 @@ impl FakeDevice {
         writes: &mut BTreeMap<Page, Seat>,
     ) {
         let mut prefix = self.read_to(seat, start, start);
+        let before = prefix;
         for (position, &token) in (start..).zip(tokens) {
             for table in 0..self.geometry.kept.width() {
                 let Some(at) = self.cell_in(table, seat, position) else {
@@ -388,6 +396,7 @@ impl FakeDevice {
             }
             prefix.push(cell(token, position));
         }
+        self.carry_on(seat, start, before, prefix);
     }
 
     fn run_row(
@@ -621,6 +630,14 @@ impl Executor for FakeDevice {
         let ahead = self.rng.range(0, 2);
         self.run_on(ahead);
         Ok(())
+    }
+
+    fn carries_state(&self) -> bool {
+        self.carried.copies() > 0
+    }
+
+    fn state_copies(&self) -> u32 {
+        self.carried.copies()
     }
 
     fn steps(&self) -> u32 {

@@ -29,6 +29,9 @@ struct Args {
     /// Some or all layers of every device see a window of tokens, and give back the pages before it.
     #[arg(long)]
     windows: bool,
+    /// Layers of every device are recurrent: seats carry state from token to token.
+    #[arg(long)]
+    carries: bool,
     /// Plant one bug: finding it is success.
     #[arg(long)]
     plant: Option<String>,
@@ -66,7 +69,8 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool, String> {
     let plant = args.plant.as_deref().map(named).transpose()?;
     let (cache_share, several, windows) = (args.cache_share, args.several, args.windows);
-    let plan = Plan { cache_share, several, windows, plant, printed: args.steps };
+    let carries = args.carries;
+    let plan = Plan { cache_share, several, windows, carries, plant, printed: args.steps };
     let (first, count) = match args.seed {
         Some(seed) => (seed, 1),
         None => (0, args.seeds),
@@ -86,13 +90,20 @@ fn run(args: &Args) -> Result<bool, String> {
     }
     let mut good = seeds("seeds", plan, first, count);
     if args.seed.is_none() && args.cache_share.is_none() && !args.only_seeds {
-        let pressure = Plan { cache_share: Some(0.3), several, windows, ..Plan::default() };
+        let pressure =
+            Plan { cache_share: Some(0.3), several, windows, carries, ..Plan::default() };
         good &= seeds("cache at 30 %", pressure, first, count.div_ceil(10));
         if !windows {
             let windows = Plan { windows: true, several, ..Plan::default() };
             good &= seeds("windows", windows, first, count.div_ceil(4));
             let pressure = Plan { windows: true, ..pressure };
             good &= seeds("windows, cache at 30 %", pressure, first, count.div_ceil(10));
+        }
+        if !carries {
+            let carries = Plan { carries: true, ..Plan::default() };
+            good &= seeds("recurrent layers", carries, first, count.div_ceil(4));
+            let pressure = Plan { cache_share: Some(0.3), ..carries };
+            good &= seeds("recurrent layers, cache at 30 %", pressure, first, count.div_ceil(10));
         }
         good &= calls();
         good &= plants(args.plant_seeds);

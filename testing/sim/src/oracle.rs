@@ -17,7 +17,7 @@ pub(crate) const HIDDEN: u32 = 3;
 pub(crate) const EOS: Token = 0;
 
 /// Hash of a prefix, grown one position at a time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix(u64);
 
 impl Prefix {

@@ -1,7 +1,7 @@
 //! One run: clients, engine and device, with all checks after every step.
 
 use crate::client::{Scenario, Visit};
-use crate::device::{FakeDevice, Faults};
+use crate::device::{Carried, FakeDevice, Faults};
 use crate::expect::{Answer, Next, prompt_logprobs, vector};
 use crate::oracle::cell;
 use crate::rng::{Rng, mix};
@@ -103,7 +103,11 @@ impl Run {
         );
         let mut shelf = Rng::new(seed, 13);
         let windows = scenario.geometry.kept.windowed > 0;
-        device.shelf = (shelf.one_in(2) && !windows).then(|| Shelf::new(shelf));
+        let carries = scenario.states > 0;
+        device.shelf = (shelf.one_in(2) && !windows && !carries).then(|| Shelf::new(shelf));
+        if carries {
+            device.carried = Carried::new(scenario.geometry.seats, scenario.states);
+        }
         let mut naps = Rng::new(seed, 19);
         Self {
             engine: Engine::new(device, scenario.config.clone()),

@@ -43,6 +43,19 @@ fn layers_with_windows_give_pages_back() {
 }
 
 #[test]
+fn recurrent_layers_go_on_where_a_copy_of_their_state_is() {
+    let carries = Plan { carries: true, ..Plan::default() };
+    let (totals, failure) = carries.seeds(0, 400, |_| {});
+    assert!(failure.is_none(), "{failure:?}");
+    let Totals { preemptions, restarts, cached, .. } = totals;
+    assert!(preemptions > 0 && restarts > 0 && cached > 1000, "{totals:?}");
+    let small = Plan { cache_share: Some(0.3), ..carries };
+    let (totals, failure) = small.seeds(0, 80, |_| {});
+    assert!(failure.is_none(), "{failure:?}");
+    assert!(totals.preemptions > 100 && totals.cached > 0, "{totals:?}");
+}
+
+#[test]
 fn a_seed_is_reproducible() {
     for seed in 0..40 {
         let plan = Plan { several: seed % 2 == 0, windows: seed % 3 == 0, ..Plan::default() };

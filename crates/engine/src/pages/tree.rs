@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Names a node while it lives; the numbers past all nodes with tokens are roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Node(u32);
+pub(crate) struct Node(pub(super) u32);
 
 /// The parent of a root, the end of a chain.
 const NONE: Node = Node::NONE;

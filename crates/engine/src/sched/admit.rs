@@ -68,20 +68,27 @@ impl Scheduler {
         let most = goal.saturating_sub(1) / page_size;
         let tenant = sequence.cold.spec.tenant;
         let mut known = None;
-        self.seats.iter().flatten().any(|&other| {
-            let other = &self.sequences[other];
+        self.seats.iter().flatten().any(|&seated| {
+            let other = &self.sequences[seated];
             let Some(at) = other.seated() else { return false };
             let reach = most.min(other.prompt_len / page_size);
-            if at.published >= reach || at.leaving.is_some() || other.cold.spec.tenant != tenant {
+            let carries = self.reports.carries;
+            let done = at.published >= reach && !carries;
+            if done || at.leaving.is_some() || other.cold.spec.tenant != tenant {
                 return false;
             }
             let size = page_size as usize;
             let pages = sequence.tokens.chunks_exact(size).zip(other.tokens.chunks_exact(size));
             let same = pages.take_while(|(mine, theirs)| mine == theirs).count() as u32;
-            let coming = same.min(reach);
+            let coming = match carries {
+                // States that are in the tree already do not count.
+                true => self.state_coming(seated, same.min(reach)),
+                false => same.min(reach),
+            };
             let known = *known.get_or_insert_with(|| self.pool.known(tenant, &sequence.tokens));
             let (gain, rest) = (coming.saturating_sub(known), goal - (known * page_size).min(goal));
-            at.published < coming && 3 * gain * page_size >= rest && other.rank() < sequence.rank()
+            let waits = if carries { gain > 0 } else { at.published < coming };
+            waits && 3 * gain * page_size >= rest && other.rank() < sequence.rank()
         })
     }
 
@@ -132,7 +139,7 @@ impl Scheduler {
             self.release(found);
             return false;
         }
-        let Match { mut table, freed, cursor, .. } = found;
+        let Match { mut table, freed, cursor, state, reach, .. } = found;
         let (begins, all) = (self.begins_with(key, cached), self.token_pages(key));
         for _ in cached..begins {
             assert!(self.pool.grow(&mut table, &mut Vec::new()), "ensured above");
@@ -155,6 +162,7 @@ impl Scheduler {
         sequence.tokens.reserve(sequence.cold.limit.saturating_sub(sequence.len()) as usize);
         (sequence.cold.copies, sequence.cold.passed) = (Vec::new(), 0);
         sequence.cold.reserve = reserve;
+        sequence.cold.restore = state;
         sequence.place = Place::Seated(Seated {
             table,
             seat: Seat(index as u32),
@@ -177,6 +185,7 @@ impl Scheduler {
         self.stats.prompt_tokens += u64::from(sequence.len());
         self.stats.cached_tokens += u64::from(fed);
         let turn = sequence.cold.turn;
+        self.set_marks(key, cached, reach);
         self.turns.serve(turn);
         self.overtake(key);
         true

@@ -187,6 +187,9 @@ impl Scheduler {
         if early || confirmed >= (at.published + 1) * page_size {
             self.publish(key);
         }
+        if !self.sequences[key].cold.saved.is_empty() {
+            self.attach_states(key);
+        }
         self.move_window(key);
     }
 
@@ -253,6 +256,10 @@ impl Scheduler {
                 return;
             }
             at.published += 1;
+            let mut saved = sequence.cold.saved.iter_mut();
+            if let Some(saved) = saved.find(|saved| saved.pages == at.published) {
+                saved.node = at.cursor.node();
+            }
         }
     }
 

@@ -216,6 +216,9 @@ impl Scheduler {
     pub(super) fn release(&mut self, found: Match) {
         self.pool.give_table(&found.table);
         self.pool.close(found.cursor);
+        if let Some(slot) = found.state {
+            self.pool.unpin_state(slot);
+        }
     }
 
     /// Copies between pages and the store that are under way.

@@ -25,6 +25,7 @@ impl Scheduler {
         self.step.joins.clear();
         self.step.pages.clear();
         self.step.copies.clear();
+        self.step.states.clear();
         self.step.masks.clear();
         self.seen = 0;
         self.told = 0;
@@ -440,8 +441,10 @@ impl Scheduler {
         let fed = self.sequences[key].seated().map_or(0, |at| at.fed);
         let most = if planted(Plant::OverBudget) { most + 3 } else { most };
         let end = goal.min(fed.saturating_add(most)).min(self.cover(key, fed.saturating_add(most)));
+        let end = self.cut_at_mark(key, fed, end);
         let sample = end == goal && self.sequences[key].wants_answer();
         let Some(start) = self.prepare(key, sample) else { return 0 };
+        self.save_state(key, start);
         let sequence = &mut self.sequences[key];
         let score = sequence.score(start, end);
         let hidden = sequence.asks_hidden(end);
@@ -518,6 +521,8 @@ impl Scheduler {
         };
         joined |= planted(Plant::StaleSeat) && self.numbered > 20 && seat.0 == 0;
         if !joined {
+            self.restore_state(key);
+            let sequence = &self.sequences[key];
             let adapter = sequence.cold.spec.adapter;
             let adapter = self.join_slot(adapter);
             let sequence = &self.sequences[key];

@@ -110,7 +110,11 @@ impl Scheduler {
     fn unseat(&mut self, key: Key) {
         let place = std::mem::replace(&mut self.sequences[key].place, Place::Waiting);
         let Place::Seated(at) = place else { return };
-        self.sequences[key].cold.reserve.clear();
+        let cold = &mut self.sequences[key].cold;
+        cold.reserve.clear();
+        // The pool forgets all copies.
+        (cold.marks, cold.restore) = ([0; 2], None);
+        cold.saved.clear();
         if at.leaving == Some(Leaving::Ended) {
             self.sequences.remove(key);
         } else {

@@ -130,6 +130,17 @@ pub struct GivenRows {
     pub values: Vec<f32>,
 }
 
+/// A copy of what a seat carries from token to token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateInput {
+    /// The seat.
+    pub seat: u32,
+    /// The slot of the copy.
+    pub slot: u32,
+    /// The seat gets what the slot has; else the slot what the seat has.
+    pub restores: bool,
+}
+
 /// Everything the host sends to a step.
 ///
 /// Rows have the mail's format, a dozen bytes each: after milliseconds of waiting for the device the processor's
@@ -148,6 +159,8 @@ pub struct StepInput {
     pub pages: Vec<PageInput>,
     /// Whole pages copied before the step, in every layer: (from, to).
     pub copies: Vec<(u32, u32)>,
+    /// Copies of what seats carry, made in this order before the step.
+    pub states: Vec<StateInput>,
     /// Rows of the program's inputs. Prompt tokens of [`device::step::GIVEN_ROW`] and a number stand for them.
     pub given: Vec<GivenRows>,
     /// Every row has this many tokens, to verify drafts that the device makes or the mail gives; 0 for any other step.

@@ -5,11 +5,11 @@ use super::base::Choice;
 use super::profile::Profile;
 use super::{Decode, Prefill, Progress, Ran, RunError, Runner, RunnerConfig, StepShape};
 use crate::compile::{Bindings, CompileError, CompileTarget};
-use crate::mail::{GivenRows, MailError, Mailbox, StepInput, StepOutput};
+use crate::mail::{GivenRows, MailError, Mailbox, StateInput, StepInput, StepOutput};
 use crate::prep::Inputs;
 use crate::program::Program;
 use crate::{Counters, Form, Phase, Prep, Reason, ShapeKey};
-use device::{Arena, Device, Region, Span, Stopwatch, Tensor};
+use device::{Arena, Device, Node, Region, Span, Stopwatch, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -342,6 +342,7 @@ impl Runners {
         number: u64,
     ) -> Result<(), RunError> {
         self.copy_pages(&input.copies)?;
+        self.copy_states(&input.states)?;
         for given in &input.given {
             let place = self.place_of(given)?;
             // A step under way may still read the previous rows.
@@ -475,6 +476,24 @@ impl Runners {
     /// Where things lie in it.
     pub fn bindings(&self) -> &Bindings {
         &self.bindings
+    }
+
+    fn copy_states(&self, states: &[StateInput]) -> Result<(), RunError> {
+        let Bindings { carries, carry_copies, .. } = &*self.bindings;
+        let row = |tensor: &Tensor, row: u32| {
+            let bytes = tensor.span.len / u64::from(tensor.rows);
+            tensor.span.part(u64::from(row) * bytes, bytes)
+        };
+        for &StateInput { seat, slot, restores } in states {
+            for (carry, copies) in carries.iter().zip(carry_copies) {
+                let (own, copy) = (row(carry, seat), row(copies, slot));
+                let (from, to) = if restores { (copy, own) } else { (own, copy) };
+                let op = device::Op::Copy(device::op::Copy { from, to });
+                let node = Node { op, name: "copy_state".into(), layer: None };
+                self.device.run(&self.arena, &node)?;
+            }
+        }
+        Ok(())
     }
 
     fn copy_pages(&self, copies: &[(u32, u32)]) -> Result<(), RunError> {

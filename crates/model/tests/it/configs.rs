@@ -66,6 +66,7 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-32b", 64, 5120, 25600, 64, 8, 128, false),
             ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
             ("deepseek-v2-lite", 27, 2048, 10944, 16, 16, 192, false),
+            ("qwen3-next-80b-a3b", 48, 2048, 5120, 16, 2, 256, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
             ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, false),
             ("bert-base", 12, 768, 3072, 12, 12, 64, false),
@@ -89,6 +90,13 @@ fn bundled_shapes_are_the_published_ones() {
     assert_eq!(weights, 15_706_484_224, "the published number of parameters");
     let token: u64 = program.caches.iter().map(graph::program::Cache::token_bytes).sum();
     assert_eq!(token, 27 * 576 * 2, "a latent and a rotated key in every layer");
+    let next = ModelConfig::bundled("qwen3-next-80b-a3b").unwrap();
+    let program = self::program(&next);
+    let weights: u64 = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
+    assert_eq!(weights, 79_674_391_296, "the published number of parameters");
+    // In 36 layers 32 matrices of 128 × 128 in f32, and the last three inputs of 8,192 channels as activations are.
+    assert_eq!(program.carry_bytes(), 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 4));
+    assert_eq!((program.caches.len(), program.carries.len()), (12, 72));
 }
 
 #[test]

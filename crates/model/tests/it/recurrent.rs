@@ -96,6 +96,77 @@ fn answers_survive_preemption() {
     }
 }
 
+/// Prompts with an equal beginning, one after the other: the second leaves a copy of its state where it differs from the
+/// first, from which the third goes on; equal prompts find all but their last tokens. Answers are as without that, also
+/// where there is room for one copy only.
+#[test]
+fn shared_prefixes_are_found_where_a_state_was_saved() {
+    for case in CASES {
+        let with = |tail: u32| [prompt(9, 100), prompt(20 + tail, 30)].concat();
+        let prompts = [with(1), with(2), with(3), with(1), with(4)];
+        let run = |cache: bool, slots: u64, chunk: u32| {
+            let mut options = options(80);
+            let own = load(case, &options).unwrap().program.carry_bytes();
+            options.state_bytes = Some(slots * own);
+            let loaded = load(case, &options).unwrap();
+            assert_eq!(u64::from(loaded.executor.state_copies()), slots);
+            let engine = Engine::builder(loaded.executor).prefix_cache(cache).step_tokens(chunk);
+            let mut engine = engine.build();
+            let mut answers = Vec::new();
+            for prompt in &prompts {
+                let answer = engine.answer([request(prompt.clone(), 1, 12)]).pop().unwrap();
+                answers.push(answer.unwrap());
+                engine.engine().audit().unwrap();
+            }
+            let found: Vec<u32> = answers.iter().map(|answer| answer.cached_tokens).collect();
+            let tokens = |answer: engine::offline::Completion| answer.choices[0].tokens.clone();
+            (answers.into_iter().map(tokens).collect::<Vec<_>>(), found, engine.stats())
+        };
+        let (plain, found, _) = run(false, 8, 64);
+        assert_eq!(found, [0; 5]);
+        for chunk in [64, 23] {
+            let (shared, found, stats) = run(true, 8, chunk);
+            assert_eq!(shared, plain, "{case} in chunks of {chunk}");
+            assert_eq!(found, [0, 0, 96, 128, 96], "{case}");
+            assert_eq!(stats.states_restored, 3);
+            let (shared, found, _) = run(true, 1, chunk);
+            assert_eq!(shared, plain, "{case} with one copy in chunks of {chunk}");
+            assert!(found.iter().any(|found| *found > 0), "{case}: {found:?}");
+        }
+        let (_, found, stats) = run(true, 0, 64);
+        assert_eq!((found, stats.states_saved), (vec![0; 5], 0), "{case}: no room, no prefix");
+    }
+}
+
+/// Many requests of a few templates at once, with few pages and few copies: whatever is found, sent back and replaced,
+/// answers are those of a cache that finds nothing.
+#[test]
+fn shared_prefixes_change_no_answer_under_pressure() {
+    for case in ["qwen3-next", "granite-hybrid"] {
+        let requests = || {
+            let of = |i: u32| [prompt(i % 3, 80), prompt(40 + i % 7, 20 + i)].concat();
+            (0..14).map(|i| request(of(i), 1 + u32::from(i == 4), 16)).collect::<Vec<_>>()
+        };
+        let run = |cache: bool, pages: u32| {
+            let mut options = options(pages);
+            options.state_bytes = Some(3 * load(case, &options).unwrap().program.carry_bytes());
+            let loaded = load(case, &options).unwrap();
+            let mut engine = Engine::builder(loaded.executor).prefix_cache(cache).build();
+            let answers = engine.answer(requests()).into_iter().map(Result::unwrap);
+            let answers: Vec<_> = answers.flat_map(|answer| answer.choices).collect();
+            engine.engine().audit().unwrap();
+            (answers.into_iter().map(|choice| choice.tokens).collect::<Vec<_>>(), engine.stats())
+        };
+        let (plain, _) = run(false, 80);
+        for pages in [80, 20] {
+            let (shared, stats) = run(true, pages);
+            assert_eq!(shared, plain, "{case} with {pages} pages");
+            // With few pages the tree may lose what was saved before it is found.
+            assert!(stats.states_restored > 0 || pages < 80, "{case}: {stats:?}");
+        }
+    }
+}
+
 /// What the state of recurrent layers does not allow is refused with a reason.
 #[test]
 fn drafts_and_stores_of_pages_are_refused() {
