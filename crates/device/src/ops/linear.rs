@@ -30,6 +30,7 @@ use std::ops::Range;
 pub(super) mod acts;
 mod amx;
 mod avx2;
+mod avx512;
 pub(crate) mod chain;
 mod fast;
 pub(super) mod finish;

@@ -4,7 +4,7 @@ use super::acts::Acts;
 use super::finish::Finish;
 use super::ggml;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx2, vnni};
+use super::{amx, avx2, avx512, vnni};
 use crate::DType;
 use crate::cpu::features::Features;
 use crate::cpu::numerics::Lowering;
@@ -19,6 +19,8 @@ pub(in crate::ops) enum Kind {
     Amx,
     /// AVX-512 dot products of bytes.
     Vnni,
+    /// AVX-512 without them.
+    Avx512,
     /// AVX2.
     Avx2,
     /// Plain loops, vectorised by the compiler.
@@ -36,6 +38,7 @@ impl Kind {
         match &lowering.features {
             Features { vnni: true, amx_int8: true, .. } => Kind::Amx,
             Features { vnni: true, .. } => Kind::Vnni,
+            Features { avx512: true, .. } => Kind::Avx512,
             Features { avx2: true, .. } => Kind::Avx2,
             _ => Kind::Portable,
         }
@@ -91,6 +94,8 @@ impl Task<'_> {
                 Kind::Amx if self.rows >= MANY => amx::run(self, groups),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Amx | Kind::Vnni => vnni::run(self, groups),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 => avx512::run(self, groups),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Avx2 => avx2::run(self, groups),
                 Kind::Ggml { level, vnni } => ggml::run(self, level, vnni, groups),

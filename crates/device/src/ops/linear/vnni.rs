@@ -20,7 +20,7 @@ impl Block {
     /// # Safety
     /// A block of P8 or P4 lies there; the processor has AVX-512.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     pub(super) unsafe fn load<const P8: bool>(from: *const u8) -> Block {
         let low = _mm512_set1_epi8(15);
         let mut lines = [_mm512_setzero_si512(); 8];
