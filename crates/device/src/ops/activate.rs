@@ -174,18 +174,28 @@ fn share_below<const FMA: bool>(x: f32) -> f32 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
+/// Plain loops: what is passed to `for_each` is a function of its own, which the compiler may leave without the caller's
+/// instructions.
 #[inline(always)]
 pub(super) fn activate_body<const FMA: bool>(values: &mut [f32], act: Activation) {
+    macro_rules! each {
+        ($x:ident => $value:expr) => {
+            for value in values {
+                let $x = *value;
+                *value = $value;
+            }
+        };
+    }
     match act {
-        Activation::Silu => values.iter_mut().for_each(|x| *x /= 1.0 + exp::<FMA>(-*x)),
-        Activation::GeluTanh => values.iter_mut().for_each(|x| {
-            let twice = *x * fma::<FMA>(*x * *x, 0.071_354_814, 1.595_769);
-            *x /= 1.0 + exp::<FMA>(-twice);
+        Activation::Silu => each!(x => x / (1.0 + exp::<FMA>(-x))),
+        Activation::GeluTanh => each!(x => {
+            let twice = x * fma::<FMA>(x * x, 0.071_354_814, 1.595_769);
+            x / (1.0 + exp::<FMA>(-twice))
         }),
-        Activation::Gelu => values.iter_mut().for_each(|x| *x *= share_below::<FMA>(*x)),
-        Activation::Tanh => values.iter_mut().for_each(|x| *x = tanh::<FMA>(*x)),
-        Activation::Relu => values.iter_mut().for_each(|x| *x = x.max(0.0)),
-        Activation::ReluSquared => values.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
+        Activation::Gelu => each!(x => x * share_below::<FMA>(x)),
+        Activation::Tanh => each!(x => tanh::<FMA>(x)),
+        Activation::Relu => each!(x => x.max(0.0)),
+        Activation::ReluSquared => each!(x => x.max(0.0) * x.max(0.0)),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::cpu::view::{Matrix, load_floats, store_floats};
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// Normalises rows by mean and variance.
@@ -161,28 +161,39 @@ struct LayerNormStep {
 
 impl Step for LayerNormStep {
     fn scratch(&self) -> Scratch {
-        Scratch { shared: 0, own: 2 * self.x.cols * size_of::<f32>() }
+        Scratch { shared: 0, own: 3 * self.x.cols * size_of::<f32>() }
     }
 
     fn run(&self, team: &Team<'_>) {
-        let rows = self.x.rows;
+        let (rows, cols) = (self.x.rows, self.x.cols);
         let cuts = if rows < 8 { 1 } else { chunks(rows, team.threads()) };
+        let floats = self.x.dtype == DType::F32 && self.y.dtype == DType::F32;
         team.parallel(cuts, &|chunk, worker| {
-            // SAFETY: this worker's own scratch.
-            let own = unsafe { team.own(worker).floats(2 * self.x.cols) };
-            let (values, other) = own.split_at_mut(self.x.cols);
+            // SAFETY: this worker's own scratch; the vectors have one element per column.
+            let (weight, bias, values) = unsafe {
+                let own = team.own(worker).floats(3 * cols);
+                let (weight, rest) = own.split_at_mut(cols);
+                let (bias, values) = rest.split_at_mut(cols);
+                load_floats(self.weight.dtype, self.weight.start(), weight);
+                match &self.bias {
+                    Some(from) => load_floats(from.dtype, from.start(), bias),
+                    None => bias.fill(0.0),
+                }
+                (weight, bias, values)
+            };
             for row in part(rows, cuts, chunk) {
-                // SAFETY: rows of `x` and `y`, which this chunk alone touches; the vectors have one element per column,
-                // and the level was detected.
+                let (x, y) = (self.x.at(row, 0), self.y.at(row, 0));
+                // SAFETY: rows of `x` and `y`, which this chunk alone touches; the level was detected.
                 unsafe {
-                    load_floats(self.x.dtype, self.x.at(row, 0), values);
-                    load_floats(self.weight.dtype, self.weight.start(), other);
-                    normalise(self.level, values, other, self.eps);
-                    if let Some(bias) = &self.bias {
-                        load_floats(bias.dtype, bias.start(), other);
-                        values.iter_mut().zip(&*other).for_each(|(value, bias)| *value += bias);
+                    if floats {
+                        std::ptr::copy(x.cast::<f32>(), y.cast::<f32>(), cols);
+                        let values = std::slice::from_raw_parts_mut(y.cast(), cols);
+                        normalise(self.level, values, weight, bias, self.eps);
+                    } else {
+                        load_floats(self.x.dtype, x, values);
+                        normalise(self.level, values, weight, bias, self.eps);
+                        store_floats(self.y.dtype, y, values);
                     }
-                    store_floats(self.y.dtype, self.y.at(row, 0), values);
                 }
             }
         });
@@ -202,17 +213,17 @@ fn total(values: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 #[inline(always)]
-fn normalise_body<const FMA: bool>(values: &mut [f32], weight: &[f32], eps: f32) {
+fn normalise_body<const FMA: bool>(values: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     let n = values.len() as f32;
     let mean = total(values, |v, sum| sum + v) / n;
     let squares = total(values, |v, sum| fma::<FMA>(v - mean, v - mean, sum));
     let scale = 1.0 / (squares / n + eps).sqrt();
-    for (value, weight) in values.iter_mut().zip(weight) {
-        *value = (*value - mean) * scale * weight;
+    for ((value, weight), bias) in values.iter_mut().zip(weight).zip(bias) {
+        *value = (*value - mean) * scale * weight + bias;
     }
 }
 
 levels! {
-    /// Normalises a row in place, without the bias.
-    fn normalise(values: &mut [f32], weight: &[f32], eps: f32) = normalise_body;
+    /// Normalises a row in place.
+    fn normalise(values: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) = normalise_body;
 }

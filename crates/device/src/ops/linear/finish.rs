@@ -118,7 +118,7 @@ impl Finish {
         n: usize,
         sums: &mut [[__m512; P]; M],
     ) {
-        let Kind::Activate(act, _) = &self.kind else {
+        if !self.plain || matches!(self.kind, Kind::GateMul(_)) {
             for (m, sums) in sums.iter().enumerate() {
                 for (p, sum) in sums.iter().enumerate() {
                     // SAFETY: the caller's promise.
@@ -126,26 +126,46 @@ impl Finish {
                 }
             }
             return;
-        };
-        let len = P * MOST;
-        let mut bias = [[0.0f32; MOST]; P];
-        // SAFETY: vectors are floats; the bias has one element per sum.
-        let (values, bias) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast::<f32>(), M * len),
-                std::slice::from_raw_parts_mut(bias.as_mut_ptr().cast::<f32>(), len),
-            )
-        };
-        if let Some(from) = &self.bias {
-            // SAFETY: as above.
-            unsafe { load_floats(from.dtype, from.at(0, n), bias) };
-            for values in values.chunks_exact_mut(len) {
-                values.iter_mut().zip(&*bias).for_each(|(value, bias)| *value += bias);
+        }
+        let end = n + P * MOST;
+        assert!(end <= self.y.cols);
+        if let Some(bias) = &self.bias {
+            assert!(end <= bias.cols);
+            // SAFETY: the bias has one float per sum.
+            let bias: [_; P] = std::array::from_fn(|p| unsafe {
+                _mm512_loadu_ps(bias.at(0, n + p * MOST).cast())
+            });
+            for sums in sums.iter_mut() {
+                for (sum, bias) in sums.iter_mut().zip(bias) {
+                    *sum = _mm512_add_ps(*sum, bias);
+                }
             }
         }
-        activate_body::<true>(values, *act);
-        for (m, values) in values.chunks_exact(len).enumerate() {
-            self.store(row + m, n, values);
+        match &self.kind {
+            Kind::Residual(residual) => {
+                assert!(end <= residual.cols);
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    for (p, sum) in sums.iter_mut().enumerate() {
+                        // SAFETY: the residual has y's shape.
+                        let at = residual.at(row + m, n + p * MOST).cast();
+                        *sum = _mm512_add_ps(*sum, unsafe { _mm512_loadu_ps(at) });
+                    }
+                }
+            }
+            Kind::Activate(act, _) => {
+                let len = M * P * MOST;
+                // SAFETY: vectors are floats.
+                let values =
+                    unsafe { std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast::<f32>(), len) };
+                activate_body::<true>(values, *act);
+            }
+            Kind::Store | Kind::GateMul(_) => {}
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            for (p, sum) in sums.iter().enumerate() {
+                // SAFETY: inside the row, and this chunk alone writes it.
+                unsafe { _mm512_storeu_ps(self.y.at(row + m, n + p * MOST).cast(), *sum) };
+            }
         }
     }
 
