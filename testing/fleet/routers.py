@@ -23,6 +23,7 @@ parser.add_argument("router", choices=["smg", "sglang-router", "vllm-router", "d
 parser.add_argument("--dacapo", required=True)
 parser.add_argument("--cache", required=True)
 parser.add_argument("--quick", action="store_true")
+parser.add_argument("--part", action="append", choices=["aware", "turns", "killed", "drained"], help="only this part")
 args = parser.parse_args()
 
 # Dynamo tokenizes, so it needs a model with a tokenizer.
@@ -32,6 +33,7 @@ REAL = os.environ.get("MODEL")
 # A real model takes a second of a core for a prompt of 1,024 tokens.
 SMALL = args.quick or REAL
 REQUESTS = int(os.environ.get("REQUESTS", 180 if SMALL else 1000))
+DISTURBED = int(os.environ.get("DISTURBED", REQUESTS // 2))
 PREFIXES = int(os.environ.get("PREFIXES", 24 if SMALL else 120))
 WORKERS = int(os.environ.get("WORKERS", 3))
 PREFIX_TOKENS = 1024
@@ -217,7 +219,7 @@ def disturbed(what, happens, count):
         late = [error for began, error in failed if began > when[0] + 5]
         behind[0].ended()
         unclear = [error for _, error in failed if not error.clear]
-        print(f"{what}: {count - len(failed)} of {count} answered, {len(failed)} told that they failed")
+        print(f"{what}: {count - len(failed)} of {count} answered, {len(failed)} told that they failed", flush=True)
         assert not unclear, f"{what}: {unclear[0]}"
         assert not late, f"{what}: {len(late)} failed long after: {late[0]}"
         return failed
@@ -229,16 +231,23 @@ def disturbed(what, happens, count):
 
 def main():
     began = time.monotonic()
-    aware, turns = rate("cache_aware"), rate("round_robin")
-    print(f"prefix hit rate: cache-aware {aware:.2f}, round-robin {turns:.2f}, {aware / turns:.1f} times")
-    assert aware >= 2 * turns, "cache-aware routing should find twice as much"
-    count = REQUESTS // 2
-    killed = disturbed("killed with SIGKILL", lambda worker: worker.kill(), count)
-    assert len(killed) <= AT_ONCE, f"more failed than were under way: {killed[-1][1]}"
-    if args.router == "dynamo":
-        assert not killed, f"another worker goes on with a stream: {killed[0][1]}"
-    drained = disturbed("drained with SIGTERM", lambda worker: worker.drain(), count)
-    assert not drained, f"{len(drained)} failed: {drained[0][1]}"
+    parts, rates = args.part or ["aware", "turns", "killed", "drained"], {}
+    for part, policy in [("aware", "cache_aware"), ("turns", "round_robin")]:
+        if part in parts:
+            rates[part] = rate(policy)
+            print(f"{policy}: {REQUESTS} of {REQUESTS} answered, prefix hit rate {rates[part]:.2f}", flush=True)
+    if len(rates) == 2:
+        aware, turns = rates["aware"], rates["turns"]
+        print(f"prefix hit rate: cache-aware {aware:.2f}, round-robin {turns:.2f}, {aware / turns:.1f} times")
+        assert aware >= 2 * turns, "cache-aware routing should find twice as much"
+    if "killed" in parts:
+        killed = disturbed("killed with SIGKILL", lambda worker: worker.kill(), DISTURBED)
+        assert len(killed) <= AT_ONCE, f"more failed than were under way: {killed[-1][1]}"
+        if args.router == "dynamo":
+            assert not killed, f"another worker goes on with a stream: {killed[0][1]}"
+    if "drained" in parts:
+        drained = disturbed("drained with SIGTERM", lambda worker: worker.drain(), DISTURBED)
+        assert not drained, f"{len(drained)} failed: {drained[0][1]}"
     print(f"{args.router}: ok, {time.monotonic() - began:.0f} s")
 
 
