@@ -174,7 +174,12 @@ impl<X: Executor + Traced> Backend for Serving<X> {
                 free: pages.free.into(),
             },
             page_tokens: self.page_tokens.into(),
-            prefix: PrefixUse { looked_up: stats.prompt_tokens, found: stats.cached_tokens },
+            prefix: PrefixUse {
+                looked_up: stats.prompt_tokens,
+                found: stats.cached_tokens,
+                states_saved: stats.states_saved,
+                states_restored: stats.states_restored,
+            },
             preemptions: stats.preemptions,
             tiers: self.engine.executor().store_uses().iter().map(tier_use).collect(),
             experts: self.experts(),

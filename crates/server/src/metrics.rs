@@ -119,6 +119,10 @@ metrics! {
     prefix_looked_up: Gauge = Gauge::default(), "prefix_tokens_looked_up";
     /// Prompt tokens found in the prefix tree, as the engine counts them.
     prefix_found: Gauge = Gauge::default(), "prefix_tokens_found";
+    /// Copies of recurrent state that were saved behind prefixes.
+    states_saved: Gauge = Gauge::default(), "prefix_states_saved";
+    /// Sequences that began with such a copy.
+    states_restored: Gauge = Gauge::default(), "prefix_states_restored";
     /// Sequences that were preempted: their pages went to others.
     preemptions: Gauge = Gauge::default(), "preemptions";
     /// Pages in memory for evicted pages, by tier.
@@ -251,6 +255,8 @@ impl Metrics {
         }
         self.prefix_looked_up.set(snapshot.prefix.looked_up as i64);
         self.prefix_found.set(snapshot.prefix.found as i64);
+        self.states_saved.set(snapshot.prefix.states_saved as i64);
+        self.states_restored.set(snapshot.prefix.states_restored as i64);
         self.preemptions.set(snapshot.preemptions as i64);
         for tier in &snapshot.tiers {
             let labels = Labels(vec![("tier", tier.tier.into())]);

@@ -64,6 +64,12 @@ pub struct PrefixUse {
     pub looked_up: u64,
     /// Prompt tokens found.
     pub found: u64,
+    /// Copies of recurrent state that were saved behind prefixes.
+    #[serde(default)]
+    pub states_saved: u64,
+    /// Sequences that began with such a copy.
+    #[serde(default)]
+    pub states_restored: u64,
 }
 
 /// What a memory for evicted pages did.

@@ -163,7 +163,7 @@ impl LinearChain {
     pub(crate) fn candidates(&self, target: &Target) -> Vec<Variant> {
         let rows = self.x.rows;
         let stream = (3..=6).map(|stages| LinearVariant::Stream { stages: Some(stages) });
-        let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4].map(|s| (w, s)));
+        let tiles = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 3, 4].map(|s| (w, s)));
         let columns = [64, rows.div_ceil(16) * 8, rows.next_multiple_of(16)].map(Some);
         let columns = if rows > 128 { &columns[..] } else { &[None] };
         let tiles = tiles.flat_map(|(wide, split)| {

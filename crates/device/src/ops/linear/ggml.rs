@@ -27,9 +27,9 @@ pub(super) unsafe fn run(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match vnni {
+        match level {
             #[cfg(target_arch = "x86_64")]
-            true => vnni::run(task, groups),
+            Level::Avx512 => wide::run(task, vnni, groups),
             _ => run_level(level, task, groups),
         }
     }
@@ -107,7 +107,7 @@ fn sums(dtype: DType, lines: &[u8], g: usize, four: &[i8; 4]) -> [i32; ROWS] {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod vnni {
+mod wide {
     use super::LANES;
     use crate::DType;
     use crate::cpu::pack::{self, COLS, ROWS};
@@ -115,39 +115,88 @@ mod vnni {
     use crate::ops::linear::vnni::Block;
     use std::arch::x86_64::*;
 
-    /// As [`super::run`].
-    pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
-        for group in groups {
-            let mut row = 0;
-            while row < task.rows {
-                // SAFETY: the caller's promise.
-                row += unsafe {
-                    match (task.dtype, task.rows - row) {
-                        (DType::P8, 2..) => tile::<2, true>(task, group, row),
-                        (DType::P8, _) => tile::<1, true>(task, group, row),
-                        (_, 2..) => tile::<2, false>(task, group, row),
-                        _ => tile::<1, false>(task, group, row),
-                    }
-                };
+    /// As [`super::run`], by AVX-512.
+    pub(super) unsafe fn run(task: &Task<'_>, vnni: bool, groups: std::ops::Range<usize>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (vnni, task.dtype) {
+                (true, DType::P8) => groups.for_each(|group| with_vnni::<true>(task, group)),
+                (true, _) => groups.for_each(|group| with_vnni::<false>(task, group)),
+                (false, DType::P8) => groups.for_each(|group| without::<true>(task, group)),
+                (false, _) => groups.for_each(|group| without::<false>(task, group)),
             }
         }
     }
 
-    /// One group for `M` rows of activations from `row` on; returns `M`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn tile<const M: usize, const P8: bool>(
+    unsafe fn with_vnni<const P8: bool>(task: &Task<'_>, group: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { rows::<P8, true>(task, group) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn without<const P8: bool>(task: &Task<'_>, group: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { rows::<P8, false>(task, group) }
+    }
+
+    /// One group for every row of activations.
+    #[inline(always)]
+    unsafe fn rows<const P8: bool, const VNNI: bool>(task: &Task<'_>, group: usize) {
+        let mut row = 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            while row + 2 <= task.rows {
+                tile::<2, P8, VNNI>(task, group, row);
+                row += 2;
+            }
+            if row < task.rows {
+                tile::<1, P8, VNNI>(task, group, row);
+            }
+        }
+    }
+
+    /// The sums of four products each of a line and four activations.
+    #[inline(always)]
+    unsafe fn sums<const P8: bool, const VNNI: bool>(line: __m512i, four: __m512i) -> __m512i {
+        // SAFETY: the caller's promise: the processor has AVX-512, and VNNI if that.
+        unsafe {
+            let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(-128));
+            match (P8, VNNI) {
+                (true, true) => {
+                    // The stored bytes are 128 more than the values.
+                    let more = _mm512_dpbusd_epi32(zero, offset, four);
+                    _mm512_sub_epi32(_mm512_dpbusd_epi32(zero, line, four), more)
+                }
+                (false, true) => _mm512_dpbusd_epi32(zero, line, four),
+                // Pairs of products fit 16 bits: values of P4 are at most 15, magnitudes of P8 times activations
+                // at most 128 · 127.
+                (true, false) => {
+                    let w = _mm512_xor_si512(line, offset);
+                    let signed = _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(w), zero, four);
+                    let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
+                    _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
+                }
+                (false, false) => {
+                    _mm512_madd_epi16(_mm512_maddubs_epi16(line, four), _mm512_set1_epi16(1))
+                }
+            }
+        }
+    }
+
+    /// One group for `M` rows of activations from `row` on.
+    #[inline(always)]
+    unsafe fn tile<const M: usize, const P8: bool, const VNNI: bool>(
         task: &Task<'_>,
         group: usize,
         row: usize,
-    ) -> usize {
+    ) {
         let acts = task.acts;
         let bytes = pack::block_bytes(if P8 { DType::P8 } else { DType::P4 });
-        let zero = _mm512_setzero_si512();
-        let offset = _mm512_set1_epi8(-128);
-        let mut lanes = [[_mm512_setzero_ps(); LANES]; M];
-        let mut mins = [_mm512_setzero_ps(); M];
-        // SAFETY: the group lies in w and the rows in the activations.
+        // SAFETY: the group lies in w and the rows in the activations; this task alone computes the group.
         unsafe {
+            let mut lanes = [[_mm512_setzero_ps(); LANES]; M];
+            let mut mins = [_mm512_setzero_ps(); M];
             let mut block = task.w.add(group * task.group_bytes());
             for at in 0..acts.blocks() {
                 let Block { d, m, lines } = Block::load::<P8>(block);
@@ -157,28 +206,20 @@ mod vnni {
                     let scale = _mm512_mul_ps(d, _mm512_set1_ps(*acts.d.add(index)));
                     for g in 0..LANES {
                         let four = _mm512_set1_epi32(q.add(g).read_unaligned());
-                        let mut sums = _mm512_dpbusd_epi32(zero, lines[g], four);
-                        if P8 {
-                            // The stored bytes are 128 more than the values.
-                            let more = _mm512_dpbusd_epi32(zero, offset, four);
-                            sums = _mm512_sub_epi32(sums, more);
-                        }
-                        let sums = _mm512_cvtepi32_ps(sums);
+                        let sums = _mm512_cvtepi32_ps(sums::<P8, VNNI>(lines[g], four));
                         lanes[i][g] = _mm512_fmadd_ps(scale, sums, lanes[i][g]);
                     }
                     mins[i] = _mm512_fmadd_ps(m, _mm512_set1_ps(*acts.s.add(index)), mins[i]);
                 }
                 block = block.add(bytes);
             }
+            for (i, (lanes, mins)) in lanes.into_iter().zip(mins).enumerate() {
+                let [a, b, c, d, e, f, g, h] = lanes;
+                let even = _mm512_add_ps(_mm512_add_ps(a, e), _mm512_add_ps(c, g));
+                let odd = _mm512_add_ps(_mm512_add_ps(b, f), _mm512_add_ps(d, h));
+                let products = _mm512_add_ps(_mm512_add_ps(even, odd), mins);
+                task.finish.lanes16(row + i, group * ROWS, products);
+            }
         }
-        for (i, (lanes, mins)) in lanes.into_iter().zip(mins).enumerate() {
-            let [a, b, c, d, e, f, g, h] = lanes;
-            let even = _mm512_add_ps(_mm512_add_ps(a, e), _mm512_add_ps(c, g));
-            let odd = _mm512_add_ps(_mm512_add_ps(b, f), _mm512_add_ps(d, h));
-            let products = _mm512_add_ps(_mm512_add_ps(even, odd), mins);
-            // SAFETY: this task alone computes the group.
-            unsafe { task.finish.lanes16(row + i, group * ROWS, products) };
-        }
-        M
     }
 }

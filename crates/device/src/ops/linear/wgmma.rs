@@ -18,8 +18,14 @@ impl LinearChain {
         // Microseconds for what the busiest block reads, and for splitting K.
         let cost = |wide: u32, split: u32| {
             let tiles = n.div_ceil(wide) * rows.div_ceil(columns);
-            // Clusters of more than two do not fill the GPU in one wave, but few tiles need them.
-            let alone = split == 1 || (tiles * split <= target.sms && (split == 2 || tiles <= 16));
+            // Clusters of more than two do not fill the GPU in one wave, but few tiles need them: of three, five fit
+            // each part of 16 multiprocessors.
+            let most = match split {
+                1 | 2 => u32::MAX,
+                3 => target.sms / 16 * 5,
+                _ => 16,
+            };
+            let alone = split == 1 || (tiles * split <= target.sms && tiles <= most);
             let room = wide + columns <= if asked.wide == Some(wide) { 448 } else { 320 };
             let fits = k.is_multiple_of(64 * split) && alone && room;
             // The MMA of a narrow tile reads 16 rows past it, and the tile has no whole 64 columns for the norm
@@ -35,12 +41,13 @@ impl LinearChain {
             let shares = match split {
                 1 => 0.0,
                 2 => 0.15,
-                4 => 0.4,
+                3 | 4 => 0.4,
                 _ => 2.5,
             };
             if fits { reads * extra + shares } else { f64::INFINITY }
         };
-        let shapes = [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 4, 8].map(|s| (w, s)));
+        let shapes =
+            [NARROW, 64, 128, 192].into_iter().flat_map(|w| [1, 2, 3, 4, 8].map(|s| (w, s)));
         let wanted = |w: u32, s: u32| asked.wide.unwrap_or(w) == w && asked.split.unwrap_or(s) == s;
         // The requested tiles if they can run, else the cheapest that can.
         let price = |(w, s): (u32, u32)| cost(w, s) + if wanted(w, s) { 0.0 } else { 1e6 };
