@@ -64,10 +64,11 @@ mod tests {
     ];
     /// Flags for which every number of their type has a meaning, or that are checked together with
     /// the model's settings.
-    const LARGE: [&str; 12] = [
+    const LARGE: [&str; 13] = [
         "frequency-penalty",
         "kv-cache",
         "kv-host-memory",
+        "kv-states",
         "max-tokens",
         "min-p",
         "min-tokens",

@@ -28,13 +28,17 @@ impl Drop for Served {
 }
 
 impl Served {
-    /// Starts a command that listens on `port`, and waits until it accepts connections.
+    /// Starts a command that listens on `port`, and waits until it accepts connections and its engine has started.
     fn start(mut command: Command, port: u16) -> Served {
         let mut served = Served { child: command.spawn().unwrap(), port };
         let start = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert_eq!(served.child.try_wait().unwrap(), None, "the server ended");
             assert!(start.elapsed() < TIMEOUT, "the server does not respond");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        while served.ask("GET", "/health", "").0 == 503 {
+            assert!(start.elapsed() < TIMEOUT, "the engine does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
         served
