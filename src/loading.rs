@@ -1,14 +1,17 @@
 //! Loads the model named on the command line onto a device.
 
+mod bar;
+
 use crate::cli::Global;
 use crate::exit::bad_input;
 use crate::graph_args::GraphArgs;
 use crate::models::{self, DEFAULT, HubEnv, ModelName};
 use crate::numbers::{self, TOKENS};
 use crate::output::note;
+use crate::profile;
 use crate::sampling::SamplingArgs;
-use crate::{profile, progress};
 use anyhow::{Context, Result};
+use bar::Bar;
 use clap::{Args, ValueEnum};
 use device::cpu::{Limit, Numerics};
 use device::{Device, DeviceKind, Region};
@@ -23,14 +26,13 @@ use graph::config::Resolved;
 use graph::program::{Pooling, Program};
 use model::{
     AdapterRoom, Embedding, GraphExecutor, KeepOptions, LoadOptions, Method, ModelConfig,
-    ModelSource, Precision, Progress, Speculation, Task, load_executor,
+    ModelSource, Precision, Speculation, Task, load_executor,
 };
 use serde::Serialize;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use text::CheckpointText;
 
 /// The model, and how it is loaded.
@@ -640,52 +642,6 @@ fn vocabulary(text: &ModelText, config: &ModelConfig) -> Result<Vocabulary, Voca
     let bytes: Vec<_> = (0..vocab).map(|id| tokenizer.token_bytes(id).to_vec()).collect();
     let special: Vec<u32> = tokenizer.control_ids().filter(|&id| id < vocab).collect();
     Vocabulary::new(&bytes, &special, &config.eos)
-}
-
-/// One bar at a time: weights, then graphs.
-#[derive(Default)]
-struct Bar {
-    bar: Option<indicatif::ProgressBar>,
-    graphs: bool,
-    /// When weights began to be read, and how many bytes there are.
-    weights: Option<(Instant, u64)>,
-}
-
-/// Reading fewer bytes is too short to be worth a line.
-const WORTH_A_LINE: u64 = 1_000_000_000;
-
-impl Bar {
-    fn update(&mut self, progress: Progress) {
-        let (graphs, done, total) = match progress {
-            Progress::Weights(done, total) => (false, done, total),
-            Progress::Graphs(done, total) => (true, done, total),
-        };
-        if self.bar.is_none() || graphs != self.graphs {
-            self.finish();
-            self.graphs = graphs;
-            self.weights = (!graphs).then(|| (Instant::now(), total));
-            self.bar = Some(match graphs {
-                false => progress::bytes(total, "weights"),
-                true => progress::count(total, "recording graphs"),
-            });
-        }
-        if let Some(bar) = &self.bar {
-            bar.set_position(done);
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
-        }
-        if let Some((began, bytes)) =
-            self.weights.take().filter(|(_, total)| *total >= WORTH_A_LINE)
-        {
-            let (seconds, gigabytes) = (began.elapsed().as_secs_f64(), bytes as f64 * 1e-9);
-            let rate = gigabytes / seconds;
-            note!("weights: {gigabytes:.1} GB in {seconds:.1} s, {rate:.1} GB/s");
-        }
-    }
 }
 
 #[cfg(test)]

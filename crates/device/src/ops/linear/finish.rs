@@ -146,8 +146,8 @@ impl Finish {
                 assert!(end <= residual.cols);
                 for (m, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: the residual has y's shape.
                         let at = residual.at(row + m, n + p * MOST).cast();
+                        // SAFETY: the residual has y's shape.
                         *sum = _mm512_add_ps(*sum, unsafe { _mm512_loadu_ps(at) });
                     }
                 }
