@@ -241,7 +241,8 @@ impl<'de> Deserialize<'de> for Texts {
 
 impl Describe for Texts {
     fn describe(_: &mut Schemas) -> Value {
-        let many = json!({"type": "array", "items": {"type": "string"}, "maxItems": "limit batch"});
+        let many =
+            json!({"type": "array", "items": {"type": "string"}, "maxItems": "limit inputs"});
         json!({"anyOf": [{"type": "string"}, many]})
     }
 }

@@ -136,15 +136,20 @@ impl Prompt {
 
 impl Describe for Prompt {
     fn describe(_: &mut Schemas) -> Value {
-        let text = json!({"type": "string", "minLength": 1});
-        let tokens = json!({"type": "array", "items": token_id(), "minItems": 1});
-        json!({"anyOf": [
-            text,
-            {"type": "array", "items": text, "minItems": 1, "maxItems": "limit batch"},
-            tokens,
-            {"type": "array", "items": tokens, "minItems": 1, "maxItems": "limit batch"},
-        ]})
+        json!({"anyOf": prompts("limit batch")})
     }
+}
+
+/// The forms of one prompt or several, at most as many as the limit says.
+pub(crate) fn prompts(most: &str) -> Value {
+    let text = json!({"type": "string", "minLength": 1});
+    let tokens = json!({"type": "array", "items": token_id(), "minItems": 1});
+    json!([
+        text,
+        {"type": "array", "items": text, "minItems": 1, "maxItems": most},
+        tokens,
+        {"type": "array", "items": tokens, "minItems": 1, "maxItems": most},
+    ])
 }
 
 api_type! {

@@ -1,7 +1,7 @@
 //! JSON types of embeddings.
 
 use crate::describe::{Describe, Schemas, api_type};
-use crate::openai::completions::types::Prompt;
+use crate::openai::completions::types::{Prompt, prompts};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ api_type! {
     /// Texts to embed.
     pub struct EmbeddingRequest {
         /// A string, token ids, or a list of either.
-        pub input: Prompt,
+        pub input: Prompt = {"anyOf": prompts("limit inputs")},
         /// The model; optional, must be the served one.
         pub model: Option<String>,
         /// Numbers, or little-endian 32-bit floats in base64.
