@@ -3,7 +3,6 @@
 
 use super::packed::Task;
 use super::vnni::Block;
-use crate::DType;
 use crate::cpu::pack::{self, COLS, ROWS};
 use std::arch::x86_64::*;
 
@@ -11,17 +10,7 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 /// As [`Task::run`]; the processor has AVX-512.
-pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match task.dtype {
-            DType::P4 => run_dtype::<false>(task, groups),
-            _ => run_dtype::<true>(task, groups),
-        }
-    }
-}
-
-unsafe fn run_dtype<const P8: bool>(task: &Task<'_>, groups: std::ops::Range<usize>) {
+pub(super) unsafe fn run<const P8: bool>(task: &Task<'_>, groups: std::ops::Range<usize>) {
     for group in groups {
         let mut row = 0;
         while row < task.rows {

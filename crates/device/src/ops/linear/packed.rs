@@ -87,15 +87,20 @@ impl Task<'_> {
     /// The groups lie in w, the activations are prepared, the processor has `kind`, and no other thread computes
     /// these groups.
     pub(in crate::ops) unsafe fn run(&self, kind: Kind, groups: std::ops::Range<usize>) {
+        let p4 = self.dtype == DType::P4;
         // SAFETY: the caller's promise.
         unsafe {
             match kind {
                 #[cfg(target_arch = "x86_64")]
                 Kind::Amx if self.rows >= MANY => amx::run(self, groups),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Amx | Kind::Vnni => vnni::run(self, groups),
+                Kind::Amx | Kind::Vnni if p4 => vnni::run::<false>(self, groups),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 => avx512::run(self, groups),
+                Kind::Amx | Kind::Vnni => vnni::run::<true>(self, groups),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 if p4 => avx512::run::<false>(self, groups),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 => avx512::run::<true>(self, groups),
                 #[cfg(target_arch = "x86_64")]
                 Kind::Avx2 => avx2::run(self, groups),
                 Kind::Ggml { level, vnni } => ggml::run(self, level, vnni, groups),

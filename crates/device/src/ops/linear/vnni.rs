@@ -51,17 +51,7 @@ impl Block {
 ///
 /// # Safety
 /// As [`Task::run`]; the processor has AVX-512 VNNI.
-pub(super) unsafe fn run(task: &Task<'_>, groups: std::ops::Range<usize>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match task.dtype {
-            DType::P4 => run_dtype::<false>(task, groups),
-            _ => run_dtype::<true>(task, groups),
-        }
-    }
-}
-
-unsafe fn run_dtype<const P8: bool>(task: &Task<'_>, groups: std::ops::Range<usize>) {
+pub(super) unsafe fn run<const P8: bool>(task: &Task<'_>, groups: std::ops::Range<usize>) {
     // SAFETY: the caller's promise.
     unsafe {
         for group in groups {
