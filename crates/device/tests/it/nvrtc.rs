@@ -35,6 +35,44 @@ fn everything() -> bool {
     std::env::var_os("DACAPO_ALL_KERNELS").is_some()
 }
 
+/// Constants that only say how long something is, not how a kernel is made: of kernels that differ in these, the
+/// selection has one.
+const LENGTHS: [&str; 9] = [
+    "AREA_BIASES",
+    "AREA_MASKS",
+    "AREA_SEEN",
+    "MASK_WORDS",
+    "PAGES_CAP",
+    "PARTS",
+    "VOCAB",
+    "WIDE",
+    "WIDTH",
+];
+/// The kernels in which they are that: tiles of a linear may be called wide, too.
+const OF_ANY_LENGTH: [&str; 7] =
+    ["draft_rows", "lora_groups", "pool", "prologue", "propose", "publish", "sample"];
+
+/// A kernel with its lengths left out.
+fn without_lengths(key: &KernelKey) -> KernelKey {
+    let mut key = key.clone();
+    if OF_ANY_LENGTH.contains(&key.source.as_str()) {
+        key.defines.retain(|(name, _)| !LENGTHS.contains(&name.as_str()));
+    }
+    key
+}
+
+/// One launch for all lengths of a kernel: the one with the most shared memory.
+fn of_one_length(all: BTreeMap<KernelKey, Launch>) -> BTreeMap<KernelKey, Launch> {
+    let mut kept: BTreeMap<KernelKey, Launch> = BTreeMap::new();
+    for (key, launch) in all {
+        let slot = kept.entry(without_lengths(&key)).or_insert_with(|| launch.clone());
+        if launch.shared > slot.shared {
+            *slot = launch;
+        }
+    }
+    kept.into_values().map(|launch| (launch.kernel.clone(), launch)).collect()
+}
+
 /// Every launch of the models and buckets, by kernel: the one with the most shared memory.
 fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     let hopper = target.capability == (9, 0);
@@ -90,7 +128,7 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
             }
         }
     }
-    all
+    if everything { all } else { of_one_length(all) }
 }
 
 #[test]

@@ -149,24 +149,33 @@ pub(super) fn own_bytes(cols: usize) -> usize {
 
 #[inline(always)]
 fn unpack(dtype: DType, block: &[u8], to: &mut Unpacked) {
-    let part = COLS / PARTS;
-    let (q_at, high_at) = match dtype {
-        DType::Q4K => (16, 0),
-        DType::Q5K => (48, 16),
-        _ => return unpack_q6k(block, to),
-    };
+    match dtype {
+        DType::Q4K => unpack_with_minima::<false>(block, to),
+        DType::Q5K => unpack_with_minima::<true>(block, to),
+        _ => unpack_q6k(block, to),
+    }
+}
+
+/// Bytes of a block for the values of a part.
+#[inline(always)]
+fn part(block: &[u8], at: usize) -> &[u8; COLS / PARTS] {
+    block[at..at + COLS / PARTS].try_into().expect("as many bytes")
+}
+
+/// Q5_K if `FIVE`, else Q4_K.
+#[inline(always)]
+fn unpack_with_minima<const FIVE: bool>(block: &[u8], to: &mut Unpacked) {
+    let (q_at, high_at) = if FIVE { (48, 16) } else { (16, 0) };
     (to.d, to.dmin) = (half_at(block, 0), half_at(block, 2));
-    for group in 0..PARTS {
+    for (group, w) in to.w.chunks_exact_mut(COLS / PARTS).enumerate() {
         let (scale, min) = scale_min(&block[4..16], group / 2);
         to.mins[group] = i16::from(min);
-        let (at, shift) = (group / 4 * 32 + group % 2 * part, group / 2 % 2 * 4);
-        for i in 0..part {
-            let low = block[q_at + at + i] >> shift & 15;
-            let high = match dtype {
-                DType::Q5K => block[high_at + group % 2 * part + i] >> (group / 2) & 1,
-                _ => 0,
-            };
-            to.w[part * group + i] = i16::from(low | high << 4) * i16::from(scale);
+        let half = group % 2 * (COLS / PARTS);
+        let low = part(block, q_at + group / 4 * 32 + half);
+        let high = part(block, high_at + half);
+        for ((w, low), high) in w.iter_mut().zip(low).zip(high) {
+            let fifth = if FIVE { high >> (group / 2) & 1 } else { 0 };
+            *w = i16::from(low >> (group / 2 % 2 * 4) & 15 | fifth << 4) * i16::from(scale);
         }
     }
 }
@@ -174,17 +183,15 @@ fn unpack(dtype: DType, block: &[u8], to: &mut Unpacked) {
 /// Values are stored plus 32, which is the same as a minimum of 32 times the scale.
 #[inline(always)]
 fn unpack_q6k(block: &[u8], to: &mut Unpacked) {
-    let part = COLS / PARTS;
-    let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
     (to.d, to.dmin) = (half_at(block, 208), 0.0);
-    for (group, scale) in scales.iter().enumerate() {
-        let scale = i16::from(*scale as i8);
+    for (group, w) in to.w.chunks_exact_mut(COLS / PARTS).enumerate() {
+        let scale = i16::from(block[192 + group] as i8);
         to.mins[group] = 32 * scale;
-        let (at, nibble) = (group / 8 * 64 + group % 4 * part, group % 8 / 4 * 4);
-        let (top, shift) = (group / 8 * 32 + group % 2 * part, group % 8 / 2 * 2);
-        for i in 0..part {
-            let q = low[at + i] >> nibble & 15 | (high[top + i] >> shift & 3) << 4;
-            to.w[part * group + i] = i16::from(q) * scale;
+        let low = part(block, group / 8 * 64 + group % 4 * (COLS / PARTS));
+        let high = part(block, 128 + group / 8 * 32 + group % 2 * (COLS / PARTS));
+        for ((w, low), high) in w.iter_mut().zip(low).zip(high) {
+            let q = low >> (group % 8 / 4 * 4) & 15 | (high >> (group % 8 / 2 * 2) & 3) << 4;
+            *w = i16::from(q) * scale;
         }
     }
 }
