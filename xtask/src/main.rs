@@ -27,11 +27,7 @@ enum Chore {
     /// Pack target/bundle.tar.xz for a GPU machine without Rust; `check` in it runs everything
     Bundle,
     /// Make the Python package in dist: the program and the engine for Linux with glibc 2.28 and Python 3.9 or newer
-    Wheel {
-        /// From what `cargo test` built, for this machine and its tests
-        #[arg(long)]
-        dev: bool,
-    },
+    Wheel,
     /// Make everything of a release in dist: the wheel, an archive of the program, checksums
     Dist,
 }
@@ -40,7 +36,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().chore {
         Chore::Tidy => tidy::run(),
         Chore::Bundle => bundle::run(),
-        Chore::Wheel { dev } => wheel::run(dev),
+        Chore::Wheel => wheel::run(),
         Chore::Dist => dist::run(),
     };
     match outcome {

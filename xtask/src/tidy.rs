@@ -7,6 +7,7 @@ mod public;
 mod source;
 mod syntax;
 mod text;
+mod untested;
 mod wildcards;
 
 use anyhow::{Context, Result, bail};
@@ -76,6 +77,7 @@ fn check_tree(root: &Path, files: &[String]) -> Result<Vec<Problem>> {
             sources.push(public::Source { path: path.clone(), text, syntax });
         }
     }
+    problems.extend(untested::check(&metadata, &sources));
     for source in sources.iter().filter(|source| !syntax::is_test_file(&source.path)) {
         problems.extend(functions::check(&source.path, &source.syntax));
         problems.extend(wildcards::check(&source.path, &source.syntax));

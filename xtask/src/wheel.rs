@@ -36,13 +36,9 @@ impl Folders {
     }
 }
 
-/// Builds the wheel; with `dev` from what `cargo test` built, for this machine only.
-pub(crate) fn run(dev: bool) -> Result<()> {
-    let folders = Folders::find()?;
-    let wheel = match dev {
-        true => pack(&folders, &folders.target.join("debug"), "cp39-abi3-linux_x86_64")?,
-        false => build(&folders)?,
-    };
+/// Builds the wheel.
+pub(crate) fn run() -> Result<()> {
+    let wheel = build(&Folders::find()?)?;
     println!("{}: {:.1} MB", wheel.display(), fs::metadata(&wheel)?.len() as f64 * 1e-6);
     Ok(())
 }
@@ -58,7 +54,7 @@ pub(crate) fn build(folders: &Folders) -> Result<PathBuf> {
     cargo.args(["--features", "dacapo/grpc"]);
     cargo.arg("--target").arg(format!("{TARGET}.{GLIBC}"));
     succeed(cargo.current_dir(&folders.root).env("PATH", path))?;
-    let wheel = pack(folders, &folders.release(), TAG)?;
+    let wheel = pack(folders)?;
     let bytes = fs::metadata(&wheel)?.len();
     ensure!(bytes <= MOST_BYTES, "the wheel has {bytes} bytes; at most {MOST_BYTES} are allowed");
     check(&tools, &wheel)?;
@@ -74,11 +70,12 @@ fn check(tools: &Path, wheel: &Path) -> Result<()> {
     succeed(Command::new(tools.join("abi3audit")).arg("--strict").arg(wheel))
 }
 
-fn pack(folders: &Folders, build: &Path, tag: &str) -> Result<PathBuf> {
+fn pack(folders: &Folders) -> Result<PathBuf> {
     fs::create_dir_all(&folders.dist)?;
     let mut python = Command::new("python3");
     python.arg(folders.root.join("python/build/wheel_of_cargo.py"));
-    let output = python.arg(build).arg(tag).arg(&folders.dist).output().context("python3")?;
+    python.arg(folders.release()).arg(TAG).arg(&folders.dist);
+    let output = python.output().context("python3")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
