@@ -56,7 +56,7 @@ def main():
     difference = numpy.abs(ours - theirs).max()
     cosine = ((ours * theirs).sum(1) / numpy.linalg.norm(ours, axis=1) / numpy.linalg.norm(theirs, axis=1)).min()
     print(f"{len(texts)} sentences: largest difference {difference:.2e}, smallest cosine {cosine:.8f}")
-    sys.exit(difference > 1e-4 or cosine < 0.99999)
+    sys.exit(bool(difference > 1e-4 or cosine < 0.99999))
 
 
 if __name__ == "__main__":
