@@ -178,6 +178,7 @@ fn push_layer(
         out: attended,
         scale: (dim as f32).powf(-0.5),
         softcap: None,
+        sinks: None,
         window: None,
         causal: true,
         rows,

@@ -79,6 +79,7 @@ fn a_decode_step() {
         out: attended,
         scale: 0.2,
         softcap: None,
+        sinks: None,
         window: None,
         causal: true,
         rows: ROWS,

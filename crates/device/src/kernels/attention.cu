@@ -17,7 +17,7 @@
 //
 // D, HQ, HKV, PAGE = 16, WARPS, STAGES, SPLIT, LEAST_PAGES, ROWS32 (32 rows each), SINGLE, ROPE, Q_TOKENS, WINDOW;
 // TYPE (of q and pages), KT if pages have another type (pages.cuh), YT; QN, KN, QNT, KNT for ROPE; COUNT_SPLIT; ONES;
-// SOFTCAP if scores are capped. With FIXED a page's warp depends on the page alone.
+// SOFTCAP if scores are capped; SINKS (pages.cuh). With FIXED a page's warp depends on the page alone.
 #include "pages.cuh"
 
 #define G (HQ / HKV)
@@ -184,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
           const u32* page_table, const u32* counts, u32* semaphores, float* partial, const void* q_norm,
           const void* k_norm, const float* rope, u32 rows, u32 pages_per_seat, u32 q_stride, u32 out_stride,
-          u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps SCALES_OF_PAGES) {
+          u32 rope_stride, u32 max_position, float scale, float q_eps, float k_eps SCALES_OF_PAGES SINKS_PARAMETER) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ __align__(16) u16 queries[TILES * 8][D + 8];
     __shared__ __align__(16) u8 newest[ROPE ? Q_TOKENS : 1][2][ROW_BYTES];
@@ -485,7 +485,8 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
     auto leave = [&](u32 i, float top, float weight, float4 sum) {
         const u32 column = i / (D / 4), at = i % (D / 4) * 4;
         if (alone) {
-            const float inverse = NARROW ? scale_of_v / weight : 1.0f / weight;
+            const float all = WITH_SINK(weight, head * G + column % G, top);
+            const float inverse = NARROW ? scale_of_v / all : 1.0f / all;
             const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
             store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
         } else {
@@ -587,6 +588,7 @@ attention(const void* qkv, u8* kv, void* out, const u32* row_seat, const u32* q_
                 sum.x += v.x * part, sum.y += v.y * part, sum.z += v.z * part, sum.w += v.w * part;
             }
         }
+        weight = WITH_SINK(weight, head * G + column % G, top);
         const float inverse = NARROW ? scale_of_v / weight : 1.0f / weight;
         const u64 to = (u64)(first_token + column / G) * out_stride + (head * G + column % G) * D + at;
         store4<YT>(out, to, sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);

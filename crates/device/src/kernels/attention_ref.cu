@@ -1,6 +1,6 @@
 // Attention for any formats: a block of four warps per token and query head. q is already rotated and
 // this step's k and v are already in their pages. D, HQ, HKV, PAGE, WINDOW (0: none), CAUSAL, SINGLE;
-// types XT (q), KT (pages; for E4M3 see pages.cuh), YT; SOFTCAP if scores are capped.
+// types XT (q), KT (pages; for E4M3 see pages.cuh), YT; SOFTCAP if scores are capped; SINKS (pages.cuh).
 #include "pages.cuh"
 
 #define PER ((D + 31) / 32)
@@ -8,7 +8,7 @@
 extern "C" __global__ void __launch_bounds__(128)
 attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
               const u32* page_table, const u32* token_row, u32 rows, u32 pages_per_seat, u32 q_stride,
-              u32 out_stride, float scale SCALES_OF_PAGES) {
+              u32 out_stride, float scale SCALES_OF_PAGES SINKS_PARAMETER) {
     __shared__ float merged[4][D];
     __shared__ float maxima[4], totals[4];
     const u32 t = blockIdx.x, h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -65,6 +65,9 @@ attention_ref(const void* qkv, const void* kv, void* out, const u32* row_seat, c
     for (int w = 1; w < 4; w++) top = fmaxf(top, maxima[w]);
     total = 0.0f;
     for (int w = 0; w < 4; w++) total += totals[w] * expf(maxima[w] - top);
+#ifdef SINKS
+    total += expf(load1<SINKS>(sinks, h) - top);
+#endif
     for (u32 i = threadIdx.x; i < D; i += 128) {
         float v = 0.0f;
         for (int w = 0; w < 4; w++) v += merged[w][i] * expf(maxima[w] - top);

@@ -4,7 +4,7 @@
 // on the device from q_start, so the grid depends on the bucket alone; blocks past the live items return immediately.
 //
 // D ≤ 256, HQ, HKV, PAGE = 16, WARPS, Q_TOKENS, WINDOW (0: none), CAUSAL, TYPE (of q and pages), KT if pages have another
-// type (pages.cuh), YT; SOFTCAP if scores are capped.
+// type (pages.cuh), YT; SOFTCAP if scores are capped; SINKS (pages.cuh).
 #include "pages.cuh"
 
 #define G (HQ / HKV)
@@ -36,7 +36,7 @@ DEVICE void fetch(u32 stage, const u8* kv, const u32* pages, u32 tile, u32 first
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, const u32* q_start, const u32* kv_len,
                  const u32* page_table, u32 rows, u32 pages_per_seat, u32 q_stride, u32 out_stride, float scale
-                 SCALES_OF_PAGES) {
+                 SCALES_OF_PAGES SINKS_PARAMETER) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ u32 found;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4, head = blockIdx.x;
@@ -220,6 +220,7 @@ attention_varlen(const void* qkv, const u8* kv, void* out, const u32* row_seat, 
         sum += __shfl_xor_sync(FULL, sum, 2);
         const u32 row = half ? row1 : row0, t = row / G;
         if (t >= tokens || row >= Q_TOKENS * G) continue;
+        sum = WITH_SINK(sum, head * G + row % G, maximum[half]);
         const float inverse = NARROW ? scale_of_v / sum : 1.0f / sum;
         const u64 to = (u64)(first_token + t) * out_stride + (head * G + row % G) * D + (NARROW ? 4 : 2) * j;
 #pragma unroll

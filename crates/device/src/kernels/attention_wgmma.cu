@@ -11,7 +11,7 @@
 //
 // D (64, 128), HQ, HKV, PAGE = 16, Q_TOKENS, KV (64, 128, 176), STAGES, Q_STAGES (1, 2), TURNS (0, 1), SLOTS
 // (capacity of the list), WINDOW (0: none), CAUSAL, LAST (1: only blocks with a row's last token), ONES (0: rows of one token
-// belong to another kernel), TYPE (of q and pages), KT if pages have another type (pages.cuh), YT. With pages in e4m3 KV is
+// belong to another kernel), TYPE (of q and pages), KT if pages have another type (pages.cuh), YT, SINKS. With pages in e4m3 KV is
 // at most 128, the second argument is the address of the pages, and RAW tiles of bytes lie after the ring.
 #include "pages.cuh"
 #include "wgmma_held.cuh"
@@ -362,7 +362,7 @@ DEVICE void store_row(void* out, u64 to, const float (&o)[D / 2], int half, floa
 #else
 #define SCALES_OF_HEAD const float factor = all_factor, scale_of_v = 1.0f
 #endif
-DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_factor SCALES_OF_PAGES) {
+DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_factor SCALES_OF_PAGES SINKS_PARAMETER) {
     // The same in all lanes; the shuffle tells the compiler so, which makes descriptors cheaper.
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128 - 1, 0);
     const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4;
@@ -495,6 +495,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
             sum += __shfl_xor_sync(FULL, sum, 2);
             const u32 row = row0 + 8 * half, t = row / G;
             const bool live = t < item.tokens && row < Q_TOKENS * G;
+            sum = WITH_SINK(sum, item.head * G + row % G, shift[half]);
             store_row(out, (u64)(item.first_token + t) * out_stride + (item.head * G + row % G) * D, sums, half, NARROW ? scale_of_v / sum : 1.0f / sum, live);
         }
     }
@@ -514,7 +515,7 @@ DEVICE void consume(Shared& s, u32 base, void* out, u32 out_stride, float all_fa
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_wgmma(const __grid_constant__ Map q_map, PAGES_PARAMETER, void* out, const u32* row_seat,
                 const u32* q_start, const u32* kv_len, const u32* page_table, u32 rows, u32 slots, u32 pages_per_seat,
-                u32 out_stride, float scale SCALES_OF_PAGES) {
+                u32 out_stride, float scale SCALES_OF_PAGES SINKS_PARAMETER) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ Shared s;
@@ -559,9 +560,9 @@ attention_wgmma(const __grid_constant__ Map q_map, PAGES_PARAMETER, void* out, c
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 " MANY ";");
 #if NARROW
-        consume(s, base, out, out_stride, scale * 1.44269504088896f, k_scale, v_scale);
+        consume(s, base, out, out_stride, scale * 1.44269504088896f, k_scale, v_scale SINKS_ARGUMENT);
 #else
-        consume(s, base, out, out_stride, scale * 1.44269504088896f);
+        consume(s, base, out, out_stride, scale * 1.44269504088896f SINKS_ARGUMENT);
 #endif
     }
 #endif

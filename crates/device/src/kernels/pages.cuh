@@ -19,6 +19,20 @@
 #define SCALES_OF_PAGES
 #endif
 
+// With SINKS (the type of their elements) a query head's softmax has one more term, which has no value. They are the last
+// argument.
+#ifdef SINKS
+#define SINKS_PARAMETER , const void* sinks
+#define SINKS_ARGUMENT , sinks
+// What the sink adds to the sum of a head's weights, which are powers of 2 relative to `top`.
+#define SINK_WEIGHT(query_head, top) exp2f(load1<SINKS>(sinks, query_head) * 1.44269504088896f - (top))
+#define WITH_SINK(sum, query_head, top) ((sum) + SINK_WEIGHT(query_head, top))
+#else
+#define SINKS_PARAMETER
+#define SINKS_ARGUMENT
+#define WITH_SINK(sum, query_head, top) (sum)
+#endif
+
 // Two q as f16.
 template <int T> DEVICE u32 to_half(u32 v) {
     if (T == F16) return v;

@@ -3,7 +3,8 @@
 //! `min(kv_len[r], p + window) − 1`:
 //! `out = softmax(scale · q·kᵀ) · v`, scores and sums in f32, one rounding when storing. With a soft cap a score s
 //! becomes `cap · tanh(s / cap)` before the softmax.
-//! Query head h reads KV head h / (q_heads / kv_heads).
+//! Query head h reads KV head h / (q_heads / kv_heads). Where there are sinks, a head's softmax has one more term, e to the
+//! power of its sink, which has no value: weights then add up to less than 1.
 //!
 //! Rows and lengths come from the step's tables on the device, so the launch never depends on them. With `single`
 //! every live row has exactly one token and row r's token index is r. Pad rows have kv_len 0: their output is zeros
@@ -18,7 +19,7 @@ mod cuda;
 
 use super::{
     Access, Bindable, Contract, Division, Keep, Named, SpanVisitor, StepSize, Traffic, require,
-    require_division, require_fit, require_float, require_pages, require_scratch,
+    require_division, require_fit, require_float, require_pages, require_scratch, require_vector,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
@@ -50,6 +51,9 @@ pub struct Attention<O: Operands = Bound> {
     pub q_heads: u32,
     /// Pages, this step's tokens included.
     pub kv: O::Cache,
+    /// One element per query head: a learned score that joins the softmax, soft caps and scale aside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<O::Weight>,
     /// Rows, lengths and page tables.
     #[serde(skip_serializing_if = "unset")]
     pub state: O::Late<StepState>,
@@ -102,6 +106,9 @@ impl<O: Operands> Bindable for Attention<O> {
     fn operands(&mut self, visit: OperandVisitor<'_, O>) {
         visit(Operand::Value(&mut self.qkv, Access::Read));
         visit(Operand::Cache(&mut self.kv));
+        if let Some(sinks) = &mut self.sinks {
+            visit(Operand::Weight(sinks));
+        }
         visit(Operand::Value(&mut self.out, Access::Write));
     }
 
@@ -111,6 +118,7 @@ impl<O: Operands> Bindable for Attention<O> {
             qkv: to.value(self.qkv)?,
             q_heads: self.q_heads,
             kv: to.cache(self.kv)?,
+            sinks: self.sinks.map(|sinks| to.weight(sinks)).transpose()?,
             state: to.state_of(self.kv),
             out: to.value(self.out)?,
             scale: self.scale,
@@ -153,6 +161,9 @@ impl Contract for Attention {
         let cap = self.softcap.unwrap_or(1.0);
         require(cap.is_finite() && cap > 0.0, Self::NAME, || format!("a soft cap of {cap}"))?;
         require(self.window != Some(0), Self::NAME, || "a window of 0 tokens".into())?;
+        if let Some(sinks) = &self.sinks {
+            require_vector(sinks, self.q_heads, Self::NAME, "sinks")?;
+        }
         require_scratch(self.scratch, Self::NAME)?;
         require(self.out.rows == self.qkv.rows, Self::NAME, || {
             "out and qkv differ in rows".into()
@@ -273,9 +284,11 @@ impl Attention {
             self.softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<f64> = seen.clone().map(score).collect();
+        let sink = self.sinks.as_ref().map(|sinks| Matrix::new(memory, sinks).get(0, head));
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let beside = sink.map_or(0.0, |sink| (f64::from(sink) - max).exp());
+        let total = weights.iter().sum::<f64>() + beside;
         for i in 0..dim {
             let sum: f64 = seen
                 .clone()

@@ -415,6 +415,7 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             out: mix,
             scale: 0.125,
             softcap: model.softcap,
+            sinks: None,
             window,
             causal: true,
             rows,
@@ -527,6 +528,13 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
             let Op::Attention(op) = attention(None, window) else { unreachable!() };
             ops.push(Op::Attention(Attention { causal: false, ..op }));
         }
+    }
+    // Learned scores beside those of keys, in each kernel of attention.
+    for window in [None, Some(65)] {
+        let Op::Attention(op) = attention(None, window) else { unreachable!() };
+        let dtype = if single { DType::F32 } else { act };
+        let sinks = Some(tensor(Region::Weights, dtype, 1, heads));
+        ops.push(Op::Attention(Attention { sinks, ..op }));
     }
     ops.extend(latent::ops(act, state, (rows, tokens, single), (scratch, live), &mut tensor));
     ops.extend(recurrent::ops(act, state, (rows, tokens, single), live, &mut tensor));

@@ -28,6 +28,7 @@ pub(crate) struct Case {
     pub(crate) single: bool,
     pub(crate) softcap: Option<f32>,
     pub(crate) window: Option<u32>,
+    pub(crate) sinks: bool,
     /// Tokens do not see those after them.
     pub(crate) causal: bool,
     pub(crate) norms: bool,
@@ -62,6 +63,7 @@ impl Case {
             norms: rng.below(2) == 0,
             pairs: rng.pick(&[Pairs::Halves, Pairs::Halves, Pairs::Neighbours]),
             causal: single || rng.below(3) > 0,
+            sinks: seed % 3 == 1,
         }
     }
 
@@ -211,6 +213,16 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let rope = RopeKv { qkv, out: qkv, q_heads, q_norm, k_norm, rope, pairs, state, kv };
     let out_cols = case.kv_heads * case.group * case.dim;
     let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
+    let sinks = case.sinks.then(|| {
+        let scores = Rng::new(case.seed ^ 0x51).floats(q_heads as usize, 3.0);
+        layout.floats(
+            if case.seed % 2 == 0 { DType::F32 } else { DType::BF16 },
+            1,
+            q_heads as usize,
+            0,
+            &scores,
+        )
+    });
     let attention = Attention {
         qkv,
         q_heads,
@@ -219,6 +231,7 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
         out,
         scale: (case.dim as f32).powf(-0.5),
         softcap: case.softcap,
+        sinks,
         window: case.window,
         causal: case.causal,
         rows: case.bucket_rows as u32,
@@ -285,6 +298,7 @@ fn a_product_rotates_its_heads() {
                 x,
                 single: false,
                 softcap: None,
+                sinks: false,
                 window: None,
                 causal: true,
                 norms,
@@ -356,6 +370,7 @@ fn attention_of_rows_with_drafts() {
             softcap: rng.pick(&[None, None, Some(30.0)]),
             window: rng.pick(&[None, None, Some(5), Some(33), Some(200)]),
             causal: true,
+            sinks: seed % 3 == 1,
             norms: seed % 4 == 1,
             pairs: Pairs::Halves,
         };
@@ -447,6 +462,7 @@ fn mixed(seed: u64, dim: usize, rows: Vec<Row>) -> Case {
         norms: false,
         pairs: Pairs::Halves,
         causal: rng.below(3) > 0,
+        sinks: seed % 3 == 2,
     }
 }
 
@@ -644,11 +660,12 @@ fn attention_with_rope() {
     }
 }
 
-/// Computed by hand: one key returns its value; two equal keys the mean of their values.
+/// Computed by hand: one key returns its value; two equal keys the mean of their values. A sink as large as their scores
+/// weighs as much as one of them, and has no value.
 #[test]
 fn attention_by_hand() {
     let reference = device::cpu::open(None, true).expect("a CPU");
-    for kv_len in [1usize, 2] {
+    for (kv_len, sinks) in [(1usize, false), (2, false), (1, true), (2, true)] {
         let case = Case {
             seed: 1,
             rows: vec![Row { q_len: 1, kv_len }],
@@ -662,6 +679,7 @@ fn attention_by_hand() {
             x: DType::F32,
             single: true,
             softcap: None,
+            sinks,
             window: None,
             causal: true,
             norms: false,
@@ -675,10 +693,16 @@ fn attention_by_hand() {
             kv[256 + 128..256 + 160].fill(3.0);
             kv[256 + 160..256 + 192].fill(5.0);
             layout.set(attention.kv.span, encode(DType::F32, &kv));
+            if let Some(sinks) = attention.sinks {
+                // All scores are 0.
+                layout.set(attention.qkv.span, encode(DType::F32, &[0.0; 96]));
+                layout.set(sinks.span, encode(sinks.dtype, &[0.0]));
+            }
             let outs = vec![attention.out.span];
             (vec![Op::from(attention)], outs)
         });
-        let want = if kv_len == 1 { 3.0 } else { 4.0 };
-        assert_eq!(decode(DType::F32, &out[0]), [want; 32]);
+        let values = if kv_len == 1 { 3.0 } else { 8.0 };
+        let want = values / (kv_len as f64 + f64::from(u8::from(sinks)));
+        assert_eq!(decode(DType::F32, &out[0]), [want as f32; 32]);
     }
 }

@@ -164,6 +164,7 @@ fn attend(feed: &Feed, layout: &mut Layout) -> (Vec<Op>, Vec<Span>) {
         out,
         scale: 0.125,
         softcap: None,
+        sinks: None,
         window: feed.window,
         causal: true,
         rows: rows as u32,

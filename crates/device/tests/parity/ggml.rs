@@ -218,6 +218,7 @@ fn same_attention(golden: &mut Golden, shape: Heads, window: Option<u32>) {
             out: layout.poison(DType::F32, tokens, heads * dim, 0),
             scale: (dim as f32).powf(-0.5),
             softcap: None,
+            sinks: None,
             window,
             causal: true,
             rows: 1,

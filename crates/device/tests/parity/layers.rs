@@ -75,6 +75,7 @@ fn case(seed: u64) -> Case {
         x: DType::BF16,
         single: true,
         softcap: None,
+        sinks: false,
         window: None,
         causal: true,
         norms: false,

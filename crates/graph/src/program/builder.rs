@@ -422,7 +422,7 @@ impl ProgramBuilder {
         scale: f32,
         window: Option<u32>,
     ) -> ValueId {
-        self.attend(name, qkv, scale, None, window, false)
+        self.attend(name, qkv, None, Scores { scale, softcap: None, window, causal: false })
     }
 
     /// As [`ProgramBuilder::attention`], with scores soft-capped to ±`softcap`.
@@ -434,18 +434,30 @@ impl ProgramBuilder {
         softcap: Option<f32>,
         window: Option<u32>,
     ) -> ValueId {
-        self.attend(name, qkv, scale, softcap, window, true)
+        self.attend(name, qkv, None, Scores { scale, softcap, window, causal: true })
+    }
+
+    /// As [`ProgramBuilder::attention`], with a learned score for each query head that joins its softmax.
+    pub fn attention_with_sinks(
+        &mut self,
+        name: &str,
+        qkv: ValueId,
+        sinks: WeightRef,
+        scale: f32,
+        window: Option<u32>,
+    ) -> ValueId {
+        self.attend(name, qkv, Some(sinks), Scores { scale, softcap: None, window, causal: true })
     }
 
     fn attend(
         &mut self,
         name: &str,
         qkv: ValueId,
-        scale: f32,
-        softcap: Option<f32>,
-        window: Option<u32>,
-        causal: bool,
+        sinks: Option<WeightRef>,
+        scores: Scores,
     ) -> ValueId {
+        let Scores { scale, softcap, window, causal } = scores;
+        let sinks = sinks.map(|sinks| self.weight(sinks));
         let kv = self.layer_cache(name);
         let Value { rows, dtype, .. } = *self.program.value(qkv);
         // Tokens that see those after them are all of one step, which frees nothing.
@@ -461,6 +473,7 @@ impl ProgramBuilder {
             qkv,
             q_heads,
             kv,
+            sinks,
             state: Unset,
             out,
             scale,
@@ -663,4 +676,12 @@ impl ProgramBuilder {
     fn fail(&mut self, error: ProgramError) {
         self.error.get_or_insert(error);
     }
+}
+
+/// How attention scores keys, and which ones.
+struct Scores {
+    scale: f32,
+    softcap: Option<f32>,
+    window: Option<u32>,
+    causal: bool,
 }

@@ -259,14 +259,16 @@ pub(super) unsafe fn few(heads: &Heads<'_>, token: usize, position: usize) {
             for p in (0..padded).step_by(16) {
                 max = _mm512_max_ps(max, _mm512_loadu_ps(scores.add(p)));
             }
-            let max = _mm512_set1_ps(_mm512_reduce_max_ps(max));
+            let largest = _mm512_reduce_max_ps(max);
+            let max = _mm512_set1_ps(largest);
             let mut total = _mm512_setzero_ps();
             for p in (0..padded).step_by(16) {
                 let weight = exp(_mm512_sub_ps(_mm512_loadu_ps(scores.add(p)), max));
                 total = _mm512_add_ps(total, weight);
                 _mm512_storeu_ps(scores.add(p), weight);
             }
-            let inverse = _mm512_set1_ps(1.0 / _mm512_reduce_add_ps(total));
+            let total = _mm512_reduce_add_ps(total) + heads.sink_weight(g, largest);
+            let inverse = _mm512_set1_ps(1.0 / total);
             for p in (0..padded).step_by(16) {
                 let weight = _mm512_loadu_ps(scores.add(p));
                 _mm512_storeu_ps(scores.add(p), _mm512_mul_ps(weight, inverse));
@@ -413,12 +415,13 @@ unsafe fn block_of<const N: usize>(
                 values::<N>(dim, here, tile.add(d), weights, outs.add(d * width), &shrink);
             }
         }
-        let mut inverse = [0.0f32; LANES];
-        for (n, total) in total.iter().enumerate() {
-            let one = _mm512_div_ps(_mm512_set1_ps(1.0), *total);
-            _mm512_storeu_ps(inverse.as_mut_ptr().add(16 * n), one);
+        let (mut totals, mut largest) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for n in 0..N {
+            _mm512_storeu_ps(totals.as_mut_ptr().add(16 * n), total[n]);
+            _mm512_storeu_ps(largest.as_mut_ptr().add(16 * n), max[n]);
         }
-        for (lane, inverse) in inverse.iter().enumerate().take(lanes) {
+        for lane in 0..lanes {
+            let inverse = 1.0 / (totals[lane] + heads.sink_weight(lane % group, largest[lane]));
             (0..dim).for_each(|d| *row.add(d) = *outs.add(d * width + lane) * inverse);
             let row = std::slice::from_raw_parts(row, dim);
             heads.store(token + lane / group, lane % group, row);

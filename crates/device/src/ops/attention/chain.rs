@@ -3,7 +3,7 @@
 use crate::op::{Attention, Fused, FusedKernel, RopeKv};
 use crate::ops::{Access, Contract, Named, SpanVisitor, Traffic, require, visit_step_tables};
 use crate::variant::Pick;
-use crate::{Op, Result};
+use crate::{Op, Result, Tensor};
 
 /// Attention and, optionally, the rotation before it.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +91,9 @@ impl AttentionChain {
         if let Some(cap) = self.attention.softcap {
             text.push_str(&format!(" soft cap {cap}"));
         }
+        if self.attention.sinks.is_some() {
+            text.push_str(" with sinks");
+        }
         if self.attention.last_only {
             text.push_str(", last tokens only");
         }
@@ -98,7 +101,8 @@ impl AttentionChain {
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
-        let weights = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes());
+        let sinks = self.attention.sinks.as_ref().map_or(0, Tensor::bytes);
+        let weights = self.rope.as_ref().map_or(0, |rope| rope.norm_bytes()) + sinks;
         Traffic { weights, values: self.attention.qkv.bytes() + self.attention.out.bytes() }
     }
 
@@ -113,6 +117,9 @@ impl AttentionChain {
                     visit(scales, Access::Read);
                 }
             }
+        }
+        if let Some(sinks) = &self.attention.sinks {
+            visit(sinks.span, Access::Read);
         }
         if let Some(scratch) = self.attention.scratch {
             visit(scratch, Access::Write);

@@ -451,7 +451,7 @@ impl AttentionChain {
             .arg(Arg::F32(q_norm.map_or(0.0, |norm| norm.eps)))
             .arg(Arg::F32(k_norm.map_or(0.0, |norm| norm.eps)))
             .page_scales(kv);
-        Ok(kernel.lowered())
+        Ok(self.sinks(kernel)?.lowered())
     }
 
     /// Tokens that a block of the Hopper kernel takes, and the highest number of such blocks in a step.
@@ -546,7 +546,7 @@ impl AttentionChain {
             .arg(Arg::F32(self.attention.scale))
             .page_scales(kv);
         let kernel = if self.narrow() { kernel.define("RAW", raw) } else { kernel };
-        Ok(kernel.lowered())
+        Ok(self.sinks(kernel)?.lowered())
     }
 
     fn varlen(&self, target: &Target) -> Result<Lowered> {
@@ -585,7 +585,13 @@ impl AttentionChain {
             .ints(&self.sizes())
             .arg(Arg::F32(self.attention.scale))
             .page_scales(kv);
-        Ok(kernel.lowered())
+        Ok(self.sinks(kernel)?.lowered())
+    }
+
+    /// The sinks as the last argument, and their type as a macro; without any the kernel has neither.
+    fn sinks(&self, kernel: Kernel) -> Result<Kernel> {
+        let Some(sinks) = &self.attention.sinks else { return Ok(kernel) };
+        Ok(kernel.define("SINKS", code(sinks.dtype, "attention")?).spans(&[sinks.span]))
     }
 
     fn reference_launch(&self, target: &Target) -> Result<Lowered> {
@@ -610,7 +616,7 @@ impl AttentionChain {
             .ints(&self.sizes())
             .arg(Arg::F32(self.attention.scale))
             .page_scales(kv);
-        Ok(kernel.lowered())
+        Ok(self.sinks(kernel)?.lowered())
     }
 }
 

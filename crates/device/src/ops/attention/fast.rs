@@ -25,6 +25,8 @@ pub(super) struct AttentionStep {
     tables: Tables,
     scale: f32,
     softcap: Option<f32>,
+    /// Learned scores, one for each query head.
+    sinks: Option<Matrix>,
     window: Option<usize>,
     causal: bool,
     rows: usize,
@@ -61,6 +63,7 @@ impl AttentionChain {
             tables: Tables::new(memory, &self.attention.state),
             scale: self.attention.scale,
             softcap: self.attention.softcap,
+            sinks: self.attention.sinks.as_ref().map(|sinks| Matrix::new(memory, sinks)),
             window: self.attention.window.map(|window| window as usize),
             causal: self.attention.causal,
             rows: self.attention.rows as usize,
@@ -108,6 +111,17 @@ impl Heads<'_> {
     /// The soft cap of scores, if there is one.
     pub(super) fn softcap(&self) -> Option<f32> {
         self.step.softcap
+    }
+
+    /// The learned score of a query head of the group, if there is one.
+    pub(super) fn sink(&self, g: usize) -> Option<f32> {
+        let head = self.kv_head * self.group() + g;
+        self.step.sinks.as_ref().map(|sinks| sinks.get(0, head))
+    }
+
+    /// What its sink adds to the sum of a query head's weights, where the largest score is `max`.
+    pub(super) fn sink_weight(&self, g: usize, max: f32) -> f32 {
+        self.sink(g).map_or(0.0, |sink| (sink - max).exp())
     }
 
     /// The first position a token at `position` sees.

@@ -59,7 +59,7 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize, alone: boo
             soft_cap(&mut scores[first - start..=position - start], cap);
         }
         // SAFETY: the level was detected.
-        unsafe { softmax(level, scores) };
+        unsafe { softmax(level, scores, heads.sink(g)) };
         scores.iter_mut().for_each(|score| *score = round_to(DType::F16, *score));
         let lanes = &mut lanes[..turns * LANES * dim];
         lanes.fill(0.0);
@@ -129,8 +129,9 @@ fn dot_in_turns(x: &[f32], y: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn softmax_body<const FMA: bool>(scores: &mut [f32]) {
-    let max = scores.iter().fold(f32::NEG_INFINITY, |max, x| if *x > max { *x } else { max });
+fn softmax_body<const FMA: bool>(scores: &mut [f32], sink: Option<f32>) {
+    let most = sink.unwrap_or(f32::NEG_INFINITY);
+    let max = scores.iter().fold(most, |max, x| if *x > max { *x } else { max });
     let mut total = 0.0f64;
     for part in scores.chunks_exact_mut(LANES) {
         let mut lanes = [0.0f32; LANES];
@@ -140,6 +141,7 @@ fn softmax_body<const FMA: bool>(scores: &mut [f32]) {
         part.copy_from_slice(&lanes);
         total += f64::from(simd::sum(lanes));
     }
+    total += sink.map_or(0.0, |sink| f64::from((sink - max).exp()));
     let inverse = (1.0 / total) as f32;
     scores.iter_mut().for_each(|score| *score *= inverse);
 }
@@ -170,8 +172,8 @@ levels! {
 }
 
 levels! {
-    /// Scores to weights that sum to 1.
-    fn softmax(scores: &mut [f32]) = softmax_body;
+    /// Scores to weights that sum to 1, less what a sink takes.
+    fn softmax(scores: &mut [f32], sink: Option<f32>) = softmax_body;
 }
 
 levels! {

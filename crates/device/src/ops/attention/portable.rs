@@ -28,13 +28,13 @@ pub(super) fn token(heads: &Heads<'_>, token: usize, position: usize) {
             score(level, queries, line, heads.scale(), &mut scores[p..], count);
         }
     }
-    for scores in scores[..group * count].chunks_exact_mut(count) {
+    for (g, scores) in scores[..group * count].chunks_exact_mut(count).enumerate() {
         // SAFETY: the level was detected.
         unsafe {
             if let Some(cap) = heads.softcap() {
                 soft_cap(level, scores, 1.0 / cap, cap);
             }
-            softmax(level, scores);
+            softmax(level, scores, heads.sink(g));
         }
     }
     outs.fill(0.0);
@@ -59,7 +59,7 @@ fn score_body<const FMA: bool>(q: &[f32], k: &[f32], scale: f32, to: &mut [f32],
 }
 
 #[inline(always)]
-fn softmax_body<const FMA: bool>(scores: &mut [f32]) {
+fn softmax_body<const FMA: bool>(scores: &mut [f32], sink: Option<f32>) {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for (i, score) in scores.iter().enumerate() {
         let lane = &mut lanes[i % LANES];
@@ -73,7 +73,8 @@ fn softmax_body<const FMA: bool>(scores: &mut [f32]) {
             *sum += *score;
         }
     }
-    let inverse = 1.0 / sums.iter().sum::<f32>();
+    let beside = sink.map_or(0.0, |sink| (sink - max).exp());
+    let inverse = 1.0 / (sums.iter().sum::<f32>() + beside);
     scores.iter_mut().for_each(|score| *score *= inverse);
 }
 
@@ -93,8 +94,8 @@ levels! {
 }
 
 levels! {
-    /// Scores to weights that sum to 1.
-    fn softmax(scores: &mut [f32]) = softmax_body;
+    /// Scores to weights that sum to 1, less what a sink takes.
+    fn softmax(scores: &mut [f32], sink: Option<f32>) = softmax_body;
 }
 
 levels! {

@@ -189,6 +189,7 @@ impl Layer {
             && attention.single
             && attention.window.is_none()
             && attention.softcap.is_none()
+            && attention.sinks.is_none()
             && attention.kv.page_size == 16
             && attention.kv.span.offset.is_multiple_of(16)
             && attention.rows == x.rows

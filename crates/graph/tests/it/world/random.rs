@@ -250,7 +250,13 @@ impl Maker {
         let window = self.rng.once_in(3).then(|| 1 + self.rng.below(9));
         let name = self.name("attn");
         let softcap = self.rng.once_in(4).then_some(1.5);
-        let a = b.attention_capped(&name, qkv, 0.35, softcap, window);
+        let a = match softcap.is_none() && self.rng.once_in(3) {
+            true => {
+                let sinks = WeightRef::vector(format!("{name}.sinks"), s.act_dtype, s.q_heads);
+                b.attention_with_sinks(&name, qkv, sinks, 0.35, window)
+            }
+            false => b.attention_capped(&name, qkv, 0.35, softcap, window),
+        };
         let o = self.linear(b, a, s.hidden, s.q_cols(), false);
         if self.rng.once_in(4) { o } else { self.add(b, x, o) }
     }
