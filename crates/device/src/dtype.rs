@@ -60,6 +60,8 @@ pub enum DType {
     I4G64,
     /// The same in pieces of 16 rows × 32 columns.
     I4G32,
+    /// Four-bit floats, row by row, then for each row an exponent of each 32 columns: `crate::scaled::mxfp4`.
+    Mxfp4,
 }
 
 impl DType {
@@ -75,7 +77,7 @@ impl DType {
             // 16 rows are packed together.
             DType::I4 => 128,
             DType::I4G64 => 64,
-            DType::I4G32 => 32,
+            DType::I4G32 | DType::Mxfp4 => 32,
         }
     }
 
@@ -101,6 +103,7 @@ impl DType {
             DType::I4 => 64 + 3,
             DType::I4G64 => 32 + 3,
             DType::I4G32 => 16 + 3,
+            DType::Mxfp4 => 16,
         }
     }
 
@@ -152,7 +155,7 @@ impl DType {
 
     /// Bytes of a dense matrix, with the scales behind its elements.
     pub const fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
-        self.bytes(rows * cols) + scaled::scales(self, rows, cols) * 4
+        self.bytes(rows * cols) + scaled::scale_bytes(self, rows, cols)
     }
 }
 

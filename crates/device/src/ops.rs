@@ -113,7 +113,7 @@ ops! { ($)
     /// Chooses experts.
     route::Route = "route" with Routing, Score;
     /// Runs the chosen experts.
-    experts::Experts = "experts";
+    experts::Experts = "experts" with Clamp;
     /// Gathers rows by index.
     gather::Gather = "gather";
     /// Combines the tokens of each row to one vector.

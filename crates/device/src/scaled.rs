@@ -9,8 +9,11 @@
 //! scales (f16), then 16 zeros (bytes). Each 64 columns are 32 lanes × 16 bytes; word `s` of lane `4·g + j` has
 //! nibbles `i` and `i + 4` for columns `16s + 2j` and `+ 1` of row `g` (i = 0) and of row `g + 8` (1), and for the
 //! columns 8 further of row `g` (2) and of row `g + 8` (3). (Groups of 32 have two words for each lane.)
+//!
+//! `Mxfp4`: the elements of all rows, then a byte for each 32 of them, row by row; see [`mxfp4`].
 
 pub mod e4m3;
+pub(crate) mod mxfp4;
 pub mod quantise;
 mod search;
 
@@ -41,12 +44,13 @@ pub const fn is_fp8(dtype: DType) -> bool {
 
 /// Whether a type has its scales in the order of this module.
 pub const fn is_scaled(dtype: DType) -> bool {
-    is_fp8(dtype) || group(dtype).is_some()
+    is_fp8(dtype) || group(dtype).is_some() || matches!(dtype, DType::Mxfp4)
 }
 
 /// Whether a matrix of this shape can be stored so.
 pub const fn fits(dtype: DType, rows: usize, cols: usize) -> bool {
     match group(dtype) {
+        None if matches!(dtype, DType::Mxfp4) => cols.is_multiple_of(mxfp4::GROUP),
         Some(group) => rows.is_multiple_of(PIECE_ROWS) && cols.is_multiple_of(group),
         None => {
             let pairs = !matches!(dtype, DType::F8Pairs | DType::F8Turns) || rows.is_multiple_of(2);
@@ -91,6 +95,14 @@ pub(crate) const fn scales(dtype: DType, rows: usize, cols: usize) -> usize {
     rows * scale_cols(dtype, cols)
 }
 
+/// Bytes of scales behind the elements of a matrix.
+pub(crate) const fn scale_bytes(dtype: DType, rows: usize, cols: usize) -> usize {
+    match dtype {
+        DType::Mxfp4 => rows * (cols / mxfp4::GROUP),
+        _ => 4 * scales(dtype, rows, cols),
+    }
+}
+
 /// The column in byte `at` of 16.
 #[inline(always)]
 const fn column(at: usize) -> usize {
@@ -118,6 +130,10 @@ pub(crate) fn read_row(
     out: &mut [f32],
 ) {
     match group(dtype) {
+        None if dtype == DType::Mxfp4 => {
+            let (bytes, exponents) = mxfp4_row(bytes, (rows, cols), row);
+            mxfp4::read(bytes, exponents, out);
+        }
         None => {
             let (all, scales) = bytes.split_at(rows * cols);
             let each = scale_cols(dtype, cols);
@@ -154,6 +170,13 @@ pub(crate) fn read_row(
     }
 }
 
+/// The elements and exponents of a row of a matrix of MXFP4.
+pub(crate) fn mxfp4_row(bytes: &[u8], (rows, cols): (usize, usize), row: usize) -> (&[u8], &[u8]) {
+    let (all, exponents) = bytes.split_at(rows * cols / 2);
+    let each = cols / mxfp4::GROUP;
+    (&all[row * cols / 2..][..cols / 2], &exponents[row * each..][..each])
+}
+
 /// Some rows of a matrix while they are put in order: whole units, or up to the last row.
 #[derive(Debug)]
 pub struct Chunk {
@@ -163,6 +186,7 @@ pub struct Chunk {
     rows: Range<usize>,
     data: Vec<u8>,
     scales: Vec<f32>,
+    exponents: Vec<u8>,
 }
 
 impl Chunk {
@@ -178,7 +202,11 @@ impl Chunk {
         );
         let data = vec![0; dtype.bytes(rows.len() * shape.1)];
         let scales = vec![1.0; scales(dtype, rows.len(), shape.1)];
-        Chunk { dtype, shape, rows, data, scales }
+        let exponents = match dtype {
+            DType::Mxfp4 => vec![0; scale_bytes(dtype, rows.len(), shape.1)],
+            _ => Vec::new(),
+        };
+        Chunk { dtype, shape, rows, data, scales, exponents }
     }
 
     /// Scales of a row of e4m3.
@@ -189,6 +217,11 @@ impl Chunk {
     /// Groups of a row of 4-bit values; `None` for another type.
     pub fn groups_of_row(&self) -> Option<usize> {
         group(self.dtype).map(|group| self.shape.1 / group)
+    }
+
+    /// Whether this is a matrix of MXFP4.
+    pub fn takes_mxfp4(&self) -> bool {
+        self.dtype == DType::Mxfp4
     }
 
     /// A row of e4m3 bytes in plain order, with its scales: one, or one for each 128 columns.
@@ -232,7 +265,19 @@ impl Chunk {
         }
     }
 
-    /// Quantises all rows of the chunk: e4m3 by the largest value of each block or row, 4 bits by a search for the
+    /// A row of MXFP4: two elements to a byte, and the exponents of its groups.
+    ///
+    /// # Panics
+    /// If lengths are not those of the matrix, or this is not a matrix of MXFP4.
+    pub fn set_mxfp4(&mut self, row: usize, bytes: &[u8], exponents: &[u8]) {
+        let (cols, at) = (self.shape.1, row - self.rows.start);
+        let each = cols / mxfp4::GROUP;
+        assert!(self.dtype == DType::Mxfp4 && bytes.len() == cols / 2 && exponents.len() == each);
+        self.data[at * cols / 2..][..cols / 2].copy_from_slice(bytes);
+        self.exponents[at * each..][..each].copy_from_slice(exponents);
+    }
+
+    /// Quantises all rows of the chunk: MXFP4 by the largest value of each group, e4m3 by the largest value of each block or row, 4 bits by a search for the
     /// scale and zero with the least squared error in each group.
     ///
     /// # Panics
@@ -240,6 +285,17 @@ impl Chunk {
     pub fn quantise(&mut self, floats: &[f32]) {
         let cols = self.shape.1;
         assert_eq!(floats.len(), self.rows.len() * cols);
+        if self.dtype == DType::Mxfp4 {
+            let mut bytes = vec![0; cols / 2];
+            for (row, floats) in self.rows.clone().zip(floats.chunks_exact(cols)) {
+                let groups = floats.chunks_exact(mxfp4::GROUP);
+                let groups = groups.zip(bytes.chunks_exact_mut(mxfp4::GROUP / 2));
+                let exponents: Vec<u8> =
+                    groups.map(|(floats, bytes)| mxfp4::quantise(floats, bytes)).collect();
+                self.set_mxfp4(row, &bytes, &exponents);
+            }
+            return;
+        }
         if let Some(group) = group(self.dtype) {
             for (row, floats) in self.rows.clone().zip(floats.chunks_exact(cols)) {
                 let found = quantise::int4_rows(floats, group, Zeros::Searched);
@@ -259,12 +315,14 @@ impl Chunk {
     pub fn parts(&self) -> Vec<(u64, Vec<u8>)> {
         let (rows, cols) = self.shape;
         let data = (self.dtype.bytes(self.rows.start * cols) as u64, self.data.clone());
-        if self.scales.is_empty() {
+        let mut scales: Vec<u8> =
+            self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        scales.extend(&self.exponents);
+        if scales.is_empty() {
             return vec![data];
         }
-        let before = scales(self.dtype, self.rows.start, cols);
-        let at = (self.dtype.bytes(rows * cols) + 4 * before) as u64;
-        let scales = self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let before = scale_bytes(self.dtype, self.rows.start, cols);
+        let at = (self.dtype.bytes(rows * cols) + before) as u64;
         vec![data, (at, scales)]
     }
 }

@@ -243,7 +243,9 @@ impl Target for launch::Target {
         let scaled = same && scaled::is_scaled(parts[0]) && scaled::fits(parts[0], rows, cols);
         match used {
             WeightUse::Vector if !halves => DType::F32,
-            WeightUse::Matrix if scaled => parts[0],
+            WeightUse::Matrix if scaled && parts[0] != DType::Mxfp4 => parts[0],
+            // In bf16 they would take four times the memory.
+            WeightUse::Experts if scaled && parts[0] == DType::Mxfp4 => parts[0],
             _ => DType::BF16,
         }
     }

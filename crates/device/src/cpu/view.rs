@@ -130,6 +130,15 @@ impl Matrix {
     #[track_caller]
     pub(crate) unsafe fn read_blocks(&self, level: Level, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols);
+        if self.dtype == DType::Mxfp4 {
+            let (first, rows) = self.whole;
+            let bytes = self.dtype.matrix_bytes(rows, self.cols);
+            // SAFETY: a matrix with scales is dense, so it takes exactly these bytes of its span.
+            let all = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
+            let (bytes, exponents) = scaled::mxfp4_row(all, (rows, self.cols), first + row);
+            // SAFETY: the caller's promise.
+            return unsafe { scaled::mxfp4::read_with(level, bytes, exponents, out) };
+        }
         if scaled::is_scaled(self.dtype) {
             return self.read_row(row, out);
         }

@@ -212,6 +212,7 @@ pub(crate) fn code(dtype: DType, op: &str) -> Result<u32> {
         DType::I4 => 34,
         DType::I4G64 => 35,
         DType::I4G32 => 36,
+        DType::Mxfp4 => 37,
         DType::U32 | DType::U8 | DType::P4 | DType::P8 => {
             let problem = format!("{dtype:?} is not a format of the CUDA kernels");
             return Err(Error::Contract { op: op.into(), problem });

@@ -10,7 +10,7 @@
 //
 // Gate and up rows lie in turns of eight, so that a thread has both sums of an output.
 //
-// H, I (multiples of 64), TOP, ACT (2 silu·mul, 4 gelu·mul), UP_WIDE, DOWN_WIDE (multiples of 16, to 256, that divide 2 · I and H), TILE (most tokens of
+// H, I (multiples of 64), TOP, what experts_gate.cuh wants, UP_WIDE, DOWN_WIDE (multiples of 16, to 256, that divide 2 · I and H), TILE (most tokens of
 // a task), STAGES, DEPTH (divides I / 64 and H / 64), PHASES (1 gate/up, 2 down, 3 both), PASS (weights are read once: do not
 // keep them in L2), COPIERS (8, 16, 32, 64, 96: as few as keep up), GATHERED (tokens of gate/up lie in the order of the
 // plan's rows), CLUSTER (1; 2 if GATHERED: blocks copy tokens for each other). The task list has 16 entries or more.
@@ -18,6 +18,7 @@
 // WEIGHT (weights.cuh): PLAIN, or FP8_BLOCK: gate/up as F8Turns, down as F8Block, H and I multiples of 128, DEPTH 2. Tokens and
 // what lies between the two GEMMs are bf16. BYTES 0: weights are widened in registers (experts_scaled.cuh). BYTES 1: those who
 // copy tokens make them e4m3, with a scale for 128 columns of each (experts_bytes.cuh; COPIERS 32, 64, 96, TILE to 128, no GATHERED).
+#include "experts_gate.cuh"
 #include "experts_plan.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
@@ -220,8 +221,6 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
     }
 }
 
-DEVICE float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate_exponent<ACT>(gate))) * up; }
-
 // The tokens of a task, for the epilogue of a warpgroup.
 struct Tokens {
     float gain[TILE];
@@ -270,7 +269,8 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 #endif
 
 // The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
-DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts SCALES_OF_UNIT) {
+DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts SCALES_OF_UNIT
+                 UP_BIAS_PARAMETER DOWN_BIAS_PARAMETER) {
     const Task& task = units.task;
     const u32 group = __shfl_sync(FULL, threadIdx.x / 128, 0), within = threadIdx.x % 128;
     const u32 warp = within / 32, lane = within % 32, g = lane / 4, j = lane % 4;
@@ -298,6 +298,14 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
     for (int i = 0; i < TILE / 2; i++) c[i] *= i % 4 < 2 ? scales.last.x : scales.last.y;
 #endif
     if (!units.is_down) {
+#ifdef UP_BIAS
+        // Of gate row g and up row g of the sixteen that the warp has.
+        const u32 first = task.expert * 2 * I + units.tile() * UP_WIDE + group * 64 + warp * 16 + g;
+        const bool own = group * 64 + warp * 16 < UP_WIDE;
+        const float of_gate = own ? BIAS_OF_UP(first) : 0.0f, of_up = own ? BIAS_OF_UP(first + 8) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i++) c[i] += i % 4 < 2 ? of_gate : of_up;
+#endif
         u16* to = act + (u64)task.first * I + units.tile() * (UP_WIDE / 2) + group * 32 + warp * 8 + 2 * j;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
@@ -316,6 +324,13 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
     for (int i = 0; i < EACH; i++)
         if (i * 128 + within < task.count) tokens.slot[i * 128 + within] = slots[i], tokens.gain[i * 128 + within] = mine[i];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+#ifdef DOWN_BIAS
+    const u32 first = task.expert * H + units.tile() * DOWN_WIDE + group * 64 + warp * 16 + g;
+    const bool own = group * 64 + warp * 16 < DOWN_WIDE;
+    const float low_bias = own ? BIAS_OF_DOWN(first) : 0.0f, high_bias = own ? BIAS_OF_DOWN(first + 8) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) c[i] += i % 4 < 2 ? low_bias : high_bias;
+#endif
     u16* to = parts + units.tile() * DOWN_WIDE + group * 64 + warp * 16 + 4 * j;
 #pragma unroll
     for (int n = 0; n < TILE / 8; n++) {
@@ -336,7 +351,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map, const __grid_constant__ Map x_map,
         const __grid_constant__ Map act_map, const u16* x, const Task* tasks, const u32* head, const u32* rows,
-        const float* gains, u32* ready, u16* act, u16* parts, u32 x_stride SCALES_PARAMETERS) {
+        const float* gains, u32* ready, u16* act, u16* parts, u32 x_stride SCALES_PARAMETERS UP_BIAS_PARAMETER DOWN_BIAS_PARAMETER) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ u8 memory[];
     __shared__ __align__(8) u64 barriers[2 * STAGES];
@@ -387,7 +402,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
 #endif
 #endif
         while (units.next()) {
-            unit(ring, units, tokens[group], rows, gains, act, parts SCALES);
+            unit(ring, units, tokens[group], rows, gains, act, parts SCALES UP_BIAS_ARGUMENT DOWN_BIAS_ARGUMENT);
             if (PHASES == 3 && !units.is_down && threadIdx.x % 128 == 0) {
                 __threadfence();
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready + units.number()) : "memory");

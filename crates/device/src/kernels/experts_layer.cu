@@ -163,7 +163,7 @@ DEVICE void choose_row(Shared& s, const u64* exchange, u32 tag, const void* bias
 #pragma unroll
         for (int i = 0; i < SLOTS; i++) {
             all &= fresh(v[i], tag);
-            if (E % 32 == 0 || i * 32 + lane < E) s.logits[row][i * 32 + lane] = __uint_as_float((u32)v[i]);
+            if (E % 32 == 0 || i * 32 + lane < E) s.logits[row][i * 32 + lane] = logit_of(__uint_as_float((u32)v[i]), bias, i * 32 + lane);
         }
         all = __all_sync(FULL, all);
     }

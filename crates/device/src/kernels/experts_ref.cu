@@ -1,11 +1,30 @@
 // Experts for any formats and shapes: no plan, a warp for each output. `experts_up` makes act(gate)·up of every
 // assignment of a token, `experts_down` the weighed sum over a token's experts.
-// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, EXPERTS, TOP, ACT (2 silu·mul, 4 gelu·mul), RESIDUAL,
+// XT (x, act), UT (gate_up), DT (down), RT (residual), YT, H, I, EXPERTS, TOP, what experts_gate.cuh wants, RESIDUAL,
 // ALIGNED (rows of x, gate_up and down).
+#include "experts_gate.cuh"
 #include "scaled.cuh"
 
 template <int T> DEVICE float product(const void* x, u64 at, const void* w, u32 rows, u32 row, u32 k) {
     float sum = 0.0f;
+    if (T == MXFP4 && ALIGNED) {
+        // A lane has 32 columns with one exponent: 16 bytes.
+        const u8* exponents = (const u8*)w + (u64)rows * k / 2 + (u64)row * (k / 32);
+        for (u32 i = threadIdx.x % 32 * 32; i < k; i += 1024) {
+            const uint4 codes = __ldg((const uint4*)((const u8*)w + ((u64)row * k + i) / 2));
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+            float part = 0.0f;
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                float a[8];
+                load8<XT>(x, at + i + 8 * v, a);
+#pragma unroll
+                for (int t = 0; t < 8; t++) part += a[t] * mxfp4_to_float(words[v] >> 4 * t & 15);
+            }
+            sum += part * power_of(exponents[i / 32]);
+        }
+        return warp_sum(sum);
+    }
     for (u32 i = threadIdx.x % 32 * 8; i < k; i += 256) {
         float a[8], b[8];
         if (ALIGNED) load8<XT>(x, at + i, a);
@@ -21,7 +40,8 @@ template <int T> DEVICE float product(const void* x, u64 at, const void* w, u32 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-experts_up(const void* x, const u32* choice, const void* w, void* act, const u32* live, u32 most, u32 x_stride) {
+experts_up(const void* x, const u32* choice, const void* w, void* act, const u32* live, u32 most, u32 x_stride
+           UP_BIAS_PARAMETER) {
     const u32 token = blockIdx.x / TOP, slot = blockIdx.x % TOP, i = blockIdx.y * 8 + threadIdx.x / 32;
     let_successor_start();
     wait_for_predecessor();
@@ -29,15 +49,18 @@ experts_up(const void* x, const u32* choice, const void* w, void* act, const u32
     const u32 expert = choice[(u64)token * 2 * TOP + slot];
     // Rows of gate and up take turns of eight.
     const u32 row = expert * 2 * I + i / 8 * 16 + i % 8;
-    const float gate = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row, H);
-    const float up = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row + 8, H);
+    float gate = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row, H);
+    float up = product<UT>(x, (u64)token * x_stride, w, EXPERTS * 2 * I, row + 8, H);
+#ifdef UP_BIAS
+    gate += BIAS_OF_UP(row), up += BIAS_OF_UP(row + 8);
+#endif
     if (threadIdx.x % 32 == 0)
-        store1<XT>(act, (u64)blockIdx.x * I + i, gate / (1.0f + expf(-gate_exponent<ACT>(gate))) * up);
+        store1<XT>(act, (u64)blockIdx.x * I + i, gated_exactly(gate, up));
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 experts_down(const void* act, const u32* choice, const void* w, const void* residual, void* y, const u32* live, u32 most,
-             u32 r_stride, u32 y_stride) {
+             u32 r_stride, u32 y_stride DOWN_BIAS_PARAMETER) {
     const u32 token = blockIdx.x, column = blockIdx.y * 8 + threadIdx.x / 32;
     let_successor_start();
     wait_for_predecessor();
@@ -46,7 +69,11 @@ experts_down(const void* act, const u32* choice, const void* w, const void* resi
     for (u32 slot = 0; slot < TOP; slot++) {
         const u32 expert = choice[(u64)token * 2 * TOP + slot];
         const float weight = __uint_as_float(choice[(u64)token * 2 * TOP + TOP + slot]);
-        sum += weight * product<DT>(act, ((u64)token * TOP + slot) * I, w, EXPERTS * H, expert * H + column, I);
+        float out = product<DT>(act, ((u64)token * TOP + slot) * I, w, EXPERTS * H, expert * H + column, I);
+#ifdef DOWN_BIAS
+        out += BIAS_OF_DOWN(expert * H + column);
+#endif
+        sum += weight * out;
     }
     if (threadIdx.x % 32 == 0) store1<YT>(y, (u64)token * y_stride + column, sum);
 }

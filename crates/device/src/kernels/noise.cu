@@ -16,7 +16,11 @@ noise(void* to, u32 rows, u32 cols, u32 stride, u64 seed, float mean, float scal
     let_successor_start();
     wait_for_predecessor();
     const u64 count = (u64)rows * cols, first = (u64)blockIdx.x * 256 + threadIdx.x, step = (u64)gridDim.x * 256;
-    if (YT >= I4_128) {
+    if (YT == MXFP4) {
+        for (u64 i = first; i < count / 2; i += step)
+            ((u8*)to)[i] = (u8)(hash(seed, 2 * i) >> 60 | hash(seed, 2 * i + 1) >> 60 << 4);
+        for (u64 i = first; i < count / 32; i += step) ((u8*)to)[count / 2 + i] = (u8)(__float_as_uint(__fmul_rn(scale, 0.25f)) >> 23);
+    } else if (YT >= I4_128) {
         const u32 wide = piece_columns<YT>(), bytes = wide * 8 + 48;
         // A byte has the same column of rows 8 apart.
         for (u64 i = first; i < count / 2; i += step) {

@@ -30,6 +30,7 @@ typedef unsigned long long u64;
 #define I4_128 34
 #define I4_64 35
 #define I4_32 36
+#define MXFP4 37
 
 #define DEVICE __device__ __forceinline__
 #define FULL 0xffffffffu

@@ -124,6 +124,7 @@ route(const u16* x, const u16* w, const void* bias, u32* choice, const u32* live
         float sum = 0.0f;
 #pragma unroll
         for (int p = 0; p < PARTS; p++) sum += parts[p][token][e];
+        sum = logit_of(sum, bias, rank * EACH + e);
         const u32 to = shared_address(&logits[PLACE(token)][rank * EACH + e]);
         asm volatile(
             "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.f32 [there], %2;\n}"

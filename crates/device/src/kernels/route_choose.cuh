@@ -1,6 +1,6 @@
 // How experts are chosen from a token's logits.
 //
-// E, TOP (≤ 32), SCORE 0: softmax; 1: sigmoid, chosen by score + bias, weighed without it. GROUPS > 1: experts lie in
+// E, TOP (≤ 32), SCORE 0: softmax of logits with the bias; 1: sigmoid, chosen by score + bias, weighed without it. GROUPS > 1: experts lie in
 // groups, of which the KEPT best remain, by the sum of their GROUP_TOP (1, 2) best. Equal scores go to the lower index.
 // RENORM: weights of a token sum up to `scale`. BIAS: there is one, of type BT.
 #pragma once
@@ -13,6 +13,9 @@ DEVICE u32 key_of(float v) {
     const u32 b = __float_as_uint(v);
     return b ^ (b >> 31 ? 0xffffffffu : 0x80000000u);
 }
+
+// A logit from the sum of its products.
+DEVICE float logit_of(float sum, const void* bias, u32 e) { return SCORE == 0 && BIAS ? sum + load1<BT>(bias, e) : sum; }
 
 DEVICE float score_of(float logit, const void* bias, u32 e) {
     return SCORE == 1 ? 1.0f / (1.0f + expf(-logit)) + (BIAS ? load1<BT>(bias, e) : 0.0f) : logit;

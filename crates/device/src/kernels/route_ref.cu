@@ -27,7 +27,7 @@ route_ref(const void* x, const void* w, const void* bias, u32* choice, const u32
             for (int t = 0; t < 8; t++) sum += a[t] * b[t];
         }
         sum = warp_sum(sum);
-        if (lane == 0) logits[e] = sum;
+        if (lane == 0) logits[e] = logit_of(sum, bias, e);
     }
     __syncthreads();
     if (warp > 0) return;

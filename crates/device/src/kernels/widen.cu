@@ -19,7 +19,7 @@ widen(const void* w, u16* y) {
     // Weights do not change: only y has to wait.
     wait_for_predecessor();
     const u64 first = (u64)blockIdx.x * 256 + threadIdx.x, step = (u64)gridDim.x * 256;
-    if (WT >= I4_128) {
+    if (WT >= I4_128 && WT != MXFP4) {
         // A lane's words of 64 columns (of 32, in small groups) and 16 rows.
         const u32 wide = piece_columns<WT>(), words = WT == I4_32 ? 2 : 4, columns = 16 * words, parts = K / columns;
         for (u64 at = first; at < (u64)(N / 16) * parts * 32; at += step) {
@@ -44,7 +44,7 @@ widen(const void* w, u16* y) {
                 if (j < words) *(uint4*)(y + (rows * 16 + g + 8 * h) * K + column + 16 * j + i / 2 * 8) = make_uint4(v[0], v[1], v[2], v[3]);
             }
         }
-    } else if (WT >= F8_ROW) {
+    } else if (WT >= F8_ROW && WT != MXFP4) {
         const float* scales = (const float*)((const u8*)w + (u64)N * K);
         for (u64 at = first; at < (u64)N * (K / 16); at += step) {
             const u32 row = at / (K / 16), piece = at % (K / 16);

@@ -1,7 +1,8 @@
 //! A layer of experts: `y = residual + Σ weight · down_e(act(gate_e(x)) · up_e(x))` over the experts e that [`Route`] chose
 //! for a token, in the order of its choice. act(…)·up is rounded to `x`'s dtype; a device may round an expert's output to it,
 //! too, before the sum, which is in f32 and rounded once, when storing. No token is dropped, however many one expert
-//! gets. Rows past the `live` count may be left as they are.
+//! gets. Rows past the `live` count may be left as they are. Both GEMMs may have a bias, in the order of the rows of their
+//! weights: that of `down` is a part of an expert's output, which the weight multiplies.
 //!
 //! The weights of all experts are one matrix each. Within an expert's part of `gate_up`, rows of gate and up take turns of
 //! eight: gate 0 to 7, up 0 to 7, gate 8 to 15, …
@@ -15,7 +16,7 @@ pub(crate) mod variant;
 use super::linear::reference_sums;
 use super::{
     Access, Bindable, Contract, Named, Reuse, SpanVisitor, StepSize, Traffic, live_rows, require,
-    require_fit, require_float, require_scratch, require_weights, require_word,
+    require_fit, require_float, require_scratch, require_vector, require_weights, require_word,
 };
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::pack;
@@ -28,6 +29,25 @@ use serde::{Deserialize, Serialize};
 
 /// Rows of gate, then as many of up.
 pub(crate) const TURN: usize = 8;
+
+/// Limits of gate and up, and what becomes of them: `gate` at most `limit`, `up` within ±`limit`, then
+/// `(up + 1) · gate / (1 + e^(−alpha · gate))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Clamp {
+    /// Multiplies the gate in the sigmoid.
+    pub alpha: f32,
+    /// The largest gate, and the largest magnitude of up.
+    pub limit: f32,
+}
+
+impl Clamp {
+    /// The reference: in f64, rounded once.
+    fn apply(self, gate: f32, up: f32) -> f32 {
+        let (gate, up) =
+            (f64::from(gate.min(self.limit)), f64::from(up.clamp(-self.limit, self.limit)));
+        ((up + 1.0) * gate / (1.0 + (-f64::from(self.alpha) * gate).exp())) as f32
+    }
+}
 
 /// Runs the chosen experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,8 +63,17 @@ pub struct Experts<O: Operands = Bound> {
     pub gate_up: O::Weight,
     /// (experts · k) × n weights.
     pub down: O::Weight,
+    /// One element for each row of `gate_up`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_up_bias: Option<O::Weight>,
+    /// One element for each row of `down`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_bias: Option<O::Weight>,
     /// Applied to the gate.
     pub act: Activation,
+    /// In place of act(gate)·up, where gates are limited; only with SiLU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<Clamp>,
     /// rows × k, added to the sum.
     pub residual: Option<O::Value>,
     /// rows × k.
@@ -76,6 +105,9 @@ impl<O: Operands> Bindable for Experts<O> {
         visit(Operand::Value(&mut self.choice, Access::Read));
         visit(Operand::Weight(&mut self.gate_up));
         visit(Operand::Weight(&mut self.down));
+        for bias in self.gate_up_bias.iter_mut().chain(&mut self.down_bias) {
+            visit(Operand::Weight(bias));
+        }
         if let Some(residual) = &mut self.residual {
             visit(Operand::Value(residual, Access::Read));
         }
@@ -89,7 +121,10 @@ impl<O: Operands> Bindable for Experts<O> {
             experts: self.experts,
             gate_up: to.weight(self.gate_up)?,
             down: to.weight(self.down)?,
+            gate_up_bias: self.gate_up_bias.map(|bias| to.weight(bias)).transpose()?,
+            down_bias: self.down_bias.map(|bias| to.weight(bias)).transpose()?,
             act: self.act,
+            clamp: self.clamp,
             residual: self.residual.map(|residual| to.value(residual)).transpose()?,
             y: to.value(self.y)?,
             live: to.live(self.x),
@@ -117,6 +152,11 @@ impl Experts {
         8 * (u64::from(experts) + 2)
     }
 
+    /// The biases it has.
+    pub(crate) fn biases(&self) -> impl Iterator<Item = &Tensor> {
+        self.gate_up_bias.iter().chain(&self.down_bias)
+    }
+
     /// Outputs of an expert's gate.
     fn inner(&self) -> u32 {
         self.down.cols
@@ -124,7 +164,8 @@ impl Experts {
 
     /// The weights of all experts that a step of all rows can choose: some if there are few tokens.
     fn chosen_weights(&self) -> u64 {
-        let all = self.gate_up.bytes() + self.down.bytes();
+        let biases = self.biases().map(Tensor::bytes).sum::<u64>();
+        let all = self.gate_up.bytes() + self.down.bytes() + biases;
         let most = (u64::from(self.x.rows) * u64::from(self.top())).min(self.experts.into());
         all / u64::from(self.experts) * most
     }
@@ -136,6 +177,12 @@ impl Contract for Experts {
         require(self.act.is_epilogue(), Self::NAME, || {
             format!("no kernel applies {} to its sums", self.act.name())
         })?;
+        if let Some(Clamp { alpha, limit }) = self.clamp {
+            let fit = alpha.is_finite() && limit.is_finite() && limit > 0.0;
+            require(fit && self.act == Activation::Silu, Self::NAME, || {
+                format!("{} of gates up to {limit} times {alpha}", self.act.name())
+            })?;
+        }
         for (tensor, what) in [(&self.x, "x"), (&self.y, "y")]
             .into_iter()
             .chain(self.residual.as_ref().map(|residual| (residual, "residual")))
@@ -165,6 +212,14 @@ impl Contract for Experts {
             let (up, down, experts) = (&self.gate_up, &self.down, self.experts);
             format!("{up} and {down} are not {experts} experts of {wide} and a multiple of {TURN}")
         })?;
+        for (bias, rows, what) in [
+            (&self.gate_up_bias, self.gate_up.rows, "the bias of gate_up"),
+            (&self.down_bias, self.down.rows, "the bias of down"),
+        ] {
+            if let Some(bias) = bias {
+                require_vector(bias, rows, Self::NAME, what)?;
+            }
+        }
         let packed = matches!(self.down.dtype, DType::P4 | DType::P8);
         require(!packed || wide.is_multiple_of(pack::ROWS as u32), Self::NAME, || {
             format!("packed down weights of {wide} rows each are not whole blocks")
@@ -178,9 +233,14 @@ impl Contract for Experts {
 
     fn describe(&self) -> String {
         let (top, all, inner) = (self.top(), self.experts, self.inner());
-        let act = self.act.name();
+        let act = if self.clamp.is_some() { "clamped silu" } else { self.act.name() };
+        let biases = if self.biases().next().is_some() { ", biases" } else { "" };
         let residual = if self.residual.is_some() { " + residual" } else { "" };
-        format!("{top} of {all} experts {} → {inner} {act}·mul → {}{residual}", self.x, self.y.cols)
+        let stored = if self.gate_up.dtype == DType::Mxfp4 { " in mxfp4" } else { "" };
+        format!(
+            "{top} of {all} experts{stored} {} → {inner} {act}·mul → {}{biases}{residual}",
+            self.x, self.y.cols
+        )
     }
 
     fn traffic(&self) -> Traffic {
@@ -202,7 +262,8 @@ impl Contract for Experts {
     }
 
     fn visit_spans(&self, visit: SpanVisitor<'_>) {
-        for tensor in [&self.x, &self.choice, &self.gate_up, &self.down] {
+        let read = [&self.x, &self.choice, &self.gate_up, &self.down];
+        for tensor in read.into_iter().chain(self.biases()) {
             visit(tensor.span, Access::Read);
         }
         if let Some(residual) = &self.residual {
@@ -274,10 +335,17 @@ impl Experts {
         let choice = Words::new(memory, &self.choice);
         let (top, inner, wide) = (self.top() as usize, self.inner() as usize, x.cols);
         let (up, down) = (Matrix::new(memory, &self.gate_up), Matrix::new(memory, &self.down));
-        let sums = |w: &Matrix, rows: usize, expert: usize, x: Vec<f32>| {
+        let [up_bias, down_bias] = [&self.gate_up_bias, &self.down_bias]
+            .map(|bias| bias.as_ref().map(|bias| Matrix::new(memory, bias)));
+        let sums = |w: &Matrix, bias: &Option<Matrix>, rows: usize, expert: usize, x: Vec<f32>| {
             let mut sums = vec![vec![0.0; rows]];
             reference_sums(w, expert * rows..(expert + 1) * rows, &[x], &mut sums);
+            let bias = |i| bias.as_ref().map_or(0.0, |bias| bias.get(0, expert * rows + i));
             sums.remove(0)
+                .into_iter()
+                .enumerate()
+                .map(|(i, sum)| sum + bias(i))
+                .collect::<Vec<f32>>()
         };
         let mut input = vec![0.0; wide];
         let rows = live_rows(memory, self.live, x.rows);
@@ -289,13 +357,16 @@ impl Experts {
             for place in 0..top {
                 let expert = choice.get(row * 2 * top + place) as usize;
                 let weight = choice.float(row * 2 * top + top + place);
-                let both = sums(&up, 2 * inner, expert, input.clone());
+                let both = sums(&up, &up_bias, 2 * inner, expert, input.clone());
                 let act: Vec<f32> = (0..inner)
                     .map(|i| (both[gate_row(i, false)], both[gate_row(i, true)]))
-                    .map(|(gate, up)| (self.act.apply(gate) * f64::from(up)) as f32)
+                    .map(|(gate, up)| match self.clamp {
+                        Some(clamp) => clamp.apply(gate, up),
+                        None => (self.act.apply(gate) * f64::from(up)) as f32,
+                    })
                     .map(|act| round_to(self.x.dtype, act))
                     .collect();
-                for (sum, out) in total.iter_mut().zip(sums(&down, wide, expert, act)) {
+                for (sum, out) in total.iter_mut().zip(sums(&down, &down_bias, wide, expert, act)) {
                     *sum += f64::from(weight) * f64::from(out);
                 }
             }

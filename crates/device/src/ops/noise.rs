@@ -6,7 +6,8 @@
 //! dtype: every device gives the same bits.
 //!
 //! Types with scales are spread over the whole range of their values, with the same scale everywhere and mean 0: e4m3
-//! of `448 · u` times `scale / 448`; h's upper four bits less 7 or 8 (by row) times `scale / 7.5`.
+//! of `448 · u` times `scale / 448`; h's upper four bits less 7 or 8 (by row) times `scale / 7.5`; h's upper four bits as an
+//! element of MXFP4 times the power of 2 below `scale / 4`, so that the deviation is about that of other types.
 
 mod cuda;
 
@@ -17,12 +18,15 @@ use super::{
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::view::Matrix;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands};
-use crate::scaled::{self, Chunk, e4m3};
+use crate::scaled::{self, Chunk, e4m3, mxfp4};
 use crate::{DType, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 mod fast;
+
+/// What the scale is divided by for the exponents of MXFP4.
+const MXFP4_SIZE: f32 = 4.0;
 
 /// Fills a matrix with numbers drawn from a seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -115,6 +119,13 @@ impl Noise {
         for row in rows {
             let index = |col: usize| (row * cols + col) as u64;
             match scaled::group(dtype) {
+                None if dtype == DType::Mxfp4 => {
+                    let code = |col: usize| (self.hash(index(col)) >> 60) as u8;
+                    let bytes: Vec<u8> =
+                        (0..cols / 2).map(|at| code(2 * at) | code(2 * at + 1) << 4).collect();
+                    let exponent = ((self.scale / MXFP4_SIZE).to_bits() >> 23) as u8;
+                    chunk.set_mxfp4(row, &bytes, &vec![exponent; cols / mxfp4::GROUP]);
+                }
                 None => {
                     let u = |col| (self.hash(index(col)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
                     let bytes: Vec<u8> =

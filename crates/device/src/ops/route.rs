@@ -1,5 +1,6 @@
 //! Which experts each token goes to, and with what weight: logits `x · wᵀ` with sums in f32, scores, the `top` best of
-//! them. Equal scores go to the expert with the lower number. Rows past the `live` count may be left as they are.
+//! them. A bias is added to the logits of a softmax, and to the sigmoids that experts are chosen by. Equal scores go to the
+//! expert with the lower number. Rows past the `live` count may be left as they are.
 //!
 //! A row of `y` has `top` expert numbers, best first, then as many weights: the bits of an f32 each.
 
@@ -28,7 +29,7 @@ pub(crate) const MOST_TOP: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Score {
-    /// Softmax over all experts.
+    /// Softmax over all experts; a bias is a part of the logits.
     Softmax,
     /// Sigmoid of each; a bias counts in the choice, not in the weight.
     Sigmoid,
@@ -76,7 +77,7 @@ pub struct Route<O: Operands = Bound> {
     pub x: O::Value,
     /// experts × k weights.
     pub w: O::Weight,
-    /// One element per expert, added to the scores that experts are chosen by.
+    /// One element per expert: see [`Score`].
     pub bias: Option<O::Weight>,
     /// How experts are chosen and weighed.
     pub routing: Routing,
@@ -154,9 +155,6 @@ impl Contract for Route {
         require(scale.is_finite(), Self::NAME, || format!("weights are multiplied by {scale}"))?;
         if let Some(bias) = &self.bias {
             require_vector(bias, experts, Self::NAME, "bias")?;
-            require(self.routing.score == Score::Sigmoid, Self::NAME, || {
-                "a bias goes with sigmoid scores only".into()
-            })?;
         }
         let fits = self.y.dtype == DType::U32 && (self.y.rows, self.y.cols) == (rows, 2 * top);
         require(fits && self.y.stride == self.y.cols, Self::NAME, || {
@@ -179,8 +177,10 @@ impl Contract for Route {
             if groups > 1 { format!(", {kept} of {groups} groups") } else { String::new() };
         let sum = if renormalise { ", renormalised" } else { "" };
         let plan = if self.plans.is_some() { " and plan" } else { "" };
+        let biased = self.bias.is_some() && self.routing.score == Score::Softmax;
+        let bias = if biased { ", bias" } else { "" };
         let (x, experts) = (&self.x, self.w.rows);
-        format!("route{plan} {x} to {top} of {experts} experts by {score}{groups}{sum}")
+        format!("route{plan} {x} to {top} of {experts} experts by {score}{groups}{sum}{bias}")
     }
 
     fn traffic(&self) -> Traffic {
@@ -245,7 +245,7 @@ impl Route {
             for (expert, logit) in logits.iter_mut().enumerate() {
                 w.read_row(expert, &mut weights);
                 let terms = input.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
-                *logit = terms.sum::<f64>() as f32;
+                *logit = self.routing.logit(terms.sum::<f64>() as f32, bias.as_ref(), expert);
             }
             self.routing.choose(&logits, bias.as_ref(), &mut keys, row, &y);
         }
@@ -253,6 +253,14 @@ impl Route {
 }
 
 impl Routing {
+    /// An expert's logit from the sum of its products.
+    fn logit(self, sum: f32, bias: Option<&Matrix>, expert: usize) -> f32 {
+        match (self.score, bias) {
+            (Score::Softmax, Some(bias)) => sum + bias.get(0, expert),
+            (Score::Softmax, None) | (Score::Sigmoid, _) => sum,
+        }
+    }
+
     /// Writes the experts of a row with these logits. `keys` has room for one word per expert. The experts of a row
     /// differ, whatever the logits are: rows that are not live may hold anything.
     fn choose(

@@ -94,8 +94,12 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
     for (index, layer) in shapes::EXPERT_LAYERS.iter().enumerate() {
         for tokens in [1, 8, 64, 256, 512, 1024, 2048] {
             let chosen = match hopper {
-                true => index == 0 && [1, 8, 64, 2048].contains(&tokens) || tokens == 512,
-                false => tokens == 8 && [0, 3].contains(&index),
+                true => {
+                    index == 0 && [1, 8, 64, 2048].contains(&tokens)
+                        || index == 5 && tokens == 8
+                        || tokens == 512
+                }
+                false => tokens == 8 && [0, 3, 4].contains(&index),
             };
             if !chosen && !everything {
                 continue;

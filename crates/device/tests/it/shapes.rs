@@ -144,10 +144,12 @@ pub(crate) struct ExpertLayer {
     pub(crate) experts: u32,
     pub(crate) routing: Routing,
     pub(crate) weights: DType,
+    /// Biases of the router and of the experts, and limited gates.
+    pub(crate) biases: bool,
 }
 
 #[allow(dead_code, reason = "not every test that shares the shapes has experts")]
-pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
+pub(crate) const EXPERT_LAYERS: [ExpertLayer; 6] = [
     ExpertLayer {
         name: "qwen3-30b-a3b",
         hidden: 2048,
@@ -155,6 +157,7 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
         experts: 128,
         routing: Routing { renormalise: true, ..Routing::softmax(8) },
         weights: DType::BF16,
+        biases: false,
     },
     ExpertLayer {
         name: "deepseek-v3",
@@ -171,6 +174,7 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
             ..Routing::softmax(8)
         },
         weights: DType::BF16,
+        biases: false,
     },
     ExpertLayer {
         name: "mixtral-8x7b",
@@ -179,6 +183,7 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
         experts: 8,
         routing: Routing { renormalise: true, ..Routing::softmax(2) },
         weights: DType::BF16,
+        biases: false,
     },
     ExpertLayer {
         name: "qwen1.5-moe-a2.7b",
@@ -187,6 +192,25 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
         experts: 60,
         routing: Routing::softmax(4),
         weights: DType::Q4_1,
+        biases: false,
+    },
+    ExpertLayer {
+        name: "gpt-oss-20b",
+        hidden: 2880,
+        inner: 2880,
+        experts: 32,
+        routing: Routing { renormalise: true, ..Routing::softmax(4) },
+        weights: DType::Mxfp4,
+        biases: true,
+    },
+    ExpertLayer {
+        name: "gpt-oss-120b bf16",
+        hidden: 2880,
+        inner: 2880,
+        experts: 128,
+        routing: Routing { renormalise: true, ..Routing::softmax(4) },
+        weights: DType::BF16,
+        biases: true,
     },
 ];
 
@@ -195,11 +219,12 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 4] = [
 pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     let mut open = OpenArena::new();
     let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
-        let bytes = dtype.bytes(rows as usize * cols as usize) as u64;
+        let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
         Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
     };
-    let ExpertLayer { hidden, inner, experts, routing, weights, .. } = *layer;
-    let act = if weights == DType::BF16 { DType::BF16 } else { DType::F32 };
+    let ExpertLayer { hidden, inner, experts, routing, weights, biases, .. } = *layer;
+    let halves = matches!(weights, DType::BF16 | DType::Mxfp4);
+    let act = if halves { DType::BF16 } else { DType::F32 };
     let (x, y) = (
         tensor(Region::Workspace, act, tokens, hidden),
         tensor(Region::Workspace, act, tokens, hidden),
@@ -207,20 +232,25 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     let choice = tensor(Region::Workspace, DType::U32, tokens, 2 * routing.top);
     let w = tensor(Region::Weights, act, experts, hidden);
     let bias = tensor(Region::Weights, DType::F32, 1, experts);
-    let bias = (routing.score == Score::Sigmoid).then_some(bias);
+    let bias = (routing.score == Score::Sigmoid || biases).then_some(bias);
     let gate_up = tensor(Region::Weights, weights, experts * 2 * inner, hidden);
     let down = tensor(Region::Weights, weights, experts * hidden, inner);
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(tensor(Region::State, DType::U32, 1, 1).span);
     let load = tensor(Region::State, DType::U32, 1, 2 * (experts + 2)).span;
     let (pick, act) = (Pick::Best, Activation::Silu);
+    let [gate_up_bias, down_bias] = [experts * 2 * inner, experts * hidden]
+        .map(|n| biases.then(|| tensor(Region::Weights, DType::BF16, 1, n)));
     let plain = Experts {
         x,
         choice,
         experts,
         gate_up,
         down,
+        gate_up_bias,
+        down_bias,
         act,
+        clamp: biases.then_some(Clamp { alpha: 1.702, limit: 7.0 }),
         residual: None,
         y,
         live,

@@ -1,9 +1,12 @@
 //! The router and experts: every routing option, imbalance of every kind, any formats, fewer live tokens than rows.
 
+use crate::scaled::stored;
 use crate::support::*;
 use device::cpu::pack;
 use device::cuda::lower::exchange_bytes;
-use device::op::{Activation, Experts, Fused, FusedKernel, Norm, RmsNorm, Route, Routing, Score};
+use device::op::{
+    Activation, Clamp, Experts, Fused, FusedKernel, Norm, RmsNorm, Route, Routing, Score,
+};
 use device::variant::{ExpertsVariant, Pick};
 use device::{DType, Op, Region, Tensor};
 
@@ -61,7 +64,7 @@ fn route() {
                 let x = layout.floats(dtype, rows, wide, 0, &x_values);
                 let w = layout.floats(dtype, experts as usize, wide, 0, &w_values);
                 let bias = layout.floats(DType::F32, 1, experts as usize, 0, &bias_values);
-                let bias = (routing.score == Score::Sigmoid).then_some(bias);
+                let bias = (routing.score == Score::Sigmoid || number % 3 == 0).then_some(bias);
                 let y = layout.poison(DType::F32, rows, 2 * top as usize, 0);
                 let y = Tensor { dtype: DType::U32, ..y };
                 let live = Some(layout.words(&[live as u32]).span);
@@ -191,6 +194,9 @@ struct Case {
     weights: DType,
     residual: bool,
     gelu: bool,
+    biases: bool,
+    /// Gates have limits.
+    clamped: bool,
     load: Load,
     pick: Pick<ExpertsVariant>,
 }
@@ -208,11 +214,18 @@ fn check(case: &Case, seed: u64) {
             match weights {
                 DType::F32 | DType::F16 | DType::BF16 => layout.floats(weights, n, k, 0, &values),
                 DType::P4 => packed(layout, DType::Q4_0, n, k, &values),
+                DType::Mxfp4 => stored(layout, weights, (n, k), &values),
                 _ => packed(layout, DType::Q8_0, n, k, &values),
             }
         };
         let gate_up = matrix(layout, experts * 2 * inner, wide);
         let down = matrix(layout, experts * wide, inner);
+        let mut bias = |n: usize| {
+            let values = Rng::new(seed ^ n as u64).floats(n, 0.5);
+            let dtype = if seed % 2 == 0 { DType::F32 } else { DType::BF16 };
+            case.biases.then(|| layout.floats(dtype, 1, n, 0, &values))
+        };
+        let (gate_up_bias, down_bias) = (bias(experts * 2 * inner), bias(experts * wide));
         let values = rng.floats(rows * wide, 0.1);
         let residual = residual.then(|| layout.floats(act, rows, wide, 0, &values));
         let y = layout.poison(act, rows, wide, 0);
@@ -224,7 +237,10 @@ fn check(case: &Case, seed: u64) {
             experts: experts as u32,
             gate_up,
             down,
+            gate_up_bias,
+            down_bias,
             act: if case.gelu { Activation::GeluTanh } else { Activation::Silu },
+            clamp: case.clamped.then_some(Clamp { alpha: 1.702, limit: 0.9 }),
             residual,
             y,
             live,
@@ -310,6 +326,8 @@ fn experts_of_floats() {
             weights: rng.pick(&[DType::F32, DType::BF16]),
             residual: seed % 3 > 0,
             gelu: seed % 5 == 0,
+            biases: seed % 2 == 1,
+            clamped: seed % 4 == 1 && seed % 5 > 0,
             load,
             pick: Pick::Best,
         };
@@ -332,10 +350,37 @@ fn experts_of_packed_weights() {
             weights: if seed < 4 { DType::P4 } else { DType::P8 },
             residual: true,
             gelu: false,
+            biases: seed % 2 == 1,
+            clamped: seed % 4 == 1,
             load,
             pick: Pick::Best,
         };
         check(&case, 100 + seed as u64);
+    }
+}
+
+/// Four-bit floats with an exponent for 32 columns, as gpt-oss has them: with biases and limited gates, and without.
+#[test]
+fn experts_of_mxfp4() {
+    for (seed, load) in LOADS.into_iter().cycle().take(8).enumerate() {
+        let rows = [1, 3, 17, 40][seed % 4];
+        let case = Case {
+            rows,
+            live: rows,
+            wide: [64, 96][seed % 2],
+            inner: [32, 64, 160][seed % 3],
+            experts: 12,
+            top: [1, 4, 3][seed % 3],
+            act: [DType::F32, DType::BF16][seed / 2 % 2],
+            weights: DType::Mxfp4,
+            residual: seed % 3 > 0,
+            gelu: false,
+            biases: seed != 5,
+            clamped: seed != 6,
+            load,
+            pick: Pick::Best,
+        };
+        check(&case, 150 + seed as u64);
     }
 }
 
@@ -376,6 +421,8 @@ fn experts_of_halves() {
                 weights: DType::BF16,
                 residual: seed % 4 > 0,
                 gelu: seed % 5 == 4,
+                biases: seed % 2 == 1,
+                clamped: seed % 3 == 0 && seed % 5 < 4,
                 load,
                 // Devices without these kernels have no names for them.
                 pick: if gpu_is_hopper() { pick } else { Pick::Best },
@@ -429,7 +476,10 @@ fn a_router_and_its_experts() {
                 experts: experts as u32,
                 gate_up,
                 down,
+                gate_up_bias: None,
+                down_bias: None,
                 act: Activation::Silu,
+                clamp: None,
                 residual: None,
                 y,
                 live,
@@ -485,7 +535,7 @@ fn a_layer_of_experts_as_one_node() {
                     let gate_up = matrix(experts * 2 * inner, wide, 2.0);
                     let down = matrix(experts * wide, inner, 2.0);
                     let bias = layout.floats(DType::F32, 1, experts, 0, &rng.floats(experts, 0.5));
-                    let bias = (routing.score == Score::Sigmoid).then_some(bias);
+                    let bias = (routing.score == Score::Sigmoid || seed == 1).then_some(bias);
                     let normed = layout.poison(bf16, rows, wide, 0);
                     let choice = layout.poison(DType::F32, rows, 2 * top, 0);
                     let choice = Tensor { dtype: DType::U32, ..choice };
@@ -509,7 +559,10 @@ fn a_layer_of_experts_as_one_node() {
                         experts: experts as u32,
                         gate_up,
                         down,
+                        gate_up_bias: None,
+                        down_bias: None,
                         act: if seed == 3 { Activation::GeluTanh } else { Activation::Silu },
+                        clamp: None,
                         residual,
                         y: to,
                         live,

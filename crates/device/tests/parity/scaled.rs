@@ -20,8 +20,18 @@ fn weights(layout: &mut Layout, rng: &mut Rng, dtype: DType, rows: usize, cols: 
     // Rows and columns of different sizes: a wrong scale shows.
     let size: Vec<f32> = (0..rows).map(|_| 0.02 + 0.1 * rng.float().abs()).collect();
     let floats: Vec<f32> = (0..rows * cols).map(|i| rng.float() * size[i / cols]).collect();
+    stored(layout, dtype, (rows, cols), &floats)
+}
+
+/// A matrix of floats in a type with scales.
+pub(crate) fn stored(
+    layout: &mut Layout,
+    dtype: DType,
+    (rows, cols): (usize, usize),
+    floats: &[f32],
+) -> Tensor {
     let mut chunk = Chunk::new(dtype, (rows, cols), 0..rows);
-    chunk.quantise(&floats);
+    chunk.quantise(floats);
     let mut bytes = vec![0; dtype.matrix_bytes(rows, cols)];
     for (at, part) in chunk.parts() {
         bytes[at as usize..][..part.len()].copy_from_slice(&part);
@@ -230,10 +240,21 @@ fn fixed_kernels() {
     }
 }
 
+/// Linears in MXFP4 have no kernel of their own on a GPU: the one for every format, and weights in bf16 for many rows.
+#[test]
+fn linears_of_mxfp4() {
+    for (seed, rows) in [1usize, 3, 8, 9, 40].into_iter().enumerate() {
+        let shape = (rows, [48, 96][seed % 2], [64, 160, 512][seed % 3], rows);
+        let (w, gate) = (DType::Mxfp4, seed == 3);
+        let case = Case { w, shape, variant: None, norm: false, bias: seed == 1, gate };
+        check(60 + seed as u64, case);
+    }
+}
+
 /// Weights from a seed have the same bits everywhere.
 #[test]
 fn noise_is_the_same_everywhere() {
-    for dtype in TYPES {
+    for dtype in TYPES.into_iter().chain([DType::Mxfp4]) {
         let (rows, cols) = (288, 256);
         let build = |layout: &mut Layout| {
             let bytes = vec![0xff; dtype.matrix_bytes(rows, cols)];

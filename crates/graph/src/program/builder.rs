@@ -12,7 +12,7 @@ use super::{
 use crate::Phase;
 use device::DType;
 use device::op::{
-    Activate, Activation, Add, AddGated, Attention, Embed, Experts, Follow, GateMul, Gather,
+    Activate, Activation, Add, AddGated, Attention, Clamp, Embed, Experts, Follow, GateMul, Gather,
     HeadLinear, Kept, LatentAttention, LatentKv, LayerNorm, Linear, Lora, LoraParts, Norm, Pool,
     Propose, Publish, Recall, RmsNorm, RmsNormColumns, RopeKv, Route, Routing, Sample, Scale, Tap,
 };
@@ -28,6 +28,12 @@ pub struct ExpertWeights {
     pub gate_up: WeightRef,
     /// (experts · hidden) × n.
     pub down: WeightRef,
+    /// One element for each row of `gate_up`.
+    pub gate_up_bias: Option<WeightRef>,
+    /// One element for each row of `down`.
+    pub down_bias: Option<WeightRef>,
+    /// Limits of gates, if the weights were trained with some.
+    pub clamp: Option<Clamp>,
 }
 
 /// Builds a [`Program`]. Mistakes do not panic: the first one is what [`ProgramBuilder::finish`]
@@ -355,15 +361,20 @@ impl ProgramBuilder {
         residual: Option<ValueId>,
     ) -> ValueId {
         let Value { rows, cols, dtype, .. } = *self.program.value(x);
-        let ExpertWeights { experts, gate_up, down } = weights;
+        let ExpertWeights { experts, gate_up, down, gate_up_bias, down_bias, clamp } = weights;
         let (gate_up, down) = (self.weight(gate_up), self.weight(down));
+        let [gate_up_bias, down_bias] =
+            [gate_up_bias, down_bias].map(|bias| bias.map(|bias| self.weight(bias)));
         self.make(name, rows, cols, dtype, |y| Experts {
             x,
             choice,
             experts,
             gate_up,
             down,
+            gate_up_bias,
+            down_bias,
             act,
+            clamp,
             residual,
             y,
             live: Unset,

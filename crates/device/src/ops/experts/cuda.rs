@@ -2,7 +2,7 @@
 //! one launch (`experts.cu`), the sum (`experts_sum.cu`); large steps read a copy of the tokens in the plan's order
 //! (`experts_gather.cu`). Elsewhere `experts_ref.cu`.
 
-use super::Experts;
+use super::{Clamp, Experts};
 use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::ops::Named;
@@ -132,6 +132,8 @@ impl Experts {
             13..=32 => (32, 128, 128),
             33..=64 => (64, 128, 128),
             65..=128 => (128, 256, 256),
+            // Beside biases the sums of more tokens do not fit the registers.
+            _ if self.biases().next().is_some() => (128, 128, 128),
             _ => (256, 128, 128),
         };
         let tile = named.tile.unwrap_or(tile);
@@ -204,12 +206,12 @@ impl Experts {
                 let problem = format!("no kernel of the variant {} fits", self.pick);
                 Err(Error::Contract { op: Self::NAME.into(), problem })
             }
-            Some(shape) => Ok(self.planned(target, shape, &self.room(shape, scratch))),
+            Some(shape) => self.planned(target, shape, &self.room(shape, scratch)),
             None => self.reference_launches(target, scratch),
         }
     }
 
-    fn planned(&self, target: &Target, shape: Shape, room: &Room) -> Vec<Lowered> {
+    fn planned(&self, target: &Target, shape: Shape, room: &Room) -> Result<Vec<Lowered>> {
         let (rows, wide, top) = (self.x.rows, self.x.cols, self.top());
         let mut launches = Vec::new();
         if !self.planned {
@@ -227,7 +229,7 @@ impl Experts {
                 .ints(&[rows, self.x.stride]);
             launches.push(gather.lowered());
         }
-        launches.push(self.gemms(target, shape, room));
+        launches.push(self.gemms(target, shape, room)?);
         let sum = Kernel::new(target, "experts_sum", "experts_sum")
             .defines(&[("H", wide), ("TOP", top)])
             .define("RESIDUAL", u32::from(self.residual.is_some()))
@@ -238,7 +240,7 @@ impl Experts {
             .optional(self.live)
             .ints(&[rows]);
         launches.push(sum.lowered());
-        launches
+        Ok(launches)
     }
 
     fn plan_launch(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
@@ -265,11 +267,11 @@ impl Experts {
         room.plan.arguments(kernel, self.load).lowered()
     }
 
-    fn gemms(&self, target: &Target, shape: Shape, room: &Room) -> Lowered {
+    fn gemms(&self, target: &Target, shape: Shape, room: &Room) -> Result<Lowered> {
         let cluster = if shape.gathered { 2 } else { 1 };
         let flag = |set: bool| u32::from(set);
         let boxes = shape.tile.min(64);
-        Kernel::new(target, "experts", "experts")
+        let kernel = Kernel::new(target, "experts", "experts")
             .defines(&[("H", self.x.cols), ("I", self.inner()), ("TOP", self.top())])
             .defines(&[("ACT", self.act.code()), ("UP_WIDE", shape.up), ("DOWN_WIDE", shape.down)])
             .defines(&[("TILE", shape.tile), ("STAGES", shape.stages()), ("DEPTH", shape.depth)])
@@ -288,8 +290,15 @@ impl Experts {
             .spans(&[room.plan.tasks, room.plan.head, room.plan.rows])
             .spans(&[room.plan.gains, room.plan.ready])
             .tensors(&[&room.act, &room.parts])
-            .ints(&[self.x.stride])
-            .lowered()
+            .ints(&[self.x.stride]);
+        let kernel = self.gating(kernel).bias("UP_BIAS", &self.gate_up_bias)?;
+        Ok(kernel.bias("DOWN_BIAS", &self.down_bias)?.lowered())
+    }
+
+    /// The limits of gates as constants; without any the macros stay undefined.
+    fn gating(&self, kernel: Kernel) -> Kernel {
+        let Some(Clamp { alpha, limit }) = self.clamp else { return kernel };
+        kernel.define("ALPHA", format!("{alpha:?}f")).define("LIMIT", format!("{limit:?}f"))
     }
 
     fn reference_launches(&self, target: &Target, scratch: Span) -> Result<Vec<Lowered>> {
@@ -326,12 +335,14 @@ impl Experts {
                     ),
             )
         };
+        let [up_bias, down_bias] = [&self.gate_up_bias, &self.down_bias];
         let up = kernel("experts_up")?
             .grid(rows * top, inner.div_ceil(8), 1)
             .tensors(&[&self.x, &self.choice, &self.gate_up])
             .spans(&[act])
             .optional(self.live)
             .ints(&[rows, self.x.stride]);
+        let up = self.gating(up).bias("UP_BIAS", up_bias)?;
         let down = kernel("experts_down")?
             .grid(rows, wide.div_ceil(8), 1)
             .spans(&[act])
@@ -339,7 +350,8 @@ impl Experts {
             .optional(self.residual.map(|residual| residual.span))
             .tensors(&[&self.y])
             .optional(self.live)
-            .ints(&[rows, self.residual.map_or(0, |residual| residual.stride), self.y.stride]);
+            .ints(&[rows, self.residual.map_or(0, |residual| residual.stride), self.y.stride])
+            .bias("DOWN_BIAS", down_bias)?;
         let mut launches = vec![up.lowered(), down.lowered()];
         if let Some(load) = self.load {
             let count = Kernel::new(target, "experts_count", "experts_count")
@@ -351,5 +363,13 @@ impl Experts {
             launches.push(count.lowered());
         }
         Ok(launches)
+    }
+}
+
+impl Kernel {
+    /// A bias as the next argument, and its type as a macro; without one the kernel has neither.
+    fn bias(self, name: &str, bias: &Option<Tensor>) -> Result<Kernel> {
+        let Some(bias) = bias else { return Ok(self) };
+        Ok(self.define(name, code(bias.dtype, <Experts as Named>::NAME)?).spans(&[bias.span]))
     }
 }

@@ -1,11 +1,11 @@
 //! Experts on the CPU. Assignments of tokens are sorted by expert; then each expert that has any reads its weights once.
 //! All threads share every phase: inputs, gate and up, activation, down, sum.
 
-use super::{Experts, TURN};
+use super::{Clamp, Experts, TURN};
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
 use crate::cpu::pack;
-use crate::cpu::simd::Level;
+use crate::cpu::simd::{Level, exp, levels};
 use crate::cpu::step::{Part, Parts, Scratch, Step, Team, chunks, part};
 use crate::cpu::view::{Matrix, Words, load_floats, round_to, store_floats};
 use crate::ops::gate_mul::Gate;
@@ -23,6 +23,9 @@ struct ExpertsStep {
     gate_up: Weights,
     down: Weights,
     gate: Gate,
+    clamp: Option<Clamp>,
+    gate_up_bias: Option<Matrix>,
+    down_bias: Option<Matrix>,
     residual: Option<Matrix>,
     y: Matrix,
     live: Option<Span>,
@@ -58,6 +61,9 @@ impl Experts {
             gate_up: weights(&self.gate_up, 2 * inner),
             down: weights(&self.down, wide),
             gate: Gate::new(self.act, lowering),
+            clamp: self.clamp,
+            gate_up_bias: self.gate_up_bias.as_ref().map(|bias| Matrix::new(memory, bias)),
+            down_bias: self.down_bias.as_ref().map(|bias| Matrix::new(memory, bias)),
             residual: self.residual.as_ref().map(|residual| Matrix::new(memory, residual)),
             y: Matrix::new(memory, &self.y),
             live: self.live,
@@ -248,31 +254,32 @@ impl ExpertsStep {
         add(self.experts + 1, 1);
     }
 
-    /// Prepares one input row for each assignment; `load` gives the row of a place in the order.
+    /// Prepares one input row for each assignment; `load` gives the row of an expert's place in the order.
     fn inputs(
         &self,
         team: &Team<'_>,
         plan: &Plan,
         weights: &Weights,
         to: Floats,
-        load: &(dyn Fn(usize, &mut [f32]) + Sync),
+        load: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
     ) {
         let cols = weights.all.cols;
         let cuts = chunks(plan.count, team.threads());
         team.parallel(cuts, &|chunk, worker| {
             for index in part(plan.count, cuts, chunk) {
-                let places = plan.of(plan.active(index));
+                let expert = plan.active(index);
+                let places = plan.of(expert);
                 let acts = weights.acts(to, index, places.start, places.len());
                 for (at, place) in places.enumerate() {
                     let Some(kind) = weights.packed else {
                         // SAFETY: this chunk alone writes this expert's rows.
-                        load(place, unsafe { to.row(place, cols) });
+                        load(expert, place, unsafe { to.row(place, cols) });
                         continue;
                     };
                     // SAFETY: this worker's scratch; this chunk alone writes this expert's rows.
                     unsafe {
                         let values = team.own(worker).floats(cols);
-                        load(place, values);
+                        load(expert, place, values);
                         acts.store(self.level, at, values);
                         if let packed::Kind::Ggml { .. } = kind {
                             acts.round_sums(at);
@@ -325,12 +332,18 @@ impl ExpertsStep {
         });
     }
 
-    /// act(gate) · up of one assignment, rounded to x's dtype.
-    fn activate(&self, sums: &[f32], out: &mut [f32]) {
+    /// act(gate) · up of one assignment of an expert, rounded to x's dtype.
+    fn activate(&self, expert: usize, sums: &mut [f32], out: &mut [f32]) {
+        add_bias(self.gate_up_bias.as_ref(), expert, sums);
         let turns = sums.chunks_exact(2 * TURN).zip(out.chunks_exact_mut(TURN));
         for (both, out) in turns {
             let pairs: [f32; 2 * TURN] = std::array::from_fn(|i| both[i % 2 * TURN + i / 2]);
             let out: &mut [f32; TURN] = out.try_into().expect("a chunk of eight");
+            if let Some(clamp) = self.clamp {
+                // SAFETY: the level was detected.
+                unsafe { clamped_mul(self.level, both, clamp, out) };
+                continue;
+            }
             self.gate.row16(&pairs, out);
         }
         if self.x.dtype != DType::F32 {
@@ -352,7 +365,9 @@ impl ExpertsStep {
                 let at = *plan.place.add(row * self.top + place) as usize;
                 outputs.row(at, self.y.cols)
             };
-            total.iter_mut().zip(output).for_each(|(sum, out)| *sum += weight * *out);
+            let expert = self.choice.get(row * 2 * self.top + place) as usize;
+            add_bias(self.down_bias.as_ref(), expert, output);
+            total.iter_mut().zip(output.iter()).for_each(|(sum, out)| *sum += weight * *out);
         }
         // SAFETY: this chunk alone writes this row.
         unsafe { store_floats(self.y.dtype, self.y.at(row, 0), total) };
@@ -378,7 +393,7 @@ impl Step for ExpertsStep {
         let (inputs, acts) = (at(&room.inputs), at(&room.acts));
         let (sums, outputs) = (at(&room.sums), at(&room.outputs));
         let order = &plan;
-        self.inputs(team, &plan, &self.gate_up, inputs, &|place, values| {
+        self.inputs(team, &plan, &self.gate_up, inputs, &|_, place, values| {
             // SAFETY: a place of the plan, and a row of x.
             unsafe {
                 let row = *order.order.add(place) as usize / self.top;
@@ -386,9 +401,9 @@ impl Step for ExpertsStep {
             }
         });
         self.multiply(team, &plan, &self.gate_up, inputs, sums);
-        self.inputs(team, &plan, &self.down, acts, &|place, values| {
-            // SAFETY: sums that are complete.
-            self.activate(unsafe { sums.row(place, self.gate_up.rows) }, values);
+        self.inputs(team, &plan, &self.down, acts, &|expert, place, values| {
+            // SAFETY: sums that are complete, of an assignment that this chunk alone has.
+            self.activate(expert, unsafe { sums.row(place, self.gate_up.rows) }, values);
         });
         self.multiply(team, &plan, &self.down, acts, outputs);
         let cuts = chunks(rows, team.threads());
@@ -400,4 +415,37 @@ impl Step for ExpertsStep {
             }
         });
     }
+}
+
+/// Elements of a bias that are read at a time.
+const BIASES: usize = 64;
+
+/// Adds an expert's part of a bias, if there is one, to the sums of one of its tokens.
+fn add_bias(bias: Option<&Matrix>, expert: usize, sums: &mut [f32]) {
+    let Some(bias) = bias else { return };
+    let (mut some, from) = ([0.0; BIASES], expert * sums.len());
+    for (at, sums) in sums.chunks_mut(BIASES).enumerate() {
+        let some = &mut some[..sums.len()];
+        // SAFETY: the last of them is an element of the bias, whose elements lie side by side.
+        unsafe {
+            bias.at(0, from + at * BIASES + some.len() - 1);
+            load_floats(bias.dtype, bias.at(0, from + at * BIASES), some);
+        }
+        sums.iter_mut().zip(some).for_each(|(sum, bias)| *sum += *bias);
+    }
+}
+
+#[inline(always)]
+fn clamped_mul_body<const FMA: bool>(both: &[f32], clamp: Clamp, out: &mut [f32; TURN]) {
+    let Clamp { alpha, limit } = clamp;
+    let (gates, ups) = both.split_at(TURN);
+    for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
+        let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+        *out = gate / (1.0 + exp::<FMA>(-alpha * gate)) * (up + 1.0);
+    }
+}
+
+levels! {
+    /// Combines eight gates and the eight ups behind them where gates are limited.
+    fn clamped_mul(both: &[f32], clamp: Clamp, out: &mut [f32; TURN]) = clamped_mul_body;
 }

@@ -144,6 +144,10 @@ impl<'a> ExpertLayer<'a> {
                 matches!(weight.dtype, DType::BF16 | DType::F32) && aligned(weight),
                 "the norm's weight is not aligned bf16 or f32",
             ),
+            (
+                experts.clamp.is_none() && experts.biases().next().is_none(),
+                "experts have biases or limited gates",
+            ),
             (wide == CHUNK || wide == 2 * CHUNK, "the hidden size is not 2048 or 4096"),
             (inner.is_multiple_of(8) && 16 * inner <= STAGE, "experts are too large"),
             (

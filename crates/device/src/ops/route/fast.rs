@@ -97,7 +97,9 @@ impl Step for RouteStep {
                     // SAFETY: rows written above; this chunk alone has this expert's logits; the level was detected.
                     unsafe {
                         let x = inputs.part(row * cols, cols);
-                        logits.part(row * experts + expert, 1)[0] = product(self.level, x, weights);
+                        let sum = product(self.level, x, weights);
+                        logits.part(row * experts + expert, 1)[0] =
+                            self.routing.logit(sum, self.bias.as_ref(), expert);
                     }
                 }
             }
