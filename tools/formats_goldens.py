@@ -94,6 +94,7 @@ def quant():
     factors = {
         "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
         "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [], "BF16": [], "F32": [],
+        "MXFP4": [],
     }
     for name, places in factors.items():
         kind = GGMLQuantizationType[name]
@@ -105,6 +106,8 @@ def quant():
             values = random.normal(0, 0.05, count).astype(np.float16)
             values[: len(special)] = np.array(special, np.float16)[: count]
             blocks[:, place : place + 2] = random.permutation(values).view(np.uint8).reshape(count, 2)
+        if name == "MXFP4":  # any exponent but 255, which is no number
+            blocks[:, 0] = [0, 1, 2, 100, 127, 252]
         if elems == 1:  # every bit pattern but NaN, whose payload is not defined
             values = quants.dequantize(blocks, kind).reshape(-1)
             blocks[np.isnan(values)] = 0

@@ -14,6 +14,7 @@ compressed*  compressed and decompressed by `compressed-tensors`; weights with a
              0.12.2 of it, because later versions no longer write them
 awq          packed and dequantised by functions of `autoawq`
 gptq*        packed, converted from version 2 to 1 and dequantised by functions of `gptqmodel`
+mxfp4        experts of a layer in one tensor, dequantised by `transformers`
 
 The last two packages cannot be imported without a GPU, so single functions are taken out of their sources.
 """
@@ -328,6 +329,25 @@ def gptq(package):
         folder.write()
 
 
+def mxfp4():
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(31)
+    folder = Folder("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", LAYER + "mlp.gate"]})
+    for name, experts, rows, cols in [("gate_up_proj", 3, 6, 64), ("down_proj", 3, 10, 96)]:
+        blocks = torch.randint(0, 256, (experts, rows, cols // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(90, 140, (experts, rows, cols // 32), dtype=torch.uint8)
+        # The smallest and the largest power that transformers computes in bfloat16.
+        scales[0, 0, 0], scales[0, 0, 1] = 2, 250
+        # A row for each output, as they are stored.
+        weights = convert_moe_packed_tensors(blocks, scales).transpose(1, 2).reshape(experts * rows, cols)
+        module = f"{LAYER}mlp.experts.{name}"
+        folder.add(module, {}, "mxfp4", weights.float())
+        folder.expected[module] = folder.expected.pop(f"{module}.weight")
+        folder.tensors |= {f"{module}_blocks": blocks, f"{module}_scales": scales}
+    folder.write()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name in ["autoawq", "gptqmodel", "ordered"]:
@@ -342,6 +362,7 @@ def main():
     compressed()
     awq(arguments.autoawq)
     gptq(arguments.gptqmodel)
+    mxfp4()
     import subprocess
 
     subprocess.run([sys.executable, __file__, *sys.argv[1:], "--only-ordered"], check=True)

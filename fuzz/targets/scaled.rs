@@ -16,9 +16,11 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(Some(quantisation)) = Quantisation::of(&checkpoint) else { return };
     for tensor in checkpoint.tensors() {
         let module = tensor.name.rsplit_once('.').map_or("", |(module, _)| module);
-        let Ok(Some(weight)) = quantisation.weight(&checkpoint, &format!("{module}.weight")) else {
-            continue;
+        let weight = match tensor.name.strip_suffix("_blocks") {
+            Some(experts) => quantisation.weight(&checkpoint, experts),
+            None => quantisation.weight(&checkpoint, &format!("{module}.weight")),
         };
+        let Ok(Some(weight)) = weight else { continue };
         let (rows, cols) = (weight.rows(), weight.cols());
         assert!(weight.tensors().iter().all(|name| checkpoint.get(name).is_some()));
         let whole = weight.read(&checkpoint, 0..rows).expect("a checked weight can be read");

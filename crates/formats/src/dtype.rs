@@ -32,15 +32,16 @@ pub enum DType {
     Q4_K,
     Q5_K,
     Q6_K,
+    MXFP4,
 }
 
 use DType::*;
 
 impl DType {
     /// Every type, in order of declaration.
-    pub const ALL: [DType; 25] = [
+    pub const ALL: [DType; 26] = [
         F64, F32, F16, BF16, F8_E4M3, F8_E8M0, I64, I32, I16, I8, U64, U32, U16, U8, Bool, Q4_0,
-        Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K,
+        Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4,
     ];
 
     /// The name used by safetensors for plain types and by GGUF for quantised ones.
@@ -71,6 +72,7 @@ impl DType {
             Q4_K => "Q4_K",
             Q5_K => "Q5_K",
             Q6_K => "Q6_K",
+            MXFP4 => "MXFP4",
         }
     }
 
@@ -106,6 +108,7 @@ impl DType {
             27 => I64,
             28 => F64,
             30 => BF16,
+            39 => MXFP4,
             4 => return Err("Q4_2"),
             5 => return Err("Q4_3"),
             9 => return Err("Q8_1"),
@@ -124,7 +127,6 @@ impl DType {
             33 => return Err("Q4_0_8_8"),
             34 => return Err("TQ1_0"),
             35 => return Err("TQ2_0"),
-            39 => return Err("MXFP4"),
             40 => return Err("NVFP4"),
             41 => return Err("Q1_0"),
             _ => return Err("an unknown ggml type"),
@@ -134,7 +136,7 @@ impl DType {
     /// Elements in one block; 1 for plain types.
     pub fn block_elems(self) -> usize {
         match self {
-            Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 => 32,
+            Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | MXFP4 => 32,
             Q2_K | Q3_K | Q4_K | Q5_K | Q6_K => 256,
             _ => 1,
         }
@@ -147,6 +149,7 @@ impl DType {
             F32 | I32 | U32 => 4,
             F16 | BF16 | I16 | U16 => 2,
             F8_E4M3 | F8_E8M0 | I8 | U8 | Bool => 1,
+            MXFP4 => 17,
             Q4_0 => 18,
             Q4_1 => 20,
             Q5_0 => 22,

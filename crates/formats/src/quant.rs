@@ -4,6 +4,7 @@
 //! `gguf` package, so results are equal to the last bit. It is not optimised for speed. Weights whose
 //! scales are tensors of their own are in [`crate::scaled`].
 
+pub(crate) mod fp4;
 pub(crate) mod fp8;
 mod k;
 mod legacy;
@@ -51,6 +52,7 @@ pub fn dequantise(dtype: DType, src: &[u8], dst: &mut [f32]) -> Result<(), Quant
         DType::Q4_K => blocks(src, dst, k::q4),
         DType::Q5_K => blocks(src, dst, k::q5),
         DType::Q6_K => blocks(src, dst, k::q6),
+        DType::MXFP4 => blocks(src, dst, fp4::mxfp4),
         _ => return Err(QuantError::NotFloat(dtype)),
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! Weights of safetensors checkpoints whose scales are tensors of their own: fp8 and int4.
+//! Weights of safetensors checkpoints whose scales are tensors of their own: fp8, int4 and MXFP4.
 //!
-//! `quantization_config` in `config.json` names one of four formats, each with its own tensor names, order of
+//! `quantization_config` in `config.json` names one of five formats, each with its own tensor names, order of
 //! elements and rules. Here they become one form: rows of fp8 or of four-bit values in the order of the model's
 //! columns, each row with its own scales ([`ScaledRows`]).
 //!
@@ -29,6 +29,7 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod int4;
+mod mxfp4;
 mod names;
 mod settings;
 mod tensors;
@@ -55,6 +56,7 @@ enum Method {
     Compressed(compressed::Config),
     Awq(awq::Config),
     Gptq(gptq::Config),
+    Mxfp4(mxfp4::Config),
 }
 
 impl Quantisation {
@@ -82,8 +84,9 @@ impl Quantisation {
             Some("compressed-tensors") => Method::Compressed(compressed::Config::read(&settings)?),
             Some("awq") => Method::Awq(awq::Config::read(&settings)?),
             Some("gptq") => Method::Gptq(gptq::Config::read(&settings)?),
+            Some("mxfp4") => Method::Mxfp4(mxfp4::Config::read(&settings)?),
             _ => {
-                let allowed = "fp8, compressed-tensors, awq, gptq";
+                let allowed = "fp8, compressed-tensors, awq, gptq, mxfp4";
                 return Err(settings.unsupported("quant_method", allowed));
             }
         };
@@ -97,18 +100,21 @@ impl Quantisation {
             Method::Compressed(_) => "compressed-tensors",
             Method::Awq(_) => "awq",
             Method::Gptq(_) => "gptq",
+            Method::Mxfp4(_) => "mxfp4",
         }
     }
 
     /// How the weight `name` (as in `model.layers.0.self_attn.q_proj.weight`) is stored; `None` when it is a plain
     /// tensor, or when the checkpoint has none of its tensors.
     pub fn weight(&self, checkpoint: &Checkpoint, name: &str) -> Result<Option<ScaledWeight>> {
-        let Some(module) = name.strip_suffix(".weight") else { return Ok(None) };
-        match &self.method {
-            Method::Fp8(config) => config.weight(checkpoint, module),
-            Method::Compressed(config) => config.weight(checkpoint, module),
-            Method::Awq(config) => config.weight(checkpoint, module),
-            Method::Gptq(config) => config.weight(checkpoint, module),
+        let module = name.strip_suffix(".weight");
+        match (&self.method, module) {
+            (Method::Mxfp4(config), None) => config.weight(checkpoint, name),
+            (Method::Fp8(config), Some(module)) => config.weight(checkpoint, module),
+            (Method::Compressed(config), Some(module)) => config.weight(checkpoint, module),
+            (Method::Awq(config), Some(module)) => config.weight(checkpoint, module),
+            (Method::Gptq(config), Some(module)) => config.weight(checkpoint, module),
+            (Method::Mxfp4(_), Some(_)) | (_, None) => Ok(None),
         }
     }
 }
@@ -127,6 +133,8 @@ pub enum Scheme {
         /// Whether columns belong to groups in an order of their own (`g_idx`), not in runs of `group`.
         ordered: bool,
     },
+    /// Four-bit floats, an exponent for each 32 columns of a row.
+    Mxfp4,
 }
 
 /// One quantised weight of a checkpoint: the tensors that it is made of, with their shapes checked.
@@ -145,6 +153,7 @@ enum Stored {
     Compressed(compressed::Stored),
     Awq(awq::Stored),
     Gptq(gptq::Stored),
+    Mxfp4(mxfp4::Stored),
 }
 
 impl ScaledWeight {
@@ -182,6 +191,7 @@ impl ScaledWeight {
             Stored::Compressed(stored) => stored.read(checkpoint, self.cols, rows),
             Stored::Awq(stored) => stored.read(checkpoint, self.cols, rows),
             Stored::Gptq(stored) => stored.read(checkpoint, self.cols, rows),
+            Stored::Mxfp4(stored) => stored.read(checkpoint, self.cols, rows),
         }
     }
 }
@@ -208,9 +218,21 @@ pub enum ScaledRows {
         /// The group of each column, when columns do not belong to them in runs. All groups are equally large.
         groups: Option<Vec<u32>>,
     },
+    /// Weights are element times a power of 2.
+    Mxfp4 {
+        /// Rows × columns / 2: the lower half of a byte is an even column.
+        bytes: Vec<u8>,
+        /// Rows × columns / 32: exponents as e8m0 stores them.
+        exponents: Vec<u8>,
+    },
 }
 
 impl ScaledRows {
+    /// Rows of GGUF's blocks of MXFP4 in the order of these rows.
+    pub fn of_mxfp4_blocks(blocks: &[u8]) -> ScaledRows {
+        mxfp4::from_blocks(blocks)
+    }
+
     /// The weights in f32, rows × `cols`, as the packages that write these formats compute them.
     pub fn dequantise(&self, cols: usize, out: &mut [f32]) {
         if cols == 0 {
@@ -236,6 +258,15 @@ impl ScaledRows {
                     for (column, (&value, out)) in values.iter().zip(out).enumerate() {
                         let g = groups.as_ref().map_or(column / group, |g| g[column] as usize);
                         *out = f32::from(i16::from(value) - i16::from(zeros[g])) * scales[g];
+                    }
+                }
+            }
+            Self::Mxfp4 { bytes, exponents } => {
+                let groups = out.chunks_mut(mxfp4::GROUP).zip(exponents);
+                for ((out, exponent), bytes) in groups.zip(bytes.chunks(mxfp4::GROUP / 2)) {
+                    let power = quant::fp8::e8m0(*exponent);
+                    for (at, out) in out.iter_mut().enumerate() {
+                        *out = quant::fp4::e2m1(bytes[at / 2] >> (at % 2 * 4) & 15) * power;
                     }
                 }
             }

@@ -60,7 +60,9 @@ fn checkpoint(quantisation: &Value, tensors: &[Tensor]) -> (TempDir, Checkpoint)
 fn weight(quantisation: &Value, tensors: &[Tensor]) -> formats::Result<Option<ScaledWeight>> {
     let (_folder, checkpoint) = checkpoint(quantisation, tensors);
     let quantisation = Quantisation::of(&checkpoint)?.expect("there is a configuration");
-    let weight = quantisation.weight(&checkpoint, &format!("{MODULE}.weight"))?;
+    // Experts of all of a layer have no `.weight` in their names.
+    let end = if quantisation.method() == "mxfp4" { "experts" } else { "weight" };
+    let weight = quantisation.weight(&checkpoint, &format!("{MODULE}.{end}"))?;
     if let Some(weight) = &weight {
         let rows = weight.read(&checkpoint, 0..weight.rows())?;
         let mut floats = vec![0.0; weight.rows() * weight.cols()];
@@ -138,12 +140,21 @@ fn packed_tensors() -> Vec<Tensor> {
     ]
 }
 
-fn all() -> [(Value, Vec<Tensor>); 4] {
+fn mxfp4() -> Value {
+    json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+}
+
+fn mxfp4_tensors() -> Vec<Tensor> {
+    vec![tensor("experts_blocks", "U8", &[2, 3, 2, 16]), tensor("experts_scales", "U8", &[2, 3, 2])]
+}
+
+fn all() -> [(Value, Vec<Tensor>); 5] {
     [
         (fp8(), fp8_tensors()),
         (awq(), awq_tensors()),
         (gptq(), gptq_tensors()),
         (packed(), packed_tensors()),
+        (mxfp4(), mxfp4_tensors()),
     ]
 }
 
@@ -196,6 +207,8 @@ fn a_bad_configuration_is_one_line_that_names_the_field() {
     bad(&awq(), "/zero_point", json!(false), "quantization_config.zero_point: false");
     bad(&awq(), "/modules_to_not_convert", json!("x"), "a list of names");
     bad(&awq(), "/modules_to_not_convert", json!(vec![""; 200_000]), "200000 names");
+
+    bad(&mxfp4(), "/modules_to_not_convert", json!({}), "a list of names");
 
     bad(&fp8(), "/fmt", json!("e5m2"), "quantization_config.fmt: e5m2");
     bad(&fp8(), "/weight_block_size", json!([64, 128]), "weight_block_size: [64,128]");
@@ -254,7 +267,7 @@ fn every_tensor_is_checked_against_the_weight() {
     let bad = |base: &(Value, Vec<Tensor>), new: Tensor, about: &str| {
         refused(weight(&base.0, &with(&base.1, new)), about);
     };
-    let [fp8, awq, gptq, packed] = all();
+    let [fp8, awq, gptq, packed, _] = all();
     for (config, tensors) in [&fp8, &awq, &gptq, &packed] {
         for missing in tensors.iter().skip(1) {
             let left = without(tensors, missing.0);
@@ -311,6 +324,22 @@ fn every_tensor_is_checked_against_the_weight() {
 }
 
 #[test]
+fn experts_in_mxfp4_must_have_whole_groups() {
+    let bad = |new: Tensor, about: &str| {
+        refused(weight(&mxfp4(), &with(&mxfp4_tensors(), new)), about);
+    };
+    bad(tensor("experts_blocks", "U8", &[2, 3, 2, 8]), "[experts, rows, columns / 32, 16]");
+    bad(tensor("experts_blocks", "U8", &[6, 2, 16]), "[experts, rows, columns / 32, 16]");
+    bad(tensor("experts_blocks", "U8", &[2, 0, 2, 16]), "no dimension of 0");
+    bad(tensor("experts_blocks", "I8", &[2, 3, 2, 16]), "dtype of tensor");
+    bad(tensor("experts_scales", "U8", &[2, 3, 4]), "shape of tensor");
+    bad(tensor("experts_scales", "F32", &[2, 3, 2]), "dtype of tensor");
+    let alone = without(&mxfp4_tensors(), "experts_scales");
+    refused(weight(&mxfp4(), &alone), "no tensor");
+    assert!(weight(&mxfp4(), &without(&mxfp4_tensors(), "experts_blocks")).unwrap().is_none());
+}
+
+#[test]
 fn an_order_that_was_never_filled_in_is_none() {
     let tensors = with(&packed_tensors(), integers("weight_g_idx", &[-1; 64]));
     let found = weight(&packed(), &tensors).unwrap().unwrap();
@@ -355,7 +384,7 @@ proptest! {
 
     /// One field of a good configuration replaced by anything.
     #[test]
-    fn no_configuration_panics(which in 0usize..4, at in any::<prop::sample::Index>(), value in any_json()) {
+    fn no_configuration_panics(which in 0usize..5, at in any::<prop::sample::Index>(), value in any_json()) {
         let good = all()[which].0.clone();
         let mut paths: Vec<String> = good.as_object().unwrap().keys().map(|k| format!("/{k}")).collect();
         paths.extend(["/ignore", "/dynamic", "/scale_fmt", "/sym", "/format"].map(str::to_owned));
@@ -376,7 +405,7 @@ proptest! {
     /// One tensor of a good weight with any shape, type and contents.
     #[test]
     fn no_tensors_panic(
-        which in 0usize..4,
+        which in 0usize..5,
         at in any::<prop::sample::Index>(),
         dtype in prop::sample::select(vec!["F8_E4M3", "F8_E8M0", "F32", "BF16", "F16", "I32", "I64", "U8"]),
         shape in prop::collection::vec(0usize..70, 0..4),
@@ -391,7 +420,7 @@ proptest! {
 
     /// The same tensors with other contents are always readable: nothing in them but g_idx and weight_shape is checked.
     #[test]
-    fn any_contents_are_read(which in 0usize..4, fill in any::<u8>()) {
+    fn any_contents_are_read(which in 0usize..5, fill in any::<u8>()) {
         let (config, mut tensors) = all()[which].clone();
         for Tensor(end, _, shape, bytes) in &mut tensors {
             if !end.ends_with("g_idx") && !end.ends_with("shape") {

@@ -19,6 +19,7 @@ fn every_type_is_bit_exact_with_the_gguf_package() {
         (DType::Q4_K, include_bytes!("../data/quant/q4_k.bin")),
         (DType::Q5_K, include_bytes!("../data/quant/q5_k.bin")),
         (DType::Q6_K, include_bytes!("../data/quant/q6_k.bin")),
+        (DType::MXFP4, include_bytes!("../data/quant/mxfp4.bin")),
     ];
     for (dtype, golden) in types {
         // A file is blocks and then their elements as f32.
