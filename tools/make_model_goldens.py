@@ -32,13 +32,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     CohereConfig, CohereForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
-    Glm4Config, Glm4ForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
+    Glm4Config, Glm4ForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
     GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
     LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
     Olmo2ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
     Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
     SmolLM3Config, SmolLM3ForCausalLM,
 )
+from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -65,6 +66,11 @@ MAMBA = dict(
     hidden_size=32, mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=8, mamba_d_conv=4,
     mamba_expand=2, mamba_chunk_size=16, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6,
     logits_scaling=3.0)
+GPT_OSS = dict(
+    head_dim=16, intermediate_size=32, sliding_window=8, tie_word_embeddings=False,
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+        original_max_position_embeddings=32))
 CASES = {
     "llama": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=False)),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=True)),
@@ -165,6 +171,8 @@ CASES = {
         **MAMBA, intermediate_size=16, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=24,
         layer_types=["linear_attention", "full_attention"], position_embedding_type="rope",
         tie_word_embeddings=False)),
+    "gpt-oss": (GptOssConfig, GptOssForCausalLM, dict(
+        **GPT_OSS, num_hidden_layers=3, num_local_experts=6, num_experts_per_tok=2)),
 }
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
@@ -175,7 +183,7 @@ GGUF = {
     "gemma2": "gemma2", "gemma3": "gemma3", "granite": "granite", "smollm3": "smollm3", "phi3": "phi3",
     "phi3-long": "phi3", "glm4": "glm4", "olmo2": "olmo2", "cohere": "command-r", "qwen3-moe": "qwen3moe",
     "qwen2-moe": "qwen2moe", "mixtral": "llama", "olmoe": "olmoe", "granite-moe": "granitemoe",
-    "granite-moe-shared": "granitemoe",
+    "granite-moe-shared": "granitemoe", "gpt-oss": "gpt-oss",
 }
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
 MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3",
@@ -183,6 +191,7 @@ MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "de
                         "granite-hybrid-dense"}
 QUANTISED = {
     "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
+    "gpt-oss": {"mxfp4": gguf.GGMLQuantizationType.MXFP4},
 }
 
 
@@ -219,6 +228,16 @@ def stacked(architecture, config, state):
             gate, up = value.split(config.shared_intermediate_size, dim=0)
             merged[f"blk.{layer}.ffn_gate_shexp.weight"] = gate
             merged[f"blk.{layer}.ffn_up_shexp.weight"] = up
+        elif ".mlp.experts." in key and architecture == "gpt-oss":
+            # Gate and up take turns, and matrices are turned.
+            layer, which = key.split(".")[2], key.rsplit(".", 1)[1]
+            kind = "bias" if which.endswith("_bias") else "weight"
+            value = value if kind == "bias" else value.transpose(1, 2)
+            if which.startswith("gate_up_proj"):
+                merged[f"blk.{layer}.ffn_gate_exps.{kind}"] = value[:, ::2]
+                merged[f"blk.{layer}.ffn_up_exps.{kind}"] = value[:, 1::2]
+            else:
+                merged[f"blk.{layer}.ffn_down_exps.{kind}"] = value
         elif key.endswith("shared_expert_gate.weight"):
             merged[key] = value[0]
         else:
@@ -281,8 +300,14 @@ def write_gguf(path, architecture, config, state, quantised=None):
         for which in ["short", "long"]:
             factors = torch.tensor(rope[f"{which}_factor"], dtype=torch.float32)
             w.add_tensor(f"rope_factors_{which}.weight", factors.numpy())
+    if architecture == "gpt-oss":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(rope["factor"])
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        w.add_expert_feed_forward_length(config.intermediate_size)
     held = {}
     for key, value in state.items():
+        key += ".weight" if key.endswith("sinks") else ""
         name = key if key.startswith("blk.") else names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert name is not None, key
         if architecture in PERMUTED and (".q_proj." in key or ".k_proj." in key):
@@ -291,7 +316,9 @@ def write_gguf(path, architecture, config, state, quantised=None):
         if architecture in PLUS_ONE and "norm" in key:
             value = value + 1
         value = value.contiguous().numpy()
-        if quantised is not None and value.ndim > 1 and "ffn_gate_inp" not in name:
+        # Of gpt-oss the matrices of experts only.
+        takes = "_exps.weight" in name if architecture == "gpt-oss" else value.ndim > 1 and "ffn_gate_inp" not in name
+        if quantised is not None and takes:
             stored = gguf.quants.quantize(value, quantised)
             held[key] = torch.from_numpy(gguf.quants.dequantize(stored, quantised).reshape(value.shape).copy())
             w.add_tensor(name, stored, raw_dtype=quantised)
@@ -309,6 +336,14 @@ def set_weights(model, held):
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for key, value in held.items():
+            if key.startswith("blk."):
+                _, layer, which, _ = key.split(".")
+                experts = f"model.layers.{layer}.mlp.experts."
+                if which == "ffn_down_exps":
+                    parameters[experts + "down_proj"].copy_(value.transpose(1, 2))
+                else:
+                    parameters[experts + "gate_up_proj"][:, :, int(which == "ffn_up_exps")::2].copy_(value.transpose(1, 2))
+                continue
             prefix, _, which = key.removesuffix(".weight").rpartition(".")
             if prefix.endswith(".experts") and which != "down_proj":
                 both = parameters[f"{prefix}.gate_up_proj"]
@@ -361,7 +396,8 @@ def routed(model, tokens, forced=None):
 
     def before(router, inputs):
         x = inputs[0].float().reshape(-1, inputs[0].shape[-1])
-        router_logits.append(x @ router.weight.float().t())
+        bias = getattr(router, "bias", None)
+        router_logits.append(x @ router.weight.float().t() + (0.0 if bias is None else bias.float()))
 
     routers = routers_of(model)
     hooks = [router.register_forward_pre_hook(before) for router in routers]
@@ -401,6 +437,8 @@ def main():
                     value.copy_(0.3 * torch.randn_like(value))  # what is added to 1
                 elif "norm" in key:
                     value.copy_(1 + 0.3 * torch.randn_like(value))
+                elif key.endswith("sinks"):
+                    value.copy_(torch.randn_like(value))
                 elif re.search(r"(mlp\.gate|router)\.weight$", key):
                     # Wider than other weights: few tokens are nearly undecided between experts.
                     value.copy_(0.25 * torch.randn_like(value))
@@ -438,6 +476,52 @@ def main():
         print(f"{name}: max |logit| {logits.abs().max():.2f}")
 
 
+def as_mxfp4(weights):
+    """Rows of matrices in blocks of 32: two of the nearest elements to a byte, and the exponents of blocks."""
+    parts = weights.unflatten(-1, (-1, 32))
+    exponent = parts.abs().amax(-1, keepdim=True).clamp(min=2.0**-100).log2().floor() - 2
+    values = torch.tensor(FP4_VALUES)
+    codes = (parts / 2**exponent).unsqueeze(-1).sub(values).abs().argmin(-1).to(torch.uint8)
+    return codes[..., ::2] | codes[..., 1::2] << 4, (exponent.squeeze(-1) + 127).to(torch.uint8)
+
+
+def write_mxfp4():
+    """gpt-oss as published: experts in MXFP4, everything else in bfloat16. Weights are what transformers dequantises. The
+    limit is so low that some gates reach it, which GGUF files could not say."""
+    torch.manual_seed(2100)
+    config = GptOssConfig(**{
+        **BASE, **GPT_OSS, "num_hidden_layers": 2, "num_local_experts": 5, "num_experts_per_tok": 3,
+        "intermediate_size": 64, "swiglu_limit": 1.5}, attn_implementation="eager")
+    model = GptOssForCausalLM(config).eval().float()
+    state = {}
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            wide = 1.0 if key.endswith("sinks") else 0.25 if key.endswith("router.weight") else 0.15
+            value.copy_((1 + 0.3 * torch.randn_like(value) if "norm" in key else wide * torch.randn_like(value)).bfloat16())
+            if key.endswith(("gate_up_proj", "down_proj")):
+                blocks, scales = as_mxfp4(value.transpose(1, 2))
+                value.copy_(convert_moe_packed_tensors(blocks, scales))
+                state |= {f"{key}_blocks": blocks.contiguous(), f"{key}_scales": scales.contiguous()}
+            else:
+                state[key] = value.bfloat16().contiguous()
+    tokens = torch.randint(3, BASE["vocab_size"], (1, TOKENS))
+    with torch.no_grad():
+        logits = model(tokens).logits[0]
+        hidden = model.model(tokens).last_hidden_state[0]
+    folder = OUT / "gpt-oss-mxfp4"
+    folder.mkdir(parents=True, exist_ok=True)
+    ignored = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    described = config.to_dict() | dict(
+        architectures=["GptOssForCausalLM"], dtype="bfloat16",
+        quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=ignored))
+    (folder / "config.json").write_text(json.dumps(described, indent=1, sort_keys=True, default=str) + "\n")
+    save_file(state, folder / "model.safetensors")
+    golden = {"tokens": tokens[0].to(torch.int32), "logits": logits.float().contiguous(), "hidden": hidden.float().contiguous()}
+    golden["bf16_error"] = (bf16_logits(model, tokens) - logits).abs().max().reshape(1)
+    save_file(golden | decisions(model, tokens), folder / "golden.safetensors")
+    print(f"gpt-oss-mxfp4: max |logit| {logits.abs().max():.2f}")
+
+
 def write_router():
     """What DeepSeek-V3's router chooses, with options of it and of its relatives."""
     torch.manual_seed(2000)
@@ -468,3 +552,5 @@ if __name__ == "__main__":
     main()
     if not sys.argv[1:] or "router" in sys.argv[1:]:
         write_router()
+    if not sys.argv[1:] or "gpt-oss-mxfp4" in sys.argv[1:]:
+        write_mxfp4()

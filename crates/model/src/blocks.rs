@@ -110,6 +110,8 @@ pub(crate) struct Attention {
     pub(crate) scale: f32,
     /// Scores stay below this.
     pub(crate) score_cap: Option<f32>,
+    /// A learned score for each query head; without a cap.
+    pub(crate) sinks: Option<Source>,
 }
 
 impl Attention {
@@ -125,6 +127,7 @@ impl Attention {
             window: None,
             scale: (config.head_dim as f32).powf(-0.5),
             score_cap: None,
+            sinks: None,
         }
     }
 }
@@ -185,6 +188,10 @@ pub(crate) fn rotate_and_attend(
     let k_norm = norm("k_norm", "self_attn.k_norm", "attn_k_norm", 1.0);
     let qkv = b.rope_kv("rope", qkv, q_norm, k_norm, options.rope);
     let window = options.window.map(|window| window as u32);
+    if let Some(sinks) = options.sinks {
+        let sinks = b.sinks(sinks);
+        return b.ops().attention_with_sinks("attn", qkv, sinks, scale, window);
+    }
     b.ops().attention_capped("attn", qkv, scale, options.score_cap, window)
 }
 
@@ -232,7 +239,17 @@ pub(crate) fn project(
 
 /// The output projection of attention.
 pub(crate) fn output(config: &ModelConfig, b: &mut Builder<'_>, a: ValueId) -> ValueId {
-    b.linear("o", a, &[tensor("self_attn.o_proj", "attn_output", config.hidden)], false, Cut::Cols)
+    output_with(config, b, a, false)
+}
+
+/// The same, with a bias if it has one.
+pub(crate) fn output_with(
+    config: &ModelConfig,
+    b: &mut Builder<'_>,
+    a: ValueId,
+    bias: bool,
+) -> ValueId {
+    b.linear("o", a, &[tensor("self_attn.o_proj", "attn_output", config.hidden)], bias, Cut::Cols)
 }
 
 /// down(act(gate(h)) · up(h))

@@ -4,6 +4,7 @@
 mod recurrent;
 
 use crate::adapter::{Adapted, AdapterRoom};
+use crate::blocks::experts::Experts;
 use crate::config::{Embedding, ModelConfig, Rope, Task};
 use crate::weights::{Arrange, Cut, HeadRows, Part, WeightSpec};
 use device::op::{Activation, Pairs, Routing};
@@ -121,6 +122,9 @@ pub struct Source {
     less_one: bool,
     factor: f32,
     stacked: bool,
+    bare: bool,
+    woven: bool,
+    turned: bool,
     expert: Option<Expert>,
 }
 
@@ -143,6 +147,9 @@ pub const fn tensor(json: &'static str, gguf: &'static str, rows: usize) -> Sour
         less_one: false,
         factor: 1.0,
         stacked: false,
+        bare: false,
+        woven: false,
+        turned: false,
         expert: None,
     }
 }
@@ -171,6 +178,22 @@ impl Source {
     /// Its rows are matrices of one row: a tensor of three dimensions.
     pub(crate) const fn stacked(self) -> Source {
         Source { stacked: true, ..self }
+    }
+
+    /// Its name in `config.json` checkpoints is whole: no suffix belongs to it.
+    pub(crate) const fn bare(self) -> Source {
+        Source { bare: true, ..self }
+    }
+
+    /// Rows of its two halves take turns: rows `from..from + rows` are counted as if the second half came behind the
+    /// first.
+    pub(crate) const fn woven(self) -> Source {
+        Source { woven: true, ..self }
+    }
+
+    /// `config.json` checkpoints store it turned: a column for each row.
+    pub(crate) const fn turned(self) -> Source {
+        Source { turned: true, ..self }
     }
 
     /// The same of expert `number` of `of`: in a tensor of its own if the name says where its number stands, else in one
@@ -481,17 +504,15 @@ impl<'a> Builder<'a> {
         self.program.route(name, x, w, bias, routing)
     }
 
-    /// What the experts of `choice` make of `x`, added to `residual`. `sources` are gate, up and down of one of `count`
-    /// experts.
+    /// What the experts of `choice` make of `x`, added to `residual`.
     pub(crate) fn experts(
         &mut self,
         x: ValueId,
         choice: ValueId,
-        count: usize,
-        sources: [Source; 3],
+        experts: &Experts,
         residual: ValueId,
     ) -> ValueId {
-        let [gate, up, down] = sources;
+        let Experts { count, sources: [gate, up, down], clamp, .. } = *experts;
         let (wide, inner) = (self.program.cols(x) as usize, gate.rows);
         let both = |number| [gate, up].map(|source| source.of_expert(number, count));
         let both: Vec<Source> = (0..count).flat_map(both).collect();
@@ -499,8 +520,36 @@ impl<'a> Builder<'a> {
         let down: Vec<Source> = (0..count).map(|number| down.of_expert(number, count)).collect();
         let down = self.matrix("experts_down", inner, &down, Arrange::EQUAL, Cut::Cols);
         let gate_up = gate_up.gate_up_turns();
-        let weights = ExpertWeights { experts: count as u32, gate_up, down };
+        let (gate_up_bias, down_bias) = experts.biases.map_or((None, None), |biases| {
+            let [gate, up, down] = biases;
+            let both = [gate, up];
+            let gate_up = self.expert_bias("experts_gate_up_bias", &both, count, Arrange::PAIRS);
+            let down = self.expert_bias("experts_down_bias", &[down], count, Arrange::EQUAL);
+            (Some(gate_up), Some(down))
+        });
+        let experts = count as u32;
+        let weights = ExpertWeights { experts, gate_up, down, gate_up_bias, down_bias, clamp };
         self.program.experts("experts", x, choice, weights, Activation::Silu, Some(residual))
+    }
+
+    /// A bias of all experts in the order of the rows of their weights.
+    fn expert_bias(
+        &mut self,
+        name: &str,
+        sources: &[Source],
+        count: usize,
+        arrange: Arrange,
+    ) -> WeightRef {
+        let of = |number| sources.iter().map(move |source| source.of_expert(number, count));
+        let parts: Vec<Part> =
+            (0..count).flat_map(of).map(|source| self.part(&source, ".bias")).collect();
+        let cols = parts.iter().map(|part| part.rows.len()).sum();
+        self.weight(name, parts, cols, arrange, WeightUse::Vector, Cut::Whole)
+    }
+
+    /// A learned score for each query head, which joins its softmax.
+    pub(crate) fn sinks(&mut self, source: Source) -> WeightRef {
+        self.vector("sinks", &[source], ".weight", Cut::Rows)
     }
 
     /// `a + sigmoid(x · w) · b`, where `w` is one row.
@@ -603,8 +652,9 @@ impl<'a> Builder<'a> {
     }
 
     fn part(&self, source: &Source, suffix: &str) -> Part {
-        let Source { json, gguf, from, rows, all, rotated, less_one, factor, expert, stacked } =
-            *source;
+        let Source { json, gguf, from, rows, all, rotated, less_one, factor, .. } = *source;
+        let Source { expert, stacked, bare, woven, turned, .. } = *source;
+        let suffix = if bare && !self.config.gguf { "" } else { suffix };
         let heads = rotated.map(|rotated| HeadRows {
             dim: self.config.head_dim,
             rotated,
@@ -636,6 +686,8 @@ impl<'a> Builder<'a> {
             tensor_rows,
             stack,
             heads,
+            woven: woven.then_some(all),
+            turned: turned && !self.config.gguf,
             add,
             factor,
         }

@@ -95,6 +95,8 @@ pub struct ModelConfig {
     pub pad: Option<u32>,
     /// The type the weights were trained or stored in.
     pub dtype: DType,
+    /// The type of experts that the configuration names, if it is not that of other weights.
+    pub expert_dtype: Option<device::DType>,
     /// Suggested sampling.
     pub sampling: SamplingDefaults,
 }

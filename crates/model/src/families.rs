@@ -63,6 +63,7 @@ families![
     olmoe,
     granitemoe,
     granitemoeshared,
+    gpt_oss,
     deepseek_v2,
     deepseek_v3,
     qwen3_next,

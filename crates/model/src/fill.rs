@@ -10,6 +10,7 @@ use device::scaled::{self as layouts, Chunk};
 use device::target::WeightUse;
 use device::{Arena, DType, Device, Tensor};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -168,14 +169,21 @@ impl Target<'_> {
         tensor: &Tensor,
         files: &Files,
     ) -> Result<u64, LoadError> {
-        let mut all = Vec::with_capacity(spec.cols());
-        let mut read = 0;
+        // Parts of experts come from one tensor.
+        let (mut tensors, mut read) = (BTreeMap::new(), 0);
         for part in &spec.parts {
-            let stored = files.checkpoint_of(&part.tensor).read_f32(&part.tensor)?;
-            read += (stored.len() * 4) as u64;
-            let element = |i| (stored[part.stored_row(i)] + part.add) * part.factor;
-            all.extend((0..part.rows.len()).map(element));
+            if !tensors.contains_key(&part.tensor) {
+                let stored = files.checkpoint_of(&part.tensor).read_f32(&part.tensor)?;
+                read += (stored.len() * 4) as u64;
+                tensors.insert(&part.tensor, stored);
+            }
         }
+        let element = |at: usize| {
+            let (index, stored) = spec.source(at);
+            let part = &spec.parts[index];
+            (tensors[&part.tensor][stored] + part.add) * part.factor
+        };
+        let all: Vec<f32> = (0..spec.cols()).map(element).collect();
         let mut out = Vec::with_capacity(all.len() * 4);
         tensor.dtype.encode(&all, &mut out);
         self.device.write(self.arena, tensor.span, &out)?;
@@ -203,6 +211,9 @@ fn put_scaled(
                 let scales: Vec<f32> = (0..groups).map(|at| scales[all(at)]).collect();
                 let zeros: Vec<u8> = (0..groups).map(|at| zeros[all(at)]).collect();
                 chunk.set_int4(row, values, &scales, &zeros);
+            }
+            Some(ScaledRow::Mxfp4(bytes, exponents)) if chunk.takes_mxfp4() => {
+                chunk.set_mxfp4(row, bytes, exponents);
             }
             _ => return false,
         }

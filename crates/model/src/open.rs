@@ -9,8 +9,10 @@ use crate::{LoadError, fill, rope};
 use device::cpu::Numerics;
 use device::op::Pairs;
 use device::scaled::is_scaled;
+use device::target::WeightUse;
 use device::{Arena, DType, Device, Target};
 use formats::checkpoint::{Checkpoint, Format, TensorInfo};
+use formats::scaled::ScaledWeight;
 use graph::Bindings;
 use graph::program::{Pooling, Program, ProgramOp, Step};
 use std::collections::{BTreeMap, BTreeSet};
@@ -354,7 +356,10 @@ impl OpenModel {
     fn types(&self, spec: &WeightSpec) -> Vec<DType> {
         let mut types = match &self.weights {
             Weights::Stored(files) => files.types(spec),
-            Weights::Drawn { .. } => vec![DType::BF16; spec.parts.len()],
+            Weights::Drawn { .. } => {
+                let experts = self.config.expert_dtype.filter(|_| spec.kind == WeightUse::Experts);
+                vec![experts.unwrap_or(DType::BF16); spec.parts.len()]
+            }
         };
         for (dtype, part) in types.iter_mut().zip(&spec.parts) {
             // A norm's weight less 1 is small: adding the 1 must not round it away.
@@ -380,9 +385,10 @@ fn check_tensors(
             let shape = part.tensor_shape(spec.kind, spec.tensor_cols);
             match scaled.get(&part.tensor) {
                 None => _ = wanted.insert(&part.tensor, shape),
-                Some(weight) if shape == [weight.rows(), weight.cols()] => {}
+                // Matrices of experts lie one after the other.
+                Some(weight) if [part.tensor_rows, spec.tensor_cols] == weight_shape(weight) => {}
                 Some(weight) => {
-                    let found = [weight.rows(), weight.cols()];
+                    let found = weight_shape(weight);
                     problems.push(format!("{}: shape {found:?}, expected {shape:?}", part.tensor));
                 }
             }
@@ -407,6 +413,10 @@ fn check_tensors(
         true => Ok(()),
         false => Err(LoadError::Tensors { path: checkpoint.path().to_owned(), problems }),
     }
+}
+
+fn weight_shape(weight: &ScaledWeight) -> [usize; 2] {
+    [weight.rows(), weight.cols()]
 }
 
 fn wrong(info: &TensorInfo, shape: &[usize]) -> Option<String> {

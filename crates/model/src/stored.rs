@@ -128,6 +128,7 @@ fn scaled_dtype(scheme: Scheme, cols: usize) -> Option<DType> {
     match scheme {
         Scheme::Fp8Block => Some(DType::F8Block),
         Scheme::Fp8Row => Some(DType::F8Row),
+        Scheme::Mxfp4 => Some(DType::Mxfp4),
         // Columns of one group lie apart.
         Scheme::Int4 { ordered: true, .. } => None,
         Scheme::Int4 { group: 64, .. } => Some(DType::I4G64),
@@ -179,6 +180,8 @@ pub(crate) enum ScaledRow<'a> {
     Fp8(&'a [u8], &'a [f32]),
     /// 4-bit values, scales and zeros of groups.
     Int4(&'a [u8], &'a [f32], &'a [u8]),
+    /// MXFP4: elements and the exponents of their groups.
+    Mxfp4(&'a [u8], &'a [u8]),
 }
 
 impl<'a> StoredRows<'a> {
@@ -204,6 +207,7 @@ impl<'a> StoredRows<'a> {
                     all.read += match &rows {
                         ScaledRows::Fp8 { bytes, .. } => bytes.len() as u64,
                         ScaledRows::Int4 { values, .. } => values.len() as u64 / 2,
+                        ScaledRows::Mxfp4 { bytes, .. } => bytes.len() as u64,
                     };
                     Rows::Scaled { rows, cols: weight.cols() }
                 }
@@ -211,9 +215,20 @@ impl<'a> StoredRows<'a> {
                     let info = checkpoint.get(&part.tensor).expect("the tensors were checked");
                     let row_bytes = info.bytes / part.tensor_rows;
                     let mut bytes = vec![0; (to - from + 1) * row_bytes];
-                    checkpoint.read_range(&info.name, from * row_bytes, &mut bytes)?;
+                    match part.turned {
+                        true => read_turned(part, checkpoint, info, from, &mut bytes)?,
+                        false => {
+                            checkpoint.read_range(&info.name, from * row_bytes, &mut bytes)?;
+                        }
+                    }
                     all.read += bytes.len() as u64;
-                    Rows::Plain { info, row_bytes, bytes }
+                    match info.dtype {
+                        formats::dtype::DType::MXFP4 => Rows::Scaled {
+                            rows: ScaledRows::of_mxfp4_blocks(&bytes),
+                            cols: spec.tensor_cols,
+                        },
+                        _ => Rows::Plain { info, row_bytes, bytes },
+                    }
                 }
             };
             all.parts.insert(index, StoredPart { from, cols: spec.cols.clone(), rows });
@@ -255,6 +270,11 @@ impl<'a> StoredRows<'a> {
                 let (scales, zeros) = (of(scales, at, each), of(zeros, at, each));
                 Some(ScaledRow::Int4(of(values, at, cols), scales, zeros))
             }
+            ScaledRows::Mxfp4 { bytes, exponents } if whole => {
+                let each = cols / 2;
+                let groups = exponents.len() / (bytes.len() / each);
+                Some(ScaledRow::Mxfp4(of(bytes, at, each), of(exponents, at, groups)))
+            }
             _ => None,
         }
     }
@@ -284,6 +304,30 @@ impl<'a> StoredRows<'a> {
     }
 }
 
+/// Reads stored rows from `from` on, of a matrix that has a column for each: some elements of each of its lines.
+fn read_turned(
+    part: &Part,
+    checkpoint: &Checkpoint,
+    info: &TensorInfo,
+    from: usize,
+    bytes: &mut [u8],
+) -> Result<(), LoadError> {
+    let size = info.dtype.block_bytes();
+    let rows = part.tensor_rows / part.stack.unwrap_or(1);
+    let row_bytes = info.bytes / part.tensor_rows;
+    let (cols, count) = (row_bytes / size, bytes.len() / row_bytes);
+    let (matrix, first) = (from / rows, from % rows);
+    let mut some = vec![0; count * size];
+    for col in 0..cols {
+        let at = (matrix * cols + col) * rows + first;
+        checkpoint.read_range(&info.name, at * size, &mut some)?;
+        for (row, element) in some.chunks_exact(size).enumerate() {
+            bytes[row * row_bytes + col * size..][..size].copy_from_slice(element);
+        }
+    }
+    Ok(())
+}
+
 /// One of some rows.
 fn row_of(rows: &ScaledRows, cols: usize, at: usize) -> ScaledRows {
     fn of<T: Clone>(all: &[T], row: usize, rows: usize) -> Vec<T> {
@@ -303,6 +347,10 @@ fn row_of(rows: &ScaledRows, cols: usize, at: usize) -> ScaledRows {
                 zeros: of(zeros, at, count),
                 groups: groups.clone(),
             }
+        }
+        ScaledRows::Mxfp4 { bytes, exponents } => {
+            let count = bytes.len() / (cols / 2);
+            ScaledRows::Mxfp4 { bytes: of(bytes, at, count), exponents: of(exponents, at, count) }
         }
     }
 }
@@ -324,6 +372,7 @@ pub(crate) fn device_dtype(dtype: formats::dtype::DType) -> Option<DType> {
         F::Q4_K => DType::Q4K,
         F::Q5_K => DType::Q5K,
         F::Q6_K => DType::Q6K,
+        F::MXFP4 => DType::Mxfp4,
         _ => return None,
     })
 }

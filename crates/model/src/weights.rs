@@ -76,6 +76,11 @@ pub struct Part {
     pub stack: Option<usize>,
     /// For rows of heads that are rotated: the order they are wanted in.
     pub heads: Option<HeadRows>,
+    /// Each run of so many stored rows has those of two matrices in turns, and `rows` counts those of the first matrix
+    /// before those of the second: gate and up.
+    pub woven: Option<usize>,
+    /// The tensor has a column for each row: inputs before outputs.
+    pub turned: bool,
     /// Added to every element of a vector: some checkpoints store a norm's weight less 1.
     pub add: f32,
     /// Multiplies every element of a vector then.
@@ -195,7 +200,9 @@ impl Part {
     /// The shape of its tensor, in a weight whose tensors have `cols` columns.
     pub(crate) fn tensor_shape(&self, kind: WeightUse, cols: usize) -> Vec<usize> {
         match (kind, self.stack) {
-            (WeightUse::Vector, _) => vec![self.tensor_rows],
+            (WeightUse::Vector, None) => vec![self.tensor_rows],
+            (WeightUse::Vector, Some(stack)) => vec![stack, self.tensor_rows / stack],
+            (_, Some(stack)) if self.turned => vec![stack, cols, self.tensor_rows / stack],
             (_, None) => vec![self.tensor_rows, cols],
             (_, Some(stack)) => vec![stack, self.tensor_rows / stack, cols],
         }
@@ -203,7 +210,10 @@ impl Part {
 
     /// The stored row that holds row `row` of the part.
     pub(crate) fn stored_row(&self, row: usize) -> usize {
-        self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row))
+        let row = self.rows.start + self.heads.map_or(row, |heads| heads.stored_row(row));
+        let Some(all) = self.woven else { return row };
+        let (before, within) = (row / all * all, row % all);
+        before + within % (all / 2) * 2 + within / (all / 2)
     }
 }
 
@@ -218,6 +228,8 @@ mod tests {
             tensor_rows: rows,
             stack: None,
             heads: None,
+            woven: None,
+            turned: false,
             add: 0.0,
             factor: 1.0,
         }
@@ -305,6 +317,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Rows of gate and up that a tensor of all experts has in turns, in its own order or turned.
+    #[test]
+    fn woven_rows_are_taken_apart() {
+        let (experts, inner) = (3, 8);
+        let rows = |which: usize, expert: usize| {
+            let from = (2 * expert + which) * inner;
+            let (woven, turned) = (Some(2 * inner), true);
+            let all = 2 * experts * inner;
+            let stack = Some(experts);
+            let part = Part { rows: from..from + inner, tensor_rows: all, ..part("both", 0) };
+            Part { stack, woven, turned, ..part }
+        };
+        let parts = (0..experts).flat_map(|e| [rows(0, e), rows(1, e)]).collect();
+        let spec = spec(parts, Arrange::PAIRS, Cut::Rows);
+        for row in 0..spec.rows() {
+            let (expert, within) = (row / (2 * inner), row % (2 * inner));
+            let stored = expert * 2 * inner + 2 * (within % inner) + within / inner;
+            assert_eq!(spec.source(row), (2 * expert + within / inner, stored));
+        }
+        assert_eq!(spec.parts[0].tensor_shape(WeightUse::Experts, 64), [3, 64, 16]);
+        let bias = spec.parts[0].tensor_shape(WeightUse::Vector, 48);
+        assert_eq!(bias, [3, 16]);
     }
 
     #[test]

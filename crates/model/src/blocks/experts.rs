@@ -3,7 +3,7 @@
 use super::mlp;
 use crate::builder::{Builder, Source, tensor};
 use crate::config::Fields;
-use device::op::{Activation, Routing};
+use device::op::{Activation, Clamp, Routing};
 use formats::{Result, limits};
 use graph::program::ValueId;
 
@@ -16,10 +16,15 @@ pub(crate) struct Experts {
     pub(crate) routing: Routing,
     /// The router: one row per expert.
     pub(crate) router: Source,
-    /// Added to the scores that experts are chosen by: one number per expert.
+    /// One number per expert: with a softmax a part of the router's logits, else added to the scores that experts are
+    /// chosen by.
     pub(crate) bias: Option<Source>,
     /// Gate, up and down of one expert.
     pub(crate) sources: [Source; 3],
+    /// Their biases.
+    pub(crate) biases: Option<[Source; 3]>,
+    /// Limits of gates, if the model was trained with some.
+    pub(crate) clamp: Option<Clamp>,
     /// Which layers have them; the others have an MLP.
     pub(crate) layers: Vec<bool>,
     /// What every token goes through besides.
@@ -73,6 +78,8 @@ impl Experts {
             router: router(count),
             bias: None,
             sources,
+            biases: None,
+            clamp: None,
             layers: vec![true; layers],
             shared: None,
         })
@@ -89,7 +96,7 @@ impl Experts {
     /// `x` and what the experts make of `h`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, x: ValueId, h: ValueId) -> ValueId {
         let choice = b.route("route", h, self.router, self.bias, self.routing);
-        let y = b.experts(h, choice, self.count, self.sources, x);
+        let y = b.experts(h, choice, self, x);
         let Some(shared) = &self.shared else { return y };
         let s = mlp(b, "shared_", h, shared.sources, Activation::Silu);
         let s = match shared.weight {

@@ -20,6 +20,8 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-30b-a3b",
     "deepseek-v2-lite",
     "qwen3-next-80b-a3b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
     "llama-3.2-1b",
     "llama-3.1-8b",
     "bert-base",

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Texts of control tokens that end a turn in the families we run. GGUF stores one
 /// end-of-sequence id, while chat models have two or three.
-const TURN_ENDS: [&str; 7] = [
+const TURN_ENDS: [&str; 9] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -18,6 +18,8 @@ const TURN_ENDS: [&str; 7] = [
     "<|end_of_text|>",
     "</s>",
     "<end_of_turn>",
+    "<|return|>",
+    "<|call|>",
 ];
 
 /// A family's defaults for fields that its configs may leave out.
@@ -89,6 +91,7 @@ impl ModelConfig {
             },
             pad: token(f, "pad")?,
             dtype: dtype(f)?,
+            expert_dtype: None,
             sampling: f.metadata().map_or(Ok(SamplingDefaults::default()), gguf_sampling)?,
         };
         // Check these first: families allocate lists of these lengths.

@@ -135,6 +135,9 @@ impl GraphExecutor {
             let all = update.memories[memory].bytes();
             return Err(format!("{bytes} bytes at {} are outside of {all}", tensor.offset));
         }
+        if spec.kind == WeightUse::Vector && part.stack.is_some() {
+            return Err("a bias of experts cannot be copied: update it from files".into());
+        }
         if spec.kind == WeightUse::Vector {
             let raw = self.device().read_shared(&update.memories[memory], tensor.offset, bytes);
             let stored = tensor.dtype.decode(&raw.map_err(|error| error.to_string())?);

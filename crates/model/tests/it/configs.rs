@@ -67,6 +67,8 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
             ("deepseek-v2-lite", 27, 2048, 10944, 16, 16, 192, false),
             ("qwen3-next-80b-a3b", 48, 2048, 5120, 16, 2, 256, false),
+            ("gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, false),
+            ("gpt-oss-120b", 36, 2880, 2880, 64, 8, 64, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
             ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, false),
             ("bert-base", 12, 768, 3072, 12, 12, 64, false),
@@ -97,6 +99,18 @@ fn bundled_shapes_are_the_published_ones() {
     // In 36 layers 32 matrices of 128 × 128 in f32, and the last three inputs of 8,192 channels as activations are.
     assert_eq!(program.carry_bytes(), 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 4));
     assert_eq!((program.caches.len(), program.carries.len()), (12, 72));
+    for (name, count, parameters) in
+        [("gpt-oss-20b", 32, 20_914_757_184u64), ("gpt-oss-120b", 128, 116_829_156_672)]
+    {
+        let config = ModelConfig::bundled(name).unwrap();
+        let routing = Routing { renormalise: true, ..Routing::softmax(4) };
+        assert_eq!(experts(&config), vec![(count, routing); config.layers]);
+        let program = self::program(&config);
+        let weights = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols));
+        assert_eq!(weights.sum::<u64>(), parameters, "{name}: the published number of parameters");
+        assert_eq!(windows(&config)[..2], [Some(128), None]);
+        assert_eq!(config.expert_dtype, Some(device::DType::Mxfp4), "dummy experts are stored so");
+    }
 }
 
 #[test]
@@ -277,6 +291,21 @@ fn configs_must_make_sense() {
     refused(mixtral(""), "num_experts");
     refused(mixtral(r#","num_local_experts":8,"num_experts_per_tok":9"#), "1 to 8");
     refused(mixtral(r#","num_local_experts":999999999,"num_experts_per_tok":1"#), "1 to 512");
+    let oss = base.replace("llama", "gpt_oss");
+    let oss = |more: &str| {
+        let usual = r#","num_local_experts":8,"num_experts_per_tok":2,"rope_theta":150000"#;
+        let all = format!("{{{oss}{usual}{more}}}");
+        ModelConfig::from_hf(file, all.as_bytes(), None)
+    };
+    let yarn = r#","rope_scaling":{"rope_type":"yarn","factor":32.0,"truncate":false,"original_max_position_embeddings":4096}"#;
+    let with = |more: &str| oss(&format!("{yarn}{more}"));
+    assert_eq!(with("").unwrap().expert_dtype, None);
+    refused(oss(""), "rope_scaling");
+    refused(with(r#","swiglu_limit":0"#), "swiglu_limit");
+    refused(with(r#","swiglu_alpha":"wide""#), "swiglu_alpha");
+    refused(with(r#","intermediate_size":132"#), "width of experts");
+    refused(with(r#","layer_types":["sliding_attention","linear_attention"]"#), "layer_types[1]");
+    refused(with(r#","hidden_act":"gelu""#), "hidden_act");
     let huge = base.replace("\"vocab_size\":100", "\"vocab_size\":10000000000");
     refused(ModelConfig::from_hf(file, format!("{{{huge}}}").as_bytes(), None), "vocabulary size");
     refused(ModelConfig::from_hf(file, b"{", None), "config");

@@ -6,7 +6,7 @@ use device::cpu::Numerics;
 use device::op::{Route, Routing, Score};
 use device::{DType, Device, Node, Op, OpenArena, Region, StepLimits, Tensor};
 use engine::Engine;
-use engine::exec::{Executor, Join, Page, PageEntry, Row, Seat, SeatParams, Step};
+use engine::exec::{Executor, Join, Page, Row, Seat, SeatParams, Step};
 use engine::request::{Request, RequestId, Sampling};
 use fixtures::Traffic;
 use formats::checkpoint::Checkpoint;
@@ -29,6 +29,16 @@ fn load(
     precision: Option<Precision>,
     backend: &str,
 ) -> LoadedExecutor {
+    load_of("qwen3-moe", file, device, precision, backend)
+}
+
+fn load_of(
+    case: &str,
+    file: &str,
+    device: &Device,
+    precision: Option<Precision>,
+    backend: &str,
+) -> LoadedExecutor {
     let mut options = LoadOptions {
         max_batch: 4,
         max_context: 128,
@@ -40,13 +50,13 @@ fn load(
     for phase in Phase::ALL {
         options.graphs.flags.insert(format!("graph-backend-{phase}"), backend.into());
     }
-    let source = ModelSource::Checkpoint(models::folder().join("qwen3-moe").join(file));
+    let source = ModelSource::Checkpoint(models::folder().join(case).join(file));
     load_executor(&source, device, &options, &|_| {}).unwrap()
 }
 
 /// Tokens and logits of a golden file beside a model.
-fn golden(file: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
-    let file = Checkpoint::open(&models::folder().join("qwen3-moe").join(file)).unwrap();
+fn golden(case: &str, file: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let file = Checkpoint::open(&models::folder().join(case).join(file)).unwrap();
     let shape = file.get("logits").unwrap().shape.clone();
     let mut bytes = vec![0; shape[0] * 4];
     file.read_into("tokens", &mut bytes).unwrap();
@@ -59,7 +69,8 @@ fn golden(file: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
 fn last_logits(loaded: &mut LoadedExecutor, tokens: &[u32]) -> Vec<f32> {
     let seat = Seat(0);
     let join = Join { seat, len: 0, last_token: 0, params: SeatParams::greedy(), history: vec![] };
-    let pages = (0..4).map(|index| PageEntry { seat, table: 0, index, page: Page(1 + index) });
+    let kept = loaded.executor.geometry().kept;
+    let pages = (0..4).flat_map(|index| kept.entries(seat, index, Page(1 + index * kept.width())));
     let step = Step {
         number: 1,
         rows: vec![Row::feed(seat, 0, tokens.to_vec())],
@@ -78,7 +89,7 @@ fn last_logits(loaded: &mut LoadedExecutor, tokens: &[u32]) -> Vec<f32> {
 fn quantised_experts_equal_transformers_with_their_weights() {
     let device = cpu();
     for (kind, packed) in [("q4_0", 0.25), ("q8_0", 0.1)] {
-        let (tokens, logits) = golden(&format!("golden-{kind}.safetensors"));
+        let (tokens, logits) = golden("qwen3-moe", &format!("golden-{kind}.safetensors"));
         let theirs = logits.last().unwrap();
         for (precision, tolerance) in [(Some(Precision::EXACT), 1e-4), (None, packed)] {
             let mut loaded = load(&format!("model-{kind}.gguf"), &device, precision, "full");
@@ -94,6 +105,32 @@ fn quantised_experts_equal_transformers_with_their_weights() {
             let ours = last_logits(&mut loaded, &tokens);
             let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst <= tolerance, "{kind}, {precision:?}: logits differ by {worst}");
+        }
+    }
+}
+
+/// gpt-oss's experts in MXFP4, of both containers: as they are stored they give what transformers computes from the weights
+/// it dequantises.
+#[test]
+fn experts_of_mxfp4_equal_transformers_with_their_weights() {
+    let device = cpu();
+    for (case, file, expected) in [
+        ("gpt-oss", "model-mxfp4.gguf", "golden-mxfp4.safetensors"),
+        ("gpt-oss-mxfp4", "model.safetensors", "golden.safetensors"),
+    ] {
+        let (tokens, logits) = golden(case, expected);
+        let theirs = logits.last().unwrap();
+        // As stored: nothing is rounded but keys and values.
+        let stored = Precision { weights: None, ..Precision::EXACT };
+        for (precision, dtype) in [(Precision::EXACT, DType::F32), (stored, DType::Mxfp4)] {
+            let mut loaded = load_of(case, file, &device, Some(precision), "full");
+            let matrices = ["experts_gate_up", "experts_down"];
+            let named = |name: &str| matrices.iter().any(|end| name.ends_with(end));
+            let weights = loaded.program.weights.iter().filter(|weight| named(&weight.name));
+            assert!(weights.clone().count() > 0 && weights.clone().all(|w| w.dtype == dtype));
+            let ours = last_logits(&mut loaded, &tokens);
+            let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= 1e-4, "{case}, {dtype:?}: logits differ by {worst}");
         }
     }
 }

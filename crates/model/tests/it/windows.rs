@@ -16,8 +16,13 @@ use model::{LoadOptions, LoadedExecutor, ModelConfig, ModelSource, OpenModel, Pr
 use std::collections::VecDeque;
 
 /// The cases whose layers have windows, with the tables of layers that keep everything and of the others.
-const CASES: [(&str, u32, u32); 4] =
-    [("gemma2", 1, 2), ("gemma3", 1, 3), ("mistral-window", 0, 1), ("phi3", 0, 1)];
+const CASES: [(&str, u32, u32); 5] = [
+    ("gemma2", 1, 2),
+    ("gemma3", 1, 3),
+    ("mistral-window", 0, 1),
+    ("phi3", 0, 1),
+    ("gpt-oss", 1, 2),
+];
 const PAGE: u32 = 4;
 
 fn load(case: &str, keep_windows: bool, flags: &[(&str, &str)], pages: u32) -> LoadedExecutor {
