@@ -1,9 +1,11 @@
-//! Any text as an answer, in pieces and at once: stop strings, reasoning and tool calls are the
+//! Any text as an answer, in pieces and at once: stop strings, reasoning, tool calls and messages on channels are the
 //! same, and other text is unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use server::answer::{Delta, Reasoning, ReasoningSplit, ToolFormat, ToolSplit};
+use server::answer::{
+    Delta, HarmonySplit, Mark, Marks, Reasoning, ReasoningSplit, ToolFormat, ToolSplit,
+};
 use text::StopFinder;
 
 fn pieces(text: &str, size: usize) -> Vec<String> {
@@ -37,6 +39,47 @@ fn split(text: &str, format: ToolFormat, size: usize) -> (String, String, Vec<St
     (said, thought, calls)
 }
 
+/// Messages on channels: the first characters of Unicode stand for marks.
+fn messages(text: &str, size: usize) -> (String, String, Vec<String>) {
+    const MARKS: [Mark; 7] = [
+        Mark::Start,
+        Mark::Channel,
+        Mark::Constrain,
+        Mark::Message,
+        Mark::End,
+        Mark::Call,
+        Mark::Return,
+    ];
+    let marks = Marks::find(|spelling| Some(spelling.len() as u32)).expect("every spelling has a token");
+    let mut split = HarmonySplit::new(marks, "", true);
+    let (mut out, mut said, mut ended) = (Vec::new(), String::new(), false);
+    for part in text.split_inclusive(|c: char| (c as usize) < MARKS.len()) {
+        let mark = part.chars().next_back().and_then(|c| MARKS.get(c as usize).copied());
+        let words = if mark.is_some() { &part[..part.len() - 1] } else { part };
+        for piece in pieces(words, size) {
+            said += &split.text(&piece, &mut out);
+        }
+        ended = mark.is_some_and(|mark| split.mark(mark, &mut out));
+        if ended {
+            break;
+        }
+    }
+    if !ended {
+        said += &split.flush(&mut out);
+    }
+    let (mut thought, mut calls) = (String::new(), Vec::new());
+    for delta in out {
+        match delta {
+            Delta::Text(text) => panic!("text is returned: {text}"),
+            Delta::Reasoning(text) => thought += &text,
+            Delta::ToolStart { name } => calls.extend([name, String::new()]),
+            Delta::ToolArguments(text) => *calls.last_mut().expect("a call began") += &text,
+            Delta::ToolEnd => calls.push("end".into()),
+        }
+    }
+    (said, thought, calls)
+}
+
 fn stop(text: &str, stop: &str, size: usize) -> String {
     let (mut finder, mut out) = (StopFinder::new(vec![stop.into()]), String::new());
     for piece in pieces(text, size) {
@@ -54,6 +97,7 @@ fuzz_target!(|input: (u8, &str, &str)| {
     for format in [ToolFormat::Hermes, ToolFormat::Llama, ToolFormat::Generic { system: true }] {
         assert_eq!(split(text, format, size), split(text, format, usize::MAX));
     }
+    assert_eq!(messages(text, size), messages(text, usize::MAX));
     let said = stop(text, word, size);
     assert!(text.starts_with(&said));
     if !word.is_empty() {

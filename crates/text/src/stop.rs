@@ -90,8 +90,9 @@ impl StopFinder {
         self.found.as_deref()
     }
 
-    /// Ends the answer; appends the text held back.
+    /// Ends the text: appends what was held back. Another text may follow, with stop strings of its own.
     pub fn flush(&mut self, out: &mut String) {
+        self.words.iter_mut().for_each(|word| word.at = 0);
         out.push_str(&self.held);
         self.held.clear();
     }

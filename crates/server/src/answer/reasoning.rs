@@ -1,5 +1,6 @@
 //! Separates reasoning, which a model writes between two tags before its answer.
 
+use super::harmony::{Marks, THOUGHT};
 use super::{Delta, partial_at};
 use text::CheckpointText;
 
@@ -21,8 +22,13 @@ impl Reasoning {
             .map(|(open, close)| Self { open: open.into(), close: close.into() })
     }
 
-    /// The tags of a checkpoint, if its tokenizer has a token for them.
+    /// The tags of a checkpoint, if its tokenizer has a token for them. Those of messages on channels are the end of one
+    /// message and the start of the next.
     pub fn of(text: &CheckpointText) -> Option<Self> {
+        if Marks::find(|spelling| text.id_of(spelling)).is_some() {
+            let [open, close] = THOUGHT.map(Into::into);
+            return Some(Self { open, close });
+        }
         text.id_of("</think>").and_then(|_| Self::detect("</think>"))
     }
 }

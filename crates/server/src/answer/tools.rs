@@ -2,6 +2,7 @@
 
 use super::Delta;
 use super::call_list::CallList;
+use super::harmony::Marks;
 use super::hermes::{self, Hermes};
 use super::llama::{Llama, PYTHON_TAG};
 use serde_json::{Map, Value, json};
@@ -15,6 +16,8 @@ pub enum ToolFormat {
     /// Llama 3: the whole answer is `{"name": …, "parameters": {…}}`, several separated by `;`, or
     /// a Python list of calls, `[f(a=1), g(b="x")]`.
     Llama,
+    /// gpt-oss: messages on channels; a call is a message to a function.
+    Harmony(Marks),
     /// The chat template shows no tools: the server describes them in a system message, and the
     /// calls are those of Hermes.
     Generic {
@@ -53,6 +56,9 @@ impl ToolFormat {
         };
         let user = json!({"role": "user", "content": "x"});
         let (with, without) = (ask(json!([user]), json!([tool])), ask(json!([user]), Value::Null));
+        if let Some(marks) = Marks::of(text, &with) {
+            return Self::Harmony(marks);
+        }
         if with == without {
             let word = "a system message";
             let shown = ask(json!([{"role": "system", "content": word}, user]), Value::Null);
@@ -91,6 +97,8 @@ impl ToolSplit {
         match format {
             ToolFormat::Hermes | ToolFormat::Generic { .. } => Self::Hermes(Hermes::default()),
             ToolFormat::Llama => Self::Llama(Llama::new(names)),
+            // Calls are messages, which are separated before.
+            ToolFormat::Harmony(_) => Self::Off,
         }
     }
 

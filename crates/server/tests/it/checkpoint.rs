@@ -18,8 +18,16 @@ const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{
     <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// A byte-level tokenizer without merges: 256 bytes as GPT-2 writes them, and six added tokens.
+/// Six added tokens, the first two of them control tokens.
 fn tokenizer() -> Tokenizer {
+    let added =
+        ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"];
+    tokenizer_with(&added, 2)
+}
+
+/// A byte-level tokenizer without merges: 256 bytes as GPT-2 writes them, and added tokens, the first `control` of them
+/// control tokens.
+pub(crate) fn tokenizer_with(added: &[&str], control: usize) -> Tokenizer {
     let plain = |b: u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
     let (mut vocab, mut next) = (Map::new(), 256);
     for byte in 0..256u32 {
@@ -31,13 +39,11 @@ fn tokenizer() -> Tokenizer {
         };
         vocab.insert(char::from_u32(shown).unwrap().to_string(), byte.into());
     }
-    let added =
-        ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"];
     let added: Vec<Value> = added
         .iter()
-        .zip(256..)
+        .zip(256usize..)
         .map(|(content, id)| {
-            json!({"id": id, "content": content, "special": id < 258, "single_word": false,
+            json!({"id": id, "content": content, "special": id < 256 + control, "single_word": false,
                    "lstrip": false, "rstrip": false, "normalized": false})
         })
         .collect();

@@ -17,6 +17,7 @@ mod fields;
 mod grammars;
 #[cfg(feature = "grpc")]
 mod grpc;
+mod harmony;
 mod http2;
 mod kv_events;
 mod large;

@@ -3,7 +3,9 @@
 use super::generic_tools;
 use super::schema::{call_list, parameters};
 use super::types::{ChatRequest, Content, Message, Part, Tool, ToolChoice};
-use crate::answer::{CallList, ChoiceSetup, Reasoning, RunSetup, ToolFormat, ToolSplit};
+use crate::answer::{
+    CallList, ChoiceSetup, FINAL, HarmonySplit, Reasoning, RunSetup, ToolFormat, ToolSplit,
+};
 use crate::app::Model;
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -52,6 +54,7 @@ pub(crate) fn convert(
     }
     let choice = ChoiceSetup {
         stops: shared.stops(),
+        messages: messages(model, request, &text),
         reasoning,
         single_call: force.is_none() && request.parallel_tool_calls == Some(false),
         tools: tool_split(request, model, force),
@@ -86,6 +89,12 @@ fn reasoning(
     let tags = model.reasoning.clone()?;
     let opened = prompt.trim_end().ends_with(&tags.open);
     (!constrained || opened || asks_to_think(request)).then_some((tags, opened))
+}
+
+/// What separates the messages of the answer, for models that write several.
+fn messages(model: &Model, request: &ChatRequest, prompt: &str) -> Option<HarmonySplit> {
+    let ToolFormat::Harmony(marks) = model.tools else { return None };
+    Some(HarmonySplit::new(marks, prompt, offered(request).is_some()))
 }
 
 /// Whether the request itself asks for reasoning.
@@ -128,6 +137,18 @@ fn render(
         .check_bytes(said.map(Content::len).sum(), most)
         .and_then(|()| model.text.render(&chat(request, model, constrained), most));
     let mut rendered = rendered.map_err(|e| ApiError::text(e, "messages"))?;
+    let opens = request.add_generation_prompt.unwrap_or(true)
+        && request.continue_final_message != Some(true);
+    if matches!(model.tools, ToolFormat::Harmony(_))
+        && constrained
+        && opens
+        && !asks_to_think(request)
+    {
+        // The grammar begins with the answer, so the header of its message belongs to the prompt.
+        let header = model.text.encode(FINAL, false, FINAL.len());
+        rendered.tokens.extend(header.map_err(|e| ApiError::text(e, "messages"))?);
+        rendered.text.push_str(FINAL);
+    }
     truncation.apply(model, &mut rendered.tokens);
     Ok(rendered)
 }
@@ -265,10 +286,41 @@ pub(crate) fn template_input(
         ToolFormat::Generic { system } => {
             (generic_tools::messages(messages, tools, system).into(), Value::Null)
         }
+        ToolFormat::Harmony(_) => {
+            let messages = messages.into_iter().map(with_thinking).collect::<Vec<_>>();
+            (messages.into(), tools.map_or(Value::Null, described))
+        }
         ToolFormat::Hermes | ToolFormat::Llama => {
             (messages.into(), tools.map_or(Value::Null, |tools| json!(tools)))
         }
     }
+}
+
+/// The reasoning of a message under the name that templates with channels have for it. Beside a call they take either
+/// reasoning or text.
+fn with_thinking(mut message: Value) -> Value {
+    let Some(fields) = message.as_object_mut() else { return message };
+    let said = fields.get("content").and_then(Value::as_str).is_some_and(|text| !text.is_empty());
+    if let Some(thought) = fields.remove("reasoning_content")
+        && !(said && fields.contains_key("tool_calls"))
+    {
+        fields.insert("thinking".into(), thought);
+    }
+    message
+}
+
+/// The tools for a template that wants a description of each.
+fn described(tools: &[Tool]) -> Value {
+    let mut tools = json!(tools);
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        if let Some(function) = tool["function"].as_object_mut() {
+            let text = function.entry("description").or_insert(Value::Null);
+            if text.is_null() {
+                *text = "".into();
+            }
+        }
+    }
+    tools
 }
 
 /// A message in the form that templates expect: text content, arguments as objects.
