@@ -214,14 +214,9 @@ pub(crate) fn lay_out(case: &Case, layout: &mut Layout, filled: bool) -> Laid {
     let out_cols = case.kv_heads * case.group * case.dim;
     let out = layout.poison(case.x, case.bucket_tokens, out_cols, 0);
     let sinks = case.sinks.then(|| {
+        let dtype = [DType::F32, DType::BF16][case.seed as usize % 2];
         let scores = Rng::new(case.seed ^ 0x51).floats(q_heads as usize, 3.0);
-        layout.floats(
-            if case.seed % 2 == 0 { DType::F32 } else { DType::BF16 },
-            1,
-            q_heads as usize,
-            0,
-            &scores,
-        )
+        layout.floats(dtype, 1, q_heads as usize, 0, &scores)
     });
     let attention = Attention {
         qkv,
@@ -660,8 +655,7 @@ fn attention_with_rope() {
     }
 }
 
-/// Computed by hand: one key returns its value; two equal keys the mean of their values. A sink as large as their scores
-/// weighs as much as one of them, and has no value.
+/// By hand: equal keys give the mean of their values; a sink as large as their scores counts as one more, of value 0.
 #[test]
 fn attention_by_hand() {
     let reference = device::cpu::open(None, true).expect("a CPU");
@@ -693,16 +687,13 @@ fn attention_by_hand() {
             kv[256 + 128..256 + 160].fill(3.0);
             kv[256 + 160..256 + 192].fill(5.0);
             layout.set(attention.kv.span, encode(DType::F32, &kv));
-            if let Some(sinks) = attention.sinks {
-                // All scores are 0.
-                layout.set(attention.qkv.span, encode(DType::F32, &[0.0; 96]));
-                layout.set(sinks.span, encode(sinks.dtype, &[0.0]));
-            }
+            // All scores are 0.
+            layout.set(attention.qkv.span, encode(DType::F32, &[0.0; 96]));
+            attention.sinks.iter().for_each(|s| layout.set(s.span, encode(s.dtype, &[0.0])));
             let outs = vec![attention.out.span];
             (vec![Op::from(attention)], outs)
         });
-        let values = if kv_len == 1 { 3.0 } else { 8.0 };
-        let want = values / (kv_len as f64 + f64::from(u8::from(sinks)));
-        assert_eq!(decode(DType::F32, &out[0]), [want as f32; 32]);
+        let want = [3.0, 8.0][kv_len - 1] / (kv_len + usize::from(sinks)) as f32;
+        assert_eq!(decode(DType::F32, &out[0]), [want; 32]);
     }
 }

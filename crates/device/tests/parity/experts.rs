@@ -222,7 +222,7 @@ fn check(case: &Case, seed: u64) {
         let down = matrix(layout, experts * wide, inner);
         let mut bias = |n: usize| {
             let values = Rng::new(seed ^ n as u64).floats(n, 0.5);
-            let dtype = if seed % 2 == 0 { DType::F32 } else { DType::BF16 };
+            let dtype = [DType::F32, DType::BF16][seed as usize % 2];
             case.biases.then(|| layout.floats(dtype, 1, n, 0, &values))
         };
         let (gate_up_bias, down_bias) = (bias(experts * 2 * inner), bias(experts * wide));
