@@ -10,7 +10,7 @@
 //! nibbles `i` and `i + 4` for columns `16s + 2j` and `+ 1` of row `g` (i = 0) and of row `g + 8` (1), and for the
 //! columns 8 further of row `g` (2) and of row `g + 8` (3). (Groups of 32 have two words for each lane.)
 //!
-//! `Mxfp4`: the elements of all rows, then a byte for each 32 of them, row by row; see [`mxfp4`].
+//! `Mxfp4`: the elements of all rows, then a byte for each 32 of them, row by row (`scaled/mxfp4.rs`).
 
 pub mod e4m3;
 pub(crate) mod mxfp4;
