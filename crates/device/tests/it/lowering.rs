@@ -39,7 +39,8 @@ fn parameters(launch: &Launch) -> usize {
     let history = defined("HISTORY") && list.contains("HISTORY_ARGUMENT");
     let drafts = defined("Q_LEN") && list.contains("DRAFT_ARGUMENTS");
     let remembered = usize::from(history) + if drafts { 3 } else { 0 };
-    list.split(',').count() + pages + remembered + if scaled { more } else { 0 }
+    let sinks = usize::from(defined("SINKS") && list.contains("SINKS_PARAMETER"));
+    list.split(',').count() + pages + remembered + sinks + if scaled { more } else { 0 }
 }
 
 fn for_each_launch(mut see: impl FnMut(&Target, &Op, u32, &Launch)) {
