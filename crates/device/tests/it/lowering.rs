@@ -157,25 +157,25 @@ fn a_product_gets_the_kernel_of_its_batch() {
         table += &(line + "\n");
     }
     expect_test::expect![[r#"
-        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
-        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
-        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream none none none none attention
-        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma rms_norm+linear_wgmma none none linear_wgmma none attention
-        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        24 rows, 24 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        40 rows, 40 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        48 rows, 48 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        80 rows, 80 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        104 rows, 104 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
-        168 rows, 168 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+library none none none none attention
-        224 rows, 224 tokens: rms_norm+library library attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+linear_wgmma none none none none attention
-        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma none none none none attention
-        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream attention_wgmma attention_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma none linear_tiles
-        16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma attention_wgmma attention_wgmma none linear_tiles none none none linear_tiles
-        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma+attention attention_wgmma+attention library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma attention_wgmma attention_wgmma none linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
+        1 rows, 1 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention attention none none none none attention
+        2 rows, 2 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention attention none none none none attention
+        4 rows, 4 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_stream linear_stream attention attention none none none none attention
+        8 rows, 8 tokens: linear_stream linear_stream attention attention linear_stream linear_stream linear_wgmma rms_norm+linear_wgmma attention attention none none linear_wgmma none attention
+        16 rows, 16 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        24 rows, 24 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        32 rows, 32 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        40 rows, 40 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        48 rows, 48 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        64 rows, 64 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        80 rows, 80 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        104 rows, 104 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        128 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention linear_wgmma linear_wgmma linear_wgmma linear_wgmma attention
+        168 rows, 168 tokens: rms_norm+linear_wgmma linear_wgmma attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+library attention attention none none none none attention
+        224 rows, 224 tokens: rms_norm+library library attention attention linear_wgmma rms_norm+linear_wgmma library rms_norm+linear_wgmma attention attention none none none none attention
+        256 rows, 256 tokens: rms_norm+library library attention attention library rms_norm+linear_wgmma linear_wgmma rms_norm+linear_wgmma attention attention none none none none attention
+        4 rows, 128 tokens: rms_norm+linear_wgmma linear_wgmma attention_wgmma attention_wgmma linear_wgmma rms_norm+linear_wgmma linear_wgmma linear_stream attention_wgmma attention_wgmma attention_wgmma attention_wgmma linear_wgmma linear_wgmma linear_wgmma linear_wgmma none linear_tiles
+        16 rows, 512 tokens: rms_norm+library library attention_wgmma attention_wgmma library rms_norm+linear_tiles library rms_norm+linear_wgmma attention_wgmma attention_wgmma attention_wgmma attention_wgmma none linear_tiles none none none linear_tiles
+        32 rows, 2048 tokens: rms_norm+linear_tiles linear_tiles attention_wgmma+attention attention_wgmma+attention library rms_norm+linear_tiles linear_tiles rms_norm+linear_wgmma attention_wgmma attention_wgmma attention_wgmma+attention attention_wgmma+attention none linear_tiles linear_tiles linear_tiles linear_tiles linear_tiles
     "#]].assert_eq(&table);
 }
 
