@@ -245,17 +245,19 @@ fn read_tensor<R: Read>(at: &mut Cursor<'_, R>) -> Result<GgufTensor> {
     })?;
     let bytes = elements(&shape)
         .filter(|_| shape[0].is_multiple_of(dtype.block_elems() as u64))
-        .and_then(|n| dtype.bytes_for(n))
-        .filter(|&n| n as u64 <= at.length());
+        .and_then(|n| dtype.bytes_for(n));
     let Some(bytes) = bytes else {
         let allowed = format!(
-            "rows of whole blocks of {} and at most {} bytes in all",
-            dtype.block_elems(),
-            at.length()
+            "rows of whole blocks of {}, and a size in bytes of 64 bits",
+            dtype.block_elems()
         );
         let field = format!("shape of tensor {name} ({dtype})");
         return Err(at.refuse(start, field, format!("{shape:?}"), allowed));
     };
+    if bytes as u64 > at.length() {
+        let length = at.length();
+        return Err(at.cut_short(&format!("tensor {name} has {bytes} bytes, the file {length}")));
+    }
     let offset = at.u64("tensor offset")?;
     let shape = shape.into_iter().rev().map(|d| d as usize).collect();
     Ok(GgufTensor { name, dtype, shape, offset, bytes: bytes as u64 })

@@ -117,6 +117,9 @@ fn a_cut_gguf_says_so() {
     for length in [3, 40, whole.len() / 2, whole.len() - 1] {
         refused(gguf(&whole[..length]), "is cut short; download it again");
     }
+    // In the data, when one tensor alone is larger than what is left of the file.
+    let large = good().tensor("c", &[1 << 20], 0, 96).bytes();
+    refused(gguf(&large), "is cut short; download it again (tensor c has 4194304 bytes");
 }
 
 #[test]
