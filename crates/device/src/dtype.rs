@@ -60,7 +60,7 @@ pub enum DType {
     I4G64,
     /// The same in pieces of 16 rows × 32 columns.
     I4G32,
-    /// Four-bit floats, row by row, then for each row an exponent of each 32 columns: `crate::scaled::mxfp4`.
+    /// Four-bit floats in pieces of 16 rows × 64 columns, with an exponent for each 32 columns of a row: `crate::scaled::mxfp4`.
     Mxfp4,
 }
 
@@ -76,8 +76,8 @@ impl DType {
             DType::F8Row | DType::F8Block | DType::F8Pairs | DType::F8Turns => 16,
             // 16 rows are packed together.
             DType::I4 => 128,
-            DType::I4G64 => 64,
-            DType::I4G32 | DType::Mxfp4 => 32,
+            DType::I4G64 | DType::Mxfp4 => 64,
+            DType::I4G32 => 32,
         }
     }
 
@@ -103,7 +103,7 @@ impl DType {
             DType::I4 => 64 + 3,
             DType::I4G64 => 32 + 3,
             DType::I4G32 => 16 + 3,
-            DType::Mxfp4 => 16,
+            DType::Mxfp4 => 32 + 2,
         }
     }
 

@@ -10,7 +10,8 @@
 //! nibbles `i` and `i + 4` for columns `16s + 2j` and `+ 1` of row `g` (i = 0) and of row `g + 8` (1), and for the
 //! columns 8 further of row `g` (2) and of row `g + 8` (3). (Groups of 32 have two words for each lane.)
 //!
-//! `Mxfp4`: the elements of all rows, then a byte for each 32 of them, row by row (`scaled/mxfp4.rs`).
+//! `Mxfp4`: pieces of 16 rows × 64 columns, `[rows / 16][cols / 64]`: four bits for each element, then an exponent for each
+//! 32 columns of a row (`scaled/mxfp4.rs`).
 
 pub mod e4m3;
 pub(crate) mod mxfp4;
@@ -25,7 +26,7 @@ use std::ops::Range;
 /// Rows and columns of a block with one scale.
 pub const BLOCK: usize = 128;
 /// Rows of a piece of 4-bit values.
-const PIECE_ROWS: usize = 16;
+pub(crate) const PIECE_ROWS: usize = 16;
 
 /// Columns that share a scale, for types with 4-bit values.
 pub const fn group(dtype: DType) -> Option<usize> {
@@ -50,7 +51,9 @@ pub const fn is_scaled(dtype: DType) -> bool {
 /// Whether a matrix of this shape can be stored so.
 pub const fn fits(dtype: DType, rows: usize, cols: usize) -> bool {
     match group(dtype) {
-        None if matches!(dtype, DType::Mxfp4) => cols.is_multiple_of(mxfp4::GROUP),
+        None if matches!(dtype, DType::Mxfp4) => {
+            rows.is_multiple_of(PIECE_ROWS) && cols.is_multiple_of(mxfp4::COLS)
+        }
         Some(group) => rows.is_multiple_of(PIECE_ROWS) && cols.is_multiple_of(group),
         None => {
             let pairs = !matches!(dtype, DType::F8Pairs | DType::F8Turns) || rows.is_multiple_of(2);
@@ -97,10 +100,7 @@ pub(crate) const fn scales(dtype: DType, rows: usize, cols: usize) -> usize {
 
 /// Bytes of scales behind the elements of a matrix.
 pub(crate) const fn scale_bytes(dtype: DType, rows: usize, cols: usize) -> usize {
-    match dtype {
-        DType::Mxfp4 => rows * (cols / mxfp4::GROUP),
-        _ => 4 * scales(dtype, rows, cols),
-    }
+    4 * scales(dtype, rows, cols)
 }
 
 /// The column in byte `at` of 16.
@@ -131,8 +131,8 @@ pub(crate) fn read_row(
 ) {
     match group(dtype) {
         None if dtype == DType::Mxfp4 => {
-            let (bytes, exponents) = mxfp4_row(bytes, (rows, cols), row);
-            mxfp4::read(bytes, exponents, out);
+            let (pieces, row) = mxfp4::strip(bytes, cols, row);
+            mxfp4::read(pieces, row, out);
         }
         None => {
             let (all, scales) = bytes.split_at(rows * cols);
@@ -170,13 +170,6 @@ pub(crate) fn read_row(
     }
 }
 
-/// The elements and exponents of a row of a matrix of MXFP4.
-pub(crate) fn mxfp4_row(bytes: &[u8], (rows, cols): (usize, usize), row: usize) -> (&[u8], &[u8]) {
-    let (all, exponents) = bytes.split_at(rows * cols / 2);
-    let each = cols / mxfp4::GROUP;
-    (&all[row * cols / 2..][..cols / 2], &exponents[row * each..][..each])
-}
-
 /// Some rows of a matrix while they are put in order: whole units, or up to the last row.
 #[derive(Debug)]
 pub struct Chunk {
@@ -186,7 +179,6 @@ pub struct Chunk {
     rows: Range<usize>,
     data: Vec<u8>,
     scales: Vec<f32>,
-    exponents: Vec<u8>,
 }
 
 impl Chunk {
@@ -202,11 +194,7 @@ impl Chunk {
         );
         let data = vec![0; dtype.bytes(rows.len() * shape.1)];
         let scales = vec![1.0; scales(dtype, rows.len(), shape.1)];
-        let exponents = match dtype {
-            DType::Mxfp4 => vec![0; scale_bytes(dtype, rows.len(), shape.1)],
-            _ => Vec::new(),
-        };
-        Chunk { dtype, shape, rows, data, scales, exponents }
+        Chunk { dtype, shape, rows, data, scales }
     }
 
     /// Scales of a row of e4m3.
@@ -219,9 +207,9 @@ impl Chunk {
         group(self.dtype).map(|group| self.shape.1 / group)
     }
 
-    /// Whether this is a matrix of MXFP4.
-    pub fn takes_mxfp4(&self) -> bool {
-        self.dtype == DType::Mxfp4
+    /// Whether this is a matrix of MXFP4 that a row with these exponents can be part of.
+    pub fn takes_mxfp4(&self, exponents: &[u8]) -> bool {
+        self.dtype == DType::Mxfp4 && exponents.iter().all(|exponent| *exponent <= mxfp4::LARGEST)
     }
 
     /// A row of e4m3 bytes in plain order, with its scales: one, or one for each 128 columns.
@@ -268,17 +256,19 @@ impl Chunk {
     /// A row of MXFP4: two elements to a byte, and the exponents of its groups.
     ///
     /// # Panics
-    /// If lengths are not those of the matrix, or this is not a matrix of MXFP4.
+    /// If lengths are not those of the matrix, or it cannot have this row.
     pub fn set_mxfp4(&mut self, row: usize, bytes: &[u8], exponents: &[u8]) {
         let (cols, at) = (self.shape.1, row - self.rows.start);
-        let each = cols / mxfp4::GROUP;
-        assert!(self.dtype == DType::Mxfp4 && bytes.len() == cols / 2 && exponents.len() == each);
-        self.data[at * cols / 2..][..cols / 2].copy_from_slice(bytes);
-        self.exponents[at * each..][..each].copy_from_slice(exponents);
+        let groups = cols / mxfp4::GROUP;
+        assert!(self.takes_mxfp4(exponents) && bytes.len() == cols / 2);
+        assert_eq!(exponents.len(), groups);
+        let each = cols / mxfp4::COLS * mxfp4::PIECE;
+        let pieces = &mut self.data[at / PIECE_ROWS * each..][..each];
+        mxfp4::write(pieces, at % PIECE_ROWS, bytes, exponents);
     }
 
-    /// Quantises all rows of the chunk: MXFP4 by the largest value of each group, e4m3 by the largest value of each block or row, 4 bits by a search for the
-    /// scale and zero with the least squared error in each group.
+    /// Quantises all rows of the chunk: MXFP4 by the largest value of each group, e4m3 by the largest value of each block or
+    /// row, 4 bits by a search for the scale and zero with the least squared error in each group.
     ///
     /// # Panics
     /// If `floats` are not the chunk's rows.
@@ -315,9 +305,7 @@ impl Chunk {
     pub fn parts(&self) -> Vec<(u64, Vec<u8>)> {
         let (rows, cols) = self.shape;
         let data = (self.dtype.bytes(self.rows.start * cols) as u64, self.data.clone());
-        let mut scales: Vec<u8> =
-            self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        scales.extend(&self.exponents);
+        let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         if scales.is_empty() {
             return vec![data];
         }

@@ -212,7 +212,7 @@ fn put_scaled(
                 let zeros: Vec<u8> = (0..groups).map(|at| zeros[all(at)]).collect();
                 chunk.set_int4(row, values, &scales, &zeros);
             }
-            Some(ScaledRow::Mxfp4(bytes, exponents)) if chunk.takes_mxfp4() => {
+            Some(ScaledRow::Mxfp4(bytes, exponents)) if chunk.takes_mxfp4(exponents) => {
                 chunk.set_mxfp4(row, bytes, exponents);
             }
             _ => return false,

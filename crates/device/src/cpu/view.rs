@@ -135,9 +135,9 @@ impl Matrix {
             let bytes = self.dtype.matrix_bytes(rows, self.cols);
             // SAFETY: a matrix with scales is dense, so it takes exactly these bytes of its span.
             let all = unsafe { std::slice::from_raw_parts(self.ptr, bytes) };
-            let (bytes, exponents) = scaled::mxfp4_row(all, (rows, self.cols), first + row);
+            let (pieces, row) = scaled::mxfp4::strip(all, self.cols, first + row);
             // SAFETY: the caller's promise.
-            return unsafe { scaled::mxfp4::read_with(level, bytes, exponents, out) };
+            return unsafe { scaled::mxfp4::read_with(level, pieces, row, out) };
         }
         if scaled::is_scaled(self.dtype) {
             return self.read_row(row, out);

@@ -18,6 +18,7 @@
 // WEIGHT (weights.cuh): PLAIN, or FP8_BLOCK: gate/up as F8Turns, down as F8Block, H and I multiples of 128, DEPTH 2. Tokens and
 // what lies between the two GEMMs are bf16. BYTES 0: weights are widened in registers (experts_scaled.cuh). BYTES 1: those who
 // copy tokens make them e4m3, with a scale for 128 columns of each (experts_bytes.cuh; COPIERS 32, 64, 96, TILE to 128, no GATHERED).
+// FP4_GROUP: pieces of MXFP4 (experts_fp4.cuh; TILE to 128, no GATHERED).
 #include "experts_gate.cuh"
 #include "experts_plan.cuh"
 #include "weights.cuh"
@@ -34,7 +35,13 @@
 #define BYTES 0
 #endif
 #define WEIGHT_TILES (FP8 ? DEPTH / 2 : DEPTH)
-#define STAGE_BYTES (WEIGHT_TILES * WEIGHT_BYTES + (BYTES ? DEPTH / 2 : DEPTH) * TOKEN_BYTES)
+#if FP4
+// Pieces of 16 rows × 64; tokens are swizzled, in units of 1,024 bytes.
+#define TOKENS_AT (((UP_WIDE > DOWN_WIDE ? UP_WIDE : DOWN_WIDE) / 16 * DEPTH * 544 + 1023) / 1024 * 1024)
+#else
+#define TOKENS_AT (WEIGHT_TILES * WEIGHT_BYTES)
+#endif
+#define STAGE_BYTES (TOKENS_AT + (BYTES ? DEPTH / 2 : DEPTH) * TOKEN_BYTES)
 // Units of a task.
 #define UP_UNITS (2 * I / UP_WIDE)
 #define DOWN_UNITS (H / DOWN_WIDE)
@@ -71,11 +78,12 @@ DEVICE void copiers_meet() {
     else __syncwarp(COPIERS < 32 ? (1u << COPIERS % 32) - 1 : FULL);
 }
 // Arrivals that free a stage: of a warpgroup, or of a warp where it reads weights itself.
-#define RELEASES (GROUPS * (FP8 ? 4 : 1) * CLUSTER)
+#define BY_WARP (FP8 || FP4)
+#define RELEASES (GROUPS * (BY_WARP ? 4 : 1) * CLUSTER)
 // A stage is free in this block; a cluster's blocks copy for each other, and all have to know.
 DEVICE void release(u32 empty) {
-    const u32 within = threadIdx.x % (FP8 ? 32 : 128);
-    if (FP8) __syncwarp();
+    const u32 within = threadIdx.x % (BY_WARP ? 32 : 128);
+    if (BY_WARP) __syncwarp();
     if (CLUSTER == 1) {
         if (within == 0) barrier_arrive(empty);
     } else if (within < CLUSTER)
@@ -146,12 +154,13 @@ DEVICE void copy_weights(Ring ring, Units units, const Map* up, const Map* down)
         const u32 expert = (u32)units.task.expert;
         const Map* map = units.is_down ? down : up;
         const u32 row = expert * (units.is_down ? H : 2 * I) + units.tile() * (units.is_down ? DOWN_WIDE : UP_WIDE);
-        const u32 bytes = (units.is_down ? DOWN_WIDE : UP_WIDE) * 128;
+        const u32 bytes = (units.is_down ? DOWN_WIDE : UP_WIDE) * (FP4 ? 34 : 128);
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
             barrier_expect(ring.full + 8 * ring.stage, WEIGHT_TILES * bytes);
+            if (FP4) tensor_copy(ring.at(), map, 0, chunk * DEPTH, row / 16, ring.full + 8 * ring.stage, policy);
 #pragma unroll
-            for (int d = 0; d < WEIGHT_TILES; d++)
+            for (int d = 0; d < (FP4 ? 0 : WEIGHT_TILES); d++)
                 tensor_copy(ring.at() + d * WEIGHT_BYTES, map, (chunk * WEIGHT_TILES + d) * (FP8 ? 128 : 64), row, ring.full + 8 * ring.stage, policy);
             ring.advance();
         }
@@ -191,7 +200,7 @@ DEVICE void copy_tokens(Ring ring, Units units, u32 (&from)[TILE], const u16* x,
         }
         look_ahead();
         for (u32 chunk = 0; chunk < units.chunks(); chunk++) {
-            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + WEIGHT_TILES * WEIGHT_BYTES;
+            const u32 barrier = ring.full + 8 * ring.stage, to = ring.at() + TOKENS_AT;
             if (whole && id) break;
             barrier_wait(ring.empty + 8 * ring.stage, ring.phase);
             if (whole) {
@@ -229,10 +238,12 @@ struct Tokens {
 
 // A product of few columns waits for the one before it: several sums take turns.
 #ifndef SETS
-#define SETS (FP8 ? (TILE <= 32 && !BYTES ? 2 : 1) : TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
+#define SETS (FP8 || FP4 ? (TILE <= 32 && !BYTES ? 2 : 1) : TILE <= 32 ? 4 : TILE <= 64 ? 2 : 1)
 #endif
 
-#if WEIGHT != PLAIN
+#if FP4
+#include "experts_fp4.cuh"
+#elif WEIGHT != PLAIN
 #include "experts_scaled.cuh"
 #if BYTES
 #include "experts_bytes.cuh"
@@ -268,6 +279,11 @@ template <int M_> DEVICE void multiply(float* c, Ring& ring, u32 chunks) {
 #define SCALES_OF_UNIT
 #endif
 
+// The last arguments of `multiply`.
+#ifndef MULTIPLY
+#define MULTIPLY SCALES
+#endif
+
 // The sums of this warpgroup's 64 weight rows and TILE columns, of which task.count are tokens.
 DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows, const float* gains, u16* act, u16* parts SCALES_OF_UNIT
                  UP_BIAS_PARAMETER DOWN_BIAS_PARAMETER) {
@@ -283,35 +299,44 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
             slots[i] = rows[task.first + i * 128 + within];
             mine[i] = gains[task.first + i * 128 + within];
         }
+    // Of gate row g and up row g of the sixteen that the warp has, or of two rows of down.
+    const bool own = group * 64 + warp * 16 < (units.is_down ? DOWN_WIDE : UP_WIDE);
+#if defined(UP_BIAS) || defined(DOWN_BIAS)
+    float low_bias = 0.0f, high_bias = 0.0f;
+    const u32 first = task.expert * (units.is_down ? H : 2 * I) + units.tile() * (units.is_down ? DOWN_WIDE : UP_WIDE) + group * 64 + warp * 16 + g;
+    if (own && units.is_down) low_bias = BIAS_OF_DOWN(first), high_bias = BIAS_OF_DOWN(first + 8);
+    if (own && !units.is_down) low_bias = BIAS_OF_UP(first), high_bias = BIAS_OF_UP(first + 8);
+#endif
     float c[SETS * TILE / 2];
     const u32 chunks = __shfl_sync(FULL, units.chunks(), 0), columns = __shfl_sync(FULL, task.count, 0);
-    if (TILE > 128 && columns <= 64) multiply<64>(c, ring, chunks SCALES);
-    else if (TILE > 128 && columns <= 128) multiply<128>(c, ring, chunks SCALES);
-    else if (TILE > 192 && columns <= 192) multiply<192>(c, ring, chunks SCALES);
-    else multiply<TILE>(c, ring, chunks SCALES);
+    if (FP4 && TILE == 48 && columns <= 32) multiply<FP4 ? 32 : TILE>(c, ring, chunks MULTIPLY);
+    else if (FP4 && TILE == 48 && columns <= 40) multiply<FP4 ? 40 : TILE>(c, ring, chunks MULTIPLY);
+    else if (TILE > 128 && columns <= 64) multiply<64>(c, ring, chunks MULTIPLY);
+    else if (TILE > 128 && columns <= 128) multiply<128>(c, ring, chunks MULTIPLY);
+    else if (TILE > 192 && columns <= 192) multiply<192>(c, ring, chunks MULTIPLY);
+    else multiply<TILE>(c, ring, chunks MULTIPLY);
 #pragma unroll
     for (int s = 1; s < SETS; s++)
 #pragma unroll
         for (int i = 0; i < TILE / 2; i++) c[i] += c[s * (TILE / 2) + i];
-#if WEIGHT != PLAIN && !BYTES
+#if FP4
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) c[i] *= FP4_SMALLER;
+#elif WEIGHT != PLAIN && !BYTES
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++) c[i] *= i % 4 < 2 ? scales.last.x : scales.last.y;
 #endif
-    if (!units.is_down) {
-#ifdef UP_BIAS
-        // Of gate row g and up row g of the sixteen that the warp has.
-        const u32 first = task.expert * 2 * I + units.tile() * UP_WIDE + group * 64 + warp * 16 + g;
-        const bool own = group * 64 + warp * 16 < UP_WIDE;
-        const float of_gate = own ? BIAS_OF_UP(first) : 0.0f, of_up = own ? BIAS_OF_UP(first + 8) : 0.0f;
+#if defined(UP_BIAS) || defined(DOWN_BIAS)
 #pragma unroll
-        for (int i = 0; i < TILE / 2; i++) c[i] += i % 4 < 2 ? of_gate : of_up;
+    for (int i = 0; i < TILE / 2; i++) c[i] += i % 4 < 2 ? low_bias : high_bias;
 #endif
+    if (!units.is_down) {
         u16* to = act + (u64)task.first * I + units.tile() * (UP_WIDE / 2) + group * 32 + warp * 8 + 2 * j;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
             const float* v = c + 4 * n;
             const u32 pair = transpose_8x8(pack_bf16(gated(v[0], v[2]), gated(v[1], v[3])));
-            if (n * 8 + g < task.count && group * 64 + warp * 16 < UP_WIDE) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
+            if (n * 8 + g < task.count && own) *(u32*)(to + (u64)(n * 8 + g) * I) = pair;
         }
         // Another block's tensor copies read this.
         if (PHASES == 3) {
@@ -324,13 +349,6 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
     for (int i = 0; i < EACH; i++)
         if (i * 128 + within < task.count) tokens.slot[i * 128 + within] = slots[i], tokens.gain[i * 128 + within] = mine[i];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-#ifdef DOWN_BIAS
-    const u32 first = task.expert * H + units.tile() * DOWN_WIDE + group * 64 + warp * 16 + g;
-    const bool own = group * 64 + warp * 16 < DOWN_WIDE;
-    const float low_bias = own ? BIAS_OF_DOWN(first) : 0.0f, high_bias = own ? BIAS_OF_DOWN(first + 8) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < TILE / 2; i++) c[i] += i % 4 < 2 ? low_bias : high_bias;
-#endif
     u16* to = parts + units.tile() * DOWN_WIDE + group * 64 + warp * 16 + 4 * j;
 #pragma unroll
     for (int n = 0; n < TILE / 8; n++) {
@@ -342,7 +360,7 @@ DEVICE void unit(Ring& ring, const Units& units, Tokens& tokens, const u32* rows
         const u32 from = (lane & ~3u) | (2 * j & 3);
         const u32 a = __shfl_sync(FULL, low, from), b = __shfl_sync(FULL, low, from + 1);
         const u32 d = __shfl_sync(FULL, high, from), e = __shfl_sync(FULL, high, from + 1);
-        if (n * 8 + g < task.count && group * 64 + warp * 16 < DOWN_WIDE)
+        if (n * 8 + g < task.count && own)
             *(uint2*)(to + (u64)tokens.slot[n * 8 + g] * H) = j < 2 ? make_uint2(a, b) : make_uint2(d, e);
     }
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
@@ -395,7 +413,7 @@ experts(const __grid_constant__ Map up_map, const __grid_constant__ Map down_map
         if (MOVED) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         ring.phase = 0;
         Units units(tasks, count);
-#if WEIGHT != PLAIN
+#if FP8
         Scales scales(units, up_scales, down_scales);
 #if BYTES
         scales.of_tokens = shared_address(x_scales);

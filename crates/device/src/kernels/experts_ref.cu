@@ -7,24 +7,6 @@
 
 template <int T> DEVICE float product(const void* x, u64 at, const void* w, u32 rows, u32 row, u32 k) {
     float sum = 0.0f;
-    if (T == MXFP4 && ALIGNED) {
-        // A lane has 32 columns with one exponent: 16 bytes.
-        const u8* exponents = (const u8*)w + (u64)rows * k / 2 + (u64)row * (k / 32);
-        for (u32 i = threadIdx.x % 32 * 32; i < k; i += 1024) {
-            const uint4 codes = __ldg((const uint4*)((const u8*)w + ((u64)row * k + i) / 2));
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-            float part = 0.0f;
-#pragma unroll
-            for (int v = 0; v < 4; v++) {
-                float a[8];
-                load8<XT>(x, at + i + 8 * v, a);
-#pragma unroll
-                for (int t = 0; t < 8; t++) part += a[t] * mxfp4_to_float(words[v] >> 4 * t & 15);
-            }
-            sum += part * power_of(exponents[i / 32]);
-        }
-        return warp_sum(sum);
-    }
     for (u32 i = threadIdx.x % 32 * 8; i < k; i += 256) {
         float a[8], b[8];
         if (ALIGNED) load8<XT>(x, at + i, a);

@@ -17,9 +17,21 @@ noise(void* to, u32 rows, u32 cols, u32 stride, u64 seed, float mean, float scal
     wait_for_predecessor();
     const u64 count = (u64)rows * cols, first = (u64)blockIdx.x * 256 + threadIdx.x, step = (u64)gridDim.x * 256;
     if (YT == MXFP4) {
-        for (u64 i = first; i < count / 2; i += step)
-            ((u8*)to)[i] = (u8)(hash(seed, 2 * i) >> 60 | hash(seed, 2 * i + 1) >> 60 << 4);
-        for (u64 i = first; i < count / 32; i += step) ((u8*)to)[count / 2 + i] = (u8)(__float_as_uint(__fmul_rn(scale, 0.25f)) >> 23);
+        // Words, then exponents.
+        for (u64 i = first; i < count / 64 * 8; i += step) {
+            const u64 piece = i / 128;
+            const u32 at = i % 128, g = at / 16, j = at / 4 % 4, strips = cols / 64;
+            u32 word = 0;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const u64 row = piece / strips * 16 + g + r % 2 * 8, column = piece % strips * 64 + at % 4 * 16 + 2 * j + r / 2 * 8;
+                const u64 element = row * cols + column;
+                word |= fp4_placed(hash(seed, element) >> 60, r) | fp4_placed(hash(seed, element + 1) >> 60, r) << 16;
+            }
+            *(u32*)((u8*)to + piece * FP4_PIECE + at * 4) = word;
+        }
+        for (u64 i = first; i < count / 32; i += step)
+            ((u8*)to)[i / 32 * FP4_PIECE + FP4_CODES + i % 32] = (u8)(__float_as_uint(__fmul_rn(scale, 0.25f)) >> 23);
     } else if (YT >= I4_128) {
         const u32 wide = piece_columns<YT>(), bytes = wide * 8 + 48;
         // A byte has the same column of rows 8 apart.

@@ -1,14 +1,7 @@
 // Elements of weights with scales, for kernels of any format. The order of bytes and scales: src/scaled.rs.
 #pragma once
+#include "fp4.cuh"
 #include "quant.cuh"
-
-// MXFP4: the exponent of 32 columns as a power of 2, and the float of four bits.
-DEVICE float power_of(u32 byte) { return __int_as_float(byte == 255 ? 0x7fc00000 : byte == 0 ? 1 << 22 : byte << 23); }
-DEVICE float mxfp4_to_float(u32 code) {
-    const u32 size = code & 7, sign = (code & 8) << 28;
-    // Below 1 there are only 0 and 0.5.
-    return __int_as_float((size > 1 ? (size << 22) + (126u << 23) : size ? 126u << 23 : 0) | sign);
-}
 
 // Columns of a piece of 4-bit values.
 template <int T> DEVICE constexpr u32 piece_columns() { return T == I4_32 ? 32 : T == I4_64 ? 64 : 128; }
@@ -31,10 +24,14 @@ template <int T> DEVICE u32 nibble_byte(u32 row, u32 column) {
 // Eight elements from column i, a multiple of 8, of a row of a matrix; any weight format.
 template <int T> DEVICE void elements8(const void* w, u32 rows, u32 cols, u64 stride, u32 row, u32 i, float (&out)[8]) {
     if (T == MXFP4) {
-        const u32 codes = *(const u32*)((const u8*)w + ((u64)row * cols + i) / 2);
-        const float power = power_of(((const u8*)w)[(u64)rows * cols / 2 + (u64)row * (cols / 32) + i / 32]);
+        const u8* piece = (const u8*)w + ((u64)(row / 16) * (cols / 64) + i / 64) * FP4_PIECE;
+        const float power = power_of(piece[fp4_exponent(row % 16, i / 32 % 2)]);
+        const u32* words = (const u32*)(piece + fp4_word(row % 16, i % 64));
 #pragma unroll
-        for (int t = 0; t < 8; t++) out[t] = mxfp4_to_float(codes >> 4 * t & 15) * power;
+        for (int j = 0; j < 4; j++) {
+            const u32 pair = fp4_pair(words[4 * j], i / 8 % 2 * 2 + row / 8 % 2);
+            out[2 * j] = fp4_to_float(pair & 0xffff) * power, out[2 * j + 1] = fp4_to_float(pair >> 16) * power;
+        }
     } else if (T < F8_ROW) {
         weights8<T>(weight_row<T>(w, row, stride), i, out);
     } else if (T < I4_128) {

@@ -2,7 +2,7 @@
 //
 // WEIGHT says the format: 0 (PLAIN) is the type of x. FP8_BLOCK: e4m3, one f32 scale for 128 × 128. FP8_CHANNEL: e4m3,
 // one f32 scale per row. INT4_GROUP: 4 bits, an f16 scale and an 8-bit zero for GROUP
-// (128, 64, 32) columns of a row.
+// (128, 64, 32) columns of a row. FP4_GROUP: MXFP4 (fp4.cuh).
 //
 // e4m3 rows lie in order, but within each 16 columns byte 4j + i holds column 2j + i/2 + 8·(i%2): a word is then what
 // one lane of an MMA needs, and one shift and two logic operations widen two of its bytes. Activations in e4m3 have the
@@ -20,11 +20,13 @@
 #define FP8_BLOCK 1
 #define FP8_CHANNEL 2
 #define INT4_GROUP 3
+#define FP4_GROUP 4
 #ifndef WEIGHT
 #define WEIGHT PLAIN
 #endif
 #define FP8 (WEIGHT == FP8_BLOCK || WEIGHT == FP8_CHANNEL)
 #define INT4 (WEIGHT == INT4_GROUP)
+#define FP4 (WEIGHT == FP4_GROUP)
 // Columns with one scale.
 #define SCALED 128
 #ifndef GROUP

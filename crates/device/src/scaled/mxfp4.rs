@@ -1,18 +1,60 @@
 //! MXFP4: four bits for each element (a sign, two bits of exponent, one of mantissa), a byte for 32 columns of a row that
-//! is an exponent alone. Element `k` of a row is the lower half of byte `k / 2` where k is even.
+//! is an exponent alone.
+//!
+//! In memory: pieces of 16 rows × 64 columns. A piece has 32 lanes × 4 words, then 32 exponents. Word `s` of lane `4·g + j`
+//! is what that lane needs for columns `16s` to `16s + 15` as the left operand of an MMA: in its lower half the columns
+//! `2j` and `2j + 8` of rows `g` and `g + 8`, in its upper half the columns behind them ([`place`]). An element's bits
+//! lie where one shift and one mask make them the sign, exponent and mantissa of a bf16 (`kernels/fp4.cuh`). Exponent `4g + 2h + u` is that
+//! of row `g + 8u` and the columns `32h` and on.
+//!
+//! A checkpoint has two elements to a byte: element `k` of a row is the lower half of byte `k / 2` where k is even.
 
 use crate::cpu::simd::levels;
 
 /// Columns with one exponent.
 pub(crate) const GROUP: usize = 32;
-/// Bytes of the elements of a group.
-const BYTES: usize = GROUP / 2;
+/// Columns of a piece.
+pub(crate) const COLS: usize = 64;
+/// Bytes of the elements of a piece.
+const CODES: usize = super::PIECE_ROWS * COLS / 2;
+/// Bytes of a piece.
+pub(crate) const PIECE: usize = CODES + super::PIECE_ROWS * (COLS / GROUP);
+/// The largest exponent that kernels take: 2 to the power of 33.
+pub(crate) const LARGEST: u8 = 160;
 /// Twice the magnitude of an element by its lower three bits.
 const DOUBLED: [u8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
 /// The exponent of 2 that a byte of 0 stands for.
 const LOWEST: i32 = -127;
 /// The exponent of the largest element, 6.
 const MOST_EXPONENT: i32 = 2;
+
+/// Shifts to the right that bring an element's sign to bit 3, the higher bit of its exponent to bit 2, and the other two bits to
+/// bits 1 and 0; for each of the four elements in half a word.
+const SHIFTS: [[u32; 3]; 4] = [[12, 6, 6], [9, 3, 3], [6, 0, 0], [11, 11, 10]];
+
+/// The four bits of an element in half a word.
+#[inline(always)]
+fn code(half: u32, [sign, high, low]: [u32; 3]) -> u32 {
+    half >> sign & 8 | half >> high & 4 | half >> low & 3
+}
+
+/// Half a word with the four bits of an element, and zeros.
+fn placed(code: u32, [sign, high, low]: [u32; 3]) -> u32 {
+    (code & 8) << sign | (code & 4) << high | (code & 3) << low
+}
+
+/// Where an element of a piece lies: the byte of its half word, and which of the four elements there it is.
+fn place(row: usize, col: usize) -> (usize, usize) {
+    let (upper, g) = (row / 8, row % 8);
+    let (step, within) = (col / 16, col % 16);
+    let lane = 4 * g + within % 8 / 2;
+    (16 * lane + 4 * step + 2 * (within % 2), 2 * (within / 8) + upper)
+}
+
+/// Where the exponent of a row and a group of a piece lies.
+const fn exponent_at(row: usize, group: usize) -> usize {
+    CODES + 4 * (row % 8) + 2 * group + row / 8
+}
 
 /// 2 to the power that a byte stands for; 255 is no number.
 pub(crate) fn power(byte: u8) -> f32 {
@@ -36,36 +78,67 @@ fn half_power(byte: u8) -> f32 {
 }
 
 #[inline(always)]
-fn read_body<const FMA: bool>(bytes: &[u8], exponents: &[u8], out: &mut [f32]) {
-    let groups = bytes.chunks_exact(BYTES).zip(exponents).zip(out.chunks_exact_mut(GROUP));
-    for ((bytes, exponent), out) in groups {
-        let bytes: &[u8; BYTES] = bytes.try_into().expect("a group");
-        let out: &mut [f32; GROUP] = out.try_into().expect("a group");
-        let half = half_power(*exponent);
-        // Widened first, because vectors of bytes have no shifts by lanes.
-        let codes: [i32; GROUP] =
-            std::array::from_fn(|i| i32::from(bytes[i / 2]) >> (i % 2 * 4) & 15);
-        for (out, code) in out.iter_mut().zip(codes) {
-            let (exponent, mantissa) = (code >> 1 & 3, code & 1);
-            let normal = i32::from(exponent > 0);
-            // An exponent of 0 is that of 1, without the leading bit.
-            let doubled = (2 * normal + mantissa) << (exponent - normal);
-            let signed = if code & 8 == 0 { doubled } else { -doubled };
-            // A sign stays where the element is 0.
-            let zero = f32::from_bits((code as u32 >> 3) << 31);
-            *out = if signed == 0 { zero * half } else { signed as f32 * half };
+fn read_body<const FMA: bool>(pieces: &[u8], row: usize, out: &mut [f32]) {
+    let (upper, g) = (row / 8, row % 8);
+    for (piece, out) in pieces.chunks_exact(PIECE).zip(out.chunks_exact_mut(COLS)) {
+        let lanes: &[u8; 64] = piece[64 * g..][..64].try_into().expect("four lanes");
+        for (step, out) in out.chunks_exact_mut(16).enumerate() {
+            let half = half_power(piece[exponent_at(row, step / 2)]);
+            // Of columns 2j and 2j + 1 of eight, in the order of these columns.
+            let halves: [u32; 8] = std::array::from_fn(|i| {
+                let at = 16 * (i / 2) + 4 * step + 2 * (i % 2);
+                u32::from(u16::from_le_bytes([lanes[at], lanes[at + 1]]))
+            });
+            for (eight, out) in out.chunks_exact_mut(8).enumerate() {
+                let out: &mut [f32; 8] = out.try_into().expect("eight columns");
+                let shifts = SHIFTS[2 * eight + upper];
+                for (out, half_word) in out.iter_mut().zip(halves) {
+                    let code = code(half_word, shifts) as i32;
+                    let (exponent, mantissa) = (code >> 1 & 3, code & 1);
+                    let normal = i32::from(exponent > 0);
+                    // An exponent of 0 is that of 1, without the leading bit.
+                    let doubled = (2 * normal + mantissa) << (exponent - normal);
+                    // A sign stays where the element is 0.
+                    let sign = (code as u32 & 8) << 28;
+                    *out = f32::from_bits((doubled as f32).to_bits() | sign) * half;
+                }
+            }
         }
     }
 }
 
 levels! {
-    /// Elements as floats, from their bytes and the exponents of their groups, with the level's instructions.
-    pub(crate) fn read_with(bytes: &[u8], exponents: &[u8], out: &mut [f32]) = read_body;
+    /// A row of a strip of pieces as floats, with the level's instructions. `row` counts from the first of the sixteen.
+    pub(crate) fn read_with(pieces: &[u8], row: usize, out: &mut [f32]) = read_body;
 }
 
-/// Elements as floats, from their bytes and the exponents of their groups.
-pub(crate) fn read(bytes: &[u8], exponents: &[u8], out: &mut [f32]) {
-    read_body::<false>(bytes, exponents, out);
+/// A row of a strip of pieces as floats. `row` counts from the first of the sixteen.
+pub(crate) fn read(pieces: &[u8], row: usize, out: &mut [f32]) {
+    read_body::<false>(pieces, row, out);
+}
+
+/// The pieces of a matrix of `cols` columns that have this row, and which of their rows it is.
+pub(crate) fn strip(bytes: &[u8], cols: usize, row: usize) -> (&[u8], usize) {
+    let each = cols / COLS * PIECE;
+    (&bytes[row / super::PIECE_ROWS * each..][..each], row % super::PIECE_ROWS)
+}
+
+/// Writes a row of a strip of pieces, which was zeros, from bytes and exponents as a checkpoint has them.
+pub(crate) fn write(pieces: &mut [u8], row: usize, bytes: &[u8], exponents: &[u8]) {
+    let rows = bytes.chunks_exact(COLS / 2).zip(exponents.chunks_exact(COLS / GROUP));
+    for (piece, (bytes, exponents)) in pieces.chunks_exact_mut(PIECE).zip(rows) {
+        for (at, byte) in bytes.iter().enumerate() {
+            for (col, code) in [(2 * at, byte & 15), (2 * at + 1, byte >> 4)] {
+                let (at, which) = place(row, col);
+                let half = placed(u32::from(code), SHIFTS[which]).to_le_bytes();
+                piece[at] |= half[0];
+                piece[at + 1] |= half[1];
+            }
+        }
+        for (group, exponent) in exponents.iter().enumerate() {
+            piece[exponent_at(row, group)] = *exponent;
+        }
+    }
 }
 
 /// A group of floats as elements and their exponent: that of the largest float, so that it becomes 4 to 6; rounded to the
@@ -73,12 +146,13 @@ pub(crate) fn read(bytes: &[u8], exponents: &[u8], out: &mut [f32]) {
 pub(crate) fn quantise(floats: &[f32], bytes: &mut [u8]) -> u8 {
     let most = floats.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let exponent = if most > 0.0 { most.log2().floor() as i32 - MOST_EXPONENT } else { 0 };
-    let byte = (exponent - LOWEST).clamp(0, 254) as u8;
+    let byte = (exponent - LOWEST).clamp(0, i32::from(LARGEST)) as u8;
     let doubled = 2.0 / power(byte);
     bytes.fill(0);
     for (at, x) in floats.iter().enumerate() {
         let x = x * doubled;
-        let distance = |code: &usize| (f32::from(DOUBLED[*code]) - x.abs()).abs();
+        let size = x.abs().min(12.0);
+        let distance = |code: &usize| (f32::from(DOUBLED[*code]) - size).abs();
         // The even one of two that are equally near comes first.
         let order = [0, 2, 4, 6, 1, 3, 5, 7];
         let nearest = order.into_iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -91,45 +165,88 @@ pub(crate) fn quantise(floats: &[f32], bytes: &mut [u8]) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scaled::PIECE_ROWS;
 
     const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+    /// A row's floats after it was written to each row of a strip, beside ones in all other rows.
+    fn read_back(bytes: &[u8], exponents: &[u8]) -> Vec<f32> {
+        let cols = 2 * bytes.len();
+        let rows = (0..PIECE_ROWS).map(|row| {
+            let mut strip = vec![0; cols / COLS * PIECE];
+            for other in 0..PIECE_ROWS {
+                if other == row {
+                    write(&mut strip, row, bytes, exponents);
+                } else {
+                    write(&mut strip, other, &vec![0xff; bytes.len()], &vec![127; exponents.len()]);
+                }
+            }
+            let mut out = vec![0.0; cols];
+            for other in (0..PIECE_ROWS).filter(|other| *other != row) {
+                read(&strip, other, &mut out);
+                assert!(out.iter().all(|x| *x == -6.0), "row {other} beside {row}");
+            }
+            read(&strip, row, &mut out);
+            out
+        });
+        rows.reduce(|first, other| {
+            let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&first), bits(&other));
+            first
+        })
+        .expect("sixteen rows")
+    }
+
+    #[test]
+    fn elements_of_a_piece_lie_apart() {
+        let mut taken = vec![0u16; CODES / 2];
+        for row in 0..PIECE_ROWS {
+            for col in 0..COLS {
+                let (at, which) = place(row, col);
+                let bits = placed(15, SHIFTS[which]) as u16;
+                assert_eq!((bits.count_ones(), taken[at / 2] & bits), (4, 0), "{row}, {col}");
+                taken[at / 2] |= bits;
+            }
+        }
+        assert!(taken.iter().all(|bits| *bits == u16::MAX));
+    }
 
     #[test]
     fn every_element_times_every_power() {
         let bytes: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
-        for exponent in 0..=255u8 {
-            let mut out = [0.0; GROUP];
-            read(&bytes, &[exponent], &mut out);
-            for (at, found) in out.into_iter().enumerate() {
+        let bytes = [&bytes[..], &bytes].concat();
+        for exponent in 0..=LARGEST {
+            let exponents = [exponent, LARGEST - exponent];
+            for (at, found) in read_back(&bytes, &exponents).into_iter().enumerate() {
+                let (at, exponent) = (at % GROUP, exponents[at / GROUP]);
                 let code = if at % 2 == 0 { at / 2 } else { 15 - at / 2 };
                 let sign = if code < 8 { 1.0 } else { -1.0 };
                 let want = sign * VALUES[code % 8] * power(exponent);
-                match exponent {
-                    255 => assert!(found.is_nan()),
-                    _ => assert_eq!(found.to_bits(), want.to_bits(), "{code} by {exponent}"),
-                }
+                assert_eq!(found.to_bits(), want.to_bits(), "{code} by {exponent}");
             }
         }
     }
 
     #[test]
     fn quantising_takes_the_nearest() {
-        let floats: Vec<f32> = (0..32).map(|i| (i as f32 - 15.5) * 0.37).collect();
-        let mut bytes = [0; BYTES];
-        let exponent = quantise(&floats, &mut bytes);
-        let mut out = [0.0; GROUP];
-        read(&bytes, &[exponent], &mut out);
-        for (x, found) in floats.iter().zip(out) {
-            let near = |value: &f32| (value * power(exponent) - x.abs()).abs();
+        let floats: Vec<f32> = (0..64).map(|i| (i as f32 - 31.5) * 0.19).collect();
+        let mut bytes = [0; COLS / 2];
+        let (first, second) = bytes.split_at_mut(GROUP / 2);
+        let exponents = [quantise(&floats[..GROUP], first), quantise(&floats[GROUP..], second)];
+        for (at, (x, found)) in floats.iter().zip(read_back(&bytes, &exponents)).enumerate() {
+            let near = |value: &f32| (value * power(exponents[at / GROUP]) - x.abs()).abs();
             let best = VALUES.iter().map(near).fold(f32::INFINITY, f32::min);
             assert_eq!((found - x).abs(), best, "{x} became {found}");
         }
         let exact: Vec<f32> =
-            (0..32).map(|i| VALUES[i % 8] * if i < 8 { -0.25 } else { 0.25 }).collect();
-        let exponent = quantise(&exact, &mut bytes);
-        read(&bytes, &[exponent], &mut out);
-        assert_eq!(out[..], exact[..]);
+            (0..64).map(|i| VALUES[i % 8] * if i % 32 < 8 { -0.25 } else { 0.25 }).collect();
+        let (first, second) = bytes.split_at_mut(GROUP / 2);
+        let exponents = [quantise(&exact[..GROUP], first), quantise(&exact[GROUP..], second)];
+        assert_eq!(read_back(&bytes, &exponents), exact);
+        let mut bytes = [1; GROUP / 2];
         assert_eq!(quantise(&[0.0; GROUP], &mut bytes), 127);
-        assert_eq!(bytes, [0; BYTES]);
+        assert_eq!(bytes, [0; GROUP / 2]);
+        assert_eq!(quantise(&[f32::MAX; GROUP], &mut bytes), LARGEST);
+        assert_eq!(bytes, [0x77; GROUP / 2]);
     }
 }

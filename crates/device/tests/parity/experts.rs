@@ -367,8 +367,8 @@ fn experts_of_mxfp4() {
         let case = Case {
             rows,
             live: rows,
-            wide: [64, 96][seed % 2],
-            inner: [32, 64, 160][seed % 3],
+            wide: [64, 192][seed % 2],
+            inner: [64, 128, 320][seed % 3],
             experts: 12,
             top: [1, 4, 3][seed % 3],
             act: [DType::F32, DType::BF16][seed / 2 % 2],
@@ -381,6 +381,43 @@ fn experts_of_mxfp4() {
             pick: Pick::Best,
         };
         check(&case, 150 + seed as u64);
+    }
+}
+
+/// The Hopper kernel of four-bit floats: every tile, units of rows that do not fill warpgroups, stages of one to five pieces.
+#[test]
+fn experts_of_mxfp4_in_every_tile() {
+    let tiles = [8, 16, 24, 32, 48, 64, 96, 128];
+    // Of both shapes: 320 × 640 and 960 × 192 columns. Rows of units divide 2 · inner and wide.
+    let shapes = [(320, 640, 80, 160), (960, 192, 192, 240), (960, 960, 240, 96)];
+    for (seed, tile) in tiles.into_iter().enumerate() {
+        let (wide, inner, up, down) = shapes[seed % 3];
+        let variant = ExpertsVariant {
+            tile: Some(tile),
+            up: Some(up),
+            down: Some(down),
+            copiers: [None, Some(64), Some(16)][seed % 3],
+            depth: [None, Some(1)][seed / 3 % 2],
+            ..Default::default()
+        };
+        let rows = [5, 40, 150][seed % 3];
+        let case = Case {
+            rows,
+            live: rows - seed % 2,
+            wide,
+            inner,
+            experts: 4,
+            top: 2,
+            act: DType::BF16,
+            weights: DType::Mxfp4,
+            residual: seed % 2 == 0,
+            gelu: false,
+            biases: seed % 4 > 0,
+            clamped: seed % 3 == 0,
+            load: LOADS[seed % 4],
+            pick: Pick::Named(variant),
+        };
+        check(&case, 170 + seed as u64);
     }
 }
 
