@@ -9,34 +9,40 @@ use crate::ops::experts::cuda::PlanRoom;
 use crate::variant::{Pick, RouteVariant};
 use crate::{DType, Error, Result, Span};
 
-/// Warps of a block.
-const WARPS: u32 = 8;
-
 impl Route {
+    /// Parts of the columns, one for each warp of sixteen tokens: so that a block has about eight warps, and parts are whole.
+    fn parts(&self, tokens: u32) -> Option<u32> {
+        let (most, steps) = (128 / tokens, self.x.cols / 32);
+        let order = [most, most + 1, most + 2].into_iter().chain((1..most).rev());
+        let mut order = order.filter(|parts| steps.is_multiple_of(*parts));
+        order.next().filter(|_| self.x.cols.is_multiple_of(32))
+    }
+
     /// Whether clusters of `shares` blocks can take `tokens` tokens each: parts are whole, and a block's shared memory holds
     /// the parts of its logits.
     fn fits(&self, target: &Target, tokens: u32, shares: u32) -> bool {
-        let (experts, wide) = (self.w.rows, self.x.cols);
+        let experts = self.w.rows;
         let halves = self.x.dtype == DType::BF16 && self.w.dtype == DType::BF16;
         let dense = aligned(&self.x) && aligned(&self.w) && self.w.stride == self.w.cols;
         if target.capability.0 != 9 || !halves || !dense || !matches!(tokens, 16 | 32 | 64) {
             return false;
         }
-        let parts = WARPS / (tokens / 16);
+        let Some(parts) = self.parts(tokens) else { return false };
         let each = experts / shares.max(1);
         let pad = u32::from(each < 64);
         let bytes = 4 * tokens * (parts * (each + pad) + each);
         experts.is_multiple_of(32)
             && matches!(shares, 1 | 2 | 4 | 8)
             && each.is_multiple_of(8)
-            && wide.is_multiple_of(32 * parts)
             && bytes <= 48 << 10
     }
 
     /// The kernel. In fixed steps a token's sums have the same order for any number of tokens.
     fn variant(&self, target: &Target) -> RouteVariant {
         let clusters = |(tokens, shares)| RouteVariant::Clusters { tokens, shares };
-        let (few, some, many) = ((16, 8), (32, 8), (64, 2));
+        // Eight experts or more for a block.
+        let shares = |most: u32| most.min(self.w.rows / 8);
+        let (few, some, many) = ((16, shares(8)), (32, shares(8)), (64, 2));
         let order = match (self.pick, self.x.rows) {
             (Pick::Named(variant), _) => return variant,
             (Pick::Fixed, _) => [few, few, few],
@@ -77,19 +83,21 @@ impl Route {
     /// expert and each assignment.
     pub(crate) fn can_plan(&self, target: &Target) -> bool {
         let one = matches!(self.variant(target), RouteVariant::Clusters { tokens: 16, .. });
-        let threads = self.w.rows + self.x.rows * self.routing.top;
-        one && self.x.rows <= 16 && threads <= WARPS * 32
+        let needed = self.w.rows + self.x.rows * self.routing.top;
+        let threads = self.parts(16).map_or(0, |parts| 32 * parts);
+        one && self.x.rows <= 16 && needed <= threads
     }
 
     fn clustered(&self, target: &Target, tokens: u32, shares: u32) -> Result<Kernel> {
+        let warps = self.parts(tokens).unwrap_or(1) * (tokens / 16);
         let kernel = Kernel::new(target, "route", "route")
             .defines(&[("H", self.x.cols), ("TOKENS", tokens), ("SHARES", shares)])
-            .defines(&[("WARPS", WARPS), ("PLANS", u32::from(self.plans.is_some()))]);
+            .defines(&[("WARPS", warps), ("PLANS", u32::from(self.plans.is_some()))]);
         let kernel = self
             .choice(kernel)
             .grid(self.x.rows.div_ceil(tokens) * shares, 1, 1)
             .cluster(shares)
-            .threads(WARPS * 32)
+            .threads(warps * 32)
             .tensors(&[&self.x, &self.w])
             .optional(self.bias.map(|bias| bias.span))
             .tensors(&[&self.y])
