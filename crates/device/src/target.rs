@@ -240,12 +240,15 @@ impl Target for launch::Target {
     fn stored(&self, used: WeightUse, parts: &[DType], rows: usize, cols: usize) -> DType {
         let halves = parts.iter().all(|part| *part == DType::BF16);
         let same = parts.iter().all(|part| *part == parts[0]);
-        let scaled = same && scaled::is_scaled(parts[0]) && scaled::fits(parts[0], rows, cols);
+        let with_scales = same && scaled::is_scaled(parts[0]) && scaled::fits(parts[0], rows, cols);
         match used {
             WeightUse::Vector if !halves => DType::F32,
-            WeightUse::Matrix if scaled && parts[0] != DType::Mxfp4 => parts[0],
-            // In bf16 they would take four times the memory.
-            WeightUse::Experts if scaled && parts[0] == DType::Mxfp4 => parts[0],
+            WeightUse::Matrix if with_scales && parts[0] != DType::Mxfp4 => parts[0],
+            WeightUse::Experts if with_scales && parts[0] == DType::Mxfp4 => parts[0],
+            // Each expert has whole blocks; see `keeps_blocks` of the loader.
+            WeightUse::Experts if with_scales && parts[0] == DType::F8Block => {
+                if cols.is_multiple_of(scaled::BLOCK) { parts[0] } else { DType::BF16 }
+            }
             _ => DType::BF16,
         }
     }

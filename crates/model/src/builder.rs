@@ -54,7 +54,11 @@ impl Quantise {
             Quantise::Fp8 => &[DType::F8Block],
             Quantise::Int4 => &[DType::I4, DType::I4G64, DType::I4G32],
         };
-        types.iter().copied().find(|dtype| scaled::fits(*dtype, rows, cols))
+        // Kernels want the blocks of each expert whole, and both of its matrices in the same type.
+        let whole = |size: usize| size.is_multiple_of(scaled::BLOCK);
+        let whole = whole(cols) && spec.parts.iter().all(|part| whole(part.rows.len()));
+        let cut = |dtype| spec.kind == WeightUse::Experts && dtype == DType::F8Block && !whole;
+        types.iter().copied().find(|dtype| !cut(*dtype) && scaled::fits(*dtype, rows, cols))
     }
 }
 

@@ -150,11 +150,11 @@ impl OpenModel {
         context: u32,
     ) -> Result<Written, LoadError> {
         let stored = |spec: &WeightSpec| {
-            let quantised = precision.quantise.and_then(|quantise| quantise.stored(spec));
-            let parts: Vec<DType> = match quantised {
-                Some(dtype) => vec![dtype],
-                None => self.types(spec),
-            };
+            let types = self.types(spec);
+            // Four bits are not made more of.
+            let quantise = precision.quantise.filter(|_| !types.contains(&DType::Mxfp4));
+            let quantised = quantise.and_then(|quantise| quantise.stored(spec));
+            let parts = quantised.map_or(types, |dtype| vec![dtype]);
             target.stored(spec.kind, &parts, spec.rows(), spec.cols())
         };
         // ggml sums the terms of a head's dot product in the order of the file.

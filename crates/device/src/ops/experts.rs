@@ -11,6 +11,7 @@
 
 pub(crate) mod cuda;
 mod fast;
+mod shape;
 pub(crate) mod variant;
 
 use super::linear::reference_sums;
@@ -24,7 +25,7 @@ use crate::cpu::view::{Matrix, Words, round_to};
 use crate::op::Activation;
 use crate::operand::{Binder, Bound, Operand, OperandVisitor, Operands, unset};
 use crate::variant::{ExpertsVariant, Pick, Variant};
-use crate::{DType, Result, Span, Tensor};
+use crate::{DType, Result, Span, Tensor, scaled};
 use serde::{Deserialize, Serialize};
 
 /// Rows of gate, then as many of up.
@@ -236,7 +237,11 @@ impl Contract for Experts {
         let act = if self.clamp.is_some() { "clamped silu" } else { self.act.name() };
         let biases = if self.biases().next().is_some() { ", biases" } else { "" };
         let residual = if self.residual.is_some() { " + residual" } else { "" };
-        let stored = if self.gate_up.dtype == DType::Mxfp4 { " in mxfp4" } else { "" };
+        let stored = match self.gate_up.dtype {
+            DType::Mxfp4 => " in mxfp4",
+            dtype if scaled::is_fp8(dtype) => " in fp8",
+            _ => "",
+        };
         format!(
             "{top} of {all} experts{stored} {} → {inner} {act}·mul → {}{biases}{residual}",
             self.x, self.y.cols

@@ -40,7 +40,7 @@ mod k_blocks;
 pub(super) mod packed;
 mod panel;
 pub(super) mod plain;
-mod scaled;
+pub(super) mod scaled;
 mod split;
 mod tiles;
 mod turn;

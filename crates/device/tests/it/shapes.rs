@@ -149,7 +149,7 @@ pub(crate) struct ExpertLayer {
 }
 
 #[allow(dead_code, reason = "not every test that shares the shapes has experts")]
-pub(crate) const EXPERT_LAYERS: [ExpertLayer; 6] = [
+pub(crate) const EXPERT_LAYERS: [ExpertLayer; 7] = [
     ExpertLayer {
         name: "qwen3-30b-a3b",
         hidden: 2048,
@@ -212,6 +212,15 @@ pub(crate) const EXPERT_LAYERS: [ExpertLayer; 6] = [
         weights: DType::BF16,
         biases: true,
     },
+    ExpertLayer {
+        name: "qwen3-30b-a3b fp8",
+        hidden: 2048,
+        inner: 768,
+        experts: 128,
+        routing: Routing { renormalise: true, ..Routing::softmax(8) },
+        weights: DType::F8Block,
+        biases: false,
+    },
 ];
 
 /// The router and the experts of a layer.
@@ -223,7 +232,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
         Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
     };
     let ExpertLayer { hidden, inner, experts, routing, weights, biases, .. } = *layer;
-    let halves = matches!(weights, DType::BF16 | DType::Mxfp4);
+    let halves = matches!(weights, DType::BF16 | DType::Mxfp4 | DType::F8Block);
     let act = if halves { DType::BF16 } else { DType::F32 };
     let (x, y) = (
         tensor(Region::Workspace, act, tokens, hidden),
@@ -233,7 +242,8 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
     let w = tensor(Region::Weights, act, experts, hidden);
     let bias = tensor(Region::Weights, DType::F32, 1, experts);
     let bias = (routing.score == Score::Sigmoid || biases).then_some(bias);
-    let gate_up = tensor(Region::Weights, weights, experts * 2 * inner, hidden);
+    let turned = if weights == DType::F8Block { DType::F8Turns } else { weights };
+    let gate_up = tensor(Region::Weights, turned, experts * 2 * inner, hidden);
     let down = tensor(Region::Weights, weights, experts * hidden, inner);
     let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
     let live = Some(tensor(Region::State, DType::U32, 1, 1).span);
@@ -275,7 +285,7 @@ pub(crate) fn expert_ops(layer: &ExpertLayer, tokens: u32) -> Vec<Op> {
         Op::Experts(Experts { residual: Some(y), ..plain.clone() }),
         Op::Experts(plain),
     ];
-    if weights == DType::BF16 && tokens <= 4 {
+    if matches!(weights, DType::BF16 | DType::F8Block) && tokens <= 4 {
         let weight = tensor(Region::Weights, DType::BF16, 1, hidden);
         let norm = RmsNorm { x: y, norm: Norm { weight, eps: 1e-6 }, y: x };
         let members = vec![Op::RmsNorm(norm), ops[0].clone(), ops[1].clone()];

@@ -42,7 +42,7 @@ pub(crate) fn stored(
 
 /// Numbers that e4m3 holds: every 128 columns of a row have the largest value, so that quantising them again with a
 /// scale for 128 columns or for a row changes nothing.
-fn exact(rng: &mut Rng, rows: usize, cols: usize) -> Vec<f32> {
+pub(crate) fn exact(rng: &mut Rng, rows: usize, cols: usize) -> Vec<f32> {
     let value = |i: usize, rng: &mut Rng| {
         let byte = rng.below(0x6f) as u8 | (rng.below(2) as u8) << 7;
         if i % 128 == 5 { 7.0 } else { e4m3::decode(byte) / 64.0 }
@@ -104,7 +104,7 @@ fn check(seed: u64, case: Case) {
 
 /// The error of all elements is at most `most` of their size. Elements that are no part of the result are NaN in both.
 #[track_caller]
-fn assert_near(what: &str, most: f64, want: &[f32], got: &[f32]) {
+pub(crate) fn assert_near(what: &str, most: f64, want: &[f32], got: &[f32]) {
     let (mut error, mut size) = (0.0, 0.0);
     for (want, got) in want.iter().zip(got).filter(|(want, _)| !want.is_nan()) {
         assert!(got.is_finite(), "{what}: {got} instead of {want}");

@@ -1,90 +1,15 @@
-//! Experts on a GPU. On Hopper, in bf16 or with weights in MXFP4: a plan of which tokens each expert has
-//! (`kernels/experts_plan.cu`), both GEMMs in one launch (`experts.cu`), the sum (`experts_sum.cu`); large steps of bf16 read a copy of the
-//! tokens in the plan's order (`experts_gather.cu`). Elsewhere `experts_ref.cu`.
+//! Experts on a GPU. On Hopper, with weights in bf16, e4m3 or MXFP4: a plan of which tokens each expert has
+//! (`kernels/experts_plan.cu`), both GEMMs in one launch (`experts.cu`), the sum (`experts_sum.cu`); large steps read a copy
+//! of the tokens in the plan's order (`experts_gather.cu`). Elsewhere `experts_ref.cu`.
 
+use super::shape::Shape;
 use super::{Clamp, Experts};
-use crate::cuda::launch::{Arg, Lowered, Target, TensorMap};
+use crate::cuda::launch::{Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::ops::Named;
 use crate::ops::linear::hand::tiled;
-use crate::scaled::{PIECE_ROWS, mxfp4};
-use crate::variant::{ExpertsVariant, Pick};
+use crate::variant::Pick;
 use crate::{ALIGN, DType, Error, Result, Span, Tensor};
-
-/// How the GEMMs are divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    /// Most tokens of a task.
-    tile: u32,
-    /// Weight rows of a unit of gate and up.
-    up: u32,
-    /// Weight rows of a unit of down.
-    down: u32,
-    /// Chunks of 64 columns in a stage.
-    depth: u32,
-    /// Threads that copy tokens.
-    copiers: u32,
-    /// Whether tokens are copied to the plan's order first, and pairs of blocks copy them for each other.
-    gathered: bool,
-    /// Whether weights are MXFP4.
-    fp4: bool,
-}
-
-/// Shared memory of a block.
-const SHARED: u32 = 232_448;
-
-impl Shape {
-    /// Threads that multiply, by 64 weight rows each two warps.
-    fn wide(self) -> u32 {
-        self.up.max(self.down).next_multiple_of(64)
-    }
-
-    fn stage_bytes(self) -> u32 {
-        let weights = match self.fp4 {
-            true => {
-                let pieces = self.up.max(self.down) / PIECE_ROWS as u32 * self.depth;
-                // Tokens behind them are swizzled.
-                (pieces * mxfp4::PIECE as u32).next_multiple_of(1024)
-            }
-            false => self.wide() * 128 * self.depth,
-        };
-        weights + self.tile * 128 * self.depth
-    }
-
-    /// What copies a stage's rows of weights.
-    fn weights(self, tensor: &Tensor, rows: u32) -> Arg {
-        if !self.fp4 {
-            return tiled(tensor, rows);
-        }
-        // Words of a piece, pieces beside each other, pieces below each other.
-        let (piece, beside) = (mxfp4::PIECE as u64, u64::from(tensor.cols) / mxfp4::COLS as u64);
-        Arg::TensorMap(TensorMap {
-            span: tensor.span,
-            dtype: DType::F32,
-            dims: vec![piece / 4, beside, u64::from(tensor.rows) / PIECE_ROWS as u64],
-            strides: vec![piece, piece * beside],
-            tile: vec![mxfp4::PIECE as u32 / 4, self.depth, rows / PIECE_ROWS as u32],
-            swizzle: 0,
-        })
-    }
-
-    fn stages(self) -> u32 {
-        let fixed = 16 * 40 + self.wide() / 64 * self.tile * 8 + self.tile * 4;
-        ((SHARED - 1024 - fixed) / self.stage_bytes()).min(40)
-    }
-}
-
-/// The tile and the rows of units for MXFP4, where an expert has about half of `each` tokens.
-fn fp4_tiles(pick: Pick<ExpertsVariant>, rows: u32, each: u32) -> (u32, u32, u32) {
-    match each {
-        _ if pick == Pick::Fixed => (16, 240, 240),
-        _ if rows <= 1 => (8, 192, 96),
-        0..=4 => (8, 240, 240),
-        5..=24 => (16, 240, 240),
-        25..=80 => (48, 240, 240),
-        _ => (128, 128, 128),
-    }
-}
 
 /// Where the plan of a step lies in the scratch of experts, which the router before them may have made.
 #[derive(Clone, Copy)]
@@ -144,79 +69,6 @@ struct Room {
 }
 
 impl Experts {
-    /// How the fast kernels divide this op; `None` where they cannot run it.
-    fn shape(&self, target: &Target) -> Option<Shape> {
-        let (wide, inner, top) = (self.x.cols, self.inner(), self.top());
-        let weights = [&self.gate_up, &self.down];
-        let fp4 = weights.iter().all(|tensor| tensor.dtype == DType::Mxfp4);
-        let halves = [&self.x, &self.y]
-            .into_iter()
-            .chain(&self.residual)
-            .chain(weights.into_iter().filter(|_| !fp4))
-            .all(|tensor| tensor.dtype == DType::BF16 && aligned(tensor));
-        let rows = [&self.y].into_iter().chain(&self.residual).all(|tensor| tensor.stride == wide);
-        let whole = wide.is_multiple_of(64) && inner.is_multiple_of(64) && wide <= 8192;
-        let fits = self.experts <= 512 && top <= 32 && self.x.rows <= 1 << 20;
-        if target.capability.0 != 9 || !(halves && rows && whole && fits) {
-            return None;
-        }
-        // Tokens of an expert on average, times 2. In fixed steps a token's sums have the same order for any number.
-        let each = 2 * self.x.rows * top / self.experts;
-        let named = match self.pick {
-            Pick::Named(named) if named.reference => return None,
-            Pick::Named(named) => named,
-            Pick::Best | Pick::Rule | Pick::Fixed => ExpertsVariant::default(),
-        };
-        let (tile, up, down) = match each {
-            _ if fp4 => fp4_tiles(self.pick, self.x.rows, each),
-            _ if self.pick == Pick::Fixed => (16, 128, 128),
-            _ if self.x.rows <= 1 => (8, 64, 64),
-            0..=1 => (8, 96, 128),
-            2..=12 => (16, 128, 128),
-            13..=32 => (32, 128, 128),
-            33..=64 => (64, 128, 128),
-            65..=128 => (128, 256, 256),
-            // Beside biases the sums of more tokens do not fit the registers.
-            _ if self.biases().next().is_some() => (128, 128, 128),
-            _ => (256, 128, 128),
-        };
-        let tile = named.tile.unwrap_or(tile);
-        let (up, down) = (named.up.unwrap_or(up), named.down.unwrap_or(down));
-        // Pieces of MXFP4 have sixteen rows; the fewer there are in a unit, the more often tokens are read.
-        let narrower: &[u32] = if fp4 { &[240, 192, 128, 96, 64, 32, 16] } else { &[128, 64] };
-        let divides = |all: u32, wanted: u32| {
-            let fitting = |rows: &u32| {
-                *rows <= wanted.min(256) && rows.is_multiple_of(16) && all.is_multiple_of(*rows)
-            };
-            [wanted].into_iter().chain(narrower.iter().copied()).find(fitting)
-        };
-        let (up, down) = (divides(2 * inner, up)?, divides(wide, down)?);
-        let divided =
-            |depth: u32| (inner / 64).is_multiple_of(depth) && (wide / 64).is_multiple_of(depth);
-        let depth = match named.depth {
-            Some(depth) if divided(depth) => depth,
-            None if fp4 => (1..=5).rev().find(|depth| divided(*depth)).unwrap_or(1),
-            None if tile <= 64 && divided(2) => 2,
-            _ => 1,
-        };
-        let gathered =
-            tile == 256 && (2 * inner / up).is_multiple_of(2) && (wide / down).is_multiple_of(2);
-        let copiers = match tile {
-            _ if gathered => 8,
-            8 if !fp4 => 16,
-            8 | 16 => 32,
-            _ => 64,
-        };
-        let copiers = named.copiers.unwrap_or(copiers);
-        let known = matches!(copiers, 8 | 16 | 32 | 64 | 96)
-            && match fp4 {
-                true => matches!(tile, 8 | 16 | 24 | 32 | 48 | 64 | 96 | 128),
-                false => matches!(tile, 8 | 16 | 32 | 64 | 128 | 256) && depth <= 2,
-            };
-        let shape = Shape { tile, up, down, depth, copiers, gathered, fp4 };
-        (known && shape.stages() >= 2).then_some(shape)
-    }
-
     /// Tokens of a task, if the router can make the plan of this op: few tokens, and none of them split.
     pub(crate) fn plan_tile(&self, target: &Target) -> Option<u32> {
         let shape = self.shape(target)?;
@@ -340,7 +192,6 @@ impl Experts {
             .cluster(cluster)
             .threads(shape.wide() * 2 + 128)
             .shared(shape.stages() * shape.stage_bytes() + 1024)
-            .define("WEIGHT", if shape.fp4 { "FP4_GROUP" } else { "PLAIN" })
             .arg(shape.weights(&self.gate_up, shape.up))
             .arg(shape.weights(&self.down, shape.down))
             .arg(tiled(room.near.as_ref().unwrap_or(&room.parts), boxes))
@@ -350,7 +201,8 @@ impl Experts {
             .spans(&[room.plan.gains, room.plan.ready])
             .tensors(&[&room.act, &room.parts])
             .ints(&[self.x.stride]);
-        let kernel = self.gating(kernel).bias("UP_BIAS", &self.gate_up_bias)?;
+        let kernel = self.gating(shape.format(kernel, self));
+        let kernel = kernel.bias("UP_BIAS", &self.gate_up_bias)?;
         Ok(kernel.bias("DOWN_BIAS", &self.down_bias)?.lowered())
     }
 

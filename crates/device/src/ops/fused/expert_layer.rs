@@ -4,16 +4,19 @@
 use crate::cuda::launch::{Arg, Lowered, Target};
 use crate::cuda::lower::{Kernel, aligned, code};
 use crate::op::{Experts, RmsNorm, Route};
+use crate::ops::linear::scaled::scales_of;
 use crate::ops::{Access, Contract, SpanVisitor, Traffic, require, require_scratch};
+use crate::scaled::BLOCK;
 use crate::{DType, Error, Op, Result, Span, Tensor};
 
 /// Warps that compute; one more fetches.
 const WARPS: u32 = 8;
 /// Bytes of a stage: rows of gate and up, or eight rows of an expert's down.
 const STAGE: u32 = 16 << 10;
-/// Stages that were measured to be enough, and how many of them are in flight.
+/// Stages that were measured to be enough, and how many of them are in flight: of bf16, of e4m3.
 const MOST_STAGES: u32 = 12;
 const FLYING: u32 = 4;
+const FLYING_FP8: u32 = 3;
 /// Tokens: more than that, and a chain of kernels that reads each expert once is faster.
 const MOST_ROWS: u32 = 4;
 /// Tokens up to which it was measured to be faster than that chain.
@@ -111,13 +114,26 @@ impl<'a> ExpertLayer<'a> {
         8 * (32 + u64::from(COPIES) * u64::from(self.norm.x.rows) * u64::from(token))
     }
 
+    /// Whether experts are e4m3 with blocks of scales.
+    fn fp8(&self) -> bool {
+        let Experts { gate_up, down, .. } = self.experts;
+        (gate_up.dtype, down.dtype) == (DType::F8Turns, DType::F8Block)
+    }
+
+    fn flying(&self) -> u32 {
+        if self.fp8() { FLYING_FP8 } else { FLYING }
+    }
+
     /// Bytes of shared memory beside the ring: an upper bound of the kernel's static arrays.
     fn fixed(&self) -> u32 {
         let (rows, experts) = (self.norm.x.rows, self.route.w.rows);
         let own = experts.div_ceil(64);
         let sums = 2 * WARPS * (8 * 16 + 4) * 4;
-        let each = 4 * WARPS * (1 + own) + experts * 4 + self.experts.top() * 8;
-        sums + rows * each + self.experts.top() * self.experts.down.cols * 2 + 1024
+        let (top, inner) = (self.experts.top(), self.experts.down.cols);
+        let each = 4 * WARPS * (1 + own) + experts * 4 + top * 8;
+        let blocks = (rows * self.norm.x.cols / 8).div_ceil(64) / 16 + 2;
+        let scales = if self.fp8() { 4 * blocks * top * (inner / BLOCK as u32) } else { 0 };
+        sums + rows * each + top * inner * 2 + scales + 1024
     }
 
     fn stages(&self, target: &Target) -> u32 {
@@ -137,8 +153,10 @@ impl<'a> ExpertLayer<'a> {
             (target.capability.0 == 9, "the kernel is for compute capability 9"),
             ((1..=MOST_ROWS).contains(&rows), "it is for one to four tokens"),
             (
-                values && [&route.w, &experts.gate_up, &experts.down].into_iter().all(dense),
-                "weights or activations are not dense bf16",
+                values
+                    && dense(&route.w)
+                    && (self.fp8() || [&experts.gate_up, &experts.down].into_iter().all(dense)),
+                "weights or activations are neither dense bf16 nor blocks of e4m3",
             ),
             (
                 matches!(weight.dtype, DType::BF16 | DType::F32) && aligned(weight),
@@ -151,7 +169,11 @@ impl<'a> ExpertLayer<'a> {
             (wide == CHUNK || wide == 2 * CHUNK, "the hidden size is not 2048 or 4096"),
             (inner.is_multiple_of(8) && 16 * inner <= STAGE, "experts are too large"),
             (
-                self.fixed() <= 48 << 10 && self.stages(target) > FLYING,
+                !self.fp8() || inner.is_multiple_of(BLOCK as u32) && experts.top() % 2 == 0,
+                "e4m3 experts are no whole blocks, or an odd number of them is chosen",
+            ),
+            (
+                self.fixed() <= 48 << 10 && self.stages(target) > self.flying(),
                 "a block has too little shared memory",
             ),
         ];
@@ -172,10 +194,15 @@ impl<'a> ExpertLayer<'a> {
         let kernel = Kernel::new(target, "experts_layer", "experts_layer")
             .defines(&[("H", norm.x.cols), ("I", experts.down.cols), ("ROWS", norm.x.rows)])
             .defines(&[("BLOCKS", target.sms), ("STAGES", self.stages(target))])
-            .defines(&[("FLYING", FLYING), ("COPIES", COPIES), ("ACT", experts.act.code())])
+            .defines(&[("FLYING", self.flying()), ("COPIES", COPIES)])
+            .define("ACT", experts.act.code())
             .define("NT", code(norm.norm.weight.dtype, NAME)?);
+        let (weight, scales) = match self.fp8() {
+            true => ("FP8_BLOCK", vec![scales_of(&experts.gate_up), scales_of(&experts.down)]),
+            false => ("PLAIN", Vec::new()),
+        };
         let kernel = route
-            .choice(kernel)
+            .choice(kernel.define("WEIGHT", weight))
             .grid(target.sms, 1, 1)
             .threads((WARPS + 1) * 32)
             .shared(STAGE * self.stages(target))
@@ -190,7 +217,8 @@ impl<'a> ExpertLayer<'a> {
             .ints(&[experts.residual.map_or(0, |residual| residual.stride), experts.y.stride])
             .arg(Arg::F32(norm.norm.eps))
             .arg(Arg::F32(route.routing.scale))
-            .optional(experts.load);
+            .optional(experts.load)
+            .spans(&scales);
         Ok(vec![kernel.lowered()])
     }
 }

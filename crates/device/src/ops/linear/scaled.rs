@@ -40,8 +40,15 @@ fn piece_bytes(dtype: DType) -> u32 {
     dtype.bytes(16 * 128) as u32
 }
 
+/// The scales of a matrix, which lie behind its values.
+pub(in crate::ops) fn scales_of(w: &Tensor) -> Span {
+    let from = w.dtype.bytes(w.rows as usize * w.cols as usize) as u64;
+    // 4-bit weights have them inside.
+    if from < w.span.len { w.span.part(from, w.span.len - from) } else { w.span }
+}
+
 /// A tensor map with boxes of 128 bytes and `rows` rows.
-fn tiled_bytes(tensor: &Tensor, rows: u32) -> Arg {
+pub(in crate::ops) fn tiled_bytes(tensor: &Tensor, rows: u32) -> Arg {
     Arg::TensorMap(TensorMap {
         span: tensor.span,
         dtype: DType::U8,
@@ -53,14 +60,6 @@ fn tiled_bytes(tensor: &Tensor, rows: u32) -> Arg {
 }
 
 impl LinearChain {
-    /// The scales of the weights, which lie behind them.
-    fn weight_scales(&self) -> Span {
-        let from = self.w.dtype.bytes(self.w.rows as usize * self.w.cols as usize) as u64;
-        let span = self.w.span;
-        // 4-bit weights have them inside.
-        if from < span.len { span.part(from, span.len - from) } else { span }
-    }
-
     /// Whether tensor cores multiply with these scales.
     pub(super) fn scaled_cores(&self, target: &Target) -> bool {
         let (n, k) = (self.w.rows, self.w.cols);
@@ -272,7 +271,7 @@ impl LinearChain {
             0 => kernel,
             weight => {
                 let kernel = self.add_group(kernel.define("WEIGHT", weight));
-                kernel.spans(&[self.weight_scales()])
+                kernel.spans(&[scales_of(&self.w)])
             }
         }
     }
@@ -289,7 +288,7 @@ impl LinearChain {
         }
         self.add_group(kernel)
             .defines(&[("WEIGHT", weight), ("BYTES", u32::from(input.is_some()))])
-            .spans(&[self.weight_scales()])
+            .spans(&[scales_of(&self.w)])
             .optional(input.map(|input| input.scales))
             .tensors(&[&self.w])
             .ints(&[input.map_or(0, |input| input.stride)])
@@ -304,7 +303,7 @@ impl LinearChain {
         let Some(input) = input else { return kernel };
         kernel
             .define("WEIGHT", weight_code(self.w.dtype))
-            .spans(&[self.weight_scales(), input.scales])
+            .spans(&[scales_of(&self.w), input.scales])
             .optional(None)
             .ints(&[input.stride])
     }
