@@ -248,7 +248,7 @@ fn read_tensor<R: Read>(at: &mut Cursor<'_, R>) -> Result<GgufTensor> {
         .and_then(|n| dtype.bytes_for(n));
     let Some(bytes) = bytes else {
         let allowed = format!(
-            "rows of whole blocks of {}, and a size in bytes of 64 bits",
+            "rows of whole blocks of {}, and fewer than 2^64 bytes in all",
             dtype.block_elems()
         );
         let field = format!("shape of tensor {name} ({dtype})");

@@ -151,7 +151,7 @@ impl OpenModel {
     ) -> Result<Written, LoadError> {
         let stored = |spec: &WeightSpec| {
             let types = self.types(spec);
-            // Four bits are not made more of.
+            // Weights that are stored in four bits stay so: fp8 would take more memory.
             let quantise = precision.quantise.filter(|_| !types.contains(&DType::Mxfp4));
             let quantised = quantise.and_then(|quantise| quantise.stored(spec));
             let parts = quantised.map_or(types, |dtype| vec![dtype]);

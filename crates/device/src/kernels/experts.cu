@@ -21,6 +21,7 @@
 // FP4_GROUP: pieces of MXFP4 (experts_fp4.cuh; TILE to 128, no GATHERED).
 #include "experts_gate.cuh"
 #include "experts_plan.cuh"
+#include "fp4.cuh"
 #include "weights.cuh"
 #include "wgmma_scaled.cuh"
 
@@ -37,7 +38,7 @@
 #define WEIGHT_TILES (FP8 ? DEPTH / 2 : DEPTH)
 #if FP4
 // Pieces of 16 rows × 64; tokens are swizzled, in units of 1,024 bytes.
-#define TOKENS_AT (((UP_WIDE > DOWN_WIDE ? UP_WIDE : DOWN_WIDE) / 16 * DEPTH * 544 + 1023) / 1024 * 1024)
+#define TOKENS_AT (((UP_WIDE > DOWN_WIDE ? UP_WIDE : DOWN_WIDE) / 16 * DEPTH * FP4_PIECE + 1023) / 1024 * 1024)
 #else
 #define TOKENS_AT (WEIGHT_TILES * WEIGHT_BYTES)
 #endif

@@ -2,7 +2,6 @@
 // [rows / 16][DEPTH] pieces: a copy of three dimensions. Pieces are widened to bf16 in a warp's registers and multiplied there;
 // while MMAs of one run, the next is widened. Weights are FP4_SMALLER times too small, so that their powers of 2 fit bf16.
 #pragma once
-#include "fp4.cuh"
 
 #define FP4_SMALLER 0x1p32f
 

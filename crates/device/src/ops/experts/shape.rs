@@ -9,14 +9,14 @@ use crate::scaled::{BLOCK, PIECE_ROWS, mxfp4};
 use crate::variant::{ExpertsVariant, Pick};
 use crate::{DType, Tensor};
 
-/// What weights are, and in what form they meet tokens.
+/// How weights are stored, and what they are multiplied as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// bf16.
     Halves,
     /// e4m3 with blocks of scales, widened to bf16 in registers.
     Widened,
-    /// The same, and tokens become e4m3 where they are copied.
+    /// e4m3 with blocks of scales, multiplied as it is: tokens become e4m3 where they are copied.
     Bytes,
     /// Pieces of MXFP4, widened to bf16 in registers.
     Fp4,
