@@ -116,7 +116,8 @@ impl From<Rounding> for Numerics {
     fn from(rounding: Rounding) -> Numerics {
         match rounding {
             // With float32 weights the fast kernels round nothing.
-            Rounding::Fast | Rounding::Exact => Numerics::Fast,
+            Rounding::Fast => Numerics::Fast,
+            Rounding::Exact => Numerics::Exact,
             Rounding::Ggml => Numerics::Ggml,
         }
     }

@@ -357,7 +357,7 @@ pub(crate) fn open_device(global: &Global) -> Result<(Device, String)> {
     let (device, line) = Device::open(global.device)?;
     let numerics = global.numerics.into();
     match device.kind() {
-        DeviceKind::Cuda if numerics != Numerics::Fast => {
+        DeviceKind::Cuda if numerics == Numerics::Ggml => {
             Err(bad_input("--numerics ggml works only on a CPU: add --device cpu"))
         }
         DeviceKind::Cpu if global.threads.is_some() || numerics != Numerics::Fast => {

@@ -160,7 +160,7 @@ impl OpenModel {
         // ggml sums the terms of a head's dot product in the order of the file.
         let pairs = match numerics {
             Numerics::Ggml => config.pairs,
-            Numerics::Fast => Pairs::Halves,
+            Numerics::Fast | Numerics::Exact => Pairs::Halves,
         };
         let ggml = numerics == Numerics::Ggml;
         let adapters = self.adapters;

@@ -12,7 +12,7 @@ pub(crate) fn table(
 ) -> Vec<f32> {
     let frequencies = rope.frequencies(head_dim, positions);
     let mut table = match (numerics, &rope.scaling) {
-        (Numerics::Fast, _) | (_, RopeScaling::Still) => {
+        (Numerics::Fast | Numerics::Exact, _) | (_, RopeScaling::Still) => {
             graph::layout::rope_table(positions as u32, &frequencies)
         }
         (Numerics::Ggml, _) => ggml_table(rope, &frequencies, head_dim, positions),

@@ -9,6 +9,8 @@ pub enum Numerics {
     /// Whatever is fastest on this processor; sums are in its own order.
     #[default]
     Fast,
+    /// As [`Numerics::Fast`], with every product of floats in f32.
+    Exact,
     /// Computes as llama.cpp built for AVX-512, to the bit, on any processor with AVX2 and FMA: packed weights
     /// (except Q4_0, which llama.cpp stores in another form), Q4_K, Q5_K and Q6_K, F16 pages, attention without its
     /// flash kernel. Other weights are multiplied as by [`Numerics::Fast`]. Slower; see `cpu/ggml.rs`.

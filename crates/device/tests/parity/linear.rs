@@ -1,7 +1,7 @@
 //! y = epilogue(norm(x)·wᵀ + bias), every weight dtype, every epilogue.
 
 use crate::support::*;
-use device::cpu::pack;
+use device::cpu::{Limit, Numerics, pack};
 use device::op::{Activation, Epilogue, Linear, LinearChain, Norm, NormHandoff};
 use device::variant::{LinearVariant, Pick};
 use device::{DType, Op, Region, Span, Tensor};
@@ -380,5 +380,32 @@ fn packing_stays_close_to_exact() {
         let error = exact.iter().zip(&packed).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
         let error = (error / exact.len() as f32).sqrt();
         assert!(error < 0.01 * size, "{source:?}: error {error} of {size}");
+    }
+}
+
+/// Many rows of floats: by default every sum is as close as bf16 in two parts, with [`Numerics::Exact`] as f32.
+#[test]
+fn floats_are_multiplied_as_closely_as_asked() {
+    let (rows, n, k) = (40, 48, 384);
+    let rng = &mut Rng::new(11);
+    let (x, w) = (rng.floats(rows * k, 1.0), rng.floats(n * k, 1.0));
+    for (numerics, most) in [(Numerics::Fast, 2e-5), (Numerics::Exact, 2e-6)] {
+        let device = device::cpu::open_guarded(Some(2), numerics, Limit::None).expect("a CPU");
+        let y = run(&device, &|layout: &mut Layout| {
+            let x = layout.floats(DType::F32, rows, k, 0, &x);
+            let span = layout.bytes(Region::Weights, "w", encode(DType::F32, &w));
+            let w = Tensor::dense(span, DType::F32, n as u32, k as u32);
+            let y = layout.poison(DType::F32, rows, n, 0);
+            (vec![Op::Linear(Linear::new(x, w, y))], vec![y.span])
+        });
+        let y = decode(DType::F32, &y[0]);
+        for (at, got) in y.iter().enumerate() {
+            let terms = x[at / n * k..][..k].iter().zip(&w[at % n * k..][..k]);
+            let products = terms.map(|(x, w)| f64::from(*x) * f64::from(*w));
+            let (sum, squares) =
+                products.fold((0.0, 0.0), |(sum, squares), p| (sum + p, squares + p * p));
+            let off = (f64::from(*got) - sum).abs() / squares.sqrt();
+            assert!(off < most, "{numerics:?}: sum {at} is off by {off:.1e} of its terms");
+        }
     }
 }

@@ -9,6 +9,8 @@ use super::{panel, split};
 use crate::DType;
 use crate::cpu::memory::CpuMemory;
 use crate::cpu::numerics::Lowering;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::numerics::Numerics;
 use crate::cpu::pack;
 use crate::cpu::simd::Level;
 use crate::cpu::step::{Scratch, Step, Team, chunks, falling, falling_part, part};
@@ -81,14 +83,14 @@ impl LinearChain {
     }
 }
 
-/// How many rows are multiplied. With fixed kernels every row is multiplied in the same way, however many there are, and
-/// ggml's numerics have an order of their own.
+/// How many rows are multiplied. With fixed kernels every row is multiplied in the same way, however many there are,
+/// ggml's numerics have an order of their own, and products of bf16 parts are not exact.
 #[cfg(target_arch = "x86_64")]
 fn many(op: &LinearChain, memory: &CpuMemory, lowering: &Lowering) -> Many {
     let w = Matrix::new(memory, &op.w);
     match lowering.features.amx_bf16 {
         _ if lowering.ggml() || op.pick == Pick::Fixed => Many::Plain,
-        true if split::takes(&w) => Many::Split,
+        true if split::takes(&w) && lowering.numerics != Numerics::Exact => Many::Split,
         _ if lowering.level == Level::Avx512 && panel::takes(&w) => Many::Panels,
         _ => Many::Plain,
     }
@@ -131,8 +133,17 @@ impl LinearStep {
 
     fn prepare_rows(&self, team: &Team<'_>, rows: usize, store: &(dyn Fn(usize, &[f32]) + Sync)) {
         let cols = self.x.cols;
+        let as_they_are = self.norm.is_none() && self.x.dtype == DType::F32;
         let chunks = if rows <= FEW { 1 } else { chunks(rows, team.threads()) };
         team.parallel(chunks, &|chunk, worker| {
+            if as_they_are {
+                for row in part(rows, chunks, chunk) {
+                    // SAFETY: a row of x.
+                    let x = unsafe { std::slice::from_raw_parts(self.x.at(row, 0).cast(), cols) };
+                    store(row, x);
+                }
+                return;
+            }
             // SAFETY: this worker's own scratch.
             let (values, scratch) = unsafe { team.own(worker).floats(2 * cols) }.split_at_mut(cols);
             for row in part(rows, chunks, chunk) {
@@ -180,9 +191,8 @@ impl LinearStep {
         });
         // SAFETY: as above, and no chunk runs now.
         unsafe { inputs.fill(rows) };
-        let (tiles, group) = (self.w.rows / 16, split::group(&self.w));
-        let most = tiles.div_ceil(team.threads()).next_multiple_of(2);
-        let group = group.min(most);
+        let tiles = self.w.rows / 16;
+        let group = split::group(&self.w).min(split::share(tiles, team.threads()));
         team.parallel(tiles.div_ceil(group), &|chunk, worker| {
             let own = team.own(worker).bytes(split::own_bytes(&self.w));
             let task = split::Task { w: &self.w, inputs, rows, finish: &self.finish, own };

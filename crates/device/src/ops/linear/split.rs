@@ -1,6 +1,7 @@
-//! Weights in f32 or bf16 and many rows of x on AMX. An f32 is the exact sum of three bf16: its mantissa has 24 bits, theirs
-//! 8 each. A product of two is then the sum of six products of such parts; the three left out are below the last bit.
-//! Products of bf16 are exact in f32, in which tiles add them. Weights in bf16 need three products.
+//! Weights in f32 or bf16 and many rows of x on AMX. An f32 is close to the sum of two bf16, each rounded to nearest: what
+//! is left is below 2^-17 of it. A product of two is then the sum of three products of such parts; the fourth is below
+//! 2^-16 of it. Products of bf16 are exact in f32, in which tiles add them. Weights in bf16 need two products. Loading
+//! tiles takes most of the time, so a third part, which would make products exact, doubles it.
 #![cfg(target_arch = "x86_64")]
 
 use super::amx::Config;
@@ -19,9 +20,15 @@ const COLS: usize = 32;
 /// Bytes of a tile.
 const BYTES: usize = TILE * COLS * 2;
 /// Parts of an f32.
-const PARTS: usize = 3;
+const PARTS: usize = 2;
 /// Bytes of unpacked weights that stay in a core's cache.
 const ROOM: usize = 768 << 10;
+/// Blocks of columns multiplied before the next tiles of weights: x in parts stays in the first cache so long.
+const PANEL: usize = 6;
+/// Bytes of the sums of 32 rows of x and two tiles of weights.
+const SUMS: usize = 4 * BYTES;
+/// Rows whose sums are finished together.
+const TOGETHER: usize = 8;
 /// The fewest rows of x that pay for unpacking weights.
 pub(super) const LEAST: usize = 16;
 
@@ -50,9 +57,20 @@ pub(super) fn group(w: &Matrix) -> usize {
     (ROOM / tile / 2 * 2).max(2).min(w.rows.div_ceil(TILE).next_multiple_of(2))
 }
 
-/// Bytes of scratch of a worker: results, a tile while it is turned, unpacked weights.
+/// Tiles that a worker takes at a time: several times each, so that none waits long for the last.
+pub(super) fn share(tiles: usize, threads: usize) -> usize {
+    tiles.div_ceil(4 * threads).next_multiple_of(2).max(4)
+}
+
+/// Bytes of scratch of a worker: a tile while it is turned, sums, unpacked weights.
 pub(super) fn own_bytes(w: &Matrix) -> usize {
-    4 * BYTES + PARTS * BYTES + group(w) * blocks(w.cols) * parts(w.dtype) * BYTES
+    weights_at(w) + group(w) * blocks(w.cols) * parts(w.dtype) * BYTES
+}
+
+/// Where unpacked weights begin in a worker's scratch. Sums of a single panel need no place of their own.
+fn weights_at(w: &Matrix) -> usize {
+    let sums = if blocks(w.cols) > PANEL { group(w) / 2 } else { 1 };
+    PARTS * BYTES + sums * SUMS
 }
 
 /// All tiles are whole.
@@ -83,8 +101,9 @@ unsafe fn split(values: &[f32], count: usize, to: *mut u8, step: usize) {
             let mut rest =
                 _mm512_maskz_loadu_ps(mask(16 * half), values.as_ptr().wrapping_add(16 * half));
             for part in 0..count {
-                // Cutting digits off leaves an exact remainder, and a NaN a NaN.
-                let bits = _mm512_and_si512(_mm512_castps_si512(rest), _mm512_set1_epi32(-65536));
+                // The remainder is exact, and that of a NaN is a NaN.
+                let up = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
+                let bits = _mm512_and_si512(up, _mm512_set1_epi32(-65536));
                 let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
                 _mm256_storeu_si256(to.add(part * step + 32 * half).cast(), high);
                 rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(bits));
@@ -166,15 +185,23 @@ impl Task<'_> {
                 self.unpack(tile, self.weights(at, count), count);
             }
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly));
+            let blocks = blocks(self.w.cols);
             for row in (0..self.rows).step_by(2 * TILE) {
-                for at in (0..tiles.len()).step_by(2) {
-                    let both = at + 1 < tiles.len();
-                    let w = [at, if both { at + 1 } else { at }].map(|at| self.weights(at, count));
-                    match count {
-                        1 => self.multiply::<1>(row, w),
-                        _ => self.multiply::<PARTS>(row, w),
+                for panel in (0..blocks).step_by(PANEL) {
+                    let panel = panel..(panel + PANEL).min(blocks);
+                    for at in (0..tiles.len()).step_by(2) {
+                        let both = at + 1 < tiles.len();
+                        let w =
+                            [at, if both { at + 1 } else { at }].map(|at| self.weights(at, count));
+                        let sums = self.sums(at);
+                        match count {
+                            1 => self.multiply::<1>(row, w, panel.clone(), sums),
+                            _ => self.multiply::<PARTS>(row, w, panel.clone(), sums),
+                        }
+                        if panel.end == blocks {
+                            self.store(row, tiles.start + at, both, sums);
+                        }
                     }
-                    self.store(row, tiles.start + at, both);
                 }
             }
             asm!("tilerelease", options(nostack, nomem));
@@ -183,14 +210,20 @@ impl Task<'_> {
 
     /// Where the weights of a tile are unpacked.
     fn weights(&self, at: usize, count: usize) -> *mut u8 {
-        let first = (4 + PARTS) * BYTES;
+        let first = weights_at(self.w);
         self.own.wrapping_add(first + at * blocks(self.w.cols) * count * BYTES)
+    }
+
+    /// The sums of a tile of weights and the next.
+    fn sums(&self, at: usize) -> *mut u8 {
+        let pair = if blocks(self.w.cols) > PANEL { at / 2 } else { 0 };
+        self.own.wrapping_add(PARTS * BYTES + pair * SUMS)
     }
 
     /// 16 rows of w as the tiles expect them: a line for each pair of columns, with that pair of every row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn unpack(&self, tile: usize, to: *mut u8, count: usize) {
-        let turned = self.own.wrapping_add(4 * BYTES);
+        let turned = self.own;
         // SAFETY: rows of w; the scratch has room for what is written.
         unsafe {
             for block in 0..blocks(self.w.cols) {
@@ -220,41 +253,49 @@ impl Task<'_> {
         }
     }
 
-    /// 32 rows of x by two tiles of weights, into tiles 0 to 3.
+    /// 32 rows of x by two tiles of weights: a panel's products are added to the sums, or begin them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn multiply<const P: usize>(&self, row: usize, w: [*mut u8; 2]) {
+    unsafe fn multiply<const P: usize>(
+        &self,
+        row: usize,
+        w: [*mut u8; 2],
+        panel: Range<usize>,
+        sums: *mut u8,
+    ) {
         let x = [row / TILE, row / TILE + 1].map(|block| self.inputs.block(block));
-        // SAFETY: tiles of x and of unpacked weights.
+        // SAFETY: tiles of x, of unpacked weights and of sums.
         unsafe {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nostack, nomem),
-            );
-            for block in 0..blocks(self.w.cols) {
-                let (x0, x1) = (x[0].add(block * PARTS * BYTES), x[1].add(block * PARTS * BYTES));
-                let (w0, w1) = (w[0].add(block * P * BYTES), w[1].add(block * P * BYTES));
-                // The smallest products first.
-                if P > 1 {
-                    step(x0, x1, w0.add(2 * BYTES), w1.add(2 * BYTES));
-                    step(x0.add(BYTES), x1.add(BYTES), w0.add(BYTES), w1.add(BYTES));
-                    step(x0, x1, w0.add(BYTES), w1.add(BYTES));
+            begin(sums, panel.start > 0);
+            for block in panel {
+                let x = x.map(|x| x.add(block * PARTS * BYTES));
+                let w = w.map(|w| w.add(block * P * BYTES));
+                if P == 1 {
+                    fetch(w, 1);
+                    load_w(w, 0);
+                    for part in (0..PARTS).rev() {
+                        load_x(x, part);
+                        add_products();
+                    }
+                    continue;
                 }
-                step(x0.add(2 * BYTES), x1.add(2 * BYTES), w0, w1);
-                step(x0.add(BYTES), x1.add(BYTES), w0, w1);
-                step(x0, x1, w0, w1);
+                // Small products first. Each differs from the last in one operand, so that half of the tiles stay. The
+                // processor does not see what comes next, and tiles of weights wait in the second cache.
+                fetch(w, PARTS);
+                load_x(x, 0);
+                load_w(w, 1);
+                add_products();
+                load_w(w, 0);
+                add_products();
+                load_x(x, 1);
+                add_products();
             }
-            let to = self.own;
             asm!(
                 "tilestored [{to} + {line}], tmm0",
                 "tilestored [{to} + {line} + 1024], tmm1",
                 "tilestored [{to} + {line} + 2048], tmm2",
                 "tilestored [{to} + {line} + 3072], tmm3",
-                to = in(reg) to,
+                to = in(reg) sums,
                 line = in(reg) 64usize,
                 options(nostack),
             );
@@ -264,42 +305,112 @@ impl Task<'_> {
     /// Stores the sums of 32 rows and one or two tiles of weights.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn store(&self, row: usize, tile: usize, both: bool) {
+    unsafe fn store(&self, row: usize, tile: usize, both: bool, sums: *mut u8) {
         let rows = (self.rows - row).min(2 * TILE);
-        for at in 0..rows {
-            for second in 0..=usize::from(both) {
-                let tile_at = at / TILE * 2 + second;
-                let from = self.own.wrapping_add(tile_at * BYTES + at % TILE * 64);
-                // SAFETY: a line of a result; this worker alone computes these columns.
-                unsafe {
-                    let sums = _mm512_loadu_ps(from.cast());
-                    self.finish.lanes16(row + at, (tile + second) * TILE, sums);
+        // A line of a result.
+        let line = |at: usize, second: usize| {
+            let tile = at / TILE * 2 + second;
+            // SAFETY: a line of the sums.
+            unsafe { _mm512_loadu_ps(sums.wrapping_add(tile * BYTES + at % TILE * 64).cast()) }
+        };
+        let whole = if both { rows / TOGETHER * TOGETHER } else { 0 };
+        // SAFETY: this worker alone computes these columns.
+        unsafe {
+            for at in (0..whole).step_by(TOGETHER) {
+                let mut sums: [[__m512; 2]; TOGETHER] =
+                    std::array::from_fn(|row| [line(at + row, 0), line(at + row, 1)]);
+                self.finish.block(row + at, tile * TILE, &mut sums);
+            }
+            for at in whole..rows {
+                for second in 0..=usize::from(both) {
+                    self.finish.lanes16(row + at, (tile + second) * TILE, line(at, second));
                 }
             }
         }
     }
 }
 
-/// Tiles 0 to 3 += two tiles of x times two of weights.
+/// Tiles 0 to 3 = sums so far, or zeros.
 #[inline(always)]
-unsafe fn step(x0: *mut u8, x1: *mut u8, w0: *mut u8, w1: *mut u8) {
+unsafe fn begin(sums: *mut u8, so_far: bool) {
     // SAFETY: the caller gives four tiles; nothing else uses these registers.
+    unsafe {
+        match so_far {
+            true => asm!(
+                "tileloadd tmm0, [{from} + {line}]",
+                "tileloadd tmm1, [{from} + {line} + 1024]",
+                "tileloadd tmm2, [{from} + {line} + 2048]",
+                "tileloadd tmm3, [{from} + {line} + 3072]",
+                from = in(reg) sums,
+                line = in(reg) 64usize,
+                options(nostack, readonly),
+            ),
+            false => asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem),
+            ),
+        }
+    }
+}
+
+/// Tiles 4 and 5 = a part of x.
+#[inline(always)]
+unsafe fn load_x(x: [*mut u8; 2], part: usize) {
+    // SAFETY: the caller gives tiles; nothing else uses these registers.
     unsafe {
         asm!(
             "tileloadd tmm4, [{x0} + {line}]",
-            "tileloadd tmm6, [{w0} + {line}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{w1} + {line}]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{x1} + {line}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            x0 = in(reg) x0,
-            x1 = in(reg) x1,
-            w0 = in(reg) w0,
-            w1 = in(reg) w1,
+            x0 = in(reg) x[0].add(part * BYTES),
+            x1 = in(reg) x[1].add(part * BYTES),
             line = in(reg) 64usize,
             options(nostack, readonly),
         );
+    }
+}
+
+/// Tiles 6 and 7 = a part of weights.
+#[inline(always)]
+unsafe fn load_w(w: [*mut u8; 2], part: usize) {
+    // SAFETY: the caller gives tiles; nothing else uses these registers.
+    unsafe {
+        asm!(
+            "tileloadd tmm6, [{w0} + {line}]",
+            "tileloadd tmm7, [{w1} + {line}]",
+            w0 = in(reg) w[0].add(part * BYTES),
+            w1 = in(reg) w[1].add(part * BYTES),
+            line = in(reg) 64usize,
+            options(nostack, readonly),
+        );
+    }
+}
+
+/// Tiles 0 to 3 += tiles 4 and 5 times tiles 6 and 7.
+#[inline(always)]
+unsafe fn add_products() {
+    // SAFETY: nothing else uses these registers.
+    unsafe {
+        asm!(
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            options(nostack, nomem),
+        );
+    }
+}
+
+/// Prefetches the block of weights after this one.
+#[inline(always)]
+unsafe fn fetch(w: [*mut u8; 2], parts: usize) {
+    for w in w {
+        let next = w.wrapping_add(parts * BYTES);
+        for line in 0..parts * TILE {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line).cast()) };
+        }
     }
 }
