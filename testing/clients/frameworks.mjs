@@ -32,7 +32,7 @@ for (const [title, model] of [
     ['chat', openai.chat(name)],
     ['responses', openai.responses(name)],
 ]) {
-    const common = { model, maxOutputTokens: 300, maxRetries: 0 };
+    const common = { model, maxOutputTokens: 300, maxRetries: 0, temperature: 0 };
     await test(`ai_sdk_text ${title}`, async () => {
         const made = await generateText({ ...common, maxOutputTokens: 20, prompt: 'Say hello.' });
         assert(made.text);

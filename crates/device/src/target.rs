@@ -5,6 +5,7 @@ use crate::cpu::pack::packed_parts;
 use crate::cuda::launch::{self, Lowered};
 use crate::cuda::{lower, tuned};
 use crate::op::FusedKernel;
+use crate::ops::linear::blocks;
 use crate::variant::{Pick, Variant};
 use crate::{DType, Node, Op, Result, scaled};
 use serde::Serialize;
@@ -69,6 +70,9 @@ pub trait Target: fmt::Debug + Send + Sync {
 
     /// How a weight of `rows` × `cols` made of parts of these types is stored.
     fn stored(&self, used: WeightUse, parts: &[DType], rows: usize, cols: usize) -> DType;
+
+    /// What a weight stored as `dtype` is stored as where many rows are multiplied by it.
+    fn for_many_rows(&self, dtype: DType) -> DType;
 
     /// Most tokens of a prefill step: a few tens of milliseconds, so that running answers stay smooth.
     fn prefill_tokens(&self) -> u32;
@@ -167,6 +171,10 @@ impl Target for CpuTarget {
         }
     }
 
+    fn for_many_rows(&self, dtype: DType) -> DType {
+        dtype
+    }
+
     fn prefill_tokens(&self) -> u32 {
         512
     }
@@ -245,12 +253,22 @@ impl Target for launch::Target {
             WeightUse::Vector if !halves => DType::F32,
             WeightUse::Matrix if with_scales && parts[0] != DType::Mxfp4 => parts[0],
             WeightUse::Experts if with_scales && parts[0] == DType::Mxfp4 => parts[0],
+            WeightUse::Matrix | WeightUse::Head | WeightUse::Table
+                if same && blocks::keeps(parts[0]) =>
+            {
+                let whole = cols.is_multiple_of(parts[0].block_elems());
+                if whole { parts[0] } else { DType::BF16 }
+            }
             // Each expert has whole blocks; see `keeps_blocks` of the loader.
             WeightUse::Experts if with_scales && parts[0] == DType::F8Block => {
                 if cols.is_multiple_of(scaled::BLOCK) { parts[0] } else { DType::BF16 }
             }
             _ => DType::BF16,
         }
+    }
+
+    fn for_many_rows(&self, dtype: DType) -> DType {
+        if blocks::keeps(dtype) { DType::BF16 } else { dtype }
     }
 
     fn prefill_tokens(&self) -> u32 {

@@ -58,6 +58,15 @@ impl Tensor {
         Tensor { rows, ..self }
     }
 
+    /// The rows from `from` on.
+    #[track_caller]
+    pub fn below(&self, from: u32) -> Tensor {
+        assert!(self.dtype.is_plain() && from <= self.rows);
+        let skip = self.dtype.bytes(self.stride as usize * from as usize) as u64;
+        let span = self.span.part(skip, self.span.len - skip);
+        Tensor { span, rows: self.rows - from, ..*self }
+    }
+
     /// Bytes that are read when every element is read once.
     pub fn bytes(&self) -> u64 {
         self.dtype.matrix_bytes(self.rows as usize, self.cols as usize) as u64

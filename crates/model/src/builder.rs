@@ -27,6 +27,8 @@ pub struct Precision {
     pub weights: Option<DType>,
     /// Quantises the matrices of layers, except routers, while they are loaded.
     pub quantise: Option<Quantise>,
+    /// Steps have so few rows that weights may stay in a form by which many are multiplied slowly.
+    pub few_rows: bool,
 }
 
 /// A format that weights are quantised to while they are loaded.
@@ -64,11 +66,13 @@ impl Quantise {
 
 impl Precision {
     /// Nothing is rounded below float32: slow; the reference that other precisions are compared with.
-    pub const EXACT: Precision =
-        Precision { act: DType::F32, kv: DType::F32, weights: Some(DType::F32), quantise: None };
+    pub const EXACT: Precision = Precision::of(DType::F32);
     /// What a GPU computes with by default; a CPU can, too.
-    pub const BF16: Precision =
-        Precision { act: DType::BF16, kv: DType::BF16, weights: Some(DType::BF16), quantise: None };
+    pub const BF16: Precision = Precision::of(DType::BF16);
+
+    const fn of(dtype: DType) -> Precision {
+        Precision { act: dtype, kv: dtype, weights: Some(dtype), quantise: None, few_rows: false }
+    }
 }
 
 /// What a builder must know besides the model.

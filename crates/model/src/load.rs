@@ -136,7 +136,8 @@ pub struct LoadedExecutor {
 
 /// The precision a target computes with by default.
 pub fn precision(target: &dyn Target) -> Precision {
-    Precision { act: target.activations(), kv: target.cache(), weights: None, quantise: None }
+    let (act, kv) = (target.activations(), target.cache());
+    Precision { act, kv, weights: None, quantise: None, few_rows: false }
 }
 
 /// The number of KV pages, where the device has room for `there`.
@@ -393,6 +394,10 @@ pub fn configure(
     Ok(Configured { drafted, others, limits, graphs, target, decode, prefill })
 }
 
+/// Sequences up to which reading blocks of GGUF files on a GPU is faster than reading them as bf16. With eight of Qwen3-8B
+/// in Q4_K_M a step takes 3.97 ms and 4.11, with sixteen 6.39 and about 4.3.
+const FEW_ROWS: u32 = 8;
+
 /// The numbers that a model computes with.
 fn chosen_precision(config: &ModelConfig, target: &dyn Target, options: &LoadOptions) -> Precision {
     let mut chosen = options.precision.unwrap_or_else(|| precision(target));
@@ -400,6 +405,7 @@ fn chosen_precision(config: &ModelConfig, target: &dyn Target, options: &LoadOpt
         // Pages live for one step: rounding them would save nothing.
         chosen.kv = chosen.act;
     }
+    chosen.few_rows = options.max_batch <= FEW_ROWS && options.spec.is_none();
     chosen
 }
 

@@ -155,7 +155,8 @@ impl OpenModel {
             let quantise = precision.quantise.filter(|_| !types.contains(&DType::Mxfp4));
             let quantised = quantise.and_then(|quantise| quantise.stored(spec));
             let parts = quantised.map_or(types, |dtype| vec![dtype]);
-            target.stored(spec.kind, &parts, spec.rows(), spec.cols())
+            let dtype = target.stored(spec.kind, &parts, spec.rows(), spec.cols());
+            if precision.few_rows { dtype } else { target.for_many_rows(dtype) }
         };
         // ggml sums the terms of a head's dot product in the order of the file.
         let pairs = match numerics {

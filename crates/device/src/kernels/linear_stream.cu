@@ -35,11 +35,8 @@
 #define SPREAD (WEIGHT != PLAIN && HELD && ROWS <= 2)
 #define OWN_PIECES (PER_WARP * CHUNK / 8)
 #define OWN_EACH ((OWN_PIECES + 31) / 32)
-#define GATED (EPILOGUE == 2 || EPILOGUE == 4)
-#define OUT (GATED ? 8 : 16)
-// Tiles between two exchanges of the warps.
-#define MOST (WARPS * 2 / ROWS < 4 ? WARPS * 2 / ROWS : 4)
-#define BATCH (ROUNDS <= MOST ? ROUNDS : MOST)
+#define LATE_NORM (NORM && HELD)
+#include "stream.cuh"
 // Warps that prepare one row of x, and 8-element vectors per thread of these warps.
 #define GROUPS (ROWS <= 1 ? 1 : ROWS <= 2 ? 2 : ROWS <= 4 ? 4 : ROWS <= 8 ? 8 : 16)
 #define WARPS_PER_ROW (WARPS / GROUPS)
@@ -194,42 +191,6 @@ template <typename Word> DEVICE void multiply(float (&sums)[SETS][4], u32 stage,
             }
         }
         if (!INT4 || GROUP == 128) add_up();
-    }
-}
-
-// Adds up the warps' parts of one output (or gate and up) and stores it.
-DEVICE void finish(const float* parts, u32 tile, u32 out, u32 row, float before, const void* bias, void* y, u32 stride,
-                   const float (*squares)[8 * SETS], float eps, const float* scales) {
-    float scale = 1.0f;
-    if (NORM && HELD) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) sum += squares[i][row];
-        scale = 1.0f / sqrtf(sum / (float)K + eps);
-    }
-    if (GATED) {
-        float gate = 0.0f, up = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            const float2 v = *(const float2*)(parts + i * (16 * ROWS) + row * 16 + 2 * out);
-            gate += v.x, up += v.y;
-        }
-        gate *= scale, up *= scale;
-        const u32 column = tile * 8 + out;
-        if (column >= N / 2) return;
-        if (WEIGHT == FP8_CHANNEL) gate *= scales[2 * column], up *= scales[2 * column + 1];
-        if (BIAS) gate += load1<BT>(bias, 2 * column), up += load1<BT>(bias, 2 * column + 1);
-        store1<YT>(y, (u64)row * stride + column, gate / (1.0f + __expf(-gate_exponent<EPILOGUE>(gate))) * up);
-    } else {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) sum += parts[i * (16 * ROWS) + row * 16 + out];
-        sum *= scale;
-        const u32 column = tile * 16 + out;
-        if (column >= N) return;
-        if (WEIGHT == FP8_CHANNEL) sum *= scales[column];
-        if (BIAS) sum += load1<BT>(bias, column);
-        store1<YT>(y, (u64)row * stride + column, after(sum + before));
     }
 }
 

@@ -8,6 +8,7 @@
 //! Weights in e4m3 may be multiplied with x rounded to e4m3, with a scale for each 128 columns of a row or for a row.
 //! What its kernels can do before and after the linear is in `linear/chain.rs`.
 
+pub(crate) mod blocks;
 mod cuda;
 
 use super::{

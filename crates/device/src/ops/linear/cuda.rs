@@ -7,6 +7,7 @@
 //! - `tiles`, beyond that on Hopper, if its tiles fill the GPU (`tiles.rs`): gate·mul, rotation and preparation of
 //!   the next norm are in the kernel, and nothing is computed past the live rows;
 //! - `gemm`, the rest: cuBLASLt, with norm and gate·mul as separate launches;
+//! - `blocks`, for a few rows and weights in blocks of GGUF files: `blocks.rs`;
 //! - `widen`: weights become bf16 in scratch, then one of the others multiplies;
 //! - `ref`: every other format and shape.
 //!
@@ -15,6 +16,7 @@
 //! [`Pick::Fixed`] takes `wgmma` without splitting K for any number of rows, else `ref`; both sum a row in the same
 //! order whatever the other rows are. A kernel that was requested by name and cannot run is an error.
 
+use super::blocks::BlocksPlace;
 use crate::cuda::launch::{Arg, Gemm, Lowered, Target};
 use crate::cuda::lower::{Kernel, SEMAPHORE_BYTES, aligned, code};
 use crate::op::{Activate, Activation, Epilogue, GateMul, LinearChain, NormHandoff, RopeKv};
@@ -42,6 +44,8 @@ pub(super) enum Plan {
     },
     Tiles,
     Gemm,
+    /// Blocks of GGUF files.
+    Blocks(BlocksPlace),
     Widened,
     Reference,
 }
@@ -67,6 +71,7 @@ impl Plan {
             Plan::Wgmma { .. } => "wgmma",
             Plan::Tiles => "tiles",
             Plan::Gemm => "gemm",
+            Plan::Blocks(_) => "blocks",
             Plan::Widened => "widen",
             Plan::Reference => "ref",
         }
@@ -96,6 +101,7 @@ impl LinearChain {
             Plan::Wgmma { .. } => self.wgmma(target, plan),
             Plan::Tiles => self.tiles(target),
             Plan::Gemm => self.gemm(target),
+            Plan::Blocks(place) => self.blocks(target, place),
             Plan::Widened => self.widen(target),
             Plan::Reference => Ok(vec![self.reference_launch(target)?]),
         }
@@ -220,6 +226,9 @@ impl LinearChain {
 
     /// The kernel that is best according to measurements of other shapes.
     fn rule(&self, target: &Target) -> Plan {
+        if let Some(plan) = self.blocks_rule(target) {
+            return plan;
+        }
         if self.w.dtype != self.x.dtype {
             return self.scaled_rule(target);
         }
@@ -249,6 +258,9 @@ impl LinearChain {
 
     /// The kernel that sums a row in the same order whatever the other rows are.
     fn fixed(&self, target: &Target) -> Plan {
+        if let Some(plan) = self.blocks_fixed(target) {
+            return plan;
+        }
         if scaled::is_scaled(self.w.dtype) {
             return self.scaled_fixed(target);
         }
@@ -371,7 +383,7 @@ impl LinearChain {
             Plan::Widened => self.widened_needs(target),
             Plan::Wgmma { bytes: true, .. } => self.quantised_bytes(),
             Plan::Tiles if scaled::is_scaled(self.w.dtype) => self.quantised_bytes(),
-            Plan::Stream { .. } | Plan::Reference => 0,
+            Plan::Stream { .. } | Plan::Blocks(_) | Plan::Reference => 0,
             Plan::Wgmma { .. } | Plan::Tiles if !self.handoff.is_nothing() => {
                 let (_, prepared, squares) = self.handed_bytes();
                 SEMAPHORE_BYTES + prepared + squares

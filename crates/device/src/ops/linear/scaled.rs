@@ -369,19 +369,23 @@ impl LinearChain {
         let w = Tensor::dense(span, DType::BF16, rows, cols);
         let inner = LinearChain { w, pick, ..self.clone() };
         let Some(scratch) = self.scratch else { return inner };
-        let before = inner.scratch_bytes(target).next_multiple_of(1024);
+        let before = Self::before_widened(&inner, target);
         if scratch.len < before + self.widened_bytes() {
             return inner;
         }
         let w = Tensor::dense(scratch.part(before, self.widened_bytes()), DType::BF16, rows, cols);
-        let scratch = (before > 0).then(|| scratch.part(0, before));
-        LinearChain { w, scratch, ..inner }
+        LinearChain { w, scratch: Some(scratch.part(0, before)), ..inner }
+    }
+
+    /// Scratch before the widened weights: what multiplies them needs, and the semaphores, which stay zero.
+    fn before_widened(inner: &LinearChain, target: &Target) -> u64 {
+        inner.scratch_bytes(target).max(SEMAPHORE_BYTES).next_multiple_of(1024)
     }
 
     /// Bytes of scratch with the widened weights.
     pub(super) fn widened_needs(&self, target: &Target) -> u64 {
         let inner = LinearChain { scratch: None, ..self.clone() }.widened(target);
-        inner.scratch_bytes(target).next_multiple_of(1024) + self.widened_bytes()
+        Self::before_widened(&inner, target) + self.widened_bytes()
     }
 
     /// Widens the weights, then multiplies.
