@@ -29,6 +29,7 @@ mod lane;
 mod load;
 mod observe;
 mod open;
+mod precision;
 pub mod quality;
 mod quantise;
 mod reading;
@@ -41,7 +42,7 @@ mod update;
 pub mod weights;
 
 pub use adapter::{Adapter, AdapterError, AdapterReader, AdapterRoom};
-pub use builder::{Builder, Precision, Quantise, Source, Written, tensor};
+pub use builder::{Builder, Source, Written, tensor};
 pub use config::{Classes, Embedding, HeadConfig, ModelConfig, Task};
 pub use executor::GraphExecutor;
 pub use load::{
@@ -49,6 +50,7 @@ pub use load::{
 };
 pub use observe::PromptLogits;
 pub use open::{ModelSource, OpenModel};
+pub use precision::{Precision, Quantise};
 pub use quantise::{QuantiseError, QuantiseOptions, Quantiser};
 pub use reading::{ReadError, Reading};
 pub use sleep::{Parts, SleepError};

@@ -1,8 +1,9 @@
 //! A model's files, or only its shape: its program for a device, and its weights in that device's memory.
 
 use crate::adapter::AdapterRoom;
-use crate::builder::{Builder, Precision, Setting, Written};
+use crate::builder::{Builder, Setting, Written};
 use crate::config::{Embedding, ModelConfig, Task};
+use crate::precision::Precision;
 use crate::stored::{Files, ScaledParts, device_dtype};
 use crate::weights::{Part, WeightSpec};
 use crate::{LoadError, fill, rope};

@@ -7,8 +7,8 @@
 
 mod scheme;
 
-use crate::builder::{Precision, Quantise};
 use crate::open::{ModelSource, OpenModel};
+use crate::precision::{Precision, Quantise};
 use crate::weights::{Part, WeightSpec};
 use crate::{LoadError, Written};
 use device::cpu::Numerics;

@@ -8,9 +8,10 @@ mod ngram;
 pub(crate) mod pace;
 
 use crate::LoadError;
-use crate::builder::{Precision, Written};
+use crate::builder::Written;
 use crate::config::ModelConfig;
 use crate::open::{ModelSource, OpenModel};
+use crate::precision::Precision;
 use device::cpu::Numerics;
 use device::{Arena, Device, Target};
 use graph::Bindings;

@@ -3,10 +3,10 @@
 
 use crate::shapes;
 use device::cuda::launch::{Arg, Launch, Lowered, Target};
-use device::cuda::lower::lower;
+use device::cuda::lower::{SEMAPHORE_BYTES, lower};
 use device::cuda::source;
-use device::op::{Attention, KvLayer};
-use device::{DType, Op};
+use device::op::{Attention, KvLayer, Linear};
+use device::{DType, Op, OpenArena, Region, Tensor};
 
 fn targets() -> [Target; 2] {
     let ampere = Target {
@@ -216,6 +216,48 @@ fn fixed_kernels_are_the_same_for_every_batch() {
                     model.name
                 );
             }
+        }
+    }
+}
+
+/// Blocks of GGUF files are read as they are by a few rows, in turns by a few more, and widened for many: behind the
+/// semaphores, which another op waits for.
+#[test]
+fn blocks_are_read_by_few_rows_and_widened_for_many() {
+    let target = Target::h200();
+    for (dtype, rows, expected) in [
+        (DType::Q4K, 1, "linear_blocks"),
+        (DType::Q4K, 8, "linear_blocks"),
+        (DType::Q8_0, 8, "linear_blocks linear_blocks"),
+        (DType::Q6K, 256, "widen linear_wgmma"),
+        (DType::I4, 2048, "linear_wgmma"),
+        (DType::Q2K, 64, "widen linear_wgmma"),
+    ] {
+        let mut open = OpenArena::new();
+        let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
+            let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
+            Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
+        };
+        let x = tensor(Region::Workspace, DType::BF16, rows, 4096);
+        let y = tensor(Region::Workspace, DType::BF16, rows, 4096);
+        let w = tensor(Region::Weights, dtype, 4096, 4096);
+        let scratch = tensor(Region::State, DType::U8, 1, 256 << 20).span;
+        let op = Op::Linear(Linear { scratch: Some(scratch), ..Linear::new(x, w, y) });
+        let launches: Vec<Launch> = lower(&op, &target)
+            .expect("a lowering")
+            .into_iter()
+            .map(|lowered| match lowered {
+                Lowered::Launch(launch) => launch,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let names: Vec<&str> = launches.iter().map(|launch| launch.kernel.entry.as_str()).collect();
+        assert_eq!(names.join(" "), expected, "{rows} rows of {dtype:?}");
+        if let [widen, ..] = &launches[..]
+            && widen.kernel.entry == "widen"
+        {
+            let Some(Arg::Address(to)) = widen.args.last() else { panic!("{:?}", widen.args) };
+            assert!(to.offset >= scratch.offset + SEMAPHORE_BYTES, "{rows} rows of {dtype:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a weight is stored in a checkpoint of compressed-tensors: its tensors, and what its configuration says.
 
-use crate::builder::Quantise;
+use crate::precision::Quantise;
 use device::DType;
 use device::scaled::quantise::{Zeros, fp8_rows, int4_rows};
 use device::scaled::{BLOCK, fits};

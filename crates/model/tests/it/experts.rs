@@ -165,6 +165,24 @@ fn answers_are_the_same_by_replay_and_eagerly() {
     }
 }
 
+/// Matrices of a GGUF file stay as they are on a GPU whose steps have few rows; with many they become bf16.
+#[test]
+fn blocks_stay_for_few_rows() {
+    let file = models::folder().join("qwen3-moe/model-q8_0.gguf");
+    let model = OpenModel::open(&ModelSource::Checkpoint(file)).unwrap();
+    let hopper = device::cuda::launch::Target::h200();
+    for (few_rows, dtype) in [(true, DType::Q8_0), (false, DType::BF16)] {
+        let precision = Precision { few_rows, ..precision(&hopper) };
+        let written = model.write(&hopper, Numerics::Fast, precision, 64).unwrap();
+        let found = |part: &str| {
+            let mut weights = written.program.weights.iter();
+            weights.find(|weight| weight.name.ends_with(part)).map(|weight| weight.dtype)
+        };
+        assert_eq!(found("qkv"), Some(dtype));
+        assert_eq!(found("experts_down"), Some(DType::BF16));
+    }
+}
+
 /// A stacked tensor of the wrong shape is named with the shape it should have; so is a missing expert.
 #[test]
 fn wrong_tensors_of_experts_are_listed() {
