@@ -2,10 +2,11 @@
 // As linear_stream.cu: 16 output columns at a time, by warps that each own every WARPS-th chunk (256 columns) of K and
 // a ring of STAGES chunks in shared memory. Tensor cores multiply: an unsigned value below 256 is a subnormal f16,
 // q · 2^-24, without an instruction. Groups' sums begin with what is subtracted from their values, and are scaled; minima
-// are multiplied with the sums of x, which an MMA with ones gives. Each warp prepares its own part of x, and the norm's scale, which needs all of it, is applied
-// at the end.
+// are multiplied with the sums of x, which an MMA with ones gives. Each warp prepares its own part of x, and the norm's
+// scale, which needs all of it, is applied at the end.
 //
-// K (a multiple of 32; of 256 for types of 256), N, ROWS, WARPS, STAGES, ROUNDS, BLOCKS (of a multiprocessor), WT, NT, BT, RT, YT; NORM, BIAS, EPILOGUE, AFTER. x is bf16.
+// K (a multiple of 32; of 256 for types of 256), N, ROWS, WARPS, STAGES, ROUNDS, WT, NT, BT, RT, YT; NORM, BIAS,
+// EPILOGUE, AFTER. x is bf16.
 #define TYPE BF16
 #define WORDS_ALIGNED (K % 256 == 0 && WT != Q6K)
 #define LATE_NORM NORM
@@ -133,7 +134,7 @@ DEVICE void multiply(float (&sums)[4], const u8* low, const u8* high, const u8* 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 linear_blocks(const void* x, const u8* w, const void* bias, const void* norm, const void* residual, void* y,
               u32 x_stride, u32 r_stride, u32 y_stride, float eps) {
     extern __shared__ __align__(128) u8 memory[];

@@ -6,7 +6,7 @@ use device::cuda::launch::{Arg, Launch, Lowered, Target};
 use device::cuda::lower::{SEMAPHORE_BYTES, lower};
 use device::cuda::source;
 use device::op::{Attention, KvLayer, Linear};
-use device::{DType, Op, OpenArena, Region, Tensor};
+use device::{DType, Op};
 
 fn targets() -> [Target; 2] {
     let ampere = Target {
@@ -229,20 +229,11 @@ fn blocks_are_read_by_few_rows_and_widened_for_many() {
         (DType::Q4K, 1, "linear_blocks"),
         (DType::Q4K, 8, "linear_blocks"),
         (DType::Q8_0, 8, "linear_blocks linear_blocks"),
-        (DType::Q6K, 256, "widen linear_wgmma"),
-        (DType::I4, 2048, "linear_wgmma"),
+        (DType::Q6K, 64, "widen linear_wgmma"),
         (DType::Q2K, 64, "widen linear_wgmma"),
     ] {
-        let mut open = OpenArena::new();
-        let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
-            let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
-            Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
-        };
-        let x = tensor(Region::Workspace, DType::BF16, rows, 4096);
-        let y = tensor(Region::Workspace, DType::BF16, rows, 4096);
-        let w = tensor(Region::Weights, dtype, 4096, 4096);
-        let scratch = tensor(Region::State, DType::U8, 1, 256 << 20).span;
-        let op = Op::Linear(Linear { scratch: Some(scratch), ..Linear::new(x, w, y) });
+        let op = shapes::linear(dtype, (rows, 4096, 4096));
+        let Op::Linear(Linear { scratch: Some(scratch), .. }) = op else { unreachable!() };
         let launches: Vec<Launch> = lower(&op, &target)
             .expect("a lowering")
             .into_iter()

@@ -3,13 +3,13 @@
 
 use crate::compiler;
 use crate::shapes;
-use device::Op;
 use device::cuda::cache::Cache;
 use device::cuda::launch::{KernelKey, Launch, Lowered, Target};
 use device::cuda::lower::{scratch_bytes, unfit_layers};
 use device::cuda::source;
 use device::cuda::usage::usage;
 use device::variant::Pick;
+use device::{DType, Op};
 use std::collections::BTreeMap;
 
 /// Bytes of local memory a thread may have. Kernels are written to fit their registers; a few bytes
@@ -91,6 +91,14 @@ fn launches(target: &Target, everything: bool) -> BTreeMap<KernelKey, Launch> {
             }
         }
     };
+    for dtype in [DType::Q4_0, DType::Q5_1, DType::Q8_0, DType::Q4K, DType::Q5K, DType::Q6K] {
+        let few = [(1, 4096, 4096), (3, 1000, 768)];
+        let odd = (2, 64, 640);
+        let narrow = dtype.block_elems() < 256;
+        for shape in few.into_iter().chain(narrow.then_some(odd)) {
+            add(&shapes::linear(dtype, shape), "blocks");
+        }
+    }
     for (index, layer) in shapes::EXPERT_LAYERS.iter().enumerate() {
         for tokens in [1, 8, 64, 256, 512, 1024, 2048] {
             let chosen = match hopper {

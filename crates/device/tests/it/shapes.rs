@@ -626,6 +626,20 @@ pub(crate) fn ops(model: &Model, rows: u32, tokens: u32, single: bool) -> Vec<Op
     ops
 }
 
+/// A linear with weights of `dtype`, with scratch.
+pub(crate) fn linear(dtype: DType, (rows, n, k): (u32, u32, u32)) -> Op {
+    let mut open = OpenArena::new();
+    let mut tensor = |region, dtype: DType, rows: u32, cols: u32| {
+        let bytes = dtype.matrix_bytes(rows as usize, cols as usize) as u64;
+        Tensor::dense(open.alloc(region, "tensor", bytes), dtype, rows, cols)
+    };
+    let x = tensor(Region::Workspace, DType::BF16, rows, k);
+    let y = tensor(Region::Workspace, DType::BF16, rows, n);
+    let w = tensor(Region::Weights, dtype, n, k);
+    let scratch = Some(tensor(Region::State, DType::U8, 1, SCRATCH as u32).span);
+    Op::Linear(Linear { scratch, ..Linear::new(x, w, y) })
+}
+
 /// The linears and attention with fixed kernels; those with a norm, handoff or rotation are left out: fixed kernels
 /// never have them.
 #[allow(dead_code, reason = "not every test that shares the shapes wants them")]

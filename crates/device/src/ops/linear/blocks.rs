@@ -18,11 +18,10 @@ const MOST_ROWS: u32 = 8;
 /// Bytes of a row of x of a chunk.
 const X_PITCH: u32 = 512 + 64;
 
-/// How the kernel runs: rows at once, blocks of a multiprocessor, depth of the ring.
+/// How the kernel runs: rows at once, and the depth of the ring.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct BlocksPlace {
     each: u32,
-    per_sm: u32,
     stages: u32,
 }
 
@@ -45,31 +44,20 @@ impl LinearChain {
     /// The rows that are multiplied at once, and where they run, if they are few.
     pub(super) fn blocks_rule(&self, target: &Target) -> Option<Plan> {
         let rows = self.x.rows;
-        let fits = |place: BlocksPlace| {
-            let room = match place.per_sm {
-                1 => target.shared_per_block - 2048,
-                many => target.shared_per_sm / many - 2048,
-            };
-            self.blocks_shared(target, place) <= room
+        let fits = |each: u32, stages: u32| {
+            self.blocks_shared(target, BlocksPlace { each, stages })
+                <= target.shared_per_block - 2048
         };
-        let place = |each: u32, per_sm: u32, stages: u32| BlocksPlace { each, per_sm, stages };
-        let most = (1..=MOST_ROWS.min(rows)).rev().find(|each| fits(place(*each, 1, 2)))?;
+        let most = (1..=MOST_ROWS.min(rows)).rev().find(|each| fits(*each, 2))?;
         let turns = rows.div_ceil(most);
         if !self.has_blocks(target) || turns > MOST_TURNS {
             return None;
         }
         let each = rows.div_ceil(turns);
-        // Two blocks of a multiprocessor have half of the registers each, and hide more.
-        let per_sm = if fits(place(each, 2, 2)) { 2 } else { 1 };
         // More stages than a warp has chunks would only delay the start of the next kernel.
-        let chunks = self.blocks_rounds(target, per_sm) * self.chunks_of_warp();
-        let stages = (2..=chunks.clamp(2, 6)).rev().find(|n| fits(place(each, per_sm, *n)))?;
-        Some(Plan::Blocks(place(each, per_sm, stages)))
-    }
-
-    /// Tiles of the busiest block.
-    fn blocks_rounds(&self, target: &Target, per_sm: u32) -> u32 {
-        self.w.rows.div_ceil(16).div_ceil(target.sms * per_sm)
+        let chunks = self.rounds(target) * self.chunks_of_warp();
+        let stages = (2..=chunks.clamp(2, 6)).rev().find(|stages| fits(each, *stages))?;
+        Some(Plan::Blocks(BlocksPlace { each, stages }))
     }
 
     fn chunks_of_warp(&self) -> u32 {
@@ -89,10 +77,10 @@ impl LinearChain {
 
     /// Shared memory: rings, x and its sums, sums of tiles.
     fn blocks_shared(&self, target: &Target, place: BlocksPlace) -> u32 {
-        let BlocksPlace { each: rows, per_sm, stages } = place;
+        let BlocksPlace { each: rows, stages } = place;
         let sums = if self.w.dtype == DType::Q6K { 128 } else { 64 };
         let x = WARPS * self.chunks_of_warp() * (rows * X_PITCH + sums * 4);
-        let (rounds, most) = (self.blocks_rounds(target, per_sm), (WARPS * 2 / rows).min(4));
+        let (rounds, most) = (self.rounds(target), (WARPS * 2 / rows).min(4));
         let buffers = if rounds <= most { rounds.max(1) } else { 2 * most };
         WARPS * stages * 16 * self.blocks_pitch() + x + buffers * WARPS * 16 * rows * 4
     }
@@ -108,15 +96,14 @@ impl LinearChain {
         let place = BlocksPlace { each: place.each.min(self.x.rows - from), ..place };
         let (x, y) = (self.x.below(from), self.y.below(from));
         let residual = residual.map(|residual| residual.below(from));
-        let rounds = self.blocks_rounds(target, place.per_sm);
         let kernel = Kernel::new(target, "linear_blocks", "linear_blocks")
             .defines(&[("K", self.x.cols), ("N", self.w.rows), ("ROWS", place.each)])
-            .defines(&[("WARPS", WARPS), ("STAGES", place.stages), ("ROUNDS", rounds)])
-            .defines(&[("BLOCKS", place.per_sm), ("WT", code(self.w.dtype, Self::NAME)?)])
+            .defines(&[("WARPS", WARPS), ("STAGES", place.stages)])
+            .defines(&[("ROUNDS", self.rounds(target)), ("WT", code(self.w.dtype, Self::NAME)?)])
             .define("NT", type_of(self.norm.map(|norm| norm.weight))?)
             .defines(&self.types(residual, epilogue)?)
             .define("NORM", u32::from(self.norm.is_some()))
-            .grid(self.w.rows.div_ceil(16).min(target.sms * place.per_sm), 1, 1)
+            .grid(self.w.rows.div_ceil(16).min(target.sms), 1, 1)
             .threads(WARPS * 32)
             .shared(self.blocks_shared(target, place))
             .after(self.after())
