@@ -58,7 +58,7 @@ fn golden(case: &str) -> Golden {
 }
 
 fn cpu() -> Device {
-    Device::open(DeviceChoice::Cpu).unwrap().0
+    crate::models::cpu()
 }
 
 fn devices() -> Vec<Device> {

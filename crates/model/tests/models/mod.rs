@@ -3,10 +3,16 @@
 use device::{Device, DeviceChoice};
 use std::path::{Path, PathBuf};
 
-/// This machine's processor.
+/// This machine's processor, with products of floats in f32.
 #[allow(dead_code, reason = "some test binaries open devices of their own")]
 pub(crate) fn cpu() -> Device {
-    device::cpu::open(None, false).unwrap()
+    rounding(device::cpu::Numerics::Exact)
+}
+
+/// The processor with these numerics.
+#[allow(dead_code, reason = "some test binaries open devices of their own")]
+pub(crate) fn rounding(numerics: device::cpu::Numerics) -> Device {
+    device::cpu::open_rounding(None, numerics, device::cpu::Limit::None).unwrap()
 }
 
 /// The processor, and a GPU if there is one.
