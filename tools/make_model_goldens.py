@@ -34,7 +34,8 @@ from transformers import (
     CohereConfig, CohereForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
     Glm4Config, Glm4ForCausalLM, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
     GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
-    LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
+    LlamaConfig, LlamaForCausalLM, NemotronHConfig, NemotronHForCausalLM, Qwen3_5ForCausalLM, Qwen3_5MoeConfig, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig,
+    Qwen3NextForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config,
     Olmo2ForCausalLM, OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
     Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
     SmolLM3Config, SmolLM3ForCausalLM,
@@ -66,11 +67,23 @@ MAMBA = dict(
     hidden_size=32, mamba_n_heads=8, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=8, mamba_d_conv=4,
     mamba_expand=2, mamba_chunk_size=16, embedding_multiplier=2.0, attention_multiplier=0.3, residual_multiplier=0.6,
     logits_scaling=3.0)
+VISION = dict(
+    depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, temporal_patch_size=1, out_hidden_size=48,
+    num_position_embeddings=16)
 GPT_OSS = dict(
     head_dim=16, intermediate_size=32, sliding_window=8, tie_word_embeddings=False,
     rope_parameters=dict(
         rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
         original_max_position_embeddings=32))
+
+
+def qwen35_with_images(attn_implementation, **text):
+    """The configuration of a model that sees images, too; some fields of its text part stand beside that part."""
+    tied = text.pop("tie_word_embeddings")
+    text["rope_parameters"] = text["rope_parameters"] | dict(mrope_section=[2, 1, 1], mrope_interleaved=True)
+    return Qwen3_5MoeConfig(text_config=text, vision_config=VISION, tie_word_embeddings=tied, attn_implementation=attn_implementation)
+
+
 CASES = {
     "llama": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=False)),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, dict(tie_word_embeddings=True)),
@@ -173,7 +186,19 @@ CASES = {
         tie_word_embeddings=False)),
     "gpt-oss": (GptOssConfig, GptOssForCausalLM, dict(
         **GPT_OSS, num_hidden_layers=3, num_local_experts=6, num_experts_per_tok=2)),
+    # The text part of a checkpoint by itself; the last layer is recurrent.
+    "qwen3-5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {
+        **DELTA, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "tie_word_embeddings": True}),
+    "qwen3-5-moe": (qwen35_with_images, Qwen3_5MoeForConditionalGeneration, dict(
+        **DELTA, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=16,
+        tie_word_embeddings=False)),
+    "qwen3-5-moe-text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {
+        **DELTA, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts": 6,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+        "tie_word_embeddings": True}),
 }
+# Published with tensors of all experts of a layer, though transformers saves one for each.
+JOINED = {"qwen3-5-moe"}
 TOKENS = 40
 # Architectures whose converter puts the two halves of each query and key head side by side.
 PERMUTED = {"llama", "granite", "smollm3", "granitemoe"}
@@ -187,7 +212,7 @@ GGUF = {
 }
 # Cases whose hidden states and bfloat16 error are stored, beside those with GGUF files.
 MEASURED = set(GGUF) | {"qwen3-moe-mixed", "qwen2-moe-mixed", "deepseek-v2", "deepseek-v2-groups", "deepseek-v3",
-                        "qwen3-next", "qwen3-next-last", "nemotron-h", "granite-hybrid",
+                        "qwen3-next", "qwen3-next-last", "qwen3-5", "qwen3-5-moe", "qwen3-5-moe-text", "nemotron-h", "granite-hybrid",
                         "granite-hybrid-dense"}
 QUANTISED = {
     "qwen3-moe": {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0},
@@ -196,6 +221,7 @@ QUANTISED = {
 
 
 def expert_count(config):
+    config = config.get_text_config()
     return getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
 
 
@@ -433,7 +459,7 @@ def main():
                 elif key.endswith("A_log"):
                     # Half-lives of a few tokens to a few dozen.
                     value.copy_(torch.randn_like(value) - 2)
-                elif "norm" in key and config.model_type == "qwen3_next" and "linear_attn" not in key:
+                elif "norm" in key and config.model_type.startswith(("qwen3_next", "qwen3_5")) and "linear_attn" not in key and "visual" not in key:
                     value.copy_(0.3 * torch.randn_like(value))  # what is added to 1
                 elif "norm" in key:
                     value.copy_(1 + 0.3 * torch.randn_like(value))
@@ -457,7 +483,7 @@ def main():
         described["architectures"] = [model_class.__name__]
         described["dtype"] = "float32"
         (folder / "config.json").write_text(json.dumps(described, indent=1, sort_keys=True, default=str) + "\n")
-        weights = published(model) if expert_count(config) else model.state_dict()
+        weights = published(model) if expert_count(config) and name not in JOINED else model.state_dict()
         state = {k: v.contiguous() for k, v in weights.items()
                  if not (config.tie_word_embeddings and k == "lm_head.weight")}
         save_file(state, folder / "model.safetensors")

@@ -108,11 +108,11 @@ impl ModelConfig {
         match checkpoint.gguf() {
             Some(gguf) => families::read(&Fields::gguf(checkpoint, gguf)?, None),
             None => {
-                let mut config = Self::from_folder(checkpoint.folder())?;
-                // Checkpoints of a model without a head have no names in front.
-                if !checkpoint.tensors().any(|tensor| tensor.name.starts_with(&config.root)) {
-                    config.root.clear();
-                }
+                let mut config = Self::read_folder(checkpoint.folder(), Some(checkpoint))?;
+                // Checkpoints of a text part by itself have less in front, those of a model without a head nothing.
+                let has = |root: &&str| checkpoint.tensors().any(|t| t.name.starts_with(*root));
+                let root = [&*config.root, "model."].into_iter().find(has).unwrap_or_default();
+                config.root = root.to_owned();
                 Ok(config)
             }
         }
@@ -120,6 +120,10 @@ impl ModelConfig {
 
     /// The configuration in the `config.json` (and `generation_config.json`) of a folder.
     pub fn from_folder(folder: &Path) -> Result<Self> {
+        Self::read_folder(folder, None)
+    }
+
+    fn read_folder(folder: &Path, checkpoint: Option<&Checkpoint>) -> Result<Self> {
         let path = folder.join("config.json");
         let config = read_capped(&path, limits::CONFIG_BYTES)?;
         let generation = folder.join("generation_config.json");
@@ -127,8 +131,10 @@ impl ModelConfig {
             true => Some(read_capped(&generation, limits::CONFIG_BYTES)?),
             false => None,
         };
-        let generation = bytes.as_deref().map(|bytes| (&*generation, bytes));
-        let mut config = Self::from_hf(&path, &config, generation)?;
+        let generation =
+            bytes.as_deref().map(|bytes| Fields::json(&generation, bytes)).transpose()?;
+        let fields = Fields::json(&path, &config)?.beside(checkpoint);
+        let mut config = families::read(&fields, generation.as_ref())?;
         task::apply(&mut config, folder)?;
         Ok(config)
     }

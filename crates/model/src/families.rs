@@ -67,6 +67,8 @@ families![
     deepseek_v2,
     deepseek_v3,
     qwen3_next,
+    qwen3_5,
+    qwen3_5_moe,
     nemotron_h,
     granitemoehybrid,
     bert,
@@ -74,6 +76,20 @@ families![
     xlm_roberta,
     modernbert,
     nomic_bert,
+];
+
+/// Models that see images, too: their text part, a configuration of its own, is what is read.
+const WITH_IMAGES: [&str; 2] = ["qwen3_5", "qwen3_5_moe"];
+
+/// Fields of the whole that its text part may leave out.
+const COMMON: [&str; 7] = [
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "pad_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
 ];
 
 /// The names of all families.
@@ -88,6 +104,11 @@ pub fn encoders() -> impl Iterator<Item = &'static str> {
 
 /// The configuration of a model of any family.
 pub(crate) fn read(f: &Fields<'_>, generation: Option<&Fields<'_>>) -> Result<ModelConfig> {
+    let text = match WITH_IMAGES.contains(&f.family()?.1) {
+        true => f.object("text_config")?.map(|text| text.completed(f, &COMMON)),
+        false => None,
+    };
+    let f = text.as_ref().unwrap_or(f);
     let (field, name) = f.family()?;
     let of = |family: &&Family| if f.is_gguf() { family.gguf } else { family.name };
     let Some(family) = FAMILIES.iter().find(|family| of(family) == name && !name.is_empty()) else {

@@ -12,7 +12,16 @@ use device::op::Activation;
 use formats::{Result, limits};
 use graph::program::{Gate, Heads, RopeId, Rule, ValueId};
 
-/// The decoder of Qwen3-Next.
+/// How checkpoints store what recurrent layers make of their input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inputs {
+    /// Qwen3-Next: a query, a key, values and gates of each group of heads, one group after the other.
+    Grouped,
+    /// Qwen3.5: a tensor for each.
+    Separate,
+}
+
+/// The decoder of Qwen3-Next and Qwen3.5.
 #[derive(Debug)]
 pub(crate) struct DeltaNet {
     /// Which layers attend; the others are recurrent.
@@ -24,6 +33,7 @@ pub(crate) struct DeltaNet {
     pub(crate) heads: Heads,
     /// Tokens that a convolution sees.
     pub(crate) taps: usize,
+    pub(crate) inputs: Inputs,
     pub(crate) experts: Option<Experts>,
 }
 
@@ -32,6 +42,7 @@ impl DeltaNet {
     pub(crate) fn read(
         f: &Fields<'_>,
         config: &ModelConfig,
+        inputs: Inputs,
         experts: Option<Experts>,
     ) -> Result<DeltaNet> {
         let size = |name: &str, usual: usize, most: usize| {
@@ -72,8 +83,37 @@ impl DeltaNet {
             rotated,
             heads: Heads { heads, groups, key, value },
             taps,
+            inputs,
             experts,
         })
+    }
+
+    /// The rows that make queries, keys, values and output gates of a token, and those that make its two gates of each
+    /// head.
+    fn inputs(&self) -> [Vec<Source>; 2] {
+        let Heads { heads, groups, key, value } = self.heads;
+        let [heads, groups, key, value] = [heads, groups, key, value].map(|n| n as usize);
+        if self.inputs == Inputs::Separate {
+            let values = heads * value;
+            let all = tensor("linear_attn.in_proj_qkv", "", 2 * groups * key + values);
+            let output = tensor("linear_attn.in_proj_z", "", values);
+            let gates = ["linear_attn.in_proj_b", "linear_attn.in_proj_a"];
+            return [vec![all, output], gates.map(|name| tensor(name, "", heads)).into()];
+        }
+        let share = heads / groups;
+        let each = 2 * key + 2 * share * value;
+        let all = tensor("linear_attn.in_proj_qkvz", "", groups * each);
+        let part = |from: usize, rows: usize| {
+            (0..groups).map(move |group| all.part(group * each + from, rows))
+        };
+        let values_at = 2 * key;
+        let x = part(0, key)
+            .chain(part(key, key))
+            .chain(part(values_at, share * value))
+            .chain(part(values_at + share * value, share * value));
+        let both = tensor("linear_attn.in_proj_ba", "", 2 * heads);
+        let gates = |from: usize| (0..groups).map(move |g| both.part(g * 2 * share + from, share));
+        [x.collect(), gates(0).chain(gates(share)).collect()]
     }
 
     /// What a recurrent layer makes of `h`, and `stream`: in the last layer of the last token of each row only.
@@ -86,25 +126,10 @@ impl DeltaNet {
     ) -> (ValueId, ValueId) {
         let Heads { heads, groups, key, value } = self.heads;
         let [heads, groups, key, value] = [heads, groups, key, value].map(|n| n as usize);
-        let share = heads / groups;
         let (keys, values) = (groups * key, heads * value);
-        // Checkpoints have a query, a key, values and gates of each group, one group after the other.
-        let each = 2 * key + 2 * share * value;
-        let all = tensor("linear_attn.in_proj_qkvz", "", groups * each);
-        let part = |from: usize, rows: usize| {
-            (0..groups).map(move |group| all.part(group * each + from, rows))
-        };
-        let values_at = 2 * key;
-        let sources: Vec<Source> = part(0, key)
-            .chain(part(key, key))
-            .chain(part(values_at, share * value))
-            .chain(part(values_at + share * value, share * value))
-            .collect();
-        let x = b.linear("delta_in", h, &sources, false, Cut::Whole);
-        let both = tensor("linear_attn.in_proj_ba", "", 2 * heads);
-        let part = |from: usize| (0..groups).map(move |g| both.part(g * 2 * share + from, share));
-        let sources: Vec<Source> = part(0).chain(part(share)).collect();
-        let gates = b.linear("delta_gates", h, &sources, false, Cut::Whole);
+        let [x, gates] = self.inputs();
+        let x = b.linear("delta_in", h, &x, false, Cut::Whole);
+        let gates = b.linear("delta_gates", h, &gates, false, Cut::Whole);
         let channels = tensor("linear_attn.conv1d", "", 2 * keys + values);
         let c = b.conv("conv", (x, 0), channels, self.taps, false);
         let vectors = (
@@ -181,9 +206,9 @@ impl Decoder for DeltaNet {
         vec![self.rope.clone()]
     }
 
-    /// Layers that draft tokens.
+    /// Layers that draft tokens, and what sees images.
     fn ignores(&self, tensor: &str) -> bool {
-        tensor.starts_with("mtp.")
+        ["mtp.", "model.visual."].iter().any(|root| tensor.starts_with(root))
     }
 
     fn build(&self, config: &ModelConfig, b: &mut Builder<'_>) {

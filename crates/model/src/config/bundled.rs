@@ -20,6 +20,7 @@ const FILES: &[(&str, &str)] = bundled![
     "qwen3-30b-a3b",
     "deepseek-v2-lite",
     "qwen3-next-80b-a3b",
+    "qwen3.5-35b-a3b",
     "gpt-oss-20b",
     "gpt-oss-120b",
     "llama-3.2-1b",

@@ -14,6 +14,8 @@ use std::path::Path;
 pub struct Fields<'a> {
     file: &'a Path,
     source: Source<'a>,
+    /// The checkpoint that a JSON file stands beside, if it is known.
+    beside: Option<&'a Checkpoint>,
 }
 
 #[derive(Clone)]
@@ -26,14 +28,19 @@ impl<'a> Fields<'a> {
     /// The fields of a JSON file.
     pub(crate) fn json(file: &'a Path, bytes: &[u8]) -> Result<Fields<'a>> {
         let map = formats::config::object(file, bytes)?;
-        Ok(Fields { file, source: Source::Json(map) })
+        Ok(Fields { file, source: Source::Json(map), beside: None })
+    }
+
+    /// The same fields, beside a checkpoint.
+    pub(crate) fn beside(self, checkpoint: Option<&'a Checkpoint>) -> Fields<'a> {
+        Fields { beside: checkpoint, ..self }
     }
 
     /// The metadata of a GGUF file.
     pub(crate) fn gguf(checkpoint: &'a Checkpoint, gguf: &'a Gguf) -> Result<Fields<'a>> {
         let architecture = gguf.str("general.architecture")?.unwrap_or("nothing");
         let source = Source::Gguf { checkpoint, gguf, architecture };
-        Ok(Fields { file: gguf.file(), source })
+        Ok(Fields { file: gguf.file(), source, beside: None })
     }
 
     /// The file, for messages.
@@ -76,6 +83,12 @@ impl<'a> Fields<'a> {
     /// Whether a GGUF file has a tensor; false for JSON, which lists none.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.checkpoint().is_some_and(|checkpoint| checkpoint.get(name).is_some())
+    }
+
+    /// Whether the name of a tensor of the checkpoint beside a JSON file ends like this; `None` if no checkpoint is known.
+    pub(crate) fn has_ending(&self, end: &str) -> Option<bool> {
+        let has = |checkpoint: &Checkpoint| checkpoint.tensors().any(|t| t.name.ends_with(end));
+        self.beside.map(has)
     }
 
     /// Whether `config.json` has the field, null or not.
@@ -139,7 +152,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn object(&self, json: &str) -> Result<Option<Fields<'a>>> {
         let Source::Json(_) = &self.source else { return Ok(None) };
         let map = self.typed(json, "an object", Value::as_object)?;
-        Ok(map.map(|map| Fields { file: self.file, source: Source::Json(map.clone()) }))
+        Ok(map.map(|map| Fields { source: Source::Json(map.clone()), ..*self }))
     }
 
     /// How many fields there are.
@@ -168,6 +181,17 @@ impl<'a> Fields<'a> {
                     let value = value.clone();
                     map.insert((*name).to_owned(), value);
                 }
+            }
+        }
+        fields
+    }
+
+    /// The same with fields of a larger configuration where those of these names are absent.
+    pub(crate) fn completed(&self, whole: &Fields<'_>, names: &[&str]) -> Fields<'a> {
+        let mut fields = self.clone();
+        if let (Source::Json(map), Source::Json(whole)) = (&mut fields.source, &whole.source) {
+            for name in names.iter().filter(|name| whole.contains_key(**name)) {
+                map.entry(*name).or_insert_with(|| whole[*name].clone());
             }
         }
         fields

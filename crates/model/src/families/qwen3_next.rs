@@ -1,7 +1,7 @@
 //! Qwen3-Next: gated delta nets, attention with a gated output in every fourth layer, experts with a shared one.
 
 use super::{Family, qwen2_moe, qwen3_moe};
-use crate::blocks::delta::DeltaNet;
+use crate::blocks::delta::{DeltaNet, Inputs};
 use crate::blocks::experts::Experts;
 use crate::config::{Defaults, Fields, ModelConfig};
 use formats::Result;
@@ -11,13 +11,15 @@ pub(super) const FAMILY: Family = Family { name: "qwen3_next", gguf: "", encodes
 
 fn read(f: &Fields<'_>) -> Result<ModelConfig> {
     f.silu_without_bias()?;
-    let head_dim = Some(256);
-    let defaults =
-        Defaults { max_position: 32_768, experts: true, head_dim, ..Defaults::default() };
-    let mut config = ModelConfig::read(f, defaults)?;
+    let mut config = ModelConfig::read(f, defaults())?;
     let mut experts = qwen3_moe::experts(f, &config)?;
     experts.routing.renormalise = f.bool("norm_topk_prob", "")?.unwrap_or(true);
     let experts = Experts { shared: Some(qwen2_moe::shared(f, &config)?), ..experts };
-    config.decoder = Arc::new(DeltaNet::read(f, &config, Some(experts))?);
+    config.decoder = Arc::new(DeltaNet::read(f, &config, Inputs::Grouped, Some(experts))?);
     Ok(config)
+}
+
+/// What configurations leave out.
+pub(super) fn defaults() -> Defaults {
+    Defaults { max_position: 32_768, experts: true, head_dim: Some(256), ..Defaults::default() }
 }

@@ -67,6 +67,7 @@ fn bundled_shapes_are_the_published_ones() {
             ("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, false),
             ("deepseek-v2-lite", 27, 2048, 10944, 16, 16, 192, false),
             ("qwen3-next-80b-a3b", 48, 2048, 5120, 16, 2, 256, false),
+            ("qwen3.5-35b-a3b", 40, 2048, 512, 16, 2, 256, false),
             ("gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, false),
             ("gpt-oss-120b", 36, 2880, 2880, 64, 8, 64, false),
             ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, true),
@@ -99,6 +100,12 @@ fn bundled_shapes_are_the_published_ones() {
     // In 36 layers 32 matrices of 128 × 128 in f32, and the last three inputs of 8,192 channels as activations are.
     assert_eq!(program.carry_bytes(), 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 4));
     assert_eq!((program.caches.len(), program.carries.len()), (12, 72));
+    let text = ModelConfig::bundled("qwen3.5-35b-a3b").unwrap();
+    assert_eq!((text.family, text.eos.as_slice()), ("qwen3_5_moe_text", &[248_044][..]));
+    let program = self::program(&text);
+    let weights: u64 = program.weights.iter().map(|w| u64::from(w.rows) * u64::from(w.cols)).sum();
+    assert_eq!(weights, 34_660_610_688, "what transformers counts");
+    assert_eq!((program.caches.len(), program.carries.len()), (10, 60));
     for (name, count, parameters) in
         [("gpt-oss-20b", 32, 20_914_757_184u64), ("gpt-oss-120b", 128, 116_829_156_672)]
     {

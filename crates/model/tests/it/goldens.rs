@@ -313,8 +313,15 @@ fn logits_equal_transformers_on_the_cpu() {
 const PLAIN: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "granitemoeshared"];
 
 /// Families that are not read from GGUF files.
-const JSON_ONLY: [&str; 5] =
-    ["deepseek_v2", "deepseek_v3", "qwen3_next", "nemotron_h", "granitemoehybrid"];
+const JSON_ONLY: [&str; 7] = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "nemotron_h",
+    "granitemoehybrid",
+];
 
 /// The same weights from a GGUF file: other names, other orders of rows, other norms.
 /// Keys and values in e4m3 have three bits of mantissa: every one is off by up to a sixteenth, and what attention makes

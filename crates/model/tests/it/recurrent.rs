@@ -7,8 +7,14 @@ use engine::request::{Request, RequestId, Sampling};
 use engine::{Engine, EngineStats};
 use model::{LoadError, LoadOptions, LoadedExecutor, ModelSource, Precision};
 
-const CASES: [&str; 5] =
-    ["qwen3-next", "qwen3-next-last", "nemotron-h", "granite-hybrid", "granite-hybrid-dense"];
+const CASES: [&str; 6] = [
+    "qwen3-next",
+    "qwen3-next-last",
+    "qwen3-5",
+    "nemotron-h",
+    "granite-hybrid",
+    "granite-hybrid-dense",
+];
 
 fn options(pages: u32) -> LoadOptions {
     LoadOptions {

@@ -265,7 +265,7 @@ fn cases() -> Vec<(String, Golden)> {
         .filter(by_logits)
         .filter_map(|case| golden(&case).map(|golden| (case, golden)))
         .collect();
-    assert_eq!(cases.len(), 14, "every family with experts");
+    assert_eq!(cases.len(), 16, "every family with experts");
     cases
 }
 
