@@ -25,9 +25,9 @@ pub(crate) struct VerifyArgs {
     /// Only this backend
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Decode buckets, in sequences; auto: those that `serve` records
-    #[arg(long, value_name = "LIST", default_value = "1,2,4,8")]
-    buckets_decode: String,
+    /// Decode buckets, in sequences; auto: those that `serve` records [default: 1,2,4,8, up to --max-batch]
+    #[arg(long, value_name = "LIST")]
+    buckets_decode: Option<String>,
     /// Prefill buckets, in tokens; auto: those that `serve` records
     #[arg(long, value_name = "LIST", default_value = "16,64")]
     buckets_prefill: String,
@@ -110,6 +110,14 @@ pub(crate) fn verify(
     Ok(passed)
 }
 
+/// A few buckets, the largest of them for no more sequences than there may be.
+fn small_buckets(most: Option<u32>) -> String {
+    let most = most.unwrap_or(8).clamp(1, 8);
+    let smaller = [1, 2, 4].into_iter().filter(|bucket| *bucket < most);
+    let list: Vec<String> = smaller.chain([most]).map(|bucket| bucket.to_string()).collect();
+    list.join(",")
+}
+
 /// Whether a backend cannot run with the other options.
 fn breaks_rule(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(LoadError::Graphs(ConfigError::Rule { .. })))
@@ -123,10 +131,11 @@ fn configure(
     device: &Device,
     backend: BackendKind,
 ) -> Result<Configured> {
+    let decode = args.buckets_decode.clone().unwrap_or_else(|| small_buckets(args.model.max_batch));
     let flags = [
         ("graph-backend-decode", backend.name()),
         ("graph-backend-prefill", backend.name()),
-        ("graph-buckets-decode", &args.buckets_decode),
+        ("graph-buckets-decode", &decode),
         ("graph-buckets-prefill", &args.buckets_prefill),
     ];
     let given = args.model.given(&flags);

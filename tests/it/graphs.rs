@@ -65,6 +65,15 @@ fn verify_runs_what_serves() {
     let skipped = |line: &&String| line.contains("skipped: rule inputs-in-one-graph");
     assert_eq!(staged.iter().filter(skipped).count(), 2, "{staged:?}");
 
+    // Without a list, no bucket is for more sequences than there may be.
+    let few = ["graph", "verify", SMALL, "--max-batch", "3", "--backend", "full", "--steps", "1"];
+    let few = dacapo(&few).output().unwrap();
+    let said = String::from_utf8_lossy(&few.stdout);
+    assert!(
+        few.status.success() && said.contains("decode/3") && !said.contains("decode/4"),
+        "{few:?}"
+    );
+
     let none = dacapo(&["graph", "verify", SMALL, "--backend", "disabled"]).output().unwrap();
     assert_eq!(none.status.code(), Some(2), "{none:?}");
 }
