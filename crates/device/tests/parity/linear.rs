@@ -113,6 +113,20 @@ fn quantised_weights_as_they_are() {
     }
 }
 
+/// What a GPU reads as it is for a few rows: eight at once, and turns of them.
+#[test]
+fn quantised_weights_of_few_rows() {
+    let rng = &mut Rng::new(4);
+    let small = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
+    let large = [DType::Q4K, DType::Q5K, DType::Q6K];
+    for (seed, w) in small.into_iter().chain(large).cycle().take(24).enumerate() {
+        let rows = rng.pick(&[1, 1, 2, 3, 4, 7, 8, 11, 16]);
+        let (n, k) = (16 * (1 + rng.below(20)), 256 * (1 + rng.below(5)));
+        let half = rng.pick(&[DType::F16, DType::BF16]);
+        check(600 + seed as u64, &Shape { rows, n, k, w, x: half, y: half });
+    }
+}
+
 #[test]
 fn packed_weights() {
     let rng = &mut Rng::new(3);
